@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 from pagedsim.kernels import gumbel
-from pagedsim.kernels.asked import Asked
-from pagedsim.kernels.cut import Cut, Shape, cut, kept, of_tiles, scaled
+from pagedsim.kernels.sampling_params import SamplingTensors
+from pagedsim.kernels.top_k_top_p import Cut, Shape, cut, kept, of_tiles, scaled
 
 NOTHING = tl.constexpr(-(1 << 63))
 LAST = tl.constexpr((1 << 31) - 1)
@@ -24,7 +24,7 @@ RULED_OUT = tl.constexpr(0x807FFFFF - (1 << 32))
 """The place of -inf."""
 
 
-def pick(logits: torch.Tensor, asked: Asked, words: torch.Tensor) -> torch.Tensor:
+def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> torch.Tensor:
     """See `ops.pick`."""
     rows, vocab = logits.shape
     logits = logits.contiguous()

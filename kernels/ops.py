@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from pagedsim.kernels import reference
-from pagedsim.kernels.asked import Asked
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.row_norm import RowNorm
+from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import FEW
 
 
@@ -451,7 +451,7 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
         reference.copy_blocks(cache, sources, targets)
 
 
-def pick(logits: torch.Tensor, asked: Asked, words: torch.Tensor) -> torch.Tensor:
+def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> torch.Tensor:
     """A token for each row of `logits` [rows, vocab] in float32, which stay as they are.
 
     A greedy row gets the first of its largest logits. Any other has its logits divided by its

@@ -301,7 +301,7 @@ def test_the_table_of_backends_is_what_studies_say() -> None:
 
 
 def test_the_table_of_vllms_names_is_that_of_the_engine() -> None:
-    names = pytest.importorskip("pagedsim.engine.vllm_names")
+    names = pytest.importorskip("pagedsim.engine.engine_args")
     rows = re.findall(r"^\| `([\w.]+)` \| `(\w+)`[^|]*\|$", PAGES["docs/engine.md"], re.M)
     assert {ours.rpartition(".")[2]: vllms for ours, vllms in rows} == names.VLLM_NAMES
 

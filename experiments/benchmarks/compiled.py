@@ -49,14 +49,13 @@ from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
 from experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of
 from pagedsim.core import SamplingParams
-from pagedsim.engine.noise import stream_key, words_of
-from pagedsim.engine.sampler import Row, Sampler
+from pagedsim.engine.sampler import Row, Sampler, stream_key, words_of
 from pagedsim.kernels import draw, ops, tuning
-from pagedsim.kernels.asked import Asked
-from pagedsim.kernels.cut import Shape
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.kernels.reference.gumbel import gumbel, hashed, token_hashes
+from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import Split, product_tiles, resident
+from pagedsim.kernels.top_k_top_p import Shape
 
 # -- attention and products ------------------------------------------------------------------------
 
@@ -296,7 +295,7 @@ def sampling_kernel_rows(vocab: int, capabilities: Sequence[int]) -> Iterator[li
 def sample(vocab: int, filtered: bool) -> torch.Tensor:
     """A sample of two rows; a kernel's code does not depend on their number."""
     floats = torch.ones(2)
-    asked = Asked(floats, floats.int(), floats.double(), floats, *[filtered] * 3)
+    asked = SamplingTensors(floats, floats.int(), floats.double(), floats, *[filtered] * 3)
     return draw.pick(torch.zeros(2, vocab), asked, words_of([1, 2], [0, 0]))
 
 

@@ -49,8 +49,7 @@ from pagedsim.engine import graphs
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.probe import attention
-from pagedsim.engine.noise import stream_key
-from pagedsim.engine.sampler import Row, Sampler
+from pagedsim.engine.sampler import Row, Sampler, stream_key
 from pagedsim.kernels.float8 import AUTO, FORMATS, rounded
 from pagedsim.sim.model import ModelShape
 

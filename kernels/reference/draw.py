@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pagedsim.kernels.asked import Asked
 from pagedsim.kernels.reference.gumbel import LOOSE, above, gumbel, hashed, token_hashes
 from pagedsim.kernels.reference.nucleus import keep_top_p
+from pagedsim.kernels.sampling_params import SamplingTensors
 
 Rows = Tensor | slice
 SLICE = 1 << 18
@@ -23,7 +23,7 @@ SPARSE = 4
 """If only one token in so many is left, those are looked at alone."""
 
 
-def pick(logits: Tensor, asked: Asked, words: Tensor) -> Tensor:
+def pick(logits: Tensor, asked: SamplingTensors, words: Tensor) -> Tensor:
     """See `ops.pick`."""
     count, step = len(logits), max(1, SLICE // logits.shape[1])
     rows = (asked.temperature > 0).nonzero()[:, 0]
@@ -38,7 +38,7 @@ def pick(logits: Tensor, asked: Asked, words: Tensor) -> Tensor:
     return picked
 
 
-def filtered(logits: Tensor, asked: Asked, rows: Rows) -> Tensor:
+def filtered(logits: Tensor, asked: SamplingTensors, rows: Rows) -> Tensor:
     """Some random rows over their temperature, with -inf for what their settings rule out."""
     x = logits[rows] / asked.temperature[rows, None]
     if asked.some_top_k:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pagedsim.core import Continuation, Request, RequestError
-from pagedsim.engine.logits import forbid, penalise, penalties
 from pagedsim.engine.output import CompletionOutput, RequestOutput
+from pagedsim.engine.sampler import forbid, penalise, penalties
 from pagedsim.engine.stop import Streamer, Text, ends_of
 
 

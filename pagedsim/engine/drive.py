@@ -1,4 +1,4 @@
-"""Serves a workload in real time: requests come when they are due, while the engine steps."""
+"""Serve a workload in real time: requests are submitted as they arrive, while the engine steps."""
 
 from __future__ import annotations
 

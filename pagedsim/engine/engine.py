@@ -20,21 +20,18 @@ from pagedsim.core import (
     SamplingParams,
     StepPlan,
 )
-from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.assemble import assemble, device_of
-from pagedsim.engine.engine_args import EngineArgs
-from pagedsim.engine.flight import Flight
-from pagedsim.engine.interrupt import uninterrupted
+from pagedsim.engine.engine_args import EngineArgs, vllm_errors
+from pagedsim.engine.inflight import InflightStep, SamplingJob, StepResults
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.observer import Observer
 from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.parallel.ranks import RankError
+from pagedsim.engine.process import THREADS, uninterrupted
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
 from pagedsim.engine.step_inputs import StepInputs, samplers_of
-from pagedsim.engine.threads import THREADS
-from pagedsim.engine.vllm_names import vllm_errors
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +95,7 @@ class LLMEngine:
         self.stuck = False
         """Whether the last step found nothing to do, and none will until requests come or go."""
         self._sampler = Sampler()
-        self._flight: Flight | None = None  # planned, and not told of; the oldest
+        self._flight: InflightStep | None = None  # planned, and not told of; the oldest
         self._untold: list[StepPlan] = []  # all such plans
         # A CPU would do nothing else meanwhile: it plans the next step first.
         self._defers = self.server.async_scheduling and self.model.device.type == "cpu"
@@ -314,7 +311,7 @@ class LLMEngine:
         )
         return outputs
 
-    def _goes_ahead(self, current: Flight) -> bool:
+    def _goes_ahead(self, current: InflightStep) -> bool:
         """Whether another step can be planned before the tokens of this one are told."""
         scheduler = self.scheduler
         ahead = scheduler.async_scheduling and not scheduler.looks_back
@@ -323,10 +320,10 @@ class LLMEngine:
     def _planned(
         self,
         now: float,
-        before: Flight | None,
+        before: InflightStep | None,
         outputs: list[RequestOutput],
         planning: list[float],
-    ) -> Flight:
+    ) -> InflightStep:
         """Plan a step after the one that is under way, if one is, and launch it.
 
         `planning` gets the seconds that planning took.
@@ -337,7 +334,7 @@ class LLMEngine:
             planning.append(self.now - begun)
             self._untold.append(plan)
             outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
-            flight = Flight(plan)
+            flight = InflightStep(plan)
             flight.prepare(partial(self._parts, plan, before))
             self.scheduler.dispatch(plan)
         if not self._defers:
@@ -345,18 +342,18 @@ class LLMEngine:
         return flight
 
     def _parts(
-        self, plan: StepPlan, before: Flight | None
-    ) -> tuple[Callable[[], Tensor], Question]:
+        self, plan: StepPlan, before: InflightStep | None
+    ) -> tuple[Callable[[], Tensor], SamplingJob]:
         """What computes its logits, and what they are asked; before the scheduler counts it."""
         inputs = self.runner.inputs_of(plan, None if before is None else before.plan)
-        question = Question(samplers_of(plan), self._groups)
+        question = SamplingJob(samplers_of(plan), self._groups)
         return partial(self._compute, inputs, before), question
 
-    def _compute(self, inputs: StepInputs, before: Flight | None) -> Tensor:
+    def _compute(self, inputs: StepInputs, before: InflightStep | None) -> Tensor:
         return self.runner.carry_out(inputs, None if before is None else before.picked)
 
     def _land(
-        self, plan: StepPlan, start: float, answers: Answers, outputs: list[RequestOutput]
+        self, plan: StepPlan, start: float, answers: StepResults, outputs: list[RequestOutput]
     ) -> None:
         """A step has ended, now."""
         if self.observer is not None:

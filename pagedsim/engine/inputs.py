@@ -1,15 +1,37 @@
-"""A step's inputs on their way to the device: into one buffer, over in one copy."""
+"""Step inputs on the device: block tables, packed copies, and the batch of a forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from pagedsim.engine.rows import Changes, Column, Computing, rows_for
-from pagedsim.engine.tables import Tables
+from pagedsim.engine.step_inputs import Mixed
 from pagedsim.kernels.batch import AttentionBatch
+
+
+class Tables:
+    """They stay on the device; a step sets what is new in them, before it is computed."""
+
+    def __init__(self, device: torch.device, seqs: int, blocks: int) -> None:
+        """For `seqs` sequences of `blocks` blocks at most."""
+        self.store = torch.zeros(seqs, blocks, dtype=torch.int32, device=device)
+        """[sequences, blocks]: a row a sequence, as `rows.py` deals them out."""
+        self._flat = self.store.view(-1)
+
+    def set(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Set some entries, which are on the device as well."""
+        if len(places):
+            self._flat.index_copy_(0, places, blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """What they take of the device's memory."""
+        return self.store.nbytes
+
 
 ALIGNMENT = 16
 """Bytes: kernels read faster from addresses that are multiples of it, and are compiled for that."""
@@ -180,3 +202,46 @@ def aligned(size: int) -> int:
 def _part(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
     """The bytes from `offset` on, seen as a tensor of the same type and shape as another."""
     return buffer[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The inputs of one forward pass."""
+
+    input_ids: torch.Tensor
+    """[tokens] int64."""
+    positions: torch.Tensor
+    """[tokens] int64."""
+    attention: AttentionBatch
+    logits_at: torch.Tensor
+    """[rows] int64: the tokens after which something is sampled."""
+
+    @classmethod
+    def of(
+        cls,
+        computing: Computing,
+        mixed: Mixed,
+        changes: Changes,
+        tables: Tables,
+        inputs: Inputs | None = None,
+    ) -> Batch:
+        """On the device of `tables`, which are changed as is asked.
+
+        With `inputs` it is good as long as nothing else is placed there; without, all is on the
+        host, over the same memory where types are the same.
+        """
+        here = [
+            *map(torch.from_numpy, (computing.ids, computing.positions, mixed.sampling)),
+            torch.from_numpy(computing.rows),
+            torch.from_numpy(mixed.starts).int(),
+            torch.from_numpy(computing.contexts).int(),
+            torch.from_numpy(computing.slots),
+            *map(torch.from_numpy, changes),
+        ]
+        there = here if inputs is None else inputs.place(here)
+        ids, positions, at, rows, starts, contexts, slots, *changed = there
+        tables.set(*changed)
+        attention = AttentionBatch(
+            tables.store, starts, contexts, slots, mixed.decodes, mixed.chunks, rows
+        )
+        return cls(ids, positions, attention, at)

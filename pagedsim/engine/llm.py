@@ -1,18 +1,144 @@
-"""Prompts in, answers out: the engine for who has a list of prompts and no server."""
+"""Offline (batch) inference API, compatible with vLLM's `LLM`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
+from tqdm import tqdm  # type: ignore[import-untyped]
+
 from pagedsim.core import RequestError, SamplingParams
+from pagedsim.core.errors import is_number
 from pagedsim.engine.chat import Chat, chat_tokens
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.engine_args import EngineArgs
 from pagedsim.engine.output import RequestOutput
-from pagedsim.engine.progress import Progress
-from pagedsim.engine.prompts import Prompt, Tokens, params_of, prompts_of, ranks_of
 from pagedsim.engine.tokenizer import wrapped
+
+
+class Progress:
+    """A bar of the prompts that are answered, with tokens a second of prompts and of answers."""
+
+    def __init__(self, prompts: int, *, disable: bool) -> None:
+        self._bar = tqdm(
+            total=prompts,
+            desc="Processed prompts",
+            unit="prompt",
+            postfix=speed(0, 0, 0.0),
+            dynamic_ncols=True,
+            disable=disable,
+        )
+        self._read = self._said = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def answered(self, output: RequestOutput) -> None:
+        """One more is finished."""
+        if self._bar.disable:
+            return
+        self._read += len(output.prompt_token_ids)
+        self._said += sum(len(one.token_ids) for one in output.outputs)
+        elapsed = self._bar.format_dict["elapsed"]
+        self._bar.set_postfix_str(speed(self._read, self._said, elapsed), refresh=False)
+        self._bar.update()
+
+
+def speed(read: int, said: int, seconds: float) -> str:
+    """Tokens a second, in vLLM's words, which tools read.
+
+    >>> speed(100, 20, 2.0)
+    'est. speed input: 50.00 toks/s, output: 10.00 toks/s'
+    """
+    rates = (tokens / seconds if seconds else 0.0 for tokens in (read, said))
+    return "est. speed input: {:.2f} toks/s, output: {:.2f} toks/s".format(*rates)
+
+
+Tokens = Sequence[int]
+Prompt = str | Tokens | Mapping[str, Any]
+"""A text, token ids, or either with its name: {"prompt": "a"}, {"prompt_token_ids": [5, 6]}."""
+
+NAMES = ("prompt", "prompt_token_ids")
+
+
+def prompts_of(
+    prompts: Prompt | Sequence[Prompt] | None,
+    token_ids: Tokens | Sequence[Tokens] | None = None,
+) -> list[str | Tokens]:
+    """The prompts as a list of texts and token ids, also where only one was given.
+
+    >>> prompts_of({"prompt": "a"}), prompts_of([5, 6]), prompts_of(None, [[5], [6]])
+    (['a'], [[5, 6]], [[5], [6]])
+    """
+    if token_ids is None:
+        return _listed("prompts", prompts)
+    if prompts is not None:
+        raise RequestError("generate: give prompts or prompt_token_ids, not both")
+    listed = _listed("prompt_token_ids", token_ids)
+    for one in listed:
+        if isinstance(one, str):
+            raise RequestError(f"prompt_token_ids: {one!r} must be a list of token ids")
+    return listed
+
+
+def params_of(given: Any, count: int) -> Sequence[SamplingParams]:
+    """Settings for each of so many prompts."""
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if not isinstance(given, Sequence) or not all(isinstance(p, SamplingParams) for p in given):
+        raise RequestError(f"sampling_params={given!r}: must be SamplingParams, or a list of them")
+    if len(given) != count:
+        raise RequestError(f"sampling_params: {len(given)} for {count} prompts")
+    return given
+
+
+def ranks_of(given: Any, count: int) -> Sequence[float]:
+    """A priority for each of so many prompts."""
+    if given is None:
+        return [0] * count
+    if not isinstance(given, Sequence) or not all(is_number(one) for one in given):
+        raise RequestError(f"priority={given!r}: must be a list of numbers")
+    if len(given) != count:
+        raise RequestError(f"priority: {len(given)} for {count} prompts")
+    return given
+
+
+def _listed(name: str, prompts: Any) -> list[str | Tokens]:
+    if isinstance(prompts, str | Mapping):
+        return [_prompt(name, prompts)]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"{name}={prompts!r}: must be a text, token ids, or a list of these")
+    several: list[Any] = list(prompts)
+    if several and all(isinstance(one, Integral) for one in several):
+        return [[int(one) for one in several]]
+    return [_prompt(name, one) for one in several]
+
+
+def _prompt(name: str, one: Any) -> str | Tokens:
+    if isinstance(one, Mapping):
+        one = _named(name, one)
+    if isinstance(one, str):
+        return one
+    if not isinstance(one, Sequence) or not all(isinstance(token, Integral) for token in one):
+        raise RequestError(f"{name}: {one!r} must be a text or a list of token ids")
+    return one
+
+
+def _named(name: str, prompt: Mapping[str, Any]) -> Any:
+    """What stands in a prompt that says what it is."""
+    given = {key: value for key, value in prompt.items() if value is not None}
+    if len(given) != 1 or next(iter(given)) not in NAMES:
+        keys = ", ".join(map(str, given)) or "nothing"
+        raise RequestError(f"{name}: has {keys}: must have one of {' and '.join(NAMES)}")
+    ((key, value),) = given.items()
+    if isinstance(value, str) != (key == "prompt"):
+        kind = "a text" if key == "prompt" else "a list of token ids"
+        raise RequestError(f"{name}: {key}={value!r}: must be {kind}")
+    return value
 
 
 class LLM:
@@ -32,7 +158,7 @@ class LLM:
         Six of them are called as in vLLM: `max_num_seqs`, `max_num_batched_tokens`,
         `num_gpu_blocks`, `num_cpu_blocks`, `swap_space` (in GiB) and `tensor_parallel_size`; in
         errors, too. What else vLLM takes is translated where it can be, and refused with the
-        reason where it cannot (vllm_names.py).
+        reason where it cannot (engine_args.py).
         """
         self.engine = LLMEngine.from_engine_args(EngineArgs(model, **settings))
         self._served = 0

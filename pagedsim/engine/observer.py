@@ -1,4 +1,4 @@
-"""Who hears of what an engine does, or a simulator in its place."""
+"""Observers of an engine's steps and departures."""
 
 from __future__ import annotations
 
@@ -15,3 +15,20 @@ class Observer(Protocol):
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected."""
+
+
+class Observers:
+    """Tells each of them."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        """A step was planned or carried out."""
+        for one in self._observers:
+            one.step(plan, start, end, scheduler)
+
+    def left(self, request: Request) -> None:
+        """A request finished, was aborted or rejected."""
+        for one in self._observers:
+            one.left(request)

@@ -10,8 +10,7 @@ import torch
 
 from pagedsim.core import ConfigError
 from pagedsim.engine.cache import CacheShape
-from pagedsim.engine.capturing import Unrecordable
-from pagedsim.engine.graphs import Graphs, Recorder, recorder_of
+from pagedsim.engine.graphs import Graphs, Recorder, Unrecordable, recorder_of
 from pagedsim.engine.inputs import Places
 from pagedsim.engine.memory_check import GIB
 from pagedsim.engine.models import LoadedModel

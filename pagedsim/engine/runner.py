@@ -8,10 +8,9 @@ from functools import partial
 import torch
 
 from pagedsim.core import ConfigError, StepPlan
-from pagedsim.engine.batch import Batch
 from pagedsim.engine.cache import Cache
 from pagedsim.engine.graphs import Graphs, recorder_of
-from pagedsim.engine.inputs import Inputs, Places, feed
+from pagedsim.engine.inputs import Batch, Inputs, Places, feed
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.rehearsal import rehearsals, rehearse

@@ -12,16 +12,88 @@ from dataclasses import dataclass
 from math import inf, log
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pagedsim.core import SamplingParams
 from pagedsim.engine.fetch import Fetch, sent
-from pagedsim.engine.logits import forbid, penalise, penalties
-from pagedsim.engine.noise import words_of
-from pagedsim.engine.said import Said
+from pagedsim.engine.token_counts import TokenCounts, Tokens, places
 from pagedsim.kernels import ops as kernels
-from pagedsim.kernels.asked import Asked
+from pagedsim.kernels.reference.gumbel import gumbel as gumbel_of
+from pagedsim.kernels.reference.gumbel import hashed, token_hashes
+from pagedsim.kernels.sampling_params import SamplingTensors
+
+_MASK = (1 << 64) - 1
+_ODD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: consecutive numbers land far apart
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64's multipliers
+
+
+def stream_key(seed: int, index: int = 0) -> int:
+    """64 bits that name a random stream: the `index`-th of those of `seed`.
+
+    >>> stream_key(7, 0) == stream_key(7, 0), stream_key(7, 0) == stream_key(7, 1)
+    (True, False)
+    """
+    return _mixed(_mixed(int(seed) & _MASK) + index * _ODD)
+
+
+def words_of(keys: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """[rows, 2] int32: the two halves of each row's 64 bits."""
+    x = np.array(keys, dtype=np.uint64) + np.array(positions, dtype=np.uint64) * np.uint64(_ODD)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
+    x ^= x >> np.uint64(31)
+    return torch.from_numpy(x.astype("<u8").view("<i4").reshape(-1, 2))
+
+
+def gumbel(keys: Sequence[int], positions: Sequence[int], vocab: int) -> Tensor:
+    """Standard Gumbel noise [rows, vocab] in float32; row i is that of (keys[i], positions[i])."""
+    words = words_of(keys, positions)
+    return gumbel_of(hashed(token_hashes(vocab, words.device), words[:, :1], words[:, 1:]))
+
+
+def _mixed(x: int) -> int:
+    """A bijection of 64 bits after which none of them looks like the input."""
+    x = (x + _ODD) & _MASK
+    x = ((x ^ (x >> 30)) * _FIRST) & _MASK
+    x = ((x ^ (x >> 27)) * _SECOND) & _MASK
+    return x ^ (x >> 31)
+
+
+def penalties(params: Sequence[SamplingParams], device: torch.device) -> Tensor:
+    """[3, rows, 1]: each row's penalties for repetition, presence and frequency."""
+    settings = [[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in params]
+    return sent(torch.tensor(settings).view(-1, 3), device).T[:, :, None]
+
+
+def penalise(
+    logits: Tensor,
+    settings: Tensor,
+    prompts: Sequence[Tokens],
+    outputs: Sequence[Tokens],
+    said: TokenCounts | None = None,
+) -> Tensor:
+    """Penalties for what was said already; `settings` are those of `penalties`.
+
+    Repetition looks at prompt and output and scales (as in transformers); presence and frequency
+    look at the output alone and subtract (as in vLLM and OpenAI's API). `said` has counted what
+    was said before.
+    """
+    repetition, presence, frequency = settings
+    counts, seen = (said or TokenCounts()).counts(prompts, outputs, logits)
+    spoken = counts > 0
+    scaled = torch.where(logits < 0, logits * repetition, logits / repetition)
+    logits = torch.where(seen | spoken, scaled, logits)
+    return logits - frequency * counts - presence * spoken
+
+
+def forbid(logits: Tensor, tokens: Sequence[Tokens]) -> Tensor:
+    """Rule out each row's own `tokens`."""
+    logits = logits.clone(memory_format=torch.contiguous_format)
+    logits.view(-1).index_fill_(0, places(tokens, logits), -torch.inf)
+    return logits
+
 
 COLDEST = 1e-5
 """Below this temperature a row is greedy: its logits divided by it would overflow."""
@@ -80,7 +152,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._columns: Columns | None = None
-        self._said = Said()
+        self._said = TokenCounts()
 
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Sample]:
         """One sample for each row of `logits` [rows, vocab] in float32, which stay as they are."""
@@ -194,9 +266,9 @@ class Columns:
         rows = [i for i, yes in enumerate(asked) if yes]
         return At(rows, sent(torch.tensor(rows), self.device), len(rows) == len(asked))
 
-    def _asked(self, params: list[SamplingParams]) -> Asked:
+    def _asked(self, params: list[SamplingParams]) -> SamplingTensors:
         k = [p.top_k if 0 < p.top_k < self.vocab else 0 for p in params]
-        return Asked(
+        return SamplingTensors(
             self._column([p.temperature for p in params], torch.float32),
             self._column(k, torch.int32),
             self._column([p.top_p for p in params], torch.float64),

@@ -14,9 +14,8 @@ from functools import partial
 
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
 from pagedsim.engine.beam import Beams
-from pagedsim.engine.noise import stream_key
 from pagedsim.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from pagedsim.engine.sampler import COLDEST, Row, Sample, wants_logprob
+from pagedsim.engine.sampler import COLDEST, Row, Sample, stream_key, wants_logprob
 from pagedsim.engine.stop import Streamer, Text, ends_of
 from pagedsim.engine.tokenizer import Detokenizer, Tokenizer
 

@@ -1,4 +1,4 @@
-"""An engine for many clients at once: a thread of its own steps it, an event loop asks it."""
+"""Asynchronous engine: a worker thread steps the backend, an event loop serves many clients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,72 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pagedsim.core import PagedsimError, RequestError, RequestId, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.engine.output import RequestOutput
-from pagedsim.serve.lag import Lag
-from pagedsim.serve.refusal import Closing, EngineDead, Overloaded
-from pagedsim.serve.served import Served
+from pagedsim.serve.backend import Backend
 from pagedsim.serve.stream import Stream
 from pagedsim.serve.worker import Worker
+
+
+class Overloaded(PagedsimError):
+    """The queue is full."""
+
+    def __init__(self, text: str, retry_after: int) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+        """Seconds in which it is likely to have room."""
+
+
+class Closing(PagedsimError):
+    """The server takes no requests any more."""
+
+
+class EngineDead(PagedsimError):
+    """The engine's thread has ended, and serves nobody."""
+
+
+log = logging.getLogger(__name__)
+
+LAG_WINDOW = 10.0
+"""Seconds over which the largest lag counts."""
+LATE = 0.1
+"""Seconds of lag from which latencies are no longer those of the model."""
+AGAIN = 60.0
+"""Seconds between two warnings."""
+
+
+class LagMonitor:
+    """The largest lag of the last seconds, with a warning now and then where it is large.
+
+    >>> lag = LagMonitor()
+    >>> lag.note(0.05, now=1.0)
+    >>> lag.note(0.02, now=2.0)
+    >>> lag.worst(5.0), lag.worst(11.5), lag.worst(20.0)
+    (0.05, 0.02, 0.0)
+    """
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[float, float]] = deque()  # when, how much; ever smaller
+        self._warned: float | None = None
+
+    def note(self, seconds: float, now: float) -> None:
+        """Outputs that were due `seconds` ago are passed on `now`."""
+        while self._noted and self._noted[-1][1] <= seconds:
+            self._noted.pop()
+        self._noted.append((now, seconds))
+        self.worst(now)  # or what is too old would stay
+        if seconds >= LATE and (self._warned is None or now - self._warned >= AGAIN):
+            self._warned = now
+            log.warning(
+                "tokens are passed on %.2f s after they are due: this machine is too slow for the "
+                "load, and latencies are not the model's; lower the rate or speed=",
+                seconds,
+            )
+
+    def worst(self, now: float) -> float:
+        """The largest lag of the last seconds; 0 if there were no outputs."""
+        while self._noted and now - self._noted[0][0] > LAG_WINDOW:
+            self._noted.popleft()
+        return self._noted[0][1] if self._noted else 0.0
+
 
 if TYPE_CHECKING:
     from pagedsim.engine.engine_args import EngineArgs
@@ -61,7 +122,7 @@ class AsyncLLMEngine:
     """
 
     def __init__(
-        self, engine: Served, *, max_waiting: int = MAX_WAITING, timeout: float | None = None
+        self, engine: Backend, *, max_waiting: int = MAX_WAITING, timeout: float | None = None
     ) -> None:
         """Who comes while `max_waiting` wait is refused; who takes more than `timeout` seconds
         is given up. The engine is this object's from now on."""
@@ -75,7 +136,7 @@ class AsyncLLMEngine:
         self._entering = 0
         self._left: deque[float] = deque(maxlen=WINDOW)
         self._numbers = itertools.count()
-        self._lag = Lag()
+        self._lag = LagMonitor()
         self._closing = False
         self._dead: BaseException | None = None
         self._worker = Worker(engine, self._deliver, self._died)
@@ -184,7 +245,7 @@ class AsyncLLMEngine:
         if stream := self._streams.get(request_id):
             self._give_up(stream, "abort")
 
-    async def ask(self, question: Callable[[Served], T]) -> T:
+    async def ask(self, question: Callable[[Backend], T]) -> T:
         """What `question` answers of the engine, between two steps."""
         self.refuse_dead()
         if self._worker.ended:

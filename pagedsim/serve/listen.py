@@ -1,13 +1,15 @@
-"""A server on a socket: it says where it listens, serves, and drains when it is told to end."""
+"""The HTTP server on a socket: start-up, memory housekeeping, and graceful shutdown."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from ipaddress import ip_address
 from types import FrameType
 from typing import Any
@@ -16,15 +18,67 @@ import uvicorn
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole, shown
+from pagedsim.engine.observer import Observers
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.api.live import Live, add_live
 from pagedsim.serve.async_engine import AsyncLLMEngine
-from pagedsim.serve.made import Made, made
+from pagedsim.serve.factory import ServedModel, made
 from pagedsim.serve.metrics import Metrics
-from pagedsim.serve.observers import Observers
 from pagedsim.serve.protocol import BoundedProtocol
-from pagedsim.serve.tally import Tally
-from pagedsim.serve.tidy import Tidy
+from pagedsim.serve.rolling_stats import RollingStats
+
+IDLE = 2.0
+"""Seconds without requests after which garbage is collected, once."""
+TRIM = 20.0
+"""Seconds between two returns of free heap pages."""
+
+
+class HeapTrimmer:
+    """Collects garbage when the server falls idle, and returns free pages of the heap.
+
+    Python collects by the number of allocations, so an idle server would keep what its last
+    requests left. glibc returns only the end of a heap, so free pages between long-lived objects
+    would stay resident: with tensors of every size a server of the engine grows for as long as it
+    runs.
+    """
+
+    def __init__(
+        self,
+        collect: Callable[[], object] = gc.collect,
+        trim: Callable[[], object] | None = None,
+    ) -> None:
+        self._collect, self._trim = collect, trim or trim_heap
+        self._busy_at: float | None = None  # when requests were last seen, if not tidied since
+        self._trimmed_at = 0.0
+
+    def tick(self, now: float, busy: bool) -> Callable[[], object] | None:
+        """It is `now`, in seconds; returns what is to be called in another thread, if anything."""
+        if busy:
+            self._busy_at = now
+        if self._busy_at is None:
+            return None
+        if idle := now - self._busy_at >= IDLE:
+            self._busy_at = None
+            self._collect()
+        if idle or now - self._trimmed_at >= TRIM:
+            self._trimmed_at = now
+            return self._trim
+        return None
+
+
+def trim_heap() -> None:
+    """Return the free pages of all heaps to the system, where the C library is glibc."""
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return found
+
 
 FILES = 65536
 """Connections that may be open at once, where the system allows as many."""
@@ -44,7 +98,7 @@ def listen(config: Mapping[str, Any]) -> None:
     key = _key(config["api_key"])
     _allow_connections()
     with _bound(config["host"], config["port"]) as listening:
-        tally, metrics = Tally(), Metrics()
+        tally, metrics = RollingStats(), Metrics()
         found = made(config, Observers(tally, metrics), _say)
         engine = AsyncLLMEngine(
             found.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
@@ -74,9 +128,9 @@ class Listener(uvicorn.Server):
         self,
         app: Any,
         engine: AsyncLLMEngine,
-        found: Made,
+        found: ServedModel,
         live: Live,
-        tally: Tally,
+        tally: RollingStats,
         drain: float,
     ) -> None:
         settings = uvicorn.Config(
@@ -91,7 +145,7 @@ class Listener(uvicorn.Server):
         super().__init__(settings)
         self._engine, self._found, self._live = engine, found, live
         self._tally, self._drain = tally, drain
-        self._tidy = Tidy()
+        self._tidy = HeapTrimmer()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
@@ -107,7 +161,7 @@ class Listener(uvicorn.Server):
         _say(f"{found.model} on backend={found.backend} under {found.policy} serves at {where}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Told to end once, it drains; told again, it ends at once."""
+        """SimEvents to end once, it drains; told again, it ends at once."""
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True

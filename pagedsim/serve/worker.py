@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from pagedsim.engine.output import RequestOutput
-from pagedsim.serve.served import Served
+from pagedsim.serve.backend import Backend
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Worker:
 
     def __init__(
         self,
-        engine: Served,
+        engine: Backend,
         deliver: Callable[[Sequence[RequestOutput], float], None],
         died: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,

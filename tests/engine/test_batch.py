@@ -13,11 +13,9 @@ import torch
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine import inputs as inputs_module
-from pagedsim.engine.batch import Batch
-from pagedsim.engine.inputs import ALIGNMENT, Inputs, Places
+from pagedsim.engine.inputs import ALIGNMENT, Batch, Inputs, Places, Tables
 from pagedsim.engine.rows import Changes, Computing, Rows
 from pagedsim.engine.step_inputs import Mixed, StepInputs, inputs_of, samplers_of
-from pagedsim.engine.tables import Tables
 
 
 def server(**settings: Any) -> Scheduler:

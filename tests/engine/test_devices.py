@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.answer import Question
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.inflight import SamplingJob
 from pagedsim.engine.models.tiny import fill, tiny_config
 
 GPU = [
@@ -99,16 +99,16 @@ def distance(device: str, dtype: str, preemption: str) -> float:
     """How far the logits of any token are from those of transformers' model in float32, over the
     same tokens and the same rounded weights, as a share of the largest."""
     rows: dict[Any, list[torch.Tensor]] = {}
-    draw = Question.draw
+    draw = SamplingJob.draw
 
-    def noted(question: Question, logits: torch.Tensor, *rest: Any) -> None:
+    def noted(question: SamplingJob, logits: torch.Tensor, *rest: Any) -> None:
         for (request, _), row in zip(question._samplers, logits.float().cpu(), strict=True):
             rows.setdefault(request.id, []).append(row.clone())
         draw(question, logits, *rest)
 
     greedy = [SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Question, "draw", noted)
+        patch.setattr(SamplingJob, "draw", noted)
         _, found = serve(
             device, greedy, dtype=dtype, blocks=SCARCE, cpu_blocks=60, preemption=preemption
         )

@@ -10,7 +10,7 @@ import pytest
 
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine.llm import LLM
-from pagedsim.serve.api.fields import ChatRequest, CompletionRequest
+from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
 from tests.engine.models.architectures import reference
 
 OWN: dict[str, Any] = {

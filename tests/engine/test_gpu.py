@@ -12,7 +12,7 @@ import torch
 from pagedsim.core import SamplingParams
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.engine import LLMEngine
-from pagedsim.engine.flight import Flight
+from pagedsim.engine.inflight import InflightStep
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.sampler import Sampler
 from pagedsim.kernels.float8 import FORMATS
@@ -77,16 +77,16 @@ def test_the_host_never_waits_while_it_launches(
     preemption: str, enforce_eager: bool, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever makes it wait for the GPU is an error, but for waiting for the tokens."""
-    launch = Flight.launch
+    launch = InflightStep.launch
 
-    def watched(self: Flight, sampler: Sampler) -> None:
+    def watched(self: InflightStep, sampler: Sampler) -> None:
         torch.cuda.set_sync_debug_mode("error")
         try:
             launch(self, sampler)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(Flight, "launch", watched)
+    monkeypatch.setattr(InflightStep, "launch", watched)
     settings: dict[str, Any] = {"preemption": preemption, "enforce_eager": enforce_eager}
     settings |= {"batching": "unified", "async_scheduling": True, "cpu_blocks": 60}
     assert answers("cuda", blocks=SCARCE, **settings) == wanted

@@ -20,14 +20,12 @@ import pytest
 import torch
 
 from pagedsim.core import ConfigError, SamplingParams
-from pagedsim.engine import capturing
 from pagedsim.engine import graphs as graphs_module
 from pagedsim.engine import profile as profile_module
 from pagedsim.engine import runner as runner_module
 from pagedsim.engine.cache import CacheShape
-from pagedsim.engine.capturing import Unrecordable
 from pagedsim.engine.engine import LLMEngine
-from pagedsim.engine.graphs import CudaRecorder, Graphs, recorder_of, sizes
+from pagedsim.engine.graphs import CudaRecorder, Graphs, Unrecordable, recorder_of, sizes
 from pagedsim.engine.inputs import Places
 from pagedsim.engine.models import load_model
 from pagedsim.engine.profile import graph_bytes
@@ -331,6 +329,9 @@ class Cuda:
     def current_stream(self, device: torch.device) -> Any:
         return SimpleNamespace(name="main", wait_stream=self._waits("main"))
 
+    def current_device(self) -> int:
+        return 0
+
     def graph_pool_handle(self) -> str:
         return "pool"
 
@@ -385,9 +386,8 @@ class Garbage:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     one = Cuda()
-    for module in (graphs_module, capturing):
-        monkeypatch.setattr(module, "torch", SimpleNamespace(cuda=one))
-    monkeypatch.setattr(capturing, "gc", Garbage(one.calls))
+    monkeypatch.setattr(graphs_module, "torch", SimpleNamespace(cuda=one, device=torch.device))
+    monkeypatch.setattr(graphs_module, "gc", Garbage(one.calls))
     graphs_module._stream_of.cache_clear()
     yield one
     graphs_module._stream_of.cache_clear()
@@ -412,14 +412,14 @@ def test_work_is_done_and_watched_before_it_is_captured(cuda: Cuda) -> None:
 
 def test_garbage_is_collected_once_for_all(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = CudaRecorder(torch.device("cuda"))
-    with capturing.uncollected():
+    with graphs_module.uncollected():
         for _ in range(2):
             recorder.record(lambda: cuda.calls.append(f"work on {cuda.stream_now}"))
     once = [call for call in RECORDED if "collect" not in call]
     assert cuda.calls == ["collect", "collect no more", *once, *once, "collect again"]
     cuda.calls.clear()
     garbage = Garbage(cuda.calls, enabled=False)
-    monkeypatch.setattr(capturing, "gc", garbage)
+    monkeypatch.setattr(graphs_module, "gc", garbage)
     recorder.record(lambda: None)
     assert not garbage.enabled and not any("collect" in call for call in cuda.calls)
 

@@ -10,9 +10,8 @@ import torch
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
-from pagedsim.engine.bus import Bus, Mark, NoBus
 from pagedsim.engine.cache import Cache, CacheShape
-from pagedsim.engine.mover import Mover, copy_pieces, copy_runs, runs
+from pagedsim.engine.mover import Bus, Mark, Mover, NoBus, copy_pieces, copy_runs, runs
 
 SHAPE = CacheShape(layers=2, block_size=4, kv_heads=1, head_dim=3, dtype=torch.float32)
 BLOCKS, CPU_BLOCKS = 12, 9

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pagedsim.core import ConfigError
-from pagedsim.engine import memory_check, pinned
+from pagedsim.engine import cache, memory_check
 from pagedsim.engine.cache import Cache, CacheShape
 
 CUDA = torch.device("cuda")
@@ -50,7 +50,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cudart]:
 
 def test_memory_is_registered_as_it_is_and_given_back(cuda: Cudart) -> None:
     owner = Owner()
-    tensor = pinned.pinned((5, *SHAPE.block), SHAPE.dtype, CUDA, owner)
+    tensor = cache.pinned((5, *SHAPE.block), SHAPE.dtype, CUDA, owner)
     place = tensor.data_ptr()
     assert (tensor.nbytes, tensor.dtype) == (NEEDED, SHAPE.dtype)
     assert cuda.calls == [("register", place, NEEDED)]
@@ -60,7 +60,7 @@ def test_memory_is_registered_as_it_is_and_given_back(cuda: Cudart) -> None:
 
 
 def test_nothing_is_not_registered(cuda: Cudart) -> None:
-    assert pinned.pinned((0, 3), SHAPE.dtype, CUDA, Owner()).shape == (0, 3)
+    assert cache.pinned((0, 3), SHAPE.dtype, CUDA, Owner()).shape == (0, 3)
     assert not cuda.calls
 
 
@@ -74,17 +74,17 @@ def test_what_cannot_be_registered_is_torch_s_if_the_next_power_of_two_is_there(
         asked.append(what)
         return torch.zeros(1)
 
-    monkeypatch.setattr(pinned, "_of_torch", of_torch)
-    monkeypatch.setattr(pinned, "_forget", lambda device: cuda.calls.append(("forget", device)))
+    monkeypatch.setattr(cache, "_of_torch", of_torch)
+    monkeypatch.setattr(cache, "_forget", lambda device: cuda.calls.append(("forget", device)))
     rounded = 4096
     assert NEEDED < rounded < 2 * NEEDED
     monkeypatch.setattr(memory_check, "host_bytes", lambda: rounded)
     owner = Owner()
-    pinned.pinned((5, *SHAPE.block), SHAPE.dtype, CUDA, owner)
+    cache.pinned((5, *SHAPE.block), SHAPE.dtype, CUDA, owner)
     assert asked == [((5, *SHAPE.block), SHAPE.dtype)]
     monkeypatch.setattr(memory_check, "host_bytes", lambda: rounded - 1)
     with pytest.raises(ConfigError, match=r"power of two.*lower swap_space_gib or cpu_blocks"):
-        pinned.pinned((5, *SHAPE.block), SHAPE.dtype, CUDA, owner)
+        cache.pinned((5, *SHAPE.block), SHAPE.dtype, CUDA, owner)
     assert len(asked) == 1
     del owner
     assert [call[0] for call in cuda.calls] == ["register", "forget"] * 2
@@ -105,7 +105,7 @@ def test_a_cache_on_a_gpu_has_its_pool_for_as_long_as_it_lives(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_copies_of_registered_memory_are_not_waited_for() -> None:
     owner = Owner()
-    host = pinned.pinned((3, 1 << 20), torch.float32, torch.device("cuda"), owner)
+    host = cache.pinned((3, 1 << 20), torch.float32, torch.device("cuda"), owner)
     assert host.is_pinned()
     there = torch.rand(3, 1 << 20, device="cuda")
     torch.cuda.set_sync_debug_mode("error")

@@ -31,9 +31,9 @@ from pagedsim.kernels import (
     route,
     write,
 )
-from pagedsim.kernels.asked import Asked
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.row_norm import RowNorm
+from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
 from tests.kernels.products import WEIGHTS
 
@@ -178,7 +178,7 @@ def run_product(case: Call, dtype: torch.dtype) -> None:
 
 def pick(vocab: int, filtered: bool) -> None:
     floats, words = torch.zeros(8), torch.zeros(8, 2, dtype=torch.int32)
-    asked = Asked(floats, words[:, 0].clone(), floats.double(), floats, *[filtered] * 3)
+    asked = SamplingTensors(floats, words[:, 0].clone(), floats.double(), floats, *[filtered] * 3)
     draw.pick(torch.zeros(8, vocab), asked, words)
 
 

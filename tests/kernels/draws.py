@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagedsim.kernels import ops as kernels
-from pagedsim.kernels.asked import Asked
 from pagedsim.kernels.reference.gumbel import gumbel, hashed, token_hashes
 from pagedsim.kernels.reference.nucleus import weights
+from pagedsim.kernels.sampling_params import SamplingTensors
 from tests.kernels.nuclei import smallest
 
 
@@ -42,11 +42,11 @@ MIXED = [
 ]
 
 
-def asked_of(rows: Sequence[Settings], device: str = "cpu") -> Asked:
+def asked_of(rows: Sequence[Settings], device: str = "cpu") -> SamplingTensors:
     def column(values: list[Any], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    return Asked(
+    return SamplingTensors(
         column([row.temperature for row in rows], torch.float32),
         column([row.top_k for row in rows], torch.int32),
         column([row.top_p for row in rows], torch.float64),

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from pagedsim.kernels import cut
 from pagedsim.kernels import ops as kernels
+from pagedsim.kernels import top_k_top_p
 from pagedsim.kernels.reference.gumbel import LOOSE, MARGIN, gumbel
 from tests.kernels.draws import (
     EVERY,
@@ -45,7 +45,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "MOST", 32)
+    monkeypatch.setattr(top_k_top_p, "MOST", 32)
 
 
 # What top-p keeps
@@ -55,11 +55,11 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=6, deadline=None)
 def test_the_set_to_the_token(case: tuple[Tensor, list[float]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cut, "MOST", 16)
+        patch.setattr(top_k_top_p, "MOST", 16)
         check_set(*case, keep_top_p)
 
 
-@pytest.mark.parametrize("vocab", [1, 1000, 3 * cut.MOST + 5])
+@pytest.mark.parametrize("vocab", [1, 1000, 3 * top_k_top_p.MOST + 5])
 @pytest.mark.parametrize("p", [(0.3, 0.9, 0.999), NEAR_ONE], ids=str)
 def test_of_a_model(vocab: int, p: Sequence[float]) -> None:
     check_set(likely(3, vocab), p, keep_top_p)
@@ -71,11 +71,11 @@ def test_between_weights(case: tuple[Tensor, list[float]]) -> None:
 
 
 def test_real_arithmetic_agrees() -> None:
-    check_mass(likely(2, 2 * cut.MOST), 0.95, keep_top_p)
+    check_mass(likely(2, 2 * top_k_top_p.MOST), 0.95, keep_top_p)
 
 
 def test_the_last_tie_is_in_a_later_tile() -> None:
-    most = cut.MOST
+    most = top_k_top_p.MOST
     found = keep_top_p(torch.zeros(1, most + 1000), column([(most + 500) / (most + 1000)]))
     assert kept(found) == [[*range(most + 500)]]
 
@@ -88,7 +88,7 @@ def test_the_last_tie_is_in_a_later_tile() -> None:
 @settings(max_examples=12, deadline=None)
 def test_tokens_are_those_of_the_definition(case: tuple[Tensor, list[Settings], int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cut, "MOST", 16)
+        patch.setattr(top_k_top_p, "MOST", 16)
         check(*case)
 
 

@@ -8,11 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from pagedsim.kernels import gumbel
-from pagedsim.kernels.asked import Asked
-from pagedsim.kernels.cut import Shape, cut, kept, scaled
+from pagedsim.kernels.sampling_params import SamplingTensors
+from pagedsim.kernels.top_k_top_p import Shape, cut, kept, scaled
 
 
-def filtered(logits: Tensor, asked: Asked) -> Tensor:
+def filtered(logits: Tensor, asked: SamplingTensors) -> Tensor:
     """As `reference.draw.filtered` of all rows, none of which is greedy."""
     shape = Shape.of(logits.shape[1])
     logits = logits.contiguous()
@@ -28,7 +28,9 @@ def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
     """As the reference."""
     one, none = torch.ones(len(p), device=p.device), torch.zeros_like(p[:, 0], dtype=torch.int32)
     no = torch.full_like(one, -torch.inf)
-    return filtered(logits, Asked(one, none, p[:, 0].contiguous(), no, False, True, False))
+    return filtered(
+        logits, SamplingTensors(one, none, p[:, 0].contiguous(), no, False, True, False)
+    )
 
 
 def noise(bits: Tensor) -> tuple[Tensor, Tensor]:

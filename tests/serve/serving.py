@@ -18,11 +18,11 @@ from openai import OpenAI
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.async_engine import AsyncLLMEngine
-from pagedsim.serve.made import Made
+from pagedsim.serve.backend import Backend
+from pagedsim.serve.factory import ServedModel
 from pagedsim.serve.metrics import Metrics
-from pagedsim.serve.paced import PacedEngine
 from pagedsim.serve.protocol import BoundedProtocol
-from pagedsim.serve.served import Served
+from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.sim.harness import Constant
 
 
@@ -32,7 +32,7 @@ class Server:
 
     url: str
     engine: AsyncLLMEngine
-    served: Served
+    served: Backend
     app: FastAPI
 
     @property
@@ -55,16 +55,18 @@ def paced(
     step: float = 0.02,
     metrics: Metrics | None = None,
     **settings: Any,
-) -> PacedEngine:
+) -> RealtimeSimulator:
     """A simulated server whose steps take `step` seconds of its own time."""
     blocks = make_memory(memory, blocks=256, block_size=16)
     scheduler = make_scheduler(memory=blocks, **settings)
-    return PacedEngine(scheduler, Constant(step), speed=speed, answer_tokens=8, observer=metrics)
+    return RealtimeSimulator(
+        scheduler, Constant(step), speed=speed, answer_tokens=8, observer=metrics
+    )
 
 
 @contextmanager
 def serving(
-    served: Served,
+    served: Backend,
     *,
     model: str = "model",
     metrics: Metrics | None = None,
@@ -74,7 +76,7 @@ def serving(
 ) -> Iterator[Server]:
     """A server over an engine, until the block ends."""
     engine = AsyncLLMEngine(served, max_waiting=max_waiting, timeout=timeout)
-    found = Made(served, "sim", model)
+    found = ServedModel(served, "sim", model)
     app = make_app(engine, found, metrics=metrics, **settings)
     config = uvicorn.Config(
         app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=5,

@@ -11,21 +11,20 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, RequestError, SamplingParams, StepPlan
 from pagedsim.core.batch_state import ServerState
-from pagedsim.serve.async_engine import AsyncLLMEngine
-from pagedsim.serve.paced import PacedEngine
-from pagedsim.serve.refusal import Closing, EngineDead, Overloaded
-from pagedsim.serve.served import Served
+from pagedsim.serve.async_engine import AsyncLLMEngine, Closing, EngineDead, Overloaded
+from pagedsim.serve.backend import Backend
+from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.sim.harness import Constant
 
 T = TypeVar("T")
 
 
-def paced(step: float = 0.001, cost: Constant | None = None, **settings: Any) -> PacedEngine:
+def paced(step: float = 0.001, cost: Constant | None = None, **settings: Any) -> RealtimeSimulator:
     memory = make_memory(blocks=400, block_size=4)
-    return PacedEngine(make_scheduler(memory=memory, **settings), cost or Constant(step))
+    return RealtimeSimulator(make_scheduler(memory=memory, **settings), cost or Constant(step))
 
 
-def run(engine: Served, clients: Callable[[AsyncLLMEngine], Awaitable[T]], **settings: Any) -> T:
+def run(engine: Backend, clients: Callable[[AsyncLLMEngine], Awaitable[T]], **settings: Any) -> T:
     """What the clients find; afterwards nobody is there, and all memory is free."""
 
     async def served() -> T:
@@ -232,7 +231,7 @@ def test_a_policy_that_fails_ends_all_and_the_server_goes_on() -> None:
 
 
 def test_who_asks_an_engine_that_dies_or_has_ended_is_told() -> None:
-    def die(engine: Served) -> None:
+    def die(engine: Backend) -> None:
         raise SystemExit("gone")
 
     async def served() -> None:
@@ -253,7 +252,9 @@ def test_a_model_that_is_as_slow_as_can_be_is_waited_for() -> None:
     async def clients(serving: AsyncLLMEngine) -> str | None:
         return await reason_of(serving, 1, timeout=0.05)
 
-    engine = PacedEngine(make_scheduler(memory=make_memory(blocks=4)), Constant(1.0), speed=1e-12)
+    engine = RealtimeSimulator(
+        make_scheduler(memory=make_memory(blocks=4)), Constant(1.0), speed=1e-12
+    )
     assert run(engine, clients) == "timeout"
 
 
@@ -269,12 +270,12 @@ def test_retry_after_is_in_seconds_of_ours() -> None:
         return refused.value.retry_after
 
     memory = make_memory(blocks=400)
-    engine = PacedEngine(make_scheduler(memory=memory), Constant(30.0), speed=10_000.0)
+    engine = RealtimeSimulator(make_scheduler(memory=memory), Constant(30.0), speed=10_000.0)
     assert run(engine, clients, max_waiting=40) == 1  # of the model's it would be 60
 
 
 def test_an_engine_that_dies_says_so_to_everybody() -> None:
-    class Dies(PacedEngine):
+    class Dies(RealtimeSimulator):
         def step(self) -> Any:
             raise SystemError("gone")
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from pagedsim.serve.api import body, problem
+from pagedsim.serve.api import body, errors
 from pagedsim.serve.api.body import fields_of
-from pagedsim.serve.api.excerpt import excerpt
-from pagedsim.serve.api.fields import ChatRequest, CompletionRequest
-from pagedsim.serve.api.given import LONGEST_STOP
-from pagedsim.serve.api.models import PIECE
-from pagedsim.serve.api.problem import Problem
+from pagedsim.serve.api.errors import APIError
+from pagedsim.serve.api.handlers import PIECE
+from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
+from pagedsim.serve.api.validation import LONGEST_STOP, excerpt
 from tests.serve.serving import paced, serving
 
 MANY = {
@@ -40,7 +39,7 @@ def unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("unparsed")
 @pytest.mark.parametrize("text", MANY.values(), ids=MANY)
 def test_very_many_values_are_refused_before_they_are_parsed(text: str) -> None:
-    with pytest.raises(Problem, match=r"the body has .*: at most") as error:
+    with pytest.raises(APIError, match=r"the body has .*: at most") as error:
         fields_of(text.encode(), CompletionRequest)
     assert error.value.status == 413
 
@@ -56,7 +55,7 @@ def test_what_stands_in_a_text_is_no_value() -> None:
 
 def test_many_fields_are_refused_at_once() -> None:
     many = json.dumps(dict.fromkeys(map(str, range(1000)), 1)).encode()
-    with pytest.raises(Problem, match="the body has 1000 fields: at most"):
+    with pytest.raises(APIError, match="the body has 1000 fields: at most"):
         fields_of(many, CompletionRequest)
 
 
@@ -70,11 +69,11 @@ def test_where_a_message_says_its_place_is_sought_in_its_beginning(
             sought.append(len(text))
             return None
 
-    monkeypatch.setattr(problem, "_PLACE", Pattern())
-    with pytest.raises(Problem, match="no such field"):
+    monkeypatch.setattr(errors, "_PLACE", Pattern())
+    with pytest.raises(APIError, match="no such field"):
         fields_of(json.dumps({"prompt": "a", "a" * 20_000 + " b": 1}).encode(), CompletionRequest)
-    problem.Bad("a" * 100_000)
-    assert max(sought) <= problem.LONGEST
+    errors.BadRequest("a" * 100_000)
+    assert max(sought) <= errors.LONGEST
 
 
 @pytest.mark.parametrize(

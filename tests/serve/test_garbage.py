@@ -16,9 +16,9 @@ import pytest
 from pagedsim.core import PagedsimError, RequestError
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.async_engine import AsyncLLMEngine
-from pagedsim.serve.made import Made
-from pagedsim.serve.served import Served
-from pagedsim.serve.tidy import Tidy
+from pagedsim.serve.backend import Backend
+from pagedsim.serve.factory import ServedModel
+from pagedsim.serve.listen import HeapTrimmer
 from tests.serve.serving import paced
 
 LONG = {"prompt": "a", "max_tokens": 4000}
@@ -94,7 +94,7 @@ def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: boo
 
     async def some() -> Counter[str]:
         engine = AsyncLLMEngine(served)
-        app = make_app(engine, Made(served, "sim", "model"))
+        app = make_app(engine, ServedModel(served, "sim", "model"))
         await posted(app, fields, leave)  # what is made once and stays
         with garbage() as found:
             for _ in range(3):
@@ -108,7 +108,7 @@ def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: boo
 
 
 def test_a_question_that_fails_leaves_no_cycle() -> None:
-    def fail(served: Served) -> None:
+    def fail(served: Backend) -> None:
         raise PagedsimError("no answer")
 
     async def some() -> Counter[str]:
@@ -127,7 +127,7 @@ def test_a_question_that_fails_leaves_no_cycle() -> None:
 
 def test_a_server_that_falls_idle_collects_once_and_trims() -> None:
     done: list[str] = []
-    tidy = Tidy(lambda: done.append("collect"), lambda: done.append("trim"))
+    tidy = HeapTrimmer(lambda: done.append("collect"), lambda: done.append("trim"))
 
     def tick(now: float, busy: bool) -> None:
         if work := tidy.tick(now, busy):

@@ -8,18 +8,18 @@ import time
 import pytest
 
 from pagedsim.core import SamplingParams
-from pagedsim.serve.lag import Lag
+from pagedsim.serve.async_engine import LagMonitor
 from pagedsim.serve.metrics import Metrics
-from pagedsim.serve.paced import PacedEngine
+from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.serve.serving import paced, serving
-from tests.serve.test_paced import Clock
+from tests.serve.test_realtime_sim import Clock
 from tests.sim.harness import Constant
 
 
 @pytest.mark.parametrize("speed", [1.0, 10.0])
 def test_a_step_that_ends_late_is_a_lag(speed: float) -> None:
     clock = Clock()
-    engine = PacedEngine(paced().scheduler, Constant(1.0), speed=speed, clock=clock)
+    engine = RealtimeSimulator(paced().scheduler, Constant(1.0), speed=speed, clock=clock)
     engine.add_request("a", [1], SamplingParams(max_tokens=2))
     engine.step()
     clock.time += engine.pause
@@ -31,14 +31,14 @@ def test_a_step_that_ends_late_is_a_lag(speed: float) -> None:
 
 
 def test_a_large_lag_is_warned_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    lag = Lag()
+    lag = LagMonitor()
     with caplog.at_level(logging.WARNING):
         for tenth in range(1200):  # two minutes
             lag.note(0.5 if tenth % 2 else 0.01, now=tenth / 10)
         assert len(caplog.records) == 2 and "0.50 s after they are due" in caplog.text
         assert lag.worst(120.0) == 0.5
         caplog.clear()
-        Lag().note(0.02, now=0.0)
+        LagMonitor().note(0.02, now=0.0)
         assert not caplog.records
 
 

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from pagedsim.core import PagedMemory, PagedsimError, Request, Scheduler, Unified
 from pagedsim.serve.api import live as module
 from pagedsim.serve.api.live import Live, add_live
-from pagedsim.serve.tally import Tally
+from pagedsim.serve.rolling_stats import RollingStats
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def live(engine: Engine) -> Live:
-    return Live(engine, Tally(), {"model": "m", "backend": "sim", "policy": "fcfs"})
+    return Live(engine, RollingStats(), {"model": "m", "backend": "sim", "policy": "fcfs"})
 
 
 async def read(events: AsyncIterator[str]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def get(app: FastAPI, path: str, query: str = "") -> tuple[int, dict[str, str], 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
     made = FastAPI()
-    add_live(made, Engine(), Tally(), {"model": "m"})
+    add_live(made, Engine(), RollingStats(), {"model": "m"})
     return made
 
 
@@ -226,7 +226,7 @@ def test_the_stub_asks_as_the_engine_does() -> None:
         inner.close = lambda: None
         inner.has_unfinished_requests = lambda: False
         engine = AsyncLLMEngine(inner)
-        shared = Live(engine, Tally(), {})
+        shared = Live(engine, RollingStats(), {})
         seen = await read(shared.look([]))
         thread = await engine.ask(lambda _: threading.current_thread())
         await engine.close()

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.engine.stop import first_stop
-from pagedsim.serve.filler import said
 from pagedsim.serve.numerals import first_end, position
+from pagedsim.serve.sim_output import said
 
 MOST = 2200
 TEXT = said(range(1, MOST + 1))

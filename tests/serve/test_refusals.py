@@ -9,9 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from pagedsim.serve.api.fields import ChatRequest, CompletionRequest
-from pagedsim.serve.api.given import messages
-from pagedsim.serve.api.neutral import ANYTHING, NEUTRAL
+from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
+from pagedsim.serve.api.validation import ANYTHING, NEUTRAL, messages
 from tests.serve.serving import Server, paced, serving, until
 
 MAX_BODY = 200_000

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from pagedsim.core import StepPlan
-from pagedsim.serve.api.words import Words
-from pagedsim.serve.paced import PacedEngine
+from pagedsim.serve.api.tokenise import AsyncTokenizer
+from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.serve.serving import Server, paced, serving, until
 from tests.sim.harness import Constant
 
@@ -101,7 +101,7 @@ class Breaks(Constant):
 
 def test_a_step_that_fails_is_an_error_of_its_own_requests() -> None:
     engine = paced()
-    broken = PacedEngine(engine.scheduler, Breaks(0.02), speed=1.0, answer_tokens=8)
+    broken = RealtimeSimulator(engine.scheduler, Breaks(0.02), speed=1.0, answer_tokens=8)
     with serving(broken) as server:
         answer = server.post("/v1/completions", prompt=[1] * 13)
         assert answer.status_code == 500
@@ -192,7 +192,7 @@ def test_many_short_prompts_are_encoded_beside_the_loop_as_a_long_one_is() -> No
         def decode(self, ids: Sequence[int]) -> str:
             return ""
 
-    words = Words(Where(), "model")
+    words = AsyncTokenizer(Where(), "model")
     assert asyncio.run(words.tokens(["a", [7], "bc"])) == [[1], [7], [2]]
     assert set(Where.threads) == {"MainThread"}
     Where.threads.clear()

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
 
-from pagedsim.serve.api.fields import ChatRequest, CompletionRequest, Sampling
+from pagedsim.serve.api.schema import ChatRequest, CompletionRequest, Sampling
 from pagedsim.serve.metrics import Metrics
 from tests.serve.serving import Server, paced, serving
 

@@ -18,9 +18,18 @@ from pagedsim.core import (
     Scheduler,
     Unified,
 )
-from pagedsim.serve.grid import CACHED, FREE, Held, cell_size, cells
-from pagedsim.serve.snapshot import MOST_RUNNING, MOST_WAITING, encode, snapshot
-from pagedsim.serve.tally import Tally
+from pagedsim.serve.rolling_stats import RollingStats
+from pagedsim.serve.snapshot import (
+    CACHED,
+    FREE,
+    MOST_RUNNING,
+    MOST_WAITING,
+    Held,
+    cell_size,
+    cells,
+    encode,
+    snapshot,
+)
 
 
 def serving(memory: Memory, **settings: Any) -> Scheduler:
@@ -35,7 +44,7 @@ def step(scheduler: Scheduler, times: int = 1) -> None:
 
 def shown(scheduler: Scheduler, *watched: str) -> dict[str, Any]:
     """A snapshot as the page gets it."""
-    taken: dict[str, Any] = json.loads(encode(snapshot(scheduler, Tally(), 0.0, watched)))
+    taken: dict[str, Any] = json.loads(encode(snapshot(scheduler, RollingStats(), 0.0, watched)))
     return taken
 
 
@@ -131,7 +140,7 @@ def test_an_empty_server_has_a_grid_of_free_blocks_and_no_latencies() -> None:
 
 
 def test_the_history_ends_with_the_last_whole_second() -> None:
-    scheduler, tally = serving(PagedMemory(10, 4)), Tally()
+    scheduler, tally = serving(PagedMemory(10, 4)), RollingStats()
     tally.look(3.5, scheduler)
     history = snapshot(scheduler, tally, 3.5)["history"]
     assert {name: len(values) for name, values in history.items()} == dict.fromkeys(history, 3)

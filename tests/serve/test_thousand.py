@@ -23,7 +23,7 @@ from pagedsim.core import Request, SamplingParams
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.simulation import Simulation
-from pagedsim.serve.made import made
+from pagedsim.serve.factory import made
 from pagedsim.sim.simulate import simulate
 from tests.serve.asking import Answer, ask
 from tests.serve.serving import serving

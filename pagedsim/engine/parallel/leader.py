@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from pagedsim.engine.cache import Cache
-from pagedsim.engine.interrupt import uninterrupted
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel.ranks import Ranks
+from pagedsim.engine.process import uninterrupted
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.step_inputs import StepInputs
 

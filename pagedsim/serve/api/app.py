@@ -16,16 +16,8 @@ from starlette.requests import ClientDisconnect
 
 import pagedsim
 from pagedsim.core import PagedsimError
-from pagedsim.serve.api.fields import (
-    ChatRequest,
-    CompletionRequest,
-    GenerateRequest,
-)
-from pagedsim.serve.api.front import Front
-from pagedsim.serve.api.gate import Gate
-from pagedsim.serve.api.models import add_models
-from pagedsim.serve.api.problem import (
-    Problem,
+from pagedsim.serve.api.errors import (
+    APIError,
     answer_error,
     answer_fault,
     answer_gone,
@@ -33,13 +25,20 @@ from pagedsim.serve.api.problem import (
     answer_invalid,
     answer_problem,
 )
+from pagedsim.serve.api.handlers import Handlers, add_models
+from pagedsim.serve.api.header_check import HeaderCheck
 from pagedsim.serve.api.results import Results
-from pagedsim.serve.api.schema import REFUSALS, body
-from pagedsim.serve.api.words import Words
+from pagedsim.serve.api.schema import (
+    REFUSALS,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    body,
+)
+from pagedsim.serve.api.tokenise import AsyncTokenizer
 from pagedsim.serve.async_engine import AsyncLLMEngine
-from pagedsim.serve.exposition import registry_of
-from pagedsim.serve.made import Made
-from pagedsim.serve.metrics import Metrics
+from pagedsim.serve.factory import ServedModel
+from pagedsim.serve.metrics import Metrics, registry_of
 
 MAX_BODY = 2**23
 
@@ -50,7 +49,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def make_app(
     engine: AsyncLLMEngine,
-    found: Made,
+    found: ServedModel,
     *,
     metrics: Metrics | None = None,
     api_key: str | None = None,
@@ -69,14 +68,14 @@ def make_app(
         redoc_url=None,
         responses=REFUSALS,
     )
-    app.add_middleware(Gate, now=lambda: engine.now, hosts=hosts)
+    app.add_middleware(HeaderCheck, now=lambda: engine.now, hosts=hosts)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     served = found.engine
-    front = Front(
+    front = Handlers(
         engine=engine,
         model=found.model,
-        words=Words(served.tokenizer, found.model),
+        words=AsyncTokenizer(served.tokenizer, found.model),
         max_model_len=served.scheduler.max_model_len,
         max_body=max_body,
         results=Results(engine),
@@ -100,7 +99,7 @@ def make_app(
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    Problem: answer_problem,
+    APIError: answer_problem,
     PagedsimError: answer_error,
     HTTPException: answer_http,
     RequestValidationError: answer_invalid,
@@ -118,10 +117,10 @@ def _guard(api_key: str | None) -> Callable[..., Awaitable[None]]:
         if api_key is None:
             return
         if given is None:
-            raise Problem(401, "an API key must be given: Authorization: Bearer ...")
+            raise APIError(401, "an API key must be given: Authorization: Bearer ...")
         # Headers are read as if they were Latin-1.
         if not hmac.compare_digest(given.credentials.encode("latin-1"), api_key.encode()):
-            raise Problem(401, "the API key is wrong")
+            raise APIError(401, "the API key is wrong")
 
     return check
 

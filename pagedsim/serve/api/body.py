@@ -1,4 +1,4 @@
-"""The body of a request: bytes, as far as they are allowed, to fields that are checked."""
+"""Parse a request body: size limits, JSON, and field validation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,28 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from pagedsim.serve.api.bulk import refuse_many
-from pagedsim.serve.api.excerpt import excerpt
-from pagedsim.serve.api.neutral import NEUTRAL, refuse_strange
-from pagedsim.serve.api.problem import Bad, Problem
+from pagedsim.serve.api.errors import APIError, BadRequest
+from pagedsim.serve.api.validation import NEUTRAL, excerpt, refuse_strange
+
+MOST_VALUES = 2**20
+MOST_TEXTS = 2**17
+MOST_CONTAINERS = 2**16
+"""Lists, objects, and fields of objects."""
+
+
+def refuse_many(body: bytes) -> None:
+    """Raise APIError for JSON of more values than any request has."""
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    _bound("texts", bare.count(b'"') // 2, MOST_TEXTS)
+    outside = b"".join(bare.split(b'"')[::2])
+    _bound("values", outside.count(b","), MOST_VALUES)
+    _bound("lists and fields", sum(map(outside.count, (b"[", b"{", b":"))), MOST_CONTAINERS)
+
+
+def _bound(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise APIError(413, f"the body has {count} {what}: at most {most}")
+
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -45,7 +63,7 @@ _THREAD = ThreadPoolExecutor(1, "body")
 
 
 async def read(request: Request, kind: type[M], most: int) -> M:
-    """The request's fields; raises Problem for what is too large or wrong."""
+    """The request's fields; raises APIError for what is too large or wrong."""
     body = await _bytes(request, most)
     if len(body) < _LONG:
         return fields_of(body, kind)
@@ -66,8 +84,8 @@ async def _bytes(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _too_large(most: int) -> Problem:
-    return Problem(413, f"the body is larger than {most} bytes (max_body)")
+def _too_large(most: int) -> APIError:
+    return APIError(413, f"the body is larger than {most} bytes (max_body)")
 
 
 def fields_of(body: bytes, kind: type[M]) -> M:
@@ -76,11 +94,11 @@ def fields_of(body: bytes, kind: type[M]) -> M:
     try:
         plain = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise Bad(f"the body is not JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(plain, dict):
-        raise Bad("the body must be a JSON object")
+        raise BadRequest("the body must be a JSON object")
     if len(plain) > _MOST_FIELDS:
-        raise Bad(f"the body has {len(plain)} fields: at most {_MOST_FIELDS}")
+        raise BadRequest(f"the body has {len(plain)} fields: at most {_MOST_FIELDS}")
     given = {name: value for name, value in plain.items() if value is not None}
     for name in given.keys() & NEUTRAL.keys() - kind.model_fields.keys():
         refuse_strange(name, given.pop(name))
@@ -91,16 +109,16 @@ def fields_of(body: bytes, kind: type[M]) -> M:
         raise _refused(first, kind) from error
 
 
-def _refused(error: ErrorDetails, kind: type[BaseModel]) -> Bad:
+def _refused(error: ErrorDetails, kind: type[BaseModel]) -> BadRequest:
     """The first thing that is wrong, in one line."""
     where, what = _place(error["loc"]), error["type"]
     if what == "extra_forbidden":
-        return Bad(_unknown(where, kind))
+        return BadRequest(_unknown(where, kind))
     if what == "missing":
-        return Bad(f"{where}: must be given")
+        return BadRequest(f"{where}: must be given")
     if what == "value_error":  # of a check of ours, which names the place
-        return Bad(str(error["ctx"]["error"]))
-    return Bad(f"{where}={excerpt(error['input'])}: must be {_allowed(what, error)}")
+        return BadRequest(str(error["ctx"]["error"]))
+    return BadRequest(f"{where}={excerpt(error['input'])}: must be {_allowed(what, error)}")
 
 
 def _allowed(what: str, error: ErrorDetails) -> str:

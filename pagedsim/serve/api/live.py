@@ -13,9 +13,9 @@ from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi.responses import StreamingResponse
 
 from pagedsim.core import PagedsimError
-from pagedsim.serve.served import Served
+from pagedsim.serve.backend import Backend
+from pagedsim.serve.rolling_stats import RollingStats
 from pagedsim.serve.snapshot import encode, snapshot
-from pagedsim.serve.tally import Tally
 
 EVERY = 0.1
 """Seconds between two snapshots, at least."""
@@ -31,24 +31,26 @@ _KINDS = {
 _POLICY = "default-src 'self'; img-src 'self' data:"
 
 T = TypeVar("T")
-Watched = Annotated[list[str], Query(max_length=MOST_WATCHED)]
+WatchedIds = Annotated[list[str], Query(max_length=MOST_WATCHED)]
 
 
-class Asked(Protocol):
+class EngineQueries(Protocol):
     """Who answers questions about an engine between two of its steps: `AsyncLLMEngine`."""
 
     @property
     def lag(self) -> float:
         """Seconds by which outputs are passed on too late."""
 
-    async def ask(self, question: Callable[[Served], T]) -> T:
+    async def ask(self, question: Callable[[Backend], T]) -> T:
         """What `question` answers of the engine."""
 
 
 class Live:
     """Makes snapshots while anybody looks, the same for all; who is slow gets the newest only."""
 
-    def __init__(self, engine: Asked, tally: Tally, about: Mapping[str, Any]) -> None:
+    def __init__(
+        self, engine: EngineQueries, tally: RollingStats, about: Mapping[str, Any]
+    ) -> None:
         """`about` says what the server is, in every snapshot: `model`, `backend`, `policy`."""
         self._engine, self._tally, self._about = engine, tally, dict(about)
         self._watched: Counter[str] = Counter()
@@ -123,7 +125,9 @@ class Live:
             self._news = None
 
 
-def add_live(app: FastAPI, engine: Asked, tally: Tally, about: Mapping[str, Any]) -> Live:
+def add_live(
+    app: FastAPI, engine: EngineQueries, tally: RollingStats, about: Mapping[str, Any]
+) -> Live:
     """Put the page into an app. `Live.close` is to be called before the app shuts down.
 
     `tally` must be the observer of the engine's steps.
@@ -151,7 +155,7 @@ def add_live(app: FastAPI, engine: Asked, tally: Tally, about: Mapping[str, Any]
         return page(name)
 
     @app.get("/live", include_in_schema=False)
-    async def snapshots(watch: Watched = []) -> Response:  # noqa: B006
+    async def snapshots(watch: WatchedIds = []) -> Response:  # noqa: B006
         stream = live.look(watch)
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}

@@ -1,4 +1,4 @@
-"""How an answer is put: whole, or in chunks of a stream."""
+"""Response bodies in OpenAI's format: whole answers, and chunks of a stream."""
 
 from __future__ import annotations
 
@@ -9,9 +9,59 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, ClassVar, NamedTuple
 
-from pagedsim.engine.output import CompletionOutput, RequestOutput
-from pagedsim.serve.api.fields import Choices
-from pagedsim.serve.api.words import Words
+from pagedsim.engine.output import CompletionOutput, Logprob, RequestOutput
+from pagedsim.serve.api.errors import BadRequest
+from pagedsim.serve.api.schema import ChatRequest, Choices, CompletionRequest
+from pagedsim.serve.api.tokenise import AsyncTokenizer
+
+LEAST = -9999.0
+"""In the place of minus infinity, which JSON has not."""
+
+
+def of_texts(output: CompletionOutput, words: AsyncTokenizer, offset: int) -> dict[str, Any]:
+    """As completions have them; the text begins `offset` characters into the answer."""
+    tokens: list[str] = []
+    offsets: list[int] = []
+    logprobs: list[float] = []
+    tops: list[dict[str, float]] = []
+    for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
+        tokens.append(words.token(token))
+        offsets.append(offset)
+        offset += len(tokens[-1])
+        logprobs.append(_number(known[token]))
+        tops.append({})
+        for other, one in sorted(known.items(), key=_rank):
+            tops[-1].setdefault(words.token(other), _number(one))
+    return {
+        "tokens": tokens,
+        "token_logprobs": logprobs,
+        "top_logprobs": tops,
+        "text_offset": offsets,
+    }
+
+
+def of_messages(output: CompletionOutput, words: AsyncTokenizer, most: int) -> dict[str, Any]:
+    """As chats have them, with the `most` probable tokens."""
+    content = []
+    for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
+        best = [(other, one) for other, one in sorted(known.items(), key=_rank) if one.rank <= most]
+        top = [_entry(other, one, words) for other, one in best]
+        content.append({**_entry(token, known[token], words), "top_logprobs": top})
+    return {"content": content}
+
+
+def _entry(token: int, known: Logprob, words: AsyncTokenizer) -> dict[str, Any]:
+    text = words.token(token)
+    return {"token": text, "logprob": _number(known), "bytes": list(text.encode())}
+
+
+def _rank(item: tuple[int, Logprob]) -> int:
+    return item[1].rank
+
+
+def _number(known: Logprob) -> float:
+    return max(known.logprob, LEAST)
+
 
 _TEXT, _COMPLETION, _TOTAL = "\0", "\1", "\2"
 """Where a chunk's text and numbers stand while its frame is made."""
@@ -66,7 +116,7 @@ class Reply(ABC):
         model: str,
         fields: Choices,
         prompts: Sequence[Sequence[int]],
-        words: Words,
+        words: AsyncTokenizer,
     ) -> None:
         self.fields, self.prompts, self.words = fields, prompts, words
         self.usage = Usage(sum(map(len, prompts)))
@@ -209,3 +259,61 @@ class Reply(ABC):
 def event(plain: object) -> str:
     """A server-sent event."""
     return f"data: {json.dumps(plain, separators=(',', ':'))}\n\n"
+
+
+class ChatReply(Reply):
+    """Choices that are messages."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    fields: ChatRequest
+
+    @property
+    def scored(self) -> bool:
+        return self.fields.logprobs
+
+    def choice(self, output: CompletionOutput, text: str, scores: Any) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"message": message, "logprobs": scores}
+
+    def piece(self, text: str, first: bool, scores: Any) -> dict[str, Any]:
+        # The role comes with the first text: a chunk of its own would look like a token.
+        role = {"role": "assistant"} if first else {}
+        return {"delta": {**role, "content": text}, "logprobs": scores}
+
+    def scores(self, output: CompletionOutput, offset: int) -> Any:
+        return of_messages(output, self.words, self.fields.top_logprobs)
+
+
+class CompletionReply(Reply):
+    """Choices that are texts."""
+
+    kind = chunk_kind = "text_completion"
+    fields: CompletionRequest
+
+    async def echo(self) -> None:
+        """Have every choice begin with its prompt."""
+        given = self.fields.prompt
+        self.echoes = [
+            one if isinstance(one, str) else await self.words.long_text(one) for one in given
+        ]
+
+    @property
+    def scored(self) -> bool:
+        return self.fields.logprobs is not None
+
+    def choice(self, output: CompletionOutput, text: str, scores: Any) -> dict[str, Any]:
+        return {"text": text, "logprobs": scores}
+
+    def piece(self, text: str, first: bool, scores: Any) -> dict[str, Any]:
+        return {"text": text, "logprobs": scores}
+
+    def scores(self, output: CompletionOutput, offset: int) -> Any:
+        return of_texts(output, self.words, offset)
+
+
+def refuse_misfits(fields: CompletionRequest) -> None:
+    """Raise BadRequest for settings that do not go together."""
+    if fields.stream and (fields.best_of or 0) > fields.n:
+        raise BadRequest(f"best_of={fields.best_of}: with stream, must be n={fields.n}")
+    if fields.echo and fields.logprobs is not None:
+        raise BadRequest("logprobs: with echo, must be null: a prompt's are not computed")

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import ExitStack
 from typing import Any
 
-from pagedsim.serve.api.asked import Asked, taken
-from pagedsim.serve.api.problem import Problem, brief
+from pagedsim.serve.api.errors import APIError, brief
+from pagedsim.serve.api.stream import ParsedRequest, taken
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.stream import Stream
 
@@ -45,13 +45,13 @@ class Results:
         self._going: dict[str, tuple[Result, asyncio.Task[None]]] = {}
         self._ended: dict[str, Result] = {}  # the oldest first
 
-    def start(self, asked: Asked) -> None:
+    def start(self, asked: ParsedRequest) -> None:
         """Have a request of one prompt answered."""
         if asked.name in self._going:
             text = f"request_id={asked.name!r}: is already here; ids must be unique"
-            raise Problem(400, text, "request_id")
+            raise APIError(400, text, "request_id")
         if asked.name in self._ended:
-            raise Problem(400, f"request_id={asked.name!r}: was used already", "request_id")
+            raise APIError(400, f"request_id={asked.name!r}: was used already", "request_id")
         with ExitStack() as stack:
             (stream,) = stack.enter_context(asked.opened(self._engine, stream=True))
             result = Result(asked.name)
@@ -63,7 +63,7 @@ class Results:
         if name in self._going:
             return self._going[name][0]
         if name not in self._ended:
-            raise Problem(404, f"request {name!r}: not known, or not among the last {KEPT}")
+            raise APIError(404, f"request {name!r}: not known, or not among the last {KEPT}")
         return self._ended[name]
 
     async def _follow(self, result: Result, stream: Stream, stack: ExitStack) -> None:
@@ -77,7 +77,7 @@ class Results:
                             result.tokens += one.token_ids
                             result.finish_reason = one.finish_reason
                 result.state = "finished"
-            except Problem as problem:
+            except APIError as problem:
                 result.state, result.error = "failed", brief(str(problem))
             finally:
                 del self._going[result.name]

@@ -1,10 +1,242 @@
-"""What the server's OpenAPI page says of requests and errors."""
+"""Request schemas under OpenAI's and vLLM's field names, and their OpenAPI description."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from pagedsim.core import SamplingParams
+from pagedsim.serve.api.validation import (
+    messages,
+    prompts,
+    properties,
+    request_name,
+    stop_ids,
+    stops,
+    token_ids,
+)
+
+INT32 = 2**31 - 1
+MOST_LOGPROBS = 20
+LONGEST_WAIT = 1e6
+"""Seconds."""
+
+_TEXT = {"type": "string"}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TEXTS = {"type": "array", "items": _TEXT}
+_MESSAGE = {
+    "type": "object",
+    "properties": {"role": _TEXT, "content": {"anyOf": [_TEXT, {"type": "array"}]}},
+    "required": ["role", "content"],
+}
+
+Whole = Annotated[int, Field(ge=-INT32, le=INT32)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Stops = Annotated[
+    tuple[str, ...], PlainValidator(stops), WithJsonSchema({"anyOf": [_TEXT, _TEXTS]})
+]
+Ids = Annotated[list[int], PlainValidator(token_ids), WithJsonSchema(_IDS)]
+StopIds = Annotated[list[int], PlainValidator(stop_ids), WithJsonSchema(_IDS)]
+Prompts = Annotated[
+    list[Any],
+    PlainValidator(prompts),
+    WithJsonSchema({"anyOf": [_TEXT, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
+]
+Messages = Annotated[
+    list[Any],
+    PlainValidator(messages),
+    WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1}),
+]
+Name = Annotated[str, PlainValidator(request_name), WithJsonSchema(_TEXT)]
+
+
+def _also_neutral(schema: dict[str, Any]) -> None:
+    schema["properties"] |= {
+        name: allowed for name, allowed in properties().items() if name not in schema["properties"]
+    }
+
+
+class Fields(BaseModel):
+    """Nothing but these fields, of just these types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: str | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells beside the text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = False
+
+
+class Sampling(Fields):
+    """What all requests for tokens have in common."""
+
+    model_config = ConfigDict(json_schema_extra=_also_neutral)
+
+    max_tokens: Whole | None = None
+    min_tokens: Whole = 0
+    temperature: Annotated[float, Field(ge=0, le=1e4)] = 1.0
+    top_p: float = 1.0
+    top_k: Whole = 0
+    min_p: float = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stops = ()
+    stop_token_ids: StopIds = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    user: Annotated[str, Field(max_length=256)] = ""
+    """The client, to policies that are fair to clients."""
+    priority: Annotated[float, Field(ge=-1e9, le=1e9)] = 0.0
+    """The smaller the more urgent."""
+    deadline: Annotated[float, Field(ge=0, le=LONGEST_WAIT)] | None = None
+    """Seconds until the answer is due, to policies that go by that."""
+    timeout: Annotated[float, Field(gt=0, le=LONGEST_WAIT)] | None = None
+    """Seconds after which the request is given up."""
+    request_id: Name | None = None
+
+    def fill(self, defaults: Mapping[str, Any], most: int) -> None:
+        """Take what the model has by default for fields that were not given.
+
+        `most` tokens can be answered. A bound that a path has of its own stays.
+        """
+        for name, value in defaults.items():
+            if name == "max_tokens":
+                self.max_tokens = self.max_tokens or min(value, most)
+            elif name not in self.model_fields_set:
+                setattr(self, name, value)
+
+    def params(self, **more: Any) -> SamplingParams:
+        """For the engine; raises RequestError for values that cannot be."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            stop=self.stop,
+            stop_token_ids=tuple(self.stop_token_ids),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            ignore_eos=self.ignore_eos,
+            **more,
+        )
+
+    @property
+    def bound(self) -> str:
+        """The field that says how many tokens there may be."""
+        return "max_tokens"
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What policies see, and how long it may take."""
+        return {
+            "priority": self.priority,
+            "client": self.user,
+            "deadline": self.deadline,
+            "timeout": self.timeout,
+        }
+
+
+class Choices(Sampling):
+    """Requests that are answered with choices, at once or as they grow."""
+
+    n: Whole = 1
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream says at its end how many tokens there were."""
+        return bool(self.stream_options.include_usage)
+
+    @property
+    def keeps_telling(self) -> bool:
+        """Whether each of its chunks does."""
+        return self.tells_usage and bool(self.stream_options.continuous_usage_stats)
+
+
+class CompletionRequest(Choices):
+    """`POST /v1/completions`."""
+
+    prompt: Prompts
+    max_tokens: Whole = 16
+    best_of: Whole | None = None
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    def asked(self) -> SamplingParams:
+        """For the engine."""
+        return self.params(n=self.n, best_of=self.best_of, logprobs=self.logprobs)
+
+
+class ChatRequest(Choices):
+    """`POST /v1/chat/completions`."""
+
+    messages: Messages
+    max_completion_tokens: Whole | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
+
+    @property
+    def bound(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def asked(self) -> SamplingParams:
+        """For the engine."""
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        return self.params(n=self.n, logprobs=self.top_logprobs if self.logprobs else None)
+
+
+class GenerateRequest(Sampling):
+    """`POST /generate`."""
+
+    prompt: Prompts
+    max_tokens: Whole = 100
+    max_length: Whole | None = None
+    """Another name of max_tokens."""
+
+    @property
+    def bound(self) -> str:
+        return "max_tokens" if self.max_length is None else "max_length"
+
+    def asked(self) -> SamplingParams:
+        """For the engine."""
+        if self.max_length is not None:
+            self.max_tokens = self.max_length
+        return self.params()
+
+
+class TokenizeRequest(Fields):
+    """`POST /tokenize`: a prompt, or messages."""
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Fields):
+    """`POST /detokenize`."""
+
+    tokens: Ids
+
 
 _ERROR = {
     "type": "object",

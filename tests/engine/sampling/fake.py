@@ -12,7 +12,7 @@ from torch import Tensor
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, StepPlan
 from pagedsim.core.plan import rebuilds
-from pagedsim.engine.answer import Answers, Question
+from pagedsim.engine.inflight import SamplingJob, StepResults
 from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
@@ -40,9 +40,9 @@ def answers(
     samplers: list[tuple[Request, int]],
     groups: Mapping[Any, Group],
     sampler: Sampler,
-) -> Answers:
+) -> StepResults:
     """Ask, draw and answer in one."""
-    question = Question(samplers, groups)
+    question = SamplingJob(samplers, groups)
     question.draw(logits, sampler)
     return question.answers()
 

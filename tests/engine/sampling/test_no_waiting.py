@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.noise import stream_key
-from pagedsim.engine.sampler import Row, Sampler
+from pagedsim.engine.sampler import Row, Sampler, stream_key
 
 pytestmark = [
     pytest.mark.gpu,

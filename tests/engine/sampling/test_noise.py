@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagedsim.engine.noise import gumbel, stream_key, words_of
+from pagedsim.engine.sampler import gumbel, stream_key, words_of
 from pagedsim.kernels.reference.gumbel import hashed, token_hashes
 
 KEYS = [stream_key(11, index) for index in range(64)]

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.noise import stream_key
-from pagedsim.engine.sampler import Row, Sampler
+from pagedsim.engine.sampler import Row, Sampler, stream_key
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"

@@ -15,10 +15,17 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.logits import forbid, penalise, penalties
-from pagedsim.engine.noise import gumbel, stream_key
-from pagedsim.engine.said import Said, places
-from pagedsim.engine.sampler import Row, Sample, Sampler
+from pagedsim.engine.sampler import (
+    Row,
+    Sample,
+    Sampler,
+    forbid,
+    gumbel,
+    penalise,
+    penalties,
+    stream_key,
+)
+from pagedsim.engine.token_counts import TokenCounts, places
 from pagedsim.kernels.reference.draw import keep_min_p, keep_top_k
 from pagedsim.kernels.reference.nucleus import keep_top_p
 
@@ -206,8 +213,8 @@ def test_what_was_said_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(sum(map(len, texts)))
         return places(texts, like)
 
-    monkeypatch.setattr("pagedsim.engine.said.places", counted)
-    said, logits = Said(), some_logits(3)
+    monkeypatch.setattr("pagedsim.engine.token_counts.places", counted)
+    said, logits = TokenCounts(), some_logits(3)
     texts: list[list[int]] = [[5], [7, 7], []]
     prompts = [(1, 2), (2, 3), ()]
     settings = penalties([SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5)] * 3, CPU)

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
-from pagedsim.engine.noise import gumbel, stream_key
 from pagedsim.engine.output import CompletionOutput, RequestOutput
-from pagedsim.engine.sampler import Sample
+from pagedsim.engine.sampler import Sample, gumbel, stream_key
 from pagedsim.engine.sequence import Sequences, make_group
 from tests.engine.sampling.fake import Letters, Loop, noisy
 

@@ -1,0 +1,219 @@
+"""Handlers of the API's paths: completions, chat, generate, models, tokenisation."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from pagedsim.serve.api.body import read
+from pagedsim.serve.api.errors import APIError, BadRequest
+from pagedsim.serve.api.header_check import ARRIVAL
+from pagedsim.serve.api.reply import ChatReply, CompletionReply, Reply, refuse_misfits
+from pagedsim.serve.api.results import Results
+from pagedsim.serve.api.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Fields,
+    GenerateRequest,
+    Sampling,
+    TokenizeRequest,
+    body,
+)
+from pagedsim.serve.api.stream import EventStream, ParsedRequest, while_present, whole
+from pagedsim.serve.api.tokenise import AsyncTokenizer
+from pagedsim.serve.api.validation import NAME
+from pagedsim.serve.async_engine import AsyncLLMEngine
+
+F = TypeVar("F", bound=Fields)
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """Takes requests for one model."""
+
+    engine: AsyncLLMEngine
+    model: str
+    words: AsyncTokenizer
+    max_model_len: int
+    max_body: int
+    results: Results
+    defaults: Mapping[str, Any]
+    """Of sampling, where a request says nothing."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def read(self, request: Request, kind: type[F]) -> F:
+        """A request's fields, for the model that is served."""
+        fields = await read(request, kind, self.max_body)
+        self.check_model(fields.model)
+        return fields
+
+    def check_model(self, name: str | None) -> None:
+        """Raise APIError for another model than the one that is served."""
+        if name not in (None, self.model):
+            raise APIError(
+                404,
+                f"model={name!r}: is not served here; {self.model!r} is",
+                "model",
+                "model_not_found",
+            )
+
+    async def complete(self, request: Request) -> Response:
+        """Prompts go on."""
+        fields = await self.read(request, CompletionRequest)
+        refuse_misfits(fields)
+        prompts = await self._tokens(fields.prompt)
+        asked = self._asked("cmpl", prompts, fields, request)
+        self._refuse_too_long(asked, fields.bound)
+        reply = CompletionReply(asked.name, self.model, fields, prompts, self.words)
+        if fields.echo:
+            await reply.echo()
+        return await self._answer(request, asked, reply)
+
+    async def chat(self, request: Request) -> Response:
+        """The next message of a conversation."""
+        fields = await self.read(request, ChatRequest)
+        if fields.top_logprobs and not fields.logprobs:
+            raise BadRequest(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
+        prompts = self._fitting([await self.words.chat(fields.messages)])
+        asked = self._asked("chatcmpl", prompts, fields, request)
+        self._refuse_too_long(asked, fields.bound)
+        reply = ChatReply(asked.name, self.model, fields, prompts, self.words)
+        return await self._answer(request, asked, reply)
+
+    async def generate(self, request: Request) -> Response:
+        """An answer that is asked for later."""
+        fields = await self.read(request, GenerateRequest)
+        if len(fields.prompt) != 1:
+            raise BadRequest(f"prompt: {len(fields.prompt)} prompts: must be one")
+        prompts = await self._tokens(fields.prompt)
+        asked = self._asked("gen", prompts, fields, request)
+        self._refuse_too_long(asked, fields.bound)
+        self.results.start(asked)
+        return JSONResponse({"request_id": asked.name})
+
+    async def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        return self._fitting(await self.words.tokens(prompts))
+
+    def _fitting(self, prompts: list[list[int]]) -> list[list[int]]:
+        """The prompts, none of which is beyond the model, before any of them is begun."""
+        if (longest := max(map(len, prompts))) > self.max_model_len:
+            raise BadRequest(f"prompt of {longest} tokens: max_model_len is {self.max_model_len}")
+        return prompts
+
+    def _asked(
+        self,
+        kind: str,
+        prompts: Sequence[Sequence[int]],
+        fields: CompletionRequest | ChatRequest | GenerateRequest,
+        request: Request,
+    ) -> ParsedRequest:
+        """What is asked of the engine; it arrived when its headers did, before it was read."""
+        fields.fill(self.defaults, max(self.max_model_len - max(map(len, prompts)), 1))
+        labels = {**fields.labels, "arrival": request.scope[ARRIVAL]}
+        return ParsedRequest(_name(kind, fields, request), prompts, fields.asked(), labels)
+
+    def _refuse_too_long(self, asked: ParsedRequest, bound: str) -> None:
+        """Raise BadRequest if prompt plus field `bound` exceeds max_model_len."""
+        longest, most = max(map(len, asked.prompts)), asked.params.max_tokens or 0
+        if (allowed := self.max_model_len - longest) < most:
+            what = f"must be at most {allowed}" if allowed else "no token can follow"
+            raise BadRequest(
+                f"{bound}={most}: with a prompt of {longest} tokens {what}: "
+                f"max_model_len is {self.max_model_len}"
+            )
+
+    async def _answer(self, request: Request, asked: ParsedRequest, reply: Reply) -> Response:
+        if reply.fields.stream:
+            return EventStream(self.engine, asked, reply)
+        async with while_present(request.receive):
+            with asked.opened(self.engine, stream=False) as streams:
+                outputs = await whole(streams)
+            return JSONResponse(reply.whole(outputs))
+        return Response(status_code=499)  # nobody reads it
+
+
+def _name(kind: str, fields: Sampling, request: Request) -> str:
+    """A request's id: the client's own, if it has one."""
+    if fields.request_id is not None:
+        return fields.request_id
+    header = request.headers.get("x-request-id", "")
+    return header if NAME.fullmatch(header) else f"{kind}-{uuid.uuid4().hex}"
+
+
+PIECE = 65536
+"""Values that are written as JSON at once; nothing else of Python runs meanwhile."""
+
+
+def add_models(router: APIRouter, front: Handlers) -> None:
+    """Add the paths that compute nothing."""
+
+    def model() -> dict[str, Any]:
+        return {
+            "id": front.model,
+            "object": "model",
+            "created": front.created,
+            "owned_by": "pagedsim",
+            "root": front.model,
+            "parent": None,
+            "max_model_len": front.max_model_len,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model that is served."""
+        return {"object": "list", "data": [model()]}
+
+    @router.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        """The same, by its name."""
+        front.check_model(name)
+        return model()
+
+    @router.get("/result/{name}")
+    async def result(name: str) -> dict[str, Any]:
+        """What there is of a request that was sent to /generate."""
+        return front.results.find(name).plain
+
+    @router.post("/tokenize", openapi_extra=body(TokenizeRequest), response_class=JSONResponse)
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a prompt, or of a conversation as the model reads it."""
+        fields = await front.read(request, TokenizeRequest)
+        if (fields.prompt is None) is (fields.messages is None):
+            raise BadRequest("prompt: must be given, or messages in its place")
+        if fields.prompt is not None:
+            (ids,) = await front.words.tokens([fields.prompt])
+        else:
+            ids = await front.words.chat(fields.messages or [], fields.add_generation_prompt)
+        with_texts = fields.return_token_strs
+        text = await front.words.apart(len(ids), lambda: _tokens(front, ids, with_texts))
+        return Response(text, media_type="application/json")
+
+    @router.post("/detokenize", openapi_extra=body(DetokenizeRequest))
+    async def detokenize(request: Request) -> dict[str, Any]:
+        """The text of tokens."""
+        fields = await front.read(request, DetokenizeRequest)
+        return {"prompt": await front.words.long_text(fields.tokens)}
+
+
+def _tokens(front: Handlers, ids: Sequence[int], with_texts: bool) -> str:
+    """What /tokenize answers, with the text of each token where that is asked."""
+    texts = _listed([front.words.token(one) for one in ids]) if with_texts else "null"
+    about = f'"count":{len(ids)},"max_model_len":{front.max_model_len}'
+    return f'{{{about},"tokens":{_listed(ids)},"token_strs":{texts}}}'
+
+
+def _listed(values: Sequence[int | str]) -> str:
+    """Values as JSON, piece by piece."""
+    pieces = [
+        json.dumps(values[at : at + PIECE], separators=(",", ":"))[1:-1]
+        for at in range(0, len(values), PIECE)
+    ]
+    return f"[{','.join(pieces)}]"

@@ -1,0 +1,168 @@
+"""From a parsed request to its outputs: engine streams, and server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagedsim.core import PagedsimError, SamplingParams
+from pagedsim.engine.output import RequestOutput
+from pagedsim.serve.api.errors import APIError, problem_of, refuse_lost
+from pagedsim.serve.api.reply import DONE, Reply, event
+from pagedsim.serve.async_engine import AsyncLLMEngine
+from pagedsim.serve.stream import Stream
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """Prompts that are to be answered together."""
+
+    name: str
+    """The request's id; the engine's, too, where there is one prompt."""
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    labels: dict[str, Any]
+    """As `AsyncLLMEngine.open` takes them."""
+
+    @contextmanager
+    def opened(self, engine: AsyncLLMEngine, *, stream: bool) -> Iterator[list[Stream]]:
+        """A stream for each prompt; with `stream` of what is new, else of the last output."""
+        alone = len(self.prompts) == 1
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(
+                    engine.open(
+                        prompt,
+                        self.params,
+                        self.name if alone else f"{self.name}-{place}",
+                        stream=stream,
+                        delta=stream,
+                        **self.labels,
+                    )
+                )
+                for place, prompt in enumerate(self.prompts)
+            ]
+
+
+async def taken(stream: Stream) -> list[RequestOutput]:
+    """What is new; raises APIError if the request has failed."""
+    try:
+        outputs = await stream.take()
+    except PagedsimError as error:
+        raise problem_of(error) from error
+    if outputs:
+        refuse_lost(outputs[-1])
+    return outputs
+
+
+async def accepted(engine: AsyncLLMEngine, streams: Sequence[Stream]) -> None:
+    """Wait until the engine has looked at all of them; raises APIError if it refuses one."""
+    await engine.ask(lambda served: None)  # which comes after them
+    for stream in streams:
+        if stream.error is not None:
+            raise problem_of(stream.error)
+
+
+async def whole(streams: Sequence[Stream]) -> list[RequestOutput]:
+    """The last output of each; raises APIError if one has failed."""
+    outputs = []
+    for stream in streams:
+        last = []
+        while news := await taken(stream):
+            last = news
+        outputs += last[-1:]
+    return outputs
+
+
+@asynccontextmanager
+async def while_present(receive: Receive) -> AsyncIterator[None]:
+    """A block that is left as soon as the client has gone; what comes after it is not read."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        task.uncancel()
+    finally:
+        watcher.cancel()
+
+
+_START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-store"),
+    ],
+}
+
+
+class EventStream(Response):
+    """What the engine hands over together goes out in one write.
+
+    The status is known with the first output: whatever goes wrong before is no stream, but an
+    answer with its own status, and afterwards an event with the error, and the end.
+    """
+
+    def __init__(self, engine: AsyncLLMEngine, asked: ParsedRequest, reply: Reply) -> None:
+        super().__init__()
+        self._engine, self._asked, self._reply = engine, asked, reply
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with while_present(receive):
+            try:
+                with self._asked.opened(self._engine, stream=True) as streams:
+                    await self._pass_all(streams, send)
+                last = self._reply.last()
+            except APIError as problem:
+                if not self._begun:
+                    raise
+                last = (event(problem.plain) + DONE).encode()
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _pass_all(self, streams: list[Stream], send: Send) -> None:
+        if len(streams) == 1:
+            return await self._pass(0, streams[0], send)
+        await accepted(self._engine, streams)
+        # Not a TaskGroup: its exception groups and their members refer to each other.
+        tasks = [asyncio.create_task(self._pass(*one, send)) for one in enumerate(streams)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await _ended(tasks)
+
+    async def _pass(self, place: int, stream: Stream, send: Send) -> None:
+        reply = self._reply
+        while outputs := await taken(stream):
+            body = reply.events(place, outputs)
+            if not self._begun:
+                self._begun = True
+                await send(_START)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel the tasks, wait until they have ended, and forget them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    tasks.clear()

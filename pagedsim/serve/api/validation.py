@@ -1,0 +1,257 @@
+"""Validation of request fields: union types, and fields that only other servers implement.
+
+Fields of other servers are accepted where they do not change the answer, so that unmodified clients
+work, and refused where they would.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pagedsim.core.errors import shown
+from pagedsim.serve.api.errors import BadRequest
+
+
+def excerpt(value: object, most: int = 80) -> str:
+    """A value as a text of at most `most` characters and a mark; the rest is not looked at.
+
+    >>> excerpt([1, "two", None])
+    "[1, 'two', None]"
+    >>> excerpt(list(range(10**6)), 12)
+    '[0, 1, 2, 3,…'
+    """
+    text = shown(_begin(value, [most]))
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _begin(value: Any, left: list[int]) -> Any:
+    """As much of a value as has more characters than there are `left` in the end."""
+    left[0] -= 1
+    most = left[0] + 2
+    if isinstance(value, str):
+        return value[:most]
+    if isinstance(value, list | tuple):
+        some: list[Any] = []
+        for one in value:
+            if left[0] < 0:
+                break
+            some.append(_begin(one, left))
+        return some
+    if isinstance(value, dict):
+        entries: dict[Any, Any] = {}
+        for key, one in value.items():
+            if left[0] < 0:
+                break
+            name = _begin(key, left)
+            entries[name] = _begin(one, left)
+        return entries
+    return value
+
+
+MOST_PROMPTS = 1024
+MOST_STOPS = 64
+LONGEST_STOP = 1024
+"""Characters: a text is compared with each one, token by token or by its digits."""
+MOST_STOP_IDS = 1024
+MOST_MESSAGES = 4096
+LARGEST = 2**63 - 1
+NAME = re.compile(r"[\w.:+@-]{1,128}", re.ASCII)
+"""What a client may call a request."""
+_SILENT: tuple[Any, ...] = ("", [], {}, None)
+
+
+def stops(value: Any) -> tuple[str, ...]:
+    """Strings that end an answer."""
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise ValueError(f"stop={_brief(value)}: must be a text or a list of texts")
+    if len(given) > MOST_STOPS:
+        raise ValueError(f"stop: {len(given)} texts: at most {MOST_STOPS}")
+    if (longest := max(map(len, given), default=0)) > LONGEST_STOP:
+        raise ValueError(f"stop: a text of {longest} characters: at most {LONGEST_STOP}")
+    return tuple(given)
+
+
+def stop_ids(value: Any) -> list[int]:
+    """Tokens that end an answer."""
+    found = token_ids(value, "stop_token_ids")
+    if len(found) > MOST_STOP_IDS:
+        raise ValueError(f"stop_token_ids: {len(found)} ids: at most {MOST_STOP_IDS}")
+    return found
+
+
+def token_ids(value: Any, where: str = "token ids") -> list[int]:
+    """A list of token ids."""
+    if not isinstance(value, list):
+        raise ValueError(f"{where}: {_brief(value)}: must be a list of token ids")
+    # All at once, since there may be millions; which it is is looked for only then.
+    if set(map(type, value)) <= {int} and (
+        not value or (min(value) >= 0 and max(value) <= LARGEST)
+    ):
+        return value
+    wrong = (i for i, one in enumerate(value) if type(one) is not int or not 0 <= one <= LARGEST)
+    place = next(wrong)
+    raise ValueError(f"{where}[{place}]={_brief(value[place])}: must be a token id, 0 or more")
+
+
+def prompts(value: Any) -> list[str | list[int]]:
+    """One prompt or several, as a text each or as token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError(
+            f"prompt={_brief(value)}: must be a text, token ids, or a list of texts or token ids"
+        )
+    if isinstance(value[0], str | list):
+        if len(value) > MOST_PROMPTS:
+            raise ValueError(f"prompt: {len(value)} prompts: at most {MOST_PROMPTS} in a request")
+        return [_prompt(f"prompt[{place}]", one) for place, one in enumerate(value)]
+    return [token_ids(value, "prompt")]
+
+
+def _prompt(where: str, value: Any) -> str | list[int]:
+    return value if isinstance(value, str) else token_ids(value, where)
+
+
+def request_name(value: Any) -> str:
+    """A request's id, if the client gives one."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ValueError(
+            f"request_id={_brief(value)}: must be 1 to 128 letters, digits and . : + @ _ -"
+        )
+    return value
+
+
+def messages(value: Any) -> list[dict[str, str]]:
+    """A conversation, with its contents as texts."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"messages={_brief(value)}: must be a list of at least one message")
+    if len(value) > MOST_MESSAGES:
+        raise ValueError(f"messages: {len(value)} of them: at most {MOST_MESSAGES}")
+    return [_message(f"messages[{place}]", one) for place, one in enumerate(value)]
+
+
+def _message(where: str, message: Any) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise ValueError(f"{where}={_brief(message)}: must have a role and a content")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"{where}.role={_brief(role)}: must be a text, such as user")
+    if role == "assistant" and content is None:  # an answer that had none
+        content = ""
+    told = {"role": role, "content": _content(f"{where}.content", content)}
+    for name, more in message.items():
+        if name == "name" and isinstance(more, str):
+            told[name] = more
+        elif name not in told and more not in _SILENT:
+            raise ValueError(f"{where}.{name}: is not supported here; allowed: role, content, name")
+    return told
+
+
+def _content(where: str, content: Any) -> str:
+    """What a message says; it may be cut into parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"{where}={_brief(content)}: must be a text, or a list of text parts")
+    return "".join(_part(f"{where}[{place}]", one) for place, one in enumerate(content))
+
+
+def _part(where: str, part: Any) -> str:
+    if isinstance(part, dict) and part.get("type") == "text":
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+        raise ValueError(f"{where}.text={_brief(text)}: must be a text")
+    kind = part.get("type") if isinstance(part, dict) else part
+    raise ValueError(f"{where}.type={_brief(kind)}: must be 'text'; the model reads nothing else")
+
+
+def _brief(value: Any) -> str:
+    return excerpt(value).replace("None", "null")
+
+
+ANYTHING = "anything"
+"""Whatever it says, answers are the same."""
+
+NOTHING: tuple[Any, ...] = ()
+"""Any value but null would change the answer."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...] | str] = {
+    # OpenAI's
+    "store": ANYTHING,
+    "metadata": ANYTHING,
+    "service_tier": ANYTHING,
+    "safety_identifier": ANYTHING,
+    "prompt_cache_key": ANYTHING,
+    "prompt_cache_options": ANYTHING,
+    "prompt_cache_retention": ANYTHING,
+    "prediction": ANYTHING,
+    "parallel_tool_calls": ANYTHING,
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "audio": NOTHING,
+    "moderation": NOTHING,
+    "web_search_options": NOTHING,
+    # vLLM's
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "include_reasoning": (True,),
+    "detokenize": (True,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "bad_words": ([],),
+    "documents": ([],),
+    "chat_template_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "vllm_xargs": ({},),
+    "truncate_prompt_tokens": NOTHING,
+    "prompt_logprobs": NOTHING,
+    "prompt_embeds": NOTHING,
+    "allowed_token_ids": NOTHING,
+    "logits_processors": NOTHING,
+    "chat_template": NOTHING,
+    "structured_outputs": NOTHING,
+    "guided_json": NOTHING,
+    "guided_regex": NOTHING,
+    "guided_choice": NOTHING,
+    "guided_grammar": NOTHING,
+    "kv_transfer_params": NOTHING,
+    "cache_salt": NOTHING,
+}
+"""The values of each that are accepted."""
+
+
+def refuse_strange(name: str, value: object) -> None:
+    """Raise BadRequest for a value that would change the answer."""
+    allowed = NEUTRAL[name]
+    if allowed == ANYTHING or value in allowed:
+        return
+    given = excerpt(value, 60)
+    words = " or ".join(shown(one) for one in (*allowed, None))
+    raise BadRequest(
+        f"{name}={given}: is not supported here; allowed: {words.replace('None', 'null')}"
+    )
+
+
+def properties() -> dict[str, Any]:
+    """The same, for a schema."""
+    return {
+        name: {} if allowed == ANYTHING else {"enum": [*allowed, None]}
+        for name, allowed in NEUTRAL.items()
+    }

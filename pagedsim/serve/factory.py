@@ -1,0 +1,112 @@
+"""What a server's configuration describes: the engine, or the simulator in real time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagedsim.config import Serve
+from pagedsim.core import ConfigError, Policy, PolicyWrapper
+from pagedsim.core.errors import not_installed, require_number, require_whole, shown
+from pagedsim.engine.observer import Observer
+from pagedsim.run.backend import RunConfig
+from pagedsim.run.serving import Serving
+from pagedsim.run.simulation import Simulation
+from pagedsim.serve.backend import Backend, Tokenizer
+from pagedsim.serve.realtime_sim import RealtimeSimulator
+
+OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """An engine, and what clients are told of it."""
+
+    engine: Backend
+    backend: str
+    model: str
+
+    @property
+    def policy(self) -> str:
+        """The name of its policy's class."""
+        return type(self.engine.scheduler.policy).__name__
+
+
+def made(
+    config: Mapping[str, Any],
+    observer: Observer | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> ServedModel:
+    """The engine that a configuration describes; raises ConfigError for what cannot be.
+
+    What takes long is told to `say` before it begins.
+    """
+    require_number("speed", config["speed"], above=0)
+    require_whole("answer_tokens", config["answer_tokens"], 1)
+    if config["name"] == "":
+        raise ConfigError("name='': must not be empty; null is the model's own")
+    run_config = RunConfig(dict(config), config["seed"])
+    stage = run_config.prepare()
+    for policy in stage.policies:
+        _refuse_unpredicted(policy)
+    if isinstance(stage, Simulation):
+        engine: Backend = RealtimeSimulator(
+            stage.scheduler,
+            stage.cost,
+            observer=observer,
+            speed=config["speed"],
+            answer_tokens=config["answer_tokens"],
+            tokenizer=_tokenizer(config["tokenizer"]),
+            **stage.settings,
+        )
+        return ServedModel(engine, "sim", config["name"] or stage.replica.model.name)
+    if isinstance(stage, Serving):
+        _refuse_the_simulators(config)
+        say(f"loading {told(stage.name)}")
+        engine = _engine(stage, observer)
+        return ServedModel(engine, "engine", config["name"] or told(stage.name))
+    raise ConfigError(f"backend={type(stage).__name__}: serve takes sim and engine")
+
+
+def told(model: str) -> str:
+    """What clients call a model: a file or folder by its own name, and not where it lies here."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else model
+
+
+def _refuse_unpredicted(policy: Policy) -> None:
+    """Refuse what goes by predicted lengths; deadlines and clients come with requests."""
+    if "predictor" in policy.needs:
+        name = type(policy).__name__
+        raise ConfigError(f"policy: {name} goes by predicted lengths, and clients predict none")
+    if isinstance(policy, PolicyWrapper):
+        _refuse_unpredicted(policy.inner)
+
+
+def _refuse_the_simulators(config: Mapping[str, Any]) -> None:
+    for name in OF_THE_SIMULATOR:
+        if config[name] != getattr(Serve, name):
+            raise ConfigError(f"{name}={shown(config[name])}: is a setting of backend=sim")
+
+
+def _engine(stage: Serving, observer: Observer | None) -> Backend:
+    from pagedsim.engine.engine import LLMEngine
+
+    return LLMEngine(stage.arguments, observer=observer)
+
+
+def _tokenizer(where: str | None) -> Tokenizer | None:
+    if where is None:
+        return None
+    if not Path(where).expanduser().is_dir():
+        raise ConfigError(f"tokenizer={where}: must be a folder with a tokenizer's files")
+    try:
+        from pagedsim.engine.tokenizer import load_tokenizer
+    except ModuleNotFoundError as error:
+        raise not_installed(f"tokenizer={where}", "engine", error.name) from error
+    found = load_tokenizer(Path(where).expanduser())
+    if found is None:
+        raise ConfigError(f"tokenizer={where}: has no tokenizer's files")
+    return found

@@ -1,0 +1,263 @@
+"""The simulator in real time, as an engine: it waits as long as the cost model says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+import simpy
+
+from pagedsim.core import Request, RequestError, RequestId, SamplingParams, Scheduler, StepPlan
+from pagedsim.engine.observer import Observer
+from pagedsim.engine.output import RequestOutput
+from pagedsim.serve.backend import Tokenizer
+from pagedsim.serve.sim_events import FailureTrackingCost, SimEvents
+from pagedsim.serve.sim_output import FillerTokenizer, SimOutput
+from pagedsim.sim.ahead import AheadServer
+from pagedsim.sim.beams import Beams
+from pagedsim.sim.environment import Environment
+from pagedsim.sim.server import Costs, Server
+from pagedsim.sim.tiers import Tiers
+
+SLICE = 0.05
+"""Seconds of ours after which a step returns, even if the model's time is still behind: whoever
+comes, goes or asks is heard in between."""
+
+
+class StepByStep(Environment):
+    """An environment in which something may always happen next, so that no step is passed over."""
+
+    def peek(self) -> float:
+        return self.now
+
+    @property
+    def due(self) -> float:
+        """When the next event is; infinity if there is none."""
+        return super().peek()
+
+
+class RealtimeSimulator:
+    """What `LLMEngine` is, over the simulator: its own server, whose time passes as ours does.
+
+    Who calls `step` waits for `pause` before. Times are those of the model; with a `speed` of 10
+    ten of its seconds pass in one of ours. Answers are filler of the length that is asked for.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cost: Costs,
+        *,
+        observer: Observer | None = None,
+        speed: float = 1.0,
+        answer_tokens: int = 256,
+        tokenizer: Tokenizer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        overlap: bool = False,
+        copy_seconds: float = 0.0,
+        beams: Beams | None = None,
+        tiers: Tiers | None = None,
+    ) -> None:
+        """`answer_tokens` has an answer where the client sets no bound; `clock` is in seconds.
+
+        The last four are those of `Server`.
+        """
+        self.scheduler, self.speed, self.answer_tokens = scheduler, speed, answer_tokens
+        self.tokenizer: Tokenizer = tokenizer or FillerTokenizer()
+        self.failure = ""
+        self.lag = 0.0
+        self.default_sampling: dict[str, Any] = {}
+        self._told = SimEvents(observer)
+        self._cost = FailureTrackingCost(cost)
+        self._settings: dict[str, Any] = {
+            "overlap": overlap,
+            "copy_seconds": copy_seconds,
+            "beams": beams,
+            "tiers": tiers,
+        }
+        self._answers: dict[RequestId, SimOutput] = {}
+        self._unqueued: list[RequestOutput] = []  # of whom the policy could not take
+        self._clock, self._epoch = clock, clock()
+        self._begin(0.0)
+        self._environment.step()  # the server's process begins, and rests
+
+    def _begin(self, now: float) -> None:
+        """A server over the scheduler as it is, and all who are still to come to it."""
+        kind = AheadServer if self.scheduler.async_scheduling else Server
+        self._environment = StepByStep(now)
+        self._server = kind(
+            self._environment,
+            self.scheduler,
+            self._cost,
+            self._told,
+            fast_forward=False,
+            **self._settings,
+        )
+        here = self.scheduler.requests
+        self._server.searching = sum(one.params.beam_search for one in here.values())
+        for answer in self._answers.values():
+            if answer.request.id not in here:
+                self._announce(answer)
+
+    @property
+    def now(self) -> float:
+        """Seconds since the engine was made, by the model's clock."""
+        return (self._clock() - self._epoch) * self.speed
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next step begins or ends; infinity if nothing will."""
+        due = self._environment.due
+        return due if due == inf else max(due - self.now, 0.0) / self.speed
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether anybody is still to be answered."""
+        return bool(self._answers)
+
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        request_id: RequestId,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        delta: bool = False,
+        arrival: float | None = None,
+        **labels: Any,
+    ) -> None:
+        """Queue a prompt, as `LLMEngine` does; it comes at `arrival`, on this engine's clock."""
+        params = params or SamplingParams()
+        if params.logprobs is not None:
+            raise RequestError(f"request {request_id!r}: logprobs: backend=sim computes none")
+        if request_id in self._answers:
+            raise RequestError(f"request {request_id!r} is already here; ids must be unique")
+        text = prompt if isinstance(prompt, str) else None
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        when = self.now if arrival is None else arrival
+        request = Request(request_id, ids, params, arrival=when, **labels)
+        if reason := self.scheduler.infeasible(request):
+            raise RequestError(f"request {request_id!r}: {reason}")
+        streams = stream and not (params.beam_search or (params.best_of or 0) > params.n)
+        self._answers[request_id] = answer = SimOutput(
+            request, text, request.max_tokens or self.answer_tokens, streams=streams, delta=delta
+        )
+        self._announce(answer)
+
+    def _announce(self, answer: SimOutput) -> None:
+        """It comes when it is due."""
+        request = answer.request
+
+        def arrive(event: simpy.Event) -> None:
+            if self._answers.get(request.id) is answer:  # it may have been aborted before
+                try:
+                    self._server.submit(request, answer.limit)
+                except Exception as error:  # a policy's own
+                    self._refuse(answer, error)
+
+        self._when(request.arrival or 0.0, arrive)
+
+    def _refuse(self, answer: SimOutput, error: Exception) -> None:
+        """It could not be queued: it ends, and nobody else does."""
+        self.failure = f"{type(error).__name__}: {error}"
+        self._unqueued.append(self._ended(answer, "error"))
+
+    def _when(self, time: float, what: Callable[[simpy.Event], None]) -> None:
+        event = self._environment.at(time)
+        assert event.callbacks is not None
+        event.callbacks.append(what)
+
+    def abort_request(self, request_id: RequestId) -> RequestOutput:
+        """End a request wherever it is; returns what there is of it."""
+        if request_id not in self._answers:
+            raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
+        answer = self._answers[request_id]
+        if request_id in self.scheduler.requests:
+            self._server.abort(request_id)
+            self._when(self.now, lambda event: self._server.wake())
+        return self._ended(answer, "abort")
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Let what is due happen; returns what came out.
+
+        If a step cannot be carried out its requests end with finish reason "error"; if a policy
+        fails, all do.
+        """
+        now, outputs = self.now, list[RequestOutput]()
+        until = self._clock() + SLICE
+        while self._environment.due <= now and self._clock() <= until:
+            try:
+                self._environment.step()
+            except Exception as error:
+                outputs += self._failed(error)
+            outputs += self._said()
+            self.lag = max(self.now - self._environment.now, 0.0) / self.speed
+        return outputs
+
+    def _said(self) -> list[RequestOutput]:
+        """What the steps that ended have given, and who is through."""
+        outputs, self._unqueued = self._unqueued, []
+        for requests in self._told.ended(self._environment.now):
+            for request in requests:
+                answer = self._answers.get(request.id)
+                if answer is not None and answer.request is request:
+                    answer.grow()
+                    if answer.streams and request.alive:
+                        outputs.append(answer.output())
+        for request in self._told.leavers():
+            answer = self._answers.get(request.id)
+            if answer is not None and answer.request is request:
+                outputs.append(self._ended(answer, self._reason(answer)))
+        return outputs
+
+    def _reason(self, answer: SimOutput) -> str:
+        """Why it ended: by itself, where it was not the client or the model that bound it."""
+        request = answer.request
+        bound = request.prompt_len + request.generated >= self.scheduler.max_model_len
+        free = answer.stop is not None or (request.max_tokens is None and not bound)
+        if request.finish_reason == "length" and answer.complete and free:
+            return "stop"
+        return request.finish_reason or "rejected"
+
+    def _ended(self, answer: SimOutput, reason: str) -> RequestOutput:
+        del self._answers[answer.request.id]
+        return answer.output(reason)
+
+    def _failed(self, error: Exception) -> list[RequestOutput]:
+        """End all that the step would have touched, and go on with a server of the same queues.
+
+        What is not a step's fault ends everybody; raises it where nobody is there to end.
+        """
+        plan, self._cost.failed = self._cost.failed, None
+        scheduler, now = self.scheduler, self._environment.now
+        if plan is None and not scheduler.requests:
+            raise error
+        self.failure = f"{type(error).__name__}: {error}"
+        lost = list(scheduler.requests.values()) if plan is None else self._touched(plan)
+        outputs = [self._lost(one) for one in lost if one.alive]
+        if scheduler.pending is not None:
+            scheduler.dispatch(scheduler.pending)
+        for untold in list(scheduler.in_flight):
+            scheduler.complete(untold, now)
+        self._told.forget()
+        self._begin(now)
+        return outputs
+
+    def _touched(self, plan: StepPlan) -> list[Request]:
+        touched = [
+            *plan.touched,
+            *(one for told in self.scheduler.in_flight for one in told.touched),
+        ]
+        return list(dict.fromkeys(touched))
+
+    def _lost(self, request: Request) -> RequestOutput:
+        self._server.abort(request.id)
+        return self._ended(self._answers[request.id], "error")

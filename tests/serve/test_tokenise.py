@@ -1,0 +1,212 @@
+"""`python -m pagedsim serve` as a command: its manual page, and a line for what cannot be."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from pagedsim.config import Serve
+
+pytest.importorskip("fastapi")
+
+from pagedsim.serve.factory import told
+
+Call = Callable[..., tuple[int, str, str]]
+
+GROUPS = ("policy", "preemption", "batching", "memory", "model", "hardware", "cost", "backend")
+KEYS = ", ".join(sorted(field.name for field in fields(Serve)))
+
+
+# -- the manual page -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("serve", "-h"), ("--help", "serve")])
+def test_help_is_a_manual_page_of_the_server(call: Call, words: tuple[str, ...]) -> None:
+    code, page, errors = call(*words)
+    assert (code, errors) == (0, "")
+    assert max(map(len, page.splitlines())) <= 96
+    assert "serve a model over HTTP" in page
+    assert "$" not in page
+
+
+def test_every_key_of_the_schema_is_on_the_page(call: Call) -> None:
+    _, page, _ = call("serve", "--help")
+    settings = {key.split(".")[0] for key in re.findall(r"^    ([a-z_.]+)=", page, re.MULTILINE)}
+    groups = set(re.findall(r"^  ([a-z]+)  ", page, re.MULTILINE))
+    assert settings | groups >= {field.name for field in fields(Serve)}
+    assert groups >= set(GROUPS)
+
+
+def test_the_page_shows_the_defaults_that_are_composed(call: Call) -> None:
+    _, page, _ = call("serve", "--help")
+    config = OmegaConf.create(call("serve", "--cfg", "job")[1])
+    shown = re.findall(r"^    ([a-z_.]+)=(\S+)  ", page, re.MULTILINE)
+    assert len(shown) > 15
+    for key, value in shown:
+        there = OmegaConf.select(config, key)
+        assert value == ("null" if there is None else str(there).lower()), key
+    for group in GROUPS:
+        assert re.search(rf"^  {group} .*\n( +.*\n)*?.*\*", page, re.MULTILINE), group
+
+
+def test_the_page_offers_what_serve_takes_and_says_what_it_needs(call: Call) -> None:
+    _, page, _ = call("serve", "--help")
+    [options] = re.findall(r"^  backend .*\n +(.*)$", page, re.MULTILINE)
+    assert options == "engine, sim*"
+    assert "pip install -c constraints.txt '.[serve]'" in page
+
+
+def test_every_example_of_the_page_composes(call: Call) -> None:
+    _, page, _ = call("serve", "--help")
+    lines = [line for line in page.splitlines() if line.startswith("  python -m pagedsim serve ")]
+    examples = [shlex.split(line)[3:] for line in lines]
+    examples = [words for words in examples if not {"...", "--cfg"} & set(words)]
+    assert len(examples) >= 5
+    for words in examples:
+        code, _, errors = call("serve", "--cfg", "job", *words[1:])
+        assert (code, errors) == (0, ""), words
+
+
+def test_it_has_the_version_of_the_package(call: Call) -> None:
+    assert call("serve", "--version") == call("--version")
+
+
+# -- what clients are told ------------------------------------------------------------------------
+
+
+def test_a_file_or_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    assert told(f"{tmp_path}/model.gguf") == "model.gguf"
+    assert told(f"{tmp_path}/") == tmp_path.name
+    assert told("meta-llama/Llama-3.1-8B") == "meta-llama/Llama-3.1-8B"
+
+
+# -- what is wrong ---------------------------------------------------------------------------------
+
+WRONG = {
+    "misspelt key": ("prot=3", f"prot: no such key; did you mean 'port'? choose from {KEYS}"),
+    "key of a study": ("workload.rate=3", f"workload: no such key; choose from {KEYS}"),
+    "key inside": (
+        "server.max_seqz=3",
+        "server.max_seqz: no such key; did you mean 'max_seqs'? choose from "
+        "async_scheduling, max_batched_tokens, max_model_len, max_seqs",
+    ),
+    "several servers": (
+        "port=8,9",
+        "port=8,9: several values: a list is written port=[8,9]",
+    ),
+    "sweep": ("-m port=8,9", "-m: a command is one server; start one for each"),
+    "port beyond": ("port=99999", "port=99999: must be a whole number from 0 to 65535"),
+    "port of words": ("port=http", "port=http: must be a whole number"),
+    "no host": ("host=", "host='': must not be empty; 0.0.0.0 listens on every address"),
+    "no name": ("name=", "name='': must not be empty; null is the model's own"),
+    "no key": ("api_key=", "api_key='': must not be empty; without a key leave it away"),
+    "no time": ("speed=0", "speed=0.0: must be a number above 0"),
+    "no queue": ("max_waiting=0", "max_waiting=0: must be a whole number of at least 1"),
+    "no body": ("max_body=0", "max_body=0: must be a whole number of at least 1"),
+    "no patience": ("timeout=0", "timeout=0.0: must be a number above 0"),
+    "less than no drain": ("drain=-1", "drain=-1.0: must be a number of at least 0"),
+    "no answer": ("answer_tokens=0", "answer_tokens=0: must be a whole number of at least 1"),
+    "tokenizer that is not there": (
+        "tokenizer=nowhere",
+        "tokenizer=nowhere: must be a folder with a tokenizer's files",
+    ),
+    "path that is to be given": ("cost=fitted", "cost.path: must be given: cost.path=..."),
+    "lengths that nobody predicts": (
+        "policy=sjf",
+        "policy: SJF goes by predicted lengths, and clients predict none",
+    ),
+    "server elsewhere": ("backend=http", "backend=http: serve takes sim and engine"),
+    "a fleet": ("fleet.replicas=2", "fleet.replicas=2: serve is one replica; a study has many"),
+    "who routes": ("router=random", "router=random: serve is one replica; a study has many"),
+    "hardware of an engine": (
+        "hardware=h100 backend=engine",
+        "hardware=h100: changes nothing with backend=engine: times are measured, not modelled",
+    ),
+    "costs of an engine": (
+        "backend=engine cost.overhead=1",
+        "cost.overhead=1: changes nothing with backend=engine: times are measured, not modelled",
+    ),
+    "the same inside": (
+        "policy=aging policy.of=srpt",
+        "policy: SRPT goes by predicted lengths, and clients predict none",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "line"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_one_line(call: Call, words: str, line: str) -> None:
+    assert call("serve", "port=0", *words.split()) == (1, "", f"pagedsim: {line}\n")
+
+
+def test_an_unknown_model_is_told_with_those_there_are(call: Call) -> None:
+    code, _, errors = call("serve", "port=0", "model=llama")
+    assert code == 1
+    assert errors.startswith("pagedsim: model=llama: unknown; ")
+    assert errors.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(call: Call) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, errors = call("serve", f"port={port}")
+    assert (code, errors) == (
+        1,
+        f"pagedsim: host=127.0.0.1, port={port}: cannot listen: Address already in use\n",
+    )
+
+
+def test_an_empty_key_in_the_environment_is_refused_too(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEDSIM_API_KEY", "")
+    line = "PAGEDSIM_API_KEY='': must not be empty; without a key leave it away"
+    assert call("serve", "port=0") == (1, "", f"pagedsim: {line}\n")
+
+
+def test_a_setting_of_the_simulator_is_refused_with_the_engine(call: Call) -> None:
+    pytest.importorskip("torch")
+    code, _, errors = call("serve", "port=0", "backend=engine", "speed=3")
+    assert (code, errors) == (1, "pagedsim: speed=3.0: is a setting of backend=sim\n")
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Imports of the server find no such package."""
+    for name in [one for one in sys.modules if one.startswith("pagedsim.serve.")]:
+        if name != "pagedsim.serve.command":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
+def test_a_missing_package_is_told_with_the_command_that_installs_it(
+    call: Call, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    hide(monkeypatch, missing)
+    code, _, errors = call("serve", "port=0")
+    assert code == 1
+    assert errors == (
+        f"pagedsim: serve: needs {missing}, which is not installed: "
+        "pip install -c constraints.txt '.[serve]'\n"
+    )
+
+
+def test_where_both_extras_are_missing_one_command_installs_both(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(monkeypatch, "fastapi")
+    monkeypatch.setattr("pagedsim.serve.command.find_spec", lambda name: None)
+    assert call("serve", "port=0", "backend=engine")[2] == (
+        "pagedsim: serve backend=engine: needs fastapi and torch, which are not installed: "
+        "pip install -c constraints.txt '.[engine,serve]'\n"
+    )
