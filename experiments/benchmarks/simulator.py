@@ -62,8 +62,8 @@ from pagedsim.core import Policy
 from pagedsim.fleet.replica import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.files import write_run
-from pagedsim.metrics.lanes import ReplicaFacts
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.summary import summarise
 from pagedsim.run.compilation import built
 from pagedsim.sim.cost import Roofline

@@ -13,11 +13,10 @@ from experiments.studies.zoo_arms import Feed, by_client, every_policy
 from experiments.studies.zoo_data import data_of, gathered
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, unknown
-from pagedsim.metrics.arms import Arms
+from pagedsim.metrics.arms import Arms, by_class
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, summary_key
-from pagedsim.metrics.classes import by_class
 from pagedsim.metrics.compare import groups_of, values_of
-from pagedsim.metrics.standing import Criterion, Standing
+from pagedsim.metrics.pareto import Criterion, Standing
 from pagedsim.report.comparison import COLUMNS, comparison_rows
 from pagedsim.report.pareto import Plane, draw_pareto
 from pagedsim.report.pictures import Drawing
@@ -224,4 +223,4 @@ def _drawing(standing: Standing, planes: Sequence[Plane]) -> Drawing:
         f"and {standing.baseline} (orange), which all are held against; the others have the "
         "numbers of the list. Log scales where values are far apart."
     )
-    return Drawing("Beaten in both by nobody", caption, partial(draw_pareto, standing, planes))
+    return Drawing("Pareto fronts", caption, partial(draw_pareto, standing, planes))

@@ -9,7 +9,7 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, groups_of, values_of
 from pagedsim.metrics.notice import Notice, of_one_kind
-from pagedsim.metrics.standing import Standing
+from pagedsim.metrics.pareto import Standing
 from pagedsim.report.pareto import Plane
 
 _NAMED = 4

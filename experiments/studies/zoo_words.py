@@ -8,8 +8,8 @@ from experiments.studies.zoo_arms import guessed
 from pagedsim.metrics.catalogue import scale_of, text_of
 from pagedsim.metrics.compare import Comparison
 from pagedsim.metrics.finding import finding, in_words, sureness
+from pagedsim.metrics.pareto import Criterion, Standing
 from pagedsim.metrics.result import Listing
-from pagedsim.metrics.standing import Criterion, Standing
 from pagedsim.report.pareto import Plane
 from pagedsim.report.percent import signed
 from pagedsim.report.table import Section, sections

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fidelity.external_log import Latencies, Log
 from pagedsim.fidelity.external_server import Served
-from pagedsim.workload.traces.opened import file_at, opened, readable
+from pagedsim.workload.traces.rows import file_at, opened, readable
 
 Column = NDArray[np.float64]
 LINES = ("running", "waiting", "kv")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.external_prompts import Contents, contents_of
 from pagedsim.workload.limits import LONGEST
-from pagedsim.workload.traces.opened import file_at, opened, readable
+from pagedsim.workload.traces.rows import file_at, opened, readable
 
 Column = NDArray[np.float64]
 Row = Mapping[str, Any]

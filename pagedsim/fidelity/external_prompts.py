@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
 from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts
-from pagedsim.workload.traces.plain import CONTENTS
+from pagedsim.workload.traces.formats import CONTENTS
 
 PREFIX, HASHES, IDS, CACHED = CONTENTS
 PREFIX_TOKENS = "prefix_tokens"

@@ -15,8 +15,8 @@ from pagedsim.core.source import Job, Mode
 from pagedsim.fidelity.external_log import Log
 from pagedsim.run.backend import Settings
 from pagedsim.run.objects import make
-from pagedsim.workload.predictor import CONTRACT, Nobody, Predictor
-from pagedsim.workload.streams import stream
+from pagedsim.workload.draws import stream
+from pagedsim.workload.predictor import CONTRACT, NoPredictor, Predictor
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LogRequests:
 def guesses(config: Settings, log: Log) -> list[float | None]:
     """What `predictor=` says of each answer's length; None where it says nothing."""
     settings = config.get("predictor")
-    made = Nobody() if settings is None else make("predictor", settings, Predictor)
+    made = NoPredictor() if settings is None else make("predictor", settings, Predictor)
     predictor = vet(made, CONTRACT)
     said = predictor.guesses(log.output.astype(np.int32), stream(config["seed"], "predictions"))
     return [None if isnan(guess) else guess for guess in said.tolist()]

@@ -14,18 +14,40 @@ counted. Where there is nothing to measure the value is NaN.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from pagedsim.metrics.balance import BALANCE
-from pagedsim.metrics.fairness import FAIRNESS
 from pagedsim.metrics.gap import token_gaps
-from pagedsim.metrics.littles_law import littles_law
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
+from pagedsim.metrics.service import jain
 from pagedsim.metrics.sessions import SESSIONS
 from pagedsim.metrics.tables import NAN, Floats, Requests, RunTables, Served, ratio
 from pagedsim.metrics.use import USE
 
 METRICS = Metrics()
+
+
+class LittlesLaw(NamedTuple):
+    """Two ways to the same number, which holds however the requests were scheduled."""
+
+    number: float
+    """Requests in the system, averaged over time."""
+    rate_times_time: float
+    """Requests per second times the mean time that one stays."""
+
+
+def littles_law(requests: Requests) -> LittlesLaw:
+    """Both sides of Little's law over the finished requests; NaN for none."""
+    done = requests.are("finished")
+    arrival, finished = requests["arrival"][done], requests["finished"][done]
+    if not len(arrival) or (span := float(finished.max() - arrival.min())) == 0:
+        return LittlesLaw(NAN, NAN)
+    times = np.concatenate((arrival, finished))
+    order = np.argsort(times, kind="stable")
+    present = np.cumsum(np.where(order < len(arrival), 1.0, -1.0))
+    number = float(present[:-1] @ np.diff(times[order])) / span
+    return LittlesLaw(number, len(arrival) / span * float(np.mean(finished - arrival)))
 
 
 @METRICS.tally("Requests sent", "count", NEITHER)
@@ -197,7 +219,35 @@ def swapped_peak(run: RunTables) -> int | None:
     return run.swapped_peak
 
 
-METRICS.update(FAIRNESS)
+@METRICS.tally("Service", "count", NEITHER)
+def service(served: Served) -> float:
+    """What requests got, finished or not: 1 for each token of a prompt whose first token came,
+    and 2 for each token generated."""
+    return float(served.run.service[served.mask].sum())
+
+
+@METRICS.tally("QoE", "share", MORE)
+def qoe(served: Served) -> float:
+    """Quality of experience (Andes): of the time that a reader spent until each token, the share
+    that was no delay against an answer that begins after qoe.ttft and comes at
+    qoe.tokens_per_s; mean over finished requests."""
+    values = served.run.qoe[served.finished]
+    return float(np.mean(values)) if len(values) else NAN
+
+
+@METRICS.whole("Service gap", "count", LESS)
+def service_gap(run: RunTables) -> float | None:
+    """The largest difference between the service that two clients got within any time in which
+    both had requests in the queue that had not been scheduled; of more than 32 clients, those
+    farthest from the mean are compared."""
+    return run.service_over_time.gap_while_waiting() if len(run.clients) > 1 else None
+
+
+@METRICS.whole("Service Jain", "share", MORE)
+def service_jain(run: RunTables) -> float | None:
+    """Jain's index of the clients' service a second while they had requests in the queue that had
+    not been scheduled: 100 % where all are alike; who never had any is left out."""
+    return jain(run.service_over_time.rates_while_waiting()) if len(run.clients) > 1 else None
 
 
 @METRICS.whole("Makespan", "s", LESS)
@@ -213,7 +263,23 @@ def in_system_mean(run: RunTables) -> float:
 
 
 METRICS.update(USE)
-METRICS.update(BALANCE)
+
+
+@METRICS.whole("Load imbalance", "share", LESS)
+def load_imbalance(run: RunTables) -> float | None:
+    """Tokens that the steps of the busiest replica computed, of prompts and answers, as a share of
+    the mean over all replicas of its role: 100 % is even. Of several roles it is the largest."""
+    if run.lanes is None:
+        return None
+    return float(np.fmax.reduce(run.lanes.load))
+
+
+@METRICS.whole("Imbalance over time", "share", LESS)
+def imbalance_over_time(run: RunTables) -> float | None:
+    """How unevenly requests, waiting or served, lie on the replicas of a role: the standard
+    deviation of their numbers as a share of the mean, over all moments, each counted by the
+    requests that are there then. Replicas that differ in speed are not even at their best."""
+    return None if run.lanes is None else run.lanes.imbalance()
 
 
 def _met(served: Served) -> int | None:

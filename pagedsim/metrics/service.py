@@ -15,16 +15,114 @@ without a look at every step.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagedsim.metrics.curve import Curve, Looks, widest_gap
-from pagedsim.metrics.spans import covered
-
 Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Stretches of time; those of one client are in order and do not touch."""
+
+    client: Whole
+    begin: Floats
+    end: Floats
+
+    def of(self, client: int) -> Spans:
+        """Those of one client."""
+        some = slice(*np.searchsorted(self.client, (client, client + 1)))
+        return Spans(self.client[some], self.begin[some], self.end[some])
+
+    def which(self, times: Floats, before: bool = False) -> Whole:
+        """For one client: in which of them each time is, -1: in none.
+
+        Both ends belong to it; with `before` the beginning does not.
+        """
+        span = np.searchsorted(self.begin, times, "left" if before else "right") - 1
+        inside = (span >= 0) & (times <= self.end[span]) if len(self.end) else span >= 0
+        return np.where(inside, span, -1)
+
+
+def covered(client: Whole, begin: Floats, end: Floats, depth: int = 1) -> Spans:
+    """When at least `depth` of a client's stretches of time overlap; what touches is one."""
+    some = end > begin
+    who = np.tile(client[some], 2)
+    times = np.concatenate([begin[some], end[some]])
+    change = np.repeat([1, -1], len(times) // 2)
+    order = np.lexsort((-change, times, who))
+    now = np.cumsum(change[order])
+    before = now - change[order]
+    opens, closes = (now == depth) & (before < depth), (now < depth) & (before == depth)
+    who, times = who[order], times[order]
+    spans = Spans(who[opens], times[opens], times[closes])
+    long = spans.end > spans.begin
+    return Spans(spans.client[long], spans.begin[long], spans.end[long])
+
+
+def together(one: Spans, other: Spans) -> Spans:
+    """When both of two clients have a stretch of time."""
+    begin, end = np.append(one.begin, other.begin), np.append(one.end, other.end)
+    return covered(np.zeros(len(begin), dtype=np.int64), begin, end, 2)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Times at which to look, and what had been got then; `before`: just before."""
+
+    times: Floats
+    clock: Floats
+    values: Floats
+    before: bool
+
+
+@dataclass(frozen=True)
+class Curve:
+    """From each of `times` on, of which the first is before all, `slope` a tick of `clock`."""
+
+    times: Floats
+    clock: Floats
+    level: Floats
+    slope: Floats
+    waits: Spans
+    looks: tuple[Looks, ...]
+    """Beginning and end of what it waits, its knots within, and what was before they jumped."""
+
+    def at(self, looks: Looks) -> Floats:
+        """What it had got, at the times of another's looks."""
+        place = np.searchsorted(self.times, looks.times, "left" if looks.before else "right") - 1
+        return self.level[place] + self.slope[place] * (looks.clock - self.clock[place])
+
+
+def widest_gap(one: Curve, other: Curve) -> float | None:
+    """The largest difference between what two got within any time in which both waited; None if
+    they never did."""
+    both = together(one.waits, other.waits)
+    if not len(both.begin):
+        return None
+    groups, values = [], []
+    for mine, its, sign in ((one, other, 1.0), (other, one, -1.0)):
+        for looks in mine.looks:
+            group = both.which(looks.times, looks.before)
+            some = group >= 0
+            here = Looks(looks.times[some], looks.clock[some], looks.values[some], looks.before)
+            groups.append(group[some])
+            values.append(sign * (here.values - its.at(here)))
+    return _widest(np.concatenate(groups), np.concatenate(values))
+
+
+def _widest(group: NDArray[np.int64], values: Floats) -> float:
+    """The largest difference between two values of one group."""
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    some = values[order]
+    return float((np.maximum.reduceat(some, starts) - np.minimum.reduceat(some, starts)).max())
+
 
 PROMPT, OUTPUT = 1.0, 2.0
 """What a token of a prompt and one of an answer are worth."""

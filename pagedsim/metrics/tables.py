@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.metrics.lanes import Lanes
 from pagedsim.metrics.qoe import Reader, decoded
+from pagedsim.metrics.replica_columns import Lanes
 from pagedsim.metrics.service import ServiceOverTime, service_of
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.steps import REPLICA

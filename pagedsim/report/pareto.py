@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pagedsim.metrics.catalogue import Scale, metric_of, scale_of
-from pagedsim.metrics.standing import Criterion, Standing
+from pagedsim.metrics.pareto import Criterion, Standing
 from pagedsim.report.labels import Label, Point, place
 from pagedsim.report.style import (
     INK,

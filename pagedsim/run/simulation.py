@@ -15,8 +15,8 @@ from pagedsim.fleet.failures import RandomOutages
 from pagedsim.fleet.replica import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.fleet.spec import FleetSpec
-from pagedsim.metrics.lanes import ReplicaFacts
 from pagedsim.metrics.recorder import Lane
+from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN, Span
 from pagedsim.run.backend import BackendRun, Settings, StoppableRecorder

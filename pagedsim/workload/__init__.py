@@ -1,8 +1,8 @@
-"""Workloads: who arrives when, with how long a prompt and how long an answer.
+"""Workloads: arrival times, prompt lengths and output lengths of requests.
 
-`synthetic` draws one, `mix` draws one of several classes, `chat_sessions` and `agents` draw one of
-sessions whose turns wait for answers, `shared_prefix` one of stages over the same prompts, `trace`
-reads one from a file; each gives a `Workload`, whose `requests()` are what a server is fed with.
+`synthetic` generates one traffic class, `mix` several, `chat_sessions` and `agents` multi-turn
+sessions, `shared_prefix` rate stages over a fixed set of prompts; `trace` reads a file. Each
+returns a `Workload`, whose `requests()` are sent to a server.
 """
 
 from pagedsim.core.symbolic_prompt import SymbolicPrompt
@@ -16,9 +16,9 @@ from pagedsim.workload.arrivals import (
     Poisson,
     make_arrivals,
 )
-from pagedsim.workload.choices import SharedPrefixes
 from pagedsim.workload.conversations import agents, chat_sessions
-from pagedsim.workload.generated import mix, synthetic
+from pagedsim.workload.draws import SharedPrefixes, stream
+from pagedsim.workload.generated import Traffic, mix, synthetic
 from pagedsim.workload.lengths import (
     SHAPES,
     Empirical,
@@ -28,11 +28,10 @@ from pagedsim.workload.lengths import (
     Uniform,
     make_lengths,
 )
-from pagedsim.workload.predictor import Bucket, Nobody, Noisy, Oracle, Predictor, Rank
+from pagedsim.workload.predictor import Bucket, Noisy, NoPredictor, Oracle, Predictor, Rank
 from pagedsim.workload.recorded import trace
 from pagedsim.workload.sessions import Sessions
 from pagedsim.workload.stages import shared_prefix
-from pagedsim.workload.streams import stream
 from pagedsim.workload.tokens import (
     BlockPrompts,
     GrowingPrompts,
@@ -40,7 +39,6 @@ from pagedsim.workload.tokens import (
     Prompts,
 )
 from pagedsim.workload.traces import FORMATS
-from pagedsim.workload.traffic import Traffic
 from pagedsim.workload.workload import Workload
 
 __all__ = [
@@ -59,7 +57,7 @@ __all__ = [
     "Lengths",
     "LogNormal",
     "Mode",
-    "Nobody",
+    "NoPredictor",
     "Noisy",
     "Oracle",
     "Poisson",

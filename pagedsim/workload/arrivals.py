@@ -1,4 +1,4 @@
-"""When requests come: independent gaps, all at once, or whenever a user has its answer."""
+"""Arrival processes: Poisson, gamma and fixed-rate, burst, closed-loop."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.workload.limits import LATEST
 
 Mode = Literal["open", "closed", "burst"]
-"""Timed arrivals; a number of users who wait for their answers; all at once."""
+"""Open loop (timed arrivals), closed loop (a fixed number of users), or all at time 0."""
 
 
 class Arrivals(ABC):
     """An arrival process."""
 
     mode: Mode = "open"
-    drawn: ClassVar[bool] = True  # whether chance has a part in it
+    drawn: ClassVar[bool] = True  # whether it is random
 
     @abstractmethod
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """The first `count` arrivals in seconds; fewer are always the beginning of more."""
+        """The first `count` arrivals in seconds; a smaller count must give a prefix of a larger."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Timed(Arrivals):
         require_number("rate", self.rate, above=0)
 
     def scaled(self, factor: float) -> Self:
-        """The same at `factor` times the rate."""
+        """The same process at `factor` times the rate."""
         return replace(self, rate=self.rate * factor)
 
 
 @dataclass(frozen=True)
 class Poisson(Timed):
-    """Independent users: exponential gaps."""
+    """Exponential inter-arrival times."""
 
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         gaps = rng.standard_exponential(count)
@@ -57,7 +57,7 @@ class Poisson(Timed):
 
 @dataclass(frozen=True)
 class Gamma(Timed):
-    """Gamma gaps of coefficient of variation `cv`: 1 is Poisson, more is burstier."""
+    """Gamma inter-arrival times of coefficient of variation `cv`: 1 is Poisson, more is bursty."""
 
     cv: float
 
@@ -96,10 +96,10 @@ class Burst(Arrivals):
 
 @dataclass(frozen=True)
 class ClosedLoop(Arrivals):
-    """`users` who each wait for an answer, think `think_time` seconds, and ask again.
+    """Closed loop: each of `users` sends its next request `think_time` seconds after an answer.
 
-    Only a running server knows when its answers come, so the times are all 0 here: whoever drives
-    the workload sends the next request in line when a user asks again.
+    Arrival times depend on the server, so all times are 0 here; the driver sends the next request
+    of the workload whenever a user becomes ready.
     """
 
     users: int
@@ -116,7 +116,7 @@ class ClosedLoop(Arrivals):
 
 
 def _timed(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
-    """Times as an array of floats, if there are as many as asked for, in order."""
+    """Validate arrival times: the requested number of them, sorted, as floats."""
     try:
         times = np.asarray(answer)
     except (ValueError, OverflowError):  # rows of unlike lengths
@@ -146,8 +146,8 @@ CONTRACT = Contract(
 )
 
 
-# What each process takes of (rate, cv, users, think_time). A rate is left unread by the last
-# two, not refused: it is the one setting that every workload has and that sweeps set.
+# Settings of each process. The last two ignore a rate instead of refusing it, since every workload
+# has one and sweeps set it.
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "poisson": ("rate",),
     "gamma": ("rate", "cv"),
@@ -165,7 +165,7 @@ def make_arrivals(
     users: int | None = None,
     think_time: float | None = None,
 ) -> Arrivals:
-    """An arrival process by name: poisson, gamma, fixed, burst or closed; an object as it is.
+    """An arrival process by name: poisson, gamma, fixed, burst or closed; objects pass through.
 
     >>> make_arrivals("gamma", rate=2.0, cv=3.0)
     Gamma(rate=2.0, cv=3.0)

@@ -1,22 +1,247 @@
-"""Workloads of sessions: people who chat, and agents that call a model on the way to a result."""
+"""Workloads of sessions: multi-turn chats, and agents with sequential and parallel LLM calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import refuse_settings, require_number
-from pagedsim.workload.arrivals import Arrivals, make_arrivals
-from pagedsim.workload.choices import SharedPrefixes, make_prefixes, weights_of
-from pagedsim.workload.draws import Draw, make_draw
-from pagedsim.workload.labels import Labels
+from pagedsim.core.errors import refuse_settings, require_number, require_whole
+from pagedsim.workload.arrivals import Arrivals, ClosedLoop, Timed, make_arrivals
+from pagedsim.workload.draws import (
+    Draw,
+    SharedPrefixes,
+    make_draw,
+    make_prefixes,
+    pick,
+    stream,
+    weights_of,
+)
+from pagedsim.workload.labels import Labelled, Labels
 from pagedsim.workload.lengths import Lengths, make_lengths
-from pagedsim.workload.programs import Program, sessions_of
-from pagedsim.workload.settings import within
-from pagedsim.workload.shapes import Chain, make_shape
+from pagedsim.workload.limits import LONGEST, MOST, notice, refuse_late, within
+from pagedsim.workload.merge import Source, merge
+from pagedsim.workload.sessions import Sessions
+from pagedsim.workload.shapes import Call, Calls, Chain, Shape, make_shape
+from pagedsim.workload.tokens import GrowingPrompts
 from pagedsim.workload.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One class of sessions.
+
+    `lengths` are the new prompt tokens and the output tokens of a turn, `pause` is the time between
+    an answer and the next turn, `share` the fraction of all sessions.
+    """
+
+    name: str = ""
+    shape: Shape
+    lengths: Lengths
+    pause: Draw
+    prefixes: SharedPrefixes | None = None
+    labels: Labels = field(default_factory=Labels)
+    share: float = 1.0
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it is random."""
+        parts = (self.shape.drawn, self.lengths.drawn, self.pause.drawn, self.labels.drawn)
+        return any(parts) or self.prefixes is not None
+
+    def drafts(self, arrival: Floats, seed: int) -> list[_Draft]:
+        """Sample one session per arrival."""
+        draw = partial(self._stream, seed)
+        calls = self.shape.sessions(len(arrival), draw("turns"))
+        ends = np.cumsum([len(some) for some in calls]).tolist()
+        rows = ends[-1] if ends else 0
+        asked, said = (each.tolist() for each in self.lengths.sample(rows, draw("lengths")))
+        pauses = self.pause.sample(rows, draw("pauses")).tolist()
+        prefixes, tokens = [-1] * len(arrival), 0
+        if self.prefixes is not None:
+            prefixes = self.prefixes.sample(len(arrival), draw("prompts")).tolist()
+            tokens = self.prefixes.tokens
+        spans = (slice(end - len(some), end) for some, end in zip(calls, ends, strict=True))
+        return [
+            _Draft(some, asked[span], said[span], pauses[span], prefix, tokens)
+            for some, span, prefix in zip(calls, spans, prefixes, strict=True)
+        ]
+
+    def labelled(self, arrival: Floats, seed: int) -> Labelled:
+        """Attributes of the sessions; all requests of a session share them."""
+        return self.labels.draw(arrival, partial(self._stream, seed))
+
+    def _stream(self, seed: int, name: str) -> np.random.Generator:
+        return stream(seed, f"{self.name}/{name}" if self.name else name)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Samples of one session."""
+
+    calls: Calls
+    asked: Sequence[int]
+    said: Sequence[int]
+    pauses: Sequence[float]
+    prefix: int
+    prefix_len: int
+
+
+@dataclass
+class _Rows:
+    """Columns of the requests, session by session."""
+
+    max_len: int | None
+    session: list[int] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    after: list[list[int]] = field(default_factory=list)
+    pause: list[float] = field(default_factory=list)
+    base: list[int] = field(default_factory=list)
+    asks: list[int] = field(default_factory=list)
+    prefix: list[int] = field(default_factory=list)
+    prefix_len: list[int] = field(default_factory=list)
+    prompt_len: list[int] = field(default_factory=list)
+    output_len: list[int] = field(default_factory=list)
+    sessions: int = 0
+    clipped: int = 0
+    ended: int = 0  # sessions whose next turn would have exceeded max_len
+
+    def add(self, draft: _Draft, first_prefix: int) -> None:
+        """Append the requests of a session, up to the turn that would exceed `max_len`."""
+        begin, number = len(self.turn), self.sessions
+        self.sessions += 1
+        for place, call in enumerate(draft.calls):
+            prompt, output = self._lengths(begin, place, call, draft)
+            if self.max_len is not None and prompt + output > self.max_len:
+                if call.turn > 1:
+                    self.ended += 1
+                    self._cut(begin, call.turn)
+                    return
+                self.clipped += 1
+                output = min(output, self.max_len - 1)
+                prompt = min(prompt, self.max_len - output)
+            together = begin < len(self.turn) and self.turn[-1] == call.turn
+            self.session.append(number)
+            self.turn.append(call.turn)
+            self.after.append([begin + one for one in call.after])
+            self.pause.append(self.pause[-1] if together else draft.pauses[place])
+            self.base.append(-1 if call.base < 0 else begin + call.base)
+            self.asks.append(begin + (place if call.asks is None else call.asks))
+            self.prefix.append(-1 if draft.prefix < 0 else first_prefix + draft.prefix)
+            self.prefix_len.append(0 if draft.prefix < 0 else draft.prefix_len)
+            self.prompt_len.append(prompt)
+            self.output_len.append(output)
+
+    def _lengths(self, begin: int, place: int, call: Call, draft: _Draft) -> tuple[int, int]:
+        """Prompt and output tokens of a request before clipping."""
+        if call.base < 0:
+            before = draft.prefix_len if draft.prefix >= 0 else 0
+        else:
+            before = self.prompt_len[begin + call.base] + self.output_len[begin + call.base]
+        quoted = sum(self.output_len[begin + one] for one in call.quotes)
+        asked = draft.asked[place if call.asks is None else call.asks]
+        return before + quoted + asked, draft.said[place]
+
+    def _cut(self, begin: int, turn: int) -> None:
+        """Remove the requests of an unfinished turn."""
+        kept = begin
+        while kept < len(self.turn) and self.turn[kept] < turn:
+            kept += 1
+        columns = (self.session, self.turn, self.after, self.pause, self.base, self.asks)
+        for column in (*columns, self.prefix, self.prefix_len, self.prompt_len, self.output_len):
+            del column[kept:]
+
+
+def sessions_of(
+    programs: Sequence[Program],
+    process: Arrivals,
+    sessions: int | None,
+    duration: float | None,
+    max_len: int | None,
+    seed: int,
+) -> Workload:
+    """A workload of sessions that start by `process`, each of a random program."""
+    starts = _starts(process, sessions, duration, seed)
+    if max_len is not None:
+        require_whole("max_len", max_len, 2, LONGEST)
+    shares = np.array([program.share for program in programs])
+    which = pick(shares / shares.sum(), len(starts), stream(seed, "programs"))
+    drafts = [
+        iter(one.drafts(starts[which == number], seed)) for number, one in enumerate(programs)
+    ]
+    rows, firsts = _Rows(max_len), _first_prefixes(programs)
+    for number in which.tolist():
+        rows.add(next(drafts[number]), firsts[number])
+    labels = [one.labelled(starts[which == number], seed) for number, one in enumerate(programs)]
+    clients = sorted({name for label in labels for name in label.clients})
+    session = np.array(rows.session)
+
+    def column(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Expand a column per session to one per request."""
+        whole: NDArray[Any] = np.empty(len(starts), np.result_type(*values))
+        for number, some in enumerate(values):
+            whole[which == number] = some
+        return np.asarray(whole[session])
+
+    numbers = [np.array(list(map(clients.index, lb.clients)), np.int32)[lb.client] for lb in labels]
+    lengths = (np.array(rows.prompt_len, np.int32), np.array(rows.output_len, np.int32))
+    shared = (np.array(rows.prefix, np.int32), np.array(rows.prefix_len, np.int32))
+    closed = process if isinstance(process, ClosedLoop) else None
+    return Workload.of(
+        starts[session],
+        *lengths,
+        priority=column([label.priority for label in labels]),
+        client=column(numbers),
+        clients=clients,
+        deadline=column([label.deadline for label in labels]),
+        prompts=GrowingPrompts(np.array(rows.base), np.array(rows.asks), *shared, *lengths),
+        turns=Sessions(rows.session, rows.turn, rows.after, rows.pause),
+        mode=process.mode,
+        users=closed.users if closed else None,
+        think_time=closed.think_time if closed else 0.0,
+        drawn=process.drawn or len(programs) > 1 or any(one.drawn for one in programs),
+        clipped=rows.clipped,
+        notices=(*notice(rows.clipped, len(session), max_len), *_ended(rows)),
+    )
+
+
+def _starts(process: Arrivals, sessions: int | None, duration: float | None, seed: int) -> Floats:
+    """Start times of the sessions."""
+    if sessions is not None:
+        require_whole("sessions", sessions, 1, MOST)
+    elif duration is None or not isinstance(process, Timed):
+        raise ConfigError("sessions: must be given, or duration where sessions have a rate")
+    if duration is not None:
+        require_number("duration", duration, above=0)
+    rate = process.rate if isinstance(process, Timed) else 0.0
+
+    def times(count: int) -> Floats:
+        return process.times(count, stream(seed, "arrivals"))
+
+    with np.errstate(over="ignore"):
+        starts = merge([Source(times, rate)], sessions, duration).arrival
+    refuse_late(f"rate={rate:g}", starts[-1])
+    return starts
+
+
+def _first_prefixes(programs: Sequence[Program]) -> list[int]:
+    """The first prefix number of each program."""
+    counts = [0 if one.prefixes is None else one.prefixes.count for one in programs]
+    return [sum(counts[:number]) for number in range(len(programs))]
+
+
+def _ended(rows: _Rows) -> list[str]:
+    if not rows.ended:
+        return []
+    why = f"their next turn would have passed max_len={rows.max_len} tokens"
+    return [f"of {rows.sessions:,} sessions {rows.ended:,} ended early: {why}"]
 
 
 def chat_sessions(
@@ -38,13 +263,12 @@ def chat_sessions(
     deadline: float | None = None,
     seed: int = 0,
 ) -> Workload:
-    """Conversations of several turns, each asked `think` seconds after the last answer.
+    """Multi-turn conversations; each turn is sent `think` seconds after the last answer.
 
-    A turn's prompt is all that was said before, and as many new tokens as `lengths` say of
-    prompts. Sessions begin as `arrivals` says, `rate` of them a second; with closed, each of
-    `users` begins one `think_time` seconds after the end of the last. A session ends before the
-    turn that would pass `max_len`. The other settings are those of `synthetic`; labels are drawn
-    for a session, and all its requests have them.
+    A turn's prompt is the conversation so far plus new tokens by `lengths`. Sessions start by
+    `arrivals` at `rate` per second; with closed, each of `users` starts one `think_time` seconds
+    after the end of its last. A session ends before the turn that would exceed `max_len`. The other
+    settings are those of `synthetic`; attributes are drawn per session and shared by its requests.
 
     >>> fixed = {"shape": "fixed", "prompt": 10, "output": 5}
     >>> chat_sessions(sessions=2, arrivals="burst", turns=3, lengths=fixed)
@@ -74,12 +298,12 @@ def agents(
     max_len: int | None = None,
     seed: int = 0,
 ) -> Workload:
-    """Agents' programs, each a session: calls one after another, or at once, with tools between.
+    """Agent programs, each a session of sequential or parallel LLM calls with tool calls between.
 
     Each of the `programs` has a `share` of the sessions and a `shape`: chain (`turns`), map_reduce
-    (`width`) or tree (`breadth`, `depth`, `keep`). `tool` is the time between answers and the calls
-    that go on from them; `lengths`, `prefixes`, `priority`, `client` (its name, unless it says
-    otherwise) and `deadline` are as in `chat_sessions`, and so are the other settings here.
+    (`width`) or tree (`breadth`, `depth`, `keep`). `tool` is the time between an answer and the
+    calls that depend on it; `lengths`, `prefixes`, `priority`, `client` (default: the program's
+    name), `deadline` and the settings here are those of `chat_sessions`.
     """
     if not isinstance(programs, Mapping) or not programs:
         raise ConfigError("programs: must be a mapping of names to settings, with at least one")

@@ -1,10 +1,11 @@
-"""Numbers drawn one by one: turns of a conversation, seconds of a tool, calls at once."""
+"""Random draws of workloads: named streams, weighted choices, shared prefixes, distributions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import log
 from typing import Any, ClassVar
 
@@ -12,32 +13,107 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import is_number, refuse_settings, require_number, unknown
-from pagedsim.workload.lognormal import sigma_of
+from pagedsim.core.errors import is_number, refuse_settings, require_number, require_whole, unknown
+from pagedsim.workload.lengths import sigma_of
+from pagedsim.workload.limits import LONGEST
+
+
+def stream(seed: int, name: str) -> np.random.Generator:
+    """The random stream `name` of a run with this seed, from its start.
+
+    A stream depends on the seed and its name alone: drawing more arrivals, or adding a predictor,
+    leaves all lengths unchanged, so runs that differ in one setting stay comparable.
+
+    >>> stream(1, "lengths").random() == stream(1, "lengths").random()
+    True
+    >>> stream(1, "lengths").random() == stream(1, "arrivals").random()
+    False
+    """
+    require_whole("seed", seed, 0)
+    key = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
+
+
+def weights_of(key: str, weights: Mapping[Any, Any]) -> NDArray[np.float64]:
+    """Validated probabilities: non-negative, summing to 1."""
+    if not weights:
+        raise ConfigError(f"{key}: needs at least one value and its probability")
+    found = np.array([require_number(f"{key}.{value}", w, low=0) for value, w in weights.items()])
+    if abs(found.sum() - 1) > 1e-6:
+        raise ConfigError(f"{key}: the probabilities sum to {found.sum():g}: must sum to 1")
+    return found
+
+
+def pick(weights: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """`count` indices drawn with probabilities `weights`."""
+    edges = np.cumsum(weights)
+    edges[-1] = np.inf  # rounding must not leave a gap at the end
+    return np.searchsorted(edges, rng.random(count), side="right").astype(np.int32)
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """Shared system prompts: `share` of the requests start with one of `count` prefixes.
+
+    Each has `tokens` tokens and is prepended to the prompt. The popularity of prefix k is
+    proportional to 1 / k ** `skew`: 0 is uniform, 1 is Zipf's law.
+    """
+
+    tokens: int
+    count: int = 1
+    share: float = 1.0
+    skew: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_whole("prefixes.tokens", self.tokens, 1, LONGEST)
+        require_whole("prefixes.count", self.count, 1, 1_000_000)
+        require_number("prefixes.share", self.share, low=0, high=1)
+        require_number("prefixes.skew", self.skew, low=0, high=10)
+
+    def sample(self, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
+        """The prefix of each request, -1 for none."""
+        popularity = 1.0 / np.arange(1, self.count + 1) ** self.skew
+        edges = np.cumsum(popularity) / popularity.sum() * self.share
+        edges[-1] = self.share
+        drawn = np.searchsorted(edges, rng.random(count), side="right").astype(np.int32)
+        drawn[drawn == self.count] = -1
+        return drawn
+
+
+def make_prefixes(prefixes: Mapping[str, Any] | SharedPrefixes | None) -> SharedPrefixes | None:
+    """Shared prefixes from settings; None and objects pass through."""
+    if prefixes is None or isinstance(prefixes, SharedPrefixes):
+        return prefixes
+    if not isinstance(prefixes, Mapping):
+        raise ConfigError(f"prefixes={prefixes!r}: must be tokens, count, share and skew")
+    given = {str(key): value for key, value in prefixes.items()}
+    refuse_settings("prefixes", given, SharedPrefixes, "prefixes")
+    return SharedPrefixes(**given)
+
 
 Floats = NDArray[np.float64]
 
 FEWEST, MOST = 1, 100_000
-"""Bounds of a count."""
+"""Bounds of an integer draw."""
 
 
 class Draw(ABC):
-    """A distribution of numbers of at least 0."""
+    """A distribution of non-negative numbers."""
 
-    drawn: ClassVar[bool] = True  # whether chance has a part in it
+    drawn: ClassVar[bool] = True  # whether it is random
 
     @abstractmethod
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
-        """So many of them; fewer are the beginning of more."""
+        """`count` samples; a smaller count must give a prefix of a larger."""
 
     def counts(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The same as whole numbers of at least 1."""
+        """Samples rounded to integers of at least 1."""
         return np.clip(np.rint(self.sample(count, rng)), FEWEST, MOST).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Fixed(Draw):
-    """Always the same."""
+    """A constant."""
 
     value: float
     drawn = False
@@ -51,7 +127,7 @@ class Fixed(Draw):
 
 @dataclass(frozen=True)
 class Uniform(Draw):
-    """Every number from `min` to `max` equally often."""
+    """Uniform between `min` and `max`."""
 
     min: float
     max: float
@@ -70,7 +146,7 @@ class Uniform(Draw):
 
 @dataclass(frozen=True)
 class Exponential(Draw):
-    """Seconds of things that end at any moment with the same chance."""
+    """Exponential, for memoryless durations in seconds."""
 
     mean: float
 
@@ -83,7 +159,7 @@ class Exponential(Draw):
 
 @dataclass(frozen=True)
 class Geometric(Draw):
-    """Turns of conversations of which each turn is the last with the same chance."""
+    """Geometric, for conversations that end with constant probability after each turn."""
 
     mean: float
 
@@ -99,7 +175,7 @@ class Geometric(Draw):
 
 @dataclass(frozen=True)
 class LogNormal(Draw):
-    """Mostly small, now and then large; `cv` is the coefficient of variation."""
+    """Log-normal with coefficient of variation `cv`."""
 
     mean: float
     cv: float
@@ -124,7 +200,7 @@ SHAPES: Mapping[str, Callable[..., Draw]] = {
 
 
 def make_draw(key: str, given: object) -> Draw:
-    """A number for always the same, or `{"shape": name, ...}`; a Draw is passed through.
+    """A distribution from a constant or `{"shape": name, ...}`; objects pass through.
 
     >>> make_draw("turns", {"shape": "geometric", "mean": 4})
     Geometric(mean=4)

@@ -1,9 +1,9 @@
-"""Workloads drawn at random: one kind of traffic, or a mix of named classes."""
+"""Synthetic workloads: one class of traffic, or a mix of named classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,139 @@ from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import refuse_settings, require_number, require_whole
-from pagedsim.workload.arrivals import Arrivals, ClosedLoop, Timed
-from pagedsim.workload.choices import SharedPrefixes
-from pagedsim.workload.lengths import Lengths
-from pagedsim.workload.limits import MOST, capped_notice, notice, refuse_late
-from pagedsim.workload.merge import Merged, merge
-from pagedsim.workload.settings import within
+from pagedsim.workload.arrivals import Arrivals, ClosedLoop, Gamma, Timed, make_arrivals
+from pagedsim.workload.draws import SharedPrefixes, make_prefixes, stream
+from pagedsim.workload.labels import Labelled, Labels
+from pagedsim.workload.lengths import Lengths, make_lengths
+from pagedsim.workload.limits import (
+    LONGEST,
+    MOST,
+    Tokens,
+    capped_notice,
+    clip,
+    notice,
+    refuse_late,
+    within,
+)
+from pagedsim.workload.merge import Merged, Source, merge
 from pagedsim.workload.tokens import PrefixedPrompts
-from pagedsim.workload.traffic import Rows, Traffic
 from pagedsim.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The columns of one class of requests, in order of arrival."""
+
+    prompt_len: Tokens
+    output_len: Tokens
+    prefix: NDArray[np.int32]  # -1: none
+    prefix_len: NDArray[np.int32]
+    labels: Labelled
+    clipped: int
+    capped: int  # clipped by their distribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """One class of requests: arrivals, lengths and attributes.
+
+    `requests` bounds their number, `start` is the time of the first in seconds; the other settings
+    are those of `synthetic`.
+    """
+
+    name: str = ""
+    arrivals: str | Arrivals = "poisson"
+    rate: float | None = None
+    cv: float | None = None
+    users: int | None = None
+    think_time: float | None = None
+    requests: int | None = None
+    start: float = 0.0
+    lengths: str | Mapping[str, Any] | Lengths = "sharegpt"
+    max_len: int | None = None
+    prefixes: Mapping[str, Any] | SharedPrefixes | None = None
+    priority: float | Mapping[float, float] = 0.0
+    client: str | Mapping[str, float] = ""
+    deadline: float | None = None
+    n: int = 1
+    beam: int | None = None
+
+    def checked(self) -> Traffic:
+        """Resolve names to objects; raises ConfigError for invalid settings."""
+        if self.max_len is not None:
+            require_whole("max_len", self.max_len, 2, LONGEST)
+        if self.requests is not None:
+            require_whole("requests", self.requests, 1, MOST)
+        require_number("start", self.start, low=0)
+        _ = self.labels.params  # n and beam may contradict each other
+        prefixes = make_prefixes(self.prefixes)
+        if prefixes and self.max_len is not None and prefixes.tokens > self.max_len - 2:
+            raise ConfigError(
+                f"prefixes.tokens={prefixes.tokens}: must leave room for a prompt and an answer "
+                f"in max_len={self.max_len}"
+            )
+        return replace(
+            self,
+            arrivals=self.process,
+            lengths=make_lengths(self.lengths, self.max_len),
+            prefixes=prefixes,
+        )
+
+    @property
+    def process(self) -> Arrivals:
+        """The arrival process."""
+        return make_arrivals(
+            self.arrivals,
+            rate=self.rate,
+            cv=self.cv,
+            users=self.users,
+            think_time=self.think_time,
+        )
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it is random; only after `checked`."""
+        lengths = make_lengths(self.lengths, self.max_len)
+        drawn = self.process.drawn or lengths.drawn or self.labels.drawn
+        return drawn or self.prefixes is not None
+
+    @property
+    def labels(self) -> Labels:
+        """Attributes of the requests."""
+        return Labels(self.priority, self.client, self.deadline, self.n, self.beam)
+
+    @property
+    def requests_per_second(self) -> float:
+        """The mean rate; 0 for bursts and closed loops."""
+        return self.process.rate if isinstance(self.process, Timed) else 0.0
+
+    def source(self, seed: int) -> Source:
+        """The arrivals."""
+
+        def times(count: int) -> NDArray[np.float64]:
+            # The stream is restarted each time, so that more arrivals extend fewer.
+            return self.start + self.process.times(count, self._stream(seed, "arrivals"))
+
+        cv = self.process.cv if isinstance(self.process, Gamma) else 1.0
+        return Source(times, self.requests_per_second, cv, self.requests, self.name)
+
+    def rows(self, arrival: NDArray[np.float64], seed: int) -> Rows:
+        """The other columns of requests with these arrivals."""
+        count = len(arrival)
+        lengths, prefixes = make_lengths(self.lengths, self.max_len), make_prefixes(self.prefixes)
+        prompt, output = lengths.sample(count, self._stream(seed, "lengths"))
+        capped = lengths.capped(prompt, output)
+        prefix, prefix_len = np.array(-1, np.int32), np.array(0, np.int32)
+        if prefixes:
+            prefix = prefixes.sample(count, self._stream(seed, "prompts"))
+            prefix_len = np.where(prefix >= 0, prefixes.tokens, 0).astype(np.int32)
+            prompt = prompt + prefix_len
+        prompt, output, clipped = clip(prompt, output, self.max_len)
+        drawn = self.labels.draw(arrival, partial(self._stream, seed))
+        return Rows(prompt, output, prefix, prefix_len, drawn, clipped, capped)
+
+    def _stream(self, seed: int, name: str) -> np.random.Generator:
+        return stream(seed, f"{self.name}/{name}" if self.name else name)
 
 
 def synthetic(
@@ -42,15 +166,14 @@ def synthetic(
     beam: int | None = None,
     seed: int = 0,
 ) -> Workload:
-    """A workload of one kind of traffic.
+    """A workload of one class of traffic.
 
-    `requests` or `duration` (seconds), whichever ends first, bounds it. `arrivals` is poisson,
+    It ends after `requests` or `duration` seconds, whichever is first. `arrivals` is poisson,
     gamma (with `cv`), fixed, burst or closed (with `users`, `think_time`); `rate` is in requests
     a second. `lengths` is a shape (see `SHAPES`), or a mapping with `shape` and its settings.
-    `max_len` bounds prompt and output together. `priority` and `client` are one value, or a
-    mapping of values to probabilities. `deadline` is in seconds after the arrival.
-    Each prompt gets `n` answers of one length, or is the start of a search with so many beams as
-    `beam` says.
+    `max_len` bounds prompt plus output. `priority` and `client` are a constant or a mapping of
+    values to probabilities. `deadline` is in seconds after arrival. Each prompt has `n` output
+    sequences of one length, or a beam search of width `beam`.
 
     >>> fixed = {"shape": "fixed", "prompt": 8, "output": 4}
     >>> synthetic(requests=3, arrivals="burst", lengths=fixed)
@@ -90,10 +213,10 @@ def mix(
 ) -> Workload:
     """A workload of several named classes, merged by arrival.
 
-    Each class takes the settings of `synthetic` but the bounds and the seed, and `start` in
-    seconds; `requests` ends it early, and is needed where it comes as a burst. Its client is its
-    name unless it says otherwise. `rate` scales all classes, so that together they send that many
-    a second; `max_len` is for classes that name none. Each class draws from streams of its own.
+    A class has the settings of `synthetic` without `duration` and `seed`, and `start` in seconds;
+    `requests` bounds it and is required for a burst. Its client defaults to its name. `rate` scales
+    all classes to that total rate; `max_len` is the default of classes without one. Each class has
+    random streams of its own.
     """
     if not classes:
         raise ConfigError("classes: must be a mapping of names to settings, with at least one")
@@ -180,7 +303,7 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
 
 
 def _notices(classes: Sequence[Traffic], parts: Sequence[Rows]) -> list[str]:
-    """What was cut, a line each class: each has a bound of its own."""
+    """Notices on clipping, per class, since each has its own bound."""
     rows = sum(len(part.output_len) for part in parts)
     lines: list[str] = []
     for one, part in zip(classes, parts, strict=True):
@@ -190,7 +313,7 @@ def _notices(classes: Sequence[Traffic], parts: Sequence[Rows]) -> list[str]:
 
 
 def _numbered(prefixes: Sequence[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
-    """Each class's prefixes numbered after those of the classes before it."""
+    """Renumber prefixes so that those of different classes differ."""
     numbered, first = [], 0
     for prefix in prefixes:
         numbered.append(np.where(prefix >= 0, prefix + first, -1).astype(np.int32))

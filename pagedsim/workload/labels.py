@@ -1,4 +1,4 @@
-"""What requests carry besides times and lengths: priority, client, how many answers, and so on."""
+"""Request attributes beside times and lengths: priority, client, deadline, sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.request import GREEDY
-from pagedsim.workload.choices import pick, weights_of
+from pagedsim.workload.draws import pick, weights_of
 
 Floats = NDArray[np.float64]
 
 MOST_SEQUENCES = 1024
-"""Of one request: more is a slip."""
+"""Upper bound on sequences per request, to catch mistyped values."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Label columns; where all rows agree, a single value that stands for all of them."""
+    """Attribute columns; a scalar array where all rows are equal."""
 
     priority: Floats
     client: NDArray[np.int32]
@@ -33,11 +33,10 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Labels:
-    """How requests are labelled.
+    """Distribution of request attributes.
 
-    `priority` and `client` are one value for all, or a mapping of values to probabilities;
-    `deadline` is in seconds after the arrival. `n` sequences answer each prompt, or as many beams
-    as `beam` says.
+    `priority` and `client` are a constant or a mapping of values to probabilities; `deadline` is in
+    seconds after arrival. Each prompt has `n` output sequences, or a beam search of width `beam`.
     """
 
     priority: float | Mapping[float, float] = 0.0
@@ -48,7 +47,7 @@ class Labels:
 
     @property
     def drawn(self) -> bool:
-        """Whether any of it is a matter of chance."""
+        """Whether any attribute is random."""
         return isinstance(self.priority, Mapping) or isinstance(self.client, Mapping)
 
     def draw(
@@ -56,7 +55,7 @@ class Labels:
         arrival: Floats,
         stream: Callable[[str], np.random.Generator],
     ) -> Labelled:
-        """Labels for these requests; `stream` gives the random stream of a name."""
+        """Attributes for requests with these arrivals; `stream` returns a named random stream."""
         rows = len(arrival)
         deadline = np.array(np.nan)
         if self.deadline is not None:
@@ -67,7 +66,7 @@ class Labels:
 
     @property
     def params(self) -> SamplingParams:
-        """What each request asks of the sampler."""
+        """Sampling parameters of each request."""
         n = require_whole("n", self.n, 1, MOST_SEQUENCES)
         if self.beam is None:
             return GREEDY if n == 1 else SamplingParams(n=n, temperature=0.0)
@@ -98,7 +97,7 @@ class Labels:
 
 
 def _level(level: object) -> float:
-    # Keys of a mapping on a command line arrive as text.
+    # Mapping keys from a command line are strings.
     try:
         value = float(level)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

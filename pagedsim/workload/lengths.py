@@ -1,10 +1,15 @@
-"""How long prompts and answers are: distributions, and the two that papers measure with."""
+"""Prompt and output length distributions, including the papers' ShareGPT and Alpaca.
+
+Clipping a log-normal tail at `max_len` lowers its mean, so the location parameter is solved for:
+the mean after the cut is the requested one.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
+from functools import cache
+from math import erfc, exp, inf, log, sqrt
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,28 +17,82 @@ import numpy as np
 from pagedsim.core import ConfigError
 from pagedsim.core.contracts import SWITCH, WRONG, Contract, Rule, vet, whole
 from pagedsim.core.errors import require_number, require_whole
-from pagedsim.workload.limits import LONGEST, Tokens
-from pagedsim.workload.lognormal import caps_left, sigma_of, solve_mu
-from pagedsim.workload.settings import make
+from pagedsim.workload.limits import LONGEST, Tokens, make
 from pagedsim.workload.traces import read_lengths
+
+Weighted = tuple[tuple[float, float], ...]
+"""(weight, cap): a mixture of caps, the weights summing to 1."""
+
+
+def sigma_of(cv: float) -> float:
+    """Standard deviation of the logarithm, from the coefficient of variation."""
+    return sqrt(log(1 + cv**2))
+
+
+def mean_of(mu: float, sigma: float, caps: Weighted) -> float:
+    """Mean of min(X, cap) in whole tokens, at least 1, for log-normal X."""
+    # Rounding changes the mean only for short lengths, which are therefore summed one by one.
+    few = min([16, *(int(cap) for _, cap in caps if cap < inf)])
+    edges = [0.0, *(_below(count + 0.5, mu, sigma) for count in range(1, few + 1))]
+    mean = sum(count * (edges[count] - edges[count - 1]) for count in range(1, few + 1))
+    whole = exp(mu + sigma**2 / 2)
+    counted = _below(few + 0.5, mu + sigma**2, sigma)
+    for weight, cap in caps:
+        above = 1 - max(_below(cap, mu, sigma), edges[few])
+        middle = max(_below(cap, mu + sigma**2, sigma) - counted, 0.0)
+        mean += weight * (whole * middle + (cap * above if cap < inf else 0.0))
+    return mean
+
+
+@cache  # all arms and seeds of a study need the same value
+def solve_mu(mean: float, sigma: float, caps: Weighted) -> float | None:
+    """The location parameter that gives this mean, or None if none does."""
+    low, high = log(mean) - 8 * sigma - 2, log(mean) + 8 * sigma + 2
+    mu = _bisect(lambda mu: mean_of(mu, sigma, caps), mean, low, high)
+    return mu if abs(mean_of(mu, sigma, caps) / mean - 1) < 1e-6 else None
+
+
+def caps_left(mu: float, sigma: float, first_cap: float, total: float) -> Weighted:
+    """Caps left by a first draw clipped at `first_cap` out of `total`, as a mixture."""
+    points, reach = 161, 6.0
+    grid = [reach * (2 * i / (points - 1) - 1) for i in range(points)]
+    weights = [exp(-z * z / 2) for z in grid]
+    scale = sum(weights)
+    drawn = [min(max(exp(mu + sigma * z), 1.0), first_cap) for z in grid]
+    return tuple((weight / scale, total - x) for weight, x in zip(weights, drawn, strict=True))
+
+
+def _bisect(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
+    for _ in range(60):
+        middle = (low + high) / 2
+        if rising(middle) < target:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _below(bound: float, mu: float, sigma: float) -> float:
+    """The probability that log-normal X is below `bound`."""
+    return 1.0 if bound == inf else erfc((mu - log(bound)) / (sigma * sqrt(2))) / 2
 
 
 class Lengths(ABC):
-    """A distribution of prompt and answer lengths in tokens."""
+    """A joint distribution of prompt and output lengths in tokens."""
 
-    drawn: ClassVar[bool] = True  # whether chance has a part in it
+    drawn: ClassVar[bool] = True  # whether it is random
 
     @abstractmethod
     def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-        """Prompt and output lengths of `count` requests; fewer are the beginning of more."""
+        """Prompt and output lengths; a smaller `count` must give a prefix of a larger."""
 
     def capped(self, prompt: Tokens, output: Tokens) -> int:
-        """How many of the requests that were drawn have a length at which all longer ones end."""
+        """Number of sampled requests whose prompt or output is at the cap."""
         return 0
 
 
 def _sampled(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
-    """Prompts and answers as 32-bit arrays, if they are one length each for every request."""
+    """Validate sampled lengths: a prompt and an output length per request, as 32-bit arrays."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         return WRONG
     try:
@@ -63,7 +122,7 @@ CONTRACT = Contract(
 
 
 class Fixed(Lengths):
-    """All alike."""
+    """Constant lengths."""
 
     drawn = False
 
@@ -76,7 +135,7 @@ class Fixed(Lengths):
 
 
 class Uniform(Lengths):
-    """Every length from min to max, both included, equally often."""
+    """Uniform integer lengths between min and max, inclusive."""
 
     def __init__(self, prompt_min: int, prompt_max: int, output_min: int, output_max: int) -> None:
         self.low = np.array(
@@ -99,10 +158,10 @@ class Uniform(Lengths):
 
 
 class LogNormal(Lengths):
-    """Log-normal lengths, prompt and answer independent.
+    """Log-normal lengths, prompt and output independent.
 
-    `cv` is the coefficient of variation before any cut. With `max_len`, a prompt takes at most
-    half of it, and the answer what is left; the means are those of what is drawn after the cut.
+    `cv` is the coefficient of variation before clipping. With `max_len`, a prompt is clipped at
+    half of it and the output at the remainder; the means are those after clipping.
     """
 
     def __init__(
@@ -120,7 +179,7 @@ class LogNormal(Lengths):
             sigma_of(require_number("lengths.output_cv", output_cv, low=0.001, high=1000)),
         )
         self.max_len = None if max_len is None else require_whole("max_len", max_len, 2, LONGEST)
-        # Half, as in vLLM's ShareGPT benchmark (1,024 of 2,048): every answer keeps some room.
+        # Half, as in vLLM's ShareGPT benchmark (1,024 of 2,048), leaves room for every output.
         self.prompt_cap = inf if self.max_len is None else self.max_len // 2
         prompt_mu = solve_mu(prompt_mean, self.sigma[0], ((1.0, self.prompt_cap),))
         if prompt_mu is None:
@@ -161,9 +220,9 @@ class LogNormal(Lengths):
 
 
 class Empirical(Lengths):
-    """Pairs drawn with replacement from two columns of a file.
+    """(prompt, output) pairs sampled with replacement from a file.
 
-    `path` is any trace that has lengths; with both column names given, any CSV file.
+    `path` is any trace with lengths, or any CSV file if both column names are given.
     """
 
     def __init__(
@@ -177,8 +236,9 @@ class Empirical(Lengths):
 
 
 class Quantiles(Lengths):
-    """Lengths of which percentiles are known, all between two of them equally often; prompt and
-    answer independent. With `max_len`, an answer takes what the prompt leaves of it.
+    """Lengths interpolated linearly between given percentiles, prompt and output independent.
+
+    With `max_len`, the output is clipped at what the prompt leaves.
     """
 
     def __init__(
@@ -211,7 +271,7 @@ class Quantiles(Lengths):
 
 
 def _percentiles(where: str, given: object) -> tuple[list[float], list[float]]:
-    """Percents and lengths, both rising."""
+    """Percents and lengths, both increasing."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}={given}: must be lengths by percent, as in {{0: 1, 100: 2048}}")
     percents = sorted(require_number(where, _number(percent), 0, 100) for percent in given)
@@ -226,7 +286,7 @@ def _percentiles(where: str, given: object) -> tuple[list[float], list[float]]:
 
 
 def _number(percent: Any) -> Any:
-    """A key of a configuration, which may be a word."""
+    """Convert a configuration key, which may be a string, to a number."""
     try:
         return float(str(percent))
     except ValueError:
@@ -234,11 +294,11 @@ def _number(percent: Any) -> Any:
 
 
 def sharegpt(max_len: int | None = None) -> LogNormal:
-    """ShareGPT as in the PagedAttention paper: 161.31 tokens in, 337.99 out on average.
+    """ShareGPT as in the PagedAttention paper: 161.31 prompt and 337.99 output tokens on average.
 
-    The means are published; the paper's memory figure gives the spread of the answers. A request
-    that has its prompt p and exactly its answer o reserved, for o steps, holds o²/2 token-steps
-    that are still empty of o(p + o) in all. Figure 2 has Orca (Oracle) at 25.2 % reserved of
+    The means are published; the paper's memory figure gives the spread of the outputs. A request
+    that reserves its prompt p and exactly its output o for o steps leaves o²/2 of o(p + o)
+    token-steps empty. Figure 2 has Orca (Oracle) at 25.2 % reserved of
     63.4 % in use, so E[o²] = 3.88 E[op]. With max_len=2048 a coefficient of variation of 1.0
     before the cut (0.91 after it) gives 3.87; Orca (Oracle) and paged memory then hold 12.8 and
     32.3 requests at once, where Figure 13 has 13.6 and 30.4. No published number bounds the
@@ -249,11 +309,11 @@ def sharegpt(max_len: int | None = None) -> LogNormal:
 
 
 def alpaca(max_len: int | None = None) -> LogNormal:
-    """Alpaca as in the PagedAttention paper: 19.31 tokens in, 58.45 out on average.
+    """Alpaca as in the PagedAttention paper: 19.31 prompt and 58.45 output tokens on average.
 
-    The answers' spread is between 1.0 and 1.3 by the 72.75 requests that Orca (Oracle) holds at
-    once in Figure 13, for 63 to 80 % of its memory in use. The prompts' is the narrow hump of
-    Figure 11: instructions of one sentence.
+    The outputs' coefficient of variation is between 1.0 and 1.3, from the 72.75 requests that Orca
+    (Oracle) batches in Figure 13, for 63 to 80 % of its memory in use. The prompts' is read off
+    the narrow peak in Figure 11: one-sentence instructions.
     """
     return LogNormal(19.31, 0.7, 58.45, 1.1, max_len)
 
@@ -270,7 +330,7 @@ SHAPES: Mapping[str, Callable[..., Lengths]] = {
 
 
 def make_lengths(lengths: str | Mapping[str, Any] | Lengths, max_len: int | None) -> Lengths:
-    """Lengths by name, or from `{"shape": name, ...}`; an object is passed through."""
+    """Lengths by name or from `{"shape": name, ...}`; objects pass through."""
     if isinstance(lengths, Lengths):
         return vet(lengths, CONTRACT)
     if isinstance(lengths, str):

@@ -1,4 +1,4 @@
-"""Several arrival processes as one, cut at a number of requests or at a time."""
+"""Merge arrival processes, limited by number of requests or by duration."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T", bound=np.generic)
 
 @dataclass(frozen=True)
 class Source:
-    """One process: its first arrivals, how many a second (0: no matter of time), at most `limit`.
+    """One arrival process: its times, rate (0 if not timed) and maximum number of arrivals.
 
-    `times(n)` must always begin with `times(m)` for m < n.
+    `times(m)` must be a prefix of `times(n)` for m < n.
     """
 
     times: Callable[[int], Floats]
@@ -33,7 +33,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Merged:
-    """Merged arrivals: `counts[i]` rows come from source i, and `join` puts columns together."""
+    """Merged arrivals: `counts[i]` rows are of source i; `join` merges other columns likewise."""
 
     arrival: Floats
     counts: tuple[int, ...]
@@ -46,9 +46,9 @@ class Merged:
         return np.split(self.arrival[self._places], np.cumsum(self.counts)[:-1])
 
     def join(self, columns: Sequence[NDArray[T]]) -> NDArray[T]:
-        """One column in order of arrival from each source's own, in its own order.
+        """Merge the sources' columns into one in order of arrival.
 
-        A column may be a single value that stands for all rows of its source.
+        A column may be a scalar array, which is the value of all rows of its source.
         """
         if self._places is None:
             return columns[0]
@@ -62,13 +62,13 @@ class Merged:
 
 
 def merge(sources: Sequence[Source], requests: int | None, duration: float | None) -> Merged:
-    """The first `requests` arrivals of all sources together, before `duration` seconds."""
+    """The first `requests` arrivals over all sources, before `duration` seconds."""
     most = [_most(source, requests, duration, len(sources)) for source in sources]
     wanted = _first_guess(sources, most, requests, duration)
     while True:
         drawn = [source.times(count) for source, count in zip(sources, wanted, strict=True)]
         open_ended = [t[-1] for t, n, top in zip(drawn, wanted, most, strict=True) if n < top]
-        known_until = min(open_ended, default=inf)  # after that, a source may have said too little
+        known_until = min(open_ended, default=inf)  # later, a source may have more arrivals
         if known_until == inf or (duration is not None and known_until >= duration):
             break
         known = sum(int(np.searchsorted(times, known_until, "right")) for times in drawn)
@@ -79,7 +79,7 @@ def merge(sources: Sequence[Source], requests: int | None, duration: float | Non
 
 
 def _most(source: Source, requests: int | None, duration: float | None, sources: int) -> float:
-    """How many arrivals of this source could ever be wanted."""
+    """Upper bound on the arrivals needed of a source."""
     where = f"classes.{source.name}: " if source.name else ""
     if not source.rate and source.limit is None and (requests is None or sources > 1):
         raise ConfigError(f"{where}needs requests=, since it has no rate")
@@ -125,7 +125,7 @@ def _cut(drawn: Sequence[Floats], requests: int | None, duration: float | None) 
         source = np.repeat(np.arange(len(drawn)), [len(times) for times in drawn])[order[:kept]]
         arrival = arrival[:kept].copy()
         counts = tuple(np.bincount(source, minlength=len(drawn)).tolist())
-        # Each source's rows keep their order, so a stable sort by source finds their places.
+        # Rows of a source keep their order, so a stable sort by source gives their positions.
         places = np.argsort(source, kind="stable")
     if not len(arrival):
         raise ConfigError(f"duration={duration}: no request arrives in that time")

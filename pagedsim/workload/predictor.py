@@ -1,4 +1,4 @@
-"""Who tells policies how long an answer will be: the group `predictor`, and nobody else."""
+"""Output-length predictors (the config group `predictor`)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 
 from pagedsim.core.contracts import SWITCH, WRONG, Contract, Rule
 from pagedsim.core.errors import require_number, require_whole
+from pagedsim.workload.draws import stream
 from pagedsim.workload.limits import LONGEST
-from pagedsim.workload.streams import stream
 from pagedsim.workload.workload import Workload
 
 Floats = NDArray[np.float64]
 
 SAMPLE = 2000
-"""Requests on which an agreement of orders is measured."""
+"""Requests over which rank correlation is computed."""
 PREDICTED = "predicted lengths are off by"
-"""How the line begins that says how good guesses are."""
+"""Start of the notice on prediction accuracy."""
 
 
 class Predictor(ABC):
-    """Guesses the length of each answer, rightly or wrongly to a stated extent."""
+    """Predicts output lengths with a configurable error."""
 
     drawn: ClassVar[bool] = True
-    """Whether chance has a part in it."""
+    """Whether it is random."""
 
     def applied(self, workload: Workload, seed: int) -> Workload:
-        """The workload with guesses and, where they are drawn, a line that says how good."""
+        """The workload with predictions and, if they are random, a notice on their accuracy."""
         answer = self.guesses(workload.output_len, stream(seed, "predictions"))
         guess = GUESSES.checked(self, "guesses", answer, (workload.output_len,))
         if not self.drawn:
@@ -41,11 +41,11 @@ class Predictor(ABC):
 
     @abstractmethod
     def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
-        """One for each answer, in tokens."""
+        """Predicted output length of each request, in tokens."""
 
 
 def _guesses(answer: object, count: int) -> Floats | None:
-    """Guesses as numbers, if they are `count` that are above 0, or NaN where there is none."""
+    """Validate predictions: `count` positive numbers, NaN where there is none."""
     try:
         guess = np.asarray(answer)
     except ValueError:  # rows of unlike lengths
@@ -62,7 +62,7 @@ def _guessed(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
 
 
 def _applied(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
-    """A workload, if it is the one that was given but for its guesses."""
+    """Validate that a workload equals the given one except for its predictions."""
     given = asked[0]
     if not isinstance(answer, Workload) or _guesses(answer.predicted_len, len(given)) is None:
         return WRONG
@@ -91,8 +91,8 @@ CONTRACT = Contract(
 )
 
 
-class Nobody(Predictor):
-    """Nobody guesses; a workload that has guesses of its own loses them."""
+class NoPredictor(Predictor):
+    """No predictions; removes those of the workload."""
 
     drawn = False
 
@@ -101,7 +101,7 @@ class Nobody(Predictor):
 
 
 class Oracle(Predictor):
-    """The truth."""
+    """The true output length."""
 
     drawn = False
 
@@ -111,9 +111,9 @@ class Oracle(Predictor):
 
 @dataclass(frozen=True)
 class Noisy(Predictor):
-    """The truth times a log-normal error of median 1.
+    """The true length times a log-normal error of median 1.
 
-    Two guesses in three are within a factor of exp(`sigma`).
+    Two thirds of the predictions are within a factor of exp(`sigma`).
     """
 
     sigma: float = 0.5
@@ -128,9 +128,9 @@ class Noisy(Predictor):
 
 @dataclass(frozen=True)
 class Bucket(Predictor):
-    """The middle of one of `buckets` ranges of `width` tokens; the last takes all that is longer.
+    """Classification into `buckets` of `width` tokens (the last is unbounded), as their midpoints.
 
-    It is the right one with probability `accuracy`, else one beside it.
+    The bucket is correct with probability `accuracy`, otherwise an adjacent one.
     """
 
     buckets: int = 10
@@ -152,10 +152,10 @@ class Bucket(Predictor):
 
 @dataclass(frozen=True)
 class Rank(Predictor):
-    """The right lengths in the wrong order: what is learned is which answer is longer.
+    """Learning to rank: the true lengths, assigned in a partly wrong order.
 
-    Of two answers the longer one is guessed to be so with probability (1 + `tau`) / 2: `tau` is
-    Kendall's rank correlation of truth and guess.
+    The longer of two outputs is predicted to be longer with probability (1 + `tau`) / 2; `tau` is
+    Kendall's rank correlation between true and predicted lengths.
     """
 
     tau: float = 0.6
@@ -164,10 +164,10 @@ class Rank(Predictor):
         require_number("tau", self.tau, -1, 1)
 
     def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
-        # Two normal variables of correlation r have tau = 2 / π × asin r. The first is in the
-        # order of the lengths, the second gives the order of the guesses.
+        # Two normal variables of correlation r have tau = 2 / π × asin r. The first is sorted like
+        # the true lengths, the second gives the predicted order.
         count = len(output_len)
-        order = np.lexsort((rng.random(count), output_len))  # of equal lengths in any order
+        order = np.lexsort((rng.random(count), output_len))  # ties in random order
         first = np.empty(count)
         first[order] = np.sort(rng.standard_normal(count))
         r = np.sin(np.pi / 2 * self.tau)
@@ -178,14 +178,14 @@ class Rank(Predictor):
 
 
 def _told(output_len: NDArray[np.int32], guess: Floats) -> str:
-    """How good guesses are."""
+    """The notice on prediction accuracy."""
     off = np.median(np.abs(guess - output_len) / output_len)
     tau = kendall(output_len[:SAMPLE].astype(np.float64), guess[:SAMPLE])
     return f"{PREDICTED} {off:.0%} in the median; Kendall's tau of their order is {tau:.2f}"
 
 
 def kendall(first: Floats, second: Floats) -> float:
-    """Kendall's tau-b: how far two orders of the same things agree, from -1 to 1."""
+    """Kendall's tau-b rank correlation, from -1 to 1."""
     one = np.sign(first[:, None] - first)
     other = np.sign(second[:, None] - second)
     pairs = np.sqrt((one * one).sum() * (other * other).sum())

@@ -1,4 +1,4 @@
-"""Workloads from trace files: what really came, as it came, or at another rate."""
+"""Workloads from trace files, at the recorded or another arrival rate."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, make_arrivals
+from pagedsim.workload.draws import stream
 from pagedsim.workload.labels import Labelled, Labels
 from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
 from pagedsim.workload.sessions import Sessions
-from pagedsim.workload.streams import stream
 from pagedsim.workload.tokens import BlockPrompts, GrowingPrompts, Prompts
 from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
 from pagedsim.workload.workload import Workload
@@ -53,19 +53,19 @@ def trace(
     beam: int | None = None,
     seed: int = 0,
 ) -> Workload:
-    """A workload from a file; `format` is a key of `FORMATS`, or auto to look into the file.
+    """A workload from a file; `format` is a key of `FORMATS`, or auto to detect it.
 
-    Of the file come `window` seconds from second `start` on, at most `requests` rows. Then prompts
-    are cut so that a request has at most `max_len` tokens, and time is scaled: `rate_scale` times
-    as many requests a second, or `rate` of them on average. With `arrivals` other than trace the
-    lengths stay and the times are drawn, as in `synthetic`.
+    The workload is `window` seconds from second `start` on, at most `requests` rows. Prompts are
+    truncated so that a request has at most `max_len` tokens. Time is scaled to `rate_scale` times
+    the recorded rate, or to a mean of `rate` requests/s. With `arrivals` other than trace, lengths
+    are kept and times are drawn as in `synthetic`.
 
-    CSV files may be filtered (`where`, column to value) and give each request's client and
-    priority; else these, deadlines, `n` and `beam` are as in `synthetic`.
-    Rows of one session, by `session_column` of a CSV file or by what the format has, are its turns:
-    unless `in_turns` is false, each comes no sooner than the one before it is answered.
-    `drop_empty` leaves out rows without tokens, `sort` puts rows in order of time.
-    `block_tokens` is Mooncake's block.
+    CSV files can be filtered (`where`, column to value) and can have columns for client and
+    priority; otherwise these, deadlines, `n` and `beam` are as in `synthetic`.
+    Rows of a session (`session_column` of a CSV file, or defined by the format) are its turns:
+    unless `in_turns` is false, a turn is not sent before the previous one is answered.
+    `drop_empty` drops rows without tokens, `sort` sorts rows by time, `block_tokens` is the block
+    size of Mooncake's hashes.
     """
     process = _process(arrivals, rate_scale, rate, cv, users, think_time)
     if max_len is not None:
@@ -85,7 +85,7 @@ def trace(
     if require_flag("in_turns", in_turns) and table.links and process is not None:
         raise ConfigError(
             f"arrivals={arrivals}: must be trace for turns of sessions, which come at times of "
-            "their own once they are answered; in_turns=false has nobody wait"
+            "their own once they are answered; in_turns=false sends them without waiting"
         )
     prompt_len, output_len, clipped = clip(table.prompt_len, table.output_len, max_len)
     if process is None:
@@ -131,7 +131,7 @@ def _process(
     users: int | None,
     think_time: float | None,
 ) -> Arrivals | None:
-    """The process that times are drawn from; None where they are the trace's own."""
+    """The process that times are drawn from; None to use the trace's times."""
     require_number("rate_scale", rate_scale, above=0)
     if arrivals != "trace":
         if rate_scale != 1:
@@ -175,7 +175,7 @@ def _slice(start: float, window: float | None, requests: int | None) -> Slice:
 
 
 def _scaled(path: str | None, table: Table, rate_scale: float, rate: float | None) -> Floats:
-    """The trace's own times, at the rate that is asked for."""
+    """The trace's times, scaled to the requested rate."""
     arrival = table.arrival
     assert arrival is not None
     if rate is None:
@@ -190,7 +190,7 @@ def _scaled(path: str | None, table: Table, rate_scale: float, rate: float | Non
 
 
 def _from_columns(labelled: Labelled, table: Table) -> Labelled:
-    """The file's own clients and priorities, where it was asked for them."""
+    """Override clients and priorities by columns of the file, where configured."""
     if table.client is not None:
         names = sorted(set(table.client))
         index = {name: i for i, name in enumerate(names)}
@@ -202,7 +202,7 @@ def _from_columns(labelled: Labelled, table: Table) -> Labelled:
 
 
 def _parents(table: Table) -> list[int] | None:
-    """The row that each goes on from, -1 where it begins a session; None where nothing is said."""
+    """The row that each row continues, -1 for the start of a session; None without sessions."""
     if table.links is None:
         return None
     last: dict[Hashable, int] = {}
@@ -214,7 +214,7 @@ def _parents(table: Table) -> list[int] | None:
 
 
 def _turns(parents: Sequence[int] | None, in_turns: bool) -> Sessions | None:
-    """Sessions in the order in which they begin."""
+    """Sessions in order of their start."""
     if parents is None:
         return None
     session, turn = list[int](), list[int]()
@@ -238,7 +238,7 @@ def _prompts(
     if parents is None:
         return None
     base = np.array(parents)
-    fits = prompt_len >= prompt_len[base] + output_len[base]  # else something was left out
+    fits = prompt_len >= prompt_len[base] + output_len[base]  # else the history was truncated
     nothing = np.full(len(base), -1, np.int32)
     return GrowingPrompts(
         np.where((base >= 0) & fits, base, -1),
@@ -251,7 +251,7 @@ def _prompts(
 
 
 def _unlike(table: Table) -> Iterator[str]:
-    """What of the file would say which prompts begin alike, and is not read."""
+    """The notice on columns of prompt contents that this format does not read."""
     if table.unread:
         yield (
             f"{' and '.join(table.unread)} of the trace are not read, so that all its prompts are "
@@ -262,7 +262,7 @@ def _unlike(table: Table) -> Iterator[str]:
 def _changed(
     table: Table, arrivals: str, rate_scale: float, rate: float | None, requests: int | None
 ) -> Iterator[str]:
-    """What a run's requests have otherwise than the file, a line each."""
+    """Notices on how the requests differ from the file."""
     own = table.arrival
     if table.cut:
         yield f"only the first {requests:,} requests of the trace are served (requests={requests})"

@@ -1,4 +1,4 @@
-"""Sessions: which requests belong together, and which are sent once others are answered."""
+"""Sessions: groups of requests, and which requests depend on others' answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from pagedsim.core import ConfigError
 
 
 class Sessions:
-    """What a workload's rows are of conversations, or of agents' programs.
+    """Session structure of a workload's rows: conversations or agent programs.
 
-    `session` numbers them from 0 on (-1: of none), `turn` is each row's place in it from 1 on.
-    A row waits for those in `after`, all of them before it, and comes `pause` seconds after the
-    last of them is answered.
+    `session` is the session number from 0 (-1: none), `turn` the position in it from 1. A row is
+    sent `pause` seconds after the last of the rows in `after`, all earlier ones, is answered.
     """
 
     def __init__(
@@ -26,7 +25,7 @@ class Sessions:
         after: Sequence[Sequence[int]],
         pause: ArrayLike,
     ) -> None:
-        """`after` has the rows that each row waits for, an empty list for those who do not."""
+        """`after` lists the rows that each row depends on."""
         self.session = np.asarray(session, np.int32)
         self.turn = np.asarray(turn, np.int32)
         self.pauses = np.asarray(pause, np.float64)
@@ -51,34 +50,34 @@ class Sessions:
 
     @property
     def count(self) -> int:
-        """How many sessions there are."""
+        """Number of sessions."""
         return int(self.session.max(initial=-1)) + 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the columns hold."""
+        """Memory of the columns in bytes."""
         held = (self.session, self.turn, self.pauses, self._waits, self._starts)
         return sum(column.nbytes for column in (*held, self._followers, self._begins))
 
     def name(self, row: int) -> str | None:
-        """What the session of a request is called."""
+        """The session name of a request; None for none."""
         number: int = self.session.item(row)
         return str(number) if number >= 0 else None
 
     def after(self, row: int) -> list[int]:
-        """Those that must have left before it is sent."""
+        """Rows that must finish before this one is sent."""
         return _between(self._waits, self._starts, row)
 
     def followers(self, row: int) -> list[int]:
-        """Those that wait for it."""
+        """Rows that depend on this one."""
         return _between(self._followers, self._begins, row)
 
     def pause(self, row: int) -> float:
-        """Seconds between the last answer that it waits for and its arrival."""
+        """Seconds between the last answer it depends on and its arrival."""
         return float(self.pauses.item(row))
 
 
 def _between(rows: NDArray[np.int64], starts: NDArray[np.int64], row: int) -> list[int]:
-    """Those that a row has of `rows`."""
+    """The slice of `rows` that belongs to a row."""
     start, end = starts.item(row), starts.item(row + 1)
     return rows[start:end].tolist() if start < end else []

@@ -1,4 +1,4 @@
-"""What a session does: a chain of turns, or calls in parallel whose answers are put together."""
+"""Session shapes: a chain of turns, map-reduce, or a tree of parallel calls."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import numpy as np
 
 from pagedsim.core.errors import require_whole
 from pagedsim.workload.draws import Draw, make_draw
-from pagedsim.workload.settings import make
+from pagedsim.workload.limits import make
 
 
 class Call(NamedTuple):
-    """One request of a session. Others are named by their place in it, and come before it."""
+    """One request of a session; refers to earlier requests by their index in the session."""
 
-    turn: int  # from 1 on; calls of one turn go in parallel
-    after: tuple[int, ...] = ()  # those whose answers it waits for
-    base: int = -1  # the one whose conversation it continues; -1: it begins a new one
-    asks: int | None = None  # the one that asks the same of the same conversation
-    quotes: tuple[int, ...] = ()  # those whose answers stand in its question
+    turn: int  # from 1; calls of one turn run in parallel
+    after: tuple[int, ...] = ()  # calls whose answers it waits for
+    base: int = -1  # the call whose conversation it continues; -1: a new conversation
+    asks: int | None = None  # the call with the same question in the same conversation
+    quotes: tuple[int, ...] = ()  # calls whose answers are part of its question
 
 
 Calls = Sequence[Call]
 
 
 class Shape(ABC):
-    """A kind of session."""
+    """The structure of a session."""
 
     drawn = False
-    """Whether chance has a part in it."""
+    """Whether it is random."""
 
     @abstractmethod
     def sessions(self, count: int, rng: np.random.Generator) -> list[Calls]:
-        """The calls of so many sessions, turn by turn; fewer are the beginning of more."""
+        """The calls of `count` sessions, by turn; a smaller count gives a prefix of a larger."""
 
 
 class Chain(Shape):
-    """One call after another, each of the whole conversation so far: a chat, or a ReAct agent."""
+    """Sequential calls, each with the whole conversation as its prompt: a chat or ReAct agent."""
 
     def __init__(self, turns: float | Mapping[str, Any] | Draw) -> None:
         self.turns = make_draw("turns", turns)
@@ -53,7 +53,7 @@ class Chain(Shape):
 
 
 class MapReduce(Shape):
-    """`width` calls at once, each with a part of the work, and one that gets all their answers."""
+    """`width` parallel calls, and one call with all their answers in its prompt."""
 
     def __init__(self, width: float | Mapping[str, Any] | Draw) -> None:
         self.width = make_draw("width", width)
@@ -69,8 +69,8 @@ class MapReduce(Shape):
 
 @dataclass(frozen=True)
 class Tree(Shape):
-    """Thoughts: `breadth` answers to the same question, of which the best `keep` are gone on from
-    with as many each, down to `depth`; at last one answer on the best of all."""
+    """Tree of thoughts: `breadth` answers to a question, of which the best `keep` are expanded
+    likewise down to `depth`, and a final answer that continues the best."""
 
     breadth: int
     depth: int
@@ -89,7 +89,7 @@ class Tree(Shape):
                 first = len(calls)
                 calls += [Call(level + 1, last, base, first) for _ in range(self.breadth)]
             last = tuple(range(begin, len(calls)))
-            kept = [last[place] for place in range(self.keep)]  # of equals, any are the best
+            kept = [last[place] for place in range(self.keep)]  # no scores: the first are kept
         calls.append(Call(self.depth + 1, last, kept[0]))
         return [calls] * count
 
@@ -102,5 +102,5 @@ SHAPES: Mapping[str, Callable[..., Shape]] = {
 
 
 def make_shape(name: str, settings: dict[str, Any]) -> Shape:
-    """A kind of session by its name."""
+    """A session shape by name."""
     return make("shape", name, SHAPES, settings)

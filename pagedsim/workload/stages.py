@@ -1,4 +1,4 @@
-"""Stages of rates, one after another, over prompts that come again: how load generators measure."""
+"""Stages of constant rate over repeated prompts with shared prefixes, as load generators run."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import refuse_settings, require_number, require_whole
 from pagedsim.workload.arrivals import Poisson
+from pagedsim.workload.draws import stream
 from pagedsim.workload.limits import LONGEST, MOST, refuse_late
-from pagedsim.workload.streams import stream
 from pagedsim.workload.tokens import PrefixedPrompts
 from pagedsim.workload.workload import Workload
 
 
 @dataclass(frozen=True)
 class Stage:
-    """So many requests a second, for so long."""
+    """A request rate held for a number of seconds."""
 
     rate: float
     seconds: float
 
     @property
     def requests(self) -> int:
-        """How many come; at least one."""
+        """Number of requests, at least one."""
         return max(round(self.rate * self.seconds), 1)
 
 
@@ -44,9 +44,9 @@ def shared_prefix(
 ) -> Workload:
     """Poisson arrivals at each stage's rate, `pause` seconds after the last of the stage before.
 
-    There are `groups` of prompts that begin with the same `prefix_len` tokens and go on in one of
-    `questions`, each of `question_len`. All are asked in turn, in an order that is shuffled once,
-    round after round, whatever the stage.
+    Prompts are of `groups` with a common prefix of `prefix_len` tokens, each with `questions`
+    different suffixes of `question_len`. All are sent round robin over all stages, in an order that
+    is shuffled once.
 
     >>> shared_prefix(stages=[{"rate": 2, "seconds": 5}], pause=0, groups=3, questions=2,
     ...               prefix_len=30, question_len=10, output_len=5)
@@ -70,7 +70,7 @@ def shared_prefix(
 
 
 def stages_of(stages: object) -> list[Stage]:
-    """From their settings; raises ConfigError that names the one that is wrong."""
+    """Stages from settings; raises ConfigError that names an invalid one."""
     if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
         raise ConfigError(f"stages={stages!r}: must be a list with at least one {{rate, seconds}}")
     return [_stage(f"stages.{place}", one) for place, one in enumerate(stages)]

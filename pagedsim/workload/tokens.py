@@ -1,4 +1,4 @@
-"""What is in a workload's prompts, made when it is asked for."""
+"""Prompt contents of a workload, generated lazily."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pagedsim.core.symbolic_prompt import STRIDE, SymbolicPrompt
 
 
 class Prompts(ABC):
-    """The prompts of a workload, each made when it is asked for."""
+    """The prompts of a workload, each generated on access."""
 
     @abstractmethod
     def __getitem__(self, row: int) -> SymbolicPrompt:
         """The prompt of request `row`."""
 
     def answer(self, row: int) -> SymbolicPrompt | None:
-        """What is said to it, without an end, where other prompts quote it."""
+        """The unbounded output token stream, where other prompts contain it; else None."""
         return None
 
     def shrunk(self, times: int, prompt_len: NDArray[np.int32]) -> Prompts | None:
-        """The same so many times shorter, now of these lengths; None where that cannot be."""
+        """Prompts scaled down by a factor of `times`, with new lengths; None if not supported."""
         return None
 
 
 class PrefixedPrompts(Prompts):
-    """Each prompt begins with a shared stream, or none (-1), and goes on in one of its own.
+    """Prompts that start with a shared prefix (-1: none) and have a suffix of their own.
 
-    Requests of equal `own` go on alike; None: none do.
+    Requests with equal `own` share the suffix too; None: all suffixes differ.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class PrefixedPrompts(Prompts):
 
 
 class BlockPrompts(Prompts):
-    """Prompts in blocks of equal size that a trace has named: same name, same tokens.
+    """Prompts as blocks of equal size with ids from a trace; equal ids are equal tokens.
 
-    Request `row` has the names `ids[starts[row]:starts[row + 1]]`.
+    Request `row` has the block ids `ids[starts[row]:starts[row + 1]]`.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class BlockPrompts(Prompts):
 
 
 class GrowingPrompts(Prompts):
-    """Each prompt goes on from an earlier one and the answer to it, or begins anew.
+    """Multi-turn prompts: each continues an earlier prompt and its output, or starts anew.
 
-    Request `row` goes on from row `base[row]`, or begins (-1) with the shared stream
-    `prefix[row]`, where there is one, in its first `prefix_len[row]` tokens. Then come new tokens
-    up to `prompt_len`: those of equal `asks` ask the same.
+    Request `row` continues row `base[row]`, or (-1) starts with the first `prefix_len[row]` tokens
+    of shared stream `prefix[row]`, if any. New tokens follow up to `prompt_len`; requests with
+    equal `asks` have the same new tokens.
     """
 
     def __init__(

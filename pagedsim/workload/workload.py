@@ -1,4 +1,4 @@
-"""A workload: columns, one row a request, in order of arrival."""
+"""A workload: columns with one row per request, in order of arrival."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from pagedsim.workload.tokens import Prompts
 T = TypeVar("T", bound=np.generic)
 
 CHUNK = 4096
-"""Rows turned into Python numbers at a time: a million requests never exist at once."""
+"""Rows converted to Python objects at a time, so that a million requests never exist at once."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Workload:
-    """Who asks what and when; the same rows for every arm of a comparison.
+    """The requests of a run; every arm of a comparison serves the same rows.
 
-    Where `turns` has rows go on from others, `arrival` is the earliest that they may come.
+    For rows that `turns` makes depend on others, `arrival` is the earliest possible arrival.
 
-    Build one with `Workload.of`, which checks, or with `synthetic`, `mix` or `trace`.
+    Build one with `Workload.of`, which validates, or with `synthetic`, `mix` or `trace`.
     """
 
     arrival: NDArray[np.float64]  # seconds, never decreasing
     prompt_len: NDArray[np.int32]  # tokens
-    output_len: NDArray[np.int32]  # tokens; true, so not for policies
+    output_len: NDArray[np.int32]  # tokens; the true length, hidden from policies
     priority: NDArray[np.float64]  # smaller is more urgent
     client: NDArray[np.int32]  # index into `clients`
     clients: tuple[str, ...]
-    predicted_len: NDArray[np.float64]  # tokens; NaN where nobody predicts
+    predicted_len: NDArray[np.float64]  # tokens; NaN without a prediction
     deadline: NDArray[np.float64]  # seconds; NaN where there is none
     sampling: NDArray[np.int32]  # index into `asked`
-    asked: tuple[SamplingParams, ...]  # how many sequences, sampled or as beams
-    prompts: Prompts | None = None  # what is in the prompts, where it matters
-    turns: Sessions | None = None  # who goes on from whose answers, where requests are of sessions
+    asked: tuple[SamplingParams, ...]  # distinct sampling parameters
+    prompts: Prompts | None = None  # prompt contents, where they matter
+    turns: Sessions | None = None  # dependencies between the requests of sessions
     mode: Mode = "open"
-    users: int | None = None  # closed loop: how many wait for answers
-    think_time: float = 0.0  # closed loop: seconds between an answer and the next question
-    drawn: bool = True  # whether chance had a part in it: else every seed gives the same
-    clipped: int = 0  # requests cut to fit max_len
-    dropped: int = 0  # rows of a trace left out: empty, and asked to be dropped
-    notices: tuple[str, ...] = ()  # one line each, for the reader of a report
+    users: int | None = None  # closed loop: number of users
+    think_time: float = 0.0  # closed loop: seconds between an answer and the next request
+    drawn: bool = True  # whether it is random; if not, every seed gives the same rows
+    clipped: int = 0  # requests clipped to fit max_len
+    dropped: int = 0  # empty rows of a trace dropped with drop_empty
+    notices: tuple[str, ...] = ()  # lines for the notes of a report
 
     @classmethod
     def of(
@@ -75,7 +75,7 @@ class Workload:
         dropped: int = 0,
         notices: Sequence[str] = (),
     ) -> Workload:
-        """A workload from anything that numpy takes; a single number stands for a whole column.
+        """A workload from array-likes; a scalar is the value of a whole column.
 
         >>> Workload.of([0.0, 0.5], [100, 200], [10, 20], priority=1)
         Workload(2 requests over 0.5 s, 150 tokens in and 15 out on average)
@@ -129,9 +129,9 @@ class Workload:
         return len(self.arrival)
 
     def requests(self) -> Iterator[tuple[Request, int]]:
-        """Each request with its true output length, made when it is asked for.
+        """Generate each request with its true output length.
 
-        A request's id is its row. In a closed loop it has no arrival: it arrives when it is sent.
+        A request's id is its row. In a closed loop its arrival is set when it is sent.
         """
         clients, prompts, asked, turns = self.clients, self.prompts, self.asked, self.turns
         closed = self.mode == "closed"
@@ -148,18 +148,18 @@ class Workload:
                 self.sampling[rows].tolist(),
                 strict=True,
             )
-            for row, (at, prompt, output, priority, who, guess, due, how) in enumerate(
+            for row, (at, prompt, output, priority, client, guess, due, how) in enumerate(
                 columns, start
             ):
                 if prompts is None:
                     request = Request(row, prompt, asked[how])
                 else:
                     request = Request(row, prompts[row], asked[how], answer=prompts.answer(row))
-                # Set one by one: a call with so many names takes longer than all of these.
+                # Separate assignments are faster than a call with that many keyword arguments.
                 if not closed:
                     request.arrival = at
                 request.priority = priority
-                request.client = clients[who]
+                request.client = clients[client]
                 if guess == guess:  # NaN is not itself
                     request.predicted_len = guess
                 if due == due:
@@ -181,7 +181,7 @@ class Workload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the columns hold; a column of one repeated value holds one."""
+        """Memory of the columns in bytes; a constant column holds one value."""
         columns = (self.arrival, self.prompt_len, self.output_len, self.priority, self.client)
         held = (*columns, self.predicted_len, self.deadline, self.sampling)
         turns = 0 if self.turns is None else self.turns.nbytes
@@ -194,15 +194,15 @@ class Workload:
             "closed": f"from {self.users} users",
         }
         of = "" if self.turns is None else f"of {self.turns.count} sessions "
-        who = f"{len(self)} requests {of}{when[self.mode]}"
+        requests = f"{len(self)} requests {of}{when[self.mode]}"
         return (
-            f"Workload({who}, {self.prompt_len.mean():.6g} tokens "
+            f"Workload({requests}, {self.prompt_len.mean():.6g} tokens "
             f"in and {self.output_len.mean():.6g} out on average)"
         )
 
 
 def _column(name: str, values: ArrayLike, dtype: type[T], rows: int) -> NDArray[T]:
-    """A read-only column; a single value is repeated without being stored again."""
+    """A read-only column; a scalar is broadcast without copies."""
     column = _exactly(name, values, dtype)
     if column.ndim == 0:
         return np.broadcast_to(column, (rows,))
@@ -214,7 +214,7 @@ def _column(name: str, values: ArrayLike, dtype: type[T], rows: int) -> NDArray[
 
 
 def _exactly(name: str, values: ArrayLike, dtype: type[T]) -> NDArray[T]:
-    """The values in that type; raises ConfigError for what it cannot hold."""
+    """Convert to `dtype`; raises ConfigError for values it cannot represent."""
     given = np.asarray(values)
     if given.dtype.kind not in "iuf":
         raise ConfigError(f"{name}: must be numbers")

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.files import write_run
-from pagedsim.metrics.lanes import ReplicaFacts
+from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.summary import summarise
 from tests.metrics.tables import requests_of, steps_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pagedsim.metrics.arms import Arms, Run
-from pagedsim.metrics.standing import Criterion, Standing
+from pagedsim.metrics.pareto import Criterion, Standing
 
 Values = Mapping[str, Sequence[float]]
 """By key of the summary, a value a seed."""

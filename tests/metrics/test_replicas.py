@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.metrics.lanes import ReplicaFacts
-from pagedsim.metrics.replicas import percentiles
+from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import FleetSteps
-from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.summary import percentiles, summarise
 from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
 from tests.metrics.fleets import FLEET, REQUESTS, STEPS, fleet_steps, many

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.metrics.littles_law import littles_law
+from pagedsim.metrics.definitions import littles_law
 from pagedsim.metrics.slo import Slo, slo_of
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Requests

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from pagedsim.metrics.standing import Criterion, Standing
+from pagedsim.metrics.pareto import Criterion, Standing
 from pagedsim.report.labels import Label, place
 from pagedsim.report.pareto import draw_pareto
 from pagedsim.report.style import drawing, new_figure

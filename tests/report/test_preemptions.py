@@ -14,8 +14,8 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Scheduler
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.files import PREEMPTIONS, write_run
-from pagedsim.metrics.lanes import ReplicaFacts
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.summary import summarise
 from pagedsim.report.gantt import _named, draw_gantt
 from pagedsim.report.stages import lives_of

@@ -15,7 +15,7 @@ from pagedsim.fidelity.step_tables.cell import SHORTEST, Cell
 from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, there
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
-from pagedsim.workload.traces.opened import file_at, opened, readable
+from pagedsim.workload.traces.rows import file_at, opened, readable
 
 ALIASES = {
     "meta-llama/Llama-2-7b-hf": "llama-2-7b",

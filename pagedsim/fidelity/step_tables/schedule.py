@@ -22,7 +22,7 @@ from pagedsim.sim.cost import Roofline
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.sizing import sized
 from pagedsim.sim.stack import Stack
-from pagedsim.workload.streams import stream
+from pagedsim.workload.draws import stream
 
 Floats = NDArray[np.float64]
 

@@ -1,8 +1,8 @@
-"""Traces in CSV: a header, then a row a request.
+"""CSV traces: a header, then one row per request.
 
-Read by the standard library's reader, since pyarrow.csv, though three times as fast, counts rows
-and not lines in its errors (so a cell of two lines or an empty line moves what it points at), and
-takes no 374.0 for 374 tokens: where it failed, everything would be read again as here.
+This uses the standard library's reader. pyarrow.csv is three times as fast, but reports rows
+instead of lines in its errors (wrong after multi-line cells and empty lines) and does not accept
+374.0 as 374 tokens, so every failure would need this reader as a fallback.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.workload.traces.opened import opened
-from pagedsim.workload.traces.rows import Chunk, Clock, Format, Options, wrong
+from pagedsim.workload.traces.rows import Chunk, Clock, Format, Options, opened, wrong
 
 CHUNK = 1 << 16
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -30,7 +29,7 @@ Row = list[str]
 
 
 class CsvFormat(Format):
-    """A CSV layout: which columns hold the time and the lengths."""
+    """A CSV layout: the columns of the time and the lengths."""
 
     options = ("where", "client_column", "priority_column", "session_column")
     is_table = True
@@ -42,7 +41,7 @@ class CsvFormat(Format):
         self.output = output
 
     def fits(self, head: str) -> float:
-        """The share of its columns that the header has."""
+        """Share of the required columns that the header has."""
         try:
             header = next(_headers(csv.reader(StringIO(head, newline=""))), [])
         except csv.Error:
@@ -52,7 +51,7 @@ class CsvFormat(Format):
     def seconds(
         self, path: Path, lines: Sequence[int], texts: Sequence[str]
     ) -> NDArray[np.float64]:
-        """The times as seconds, all of them finite."""
+        """Times as finite seconds."""
         assert self.time is not None
         return numbers(path, lines, self.time, texts)
 
@@ -117,12 +116,12 @@ def _header(path: Path, reader: Iterator[Row]) -> list[str]:
 
 
 def _headers(reader: Iterator[Row]) -> Iterator[list[str]]:
-    """Rows as names, of which the first is the header."""
+    """Non-empty rows as lists of names; the first is the header."""
     return ([name.strip() for name in row] for row in reader if _filled(row))
 
 
 def names_of(header: Sequence[str]) -> str:
-    """The columns of a header, for a message: what cannot be shown is spelt out."""
+    """The columns of a header for a message, unprintable names escaped."""
     names = (name if name.isprintable() else repr(name) for name in header)
     text = ", ".join(names) or "none"
     text = text if len(text) <= 200 else f"{text[:200]}..."
@@ -131,7 +130,7 @@ def names_of(header: Sequence[str]) -> str:
 
 
 def _filled(row: Row) -> bool:
-    """Whether anything stands on the line."""
+    """Whether the row has a non-blank cell."""
     return any(not cell.isspace() for cell in row if cell)
 
 
@@ -148,7 +147,7 @@ def _place(path: Path, line: int, header: Sequence[str], format: Format, name: s
 
 
 def _batches(path: Path, reader: Any, width: int) -> Iterator[tuple[Sequence[int], list[Row]]]:
-    """Rows with the lines on which they begin; lines with nothing on them are left out."""
+    """Batches of rows with their line numbers, without blank lines."""
     first = reader.line_num + 1
     try:
         while rows := list(islice(reader, CHUNK)):
@@ -168,15 +167,15 @@ def _batches(path: Path, reader: Any, width: int) -> Iterator[tuple[Sequence[int
 
 
 def _lines(rows: Sequence[Row], first: int, last: int) -> Sequence[int]:
-    """The line on which each of the rows begins, which stand on lines `first` to `last`."""
+    """The line number of each row, of rows on lines `first` to `last`."""
     if last - first + 1 == len(rows):
         return range(first, last + 1)
-    sizes = (1 + len(_LINE_END.findall(",".join(row))) for row in rows)  # quoted cells hold some
+    sizes = (1 + len(_LINE_END.findall(",".join(row))) for row in rows)  # or in quotes
     return list(accumulate(sizes, initial=first))[: len(rows)]
 
 
 def tokens(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """A column of token counts; raises ConfigError with the line of the first text that is none."""
+    """Parse a column of token counts; raises ConfigError with the first invalid line."""
     try:
         return np.array(list(map(int, _plain(texts))), np.int64)
     except (ValueError, OverflowError):
@@ -187,7 +186,7 @@ def tokens(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) ->
 def numbers(
     path: Path, lines: Sequence[int], name: str, texts: Sequence[str]
 ) -> NDArray[np.float64]:
-    """A column of finite numbers; raises ConfigError with the line of the first text that is none.
+    """Parse a column of finite numbers; raises ConfigError with the first invalid line.
 
     >>> numbers(Path("x.csv"), [2, 3], "arrived_at", ["0", "1e-1"]).tolist()
     [0.0, 0.1]
@@ -209,7 +208,7 @@ def each(
     parse: Callable[[str], T],
     wanted: str,
 ) -> list[T]:
-    """Parse one by one; raises ConfigError for the first text that is not `wanted`."""
+    """Parse one by one; raises ConfigError for the first text that is not as `wanted`."""
     found = []
     for line, text in zip(lines, texts, strict=True):
         try:
@@ -220,7 +219,7 @@ def each(
 
 
 def _plain(texts: Sequence[str]) -> Sequence[str]:
-    """The texts; raises ValueError if one is 1_000, which is a number in Python alone."""
+    """The texts; raises ValueError for underscores such as 1_000, which only Python accepts."""
     if "_" in "".join(texts):
         raise ValueError("_")
     return texts
@@ -234,7 +233,7 @@ def _finite(text: str) -> float:
 
 
 def _whole(text: str) -> int:
-    """A number of tokens; tools that know only floats write 374 as 374.0."""
+    """A token count; some tools write 374 as 374.0."""
     value = _finite(text)
     if not value.is_integer() or abs(value) >= 2**62:
         raise ValueError(text)

@@ -1,4 +1,4 @@
-"""Trace files of JSON lines: an object a request, with fields that a format names."""
+"""JSON Lines traces: one object per request, with the fields of a format."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pagedsim.workload.traces.opened import opened
-from pagedsim.workload.traces.rows import Chunk, Clock, Format, Options, wrong
+from pagedsim.workload.traces.rows import Chunk, Clock, Format, Options, opened, wrong
 
 CHUNK = 1 << 14
 
 Field = tuple[Callable[[Any], bool], str]
-"""Whether a value can be what the field says, and what it must be, for the error."""
+"""A predicate for valid values, and their description for error messages."""
 
 
-# The type is asked for itself, since JSON's true is an int in Python.
+# `type` instead of isinstance, since bool is a subclass of int.
 def is_number(value: Any) -> bool:
-    """Whether it is a number that a time may be."""
-    return type(value) in (int, float) and abs(value) < 1e18  # not so if it is no number
+    """Whether a value is a valid time."""
+    return type(value) in (int, float) and abs(value) < 1e18  # false for NaN
 
 
 def _is_count(value: Any) -> bool:
@@ -34,18 +33,19 @@ TOKENS: Field = (_is_count, "a whole number of tokens")
 
 
 class JsonLines(Format):
-    """A format of JSON lines: its `fields` by name, and how some rows of them become columns."""
+    """A JSON Lines format: its `fields` by name, and the conversion of rows to columns."""
 
     fields: ClassVar[Mapping[str, Field]]
     time: str
-    per_second: ClassVar[int] = 1  # so many of its times make a second
+    per_second: ClassVar[int] = 1  # time units per second
 
     @property
     def needs(self) -> tuple[str, ...]:
         return tuple(self.fields)
 
     def fits(self, head: str) -> float:
-        """Any object does a little, so that reading it names the field that is missing."""
+        """Share of fields in the first line; above 0 for any object, so that reading it reports
+        the missing field."""
         first = head.partition("\n")[0]
         there = sum(f'"{name}"' in first for name in self.fields)
         return first.startswith("{") * (1 + there) / (1 + len(self.fields))
@@ -62,10 +62,10 @@ class JsonLines(Format):
 
     @abstractmethod
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
-        """Objects, each with all fields, as columns; `lines` are theirs in the file."""
+        """Convert objects, which have all fields, to columns; `lines` are their line numbers."""
 
     def columns(self, lines: list[int], rows: list[Any], **more: Any) -> Chunk:
-        """Times and lengths of objects as columns, and what `more` a chunk has of them."""
+        """A chunk of times and lengths, and of the columns in `more`."""
         time, prompt, output = (
             [row[name] for row in rows] for name in (self.time, self.prompt, self.output)
         )
@@ -76,7 +76,7 @@ class JsonLines(Format):
     def _check(
         self, path: Path, lines: Sequence[int], rows: Sequence[dict[str, Any]], name: str
     ) -> None:
-        """Raise ConfigError where the field of that name cannot be what it says."""
+        """Raise ConfigError for a missing or invalid field."""
         fits, wanted = self.fields[name]
         for line, row in zip(lines, rows, strict=True):
             if name not in row:

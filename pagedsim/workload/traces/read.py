@@ -1,4 +1,4 @@
-"""Reading a trace file: any format, the slice that is wanted, as one set of columns."""
+"""Read a slice of a trace file of any format into one set of columns."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.workload.traces.opened import readable
-from pagedsim.workload.traces.plain import LengthsOnly
+from pagedsim.workload.traces.formats import LengthsOnly
 from pagedsim.workload.traces.rows import (
     Chunk,
     Format,
     Link,
     Options,
+    readable,
     refuse_bad,
     refuse_unsorted,
 )
@@ -29,7 +29,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Slice:
-    """Which rows: `window` seconds from `start` on, of these at most `limit`."""
+    """Rows to read: `window` seconds from `start` on, at most `limit`."""
 
     start: float = 0.0
     window: float | None = None
@@ -37,28 +37,28 @@ class Slice:
 
     @property
     def end(self) -> float:
-        """The second at which it ends."""
+        """End in seconds."""
         return inf if self.window is None else self.start + self.window
 
 
 @dataclass(frozen=True)
 class Table:
-    """What was read, in order of arrival."""
+    """Columns of the slice, in order of arrival."""
 
-    arrival: NDArray[np.float64] | None  # seconds from the beginning of the slice
+    arrival: NDArray[np.float64] | None  # seconds from the start of the slice
     prompt_len: Tokens
     output_len: Tokens
     client: list[str] | None
     priority: NDArray[np.float64] | None
-    block_ids: NDArray[np.int64] | None  # of all prompts' blocks, one after another, from 0
-    block_starts: NDArray[np.int64] | None  # where those of each row begin, and the end
+    block_ids: NDArray[np.int64] | None  # of all prompts, concatenated, renumbered from 0
+    block_starts: NDArray[np.int64] | None  # offset of each row's blocks, and the end
     block_tokens: int
     links: list[Link] | None
     dropped: int
     cut: bool
-    """Whether the slice has more rows than were wanted."""
+    """Whether `limit` left out rows of the slice."""
     unread: tuple[str, ...] = ()
-    """Columns that say which prompts begin alike, and that the format has no use for."""
+    """Columns of prompt contents that the format ignores."""
 
 
 def read_table(
@@ -71,9 +71,9 @@ def read_table(
     drop_empty: bool = False,
     sort: bool = False,
 ) -> Table:
-    """Read a trace; stops reading where the slice ends.
+    """Read a trace up to the end of the slice.
 
-    `timed` refuses a format without times, before what may be a long time of counting tokens.
+    `timed` refuses a format without times before tokenisation, which can take long.
     """
     file = existing(path)
     with readable(file):
@@ -151,7 +151,7 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
     if not len(rows):
         span = "" if arrival is None else f", of {arrival.max():g} s"
         raise ConfigError(f"{path}: no request is left of {len(full)} rows{span}")
-    # Rows after the last one that is wanted were not left out for being empty.
+    # Empty rows after the last selected one do not count as dropped.
     reached = len(order) if len(rows) != part.limit else int(np.flatnonzero(order == rows[-1])[0])
     ids, starts = _blocks(chunks, rows)
     client = [name for chunk in chunks for name in chunk.client or ()]
@@ -186,7 +186,7 @@ def _blocks(
     chosen = [names[row] for row in rows.tolist()]
     starts = np.zeros(len(chosen) + 1, np.int64)
     np.cumsum([len(row) for row in chosen], out=starts[1:])
-    # A name may be a hash of any size; what counts is which of them are the same.
+    # Ids may be hashes of any size; only equality matters.
     number: dict[int, int] = {}
     ids = (number.setdefault(name, len(number)) for name in chain.from_iterable(chosen))
     return np.fromiter(ids, np.int64, starts[-1]), starts

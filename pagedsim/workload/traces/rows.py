@@ -1,12 +1,15 @@
-"""Rows of a trace file as columns, and the checks that every format shares."""
+"""Trace files: opening (plain or gzip), chunks of rows as columns, and shared validation."""
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +17,53 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.workload.limits import LATEST, LONGEST
 
+
+def file_at(path: str | Path, where: str) -> Path:
+    """The path of an existing file; otherwise raises ConfigError that names the setting `where`."""
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise ConfigError(f"{where}={path}: is a folder, must be a file")
+    if not file.is_file():
+        raise ConfigError(f"{where}={path}: no such file")
+    return file
+
+
+def opened(path: Path) -> TextIO:
+    """Open as text, decompressing gzip; keeps line ends and strips a byte order mark."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    if packed:
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Convert decoding and I/O errors of reading the file inside to ConfigError."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8, nor one packed by gzip") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ConfigError(f"{path}: packed by gzip, but damaged or not whole") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 Tokenizer = Callable[[str], Sequence[Any] | int]
-"""Text to its tokens, or to how many they are."""
+"""Maps text to its tokens or their number."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The times of consecutive rows, also of those that `where` leaves out."""
+    """Times of consecutive rows, including those filtered out by `where`."""
 
     lines: Sequence[int]
     seconds: NDArray[np.float64]
 
 
 Link = tuple[Hashable, Hashable]
-"""What a row is called, and what the row is called that it goes on from: the last such above it."""
+"""A row's name, and the name of the row it continues: the last one above with that name."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +72,21 @@ class Chunk:
 
     lines: Sequence[int]  # of the file, from 1
     clock: Clock | None  # None where the file has no times
-    arrival: NDArray[np.float64] | None  # seconds, of these rows alone
+    arrival: NDArray[np.float64] | None  # seconds, after filtering
     prompt_len: NDArray[np.int64]
     output_len: NDArray[np.int64]
     client: list[str] | None = None
     priority: NDArray[np.float64] | None = None
-    blocks: list[list[int]] | None = None  # names of the prompts' blocks
-    block_tokens: int = 0  # of each
+    blocks: list[list[int]] | None = None  # block ids of the prompts
+    block_tokens: int = 0  # block size
     links: list[Link] | None = None
     unread: tuple[str, ...] = ()
-    """Columns that say which prompts begin alike, and that the format has no use for."""
+    """Columns of prompt contents that the format ignores."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a reader may be asked for, beyond the rows."""
+    """Options of a reader."""
 
     where: Mapping[str, str] = field(default_factory=dict)
     client_column: str | None = None
@@ -61,49 +97,49 @@ class Options:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that are not as they are without being set."""
+        """Options that differ from their defaults."""
         default = Options()
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {key: value for key, value in values.items() if value != getattr(default, key)}
 
 
 class Format(ABC):
-    """One kind of trace file."""
+    """A trace file format."""
 
     name: str
-    time: str | None  # what it calls the arrival, if it has any
+    time: str | None  # the column of arrivals, if any
     prompt: str
     output: str
-    options: tuple[str, ...]  # which of `Options` it has a use for
-    epoch = False  # whether times count from some date, so that the first row becomes time 0
-    is_table = False  # whether it begins with a line of column names
+    options: tuple[str, ...]  # the supported fields of `Options`
+    epoch = False  # whether times are absolute, so that the first row becomes time 0
+    is_table = False  # whether it has a header line
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The columns or fields that it must have."""
+        """The required columns or fields."""
         names = (self.time, self.prompt, self.output)
         return tuple(name for name in names if name is not None)
 
     @abstractmethod
     def fits(self, head: str) -> float:
-        """How well a file that begins so has this format, from 0, not at all, to 1."""
+        """How well the beginning of a file matches this format, from 0 to 1."""
 
     @abstractmethod
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
-        """The file's rows in order, some thousands at a time."""
+        """The file's rows in order, in chunks of thousands."""
 
     def wrong(self, path: Path, line: int, what: str) -> ConfigError:
-        """An error in the row that the format numbers so."""
+        """An error in a row, by the format's numbering."""
         return wrong(path, line, what)
 
 
 def wrong(path: Path, line: int, what: str) -> ConfigError:
-    """An error that says where, as editors and terminals link it."""
+    """An error with its location as `path:line`, which editors and terminals link."""
     return ConfigError(f"{path}:{line}: {what}")
 
 
 def refuse_bad(path: Path, format: Format, chunk: Chunk, least: int) -> None:
-    """Raise ConfigError for lengths below `least` tokens, and for times out of bounds."""
+    """Raise ConfigError for lengths below `least` tokens and for times out of bounds."""
     named = ((format.prompt, chunk.prompt_len), (format.output, chunk.output_len))
     for name, column in named:
         bad = np.flatnonzero((column < least) | (column > LONGEST))
@@ -122,7 +158,7 @@ def refuse_bad(path: Path, format: Format, chunk: Chunk, least: int) -> None:
 
 
 def refuse_unsorted(path: Path, format: Format, clock: Clock, last: float) -> None:
-    """Raise ConfigError where a time is before that of the row above; `last` is above them all."""
+    """Raise ConfigError for a time before that of the previous row, initially `last`."""
     back = np.flatnonzero(np.diff(clock.seconds, prepend=last) < 0)
     if len(back):
         row = int(back[0])

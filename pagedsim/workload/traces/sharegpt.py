@@ -1,8 +1,7 @@
 """ShareGPT: a JSON list of conversations, as text.
 
-The prompt is a conversation's first turn and the answer its second, as vLLM's benchmark takes
-them; conversations of fewer turns are left out. Text has no length in tokens until somebody
-counts, so a tokenizer is needed.
+The prompt is a conversation's first turn and the output its second, as in vLLM's benchmark;
+conversations with fewer turns are skipped. A tokenizer is required to count tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import not_installed
-from pagedsim.workload.traces.opened import opened
-from pagedsim.workload.traces.rows import Chunk, Format, Options, Tokenizer, wrong
+from pagedsim.workload.traces.rows import Chunk, Format, Options, Tokenizer, opened, wrong
 
 
 class ShareGPT(Format):
-    """Conversations; they have no times."""
+    """Conversations, without times."""
 
     name = "sharegpt"
     time = None
@@ -60,11 +58,11 @@ class ShareGPT(Format):
         )
 
     def wrong(self, path: Path, line: int, what: str) -> ConfigError:
-        """Rows are entries of the list here, which have no lines of their own."""
+        """Errors refer to list entries, since those have no line numbers."""
         return ConfigError(f"{path}: entry {line}: {what}")
 
     def _pair(self, path: Path, number: int, entry: Any) -> tuple[str, str] | None:
-        """The first two turns, if there are two."""
+        """The first two turns; None if there are fewer."""
         turns = entry.get("conversations", entry.get("conversation")) if _object(entry) else None
         if not isinstance(turns, list):
             raise self.wrong(path, number, "must be an object with a list conversations")
@@ -98,7 +96,7 @@ def _counter(tokenizer: str | Tokenizer | None) -> _Counter:
     if not isinstance(tokenizer, str):
         return _Counter(tokenizer)
     try:
-        # By name, since nothing else here may depend on it; it comes with transformers.
+        # Imported by name: an optional dependency, installed with transformers.
         library = import_module("tokenizers")
     except ImportError:
         raise not_installed(f"tokenizer={tokenizer}", "engine", "tokenizers") from None
@@ -109,7 +107,7 @@ def _counter(tokenizer: str | Tokenizer | None) -> _Counter:
             loaded = library.Tokenizer.from_file(str(path))
         else:
             loaded = library.Tokenizer.from_pretrained(tokenizer)
-    except Exception as error:  # the library raises bare Exception for all that can go wrong
+    except Exception as error:  # the library raises bare Exception for every error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"tokenizer={tokenizer}: cannot be loaded: {reason}") from None
     return _Counter(lambda text: len(loaded.encode(text, add_special_tokens=False).ids))

@@ -1,4 +1,4 @@
-"""Which format a trace file has: by name, or by how it begins."""
+"""Trace file formats by name, and their detection from the beginning of a file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from pathlib import Path
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
-from pagedsim.workload.traces.azure import Azure
-from pagedsim.workload.traces.bailian import Bailian
-from pagedsim.workload.traces.burstgpt import BurstGPT
 from pagedsim.workload.traces.csvfile import names_of, read_header
-from pagedsim.workload.traces.mooncake import Mooncake
-from pagedsim.workload.traces.opened import opened
-from pagedsim.workload.traces.plain import LengthsOnly, Log, Plain, VllmLog
-from pagedsim.workload.traces.rows import Format, Options, wrong
+from pagedsim.workload.traces.formats import (
+    Azure,
+    Bailian,
+    BurstGPT,
+    LengthsOnly,
+    Log,
+    Mooncake,
+    Plain,
+    Turns,
+    VllmLog,
+)
+from pagedsim.workload.traces.rows import Format, Options, opened, wrong
 from pagedsim.workload.traces.sharegpt import ShareGPT
-from pagedsim.workload.traces.turns import Turns
 
-# Where several fit as well, the first is taken: `plain` asks for more than `lengths`, and `bailian`
-# for more than `mooncake`.
+# The first of equally good matches is chosen, so formats with more columns come first: `plain`
+# before `lengths`, `bailian` before `mooncake`.
 FORMATS: Mapping[str, Format] = {
     format.name: format
     for format in (
@@ -32,11 +36,11 @@ FORMATS: Mapping[str, Format] = {
 
 
 def existing(path: str | Path | None, key: str = "path") -> Path:
-    """The file of that name; raises ConfigError, with the nearest name there is, if none is."""
+    """The path of an existing file; otherwise raises ConfigError with the closest file name."""
     if path is None or not str(path):
         raise ConfigError(f"{key}: must name a trace file")
     file = Path(str(path))
-    with suppress(RuntimeError):  # a ~user who does not exist: there is no such folder then
+    with suppress(RuntimeError):  # unknown ~user: reported below as a missing folder
         file = file.expanduser()
     try:
         size = file.stat().st_size
@@ -62,7 +66,7 @@ def _missing(file: Path, key: str) -> ConfigError:
 
 
 def format_of(path: Path, name: str) -> Format:
-    """The format called `name`; `auto` looks into the file."""
+    """The format called `name`; `auto` detects it from the file."""
     if name != "auto":
         if name not in FORMATS:
             raise unknown("format", str(name), [*FORMATS, "auto"])
@@ -73,14 +77,14 @@ def format_of(path: Path, name: str) -> Format:
         raise ConfigError(f"{path}: the file is empty")
     best = max(FORMATS.values(), key=lambda format: format.fits(head))
     if best.fits(head):
-        return best  # reading it names the column that is missing, if one is
+        return best  # reading it reports a missing column, if any
     tables = (format for format in FORMATS.values() if format.is_table)
     known = "; ".join(f"{format.name}: {', '.join(format.needs)}" for format in tables)
     raise wrong(path, 1, f"no known format has columns {names_of(read_header(path))} ({known})")
 
 
 def refuse_ignored(format: Format, options: Options) -> None:
-    """Raise ConfigError for an option that is given and that this format has no use for."""
+    """Raise ConfigError for an option that the format does not support."""
     for key, value in options.given.items():
         if key not in format.options:
             users = ", ".join(sorted(one.name for one in FORMATS.values() if key in one.options))

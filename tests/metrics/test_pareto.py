@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.metrics.classes import by_class
-from pagedsim.metrics.standing import Beaten, Criterion, unbeaten
+from pagedsim.metrics.arms import by_class
+from pagedsim.metrics.pareto import Criterion, Dominated, unbeaten
 from tests.metrics.standing import arms_with, standing_of
 
 E2E, TTFT = Criterion("e2e_mean"), Criterion("ttft_p99")
@@ -53,7 +53,7 @@ def test_who_is_best_who_may_be_as_good_and_what_it_costs() -> None:
 
 def test_beaten_is_who_is_nowhere_better_and_somewhere_surely_worse() -> None:
     standing = standing_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean", "ttft_p99")
-    assert standing.beaten() == {"late": Beaten("slow", 1)}
+    assert standing.beaten() == {"late": Dominated("slow", 1)}
     by_one = standing_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean")
     assert by_one.beaten().keys() == {"slow", "late"}
 

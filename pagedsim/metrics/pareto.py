@@ -32,7 +32,7 @@ class Criterion:
 
 
 @dataclass(frozen=True)
-class Beaten:
+class Dominated:
     """That another arm is as good or better by every criterion."""
 
     by: str
@@ -141,11 +141,11 @@ class Standing:
         }
         return unbeaten({arm: at for arm, at in points.items() if not any(map(math.isnan, at))})
 
-    def beaten(self) -> dict[str, Beaten]:
+    def beaten(self) -> dict[str, Dominated]:
         """The arms that another is as good as or better than in all, and surely better in some."""
         found = {}
         for arm in self.arms.arms:
-            every = [Beaten(by, self._surely(by, arm)) for by in self.arms.arms if by != arm]
+            every = [Dominated(by, self._surely(by, arm)) for by in self.arms.arms if by != arm]
             best = max(every, key=lambda one: one.surely, default=None)
             if best is not None and best.surely > 0:
                 found[arm] = best
