@@ -1,4 +1,4 @@
-"""How near a simulation is to the runs that it stands for, and how near these are to each other."""
+"""Agreement of a simulation with engine runs, and the spread of those among themselves."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ KEYS = (
     "kv_utilisation_mean",
 )
 JUDGED = ("ttft_mean", "tpot_mean", "output_tokens_per_s")
-"""What must be right for a regime to count as such."""
+"""Metrics that decide whether a regime agrees."""
 SPREADS = 2.0
-"""Or so many times as far off as the engine's runs are from each other."""
+"""Errors up to so many times the engine's own spread count as agreement."""
 WIDE = 0.25
-"""A spread beyond which being within twice as much says nothing."""
+"""A spread above which agreement within twice the spread is not conclusive."""
 
 
 class Agreement(NamedTuple):
-    """One metric."""
+    """Agreement in one metric."""
 
     engine: float
-    """The median of its runs."""
+    """Median over the engine's runs."""
     spread: float
-    """Their standard deviation, relative to their mean; NaN for one run."""
+    """Coefficient of variation over the engine's runs; NaN for one run."""
     simulator: float
     error: float
-    """The simulator's over the engine's, less 1; NaN where the engine's is 0."""
+    """simulator / engine - 1; NaN if the engine's value is 0."""
     at_pace: float
-    """The median error where the simulator has the pace of the run that it is held against: what
-    is left when a machine that changes its pace is taken out. An explanation, no prediction."""
+    """Median error with the simulator scaled to the pace of each run, which excludes changes of the
+    machine's speed. A diagnosis, not a prediction."""
 
     def verdict(self, tolerance: float) -> str:
-        """Whether it is near enough, and by which measure."""
+        """Whether the error is acceptable, and by which criterion."""
         if abs(self.error) <= tolerance:
             return f"within {100 * tolerance:.0f} %"
         if abs(self.error) <= SPREADS * self.spread:
@@ -54,48 +54,48 @@ class Agreement(NamedTuple):
 
 
 class Nearness(NamedTuple):
-    """One latency, request by request; the engine's is the median of its runs."""
+    """Per-request agreement in one latency; the engine's value is the median of its runs."""
 
     mape: float
     """Mean of |simulator / engine - 1|."""
     pearson: float
     bias: float
-    """Of the means: simulator / engine - 1."""
+    """simulator / engine - 1 of the means."""
     spread: float
-    """Mean of |one run / the median - 1| over the engine's runs: what chance alone does."""
+    """Mean of |one run / the median - 1| over the engine's runs: the noise floor."""
 
 
 @dataclass(frozen=True)
 class Regime:
-    """The same requests, several times on the engine and once in the simulator."""
+    """The same requests in several runs on the engine and one in the simulator."""
 
     name: str
     load: float
-    """Requests that come, as a share of those that could be served in the same time."""
+    """Offered load as a share of capacity."""
     rate: float
     tolerance: float
     engine: Sequence[Mapping[str, Any]]
-    """A summary for each run."""
+    """Summary of each run."""
     simulator: Mapping[str, Any]
     pace: Sequence[float]
-    """How much longer than predicted the steps of each run took, all together: the part of an
-    error that is one of the step times, or of a machine that has changed its pace since."""
+    """Measured over predicted total step time of each run: the part of an error due to step times
+    or to a changed speed of the machine."""
     paced: Sequence[Mapping[str, Any]]
-    """The simulator's summaries with the pace of each run."""
+    """The simulator's summaries, scaled to the pace of each run."""
     engine_requests: Sequence[pa.Table]
     simulator_requests: pa.Table
 
     def agreements(self) -> dict[str, Agreement]:
-        """Metric by metric."""
+        """Agreement by metric."""
         return {key: self._agreement(key) for key in KEYS}
 
     def verdicts(self) -> dict[str, str]:
-        """Of the metrics that are judged."""
+        """Verdicts by judged metric."""
         found = self.agreements()
         return {key: found[key].verdict(self.tolerance) for key in JUDGED}
 
     def nearness(self) -> dict[str, Nearness]:
-        """Latency by latency."""
+        """Per-request agreement by latency."""
         mine = Requests.of(self.simulator_requests)
         runs = [Requests.of(table) for table in self.engine_requests]
         return {

@@ -1,4 +1,4 @@
-"""A study's results: arms side by side, under several seeds."""
+"""Runs of a study: arms and seeds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pagedsim.metrics.tables import Requests
 
 @dataclass(frozen=True)
 class Run:
-    """One arm under one seed. Its tables stay in its folder: a study may have many runs."""
+    """One arm under one seed; its tables are read from its folder on demand."""
 
     arm: str
     seed: int
@@ -31,32 +31,32 @@ class Run:
     summary: dict[str, Any]
 
     def requests(self, *columns: str) -> pa.Table:
-        """One row a request; some columns, or all."""
+        """One row per request; the given columns, or all."""
         return read_table(self.folder / REQUESTS, *columns)
 
     def by_column(self) -> Requests:
-        """The requests, of which a column is read when it is first asked for."""
+        """The requests, with lazily read columns."""
         return Requests(lambda name: self.requests(name)[name])
 
     def steps(self, *columns: str) -> pa.Table:
-        """One row a step; some columns, or all."""
+        """One row per step; the given columns, or all."""
         return read_table(self.folder / STEPS, *columns)
 
     def preemptions(self) -> list[dict[str, Any]]:
-        """One row a preemption, by time; none where none is known."""
+        """One row per preemption, by time; empty if there is no table."""
         path = self.folder / PREEMPTIONS
         rows: list[dict[str, Any]] = read_table(path).to_pylist() if path.exists() else []
         return rows
 
     @property
     def replicas(self) -> list[dict[str, Any]]:
-        """The rows of its replicas; none where there was one server."""
+        """The summary rows of its replicas; empty for a single server."""
         rows: list[dict[str, Any]] = self.summary.get("replicas", [])
         return rows
 
     def steps_by_replica(self, *columns: str) -> Iterator[list[NDArray[Any]]]:
-        """Some columns of each replica's steps, in order; of one server, those of all steps."""
-        # One by one: a run may have millions.
+        """Columns of each replica's steps, in order; for a single server, of all steps."""
+        # Column by column: a run may have millions of steps.
         every = [self.steps(name)[name].to_numpy() for name in columns]
         if not self.replicas:
             yield every
@@ -68,17 +68,17 @@ class Run:
 
     @property
     def inside(self) -> bool:
-        """Whether it is known what the server did at each step; else only what its client saw."""
+        """Whether the server's steps are known; if not, only the client's view is."""
         return not isnan(self.summary.get("total_blocks", 0))
 
     @property
     def measured(self) -> bool:
-        """Whether its times are real."""
+        """Whether its times were measured, not simulated."""
         return "machine" in self.summary
 
     @property
     def end(self) -> float:
-        """When its last step ended; where no step is known, the last that its client saw."""
+        """End of the last step; without steps, the last event seen by the client."""
         if self.inside:
             return float(np.asarray(self.steps("end")["end"].to_numpy()).max(initial=0.0))
         times = [self.requests(name)[name].to_numpy() for name in ("arrival", "finished")]
@@ -87,19 +87,19 @@ class Run:
 
 
 DEFAULT_METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")
-"""The columns of a comparison, unless it names others."""
+"""Default columns of a comparison."""
 FAIRNESS_METRICS = ("service", "service_gap", "service_jain")
-"""Its other columns, where there are several clients."""
+"""Additional columns with several clients."""
 FLEET_METRICS = ("load_imbalance", "imbalance_over_time")
-"""The same, where there are several replicas."""
+"""Additional columns with several replicas."""
 
 
 @dataclass
 class Arms:
     """All runs of an experiment, in the order of its arms.
 
-    `title` and `question` are for a reader; `metrics` names the columns that the study is about,
-    and `clients` the classes of requests to be told apart (none: all together).
+    `title` and `question` are for the report; `metrics` are the columns of the comparison, and
+    `clients` the groups of requests that are reported separately (empty: all together).
     """
 
     name: str
@@ -112,24 +112,24 @@ class Arms:
     clients: tuple[str, ...] = ()
     baseline: str | None = None
     swept: str | None = None
-    """The setting that the arms vary, where they are points of a sweep."""
+    """The setting that the arms vary, if they are points of a sweep."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Arms that ended in an error: one line each."""
+    """Arms that failed, with a one-line error message."""
 
     @property
     def arms(self) -> list[str]:
-        """Names of the arms, each once, in order."""
+        """Names of the arms, in order."""
         return list(dict.fromkeys(run.arm for run in self.runs))
 
     @property
     def same_requests(self) -> bool:
-        """Whether all arms were asked the same under each seed: arms may set the workload, too."""
+        """Whether all arms have the same workload; arms may override it."""
         workloads = [run.config.get("workload") for run in self.runs]
         return all(one == workloads[0] for one in workloads)
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know of the arms' requests, each line once."""
+        """Notes on the arms' requests, without duplicates."""
         whose: dict[str, list[str]] = {}
         for arm in self.arms:
             for text in added_up([run.summary for run in self.of(arm)]):
@@ -141,12 +141,14 @@ class Arms:
         return [*self._survivors(), *lines]
 
     def _survivors(self) -> list[str]:
-        """Whether the arms' latencies are of different requests."""
+        """A note if the arms finished different requests."""
         if not self.same_requests:
             return []
         finished: dict[int, list[pa.ChunkedArray]] = {}
         for run in self.runs:
-            states = run.requests("state")["state"].cast(pa.string())  # of no rows it has no type
+            states = run.requests("state")["state"].cast(
+                pa.string()
+            )  # the type of an empty column is null
             finished.setdefault(run.seed, []).append(pc.equal(states, "finished"))
         if all(one.equals(arms[0]) for arms in finished.values() for one in arms):
             return []
@@ -158,21 +160,21 @@ class Arms:
 
     @property
     def finished(self) -> int:
-        """How many requests were served to their end, in all runs."""
+        """Finished requests over all runs."""
         return sum(self._finished(arm) for arm in self.arms)
 
     def _finished(self, arm: str) -> int:
         return sum(run.summary["finished"] for run in self.of(arm))
 
     def of(self, arm: str) -> list[Run]:
-        """The runs of one arm, seed by seed."""
+        """The runs of one arm, by seed."""
         return [run for run in self.runs if run.arm == arm]
 
 
 def by_class(arms: Arms) -> Arms:
-    """The same runs, told apart by priority and not by client.
+    """The same runs, grouped by priority instead of by client.
 
-    A priority that one class of the workload alone has goes by the name of that class.
+    A priority that belongs to a single class of the workload is named after that class.
     """
     names = _class_names(arms)
     runs = [
@@ -190,7 +192,7 @@ def _renamed(summary: Mapping[str, object], names: Mapping[str, str]) -> dict[st
 
 
 def _class_names(arms: Arms) -> dict[str, str]:
-    """Names by priority, where they are clear, and the same for all arms."""
+    """Class names by priority, where unique over all arms."""
     found: dict[str, set[str]] = {}
     for run in arms.runs:
         workload = run.config.get("workload")

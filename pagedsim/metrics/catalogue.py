@@ -1,4 +1,4 @@
-"""The metrics by name, and their values as a reader sees them."""
+"""Look-up of metrics by key, and formatting of their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagedsim.metrics.metric import STATISTICS, Latency, Metric
 from pagedsim.metrics.tables import Floats, Requests
 
 HEADLINE = ("mean", "p99")
-"""The statistics that stand for a latency where only its name is given."""
+"""The statistics shown for a latency given by its bare name."""
 
 
 _PERCENTILE = re.compile(r"(\w+?)_p(\d+(?:[._]\d+)?)")
@@ -29,7 +29,7 @@ def metric_of(key: str) -> Metric:
 
 @cache
 def summary_key(name: str) -> str:
-    """A key as the summary has it: `e2e_p99_9` for `e2e_p99.9`."""
+    """The key in the summary: `e2e_p99_9` for `e2e_p99.9`."""
     found = _PERCENTILE.fullmatch(name)
     return name if found is None else f"{found[1]}_{_suffix(found[2])}"
 
@@ -41,7 +41,7 @@ def _suffix(percent: str) -> str:
 
 @cache
 def _parts(key: str) -> tuple[Metric, str]:
-    """The metric and the statistic of a key; empty where it names none."""
+    """The metric and the statistic of a key; the latter is empty if it has none."""
     if key in METRICS:
         return METRICS[key], ""
     name, _, statistic = key.rpartition("_")
@@ -64,13 +64,13 @@ def percent_of(statistic: str) -> float:
 
 
 def further_percentiles(settings: object) -> dict[str, dict[str, float]]:
-    """Percentiles that are named anywhere in settings, beside those of every summary: of each
-    metric the suffixes of their keys, and their percentages."""
+    """Non-default percentiles named anywhere in settings: for each metric the suffixes of their
+    keys and their percentages."""
     found: dict[str, dict[str, float]] = {}
     for text in sorted(_texts(settings)):
         try:
             metric, statistic = _parts(text)
-        except ConfigError:  # another text
+        except ConfigError:  # not a metric
             continue
         if statistic and statistic not in STATISTICS:
             found.setdefault(metric.name, {})[statistic] = percent_of(statistic)
@@ -78,7 +78,7 @@ def further_percentiles(settings: object) -> dict[str, dict[str, float]]:
 
 
 def lacks_percentiles(summary: Mapping[str, Any], settings: object) -> bool:
-    """Whether a summary was made before settings named a percentile of what it measured."""
+    """Whether a summary lacks percentiles that the settings name, of latencies that it has."""
     return any(
         f"{name}_mean" in summary and f"{name}_{statistic}" not in summary
         for name, more in further_percentiles(settings).items()
@@ -87,7 +87,7 @@ def lacks_percentiles(summary: Mapping[str, Any], settings: object) -> bool:
 
 
 def _texts(settings: object) -> set[str]:
-    """Every text and every key in settings that may be a percentile."""
+    """All strings and keys in settings that look like a percentile."""
     if isinstance(settings, str):
         return {settings} if _PERCENTILE.fullmatch(settings) else set()
     if isinstance(settings, Mapping):
@@ -98,7 +98,7 @@ def _texts(settings: object) -> set[str]:
 
 
 def latency_of(name: str, requests: Requests) -> Floats:
-    """A latency that is one value a request; NaN for those that have none."""
+    """A latency with one value per request; NaN if it has none."""
     how = metric_of(name).how
     if not isinstance(how, Latency):
         raise ConfigError(f"metric {name}: has no value for each request")
@@ -106,7 +106,7 @@ def latency_of(name: str, requests: Requests) -> Floats:
 
 
 def keys_of(names: Iterable[str]) -> list[str]:
-    """Keys of the summary for names of metrics; a bare latency stands for `HEADLINE`."""
+    """Keys of the summary for names of metrics; a bare latency expands to `HEADLINE`."""
     keys: dict[str, None] = {}
     for name in names:
         if metric_of(name).latency and name in METRICS:
@@ -117,7 +117,7 @@ def keys_of(names: Iterable[str]) -> list[str]:
 
 
 def label_of(key: str) -> str:
-    """The name of a key for a reader: `ttft_p99` is "TTFT P99"."""
+    """The label of a key: "TTFT P99" for `ttft_p99`."""
     metric, statistic = _parts(key)
     if not statistic:
         return metric.label
@@ -129,15 +129,15 @@ _LARGE = ((1e-6, "M"), (1e-3, "k"))
 
 @dataclass(frozen=True)
 class Scale:
-    """How to print the values of one column: times `factor`, then `suffix`."""
+    """Number format of one column: values are multiplied by `factor` and followed by `suffix`."""
 
     factor: float
     suffix: str
     whole: bool = False
-    """Whether whole numbers are printed without decimals."""
+    """Whether integers are printed without decimals."""
 
     def number(self, value: float) -> str:
-        """Three significant digits, no exponent; a dash where there is no value."""
+        """Three significant digits without exponent; a dash for NaN."""
         if self.whole and value == value // 1:
             return f"{value:,.0f}"
         return _plain(value * self.factor)
@@ -149,7 +149,7 @@ class Scale:
 
 
 def scale_of(key: str, values: Iterable[float]) -> Scale:
-    """One scale for all of `values`: milliseconds where they are below a second, and so on."""
+    """One scale for all of `values`, such as milliseconds if they are below a second."""
     unit = metric_of(key).unit
     sizes = sorted(abs(value) for value in values if value and math.isfinite(value))
     if unit == "share":
@@ -158,7 +158,7 @@ def scale_of(key: str, values: Iterable[float]) -> Scale:
         return Scale(1.0, unit[1:])
     if unit == "count":
         return Scale(1.0, "", whole=True)
-    # What most values suit, unless the largest would then have five digits.
+    # Chosen by the median, unless the largest would then have five digits.
     typical = max(sizes[len(sizes) // 2], sizes[-1] / 10) if sizes else 1.0
     if unit in ("J", "W"):
         factor, prefix = next((each for each in _LARGE if typical * each[0] >= 1), (1.0, ""))
@@ -171,7 +171,7 @@ def scale_of(key: str, values: Iterable[float]) -> Scale:
 
 
 def text_of(key: str, value: float) -> str:
-    """One value with the unit that suits it."""
+    """One value with a suitable unit."""
     return scale_of(key, (value,)).text(value)
 
 

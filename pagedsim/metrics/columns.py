@@ -1,4 +1,4 @@
-"""Columns that grow a row at a time and stay small: a run of a million requests is kept whole."""
+"""Compact append-only columns, for recording millions of rows in memory."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 PACKED = 1 << 12
-"""Rows that wait to be packed."""
+"""Number of buffered rows at which they are packed."""
 
 
 class Numbers:
-    """Rows of numbers, packed now and then into columns of the types that they need.
+    """Rows of numbers, packed in batches into typed columns.
 
-    Whoever adds a row appends it to `rows`, and calls `pack` when there are `PACKED` of them. A
-    None becomes NaN.
+    Callers append to `rows` and call `pack` once it has `PACKED` rows. None becomes NaN.
     """
 
     def __init__(self, types: Mapping[str, type[np.generic]]) -> None:
         self._types = dict(types)
-        # Each in one piece that grows where it is: many small ones would leave holes behind.
+        # One growing array each: many small ones would fragment memory.
         self._columns = {name: array(np.dtype(kind).char) for name, kind in types.items()}
         self.rows: list[tuple[float | None, ...]] = []
 
     def pack(self) -> None:
-        """Move what waits into the columns."""
+        """Move the buffered rows into the columns."""
         if not self.rows:
             return
         values = zip(*self.rows, strict=True)
@@ -36,39 +35,39 @@ class Numbers:
             self._columns.values(), self._types.values(), values, strict=True
         ):
             try:
-                column += array(column.typecode, more)  # as it is in nearly all cases
+                column += array(column.typecode, more)  # the usual case
             except TypeError:  # there is a None
                 column.frombytes(np.array(more, kind).tobytes())
         self.rows.clear()
 
     def take(self, name: str) -> NDArray[Any]:
-        """A whole column, which is let go of here: so a table can be made without a second copy."""
+        """Return a whole column and release it, so that a table needs no second copy."""
         self.pack()
         return np.frombuffer(self._columns.pop(name), self._types[name])
 
 
 class Sparse(Numbers):
-    """Columns in which most rows are 0: of the others each says first which it is."""
+    """Columns that are mostly 0; only other rows are stored, led by their row number."""
 
     def __init__(self, types: Mapping[str, type[np.generic]]) -> None:
         super().__init__({_ROW: np.int32, **types})
 
     def drop(self, row: int) -> None:
-        """Take the last row back, if it is this one and more than 0."""
+        """Remove the last stored row if it has this number."""
         if self.rows and self.rows[-1][0] == row:
             self.rows.pop()
 
     def spread(self) -> dict[str, Spread]:
-        """The columns with all of their rows; they are let go of here."""
+        """Return the columns with all rows, and release them."""
         which = self.take(_ROW)
         return {name: Spread(which, self.take(name)) for name in list(self._columns)}
 
 
 class Spread:
-    """A column of which most rows are 0, and lie nowhere: a part of it is made when asked for."""
+    """A sparse column; slices are materialised on access."""
 
     def __init__(self, which: NDArray[np.int32], values: NDArray[Any]) -> None:
-        """`which` rows have these values, in order."""
+        """Rows `which`, in order, have these values; all others are 0."""
         self._which, self._values = which, values
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
@@ -82,7 +81,7 @@ _ROW = "row"
 
 
 class Words:
-    """Columns of words, of which few combinations occur."""
+    """Columns of strings with few distinct combinations."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -90,11 +89,11 @@ class Words:
         self._rows = array("i")
 
     def append(self, words: tuple[str, ...]) -> None:
-        """Add a row: a word for each name."""
+        """Append a row with one string per column."""
         self._rows.append(self._numbers.setdefault(words, len(self._numbers)))
 
     def columns(self, order: NDArray[np.int64]) -> dict[str, pa.Array]:
-        """The columns, their rows in this order."""
+        """The columns with their rows in this order."""
         numbers = np.frombuffer(self._rows, dtype=np.int32)[order]
         made = {}
         for place, name in enumerate(self._names):

@@ -1,11 +1,10 @@
-"""One arm against another: by how much, and how surely.
+"""Comparison of arms: effect sizes and confidence intervals.
 
-A comparison is paired: what is averaged over seeds is the difference within each, and what all arms
-share, such as the same requests, cancels. What a seed's load does to both arms it does in
-proportion, so a change is the geometric mean of the seeds' ratios, which no heavy seed outweighs.
-Intervals are Student's t at 95 %, which with few seeds are wide; with one seed there is none.
+Comparisons are paired by seed, so variation that all arms share, such as the requests, cancels. A
+change is the geometric mean of the seeds' ratios, since a seed's load scales both arms; no heavy
+seed dominates. Intervals are Student's t at 95 %: wide with few seeds, none with one.
 
-Each interval stands for itself: of twenty comparisons of arms that do not differ, one looks sure.
+There is no correction for multiple comparisons: of twenty equal arms, one looks different.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, metric_of, summary_key
 from pagedsim.metrics.tables import Floats
 
-# The 97.5 % quantile of Student's t for 1, 2, 3... degrees of freedom. scipy.special.stdtrit has
-# it, too, but its import would take 0.2 s of every command that tells of an interval (0.6 s for
-# scipy.stats).
+# The 97.5 % quantile of Student's t for 1, 2, 3... degrees of freedom. Importing
+# scipy.special.stdtrit instead would add 0.2 s to every command that reports an interval.
 # fmt: off
 _T = (
     12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216, 2.22814,
@@ -31,14 +29,14 @@ _T = (
     2.07961, 2.07387, 2.06866, 2.06390, 2.05954, 2.05553, 2.05183, 2.04841, 2.04523, 2.04227,
 )
 # fmt: on
-_Z = 1.959964  # what t tends to
+_Z = 1.959964  # the limit of t
 
 
 def student_t(freedom: int) -> float:
-    """The t that 95 % of the distribution with `freedom` degrees of freedom lie within."""
+    """The two-sided 95 % quantile of Student's t with `freedom` degrees of freedom."""
     if freedom <= len(_T):
         return _T[freedom - 1]
-    # Cornish and Fisher's expansion, true to five digits from here on.
+    # Cornish-Fisher expansion, accurate to five digits from here on.
     z, n = _Z, freedom
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -46,11 +44,11 @@ def student_t(freedom: int) -> float:
 
 
 SAME = 1e-12
-"""Values no further apart than this, relative to their size, are the same."""
+"""Relative difference up to which values are equal."""
 
 
 class Estimate(NamedTuple):
-    """A mean and its 95 % confidence interval; NaN bounds where one value gives no interval."""
+    """A mean and its 95 % confidence interval; NaN bounds if there is none."""
 
     mean: float
     low: float
@@ -66,10 +64,9 @@ NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean over seeds; values that are not there (NaN) are left out.
+    """The mean over seeds, without NaN values.
 
-    Seeds that all give the same say nothing about chance (a recorded trace has none), so then
-    there is no interval.
+    If all seeds are equal, as for a recorded trace, there is no interval.
     """
     there = np.asarray([value for value in values if not math.isnan(value)], dtype=np.float64)
     if not len(there):
@@ -85,9 +82,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_ratio(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> Estimate:
-    """The geometric mean of the ratios under each seed: of ours over theirs, in the same order.
+    """The geometric mean over seeds of the ratio of ours to theirs.
 
-    NaN where there is no seed, or a value of 0 or below.
+    NaN without seeds, or for a value of 0 or below.
     """
     a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     if not len(a) or min(a.min(), b.min()) <= 0:
@@ -100,7 +97,7 @@ def paired_ratio(ours: Sequence[float] | Floats, theirs: Sequence[float] | Float
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric of one arm against the baseline's, over the seeds that both have."""
+    """One metric of one arm against the baseline's, over common seeds."""
 
     arm: str
     baseline: str
@@ -112,13 +109,13 @@ class Comparison:
     theirs: float
     difference: Estimate
     ratio: Estimate
-    """Ours over theirs: the geometric mean over seeds; NaN where theirs is 0, or any is below."""
+    """Geometric mean over seeds of ours over theirs; NaN if theirs is 0 or any is negative."""
 
     @property
     def sure(self) -> bool:
-        """Whether the interval leaves no room for "no difference".
+        """Whether the interval excludes "no difference".
 
-        It is that of the ratio; where there is none, that of the difference.
+        The interval is that of the ratio if there is one, otherwise that of the difference.
         """
         if self.ratio.known:
             return not self.ratio.low <= 1 <= self.ratio.high
@@ -126,7 +123,7 @@ class Comparison:
 
     @property
     def gain(self) -> bool | None:
-        """Whether the arm is the better one; None where neither way is better."""
+        """Whether the arm is better; None if equal or the metric has no better direction."""
         way = metric_of(self.key).better
         if not way or self.ours == self.theirs:
             return None
@@ -135,9 +132,9 @@ class Comparison:
 
 
 def compare(study: Arms, metrics: Iterable[str] | None = None) -> list[Comparison]:
-    """Every other arm against the baseline, in `metrics` (default: the study's).
+    """Compare every other arm with the baseline in `metrics` (default: the study's).
 
-    Each client comes first, where the study tells several apart, then all requests together.
+    For several clients, per-client comparisons precede those of all requests.
     """
     arms = study.arms
     if not arms:
@@ -156,24 +153,24 @@ def compare(study: Arms, metrics: Iterable[str] | None = None) -> list[Compariso
 
 
 def baseline_of(study: Arms) -> str:
-    """The arm that the others are held against: the first, unless the study names one."""
+    """The baseline of comparisons: the first arm, unless the study names one."""
     return study.baseline if study.baseline in study.arms else study.arms[0]
 
 
 def groups_of(study: Arms) -> list[str | None]:
-    """Each client where there are several, and all requests together (None)."""
+    """The clients, if there are several, and None for all requests."""
     return [*(study.clients if len(study.clients) > 1 else ()), None]
 
 
 def value_of(summary: dict[str, Any], key: str, client: str | None = None) -> float:
-    """A metric of a summary, NaN where it is not there."""
+    """A metric of a summary; NaN if missing."""
     group = summary if client is None else summary.get("clients", {}).get(client, {})
     value = group.get(summary_key(key))
     return math.nan if value is None else float(value)
 
 
 def values_of(study: Arms, arm: str, key: str, client: str | None = None) -> dict[int, float]:
-    """A metric of an arm, seed by seed, where it is there."""
+    """A metric of an arm by seed, where known."""
     values = {run.seed: value_of(run.summary, key, client) for run in study.of(arm)}
     return {seed: value for seed, value in values.items() if not math.isnan(value)}
 
@@ -181,7 +178,7 @@ def values_of(study: Arms, arm: str, key: str, client: str | None = None) -> dic
 def compare_two(
     study: Arms, arm: str, baseline: str, key: str, client: str | None = None
 ) -> Comparison | None:
-    """One arm against any other in one metric; None where they have no seed in common."""
+    """Compare two arms in one metric; None without a common seed."""
     ours, theirs = values_of(study, arm, key, client), values_of(study, baseline, key, client)
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
@@ -202,21 +199,21 @@ def compare_two(
 
 
 def _ratio(ours: Floats, theirs: Floats) -> Estimate:
-    """Under each seed, where there is a ratio under each."""
+    """The mean of ratios if every seed has one, otherwise the ratio of means."""
     if min(ours.min(), theirs.min()) > 0:
         return paired_ratio(ours, theirs)
     return _ratio_of_means(ours, theirs)
 
 
 def _ratio_of_means(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
-    """Where some seeds have nothing to count; its interval holds 5 % only if seeds are alike."""
+    """For seeds with zeros; the interval has its nominal coverage only if seeds are similar."""
     if min(ours.min(), theirs.min()) < 0 or not theirs.mean():
         return NO_ESTIMATE
     if not ours.mean():
         return Estimate(0.0, math.nan, math.nan)
     ratio = float(ours.mean() / theirs.mean())
     off = (ours - ratio * theirs) / ours.mean()
-    if float(np.abs(off).max()) <= SAME:  # as where all but one seed have nothing to count
+    if float(np.abs(off).max()) <= SAME:  # such as when all but one seed are 0
         return Estimate(ratio, math.nan, math.nan)
     spread = estimate(list(off))
     half = (spread.high - spread.low) / 2

@@ -1,15 +1,14 @@
-"""Every metric, defined once: summaries, tables, pictures and pages read them here.
+"""Definitions of all metrics, for summaries, tables, plots and pages.
 
-A new one is a function more, in the order in which a summary shall have it; its docstring is what
-a report says of it. `latency` is for one value a request, `tally` for one number of some requests,
-`whole` for one of the run. What they are given is in `tables.py`, and the names of the columns in
-`recorder.py` and `steps.py`. Those of how clients fared are in `fairness.py`, those of sessions in
-`sessions.py`, those of memory, batches and hardware in `use.py`, and those of how evenly replicas
-were loaded in `balance.py`.
+A metric is a decorated function, in the order of the summary; its docstring is its explanation in
+reports. `latency` is for one value per request, `tally` for one number of a group of requests,
+`whole` for one of the run. Their arguments are in `tables.py`, the column names in `recorder.py`
+and `steps.py`. Metrics of sessions are in `sessions.py`, those of memory, batches and hardware in
+`use.py`.
 
-`output_tokens` are those of one sequence; rates of tokens, and service, count all `sequences`.
-Latencies count requests that finished; whoever was rejected, aborted or left unfinished is only
-counted. Where there is nothing to measure the value is NaN.
+`output_tokens` are those of one sequence; token rates and service count all `sequences`. Latencies
+are of finished requests; rejected, aborted and unfinished ones are only counted. A metric without
+data is NaN.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ METRICS = Metrics()
 
 
 class LittlesLaw(NamedTuple):
-    """Two ways to the same number, which holds however the requests were scheduled."""
+    """Both sides of Little's law, which are equal under any scheduling."""
 
     number: float
     """Requests in the system, averaged over time."""
     rate_times_time: float
-    """Requests per second times the mean time that one stays."""
+    """Arrival rate times mean time in system."""
 
 
 def littles_law(requests: Requests) -> LittlesLaw:
@@ -194,7 +193,7 @@ def cached_tokens(served: Served) -> float:
 
 @METRICS.tally("Prefix hits", "share", MORE)
 def hit_rate(served: Served) -> float:
-    """Cached tokens, as a share of the prompt tokens of all who were not rejected."""
+    """Cached tokens, as a share of the prompt tokens of all requests that were not rejected."""
     wanted = served.mask & ~served.requests.are("rejected")
     prompts = served.requests["prompt_tokens"][wanted].sum()
     return ratio(served.total("cached_tokens"), float(prompts))
@@ -246,7 +245,7 @@ def service_gap(run: RunTables) -> float | None:
 @METRICS.whole("Service Jain", "share", MORE)
 def service_jain(run: RunTables) -> float | None:
     """Jain's index of the clients' service a second while they had requests in the queue that had
-    not been scheduled: 100 % where all are alike; who never had any is left out."""
+    not been scheduled: 100 % where all are alike; clients that never had any are left out."""
     return jain(run.service_over_time.rates_while_waiting()) if len(run.clients) > 1 else None
 
 
@@ -283,7 +282,7 @@ def imbalance_over_time(run: RunTables) -> float | None:
 
 
 def _met(served: Served) -> int | None:
-    """How many met the objective; None without one."""
+    """Number of requests that met the SLO; None without one."""
     if served.run.slo is None:
         return None
     latencies = {one.__name__: served.requests.each(one) for one in (ttft, tpot, e2e)}

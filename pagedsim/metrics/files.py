@@ -1,4 +1,4 @@
-"""A run's tables and summary on disk; the same run gives the same bytes."""
+"""A run's tables and summary on disk; equal runs give identical bytes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pagedsim.metrics.steps import Batches
 
 REQUESTS, STEPS, SUMMARY = "requests.parquet", "steps.parquet", "summary.json"
 PREEMPTIONS = "preemptions.parquet"
-"""Of a run."""
+"""Files of a run."""
 RESULT, COMPARISON, TIMELINE = "result.json", "comparison.csv", "timeline.json"
 REPORT = "report.html"
-"""Of a study."""
+"""Files of a study."""
 
 
 def write_run(
@@ -26,8 +26,8 @@ def write_run(
     summary: dict[str, Any],
     preemptions: pa.Table | None = None,
 ) -> None:
-    """Write requests.parquet, steps.parquet and summary.json into `folder`, made if need be; and
-    preemptions.parquet where there were any."""
+    """Write requests.parquet, steps.parquet and summary.json into `folder`, which is created; and
+    preemptions.parquet if there were any."""
     folder.mkdir(parents=True, exist_ok=True)
     parquet.write_table(requests, folder / REQUESTS, compression="zstd")
     with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
@@ -41,14 +41,14 @@ def write_run(
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a run; OSError or ValueError unless all that `write_run` wrote is there."""
+    """The summary of a run; raises OSError or ValueError if a file of `write_run` is missing."""
     for name in (REQUESTS, STEPS):
-        parquet.read_metadata(folder / name)  # stands at the end of a file, so it is whole
+        parquet.read_metadata(folder / name)  # at the end of a file, so the file is complete
     return read_json(folder / SUMMARY)
 
 
 def read_table(path: Path, *columns: str) -> pa.Table:
-    """One of a run's tables, or some of its columns."""
-    # A column alone is read sooner than threads begin, or parts of the file are gathered.
+    """One of a run's tables, or the given columns."""
+    # For a single column, threads and pre-buffering cost more than they save.
     with parquet.ParquetFile(path, pre_buffer=False) as file:
         return file.read(columns or None, use_threads=len(columns) != 1)

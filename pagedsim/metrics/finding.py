@@ -1,4 +1,4 @@
-"""What a study found, in words."""
+"""A study's finding as sentences."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pagedsim.metrics.compare import (
 )
 
 FEW = 4
-"""Up to so many arms each gets a sentence of its own."""
+"""Maximum number of arms with a sentence each."""
 
 
 def finding(study: Arms) -> list[str]:
-    """Sentences that answer the study's question, the most telling first."""
+    """Sentences that answer the study's question, most important first."""
     arms = study.arms
     if not arms:
         return ["No run was completed."]
@@ -45,7 +45,7 @@ def finding(study: Arms) -> list[str]:
 
 
 def sentence(found: Sequence[Comparison], study: Arms) -> str:
-    """What one arm buys, and what it costs, against the baseline."""
+    """Gains and costs of one arm against the baseline."""
     arm, baseline = found[0].arm, found[0].baseline
     telling = [one for one in found if _telling(one, study)]
     sure = [one for one in telling if one.sure or not one.difference.known]
@@ -68,7 +68,7 @@ def sentence(found: Sequence[Comparison], study: Arms) -> str:
 
 
 def in_words(one: Comparison) -> str:
-    """One comparison as what the arm does: "cuts the interactive TTFT P99 by 87 % (95 % CI …)"."""
+    """One comparison as a predicate: "cuts the interactive TTFT P99 by 87 % (95 % CI …)"."""
     whose = "" if one.client is None else f"{one.client} "
     name = f"the {whose}{_in_sentence(one.key)}"
     values = f"{text_of(one.key, one.theirs)} to {text_of(one.key, one.ours)}"
@@ -87,15 +87,15 @@ def in_words(one: Comparison) -> str:
 
 
 def _percent(share: float) -> str:
-    """Whole percents, with a decimal below 10 and where the rest would round away."""
+    """Percent, with a decimal below 10 and above 99."""
     whole = 0.1 <= share < 0.99 or share >= 1
     return f"{share * 100:.0f}" if whole else f"{min(share * 100, 99.9 if share < 1 else 1e9):.1f}"
 
 
 def _telling(one: Comparison, study: Arms) -> bool:
-    """Where clients are told apart, a latency is told of each, and the rest of all together.
+    """Whether to report it: with several clients, latencies per client and the rest overall.
 
-    A difference of 0.0 % is none.
+    A difference of 0.0 % is not reported.
     """
     several = len(groups_of(study)) > 1
     if several and metric_of(one.key).latency == (one.client is None):
@@ -104,13 +104,13 @@ def _telling(one: Comparison, study: Arms) -> bool:
 
 
 def _unseen(one: Comparison) -> bool:
-    """Whether two values differ, and would be written as if they did not."""
+    """Whether two values differ but would be printed as equal."""
     alike = text_of(one.key, one.ours) == text_of(one.key, one.theirs)
     return alike and one.ours != one.theirs and _percent(abs(one.ratio.mean - 1)) == "0.0"
 
 
 def _strongest(found: Sequence[Comparison]) -> list[Comparison]:
-    """The largest effect of each group, at most three, largest first."""
+    """The largest effect of each group, at most three, in descending order."""
     ranked = sorted(found, key=_strength, reverse=True)
     first: dict[str | None, Comparison] = {}
     for one in ranked:
@@ -136,7 +136,7 @@ def _alone(study: Arms, arm: str) -> str:
 
 
 def _extremes(study: Arms) -> list[str]:
-    """For each metric the best arm and the worst."""
+    """The best and the worst arm in each metric."""
     what = study.swept.rpartition(".")[2] if study.swept else ""
     sentences = []
     for key in keys_of(study.metrics):
@@ -162,7 +162,7 @@ def _extremes(study: Arms) -> list[str]:
 
 
 def _doubt(study: Arms, key: str, best: str, means: Mapping[str, float]) -> str:
-    """Whether another arm, the nearest first, might be as good as the best."""
+    """The closest arm that is not significantly worse than the best, as a clause; or nothing."""
     others = [arm for arm in means if arm != best]
     for other in sorted(others, key=lambda arm: abs(means[arm] - means[best])):
         one = compare_two(study, best, other, key)
@@ -178,7 +178,7 @@ def _one(key: str, means: dict[str, float]) -> str:
 
 
 def sureness(study: Arms) -> list[str]:
-    """That nothing is known of chance, where that is so."""
+    """A caveat if there is one seed."""
     seeds = {len(study.of(arm)) for arm in study.arms}
     if max(seeds) == 1:
         return ["One seed gives no confidence interval: how sure this is cannot be said."]

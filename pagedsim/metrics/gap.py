@@ -1,15 +1,15 @@
-"""Gaps between tokens, worked out from the ends of steps: no record is kept of a token.
+"""Inter-token gaps, derived from the ends of steps instead of per-token records.
 
-Whoever decodes gets a token at the end of every decode step. So a request's gaps are those between
-the decode steps after its first token, up to the step in which it ended; and since one gap belongs
-to all who decoded in it, the gaps of a whole run are one value and one count a step. The sequences
-of a request get their tokens together, so their gaps are the request's and count once.
+A decoding request gets a token at the end of every decode step, so its gaps are those between the
+decode steps from its first token to its last. Requests that decode in the same step share the gap,
+so the gaps of a whole run are one value and one count per step. The sequences of a request get
+their tokens together; their gaps count once.
 
-This is exact for every request that decoded in each of those steps. One that missed some, because
-it was preempted or held, has as many gaps as before and they add up to the same time, but which
-steps it missed is not recorded: its ordinary gaps are spread evenly over the steps between its
-first token and its last, and what time is left makes one equal long gap for each preemption. So
-counts and means are exact for everybody, and percentiles are off only through the preempted.
+This is exact for requests that decoded in each of those steps. For one that missed some, because it
+was preempted or held, number and sum of the gaps are exact, but the missed steps are not recorded:
+its ordinary gaps are spread evenly over the steps between its first token and its last, and the
+remaining time is split into one equal long gap per preemption. So counts and means are exact for
+all requests, and percentiles are approximate only for preempted ones.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 AT_ONCE = 1 << 18
-"""Steps that are looked at in one go."""
+"""Steps per vectorised chunk."""
 _DUST = 1e-6
-"""Less than this is what summing fractions leaves where nobody decodes."""
+"""Rounding error of a sum of fractions; smaller weights are 0."""
 
 
 def token_gaps(
@@ -35,10 +35,10 @@ def token_gaps(
     preemptions: NDArray[Any],
     begun: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """The gaps of finished requests with two tokens or more, as values and how often each came.
+    """The gaps of finished requests with two tokens or more, as values and weights.
 
-    `ends` are the ends of decode steps in order; the others have an entry a request. `begun` is
-    when each began to decode where these steps were; None: with its first token.
+    `ends` are the ends of decode steps in order; the others have an entry per request. `begun` is
+    when each started to decode in these steps; None: with its first token.
     """
     begin = np.searchsorted(ends, first if begun is None else begun, side="right")
     stop = np.searchsorted(ends, last, side="right")
@@ -50,7 +50,7 @@ def token_gaps(
     weight = np.divide(count - pauses, steps, out=np.zeros_like(count), where=some)
     rest = (last - first) - weight * covered
     pause = np.divide(rest, pauses, out=np.zeros_like(count), where=pauses > 0)
-    # A running sum of who joins and who leaves: how often each gap between decode steps came.
+    # Prefix sum of joining and leaving requests: the weight of each gap between decode steps.
     change = np.bincount(begin[some] + 1, weight[some], len(ends) + 1)
     change -= np.bincount(stop[some], weight[some], len(ends) + 1)
     between = np.cumsum(change, out=change)[1 : len(ends)]
@@ -61,7 +61,7 @@ def token_gaps(
     weights = np.empty_like(values)
     values[:joins], weights[:joins] = ends[begin[first_gap]] - first[first_gap], weight[first_gap]
     at = joins
-    for here in range(0, len(came), AT_ONCE):  # of millions of steps there is room for few copies
+    for here in range(0, len(came), AT_ONCE):  # chunks limit copies of millions of steps
         some = came[here : here + AT_ONCE]
         to = at + int(some.sum())
         values[at:to] = np.diff(ends[here : here + AT_ONCE + 1])[some]
@@ -74,8 +74,8 @@ def token_gaps(
 def _pauses(
     steps: NDArray[Any], count: Floats, preemptions: NDArray[Any], whole: NDArray[np.bool_]
 ) -> Floats:
-    """How many long gaps each request has, that are not one decode step long."""
-    # Without a preemption, one was held back for a step here and there.
+    """The number of long gaps of each request, which span more than one decode step."""
+    # Without a preemption, a request was held back for single steps.
     missed = np.where(preemptions > 0, preemptions, np.maximum(steps - count, 0))
     pauses = np.minimum(missed, count)
     pauses[(steps == count) & whole] = 0
@@ -84,13 +84,13 @@ def _pauses(
 
 
 def weighted_mean(values: Floats, weights: Floats) -> float:
-    """The mean of values that came `weights` times; NaN for none."""
+    """The weighted mean; NaN for no values."""
     total = float(weights.sum())
     return float(values @ weights) / total if total else float("nan")
 
 
 def weighted_percentiles(values: Floats, weights: Floats, percents: tuple[float, ...]) -> Floats:
-    """What numpy.percentile gives for each value repeated as often as it came."""
+    """Equal to numpy.percentile of each value repeated `weights` times."""
     if not len(values):
         return np.full(len(percents), np.nan)
     order = np.argsort(values, kind="stable")

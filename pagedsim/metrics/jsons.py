@@ -1,4 +1,4 @@
-"""JSON on disk; it needs nothing but the standard library."""
+"""JSON files; depends on the standard library alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any], ordered: bool = False) -> None:
-    """Sorted keys, unless their order is told too, and null for NaN, which JSON does not know."""
+    """Write with sorted keys unless `ordered`, and with null for NaN, which JSON lacks."""
     text = json.dumps(_without_nan(content), indent=2, sort_keys=not ordered, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote, with NaN for null."""
+    """Read a file of `write_json`, with NaN for null."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return _with_nan(content)
 

@@ -1,4 +1,4 @@
-"""A metric: how it is called, what it means, and how it is worked out of a run's tables."""
+"""Metric: name, label, meaning, and computation from a run's tables."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Way = Literal[-1, 0, 1]
 LESS: Way = -1
 NEITHER: Way = 0
 MORE: Way = 1
-"""Which is better."""
+"""The better direction."""
 
 Number = int | float
 EachValue = Callable[[Served], tuple[Floats, Floats] | None]
-"""Values of some requests, and how often each came; None where it cannot be told."""
+"""Values of a group of requests and their weights; None if not defined."""
 OfRequests = Callable[[Served], Number | None]
-"""A number; None where it cannot be told, and the summary has no such key."""
+"""A number; None if not defined, in which case the summary lacks the key."""
 OfRun = Callable[..., Number | None]
-"""The same of a run, and of what was summed up over its steps."""
+"""The same of a run and of sums over its steps."""
 Function = Callable[..., Any]
 Sums = Callable[[StepPart], Sequence[float]]
 
 STATISTICS = {"mean": "mean", "p50": "P50", "p90": "P90", "p99": "P99"}
-"""Suffixes of a latency's keys, as a reader knows them."""
+"""Suffixes of a latency's keys, and their labels."""
 _PERCENTS = {name: float(name[1:]) for name in STATISTICS if name != "mean"}
 Percents = Mapping[str, float]
 """Percentiles by the suffixes of their keys."""
@@ -38,7 +38,7 @@ _NO_MORE: Percents = {}
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of each finished request, told as a mean and percentiles."""
+    """One duration per finished request, summarised as mean and percentiles."""
 
     of: EachRequest
 
@@ -51,7 +51,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds of which a request has any number, told as a mean and percentiles."""
+    """Any number of durations per request, summarised as mean and percentiles."""
 
     of: EachValue
 
@@ -62,17 +62,17 @@ class Spread:
 
 @dataclass(frozen=True)
 class Tally:
-    """A count or a rate of requests: of all together, and of each client."""
+    """A count or rate of requests, of all and of each client."""
 
     of: OfRequests
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A number for the whole run.
+    """A number of the whole run.
 
-    What is worked out of steps is so a part at a time, since a run may have millions: `sums` gives
-    for some steps what is added up over all, and `of` gets the run and these sums.
+    Steps are processed in chunks, since a run may have millions: `sums` returns the contributions
+    of a chunk, which are added up, and `of` is called with the run and these sums.
     """
 
     of: OfRun
@@ -84,7 +84,7 @@ How = Latency | Spread | Tally | Whole
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; a latency has a key in the summary for each of `STATISTICS`, and for any other
+    """One metric; a latency has a key in the summary for each of `STATISTICS` and for each further
     percentile that the study names."""
 
     name: str
@@ -100,8 +100,8 @@ class Metric:
         return isinstance(self.how, Latency | Spread)
 
     def of_requests(self, served: Served, more: Percents = _NO_MORE) -> dict[str, Number]:
-        """What the summary has of it for some requests, with `more` percentiles of a latency;
-        nothing of what is the whole run's."""
+        """Its summary entries for a group of requests, with `more` percentiles of a latency; empty
+        for a metric of the whole run."""
         if isinstance(self.how, Whole):
             return {}
         if isinstance(self.how, Tally):
@@ -117,19 +117,19 @@ class Metric:
         return found
 
     def of_run(self, run: RunTables, sums: Sequence[float]) -> dict[str, Number]:
-        """What the summary has of it for the whole run alone."""
+        """Its summary entry, if it is a metric of the whole run."""
         return _told(self.name, self.how.of(run, *sums)) if isinstance(self.how, Whole) else {}
 
 
 class Metrics(dict[str, Metric]):
-    """Metrics by name, in the order in which a summary has them.
+    """Metrics by name, in the order of the summary.
 
-    A metric is a function under one of the decorators below: its name is the metric's, its
-    docstring the meaning that a report's readers are told.
+    A metric is a function with one of the decorators below: its name is the metric's, its docstring
+    the explanation in reports.
     """
 
     def latency(self, label: str) -> Callable[[EachRequest], EachRequest]:
-        """Seconds of each request; who did not finish is left out."""
+        """One duration per finished request."""
 
         def define(of: EachRequest) -> EachRequest:
             self._define(of, label, "s", LESS, Latency(of))
@@ -138,7 +138,7 @@ class Metrics(dict[str, Metric]):
         return define
 
     def spread(self, label: str) -> Callable[[EachValue], EachValue]:
-        """Seconds of which a request has any number."""
+        """Any number of durations per request."""
 
         def define(of: EachValue) -> EachValue:
             self._define(of, label, "s", LESS, Spread(of))
@@ -147,7 +147,7 @@ class Metrics(dict[str, Metric]):
         return define
 
     def tally(self, label: str, unit: Unit, better: Way) -> Callable[[OfRequests], OfRequests]:
-        """One number for some requests."""
+        """One number of a group of requests."""
 
         def define(of: OfRequests) -> OfRequests:
             self._define(of, label, unit, better, Tally(of))
@@ -158,7 +158,7 @@ class Metrics(dict[str, Metric]):
     def whole(
         self, label: str, unit: Unit, better: Way, sums: Sums = lambda steps: ()
     ) -> Callable[[OfRun], OfRun]:
-        """One number for the run."""
+        """One number of the run."""
 
         def define(of: OfRun) -> OfRun:
             self._define(of, label, unit, better, Whole(of, sums))

@@ -1,4 +1,4 @@
-"""What a reader must know of a run's requests, counted, so that seeds can be added up."""
+"""Notices on a run's requests, with counts that can be summed over seeds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NUMBER = re.compile(r"(?<= )-?\d+(?:\.\d+)?%?(?= |$)")
 
 @dataclass(frozen=True)
 class Notice:
-    """`what` is true of `count` requests, out of `of`; `more` is about one of them.
+    """`what` holds for `count` of `of` requests; `more` is an example.
 
-    `of` is 0 where there is no whole, and `count` is 0 where nothing was counted.
+    `of` is 0 without a total, and `count` is 0 without a count.
     """
 
     what: str
@@ -25,7 +25,7 @@ class Notice:
 
 
 def notice_of(text: str) -> Notice:
-    """A line such as "4 of 240 requests were cut" with its counts read."""
+    """Parse the counts of a line such as "4 of 240 requests were cut"."""
     if match := _COUNTED.fullmatch(text):
         count, of = (int((number or "0").replace(",", "")) for number in match.groups()[:2])
         return Notice(match[3], count, of)
@@ -33,8 +33,8 @@ def notice_of(text: str) -> Notice:
 
 
 def of_one_kind(notices: Iterable[Notice]) -> list[Notice]:
-    """The same notices, those without a count that differ in numbers alone in the same words:
-    with the least and the most that each number came to.
+    """Unify notices without a count that differ only in numbers, replacing each number by its
+    range.
 
     >>> {one.what for one in of_one_kind([Notice("off by 3 %"), Notice("off by 5 %")])}
     {'off by 3 to 5 %'}
@@ -50,12 +50,12 @@ def of_one_kind(notices: Iterable[Notice]) -> list[Notice]:
 
 
 def as_records(notices: Iterable[Notice]) -> list[dict[str, Any]]:
-    """For a summary, which is JSON."""
+    """As JSON for a summary."""
     return [asdict(notice) for notice in notices]
 
 
 def added_up(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The notices of an arm's seeds as lines, each with in how many of them it was so."""
+    """The notices of an arm's seeds as lines, each with the number of seeds it applies to."""
     every = of_one_kind(Notice(**record) for one in summaries for record in one.get("notices", ()))
     requests = sum(one.get("requests", 0) for one in summaries)
     lines = []
@@ -76,7 +76,7 @@ def _in_seeds(some: int, seeds: int) -> str:
 
 
 def _spanning(texts: Iterable[str]) -> str:
-    """One for texts that differ in their numbers alone."""
+    """One text with ranges for texts that differ only in numbers."""
     first, *_ = several = list(texts)
     spans = map(_span, zip(*map(_NUMBER.findall, several), strict=True))
     return _NUMBER.sub(lambda _: next(spans), first)

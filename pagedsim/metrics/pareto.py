@@ -1,4 +1,4 @@
-"""Many arms by several criteria at once: who is best in each, and who is beaten in all of them."""
+"""Pareto ranking of arms over several metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagedsim.metrics.compare import Comparison, baseline_of, compare_two, estim
 
 @dataclass(frozen=True)
 class Criterion:
-    """One metric that has a better way, of one group of requests."""
+    """A metric with a better direction, of one group of requests."""
 
     key: str
     group: str | None = None
@@ -22,30 +22,30 @@ class Criterion:
 
     @property
     def label(self) -> str:
-        """Its name for a reader."""
+        """Its label."""
         return label_of(self.key) if self.group is None else f"{self.group} {label_of(self.key)}"
 
     @property
     def way(self) -> int:
-        """1 where more is better, -1 where less is."""
+        """1 if more is better, -1 if less is."""
         return metric_of(self.key).better
 
 
 @dataclass(frozen=True)
 class Dominated:
-    """That another arm is as good or better by every criterion."""
+    """Dominated: another arm is at least as good by every criterion."""
 
     by: str
     surely: int
-    """By so many criteria it is surely better."""
+    """Number of criteria by which it is significantly better."""
 
 
 @dataclass
 class Standing:
-    """How arms stand by `criteria`; groups of requests are the clients of `arms`.
+    """Ranking of arms by `criteria`; groups of requests are the clients of `arms`.
 
-    Latencies are of requests that finished. An arm that finished fewer than another has them of
-    other requests, so that they tell nothing beside those of the others: it has no value there.
+    Latencies are of finished requests. Those of an arm that finished fewer requests than others
+    are not comparable, so it has no value for them.
     """
 
     arms: Arms
@@ -55,11 +55,11 @@ class Standing:
 
     @property
     def baseline(self) -> str:
-        """The arm that others are held against."""
+        """The baseline arm."""
         return baseline_of(self.arms)
 
     def mean(self, arm: str, criterion: Criterion) -> float:
-        """Over the seeds; NaN where there is no value that can be held against others."""
+        """Mean over the seeds; NaN without a comparable value."""
         key = arm, criterion
         if key not in self._means:
             values = values_of(self.arms, arm, criterion.key, criterion.group).values()
@@ -69,7 +69,7 @@ class Standing:
 
     @cached_property
     def selective(self) -> Mapping[str, int]:
-        """Arms that finished fewer requests than others, and how many fewer."""
+        """Arms that finished fewer requests than others, with the difference."""
         done = {
             arm: sum(run.summary["finished"] for run in self.arms.of(arm)) for arm in self.arms.arms
         }
@@ -77,7 +77,7 @@ class Standing:
         return {arm: most - count for arm, count in done.items() if count < most}
 
     def compared(self, arm: str, other: str, criterion: Criterion) -> Comparison | None:
-        """One arm against another, paired; None where one has no value."""
+        """Paired comparison of two arms; None if one has no value."""
         key = arm, other, criterion
         if key not in self._found:
             there = not any(math.isnan(self.mean(one, criterion)) for one in (arm, other))
@@ -89,18 +89,18 @@ class Standing:
         return self._found[key]
 
     def surely_better(self, arm: str, other: str, criterion: Criterion) -> bool:
-        """Whether it is, and its interval leaves no room for doubt."""
+        """Whether it is significantly better."""
         one = self.compared(arm, other, criterion)
         return one is not None and one.sure and one.gain is True
 
     def best(self, criterion: Criterion) -> str | None:
-        """The arm with the best mean, the first of those that are alike; None: nobody has one."""
+        """The arm with the best mean, the first of equals; None if no arm has a value."""
         means = {arm: self.mean(arm, criterion) for arm in self.arms.arms}
         there = [arm for arm, mean in means.items() if not math.isnan(mean)]
         return max(there, key=lambda arm: criterion.way * means[arm], default=None)
 
     def as_good(self, criterion: Criterion) -> list[str]:
-        """The arms that the best is not surely better than, the best of them first."""
+        """Arms that are not significantly worse than the best, in order."""
         best = self.best(criterion)
         if best is None:
             return []
@@ -114,13 +114,13 @@ class Standing:
         return sorted(others, key=lambda arm: -criterion.way * self.mean(arm, criterion))
 
     def price(self, arm: str) -> Comparison | None:
-        """What it is surely and most worse in than the baseline; None: in nothing."""
+        """The largest significant deterioration against the baseline; None if there is none."""
         found = [self.compared(arm, self.baseline, one) for one in self.criteria]
         costs = [one for one in found if one is not None and one.sure and one.gain is False]
         return max(costs, key=_strength, default=None)
 
     def same(self) -> list[str]:
-        """The arms that by no criterion differ from the baseline at all."""
+        """Arms that equal the baseline in every criterion."""
         return [
             arm
             for arm in self.arms.arms
@@ -133,7 +133,7 @@ class Standing:
         ]
 
     def frontier(self, first: Criterion, second: Criterion) -> list[str]:
-        """The arms that no other beats by both, in the order of the first."""
+        """The Pareto front over two criteria, in the order of the first."""
         ways = first.way, second.way
         points = {
             arm: (ways[0] * self.mean(arm, first), ways[1] * self.mean(arm, second))
@@ -142,7 +142,7 @@ class Standing:
         return unbeaten({arm: at for arm, at in points.items() if not any(map(math.isnan, at))})
 
     def beaten(self) -> dict[str, Dominated]:
-        """The arms that another is as good as or better than in all, and surely better in some."""
+        """Arms that are nowhere better than another and significantly worse in some criterion."""
         found = {}
         for arm in self.arms.arms:
             every = [Dominated(by, self._surely(by, arm)) for by in self.arms.arms if by != arm]
@@ -152,16 +152,16 @@ class Standing:
         return found
 
     def _surely(self, by: str, arm: str) -> int:
-        """By how many criteria it surely beats an arm; 0 where it is behind by any."""
+        """Number of criteria by which it is significantly better; 0 if it is worse by any."""
         for one in self.criteria:
             ours, theirs = one.way * self.mean(by, one), one.way * self.mean(arm, one)
-            if not ours >= theirs:  # also where one has no value
+            if not ours >= theirs:  # also for NaN
                 return 0
         return sum(self.surely_better(by, arm, one) for one in self.criteria)
 
 
 def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The names of points that no other is as good as in both and better in one; more is better."""
+    """Names of the non-dominated points; more is better."""
     ordered = sorted(points, key=lambda name: points[name], reverse=True)
     kept: list[str] = []
     for name in ordered:

@@ -1,4 +1,4 @@
-"""Plans in words: one line each, the same exactly where two plans are the same."""
+"""Step plans as text: one line each, equal if and only if the plans are equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pagedsim.core import Request, Scheduler, StepPlan
 
 
 def described(plan: StepPlan, scheduler: Scheduler) -> str:
-    """All that was decided in a step, and what it left free."""
+    """All decisions of a step, and the free blocks after it."""
     parts = {
         "out": _pairs(plan.swap_out),
         "copies": _copies(plan.copies),

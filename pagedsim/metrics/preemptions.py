@@ -1,4 +1,4 @@
-"""Preemptions: when each began and ended, its cause, and what becomes of the lost tokens."""
+"""Preemptions: start, end and cause of each, and how its KV cache is restored."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Absence:
         self.wanted = cause.wanted
         self.how = "swap" if cause.swapped else "recompute"
         self.back_at = nan
-        """Begin of the step that admits it again; NaN if none does."""
+        """Start of the step that readmits it; NaN if none does."""
         self.decoding_at = nan
-        """When all that it had lost is computed again, or back on the GPU; NaN if never."""
+        """When its KV cache is recomputed or swapped in; NaN if never."""
 
 
 def preemptions_table(lanes: Sequence[Sequence[Absence]]) -> pa.Table:
-    """One row a preemption, by time; with a column of replicas where there are several `lanes`."""
+    """One row per preemption, by time; with a replica column if there are several `lanes`."""
     rows = [one for lane in lanes for one in lane]
     times = np.array([one.time for one in rows], dtype=np.float64)
     order = np.argsort(times, kind="stable")

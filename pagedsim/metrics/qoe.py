@@ -1,12 +1,11 @@
-"""The quality of experience of those who read answers while they are written.
+"""Quality of experience of streamed output (Andes, 2404.16283).
 
-Andes (2404.16283) sets the times at which a reader takes in each token against those at which it
-could at best: the first after a time to first token that is as good as none, the others at the
-speed of reading. Of all the time that the reader spent until each token, added up over tokens,
-QoE is the share that was no delay.
+Andes compares the times at which a user digests each token with the ideal times: the first at the
+expected TTFT, the others at reading speed. Of the total time until each token, summed over tokens,
+QoE is the share that was not delay.
 
-A reader takes in no token before it is there, none sooner than at best, and none faster than it
-reads, so tokens that come early make up for later gaps.
+A token is digested not before it arrives, not before its ideal time, and not faster than reading
+speed, so tokens that arrive early compensate for later gaps.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ Floats = NDArray[np.float64]
 Counts = NDArray[Any]
 
 _AT_ONCE = 1 << 13
-"""Tokens that are looked at in one go."""
+"""Tokens per vectorised chunk."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What is expected of an answer, in seconds and in tokens a second.
+    """Expected TTFT in seconds and reading speed in tokens per second.
 
-    Unless told, as Andes has it for text chat: a first token as soon as a web page is to be there
-    (1.3 s), and the speed at which people read (4.8 tokens/s).
+    The defaults are those of Andes for text chat: the acceptable load time of a web page (1.3 s)
+    and the mean reading speed (4.8 tokens/s).
     """
 
     ttft: float = 1.3
@@ -52,19 +51,19 @@ class Reader:
         steps: Counts,
         ends: Floats,
     ) -> Floats:
-        """The QoE of answers whose tokens came at their first token and at ends of decode steps:
-        so many `steps` of `ends`, from `begin` on.
+        """QoE of requests whose tokens after the first arrived at the `steps` entries of `ends`
+        from `begin` on.
 
-        Exact for whoever decoded in each step between. One that missed some, because it was
-        preempted or held, has its tokens spread evenly over these steps.
+        Exact for requests that decoded in each of those steps. The tokens of one that missed some,
+        because it was preempted or held, are spread evenly over the steps.
         """
         late = self._late(arrival + self.ttft, first, last, tokens, begin, steps, ends)
         return self._share(late, tokens)
 
     def qoe_of_times(self, arrival: Floats, tokens: Counts, came: Sequence[Floats]) -> Floats:
-        """The QoE of answers of which it is known when each part came.
+        """QoE of requests with known arrival times of their output chunks.
 
-        Where an answer has more tokens than parts, each part has equally many of them.
+        If there are more tokens than chunks, they are spread evenly over the chunks.
         """
         pace, late = 1 / self.tokens_per_s, np.zeros(len(arrival))
         for row, (times, count) in enumerate(zip(came, tokens.tolist(), strict=True)):
@@ -75,7 +74,7 @@ class Reader:
         return self._share(late, tokens)
 
     def _share(self, late: Floats, tokens: Counts) -> Floats:
-        """QoE of answers that were late by so many seconds, added up over their tokens."""
+        """QoE of requests with these delays in seconds, summed over their tokens."""
         reading = tokens * (tokens - 1.0) / (2 * self.tokens_per_s)
         whole = tokens * self.ttft + reading + late
         return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)
@@ -90,18 +89,18 @@ class Reader:
         steps: Counts,
         ends: Floats,
     ) -> Floats:
-        """Seconds by which tokens are taken in later than at best, added up for each request."""
+        """Delay against the ideal times in seconds, summed over the tokens of each request."""
         pace = 1 / self.tokens_per_s
         delay = np.maximum(first - best, 0)
-        # No step known: all after the first came with the last.
+        # Without steps, all tokens after the first count as arriving with the last.
         rest = np.where(steps > 0, delay, np.maximum(delay, last - best - pace))
         total = delay + (tokens - 1) * rest
-        # Where nobody missed a step, the token of a step is late by what the step ended after the
-        # reader's pace: only a request with a step beyond its delay so far needs a look at each.
+        # If no step was missed, a token's delay is the end of its step against reading speed; only
+        # requests with a step beyond the delay so far need the token-by-token computation.
         ahead = np.arange(len(ends) + 1.0)
         ahead *= pace
         np.subtract(ends, ahead[:-1], out=ahead[:-1])
-        ahead[-1] = -np.inf  # an end may be one past the last
+        ahead[-1] = -np.inf  # sentinel: an end may be one past the last
         due = best + pace - begin * pace
         odd = (steps != tokens - 1) | (_highest(ahead, begin, steps) - due > delay)
         some = np.flatnonzero(odd & (tokens > 1) & (steps > 0))
@@ -114,7 +113,7 @@ class Reader:
 
 
 class _Spread(NamedTuple):
-    """Answers of several tokens, the longest first, which lie evenly over the steps of each."""
+    """Requests with several tokens spread evenly over their steps, longest first."""
 
     tokens: Counts
     steps: Counts
@@ -123,10 +122,7 @@ class _Spread(NamedTuple):
     best: Floats
 
     def sums(self, delay: Floats, pace: float, ends: Floats) -> Floats:
-        """The delay of the first token of each and those of all after it, added up.
-
-        Some tokens of every answer are looked at in one go.
-        """
+        """The sum of the delays of all tokens of each request, in chunks of tokens."""
         gaps, sums = self.tokens - 1, delay.copy()
         most, number = int(gaps[0]), 1
         longer = np.searchsorted(-gaps, -np.arange(1, most + 1), side="right")
@@ -135,7 +131,7 @@ class _Spread(NamedTuple):
             end = min(number + max(_AT_ONCE // some, 1), most + 1)
             numbers = np.arange(number, end)[:, None]
             left = gaps[:some] - numbers
-            # Who has more after a token gets it with a step, the others have their last.
+            # The last token arrives at `last`, all others with a step.
             step = self.begin[:some] - (-numbers * self.steps[:some] // gaps[:some]) - 1
             came = np.where(left > 0, ends[np.where(left > 0, step, 0)], self.last[:some])
             late = came - self.best[:some] - numbers * pace
@@ -150,15 +146,15 @@ class _Spread(NamedTuple):
 
 
 def decoded(ends: Floats, first: Floats, last: Floats) -> tuple[Counts, Counts]:
-    """Of the ends of decode steps, where those after the first token of each answer begin, and how
-    many there are up to its last."""
+    """For each request, the index of the first decode step after its first token, and the number
+    of steps from there to its last token."""
     begin = np.searchsorted(ends, first, side="right")
     return begin, np.searchsorted(ends, last, side="right") - begin
 
 
 def _highest(values: Floats, begin: Counts, count: Counts) -> Floats:
-    """The largest of `count` values from `begin` on, of which one more is there than may be looked
-    at; minus infinity for none."""
+    """The maximum of `count` values from `begin` on, minus infinity for none; `values` has one
+    entry more than is used."""
     found = np.full(len(begin), -np.inf)
     some = np.flatnonzero(count > 0)
     some = some[np.argsort(begin[some], kind="stable")]

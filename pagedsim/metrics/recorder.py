@@ -1,4 +1,4 @@
-"""What happened, in columns: one row a step, a request, and a preemption."""
+"""Recorder of steps, requests and preemptions, as columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pagedsim.metrics.steps import (
 from pagedsim.metrics.tiers import Moved
 
 _EACH_STEP = ("end", "used_blocks")
-"""Kept for every step; of the other columns a run of quiet steps has one row."""
+"""Columns with a value per step; the others have one row per run of uneventful steps."""
 _PREFILLS = (
     *("prefill_tokens", "prefill_context", "prefill_attention", "prefill_pairs"),
     *("prefill_requests", "sampled_prefills"),
@@ -35,9 +35,9 @@ _PREFILLS = (
 _EVENTS = (
     *("swapped", "shared_blocks", "preempted", "displaced", "swap_out", "swap_in", "rejected"),
 )
-"""Of these and those above most rows have nothing."""
+"""Sparse columns, as are those above."""
 _FIRST = "first"
-"""Of each row, its first step among all."""
+"""Column of the first step of each row."""
 _EACH_ROW = ("start", "step", "decode_seqs", "decode_context", "waiting", "running")
 REQUEST_COLUMNS: Mapping[str, type[np.generic]] = {
     "priority": np.float64,
@@ -57,11 +57,11 @@ REQUEST_COLUMNS: Mapping[str, type[np.generic]] = {
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class StepRecorder:
-    """Collects the steps of one server as they go by.
+    """Records the steps of one server.
 
-    Numbers lie in arrays: no object a step, nothing for the garbage collector. A run of quiet
-    steps, which differ by one token a sequence, is one row and what differs in it. Making a table
-    ends the recording, since it takes over what was recorded.
+    Numbers are stored in arrays: no object per step, no load on the garbage collector. A run of
+    uneventful steps, which differ by one token per sequence, is one row plus the differing values.
+    Creating a table ends the recording, since the table takes over the data.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class StepRecorder:
         self._events = Sparse({name: STEP_COLUMNS[name] for name in _EVENTS})
         self._packed_ends = array("d")  # for each step
         self._packed_used = array("i")  # for each step, blocks in use
-        self._ends: list[float] = []  # after those that are packed
+        self._ends: list[float] = []  # not yet packed
         self._used: list[int] = []
         self._count = 0  # rows
         self._moved = Moved()
@@ -82,14 +82,14 @@ class StepRecorder:
 
     @property
     def last_end(self) -> float | None:
-        """When the last step ended; None where there was none."""
+        """End of the last step; None if there was none."""
         ends = self._ends or self._packed_ends
         return ends[-1] if ends else None
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was carried out; called before it is committed, or told of."""
+        """Record an executed step; called before the step is committed or completed."""
         rows, ends = self._rows.rows, self._ends
-        if len(rows) == PACKED:  # no sooner, since the last may not end
+        if len(rows) == PACKED:  # not earlier, since the last step may be undone
             self._pack()
         step = len(self._packed_ends) + len(ends)
         if tiers := scheduler.memory.tiers:
@@ -169,12 +169,12 @@ class StepRecorder:
             self._absent[cause.request] = absence
 
     def _recompute(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """Preempted requests are in the batch again, and compute what they lost."""
+        """Update preempted requests that are in the batch again and recompute."""
         planned: dict[Request, int] = {}
         for chunk in plan.chunks:
             if chunk.request in self._absent:
                 planned[chunk.request] = planned.get(chunk.request, 0) + chunk.length
-        launched = scheduler.pending is not plan  # then its tokens are counted already
+        launched = scheduler.pending is not plan  # if so, its tokens are already counted
         for request, tokens in planned.items():
             absence = self._absent[request]
             if isnan(absence.back_at):
@@ -185,19 +185,19 @@ class StepRecorder:
                 del self._absent[request]
 
     def _resume(self, plan: StepPlan, start: float) -> None:
-        """Swapped requests are on the GPU again; those that decode have lost nothing."""
+        """Update swapped requests that are on the GPU again; decoding ones have lost nothing."""
         chunked = {chunk.request for chunk in plan.chunks}
         for request in plan.resumed:
             if request not in chunked and (absence := self._absent.pop(request, None)):
                 absence.back_at = absence.decoding_at = start
 
     def again(self, end: float, used_blocks: int) -> None:
-        """The same step once more, right after it, each sequence a token longer."""
+        """Record a repetition of the last step, with one more token per sequence."""
         self._ends.append(end)
         self._used.append(used_blocks)
 
     def undo(self) -> None:
-        """The last step did not end: nothing is known of it."""
+        """Remove the last step, which did not complete."""
         self._ends.pop()
         self._used.pop()
         step = len(self._packed_ends) + len(self._ends)
@@ -235,40 +235,40 @@ class StepRecorder:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Recorder(StepRecorder):
-    """Collects steps and requests as they go by, and makes tables of them.
+    """Records steps and requests, and creates their tables.
 
-    The steps of a fleet go by in lanes, one a replica.
+    A fleet has a lane of steps per replica.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.lanes: list[Lane] = []
         self._requests = Numbers(REQUEST_COLUMNS)
-        self._ids: array[int] | list[int | str] = array("q")  # a list where they are words
+        self._ids: array[int] | list[int | str] = array("q")  # a list if any is a string
         self._words = Words("client", "state", "reason")
-        self._places = array("i")  # where there are replicas, that of each; -1: of none
-        self._sessions: list[str | None] = []  # and turns: empty, where nobody is of a session
+        self._places = array("i")  # with replicas, the replica of each request; -1: none
+        self._sessions: list[str | None] = []  # empty without sessions, as is `_turns`
         self._turns = array("i")
         self._requests_table: pa.Table | None = None
 
     def lane(self) -> Lane:
-        """Another replica's, in the order in which they are asked for."""
+        """Add a lane for the next replica."""
         self.lanes.append(Lane(self, len(self.lanes)))
         return self.lanes[-1]
 
     def left(self, request: Request) -> None:
-        """A request finished, was aborted or rejected; or the run ends while it is alive."""
+        """Record a request that finished, was aborted or rejected, or is alive at the run's end."""
         if request.session is not None or self._sessions:
             before = len(self._ids) - len(self._sessions)
             self._sessions += [*[None] * before, request.session]
             self._turns.extend([*[0] * before, request.turn])
         try:
             self._ids.append(request.id)  # type: ignore[arg-type]
-        except TypeError:  # the first that is a word
+        except TypeError:  # the first string id
             self._ids = [*self._ids, request.id]
         if self.lanes:
-            self._places.append(-1)  # at the door, unless a lane knows better
-        state = "unfinished" if request.alive else request.state._value_  # as .value, but soon
+            self._places.append(-1)  # not at a replica, unless its lane sets it
+        state = "unfinished" if request.alive else request.state._value_  # faster than .value
         self._words.append((request.client, state, request.finish_reason or ""))
         rows = self._requests.rows
         rows.append(
@@ -291,22 +291,22 @@ class Recorder(StepRecorder):
             self._requests.pack()
 
     def steps(self) -> Batches:
-        """The steps, in order; those of a fleet replica by replica."""
+        """The steps in order; for a fleet, replica by replica."""
         if len(self.lanes) > 1:
             return FleetSteps([lane.own_steps() for lane in self.lanes])
         return self.lanes[0].own_steps() if self.lanes else self.own_steps()
 
     def steps_table(self) -> pa.Table:
-        """One row a step, in order."""
+        """One row per step, in order."""
         return pa.Table.from_batches(self.steps().to_batches(), self.steps().schema)
 
     def preemptions_table(self) -> pa.Table:
-        """One row a preemption, in order of time."""
+        """One row per preemption, by time."""
         lanes: Sequence[StepRecorder] = self.lanes or [self]
         return preemptions_table([lane._absences for lane in lanes])
 
     def requests_table(self) -> pa.Table:
-        """One row a request, in the order of their ids."""
+        """One row per request, by id."""
         if self._requests_table is None:
             ids = pa.array(self._ids if isinstance(self._ids, list) else np.array(self._ids))
             order = pc.sort_indices(ids).to_numpy()
@@ -326,15 +326,15 @@ class Recorder(StepRecorder):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Lane(StepRecorder):
-    """The steps of one replica of a fleet; who leaves it stands in the table of all."""
+    """Records the steps of one replica of a fleet; its requests go to the fleet's table."""
 
     def __init__(self, whole: Recorder, index: int) -> None:
         super().__init__()
-        self._absent = whole._absent  # a request may come back elsewhere
+        self._absent = whole._absent  # a preempted request may resume on another replica
         self._whole = whole
         self._index = index
 
     def left(self, request: Request) -> None:
-        """A request left this replica for good; or the run ends while it is alive here."""
+        """Record a request that left the fleet from this replica, or is alive on it at the end."""
         self._whole.left(request)
         self._whole._places[-1] = self._index

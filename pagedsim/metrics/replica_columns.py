@@ -1,4 +1,4 @@
-"""What each replica of a fleet did, added up as its steps go by."""
+"""Per-replica sums over the steps of a fleet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class ReplicaFacts:
-    """What is known of a replica before it has served anybody."""
+    """Static properties of a replica."""
 
     name: str
     total_blocks: float
@@ -26,30 +26,30 @@ class ReplicaFacts:
 
 
 class Columns(Protocol):
-    """Steps, of which columns are asked for by name."""
+    """Steps with columns by name."""
 
     def __getitem__(self, name: str, /) -> Array: ...
 
 
 class Lanes:
-    """Sums over the steps of each replica, and when its requests came and went."""
+    """Sums over the steps of each replica, and its number of requests over time."""
 
     def __init__(self, facts: Sequence[ReplicaFacts]) -> None:
         self.facts = facts
         self.busy = np.zeros(len(facts))
         """Seconds in steps."""
         self.used = np.zeros(len(facts))
-        """Blocks in use, times seconds."""
+        """Block-seconds in use."""
         self.batches = np.zeros(len(facts))
-        """Sequences in steps, times seconds."""
+        """Sequence-seconds in steps."""
         self.here = np.zeros(len(facts))
-        """Requests that were there in its steps, times seconds."""
+        """Request-seconds in steps, queued ones included."""
         self.computed = np.zeros(len(facts), dtype=np.int64)
-        """Tokens of prompts that steps computed, and one of each sequence that decoded in one."""
+        """Computed prompt tokens plus decoded sequences."""
         self._changes: dict[str, list[tuple[Array, Array, Array]]] = {}
 
     def add(self, index: int, steps: Columns) -> None:
-        """Some more steps of a replica, in order."""
+        """Add further steps of a replica, in order."""
         start, end, decodes = steps["start"], steps["end"], steps["decode_seqs"]
         seconds, here = end - start, present(steps)
         self.busy[index] += seconds.sum()
@@ -63,8 +63,7 @@ class Lanes:
 
     @property
     def load(self) -> NDArray[np.float64]:
-        """Tokens computed, over the mean of all replicas of a role: what those of others do is no
-        measure. NaN where they computed none."""
+        """Tokens computed over the mean of all replicas of the same role; NaN for none."""
         roles = np.array([one.role for one in self.facts])
         found = np.full(len(roles), np.nan)
         for role in np.unique(roles):
@@ -74,8 +73,8 @@ class Lanes:
         return found
 
     def imbalance(self) -> float:
-        """The standard deviation of the requests at replicas of a role, over their mean; of all
-        moments, each counted by its requests."""
+        """Coefficient of variation of the number of requests over the replicas of a role, averaged
+        over time with the number of requests as weight."""
         off = there = 0.0
         for role, changes in self._changes.items():
             count = sum(one.role == role for one in self.facts)
@@ -83,19 +82,19 @@ class Lanes:
             order = np.argsort(times, kind="stable")
             seconds = np.diff(times[order])
             sums, squares = np.cumsum(first[order])[:-1], np.cumsum(second[order])[:-1]
-            # The deviation, times the number of replicas: whole numbers, so it is exact.
+            # The deviation times the number of replicas: exact in integers.
             off += float(seconds @ np.sqrt(count * squares - sums * sums))
             there += float(seconds @ sums)
         return off / there if there else float("nan")
 
 
 def present(steps: Columns) -> Array:
-    """Requests that wait, run or are swapped out, in each step."""
+    """Waiting, running and swapped requests in each step."""
     return np.asarray(steps["waiting"] + steps["running"] + steps["swapped"])
 
 
 def course(start: Array, end: Array, values: Array) -> tuple[Array, Array]:
-    """When a value changed, and to what: that of each step, and 0 between steps."""
+    """Change points of a value that is given per step and is 0 between steps."""
     pause = np.append(start[1:] > end[:-1], True)
     times = np.stack((start, end), axis=1).ravel()
     told = np.stack((values, np.zeros_like(values)), axis=1).ravel()
@@ -106,6 +105,6 @@ def course(start: Array, end: Array, values: Array) -> tuple[Array, Array]:
 
 
 def _changes(times: Array, values: Array) -> tuple[Array, Array, Array]:
-    """By how much a value changed when, and its square."""
+    """Change points with the increments of the value and of its square."""
     values = values.astype(np.int64)
     return times, np.diff(values, prepend=0), np.diff(values * values, prepend=0)

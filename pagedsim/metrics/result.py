@@ -1,4 +1,4 @@
-"""What came out of a study that is more than a comparison: numbers, pictures' data, words."""
+"""The result of a study: finding, numbers, tables, notes and plot data."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DIGITS = 6
-"""Significant ones in a record: enough to tell results apart, few enough to read."""
+"""Significant digits in a record."""
 
 PUBLISHED = ("published", "ours")
-"""What the numbers of a row are called, unless a study says otherwise."""
+"""Default names of the two numbers of a row."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number beside the one that was published."""
+    """One number beside the published one."""
 
     what: str
     ours: float
     published: float | tuple[float, float] | None = None
-    """A number, or the range of what was published; None: nothing to hold ours against."""
+    """A number or a range; None without a published value."""
     unit: str = ""
     why: str = ""
-    """Why they differ, where they do."""
+    """Why they differ, if they do."""
 
     @property
     def difference(self) -> float:
-        """Ours over the published, less 1; 0 within a range; NaN where there is none."""
+        """ours / published - 1; 0 within a range; NaN without a published value."""
         if self.published is None:
             return math.nan
         near = self.published
@@ -39,7 +39,7 @@ class Row:
         return self.ours / near - 1
 
     def record(self) -> dict[str, Any]:
-        """As a file has it."""
+        """The row as JSON."""
         published = list(self.published) if isinstance(self.published, tuple) else self.published
         return {
             "what": self.what,
@@ -53,44 +53,44 @@ class Row:
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of texts; the first column names its rows."""
+    """A table of strings; the first column names its rows."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
-    """What its numbers are, in a sentence."""
+    """An explanation of its numbers in one sentence."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """All that a reader is told."""
+    """Everything in a report."""
 
     name: str
-    """Of the experiment."""
+    """Name of the experiment."""
     title: str
     question: str
     command: str
     finding: Sequence[str]
-    """Sentences, the most telling first."""
+    """Sentences, most important first."""
     rows: Sequence[Row] = ()
     beside: tuple[str, str] = PUBLISHED
-    """What they hold against each other, by name."""
+    """Names of the two numbers of the rows."""
     listings: Sequence[Listing] = ()
     source: str = ""
-    """Where the published numbers are from."""
+    """Source of the published numbers."""
     notes: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What the pictures are drawn from."""
+    """Data of the plots."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """What is missing, and why."""
+    """What is missing, with the reason."""
     again: Mapping[str, str] = field(default_factory=dict)
-    """Further commands, by what each does."""
+    """Further commands, by purpose."""
 
     def record(self, pictures: Sequence[str] = ()) -> dict[str, Any]:
-        """As result.json has it: the same on every machine with the same packages.
+        """The content of result.json: equal on every machine with the same packages.
 
-        `pictures`: names of those in plots/ that show it, the most telling first.
+        `pictures` are names of plots in plots/, most important first.
         """
         content = {
             "experiment": self.name,

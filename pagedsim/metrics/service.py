@@ -1,15 +1,14 @@
-"""The service that clients get over time, and how far apart they come to be.
+"""Service of clients over time, and the largest gap between clients.
 
-Service is what the authors of VTC (2401.00588) count: 1 for each token of a prompt, all of it when
-the first token is out, and 2 for each token of the answer. A client waits while any of its requests
-is in the queue without ever having been scheduled; when one that was preempted waits again no table
-tells, so that does not count.
+Service is defined as in VTC (2401.00588): 1 per prompt token, counted when the first token is
+output, and 2 per output token. A client is backlogged ("waits") while any of its requests is in the
+queue without having been scheduled; waiting after a preemption is not recorded and does not count.
 
-Who decodes gets a token at each end of a decode step (`ends`); one that missed some steps has its
-tokens spread evenly over those between its first and its last. Where `ends` are not known, as in
-the log of another server, tokens come evenly over time. Either way the service of a client is a sum
-of ramps and jumps, and differences are largest where some ramp begins or ends: so they are exact,
-without a look at every step.
+A decoding request gets a token at the end of each decode step (`ends`); if it missed steps, its
+tokens are spread evenly over those between its first and its last token. Without `ends`, as in the
+log of another server, tokens are spread evenly over time. Either way a client's service is a sum of
+ramps and jumps, and differences are extreme at the ends of ramps, so they are exact without
+visiting every step.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ Whole = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Spans:
-    """Stretches of time; those of one client are in order and do not touch."""
+    """Intervals of time per client; those of one client are ordered and disjoint."""
 
     client: Whole
     begin: Floats
     end: Floats
 
     def of(self, client: int) -> Spans:
-        """Those of one client."""
+        """The intervals of one client."""
         some = slice(*np.searchsorted(self.client, (client, client + 1)))
         return Spans(self.client[some], self.begin[some], self.end[some])
 
     def which(self, times: Floats, before: bool = False) -> Whole:
-        """For one client: in which of them each time is, -1: in none.
+        """For one client: the interval that contains each time, -1 for none.
 
-        Both ends belong to it; with `before` the beginning does not.
+        Intervals are closed; with `before`, open at the beginning.
         """
         span = np.searchsorted(self.begin, times, "left" if before else "right") - 1
         inside = (span >= 0) & (times <= self.end[span]) if len(self.end) else span >= 0
@@ -50,30 +49,30 @@ class Spans:
 
 
 def covered(client: Whole, begin: Floats, end: Floats, depth: int = 1) -> Spans:
-    """When at least `depth` of a client's stretches of time overlap; what touches is one."""
+    """The intervals in which at least `depth` of a client's overlap; touching ones are merged."""
     some = end > begin
-    who = np.tile(client[some], 2)
+    owner = np.tile(client[some], 2)
     times = np.concatenate([begin[some], end[some]])
     change = np.repeat([1, -1], len(times) // 2)
-    order = np.lexsort((-change, times, who))
+    order = np.lexsort((-change, times, owner))
     now = np.cumsum(change[order])
     before = now - change[order]
     opens, closes = (now == depth) & (before < depth), (now < depth) & (before == depth)
-    who, times = who[order], times[order]
-    spans = Spans(who[opens], times[opens], times[closes])
+    owner, times = owner[order], times[order]
+    spans = Spans(owner[opens], times[opens], times[closes])
     long = spans.end > spans.begin
     return Spans(spans.client[long], spans.begin[long], spans.end[long])
 
 
 def together(one: Spans, other: Spans) -> Spans:
-    """When both of two clients have a stretch of time."""
+    """The intersection of two clients' intervals."""
     begin, end = np.append(one.begin, other.begin), np.append(one.end, other.end)
     return covered(np.zeros(len(begin), dtype=np.int64), begin, end, 2)
 
 
 @dataclass(frozen=True)
 class Looks:
-    """Times at which to look, and what had been got then; `before`: just before."""
+    """Evaluation times and the service at them; `before`: just before."""
 
     times: Floats
     clock: Floats
@@ -83,7 +82,7 @@ class Looks:
 
 @dataclass(frozen=True)
 class Curve:
-    """From each of `times` on, of which the first is before all, `slope` a tick of `clock`."""
+    """Piecewise linear service: `slope` per tick of `clock` from each of `times` on."""
 
     times: Floats
     clock: Floats
@@ -91,17 +90,17 @@ class Curve:
     slope: Floats
     waits: Spans
     looks: tuple[Looks, ...]
-    """Beginning and end of what it waits, its knots within, and what was before they jumped."""
+    """Ends of its waiting intervals, knots within, and the values just before jumps."""
 
     def at(self, looks: Looks) -> Floats:
-        """What it had got, at the times of another's looks."""
+        """Service at the evaluation times of another curve."""
         place = np.searchsorted(self.times, looks.times, "left" if looks.before else "right") - 1
         return self.level[place] + self.slope[place] * (looks.clock - self.clock[place])
 
 
 def widest_gap(one: Curve, other: Curve) -> float | None:
-    """The largest difference between what two got within any time in which both waited; None if
-    they never did."""
+    """The largest difference in service over any interval in which both waited; None if they never
+    did."""
     both = together(one.waits, other.waits)
     if not len(both.begin):
         return None
@@ -117,7 +116,7 @@ def widest_gap(one: Curve, other: Curve) -> float | None:
 
 
 def _widest(group: NDArray[np.int64], values: Floats) -> float:
-    """The largest difference between two values of one group."""
+    """The largest range of values within a group."""
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
     some = values[order]
@@ -125,27 +124,27 @@ def _widest(group: NDArray[np.int64], values: Floats) -> float:
 
 
 PROMPT, OUTPUT = 1.0, 2.0
-"""What a token of a prompt and one of an answer are worth."""
+"""Weights of a prompt token and an output token."""
 MOST = 32
-"""So many clients are compared pair by pair."""
+"""Maximum number of clients that are compared pairwise."""
 AT_ONCE = 1 << 20
-"""Values that are looked at in one go."""
+"""Values per vectorised chunk."""
 LOOKS = 1 << 24
-"""So many values are looked at, at most, where those of all clients are needed at all times."""
+"""Maximum number of values evaluated for all clients at all times."""
 
 
 def service_of(prompt: ArrayLike, output: ArrayLike, first_token: Floats) -> Floats:
-    """What requests got in all; a prompt counts once its first token is out."""
+    """Total service of requests; a prompt counts once the first token is output."""
     prompts = np.where(np.isnan(first_token), 0.0, prompt)
     return PROMPT * prompts + OUTPUT * np.asarray(output, dtype=np.float64)
 
 
 class ServiceOverTime:
-    """What each client got until any time. Clients are numbers from 0 on.
+    """Cumulative service of each client at any time. Clients are numbered from 0.
 
-    Arrays have an entry a request: what never came is NaN. A request that was not `scheduled`
-    waited until it `finished`, or to the end of it all; without `scheduled`, all waited for their
-    first tokens. `output` are tokens of one of its `sequences`.
+    Arrays have an entry per request, NaN for events that did not happen. A request that was not
+    `scheduled` waited until it `finished` or until the end; without `scheduled`, requests wait for
+    their first tokens. `output` are the tokens of one of its `sequences`.
     """
 
     def __init__(
@@ -171,33 +170,33 @@ class ServiceOverTime:
         got = ~np.isnan(first_token)
         token = OUTPUT * (np.ones(len(client)) if sequences is None else sequences)[got]
         more = token * np.maximum(output[got] - 1.0, 0)
-        # Ramps begin with a jump, of the prompt and the first token.
+        # A ramp starts with a jump: the prompt and the first token.
         self._knots(client[got], out[got], left[got], PROMPT * prompt[got] + token, more)
 
     def at(self, client: ArrayLike, times: Floats, before: bool = False) -> Floats:
-        """What a client had got at a time; `before`: without what came at that very time."""
+        """Service of a client up to a time, exclusive with `before`."""
         rank = np.searchsorted(self._times, times, "left" if before else "right")
         place = np.searchsorted(self._keys, np.asarray(client) * self._stride + rank, "right") - 1
         gone = self._clock(times, before) - self._when[place]
         return np.asarray(self._level[place] + self._slope[place] * gone)
 
     def gap_while_waiting(self) -> float | None:
-        """The largest difference between what two clients got within any time in which both had
-        requests waiting; None where no two ever had.
+        """The largest difference in service between two clients over any interval in which both had
+        requests waiting; None if no two ever had.
 
-        All pairs of up to `MOST` clients are compared, which takes as long as the requests of
-        each, for each other. Of more, those are which got the most and the least beyond the mean
-        rate of all who wait, half of each: so it is then a lower bound.
+        Up to `MOST` clients are all compared pairwise. Of more, only those with the most and the
+        least service relative to the mean rate of waiting clients are, half of each, so the result
+        is a lower bound.
         """
         curves = [self._curve(client) for client in self._farthest()]
         gaps = [widest_gap(one, other) for one, other in combinations(curves, 2)]
         return max((gap for gap in gaps if gap is not None), default=None)
 
     def gap_since_start(self, until: float = np.inf) -> float | None:
-        """The largest difference between what two clients got since the beginning, whether they
-        had requests or not, at any time up to `until`; None where there are not two.
+        """The largest difference in cumulative service between two clients at any time up to
+        `until`, whether they had requests or not; None for fewer than two clients.
 
-        Where clients times requests are very many (`LOOKS`), not every change is looked at.
+        Above `LOOKS` values (clients times requests), changes are subsampled.
         """
         if self.clients < 2:
             return None
@@ -212,23 +211,23 @@ class ServiceOverTime:
         return largest
 
     def rates_while_waiting(self) -> Floats:
-        """Service a second of each client while it had requests waiting; NaN if it never had."""
+        """Service per second of each client while it had requests waiting; NaN if it never had."""
         gain, seconds = self._while_waiting()
         return np.divide(gain, seconds, out=np.full(len(gain), np.nan), where=seconds > 0)
 
-    # -- how it is kept ------------------------------------------------------------------------
+    # -- representation ------------------------------------------------------------------------
 
     def _knots(
         self, client: NDArray[Any], first: Floats, last: Floats, jump: Floats, more: Floats
     ) -> None:
-        """Keep, for each client in order of time, level and slope from each knot on.
+        """Store level and slope from each knot on, for each client in order of time.
 
-        A knot's key is its client and the rank of its time, and a client's first knot, of rank 0,
-        is before all: so a search among the keys finds what holds for any client at any time.
+        A knot's key combines its client and the rank of its time; a client's first knot, of rank 0,
+        precedes all others, so a binary search over the keys works for any client and time.
         """
         steps = self._clock(last) - self._clock(first)
         slope = np.divide(more, steps, out=np.zeros(len(more)), where=steps > 0)
-        late = np.where(steps > 0, 0.0, more)  # all at once, where no step is known
+        late = np.where(steps > 0, 0.0, more)  # a jump, if there are no steps
         self._times = np.unique(np.concatenate([first, last]))
         self._stride = len(self._times) + 1
         starts = np.arange(self.clients, dtype=np.int64) * self._stride
@@ -249,17 +248,17 @@ class ServiceOverTime:
         self._level = level - level[sentinel[self._keys // self._stride]]
 
     def _clock(self, times: Floats, before: bool = False) -> Floats:
-        """What tokens come evenly along: decode steps that ended, or time."""
+        """The axis along which tokens are evenly spaced: completed decode steps, or time."""
         if self._ends is None:
             return np.asarray(times)
         steps = np.searchsorted(self._ends, times, "left" if before else "right")
         return steps.astype(np.float64)
 
     def _while_waiting(self) -> tuple[Floats, Floats]:
-        """What each client got while it waited, and for how long it did."""
-        who, begin, end = self.waits.client, self.waits.begin, self.waits.end
-        gain = np.bincount(who, self.at(who, end) - self.at(who, begin), self.clients)
-        seconds = np.bincount(who, end - begin, self.clients)
+        """Service of each client while it waited, and the time it waited."""
+        client, begin, end = self.waits.client, self.waits.begin, self.waits.end
+        gain = np.bincount(client, self.at(client, end) - self.at(client, begin), self.clients)
+        seconds = np.bincount(client, end - begin, self.clients)
         return gain.astype(np.float64), seconds.astype(np.float64)
 
     def _farthest(self) -> list[int]:
@@ -273,7 +272,7 @@ class ServiceOverTime:
         return [*order[: MOST // 2].tolist(), *order[-(MOST // 2) :].tolist()]
 
     def _curve(self, client: int) -> Curve:
-        """One client's own part of it, with where to look when it is compared."""
+        """One client's curve, with the times at which to evaluate it in comparisons."""
         start = client * self._stride
         low, high = np.searchsorted(self._keys, (start, start + self._stride))
         times = np.append(-np.inf, self._times[self._keys[low + 1 : high] - start - 1])
@@ -291,7 +290,7 @@ class ServiceOverTime:
 
 
 def jain(rates: Floats) -> float | None:
-    """Jain's index: 1 where all are alike, 1/n where one has it all; None for fewer than two."""
+    """Jain's index: 1 if all are equal, 1/n if one has everything; None for fewer than two."""
     there = rates[~np.isnan(rates)]
     squares = float(there @ there)
     if len(there) < 2 or not squares:

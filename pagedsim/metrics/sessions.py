@@ -1,8 +1,7 @@
-"""How long sessions take, where requests are turns of them; part of the metrics of
-`definitions.py`, and explained there.
+"""Metrics of sessions, included in those of `definitions.py`.
 
-A session is finished when all its requests are; one of which a request was rejected, aborted or
-left unfinished is not counted.
+A session is finished when all its requests are; one with a rejected, aborted or unfinished request
+is not counted.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SESSIONS = Metrics()
 
 
 class Spans(NamedTuple):
-    """Finished sessions: wall time, time without a request at the server, tokens generated."""
+    """Finished sessions: duration, time without a request at the server, tokens generated."""
 
     seconds: Floats
     away: Floats
@@ -70,7 +69,7 @@ def _each(values: Floats) -> tuple[Floats, Floats]:
 
 
 def _spans(served: Served) -> Spans | None:
-    """None where no request is of a session."""
+    """The finished sessions; None if no request belongs to one."""
     if (session := served.requests.session) is None:
         return None
     rows = np.flatnonzero(served.mask & (session >= 0))
@@ -91,7 +90,7 @@ def _spans(served: Served) -> Spans | None:
 
 
 def _latest(finished: Floats, begins: NDArray[np.int64]) -> Floats:
-    """For each request the latest end of those of its session up to it."""
+    """The running maximum of the ends within each session."""
     latest = np.empty(len(finished))
     for begin, end in zip(begins, np.append(begins[1:], len(finished)), strict=True):
         latest[begin:end] = np.maximum.accumulate(finished[begin:end])

@@ -1,4 +1,4 @@
-"""A service level objective."""
+"""Service level objectives."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Latencies = Mapping[str, NDArray[np.float64]]
 Mask = NDArray[np.bool_]
 
 BOUNDED = ("ttft", "tpot", "e2e")
-"""The latencies that may have a bound."""
+"""Latencies that can have a bound."""
 
 
 @dataclass(frozen=True)
 class Slo:
-    """Bounds in seconds that a request must meet, all of them.
+    """Latency bounds in seconds, all of which a request must meet.
 
-    A client of `clients` has bounds of its own; what these do not name is as for all.
+    `clients` override bounds; bounds they omit are inherited.
     """
 
     ttft: float | None = None
@@ -36,8 +36,8 @@ class Slo:
                 require_number(f"slo.{name}", bound, 0)
 
     def met(self, latencies: Latencies, of_client: Callable[[str], Mask]) -> Mask:
-        """Which requests met it; one without a TPOT has no TPOT to miss. `of_client` tells which
-        are a client's."""
+        """Which requests met it; a request without a TPOT cannot miss that bound. `of_client`
+        returns the mask of a client's requests."""
         met = self._within(latencies)
         for client, own in self.clients.items():
             some = of_client(client)
@@ -53,7 +53,7 @@ class Slo:
 
 
 def slo_of(settings: Mapping[str, Any]) -> Slo | None:
-    """The objective that settings describe; None where no bound is set."""
+    """The objective from settings; None without bounds."""
     whole = Slo(**{name: settings[name] for name in BOUNDED})
     own = {
         str(client): _own(f"slo.clients.{client}", bounds, whole)
@@ -67,7 +67,7 @@ def slo_of(settings: Mapping[str, Any]) -> Slo | None:
 
 
 def refuse_strangers(slo: Slo, clients: Iterable[str]) -> None:
-    """Raise ConfigError for bounds of a client that a workload has not."""
+    """Raise ConfigError for bounds of a client that the workload lacks."""
     there = set(clients)
     for client in slo.clients:
         if not client or client not in there:

@@ -1,4 +1,4 @@
-"""All steps of a run: kept as they were recorded, and unfolded a part at a time."""
+"""The steps of a run: stored run-length encoded, and expanded in chunks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-# 32 bits hold what is counted in requests, blocks, or tokens of one request or step; not sums over
-# a batch of what each attends to.
+# 32 bits suffice for requests, blocks, and tokens of a request or step, but not for sums of context
+# lengths over a batch.
 STEP_COLUMNS: Mapping[str, type[np.generic]] = {
     "start": np.float64,
     "end": np.float64,
@@ -35,24 +35,24 @@ STEP_COLUMNS: Mapping[str, type[np.generic]] = {
     "rejected": np.int32,
 }
 REPLICA = "replica"
-"""The column that says where in a fleet a request was served, or a step was carried out."""
+"""Column of the replica that served a request or executed a step."""
 CAME_FROM = "came_from"
-"""The column that says where a request was before, where replicas hand requests on."""
+"""Column of the replica that a migrated request came from."""
 PART = 1 << 18
-"""Steps that are looked at in one go, since a run may have millions."""
+"""Steps per chunk, since a run may have millions."""
 
 Column = NDArray[Any]
 
 
 class Sliced(Protocol):
-    """A column of which parts can be had."""
+    """A column that supports slicing."""
 
     def __getitem__(self, part: slice, /) -> Column:
         """The rows from `part.start` up to `part.stop`."""
 
 
 class Batches(Protocol):
-    """Steps that can be gone through, any number of times: a `Steps`, or a table of them."""
+    """Steps that can be iterated repeatedly: a `Steps` or a table."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -63,14 +63,14 @@ class Batches(Protocol):
         """How many steps there were."""
 
     def to_batches(self) -> Iterable[pa.RecordBatch]:
-        """All rows in order, some at a time; those of a fleet replica by replica."""
+        """All rows in order, in batches; for a fleet, replica by replica."""
 
 
 class Steps:
     """The steps of one run.
 
-    A run of quiet steps, which differ by one token a sequence, is one row of `rows`, and `first`
-    has the number of its first step. Only `ends` and `used` have a value for every step.
+    A run of uneventful steps, which differ by one token per sequence, is one row of `rows`; `first`
+    has the number of its first step. Only `ends` and `used` have a value per step.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """How long all of them took together."""
+        """Total duration of all steps."""
         return sum(
             float((part["end"].to_numpy() - part["start"].to_numpy()).sum())
             for part in self.to_batches()
@@ -107,16 +107,16 @@ class Steps:
         return pa.schema(types | {name: values.type for name, values in self._more.items()})
 
     def append_column(self, name: str, values: pa.Array) -> Steps:
-        """The same with another column, that has a value for every step."""
+        """A copy with another column, which has a value per step."""
         more = self._more | {name: values}
         return Steps(self._rows, self._first, self._ends, self._used, more)
 
     def table(self) -> pa.Table:
-        """All of them at once."""
+        """All steps as one table."""
         return pa.Table.from_batches(self.to_batches(), self.schema)
 
     def to_batches(self, max_chunksize: int = PART) -> Iterator[pa.RecordBatch]:
-        """All rows in order, at most so many at a time."""
+        """All rows in order, at most `max_chunksize` per batch."""
         for begin in range(0, self.num_rows, max_chunksize):
             part = slice(begin, min(begin + max_chunksize, self.num_rows))
             made = self._unfolded(part)
@@ -125,25 +125,27 @@ class Steps:
             yield pa.record_batch([*own, *more], schema=self.schema)
 
     def _unfolded(self, part: slice) -> dict[str, Column]:
-        """The columns of some steps."""
+        """The columns of a range of steps."""
         begin, end = part.start, part.stop
         rows = slice(
             int(np.searchsorted(self._first, begin, side="right")) - 1,
             int(np.searchsorted(self._first, end)),
         )
         first = self._first[rows]
-        times = np.diff(np.maximum(first, begin), append=end)  # steps in it that each stands for
+        times = np.diff(
+            np.maximum(first, begin), append=end
+        )  # steps in the range that each row represents
         made = {
             name: np.repeat(values[rows], times)
             for name, values in self._rows.items()
             if name != "start"
         }
-        # Which of the steps of its row each one is.
+        # The index of each step within its row.
         later = np.arange(begin, end, dtype=np.int32) - np.repeat(first, times)
         made["step"] += later
         made["decode_context"] += np.multiply(later, made["decode_seqs"], dtype=np.int64)
         made["end"], made["used_blocks"] = self._ends[part], self._used[part]
-        # A quiet step starts where the one before it ended.
+        # An uneventful step starts at the end of the previous one.
         made["start"] = np.empty(end - begin)
         made["start"][1:] = made["end"][:-1]
         made["start"][0] = self._ends[begin - 1]
@@ -153,19 +155,19 @@ class Steps:
 
 
 class FleetSteps:
-    """The steps of several replicas, one after the other, with a column that says whose."""
+    """The steps of several replicas, concatenated, with a replica column."""
 
     def __init__(self, replicas: Sequence[Steps]) -> None:
         self.replicas = replicas
 
     @property
     def num_rows(self) -> int:
-        """How many steps there were in all."""
+        """Total number of steps."""
         return sum(steps.num_rows for steps in self.replicas)
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns, those included that only some replicas have."""
+        """Names and types of the columns, including those that only some replicas have."""
         own = pa.unify_schemas([steps.schema for steps in self.replicas])
         return own.append(pa.field(REPLICA, pa.int32()))
 

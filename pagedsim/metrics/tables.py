@@ -1,4 +1,4 @@
-"""What metrics are worked out of: a run's tables, by column, and what is known of its server."""
+"""Inputs of metrics: a run's tables by column, and properties of its server."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from pagedsim.metrics.tiers import TierUse
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.int64]
-"""Numbers of requests, as they stand in their table."""
+"""Row indices of requests."""
 EachRequest = Callable[["Requests"], Floats]
-"""One value a request; NaN for one that has none."""
+"""One value per request; NaN for none."""
 
 NAN = float("nan")
 
 
 TOKEN_TIMES = "token_times"
-"""The column of requests that has when each part of an answer came, where a client saw it come."""
+"""Column of the arrival times of output chunks, as measured by a client."""
 
 
 class TokenTimes(NamedTuple):
-    """When parts of answers came, of all requests after each other."""
+    """Arrival times of output chunks, concatenated over requests."""
 
     offsets: NDArray[np.int64]
-    """Where the times of each request begin, and at last where all end."""
+    """Start of the times of each request, and the end."""
     times: Floats
 
     def of(self, row: int) -> Floats:
-        """Those of one request."""
+        """The times of one request."""
         return self.times[self.offsets[row] : self.offsets[row + 1]]
 
     def gaps(self, rows: Mask) -> Floats:
-        """Every gap between two parts of one answer, of some requests."""
+        """All gaps between consecutive chunks of the masked requests."""
         counts = np.diff(self.offsets)
         whose = np.repeat(np.arange(len(counts)), counts)
         same = (whose[1:] == whose[:-1]) & rows[whose[1:]]
@@ -55,7 +55,7 @@ class TokenTimes(NamedTuple):
 
 
 class Requests:
-    """The table of requests, of which a column is read when it is first asked for."""
+    """The table of requests, with lazily read columns."""
 
     def __init__(self, column: Callable[[str], pa.ChunkedArray]) -> None:
         self._column = column
@@ -65,7 +65,7 @@ class Requests:
 
     @classmethod
     def of(cls, table: pa.Table) -> Requests:
-        """Those of a table in memory."""
+        """The requests of a table in memory."""
         return cls(table.column)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -74,7 +74,7 @@ class Requests:
         return self._columns[name]
 
     def has(self, name: str) -> bool:
-        """Whether there is such a column."""
+        """Whether the column exists."""
         try:
             self[name]
         except KeyError:
@@ -83,25 +83,24 @@ class Requests:
 
     @cached_property
     def generated(self) -> NDArray[np.int64]:
-        """The output tokens of all sequences of each."""
+        """Output tokens of each request, over all its sequences."""
         return np.asarray(self["output_tokens"] * self["sequences"].astype(np.int64))
 
     def are(self, state: str) -> Mask:
-        """Which are finished, rejected, aborted or unfinished."""
+        """Mask of the requests in a state: finished, rejected, aborted or unfinished."""
         if state not in self._states:
             self._states[state] = self.where("state", state)
         return self._states[state]
 
     def where(self, name: str, word: str) -> Mask:
-        """Which have this word in a column of words."""
+        """Mask of the requests with this value in a string column."""
         column = self._column(name)
         if not len(column):
             return np.zeros(0, dtype=bool)
         return np.asarray(pc.equal(column, word).to_numpy())
 
     def lists(self, name: str) -> tuple[NDArray[np.int64], Floats] | None:
-        """A column of lists, as where each begins and ends and what is in all of them; None where
-        there is no such column."""
+        """A list column as offsets and concatenated values; None if it does not exist."""
         try:
             column = self._column(name).combine_chunks()
         except KeyError:
@@ -109,20 +108,20 @@ class Requests:
         return np.asarray(column.offsets, dtype=np.int64), np.asarray(column.values)
 
     def optional(self, name: str) -> NDArray[Any] | None:
-        """A column that there may be or not."""
+        """A column; None if it does not exist."""
         try:
             return self[name]
         except KeyError:
             return None
 
     def numbered(self, name: str) -> tuple[list[str], NDArray[np.int64]]:
-        """The words of a column, each once as they come, and which one each request has."""
+        """Dictionary encoding of a string column: distinct values, and an index per request."""
         coded = pc.dictionary_encode(self._column(name).combine_chunks())
         return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), dtype=np.int64)
 
     @cached_property
     def session(self) -> NDArray[np.int64] | None:
-        """The number of each request's session, -1 for one of none; None where there are none."""
+        """The session number of each request, -1 for none; None if there are no sessions."""
         try:
             coded = pc.dictionary_encode(self._column("session").combine_chunks())
         except KeyError:
@@ -130,14 +129,14 @@ class Requests:
         return np.asarray(pc.fill_null(coded.indices, -1).to_numpy(), dtype=np.int64)
 
     def each(self, of: EachRequest) -> Floats:
-        """One value a request, worked out once; NaN for who did not finish."""
+        """One value per request, cached; NaN for unfinished requests."""
         if of not in self._values:
             self._values[of] = np.where(self.are("finished"), of(self), NAN)
         return self._values[of]
 
 
 class StepPart:
-    """Some of the steps, by column."""
+    """A chunk of steps, by column."""
 
     def __init__(self, batch: pa.RecordBatch, block_size: float) -> None:
         self._batch = batch
@@ -148,16 +147,16 @@ class StepPart:
 
     @cached_property
     def seconds(self) -> Floats:
-        """How long each took."""
+        """Duration of each step."""
         return np.asarray(self["end"] - self["start"])
 
 
 def service_over_time(
     requests: Requests, clients: NDArray[np.int64], decode_ends: Floats
 ) -> ServiceOverTime:
-    """What clients got over time; `clients` has the number of each request's.
+    """Service of clients over time; `clients` has the client number of each request.
 
-    Where no step is known, tokens come evenly over time, and all waited for their first ones.
+    Without steps, tokens are spread evenly over time, and requests wait until their first tokens.
     """
     known = len(decode_ends) > 0
     return ServiceOverTime(
@@ -174,28 +173,28 @@ def service_over_time(
 
 
 class Span(NamedTuple):
-    """Some time in which a replica was there, or was dead."""
+    """A period in which a replica was up, or down after a failure."""
 
     begin: float
     end: float
     there: bool
-    """Whether it was; else it had died, and was to come back."""
+    """Whether it was up; otherwise it had failed and was to be restarted."""
     idle_watts: float | None = None
-    """What it draws between steps."""
+    """Power between steps."""
     euros_per_hour: float | None = None
 
 
 @dataclass(frozen=True)
 class RunTables:
-    """A whole run."""
+    """The tables and properties of a whole run."""
 
     requests: Requests
     decode_ends: Sequence[Floats]
-    """When steps in which somebody decoded ended, of each replica."""
+    """Ends of the steps with decodes, of each replica."""
     last_end: float
-    """When the last of all steps did, or the run where none is known."""
+    """End of the last step, or of the run if steps are not known."""
     slots: float
-    """Of all blocks."""
+    """Token slots of all blocks."""
     max_seqs: float
     slo: Slo | None
     flops: float | None
@@ -204,28 +203,28 @@ class RunTables:
     peak_bandwidth: float | None
     reader: Reader
     swapped_peak: int | None
-    """The most blocks that were on the CPU at once; None where none can be."""
+    """Peak number of blocks swapped to the CPU; None without swap space."""
     tiers: Mapping[str, TierUse] | None
-    """What was loaded from and written to each tier below the GPU; None where there is none."""
+    """Traffic of each tier below the GPU; None without tiers."""
     joules: float | None
-    """What all GPUs took in its steps."""
+    """Energy of all GPUs during steps."""
     idle_watts: float | None
-    """What they draw between them."""
+    """Their total power between steps."""
     euros_per_hour: float | None
-    """What they cost, at work or not."""
+    """Their total price, busy or idle."""
     lanes: Lanes | None = None
-    """What each replica did, where there are several."""
+    """Sums per replica, if there are several."""
     spans: Sequence[Span] | None = None
-    """When each was there, where they come and go; None: all were, all the time."""
+    """Periods of up and down time of a dynamic fleet; None: all were up all the time."""
 
     @property
     def servers(self) -> int:
-        """How many replicas there were."""
+        """Number of replicas."""
         return len(self.lanes.facts) if self.lanes is not None else 1
 
     def of_spans(self, value: Callable[[Span], float | None]) -> float | None:
-        """The sum of a value over the seconds of all spans, as far as they lie in the makespan;
-        None where it is not known of one."""
+        """The integral of a value over all spans within the makespan; None if it is not known for
+        one of them."""
         begin = float(self.requests["arrival"].min(initial=inf))
         end, total = begin + self.makespan, 0.0
         for span in self.spans or ():
@@ -237,13 +236,13 @@ class RunTables:
 
     @property
     def server_seconds(self) -> float:
-        """For how long all replicas were there, together."""
+        """Total uptime of all replicas."""
         if self.spans is None:
             return self.makespan * self.servers
         return self.of_spans(lambda span: span.there) or 0.0
 
     def by_replica(self) -> Iterator[tuple[Rows, Floats]]:
-        """Of each replica the requests that left it, and `decode_ends`."""
+        """For each replica, the requests that left the fleet from it, and its `decode_ends`."""
         if len(self.decode_ends) == 1:
             yield np.arange(len(self.requests["arrival"])), self.decode_ends[0]
             return
@@ -253,15 +252,15 @@ class RunTables:
 
     @cached_property
     def _grouped(self) -> tuple[Rows, Rows]:
-        """The requests replica by replica, and where those of each begin."""
+        """The requests sorted by replica, and the start of each replica's."""
         where = self.requests[REPLICA]
         order = np.argsort(where, kind="stable")
         return order, np.searchsorted(where[order], np.arange(len(self.decode_ends) + 1))
 
     @cached_property
     def begun(self) -> Floats:
-        """When each request began to decode where it left: with its first token, or later if that
-        came from elsewhere."""
+        """When each request started to decode on its last replica: at its first token, or at its
+        arrival there after a migration."""
         first = self.requests["first_token"]
         try:
             left, boarded = self.requests["left"], self.requests["boarded"]
@@ -271,7 +270,8 @@ class RunTables:
 
     @cached_property
     def makespan(self) -> float:
-        """First arrival to last finish; to the last step's end, if anybody is unfinished."""
+        """From the first arrival to the last finish, or to the last step's end if any request is
+        unfinished."""
         arrived, finished = self.requests["arrival"], self.requests.are("finished")
         if not len(arrived):
             return NAN
@@ -282,7 +282,7 @@ class RunTables:
 
     @cached_property
     def clients(self) -> list[str]:
-        """Who sent requests, in the order of the table."""
+        """Names of the clients, in the order of the table."""
         return self._numbered[0]
 
     @cached_property
@@ -291,20 +291,20 @@ class RunTables:
 
     @cached_property
     def service(self) -> Floats:
-        """What each request got."""
+        """Service of each request."""
         each = self.requests
         return service_of(each["prompt_tokens"], each.generated, each["first_token"])
 
     @cached_property
     def service_over_time(self) -> ServiceOverTime:
-        """What each of `clients` got over time."""
-        # Whose steps a fleet's request was served in is not asked: its tokens come evenly.
+        """Service of `clients` over time."""
+        # For a fleet, steps are not attributed to requests: tokens are spread evenly over time.
         ends = self.decode_ends[0] if len(self.decode_ends) == 1 else np.empty(0)
         return service_over_time(self.requests, self._numbered[1], ends)
 
     @cached_property
     def qoe(self) -> Floats:
-        """One value a request; NaN for who did not finish."""
+        """One value per request; NaN for unfinished requests."""
         finished = self.requests.are("finished")
         names = ("arrival", "output_tokens", "first_token", "finished")
         found = np.full(len(finished), NAN)
@@ -322,7 +322,7 @@ class RunTables:
 
     @cached_property
     def _decoded(self) -> tuple[Rows, Rows]:
-        """What `decoded` says of each request, in all `decode_ends` one after the other."""
+        """`decoded` of each request, with indices into the concatenated `decode_ends`."""
         begin = np.zeros(len(self.requests["arrival"]), dtype=np.int64)
         steps, before = np.zeros_like(begin), 0
         for rows, ends in self.by_replica():
@@ -334,43 +334,43 @@ class RunTables:
 
     @cached_property
     def token_times(self) -> TokenTimes | None:
-        """When each request's tokens came, where that was seen; None where steps tell."""
+        """Measured arrival times of tokens; None if they follow from the steps."""
         lists = self.requests.lists(TOKEN_TIMES)
         return None if lists is None else TokenTimes(*lists)
 
 
 @dataclass(frozen=True)
 class Served:
-    """Requests of a run that are summed up together: all, or those of one client."""
+    """A group of requests of a run: all, or those of one client."""
 
     run: RunTables
     mask: Mask
-    """Which of the run's requests they are."""
+    """Mask over the run's requests."""
 
     @property
     def requests(self) -> Requests:
-        """All of the run."""
+        """All requests of the run."""
         return self.run.requests
 
     @cached_property
     def finished(self) -> Mask:
-        """Which of all are among them and were served to their end."""
+        """Mask of the finished requests of the group."""
         return self.mask & self.requests.are("finished")
 
     def count(self, state: str) -> int:
-        """How many of them are in a state."""
+        """Number of requests in a state."""
         return int(np.sum(self.mask & self.requests.are(state)))
 
     def total(self, name: str) -> float:
-        """The sum of a column of counts; NaN where they are not known."""
+        """The sum of a column of counts; NaN if not known."""
         total = self.requests[name][self.mask].sum()
         return NAN if np.isnan(total) else int(total)
 
     def per_second(self, count: int) -> float:
-        """A count over the makespan of the whole run, so that the rates of clients add up."""
+        """A count over the makespan of the whole run, so that the clients' rates add up."""
         return ratio(count, self.run.makespan)
 
 
 def ratio(some: float, of: float) -> float:
-    """`some / of`; NaN where there is nothing to divide by."""
+    """`some / of`; NaN if `of` is 0."""
     return some / of if of else NAN

@@ -1,4 +1,4 @@
-"""Blocks between the GPU and the tiers below it: columns of steps, and what they sum up to."""
+"""Block transfers between the GPU and lower memory tiers: step columns and their sums."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pagedsim.core import StepPlan, Tier
 from pagedsim.metrics.steps import REPLICA, Batches
 
 LOADED, WRITTEN = "loaded_", "written_"
-"""What the columns of steps begin with, before the name of a tier."""
+"""Prefixes of the step columns, followed by the name of a tier."""
 
 
 class TierUse(NamedTuple):
-    """What a run did with one tier."""
+    """Traffic of one tier."""
 
     loaded_tokens: int
-    """Tokens that were found there and loaded, not computed."""
+    """Cached tokens that were loaded instead of computed."""
     written_blocks: int
 
 
 class Moved:
-    """What steps moved: one row for each that moved anything, and they are few."""
+    """Block moves of steps; sparse, one row per move."""
 
     def __init__(self) -> None:
         self._steps = array("q")  # which of all
@@ -34,24 +34,24 @@ class Moved:
         self._tiers: Sequence[Tier] = ()
 
     def of(self, tiers: Sequence[Tier]) -> None:
-        """The tiers that there are."""
+        """Set the tiers."""
         self._tiers = tiers
 
     def step(self, number: int, plan: StepPlan) -> None:
-        """Note what a step moves, the `number`th of all."""
+        """Record the moves of step `number`."""
         for source, target in plan.moves:
             self._steps.append(number)
             self._levels.append(target.level or source.level)
             self._loads.append(not target.level)
 
     def undo(self, number: int) -> None:
-        """That step, the last one, moved nothing."""
+        """Remove the moves of step `number`, the last one."""
         while self._steps and self._steps[-1] == number:
             for column in (self._steps, self._levels, self._loads):
                 column.pop()
 
     def columns(self, steps: int) -> dict[str, pa.Array]:
-        """Blocks by step and tier, of so many steps; none where there are no tiers."""
+        """Blocks by tier for each of `steps` steps; empty without tiers."""
         which, levels, loads = map(np.array, (self._steps, self._levels, self._loads))
         found = {}
         for what, loaded in ((LOADED, 1), (WRITTEN, 0)):
@@ -63,7 +63,7 @@ class Moved:
 
 
 def tiers_of(steps: Batches, sizes: Sequence[float]) -> dict[str, TierUse] | None:
-    """What each tier did; None where there are none. `sizes` are those of each replica's blocks."""
+    """Traffic of each tier; None without tiers. `sizes` are the block sizes of the replicas."""
     names = [name.removeprefix(LOADED) for name in steps.schema.names if name.startswith(LOADED)]
     if not names:
         return None

@@ -1,5 +1,4 @@
-"""How memory, batches and hardware were used in a run. These stand among the metrics of
-`definitions.py`, and are explained there."""
+"""Metrics of memory, batches and hardware, included in those of `definitions.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def kv_shared_mean(run: RunTables, shared: float, used: float) -> float:
 
 def _wasted(steps: StepPart) -> tuple[float, ...]:
     used, decodes = steps["used_blocks"], steps["decode_seqs"]
-    # Of a prompt that is not whole it is not recorded how many of its tokens are in memory.
+    # Tokens in memory are not recorded for partially computed prompts.
     known = (decodes > 0) & (decodes == steps["running"]) & (used > 0)
     waste = 1 - steps["decode_context"][known] / (used[known] * float(steps.block_size))
     return steps.seconds[known] @ waste, steps.seconds[known].sum()
@@ -43,8 +42,8 @@ def _wasted(steps: StepPart) -> tuple[float, ...]:
 @USE.whole("KV waste", "share", LESS, sums=_wasted)
 def kv_waste_mean(run: RunTables, waste: float, known: float) -> float:
     """Slots of used blocks that hold no token, as a share, averaged over the time of steps in
-    which all who hold memory decode; not told where requests share blocks, whose slots count for
-    several at once."""
+    which all requests in memory decode; undefined where requests share blocks, whose slots count
+    for several at once."""
     # Blocks are shared where a prefix is found in the cache, or a request has several sequences.
     found, sequences = run.requests["cached_tokens"], run.requests["sequences"]
     return NAN if (found > 0).any() or (sequences > 1).any() else ratio(waste, known)

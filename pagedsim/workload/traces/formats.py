@@ -148,9 +148,9 @@ def names_blocks(value: Any) -> bool:
 class Mooncake(JsonLines):
     """Mooncake: JSON Lines of timestamp (ms), input_length, output_length and hash_ids.
 
-    https://github.com/kvcache-ai/Mooncake (FAST25-release), Apache-2.0. A hash id
-    identifies a block of 512 prompt tokens and everything before it, so equal leading ids are a shared prefix. Times
-    are kept as they are, in seconds.
+    https://github.com/kvcache-ai/Mooncake (FAST25-release), Apache-2.0. A hash id identifies a
+    block of 512 prompt tokens and everything before it, so equal leading ids are a shared prefix.
+    Times are kept as they are, in seconds.
     """
 
     name = "mooncake"
