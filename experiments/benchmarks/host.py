@@ -238,7 +238,7 @@ def batch_with_long(model: LoadedModel, running: int, blocks: int, steps: int) -
         long = blocks and number == running - 1
         length = longest - steps - 32 if long else PROMPT + number % BLOCK
         engine.add_request(number, [7] * length, params)
-    while engine.scheduler.clock.riders < running:
+    while engine.scheduler.clock.requests < running:
         engine.step()
     return engine
 

@@ -222,7 +222,7 @@ def crowded(policy: Policy, crowd: Crowd, spare: int, prefix: bool) -> Scheduler
         scheduler.commit(scheduler.plan(now), now + STEP_SECONDS)
         now += 0.5
     scheduler.commit(scheduler.plan(now), now + STEP_SECONDS)
-    assert scheduler.clock.riders == crowd.running, f"{policy}: not all requests run"
+    assert scheduler.clock.requests == crowd.running, f"{policy}: not all requests run"
     for index in range(crowd.waiting):
         prompt = BLOCK * (free + index * 7919 % free) if spare else prompts[0] + index % 128
         arrival = now + 10.0 * index / crowd.waiting

@@ -285,7 +285,7 @@ class Bench:
         for number in range(size.batch):
             prompt = [rng.randrange(size.shape.vocab) for _ in range(size.context - ahead)]
             engine.add_request(number, prompt, params)
-        while engine.scheduler.clock.riders < size.batch:
+        while engine.scheduler.clock.requests < size.batch:
             engine.step()
         return engine
 

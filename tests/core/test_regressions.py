@@ -216,7 +216,7 @@ def test_one_step_ranks_each_waiting_request_a_few_times_at_most() -> None:
     assert policy.asked <= 3 * 40
 
 
-def test_telling_tokens_late_leaves_the_riders_calendars_true() -> None:
+def test_telling_tokens_late_leaves_the_calendars_true() -> None:
     """A decodes without reported tokens, b's prefill with: a's need changes, or it is refused."""
     scheduler = make_scheduler(memory=make_memory("prefix", blocks=32, block_size=4))
     scheduler.add(Request("a", range(5)), now=0.0)
