@@ -70,7 +70,7 @@ def _message(where: str, message: Any) -> dict[str, Any]:
 
 
 def _text(where: str, content: Any) -> str:
-    """What a message says; it may be cut into parts."""
+    """The text of a message's content, which may be a list of text parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):

@@ -8,17 +8,17 @@ from pagedsim.core import Request, Scheduler, StepPlan
 
 
 class Observer(Protocol):
-    """Who is told of every step and of every request that leaves; a Recorder of metrics is one."""
+    """Receives every step and every departure; a metrics Recorder is one."""
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was planned or carried out; called before the scheduler is told of it."""
+        """A step was planned or executed; called before it is committed to the scheduler."""
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected."""
 
 
 class Observers:
-    """Tells each of them."""
+    """Forwards to several observers."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers

@@ -110,7 +110,7 @@ class Metrics:
     # -- as an observer --------------------------------------------------------------------------
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was planned or carried out; called before the scheduler is told of it."""
+        """A step was planned or executed; called before it is committed to the scheduler."""
         self._longest = scheduler.max_model_len
         if plan.decode_count:
             self._between(plan.decode_count, end)

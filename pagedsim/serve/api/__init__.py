@@ -1,1 +1,1 @@
-"""What the server says over HTTP."""
+"""The HTTP API: paths, schemas, validation, and streaming."""

@@ -1,4 +1,4 @@
-"""The application: every path that the server answers."""
+"""The FastAPI application: routes, authentication, and error handlers."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def make_app(
 ) -> FastAPI:
     """The server's application over an engine, whose observer `metrics` must be.
 
-    With an `api_key`, clients must present it wherever they ask for tokens or for the model.
-    `hosts` are the names under which it may be addressed beside addresses and localhost; None: any.
+    With an `api_key`, all paths that generate tokens or describe the model require it. `hosts` are
+    the accepted Host names besides IP addresses and localhost; None accepts any.
     """
     app = FastAPI(
         title="pagedsim",
         version=pagedsim.__version__,
-        docs_url=None,  # they would load scripts from elsewhere
+        docs_url=None,  # these pages load scripts from a CDN
         redoc_url=None,
         responses=REFUSALS,
     )
@@ -109,7 +109,7 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Respon
 
 
 def _guard(api_key: str | None) -> Callable[..., Awaitable[None]]:
-    """What lets in who has the key."""
+    """A dependency that checks the API key."""
 
     async def check(
         given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
@@ -129,11 +129,11 @@ def _add_open(app: FastAPI, engine: AsyncLLMEngine) -> None:
     """The paths that need no key."""
 
     async def health() -> Response:
-        """Whether a request would be served."""
+        """200 if requests are accepted, else 503."""
         return Response(status_code=200 if engine.healthy else 503)
 
     async def version() -> Response:
-        """Of this server."""
+        """The server's version."""
         return JSONResponse({"version": pagedsim.__version__})
 
     for path, answer in (("/health", health), ("/ping", health), ("/version", version)):
@@ -142,13 +142,13 @@ def _add_open(app: FastAPI, engine: AsyncLLMEngine) -> None:
 
 def _add_metrics(app: FastAPI, registry: CollectorRegistry) -> None:
     async def metrics() -> Response:
-        """For Prometheus, under vLLM's names."""
+        """Prometheus metrics under vLLM's names."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     _readable(app, "/metrics", metrics)
 
 
 def _readable(app: FastAPI, path: str, answer: Callable[[], Awaitable[Response]]) -> None:
-    """For GET, and for HEAD, by which some clients look whether it is there."""
+    """Add GET, and HEAD, which some clients use as a liveness check."""
     app.add_api_route(path, answer, methods=["GET"], response_class=Response)
     app.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)

@@ -22,7 +22,11 @@ MOST_CONTAINERS = 2**16
 
 
 def refuse_many(body: bytes) -> None:
-    """Raise APIError for JSON of more values than any request has."""
+    """Raise APIError for JSON with more values than the limits; counted without parsing.
+
+    A parser holds the GIL until it ends. Numbers cost it least, objects and lists most, so each
+    kind has its own limit.
+    """
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     _bound("texts", bare.count(b'"') // 2, MOST_TEXTS)
     outside = b"".join(bare.split(b'"')[::2])
@@ -55,7 +59,7 @@ _BOUNDS = {
     "less_than": ("below", "lt"),
 }
 _LONG = 32768
-"""Bytes of a body from which it is read in a thread, one after another, beside the event loop."""
+"""Bodies of at least so many bytes are parsed in a worker thread, not on the event loop."""
 _MOST_FIELDS = 256
 _LONGEST_NAME = 80
 
@@ -63,7 +67,7 @@ _THREAD = ThreadPoolExecutor(1, "body")
 
 
 async def read(request: Request, kind: type[M], most: int) -> M:
-    """The request's fields; raises APIError for what is too large or wrong."""
+    """Read and validate a request body; raises APIError if it is too large or invalid."""
     body = await _bytes(request, most)
     if len(body) < _LONG:
         return fields_of(body, kind)
@@ -71,7 +75,7 @@ async def read(request: Request, kind: type[M], most: int) -> M:
 
 
 async def _bytes(request: Request, most: int) -> bytes:
-    """The body, of which no more is read than is allowed."""
+    """Read the body up to the size limit."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
         raise _too_large(most)
@@ -89,7 +93,7 @@ def _too_large(most: int) -> APIError:
 
 
 def fields_of(body: bytes, kind: type[M]) -> M:
-    """What a body says; a field that is null counts as left out."""
+    """Validate a body; a null field counts as absent."""
     refuse_many(body)
     try:
         plain = from_json(body, allow_inf_nan=False)
@@ -110,13 +114,13 @@ def fields_of(body: bytes, kind: type[M]) -> M:
 
 
 def _refused(error: ErrorDetails, kind: type[BaseModel]) -> BadRequest:
-    """The first thing that is wrong, in one line."""
+    """The first validation error, in one line."""
     where, what = _place(error["loc"]), error["type"]
     if what == "extra_forbidden":
         return BadRequest(_unknown(where, kind))
     if what == "missing":
         return BadRequest(f"{where}: must be given")
-    if what == "value_error":  # of a check of ours, which names the place
+    if what == "value_error":raised in validation.py; it names the field
         return BadRequest(str(error["ctx"]["error"]))
     return BadRequest(f"{where}={excerpt(error['input'])}: must be {_allowed(what, error)}")
 

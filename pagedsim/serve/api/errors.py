@@ -1,4 +1,4 @@
-"""What is wrong, as clients of OpenAI's are told: a status, and one line that says where."""
+"""Errors in OpenAI's format: a status, and one line that names the field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagedsim.engine.output import RequestOutput
 from pagedsim.serve.async_engine import Closing, EngineDead, Overloaded
 
 LONGEST = 400
-"""Characters of a message; what clients send is not sent back to them in full."""
+"""Characters of an error message; long client input is truncated."""
 
 _TYPES = {
     403: "permission_error",
@@ -30,7 +30,7 @@ _PLACE = re.compile(r"^([a-z_]+)[\w.\[\]]*(?:[=:]| of )")
 
 
 class APIError(Exception):
-    """A request that is not answered, and why."""
+    """An error response in OpenAI's format."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None
@@ -38,18 +38,18 @@ class APIError(Exception):
         super().__init__(message)
         self.status, self.param, self.code = status, param, code or _CODES.get(status)
         self.retry_after: int | None = None
-        """Seconds after which it is worth another try."""
+        """Seconds for the Retry-After header."""
 
     @property
     def plain(self) -> dict[str, Any]:
-        """What the client reads."""
+        """The JSON body."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         message = brief(str(self))
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def response(self) -> Response:
-        """The same as an answer of HTTP's."""
+        """The HTTP response."""
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
@@ -61,7 +61,7 @@ class APIError(Exception):
 
 
 class BadRequest(APIError):
-    """A request that cannot be understood or served; `text` begins with the place."""
+    """An invalid request (400); `text` begins with the name of the field."""
 
     def __init__(self, text: str) -> None:
         place = _PLACE.match(text[:LONGEST])
@@ -75,7 +75,7 @@ def brief(text: str) -> str:
 
 
 def problem_of(error: PagedsimError) -> APIError:
-    """What an error of ours is to a client."""
+    """Translate a PagedsimError into an APIError."""
     if isinstance(error, RequestError):
         return BadRequest(_NAMED.sub("", str(error)).replace("None", "null"))
     if isinstance(error, Overloaded):
@@ -86,7 +86,7 @@ def problem_of(error: PagedsimError) -> APIError:
 
 
 def refuse_lost(output: RequestOutput) -> None:
-    """Raise APIError for a request that ended before its answer did."""
+    """Raise APIError for a request that ended without completing."""
     if not output.finished:
         return
     for one in output.outputs:
@@ -105,19 +105,19 @@ def _lost(reason: str | None) -> NoReturn:
 
 
 async def answer_problem(request: Request, problem: Exception) -> Response:
-    """A handler of FastAPI's."""
+    """Exception handler: APIError."""
     assert isinstance(problem, APIError)
     return problem.response
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """A handler of FastAPI's, for errors of ours that nobody has translated."""
+    """Exception handler: PagedsimError that was not translated earlier."""
     assert isinstance(error, PagedsimError)
     return problem_of(error).response
 
 
 async def answer_http(request: Request, error: Exception) -> Response:
-    """A handler of FastAPI's, for paths and methods that are not there."""
+    """Exception handler: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     words = {404: "no such path", 405: "no such method of this path"}
@@ -128,7 +128,7 @@ async def answer_http(request: Request, error: Exception) -> Response:
 
 
 async def answer_invalid(request: Request, error: Exception) -> Response:
-    """A handler of FastAPI's, for parts of an address that cannot be."""
+    """Exception handler: invalid path or query parameters."""
     assert isinstance(error, RequestValidationError)
     (first, *_) = error.errors()
     place = ".".join(map(str, first["loc"]))
@@ -136,10 +136,10 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
 
 
 async def answer_gone(request: Request, error: Exception) -> Response:
-    """A handler of FastAPI's, for a client that went before it had said all; nobody reads it."""
+    """Exception handler: the client disconnected while sending its request."""
     return Response(status_code=499)
 
 
 async def answer_fault(request: Request, error: Exception) -> Response:
-    """A handler of FastAPI's, for a fault of ours; what it was is in the server's log."""
+    """Exception handler: internal errors; details are in the server's log."""
     return APIError(500, f"an error of the server's: {type(error).__name__}").response

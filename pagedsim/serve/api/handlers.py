@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Fields)
 
 @dataclass(frozen=True)
 class Handlers:
-    """Takes requests for one model."""
+    """Request handlers for one model."""
 
     engine: AsyncLLMEngine
     model: str
@@ -46,17 +46,17 @@ class Handlers:
     max_body: int
     results: Results
     defaults: Mapping[str, Any]
-    """Of sampling, where a request says nothing."""
+    """Sampling defaults of the model."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def read(self, request: Request, kind: type[F]) -> F:
-        """A request's fields, for the model that is served."""
+        """Read a request's fields and check its model name."""
         fields = await read(request, kind, self.max_body)
         self.check_model(fields.model)
         return fields
 
     def check_model(self, name: str | None) -> None:
-        """Raise APIError for another model than the one that is served."""
+        """Raise APIError if `name` is not the served model."""
         if name not in (None, self.model):
             raise APIError(
                 404,
@@ -66,7 +66,7 @@ class Handlers:
             )
 
     async def complete(self, request: Request) -> Response:
-        """Prompts go on."""
+        """`POST /v1/completions`."""
         fields = await self.read(request, CompletionRequest)
         refuse_misfits(fields)
         prompts = await self._tokens(fields.prompt)
@@ -78,7 +78,7 @@ class Handlers:
         return await self._answer(request, asked, reply)
 
     async def chat(self, request: Request) -> Response:
-        """The next message of a conversation."""
+        """`POST /v1/chat/completions`."""
         fields = await self.read(request, ChatRequest)
         if fields.top_logprobs and not fields.logprobs:
             raise BadRequest(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
@@ -89,7 +89,7 @@ class Handlers:
         return await self._answer(request, asked, reply)
 
     async def generate(self, request: Request) -> Response:
-        """An answer that is asked for later."""
+        """`POST /generate`: start a request whose result is fetched later."""
         fields = await self.read(request, GenerateRequest)
         if len(fields.prompt) != 1:
             raise BadRequest(f"prompt: {len(fields.prompt)} prompts: must be one")
@@ -103,7 +103,7 @@ class Handlers:
         return self._fitting(await self.words.tokens(prompts))
 
     def _fitting(self, prompts: list[list[int]]) -> list[list[int]]:
-        """The prompts, none of which is beyond the model, before any of them is begun."""
+        """Check all prompts against max_model_len before any of them is queued."""
         if (longest := max(map(len, prompts))) > self.max_model_len:
             raise BadRequest(f"prompt of {longest} tokens: max_model_len is {self.max_model_len}")
         return prompts
@@ -115,7 +115,7 @@ class Handlers:
         fields: CompletionRequest | ChatRequest | GenerateRequest,
         request: Request,
     ) -> ParsedRequest:
-        """What is asked of the engine; it arrived when its headers did, before it was read."""
+        """Build the engine request; its arrival is the time of its headers, before the body."""
         fields.fill(self.defaults, max(self.max_model_len - max(map(len, prompts)), 1))
         labels = {**fields.labels, "arrival": request.scope[ARRIVAL]}
         return ParsedRequest(_name(kind, fields, request), prompts, fields.asked(), labels)
@@ -137,11 +137,11 @@ class Handlers:
             with asked.opened(self.engine, stream=False) as streams:
                 outputs = await whole(streams)
             return JSONResponse(reply.whole(outputs))
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)client disconnected
 
 
 def _name(kind: str, fields: Sampling, request: Request) -> str:
-    """A request's id: the client's own, if it has one."""
+    """A request's id: the client's field or x-request-id header, else generated."""
     if fields.request_id is not None:
         return fields.request_id
     header = request.headers.get("x-request-id", "")
@@ -149,11 +149,11 @@ def _name(kind: str, fields: Sampling, request: Request) -> str:
 
 
 PIECE = 65536
-"""Values that are written as JSON at once; nothing else of Python runs meanwhile."""
+"""Values serialised per call: json.dumps holds the GIL."""
 
 
 def add_models(router: APIRouter, front: Handlers) -> None:
-    """Add the paths that compute nothing."""
+    """Add the paths that generate no tokens: models, results, tokenisation."""
 
     def model() -> dict[str, Any]:
         return {
@@ -168,23 +168,23 @@ def add_models(router: APIRouter, front: Handlers) -> None:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The model that is served."""
+        """List the served model."""
         return {"object": "list", "data": [model()]}
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        """The same, by its name."""
+        """The served model, by name."""
         front.check_model(name)
         return model()
 
     @router.get("/result/{name}")
     async def result(name: str) -> dict[str, Any]:
-        """What there is of a request that was sent to /generate."""
+        """State and output of a request sent to /generate."""
         return front.results.find(name).plain
 
     @router.post("/tokenize", openapi_extra=body(TokenizeRequest), response_class=JSONResponse)
     async def tokenize(request: Request) -> Response:
-        """The tokens of a prompt, or of a conversation as the model reads it."""
+        """The tokens of a prompt, or of a conversation under the chat template."""
         fields = await front.read(request, TokenizeRequest)
         if (fields.prompt is None) is (fields.messages is None):
             raise BadRequest("prompt: must be given, or messages in its place")
@@ -204,14 +204,14 @@ def add_models(router: APIRouter, front: Handlers) -> None:
 
 
 def _tokens(front: Handlers, ids: Sequence[int], with_texts: bool) -> str:
-    """What /tokenize answers, with the text of each token where that is asked."""
+    """The body of a /tokenize response, optionally with the text of each token."""
     texts = _listed([front.words.token(one) for one in ids]) if with_texts else "null"
     about = f'"count":{len(ids)},"max_model_len":{front.max_model_len}'
     return f'{{{about},"tokens":{_listed(ids)},"token_strs":{texts}}}'
 
 
 def _listed(values: Sequence[int | str]) -> str:
-    """Values as JSON, piece by piece."""
+    """A JSON list, serialised in pieces of PIECE values."""
     pieces = [
         json.dumps(values[at : at + PIECE], separators=(",", ":"))[1:-1]
         for at in range(0, len(values), PIECE)

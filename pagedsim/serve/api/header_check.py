@@ -1,4 +1,4 @@
-"""What no request passes that a page of another site makes a browser send; and when it arrived."""
+"""Middleware: cross-site request protection by headers, and the time of arrival."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pagedsim.serve.api.errors import APIError
 
 ARRIVAL = "pagedsim.arrival"
-"""Where a scope has the engine's time at which the request arrived, before its body was read."""
+"""Scope key of the arrival time on the engine's clock, taken before the body is read."""
 
 
 class HeaderCheck:
-    """Middleware that refuses requests by their headers, before anything of a body is read.
+    """Refuse requests by their headers, before the body is read.
 
-    - Host: a name of this server. Otherwise the page of a site whose name was made to resolve to
-      this machine (DNS rebinding) could read what the server answers.
-    - Origin: the server's own page, where a browser says which page asks.
-    - Content-Type: JSON, where one is given. Browsers send others to any site without asking it.
+    - Host: must be a name of this server (against DNS rebinding).
+    - Origin, if sent: must be the server's own page.
+    - Content-Type, if sent: must be JSON; browsers send other types cross-site without preflight.
     """
 
     def __init__(
         self, app: ASGIApp, *, now: Callable[[], float], hosts: Iterable[str] | None = None
     ) -> None:
-        """`hosts` are the names that are accepted beside addresses and localhost; None: any."""
+        """`hosts`: accepted names besides IP addresses and localhost; None accepts any."""
         self._app, self._now = app, now
         self._hosts = None if hosts is None else {_plain(host) for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer what is wrong with it."""
+        """Forward the request, or respond with the error."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         scope[ARRIVAL] = self._now()
@@ -61,7 +60,7 @@ class HeaderCheck:
         return name == "localhost" or name.endswith(".localhost") or _is_address(name)
 
     def _same(self, origin: str, host: str) -> bool:
-        """Whether a page is this server's own, or of a host that it was given by name."""
+        """Whether `origin` is this server, or one of `hosts`."""
         try:
             site = urlsplit(origin)
             where = _plain(site.netloc)
@@ -89,7 +88,7 @@ def _name(host: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Whether it is an IP address, which nobody's DNS decides."""
+    """Whether it is an IP address, which DNS cannot rebind."""
     try:
         ip_address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The live page: `GET /`, its files under `/page/`, and what it shows as events of `GET /live`."""
+"""The live page: `GET /`, its files under `/page/`, and snapshots as events of `GET /live`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pagedsim.serve.snapshot import encode, snapshot
 EVERY = 0.1
 """Seconds between two snapshots, at least."""
 MOST_WATCHED = 8
-"""Of how many requests one viewer may ask for everything."""
+"""Requests per viewer whose full state is included."""
 
 _KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-# The page asks this server alone; `img-src data:` is its icon.
+# The page loads from this server only; `img-src data:` is its icon.
 _POLICY = "default-src 'self'; img-src 'self' data:"
 
 T = TypeVar("T")
@@ -35,23 +35,23 @@ WatchedIds = Annotated[list[str], Query(max_length=MOST_WATCHED)]
 
 
 class EngineQueries(Protocol):
-    """Who answers questions about an engine between two of its steps: `AsyncLLMEngine`."""
+    """Runs queries on an engine between two of its steps: `AsyncLLMEngine`."""
 
     @property
     def lag(self) -> float:
-        """Seconds by which outputs are passed on too late."""
+        """Seconds by which outputs are delivered late."""
 
     async def ask(self, question: Callable[[Backend], T]) -> T:
-        """What `question` answers of the engine."""
+        """The result of `question`, called with the engine."""
 
 
 class Live:
-    """Makes snapshots while anybody looks, the same for all; who is slow gets the newest only."""
+    """Takes snapshots while there are viewers; all share them, and a slow viewer skips some."""
 
     def __init__(
         self, engine: EngineQueries, tally: RollingStats, about: Mapping[str, Any]
     ) -> None:
-        """`about` says what the server is, in every snapshot: `model`, `backend`, `policy`."""
+        """`about` is added to every snapshot: `model`, `backend`, `policy`."""
         self._engine, self._tally, self._about = engine, tally, dict(about)
         self._watched: Counter[str] = Counter()
         self._viewers = 0
@@ -63,16 +63,16 @@ class Live:
 
     @property
     def viewers(self) -> int:
-        """How many look."""
+        """Number of connected viewers."""
         return self._viewers
 
     @property
     def made(self) -> int:
-        """Snapshots made so far."""
+        """Number of snapshots taken."""
         return self._number
 
     async def look(self, watched: list[str]) -> AsyncGenerator[str, None]:
-        """Snapshots as server-sent events, until the viewer goes or the server closes."""
+        """Stream snapshots as server-sent events until the viewer disconnects or `close`."""
         self._watched.update(watched)
         self._viewers += 1
         seen = self._number
@@ -90,7 +90,7 @@ class Live:
             self._watched = +(self._watched - Counter(watched))
 
     def close(self) -> None:
-        """Nobody looks any more; a server that shuts down waits for its streams to end."""
+        """End all viewers' streams, for which the server's shutdown waits."""
         self._closed = True
         self._tell()
 
@@ -113,7 +113,7 @@ class Live:
         return await asyncio.to_thread(encode, self._about | late | plain)
 
     async def _next(self) -> None:
-        """Until there is a new snapshot."""
+        """Wait for the next snapshot."""
         if self._news is None:
             self._news = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._news)
@@ -128,9 +128,9 @@ class Live:
 def add_live(
     app: FastAPI, engine: EngineQueries, tally: RollingStats, about: Mapping[str, Any]
 ) -> Live:
-    """Put the page into an app. `Live.close` is to be called before the app shuts down.
+    """Add the live page to an app. Call `Live.close` before the app shuts down.
 
-    `tally` must be the observer of the engine's steps.
+    `tally` must observe the engine's steps.
     """
     live = Live(engine, tally, about)
     pages = {

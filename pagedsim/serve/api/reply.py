@@ -15,11 +15,11 @@ from pagedsim.serve.api.schema import ChatRequest, Choices, CompletionRequest
 from pagedsim.serve.api.tokenise import AsyncTokenizer
 
 LEAST = -9999.0
-"""In the place of minus infinity, which JSON has not."""
+"""Substitute for -inf, which JSON cannot represent."""
 
 
 def of_texts(output: CompletionOutput, words: AsyncTokenizer, offset: int) -> dict[str, Any]:
-    """As completions have them; the text begins `offset` characters into the answer."""
+    """Logprobs in the completions format; the text starts at `offset` of the answer."""
     tokens: list[str] = []
     offsets: list[int] = []
     logprobs: list[float] = []
@@ -41,7 +41,7 @@ def of_texts(output: CompletionOutput, words: AsyncTokenizer, offset: int) -> di
 
 
 def of_messages(output: CompletionOutput, words: AsyncTokenizer, most: int) -> dict[str, Any]:
-    """As chats have them, with the `most` probable tokens."""
+    """Logprobs in the chat format, with the `most` top tokens."""
     content = []
     for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
         best = [(other, one) for other, one in sorted(known.items(), key=_rank) if one.rank <= most]
@@ -64,15 +64,15 @@ def _number(known: Logprob) -> float:
 
 
 _TEXT, _COMPLETION, _TOTAL = "\0", "\1", "\2"
-"""Where a chunk's text and numbers stand while its frame is made."""
+"""Placeholders for a chunk's text and numbers in its frame."""
 
 
 DONE = "data: [DONE]\n\n"
-"""The end of every stream, of one that failed, too."""
+"""Terminates every stream, also after an error."""
 
 
 class Usage:
-    """How many tokens a request has had so far."""
+    """Token usage of a request."""
 
     __slots__ = ("cached", "completion", "prompt")
 
@@ -81,13 +81,13 @@ class Usage:
         self.completion = self.cached = 0
 
     def add(self, output: RequestOutput) -> None:
-        """Count a whole answer."""
+        """Count a complete output."""
         self.completion += sum(len(one.token_ids) for one in output.outputs)
         self.cached += output.metrics.cached_tokens
 
     @property
     def plain(self) -> dict[str, Any]:
-        """In OpenAI's words."""
+        """In OpenAI's format."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -97,7 +97,7 @@ class Usage:
 
 
 class Frame(NamedTuple):
-    """A chunk around its text; with `numbers`, its end has room for two."""
+    """A pre-serialised chunk around its text; with `numbers`, `behind` has two usage fields."""
 
     before: str
     behind: str
@@ -105,7 +105,7 @@ class Frame(NamedTuple):
 
 
 class Reply(ABC):
-    """One request's answer, for any number of prompts with `n` choices each."""
+    """The response to one request, for any number of prompts with `n` choices each."""
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
@@ -121,7 +121,7 @@ class Reply(ABC):
         self.fields, self.prompts, self.words = fields, prompts, words
         self.usage = Usage(sum(map(len, prompts)))
         self.echoes = [""] * len(prompts)
-        """What each choice of a prompt begins with."""
+        """Text that each choice of a prompt begins with (`echo`)."""
         self._head = {"id": name, "created": int(time.time()), "model": model}
         self._frames: dict[int, Frame] = {}
         self._offsets: dict[int, int] = {}
@@ -130,24 +130,24 @@ class Reply(ABC):
     @property
     @abstractmethod
     def scored(self) -> bool:
-        """Whether log-probabilities are asked for."""
+        """Whether logprobs were requested."""
 
     @abstractmethod
     def choice(self, output: CompletionOutput, text: str, scores: Any) -> dict[str, Any]:
-        """A finished choice, without its index and what all have in common."""
+        """A complete choice, without the fields common to all formats."""
 
     @abstractmethod
     def piece(self, text: str, first: bool, scores: Any) -> dict[str, Any]:
-        """What is new of a choice."""
+        """The delta of a choice."""
 
     @abstractmethod
     def scores(self, output: CompletionOutput, offset: int) -> Any:
-        """Its log-probabilities; `offset` characters came before it."""
+        """Logprobs of an output that starts at character `offset`."""
 
     # -- whole -----------------------------------------------------------------------------------
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The answer, of an output for each prompt."""
+        """The complete response, from one output per prompt."""
         choices = []
         for place, output in enumerate(outputs):
             self.usage.add(output)
@@ -171,7 +171,7 @@ class Reply(ABC):
     # -- in chunks -------------------------------------------------------------------------------
 
     def events(self, place: int, outputs: Sequence[RequestOutput]) -> bytes:
-        """What is new for a prompt, each step of it an event of its own."""
+        """New outputs of a prompt as events, one per step and choice."""
         usage, frames, plain = self.usage, self._frames, self._plain
         base = place * self.fields.n
         told: list[str] = []
@@ -210,7 +210,7 @@ class Reply(ABC):
         return event(self._chunk([choice], self.usage.plain if self.fields.keeps_telling else None))
 
     def last(self) -> bytes:
-        """What a stream ends with."""
+        """The final events of a stream."""
         end = DONE
         if self.fields.tells_usage:
             end = event(self._chunk([], self.usage.plain)) + end
@@ -221,7 +221,7 @@ class Reply(ABC):
         return {**chunk, "usage": usage} if self.fields.tells_usage else chunk
 
     def _frame(self, index: int) -> Frame:
-        """The chunk of a choice that goes on, around its text."""
+        """The frame of a choice's intermediate chunks."""
         numbers = self.fields.keeps_telling
         usage = {
             "prompt_tokens": self.usage.prompt,
@@ -249,7 +249,7 @@ class Reply(ABC):
         return {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
 
     def _ids(self, place: int, output: CompletionOutput, first: bool) -> dict[str, Any]:
-        """The tokens behind a text, for who wants them; and at first, those of the prompt."""
+        """Token ids if requested, in the first chunk with those of the prompt."""
         if not self.fields.return_token_ids:
             return {}
         prompt = {"prompt_token_ids": list(self.prompts[place])} if first else {}
@@ -262,7 +262,7 @@ def event(plain: object) -> str:
 
 
 class ChatReply(Reply):
-    """Choices that are messages."""
+    """Responses of `POST /v1/chat/completions`."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     fields: ChatRequest
@@ -285,13 +285,13 @@ class ChatReply(Reply):
 
 
 class CompletionReply(Reply):
-    """Choices that are texts."""
+    """Responses of `POST /v1/completions`."""
 
     kind = chunk_kind = "text_completion"
     fields: CompletionRequest
 
     async def echo(self) -> None:
-        """Have every choice begin with its prompt."""
+        """Prepend its prompt to every choice."""
         given = self.fields.prompt
         self.echoes = [
             one if isinstance(one, str) else await self.words.long_text(one) for one in given
@@ -312,7 +312,7 @@ class CompletionReply(Reply):
 
 
 def refuse_misfits(fields: CompletionRequest) -> None:
-    """Raise BadRequest for settings that do not go together."""
+    """Raise BadRequest for incompatible settings."""
     if fields.stream and (fields.best_of or 0) > fields.n:
         raise BadRequest(f"best_of={fields.best_of}: with stream, must be n={fields.n}")
     if fields.echo and fields.logprobs is not None:

@@ -1,4 +1,4 @@
-"""Answers of requests that nobody waits for: `POST /generate`, `GET /result/{id}`."""
+"""Background requests: `POST /generate`, `GET /result/{id}`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.stream import Stream
 
 KEPT = 256
-"""Of so many requests that have ended, the last ones, the answer can be had."""
+"""Number of finished requests whose results are kept."""
 
 
 class Result:
-    """What there is of one request."""
+    """State and output of one background request."""
 
     def __init__(self, name: str) -> None:
         self.name, self.state = name, "queued"
@@ -26,7 +26,7 @@ class Result:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """What its client reads."""
+        """The JSON body."""
         return {
             "request_id": self.name,
             "state": self.state,
@@ -38,7 +38,7 @@ class Result:
 
 
 class Results:
-    """Follows requests in the background."""
+    """Runs requests in the background and keeps their results."""
 
     def __init__(self, engine: AsyncLLMEngine) -> None:
         self._engine = engine
@@ -46,7 +46,7 @@ class Results:
         self._ended: dict[str, Result] = {}  # the oldest first
 
     def start(self, asked: ParsedRequest) -> None:
-        """Have a request of one prompt answered."""
+        """Start a request with one prompt."""
         if asked.name in self._going:
             text = f"request_id={asked.name!r}: is already here; ids must be unique"
             raise APIError(400, text, "request_id")
@@ -59,7 +59,7 @@ class Results:
             self._going[asked.name] = result, asyncio.create_task(follower)
 
     def find(self, name: str) -> Result:
-        """A request that goes on, or is among the last that ended."""
+        """A running request, or one of the last that finished."""
         if name in self._going:
             return self._going[name][0]
         if name not in self._ended:

@@ -59,7 +59,7 @@ def _also_neutral(schema: dict[str, Any]) -> None:
 
 
 class Fields(BaseModel):
-    """Nothing but these fields, of just these types."""
+    """Base of request schemas: strict types, no extra fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -67,7 +67,7 @@ class Fields(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside the text."""
+    """OpenAI's `stream_options`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -77,7 +77,7 @@ class StreamOptions(BaseModel):
 
 
 class Sampling(Fields):
-    """What all requests for tokens have in common."""
+    """Sampling and scheduling fields of all generation requests."""
 
     model_config = ConfigDict(json_schema_extra=_also_neutral)
 
@@ -96,19 +96,19 @@ class Sampling(Fields):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     user: Annotated[str, Field(max_length=256)] = ""
-    """The client, to policies that are fair to clients."""
+    """The client's name, for fairness policies."""
     priority: Annotated[float, Field(ge=-1e9, le=1e9)] = 0.0
     """The smaller the more urgent."""
     deadline: Annotated[float, Field(ge=0, le=LONGEST_WAIT)] | None = None
-    """Seconds until the answer is due, to policies that go by that."""
+    """Seconds until the answer is due, for deadline policies."""
     timeout: Annotated[float, Field(gt=0, le=LONGEST_WAIT)] | None = None
-    """Seconds after which the request is given up."""
+    """Seconds after which the request is aborted."""
     request_id: Name | None = None
 
     def fill(self, defaults: Mapping[str, Any], most: int) -> None:
-        """Take what the model has by default for fields that were not given.
+        """Apply the model's sampling defaults to absent fields.
 
-        `most` tokens can be answered. A bound that a path has of its own stays.
+        At most `most` tokens can be generated. A path's own default of max_tokens has precedence.
         """
         for name, value in defaults.items():
             if name == "max_tokens":
@@ -117,7 +117,7 @@ class Sampling(Fields):
                 setattr(self, name, value)
 
     def params(self, **more: Any) -> SamplingParams:
-        """For the engine; raises RequestError for values that cannot be."""
+        """SamplingParams for the engine; raises RequestError for invalid values."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
@@ -138,12 +138,12 @@ class Sampling(Fields):
 
     @property
     def bound(self) -> str:
-        """The field that says how many tokens there may be."""
+        """The field that sets the maximum number of output tokens."""
         return "max_tokens"
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What policies see, and how long it may take."""
+        """Scheduling labels for policies, and the timeout."""
         return {
             "priority": self.priority,
             "client": self.user,
@@ -153,7 +153,7 @@ class Sampling(Fields):
 
 
 class Choices(Sampling):
-    """Requests that are answered with choices, at once or as they grow."""
+    """Requests answered with choices, whole or streamed."""
 
     n: Whole = 1
     stream: bool = False
@@ -162,12 +162,12 @@ class Choices(Sampling):
 
     @property
     def tells_usage(self) -> bool:
-        """Whether a stream says at its end how many tokens there were."""
+        """Whether a stream ends with its token usage."""
         return bool(self.stream_options.include_usage)
 
     @property
     def keeps_telling(self) -> bool:
-        """Whether each of its chunks does."""
+        """Whether every chunk includes the token usage."""
         return self.tells_usage and bool(self.stream_options.continuous_usage_stats)
 
 
@@ -181,7 +181,7 @@ class CompletionRequest(Choices):
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     def asked(self) -> SamplingParams:
-        """For the engine."""
+        """SamplingParams for the engine."""
         return self.params(n=self.n, best_of=self.best_of, logprobs=self.logprobs)
 
 
@@ -198,7 +198,7 @@ class ChatRequest(Choices):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def asked(self) -> SamplingParams:
-        """For the engine."""
+        """SamplingParams for the engine."""
         if self.max_completion_tokens is not None:
             self.max_tokens = self.max_completion_tokens
         return self.params(n=self.n, logprobs=self.top_logprobs if self.logprobs else None)
@@ -217,7 +217,7 @@ class GenerateRequest(Sampling):
         return "max_tokens" if self.max_length is None else "max_length"
 
     def asked(self) -> SamplingParams:
-        """For the engine."""
+        """SamplingParams for the engine."""
         if self.max_length is not None:
             self.max_tokens = self.max_length
         return self.params()
@@ -257,11 +257,11 @@ _ERROR = {
 
 _REFUSAL = {"description": "An error", "content": {"application/json": {"schema": _ERROR}}}
 REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": _REFUSAL, "5XX": _REFUSAL}
-"""How every path says no."""
+"""Error responses of every path."""
 
 
 def body(kind: type[BaseModel]) -> dict[str, Any]:
-    """The extra of a path that reads its body itself."""
+    """OpenAPI request body of a path that parses its body itself."""
     schema = kind.model_json_schema()
     inside = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, inside)}}
@@ -269,7 +269,7 @@ def body(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def _inlined(schema: Any, inside: dict[str, Any]) -> Any:
-    """A schema that refers to nothing."""
+    """A schema with all `$ref` inlined."""
     if isinstance(schema, list):
         return [_inlined(one, inside) for one in schema]
     if not isinstance(schema, dict):

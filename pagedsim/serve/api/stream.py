@@ -21,7 +21,7 @@ from pagedsim.serve.stream import Stream
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """Prompts that are to be answered together."""
+    """A validated request: prompts to be served together, and their parameters."""
 
     name: str
     """The request's id; the engine's, too, where there is one prompt."""
@@ -32,7 +32,7 @@ class ParsedRequest:
 
     @contextmanager
     def opened(self, engine: AsyncLLMEngine, *, stream: bool) -> Iterator[list[Stream]]:
-        """A stream for each prompt; with `stream` of what is new, else of the last output."""
+        """Open one stream per prompt; deltas with `stream`, else only the final output."""
         alone = len(self.prompts) == 1
         with ExitStack() as stack:
             yield [
@@ -51,7 +51,7 @@ class ParsedRequest:
 
 
 async def taken(stream: Stream) -> list[RequestOutput]:
-    """What is new; raises APIError if the request has failed."""
+    """New outputs of a stream; raises APIError if the request failed."""
     try:
         outputs = await stream.take()
     except PagedsimError as error:
@@ -62,15 +62,15 @@ async def taken(stream: Stream) -> list[RequestOutput]:
 
 
 async def accepted(engine: AsyncLLMEngine, streams: Sequence[Stream]) -> None:
-    """Wait until the engine has looked at all of them; raises APIError if it refuses one."""
-    await engine.ask(lambda served: None)  # which comes after them
+    """Wait until the engine has queued all streams; raises APIError if it refuses one."""
+    await engine.ask(lambda served: None)  # runs after the queued requests
     for stream in streams:
         if stream.error is not None:
             raise problem_of(stream.error)
 
 
 async def whole(streams: Sequence[Stream]) -> list[RequestOutput]:
-    """The last output of each; raises APIError if one has failed."""
+    """The final output of each stream; raises APIError if one failed."""
     outputs = []
     for stream in streams:
         last = []
@@ -82,7 +82,7 @@ async def whole(streams: Sequence[Stream]) -> list[RequestOutput]:
 
 @asynccontextmanager
 async def while_present(receive: Receive) -> AsyncIterator[None]:
-    """A block that is left as soon as the client has gone; what comes after it is not read."""
+    """Cancel the block when the client disconnects; no further data is read from the client."""
     task = asyncio.current_task()
     assert task is not None
     gone = False
@@ -116,10 +116,10 @@ _START = {
 
 
 class EventStream(Response):
-    """What the engine hands over together goes out in one write.
+    """Server-sent events of a request; outputs that arrive together are sent in one write.
 
-    The status is known with the first output: whatever goes wrong before is no stream, but an
-    answer with its own status, and afterwards an event with the error, and the end.
+    The status is sent with the first output: an earlier error is a plain response with its own
+    status, a later one an event with the error, and the end of the stream.
     """
 
     def __init__(self, engine: AsyncLLMEngine, asked: ParsedRequest, reply: Reply) -> None:
@@ -161,7 +161,7 @@ class EventStream(Response):
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel the tasks, wait until they have ended, and forget them."""
+    """Cancel the tasks and wait until they have ended; the list is cleared to break cycles."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

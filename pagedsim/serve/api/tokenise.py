@@ -1,4 +1,4 @@
-"""Texts and conversations to tokens and back, without holding up the event loop."""
+"""Tokenisation of texts and conversations without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pagedsim.serve.backend import Tokenizer
 T = TypeVar("T")
 
 SHORT = 8192
-"""Characters that are encoded in no time; the other texts' turn comes in a thread."""
+"""Characters or tokens that are processed on the event loop; more go to a thread."""
 
 
 class AsyncTokenizer:
-    """The engine's tokenizer, as clients may use it."""
+    """The engine's tokenizer with asynchronous methods."""
 
     def __init__(self, tokenizer: Tokenizer | None, model: str) -> None:
         self._tokenizer, self._model = tokenizer, model
         self._thread = ThreadPoolExecutor(1, "tokenizer")
 
     async def tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-        """The tokens of prompts, which together may be long."""
+        """Encode prompts."""
         texts = [one for one in prompts if isinstance(one, str)]
         if not texts:
             return [one for one in prompts if not isinstance(one, str)]
@@ -36,7 +36,7 @@ class AsyncTokenizer:
         )
 
     async def chat(self, messages: Sequence[dict[str, str]], prompting: bool = True) -> list[int]:
-        """The prompt that a conversation is; with `prompting`, up to where an answer begins."""
+        """Encode a conversation; with `prompting`, including the generation prompt."""
         chat: Callable[..., list[int]] | None = getattr(self._known("messages"), "chat", None)
         if chat is None:
             raise BadRequest(f"messages: {self._model} has no chat template")
@@ -49,20 +49,20 @@ class AsyncTokenizer:
             raise BadRequest(f"messages: the template refuses them: {brief(str(error))}") from error
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Decode a few tokens."""
         return self._known("tokens").decode(ids)
 
     async def long_text(self, ids: Sequence[int]) -> str:
-        """The same, of tokens that may be many."""
+        """Decode tokens, in a thread if there are many."""
         decode = self._known("tokens").decode
         return await self.apart(len(ids), lambda: decode(ids))
 
     def token(self, token: int) -> str:
-        """One token as a text, for whoever lists tokens."""
+        """The text of a single token."""
         return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.decode([token])
 
     async def apart(self, size: int, work: Callable[[], T]) -> T:
-        """What `work` gives; in a thread, if it goes over so many characters or tokens."""
+        """Run `work`; in a thread if `size` exceeds SHORT characters or tokens."""
         if size <= SHORT:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

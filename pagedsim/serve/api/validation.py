@@ -15,7 +15,7 @@ from pagedsim.serve.api.errors import BadRequest
 
 
 def excerpt(value: object, most: int = 80) -> str:
-    """A value as a text of at most `most` characters and a mark; the rest is not looked at.
+    """The repr of a value, truncated to `most` characters; the rest is not visited.
 
     >>> excerpt([1, "two", None])
     "[1, 'two', None]"
@@ -27,7 +27,7 @@ def excerpt(value: object, most: int = 80) -> str:
 
 
 def _begin(value: Any, left: list[int]) -> Any:
-    """As much of a value as has more characters than there are `left` in the end."""
+    """A prefix of a value whose repr exceeds the `left` characters."""
     left[0] -= 1
     most = left[0] + 2
     if isinstance(value, str):
@@ -53,17 +53,17 @@ def _begin(value: Any, left: list[int]) -> Any:
 MOST_PROMPTS = 1024
 MOST_STOPS = 64
 LONGEST_STOP = 1024
-"""Characters: a text is compared with each one, token by token or by its digits."""
+"""Characters; the generated text is matched against each stop string."""
 MOST_STOP_IDS = 1024
 MOST_MESSAGES = 4096
 LARGEST = 2**63 - 1
 NAME = re.compile(r"[\w.:+@-]{1,128}", re.ASCII)
-"""What a client may call a request."""
+"""Valid request ids."""
 _SILENT: tuple[Any, ...] = ("", [], {}, None)
 
 
 def stops(value: Any) -> tuple[str, ...]:
-    """Strings that end an answer."""
+    """Validate stop strings."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise ValueError(f"stop={_brief(value)}: must be a text or a list of texts")
@@ -75,7 +75,7 @@ def stops(value: Any) -> tuple[str, ...]:
 
 
 def stop_ids(value: Any) -> list[int]:
-    """Tokens that end an answer."""
+    """Validate stop token ids."""
     found = token_ids(value, "stop_token_ids")
     if len(found) > MOST_STOP_IDS:
         raise ValueError(f"stop_token_ids: {len(found)} ids: at most {MOST_STOP_IDS}")
@@ -83,10 +83,10 @@ def stop_ids(value: Any) -> list[int]:
 
 
 def token_ids(value: Any, where: str = "token ids") -> list[int]:
-    """A list of token ids."""
+    """Validate a list of token ids."""
     if not isinstance(value, list):
         raise ValueError(f"{where}: {_brief(value)}: must be a list of token ids")
-    # All at once, since there may be millions; which it is is looked for only then.
+    # Fast path for long lists; the offending index is searched only on failure.
     if set(map(type, value)) <= {int} and (
         not value or (min(value) >= 0 and max(value) <= LARGEST)
     ):
@@ -97,7 +97,7 @@ def token_ids(value: Any, where: str = "token ids") -> list[int]:
 
 
 def prompts(value: Any) -> list[str | list[int]]:
-    """One prompt or several, as a text each or as token ids."""
+    """Validate one or several prompts, each a text or token ids."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -116,7 +116,7 @@ def _prompt(where: str, value: Any) -> str | list[int]:
 
 
 def request_name(value: Any) -> str:
-    """A request's id, if the client gives one."""
+    """Validate a client's request id."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ValueError(
             f"request_id={_brief(value)}: must be 1 to 128 letters, digits and . : + @ _ -"
@@ -125,7 +125,7 @@ def request_name(value: Any) -> str:
 
 
 def messages(value: Any) -> list[dict[str, str]]:
-    """A conversation, with its contents as texts."""
+    """Validate a conversation; contents become plain texts."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"messages={_brief(value)}: must be a list of at least one message")
     if len(value) > MOST_MESSAGES:
@@ -139,7 +139,7 @@ def _message(where: str, message: Any) -> dict[str, str]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise ValueError(f"{where}.role={_brief(role)}: must be a text, such as user")
-    if role == "assistant" and content is None:  # an answer that had none
+    if role == "assistant" and content is None:an assistant turn without text
         content = ""
     told = {"role": role, "content": _content(f"{where}.content", content)}
     for name, more in message.items():
@@ -151,7 +151,7 @@ def _message(where: str, message: Any) -> dict[str, str]:
 
 
 def _content(where: str, content: Any) -> str:
-    """What a message says; it may be cut into parts."""
+    """The text of a message's content, which may be a list of text parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -174,10 +174,10 @@ def _brief(value: Any) -> str:
 
 
 ANYTHING = "anything"
-"""Whatever it says, answers are the same."""
+"""Any value is accepted: it does not change the output."""
 
 NOTHING: tuple[Any, ...] = ()
-"""Any value but null would change the answer."""
+"""Only null is accepted: other values would change the output."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...] | str] = {
     # OpenAI's
@@ -234,11 +234,11 @@ NEUTRAL: Mapping[str, tuple[Any, ...] | str] = {
     "kv_transfer_params": NOTHING,
     "cache_salt": NOTHING,
 }
-"""The values of each that are accepted."""
+"""Accepted values of each ignored field."""
 
 
 def refuse_strange(name: str, value: object) -> None:
-    """Raise BadRequest for a value that would change the answer."""
+    """Raise BadRequest for a value that would change the output."""
     allowed = NEUTRAL[name]
     if allowed == ANYTHING or value in allowed:
         return
@@ -250,7 +250,7 @@ def refuse_strange(name: str, value: object) -> None:
 
 
 def properties() -> dict[str, Any]:
-    """The same, for a schema."""
+    """JSON schemas of the ignored fields."""
     return {
         name: {} if allowed == ANYTHING else {"enum": [*allowed, None]}
         for name, allowed in NEUTRAL.items()
