@@ -91,7 +91,7 @@ class LLMEngine:
         self.end = 0.0
         """Of the last step."""
         self.failure = ""
-        """Why the last step failed that did."""
+        """Error of the last failed step."""
         self.stuck = False
         """Whether the last step found nothing to do, and none will until requests come or go."""
         self._sampler = Sampler()
@@ -229,7 +229,7 @@ class LLMEngine:
         self._groups[request.id] = group
 
     def abort_request(self, request_id: RequestId) -> RequestOutput:
-        """End a request wherever it is; returns what there is of it."""
+        """Abort a request in any state; returns its final output."""
         request = self.scheduler.abort(request_id, self.now)
         self.stuck = False
         return self._leave(request, "abort")

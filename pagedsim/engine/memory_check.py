@@ -29,7 +29,7 @@ def host_bytes() -> int:
 def require_host(what: str, needed: int, knobs: str) -> None:
     """Raise ConfigError unless the host has `needed` bytes left.
 
-    SamplingTensors first, since a system that hands out more than it has kills who takes it.
+    Checked before the allocation, since a system that overcommits kills the process later.
     """
     if needed > (there := host_bytes()):
         raise ConfigError(

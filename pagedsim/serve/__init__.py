@@ -1,1 +1,1 @@
-"""The server: real clients over HTTP, on the engine or on the simulator in real time."""
+"""HTTP server: OpenAI's API over the engine, or over the simulator in real time."""

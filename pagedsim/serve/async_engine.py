@@ -27,29 +27,29 @@ class Overloaded(PagedsimError):
     def __init__(self, text: str, retry_after: int) -> None:
         super().__init__(text)
         self.retry_after = retry_after
-        """Seconds in which it is likely to have room."""
+        """Estimated seconds until a request is accepted."""
 
 
 class Closing(PagedsimError):
-    """The server takes no requests any more."""
+    """The server is shutting down and accepts no requests."""
 
 
 class EngineDead(PagedsimError):
-    """The engine's thread has ended, and serves nobody."""
+    """The engine thread has exited; no requests can be served."""
 
 
 log = logging.getLogger(__name__)
 
 LAG_WINDOW = 10.0
-"""Seconds over which the largest lag counts."""
+"""Seconds over which the maximum lag is taken."""
 LATE = 0.1
-"""Seconds of lag from which latencies are no longer those of the model."""
+"""Seconds of lag from which a warning is logged: latencies deviate from the model's."""
 AGAIN = 60.0
 """Seconds between two warnings."""
 
 
 class LagMonitor:
-    """The largest lag of the last seconds, with a warning now and then where it is large.
+    """The maximum lag of the last seconds, with rate-limited warnings.
 
     >>> lag = LagMonitor()
     >>> lag.note(0.05, now=1.0)
@@ -59,15 +59,15 @@ class LagMonitor:
     """
 
     def __init__(self) -> None:
-        self._noted: deque[tuple[float, float]] = deque()  # when, how much; ever smaller
+        self._noted: deque[tuple[float, float]] = deque()  # (time, lag), lags decreasing
         self._warned: float | None = None
 
     def note(self, seconds: float, now: float) -> None:
-        """Outputs that were due `seconds` ago are passed on `now`."""
+        """Record that outputs due `seconds` ago are delivered `now`."""
         while self._noted and self._noted[-1][1] <= seconds:
             self._noted.pop()
         self._noted.append((now, seconds))
-        self.worst(now)  # or what is too old would stay
+        self.worst(now)  # drop expired entries
         if seconds >= LATE and (self._warned is None or now - self._warned >= AGAIN):
             self._warned = now
             log.warning(
@@ -77,7 +77,7 @@ class LagMonitor:
             )
 
     def worst(self, now: float) -> float:
-        """The largest lag of the last seconds; 0 if there were no outputs."""
+        """The maximum lag of the last LAG_WINDOW seconds; 0 without outputs."""
         while self._noted and now - self._noted[0][0] > LAG_WINDOW:
             self._noted.popleft()
         return self._noted[0][1] if self._noted else 0.0
@@ -93,19 +93,19 @@ E = TypeVar("E", bound=Exception)
 
 MAX_WAITING = 4096
 WINDOW = 32
-"""Departures over which it is counted how fast a queue moves."""
+"""Departures from which the queue's throughput is estimated."""
 
 
 @dataclass(frozen=True)
 class Drained:
-    """What became of those who were there when a server closed."""
+    """Outcome of the requests that were unfinished at shutdown."""
 
     finished: int
     aborted: int
 
 
 class AsyncLLMEngine:
-    """Serves many clients of one event loop; the loop never waits for a step.
+    """Asynchronous interface to a backend; the event loop never waits for a step.
 
     >>> import asyncio
     >>> from pagedsim.core import SamplingParams
@@ -124,8 +124,10 @@ class AsyncLLMEngine:
     def __init__(
         self, engine: Backend, *, max_waiting: int = MAX_WAITING, timeout: float | None = None
     ) -> None:
-        """Who comes while `max_waiting` wait is refused; who takes more than `timeout` seconds
-        is given up. The engine is this object's from now on."""
+        """Refuse requests beyond a queue of `max_waiting`; abort them after `timeout` seconds.
+
+        This object takes ownership of the engine.
+        """
         require_whole("max_waiting", max_waiting, 1)
         if timeout is not None:
             require_number("timeout", timeout, above=0)
@@ -143,7 +145,7 @@ class AsyncLLMEngine:
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, **settings: Any) -> AsyncLLMEngine:
-        """Over an engine of settings with vLLM's names; `settings` are those of this class."""
+        """Build the engine from vLLM-style settings; `settings` are those of this class."""
         from pagedsim.engine.engine import LLMEngine
 
         return cls(LLMEngine.from_engine_args(args), **settings)
@@ -152,26 +154,26 @@ class AsyncLLMEngine:
 
     @property
     def unfinished(self) -> int:
-        """Requests that are not answered to the end."""
+        """Number of unfinished requests."""
         return len(self._streams)
 
     @property
     def waiting(self) -> int:
-        """Of these, those who are in no batch yet."""
+        """Number of requests that are not scheduled yet."""
         return self._entering + len(self._engine.scheduler.waiting)
 
     @property
     def healthy(self) -> bool:
-        """Whether a request would be served."""
+        """Whether requests are accepted."""
         return not self.dead and not self._closing
 
     @property
     def dead(self) -> bool:
-        """Whether its thread has ended by an error."""
+        """Whether the engine thread has exited with an error."""
         return self._dead is not None
 
     def refuse_dead(self) -> None:
-        """Raise EngineDead where its thread has ended by an error."""
+        """Raise EngineDead if the engine thread has exited with an error."""
         if self._dead is not None:
             raise _stopped(self._dead)
 
@@ -182,7 +184,7 @@ class AsyncLLMEngine:
 
     @property
     def lag(self) -> float:
-        """Seconds of ours by which outputs were passed on too late, at most, in the last ten."""
+        """Maximum delivery delay of outputs over the last ten seconds of wall time."""
         return self._lag.worst(time.monotonic())
 
     async def generate(
@@ -194,9 +196,9 @@ class AsyncLLMEngine:
         delta: bool = False,
         **labels: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Each output holds all that there is so far, or with `delta` what is new.
+        """Yield cumulative outputs, or with `delta` only new tokens.
 
-        `labels` are those of `open`. Who leaves the loop before the end gives the request up.
+        `labels` are those of `open`. Leaving the loop early aborts the request.
         """
         with self.open(prompt, params, request_id, delta=delta, **labels) as stream:
             async for output in stream:
@@ -217,12 +219,11 @@ class AsyncLLMEngine:
         timeout: float | None = None,
         arrival: float | None = None,
     ) -> Iterator[Stream]:
-        """A request from here on; at the end of the block it is given up, if it has not ended.
+        """Submit a request; on exit of the block it is aborted if unfinished.
 
-        Without `stream` there is one output, the last. `deadline` is in seconds from now, on the
-        engine's clock, and what policies see; after `timeout` seconds, or this object's if
-        that is less, the request is given up.
-        Raises Overloaded, Closing or EngineDead where it is not even tried.
+        Without `stream` only the final output is delivered. `deadline`, in seconds from now on the
+        engine's clock, is visible to policies. The request is aborted after `timeout` seconds, or
+        this object's if that is less. Raises Overloaded, Closing or EngineDead.
         """
         opened = self._enter(
             prompt, params, request_id, stream, delta,
@@ -241,12 +242,12 @@ class AsyncLLMEngine:
                 self._give_up(opened, "abort")
 
     async def abort(self, request_id: RequestId) -> None:
-        """End a request; whoever reads it gets an output with finish reason "abort"."""
+        """Abort a request; its stream ends with finish reason "abort"."""
         if stream := self._streams.get(request_id):
             self._give_up(stream, "abort")
 
     async def ask(self, question: Callable[[Backend], T]) -> T:
-        """What `question` answers of the engine, between two steps."""
+        """Run `question` on the engine between two steps, and return its result."""
         self.refuse_dead()
         if self._worker.ended:
             raise Closing("the server has ended")
@@ -269,9 +270,9 @@ class AsyncLLMEngine:
     async def drain(
         self, seconds: float, *, hurried: Callable[[], bool] = lambda: False
     ) -> Drained:
-        """Take nobody any more; answer those who are here, and after `seconds` abort the rest.
+        """Refuse new requests, wait for the unfinished ones, and abort the rest after `seconds`.
 
-        It is not waited any more once somebody is `hurried`.
+        The wait ends early once `hurried` returns True.
         """
         self._closing = True
         before, loop = len(self._streams), asyncio.get_running_loop()
@@ -286,7 +287,7 @@ class AsyncLLMEngine:
         return Drained(before - len(left), len(left))
 
     async def close(self) -> None:
-        """Abort whoever is left and end the thread."""
+        """Abort the remaining requests and end the thread."""
         await self.drain(0)
         await self._worker.end()
         self._engine.close()
@@ -355,12 +356,12 @@ class AsyncLLMEngine:
         self._give_up(stream, "timeout")
 
     def _give_up(self, stream: Stream, reason: str) -> None:
-        """Have the engine end it; its stream ends when that is done."""
+        """Abort a request in the engine thread; its stream ends once that is done."""
 
         def work() -> None:
             try:
                 output = self._engine.abort_request(stream.request_id)
-            except RequestError:  # it has just ended, or never was
+            except RequestError:  # already finished, or never queued
                 return
             for one in output.outputs:
                 one.finish_reason = one.finish_reason if one.finish_reason != "abort" else reason
@@ -370,7 +371,7 @@ class AsyncLLMEngine:
             self._worker.send(work)
 
     def _retry_after(self) -> int:
-        """Seconds until the queue will have moved by about a tenth."""
+        """Estimated seconds until a tenth of the queue is served."""
         if len(self._left) < 2:
             return 1
         rate = (len(self._left) - 1) / max(self._left[-1] - self._left[0], 1e-3)
@@ -385,7 +386,7 @@ class AsyncLLMEngine:
             _settle(answer, None, _stopped(error))
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        """The loop that everything is told on: that of the first request."""
+        """Start the worker on the event loop of the first request."""
         loop = asyncio.get_running_loop()
         if self._worker.loop is None:
             self._worker.start(loop)
@@ -395,7 +396,7 @@ class AsyncLLMEngine:
 
 
 def _bare(error: E) -> E:
-    """The error without its traceback, whose frames refer to the error: a cycle."""
+    """Strip the traceback, whose frames refer to the error in a cycle."""
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
 
@@ -405,7 +406,7 @@ def _stopped(error: BaseException) -> EngineDead:
 
 
 def _settle(answer: asyncio.Future[T], found: T, error: Exception | None) -> None:
-    if answer.done():  # who asked has gone
+    if answer.done():  # the caller was cancelled
         return
     if error is not None:
         answer.set_exception(error)

@@ -1,4 +1,4 @@
-"""What a server's thread drives: the engine, or the simulator in real time."""
+"""The interface of a server's backend: the engine, or the simulator in real time."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ class Tokenizer(Protocol):
 
 
 class Backend(Protocol):
-    """Serves requests step by step; `LLMEngine` is one. Not for several threads."""
+    """Serves requests step by step; `LLMEngine` is one. Not thread-safe."""
 
     scheduler: Scheduler
     failure: str
-    """Why the last step failed that did."""
+    """Error of the last failed step."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """None where prompts must be token ids."""
+        """None if prompts must be token ids."""
 
     @property
     def now(self) -> float:
-        """Its clock, in seconds; the only thing here that any thread may ask."""
+        """The engine's clock in seconds; the only thread-safe member."""
 
     @property
     def pause(self) -> float:
-        """Seconds until a step is due: 0 where one always is, infinity while nothing is to do."""
+        """Seconds until the next step is due: 0 if now, infinity if idle."""
 
     @property
     def default_sampling(self) -> Mapping[str, Any]:
-        """Values of SamplingParams for requests that say none."""
+        """Defaults of SamplingParams for fields that a request leaves out."""
 
     @property
     def lag(self) -> float:
-        """Seconds of ours that its last step ended after it was due; 0 where none is due."""
+        """Wall-clock seconds by which the last step ended late; 0 for a real engine."""
 
     def add_request(
         self,
@@ -58,18 +58,18 @@ class Backend(Protocol):
     ) -> None:
         """Queue a prompt; raises RequestError if it can never be served.
 
-        With `stream` each step that gives it a token returns an output, of all that there is so
-        far, or with `delta` of what is new.
+        With `stream` every step that samples a token returns an output, cumulative, or with `delta`
+        only what is new.
         """
 
     def abort_request(self, request_id: RequestId) -> RequestOutput:
-        """End a request wherever it is; returns what there is of it."""
+        """Abort a request in any state; returns its final output."""
 
     def has_unfinished_requests(self) -> bool:
-        """Whether anybody is still to be answered."""
+        """Whether any request is unfinished."""
 
     def step(self) -> list[RequestOutput]:
-        """Carry a step out; returns who ended, and of those that stream what there is."""
+        """Execute a step; returns outputs of finished and of streaming requests."""
 
     def close(self) -> None:
-        """End what runs elsewhere for it."""
+        """End its other processes."""

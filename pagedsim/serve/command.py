@@ -1,4 +1,4 @@
-"""`python -m pagedsim serve`: from a configuration to a server that listens."""
+"""`python -m pagedsim serve`: from a configuration to a listening server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENGINE = "pagedsim.run.serving.Engine"
 
 
 def completed(words: Sequence[str]) -> list[str]:
-    """The words of the command line; an engine that is given no model serves the tiny one."""
+    """Validate the command line's overrides; the engine's default model is the tiny one."""
     if several := {"-m", "--multirun"} & set(words):
         raise ConfigError(f"{several.pop()}: a command is one server; start one for each")
     if "backend=http" in words:
@@ -33,7 +33,7 @@ def completed(words: Sequence[str]) -> list[str]:
 
 
 def _refuse_unread(words: Sequence[str]) -> None:
-    """Raise ConfigError for a word of what a server with the engine never reads."""
+    """Raise ConfigError for overrides that have no effect with backend=engine."""
     from pagedsim.run.serving import Engine
 
     for word in words:
@@ -43,12 +43,12 @@ def _refuse_unread(words: Sequence[str]) -> None:
 
 
 def serve(config: DictConfig) -> None:
-    """Serve until told to end."""
+    """Serve until SIGTERM or Ctrl-C."""
     settings: Any = OmegaConf.to_container(config, resolve=True)
     for missing in sorted(OmegaConf.missing_keys(config)):
         raise ConfigError(f"{missing}: must be given: {missing}=...")
-    # oneDNN keeps a primitive for each shape of a product, 1024 of them, and a server sees ever
-    # other shapes: hundreds of MB. It reads this once, when torch first computes.
+    # oneDNN caches one primitive per matmul shape, 1024 by default; a server sees ever new shapes,
+    # which costs hundreds of MB. The variable is read once, at torch's first computation.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     try:
         from pagedsim.serve.listen import listen
@@ -58,7 +58,7 @@ def serve(config: DictConfig) -> None:
 
 
 def _not_installed(package: str | None, backend: Mapping[str, Any]) -> ConfigError:
-    """The error for a missing package; where torch is wanted and missing too, for both."""
+    """The error for a missing package, and for torch if that is required and missing too."""
     if backend.get("_target_") == ENGINE and find_spec("torch") is None:
         return not_installed("serve backend=engine", "engine,serve", package, "torch")
     return not_installed("serve", "serve", package)

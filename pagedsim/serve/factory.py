@@ -1,4 +1,4 @@
-"""What a server's configuration describes: the engine, or the simulator in real time."""
+"""Build the backend that a server's configuration describes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """An engine, and what clients are told of it."""
+    """A backend with the names that clients see."""
 
     engine: Backend
     backend: str
@@ -39,9 +39,9 @@ def made(
     observer: Observer | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> ServedModel:
-    """The engine that a configuration describes; raises ConfigError for what cannot be.
+    """Build the backend of a configuration; raises ConfigError if it is invalid.
 
-    What takes long is told to `say` before it begins.
+    `say` is called before slow operations, such as loading a model.
     """
     require_number("speed", config["speed"], above=0)
     require_whole("answer_tokens", config["answer_tokens"], 1)
@@ -71,13 +71,13 @@ def made(
 
 
 def told(model: str) -> str:
-    """What clients call a model: a file or folder by its own name, and not where it lies here."""
+    """The name of a model for clients: the base name of a file or folder, not its path."""
     path = Path(model).expanduser()
     return path.resolve().name if path.exists() else model
 
 
 def _refuse_unpredicted(policy: Policy) -> None:
-    """Refuse what goes by predicted lengths; deadlines and clients come with requests."""
+    """Refuse policies that need predicted lengths; deadlines and clients come with requests."""
     if "predictor" in policy.needs:
         name = type(policy).__name__
         raise ConfigError(f"policy: {name} goes by predicted lengths, and clients predict none")

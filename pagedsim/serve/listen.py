@@ -34,12 +34,11 @@ TRIM = 20.0
 
 
 class HeapTrimmer:
-    """Collects garbage when the server falls idle, and returns free pages of the heap.
+    """Collects garbage when the server becomes idle, and returns free heap pages to the system.
 
-    Python collects by the number of allocations, so an idle server would keep what its last
-    requests left. glibc returns only the end of a heap, so free pages between long-lived objects
-    would stay resident: with tensors of every size a server of the engine grows for as long as it
-    runs.
+    Python collects by the number of allocations, so an idle server would keep garbage of its last
+    requests. glibc returns only the end of a heap: free pages between long-lived objects stay
+    resident, and with tensors of varying sizes the engine's process would keep growing.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class HeapTrimmer:
         self._trimmed_at = 0.0
 
     def tick(self, now: float, busy: bool) -> Callable[[], object] | None:
-        """It is `now`, in seconds; returns what is to be called in another thread, if anything."""
+        """Called regularly; returns work to be done in another thread, if any is due."""
         if busy:
             self._busy_at = now
         if self._busy_at is None:
@@ -81,13 +80,13 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 FILES = 65536
-"""Connections that may be open at once, where the system allows as many."""
+"""Desired limit of open file descriptors."""
 KEEP_ALIVE = 75
-"""Seconds that an idle connection stays open; longer than clients keep theirs, so that none sends
-into one that is just being closed."""
+"""Seconds that an idle connection stays open; longer than clients' own keep-alive, so that no
+request is sent on a connection that is being closed."""
 LAST_WORDS = 3.0
-"""Seconds that clients have, once all is answered, to read what they were told; then connections
-are cut, or one that sends or reads nothing would keep the server from ending."""
+"""Seconds that clients have to read their last responses at shutdown before connections are
+closed; a stalled client must not keep the server from exiting."""
 
 
 def listen(config: Mapping[str, Any]) -> None:
@@ -115,14 +114,14 @@ def listen(config: Mapping[str, Any]) -> None:
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
         server = Listener(app, engine, found, live, tally, config["drain"])
         gc.collect()
-        gc.freeze()  # all of this stays, and is nothing to look through again and again
+        gc.freeze()  # permanent objects, excluded from later collections
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve([listening]))
         engine.refuse_dead()
 
 
 class Listener(uvicorn.Server):
-    """Says where it is, ends with its engine, and drains that before it closes connections."""
+    """uvicorn's server; it exits with its engine, and drains that before closing connections."""
 
     def __init__(
         self,
@@ -148,11 +147,11 @@ class Listener(uvicorn.Server):
         self._tidy = HeapTrimmer()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where."""
+        """Listen, and print the address."""
         for one in sockets or ():
             try:
                 one.listen(self.config.backlog)
-            except OSError as error:  # somebody bound the same port meanwhile, and listens
+            except OSError as error:  # another process listens on the port
                 raise ConfigError(f"port: cannot listen: {error.strerror}") from error
         await super().startup(sockets)
         found = self._found
@@ -167,14 +166,14 @@ class Listener(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end."""
+        """Whether to exit."""
         loop = asyncio.get_running_loop()
         if work := self._tidy.tick(loop.time(), self._engine.unfinished > 0):
             loop.run_in_executor(None, work)
         return await super().on_tick(counter) or self._engine.dead
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer who is there, close what is open, end the engine."""
+        """Drain the engine, close connections, end the engine."""
         if unfinished := self._engine.unfinished:
             whom = "1 request has" if unfinished == 1 else f"{unfinished} requests have"
             _say(f"ending: {whom} {self._drain:g} s; Ctrl-C, or SIGTERM, again ends it at once")
@@ -193,7 +192,7 @@ class Listener(uvicorn.Server):
 
 
 def _key(given: str | None) -> str | None:
-    """What clients must present; an empty one is a slip that would let everybody in."""
+    """The API key from the setting or PAGEDSIM_API_KEY; an empty key is refused as a mistake."""
     where, key = "api_key", given
     if given is None:
         where, key = "PAGEDSIM_API_KEY", os.environ.get("PAGEDSIM_API_KEY")
@@ -203,10 +202,10 @@ def _key(given: str | None) -> str | None:
 
 
 def _hosts(config: Mapping[str, Any]) -> list[str] | None:
-    """Names that clients may address; None where any is accepted.
+    """Accepted Host names; None accepts any.
 
-    Other machines have names for this one that it does not know. What listens for this machine
-    alone is addressed as localhost or 127.0.0.1, unless a site's name was made to resolve to that.
+    A server that listens on a public address may be reached under unknown names. One that listens
+    on loopback is addressed as localhost or 127.0.0.1; another name indicates DNS rebinding.
     """
     host, given = config["host"], config["hosts"]
     if given is not None:
@@ -219,7 +218,7 @@ def _hosts(config: Mapping[str, Any]) -> list[str] | None:
 
 
 def _allow_connections() -> None:
-    """As many open connections as the system lets this process have."""
+    """Raise the limit of open files as far as the system allows."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -231,8 +230,8 @@ def _allow_connections() -> None:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket, before anything is loaded, so that a port that is taken is found out at once."""
-    if not host:  # the system would take it for every address there is
+    """Bind the socket before the model is loaded, so that an occupied port fails immediately."""
+    if not host:  # it would bind every address
         raise ConfigError("host='': must not be empty; 0.0.0.0 listens on every address")
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:

@@ -11,18 +11,18 @@ import pagedsim
 from pagedsim.run.help import WIDTH, Settings, groups, hanging, settings
 
 SETTINGS: Settings = {
-    "Where it listens, and to whom": (
-        ("host", "0.0.0.0: to everybody who reaches this machine; then give it a key"),
+    "Network and access": (
+        ("host", "address to listen on; 0.0.0.0 is every interface: set an API key then"),
         ("port", "0: any that is free; the first line says which"),
         ("hosts", "its names beside addresses and localhost; null: none, with host=0.0.0.0 any"),
         ("api_key", "what clients present as a bearer token; null: PAGEDSIM_API_KEY, if it is set"),
         ("name", "what clients call the model; null: its own name"),
     ),
-    "What it lets in": (
-        ("max_waiting", "who comes while so many wait is told to come again: 429, Retry-After"),
+    "Limits": (
+        ("max_waiting", "maximum queue length; further requests get 429 with Retry-After"),
         ("max_body", "bytes of a request, at most: 413"),
         ("timeout", "seconds after which a request is given up; null: never"),
-        ("drain", "seconds that requests have to end once the server is told to (SIGTERM, Ctrl-C)"),
+        ("drain", "seconds for unfinished requests to complete at shutdown (SIGTERM, Ctrl-C)"),
     ),
     "backend=sim": (
         ("speed", "seconds of the model that pass in one of ours: 10 is ten times as fast"),
@@ -60,7 +60,7 @@ EXAMPLES = (
     ),
     ("a GGUF file", "backend=engine backend.model=folder/model.gguf"),
     (
-        "for everybody who has the key",
+        "on every interface, with an API key",
         "host=0.0.0.0 api_key=secret memory=prefix batching=unified",
     ),
 )

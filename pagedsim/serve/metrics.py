@@ -21,7 +21,7 @@ from pagedsim.core.request import State
 
 
 class Histogram:
-    """Counts numbers by the bucket that they fall in.
+    """A Prometheus histogram with weighted observations.
 
     >>> histogram = Histogram([1, 10])
     >>> histogram.add(0.5)
@@ -36,19 +36,19 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a number so many times."""
+        """Observe a value `times` times."""
         self._counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     @property
     def cumulative(self) -> list[tuple[str, int]]:
-        """Upper bounds, as Prometheus writes them, with how many numbers do not exceed them."""
+        """Cumulative counts by upper bound, in Prometheus' notation."""
         names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
         return list(zip(names, accumulate(list(self._counts)), strict=True))
 
 
 def one_two_five(most: float) -> list[float]:
-    """1, 2, 5, 10, 20, ... as long as they do not exceed `most`.
+    """Bucket bounds 1, 2, 5, 10, 20, ... up to `most`.
 
     >>> one_two_five(60)
     [1, 2, 5, 10, 20, 50]
@@ -78,18 +78,18 @@ _CHOICES = (1, 2, 5, 10, 20)
 
 
 class Metrics:
-    """Counts and histograms since the server began."""
+    """Counters and histograms since the server started."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
-        """Of requests that have got their first token; each counts once."""
+        """Prompt tokens of requests that have their first token; each request counts once."""
         self.generation_tokens = 0
         self.preemptions = 0
         self.cache_queries = 0
-        """Prompt tokens that were looked up in the prefix cache, and found."""
+        """Prompt tokens looked up in the prefix cache; below, those found."""
         self.cache_hits = 0
         self.ended: Counter[str] = Counter()
-        """Requests by why they ended."""
+        """Finished requests by finish reason."""
         self.step_tokens = Histogram(_STEP)
         self.first_token = Histogram(_FIRST)
         self.between_tokens = Histogram(_EACH)
@@ -103,9 +103,9 @@ class Metrics:
         self.generated = Histogram(_TOKENS)
         self.max_tokens = Histogram(_TOKENS)
         self.n = Histogram(_CHOICES)
-        self._longest = 0  # that a prompt and its answer may be
-        self._decoded = 0.0  # when the last step ended that decoded
-        self._boarded: list[tuple[float, int]] = []  # since then: when, and how many sequences
+        self._longest = 0  # max_model_len
+        self._decoded = 0.0  # end of the last step with decodes
+        self._boarded: list[tuple[float, int]] = []  # joined since then: (time, sequences)
 
     # -- as an observer --------------------------------------------------------------------------
 
@@ -150,13 +150,13 @@ class Metrics:
     # -- inside ----------------------------------------------------------------------------------
 
     def _reason(self, request: Request) -> str:
-        """Why it ended; a simulated answer that nothing bound has ended by itself."""
+        """Finish reason; a simulated output with no length limit counts as "stop"."""
         reason, length = request.finish_reason or "rejected", request.prompt_len + request.generated
         unbound = request.max_tokens is None and length < self._longest
         return "stop" if reason == "length" and unbound else reason
 
     def _sampled(self, request: Request, end: float) -> None:
-        """A chunk gives a sequence its next token; a prompt's last, all of them their first."""
+        """Count the tokens that a prefill chunk samples: for a new request one per sequence."""
         if request.first_token_at is not None:  # it was preempted in between
             self.generation_tokens += 1
             self._boarded.append((end, 1))
@@ -168,10 +168,10 @@ class Metrics:
             self.first_token.add(end - request.arrival)
 
     def _between(self, sequences: int, end: float) -> None:
-        """So many sequences get a token: how long after their last ones?
+        """Observe the inter-token latencies of a step that decodes `sequences` sequences.
 
-        Those who began to decode since the last step that decoded had theirs then; the others
-        in that step.
+        Sequences that joined since the last decode step have their last token from their own
+        prefill, the others from that step.
         """
         for since, count in self._boarded:
             count = min(count, sequences)
@@ -193,14 +193,14 @@ _REASONS = ("stop", "length", "abort")
 def registry_of(
     metrics: Metrics, scheduler: Scheduler, model: str, lag: Callable[[], float] = lambda: 0.0
 ) -> CollectorRegistry:
-    """A registry of one server's metrics alone; `lag` is how late it passes tokens on."""
+    """A Prometheus registry of one server's metrics; `lag` is its output delay in seconds."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(metrics, scheduler, model, lag))
     return registry
 
 
 class _Collector(Collector):
-    """Reads what others count, when it is asked."""
+    """Exports metrics and scheduler state when scraped."""
 
     def __init__(
         self, metrics: Metrics, scheduler: Scheduler, model: str, lag: Callable[[], float]
@@ -209,7 +209,7 @@ class _Collector(Collector):
         self._labels = (model, "0")
 
     def collect(self) -> Iterator[Family]:
-        """All of it, as it is now."""
+        """All metric families."""
         yield from self._gauges()
         yield from self._counters()
         yield from self._histograms()

@@ -1,7 +1,7 @@
-"""Where a text first occurs in " 1 2 3 4 …", worked out from its digits.
+"""Search in the text " 1 2 3 4 …", a prefix of which is every output of `backend=sim`.
 
-An answer of `backend=sim` is the beginning of that sequence. The work depends on the digits of the
-text and of the bounds, not on how long the answer is.
+The first occurrence of a stop string is computed from its digits; the cost depends on the number
+of digits, not on the output length.
 """
 
 from __future__ import annotations

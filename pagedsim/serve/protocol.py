@@ -13,9 +13,9 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 MOST_HEAD = 65536
-"""Bytes of a request line and its headers."""
+"""Maximum bytes of a request line and its headers."""
 READ_SECONDS = 60.0
-"""Seconds in which a request, headers and body, must have been sent."""
+"""Time limit in seconds for sending a request, headers and body."""
 PROBE_SECONDS = 0.25
 """Seconds between two probes of a client that has closed its sending side."""
 
@@ -80,7 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Answered; a request that was refused before it was sent in full is not read on."""
+        """Close the connection if the request was refused before it was received completely."""
         super().on_response_complete()
         if (self._half_closed and not self.pipeline) or (
             self._unread and self.cycle.response_complete
@@ -98,7 +98,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be parsed, in the shape of other errors."""
+        """Refuse an unparsable request in the API's error format."""
         self._refuse(400)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -117,7 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _knock(self) -> None:
-        """Write to a client that sends nothing any more: it is lost if it has gone."""
+        """Probe a half-closed connection by an interim response; a write to a lost client fails."""
         cycle = self._answering
         if cycle is None or self.transport.is_closing():
             return
@@ -129,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(READ_SECONDS, self._late)
 
     def _late(self) -> None:
-        """The time to send a request is over, unless it was this server that did not read."""
+        """Refuse a request that exceeded READ_SECONDS, unless reading was paused by this server."""
         if self.flow.read_paused:
             self._expect_request()
         else:
@@ -141,7 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse(self, status: int) -> None:
-        """End the connection; say why where nothing else is being said on it."""
+        """Close the connection, with an error response unless another response is in progress."""
         if self.transport.is_closing():
             return
         cycle = self._answering

@@ -1,4 +1,4 @@
-"""The simulator in real time, as an engine: it waits as long as the cost model says."""
+"""The simulator in real time: a backend paced by the cost model's step times."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from pagedsim.sim.server import Costs, Server
 from pagedsim.sim.tiers import Tiers
 
 SLICE = 0.05
-"""Seconds of ours after which a step returns, even if the model's time is still behind: whoever
-comes, goes or asks is heard in between."""
+"""Wall-clock seconds after which a step returns even if simulated time lags behind, so that new
+requests, aborts and queries are processed."""
 
 
 class StepByStep(Environment):
-    """An environment in which something may always happen next, so that no step is passed over."""
+    """An environment that disables fast-forwarding: an event may always be due next."""
 
     def peek(self) -> float:
         return self.now
 
     @property
     def due(self) -> float:
-        """When the next event is; infinity if there is none."""
+        """Time of the next event; infinity if there is none."""
         return super().peek()
 
 
 class RealtimeSimulator:
-    """What `LLMEngine` is, over the simulator: its own server, whose time passes as ours does.
+    """`LLMEngine`'s interface over the simulator's server, paced by the wall clock.
 
-    Who calls `step` waits for `pause` before. Times are those of the model; with a `speed` of 10
-    ten of its seconds pass in one of ours. Answers are filler of the length that is asked for.
+    The caller of `step` sleeps for `pause` before. Times are simulated; with `speed=10` ten
+    simulated seconds pass in one real second. Outputs are filler of the requested length.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RealtimeSimulator:
         beams: Beams | None = None,
         tiers: Tiers | None = None,
     ) -> None:
-        """`answer_tokens` has an answer where the client sets no bound; `clock` is in seconds.
+        """`answer_tokens`: output length without max_tokens; `clock` is the wall clock in seconds.
 
         The last four are those of `Server`.
         """
@@ -78,13 +78,13 @@ class RealtimeSimulator:
             "tiers": tiers,
         }
         self._answers: dict[RequestId, SimOutput] = {}
-        self._unqueued: list[RequestOutput] = []  # of whom the policy could not take
+        self._unqueued: list[RequestOutput] = []  # failed to be queued
         self._clock, self._epoch = clock, clock()
         self._begin(0.0)
         self._environment.step()  # the server's process begins, and rests
 
     def _begin(self, now: float) -> None:
-        """A server over the scheduler as it is, and all who are still to come to it."""
+        """Start a simulated server over the scheduler, and reschedule pending arrivals."""
         kind = AheadServer if self.scheduler.async_scheduling else Server
         self._environment = StepByStep(now)
         self._server = kind(
@@ -103,21 +103,21 @@ class RealtimeSimulator:
 
     @property
     def now(self) -> float:
-        """Seconds since the engine was made, by the model's clock."""
+        """Simulated seconds since the engine was created."""
         return (self._clock() - self._epoch) * self.speed
 
     @property
     def pause(self) -> float:
-        """Seconds until the next step begins or ends; infinity if nothing will."""
+        """Wall-clock seconds until the next event; infinity if there is none."""
         due = self._environment.due
         return due if due == inf else max(due - self.now, 0.0) / self.speed
 
     def has_unfinished_requests(self) -> bool:
-        """Whether anybody is still to be answered."""
+        """Whether any request is unfinished."""
         return bool(self._answers)
 
     def close(self) -> None:
-        """Nothing runs elsewhere."""
+        """Nothing to release."""
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class RealtimeSimulator:
         arrival: float | None = None,
         **labels: Any,
     ) -> None:
-        """Queue a prompt, as `LLMEngine` does; it comes at `arrival`, on this engine's clock."""
+        """Queue a prompt, as `LLMEngine` does; it arrives at `arrival` on this engine's clock."""
         params = params or SamplingParams()
         if params.logprobs is not None:
             raise RequestError(f"request {request_id!r}: logprobs: backend=sim computes none")
@@ -151,7 +151,7 @@ class RealtimeSimulator:
         self._announce(answer)
 
     def _announce(self, answer: SimOutput) -> None:
-        """It comes when it is due."""
+        """Schedule its arrival."""
         request = answer.request
 
         def arrive(event: simpy.Event) -> None:
@@ -164,7 +164,7 @@ class RealtimeSimulator:
         self._when(request.arrival or 0.0, arrive)
 
     def _refuse(self, answer: SimOutput, error: Exception) -> None:
-        """It could not be queued: it ends, and nobody else does."""
+        """End a request that could not be queued; others are not affected."""
         self.failure = f"{type(error).__name__}: {error}"
         self._unqueued.append(self._ended(answer, "error"))
 
@@ -174,7 +174,7 @@ class RealtimeSimulator:
         event.callbacks.append(what)
 
     def abort_request(self, request_id: RequestId) -> RequestOutput:
-        """End a request wherever it is; returns what there is of it."""
+        """Abort a request in any state; returns its final output."""
         if request_id not in self._answers:
             raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
         answer = self._answers[request_id]
@@ -186,10 +186,9 @@ class RealtimeSimulator:
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Let what is due happen; returns what came out.
+        """Process due events; returns the outputs.
 
-        If a step cannot be carried out its requests end with finish reason "error"; if a policy
-        fails, all do.
+        If a step fails, its requests end with finish reason "error"; if a policy fails, all do.
         """
         now, outputs = self.now, list[RequestOutput]()
         until = self._clock() + SLICE
@@ -203,7 +202,7 @@ class RealtimeSimulator:
         return outputs
 
     def _said(self) -> list[RequestOutput]:
-        """What the steps that ended have given, and who is through."""
+        """Outputs of the steps that ended, and of finished requests."""
         outputs, self._unqueued = self._unqueued, []
         for requests in self._told.ended(self._environment.now):
             for request in requests:
@@ -219,7 +218,7 @@ class RealtimeSimulator:
         return outputs
 
     def _reason(self, answer: SimOutput) -> str:
-        """Why it ended: by itself, where it was not the client or the model that bound it."""
+        """Finish reason; "stop" if neither max_tokens nor the model limited the length."""
         request = answer.request
         bound = request.prompt_len + request.generated >= self.scheduler.max_model_len
         free = answer.stop is not None or (request.max_tokens is None and not bound)
@@ -232,9 +231,9 @@ class RealtimeSimulator:
         return answer.output(reason)
 
     def _failed(self, error: Exception) -> list[RequestOutput]:
-        """End all that the step would have touched, and go on with a server of the same queues.
+        """End the requests of a failed step, and restart the server over the same queues.
 
-        What is not a step's fault ends everybody; raises it where nobody is there to end.
+        An error outside a step ends all requests; without requests it is raised.
         """
         plan, self._cost.failed = self._cost.failed, None
         scheduler, now = self.scheduler, self._environment.now

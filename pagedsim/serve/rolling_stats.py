@@ -15,17 +15,17 @@ from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.core.request import State
 
 SECONDS = 60
-"""How many seconds are kept, and the one that is under way."""
+"""Full seconds of history, besides the current one."""
 LATELY = 10.0
-"""Latencies are those of the last so many seconds."""
+"""Window of the latency percentiles, in seconds."""
 MOST = 500
-"""Of so many requests at most, the last ones."""
+"""Maximum number of recent requests in the latency percentiles."""
 RATE_SECONDS = 3
-"""Rates are means over so many whole seconds."""
+"""Rates are averaged over this many full seconds."""
 
 
 class Second:
-    """What happened in one second of the server's time, and how it stood in its last step."""
+    """Counters of one second of the server's time, and queue lengths at its last step."""
 
     __slots__ = (
         "finished",
@@ -41,7 +41,7 @@ class Second:
     )
 
     def __init__(self, before: Second | None = None) -> None:
-        """A second in which nothing happened yet; the server stands as in the one `before`."""
+        """Zero counters; queue lengths are carried over from `before`."""
         self.prompt_tokens = self.output_tokens = self.preemptions = self.finished = 0
         self.ttfts: tuple[float, int] = (0.0, 0)  # their sum, and how many
         self.tpots: tuple[float, int] = (0.0, 0)
@@ -52,14 +52,14 @@ class Second:
 
 
 class Spread(NamedTuple):
-    """The middle of some numbers, and what 95 % of them do not exceed."""
+    """Median and 95th percentile."""
 
     p50: float
     p95: float
 
 
 class RollingStats:
-    """Counts what goes by; its time is the server's, which a simulator may run faster than ours."""
+    """Rolling statistics on the server's clock, which may be faster than wall time (`speed`)."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -75,7 +75,7 @@ class RollingStats:
         self._ttfts: deque[tuple[float, float]] = deque(maxlen=MOST)  # when, and how long
         self._tpots: deque[tuple[float, float]] = deque(maxlen=MOST)
 
-    # -- what it is told -------------------------------------------------------------------------
+    # -- as an observer --------------------------------------------------------------------------
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was carried out; called before it is committed."""
@@ -131,10 +131,10 @@ class RollingStats:
         second.running, second.waiting = len(scheduler.running), len(scheduler.waiting)
         second.swapped, second.used = len(scheduler.swapped), scheduler.memory.used
 
-    # -- what it tells ---------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
     def at(self, now: float) -> Second:
-        """The second that `now` is in, or the last one, if that is later."""
+        """The entry of the second that contains `now`, or the last one if that is later."""
         ahead = floor(now) - self._second
         if ahead > 0:
             for _ in range(min(ahead, SECONDS + 1)):
@@ -143,20 +143,20 @@ class RollingStats:
         return self.seconds[-1]
 
     def look(self, now: float, scheduler: Scheduler) -> None:
-        """It is `now`, and this is how the server stands, whether a step was made or not."""
+        """Update the queue lengths at `now`, also without a step."""
         self._stands(self.at(now), scheduler)
 
     def rate(self, count: Callable[[Second], int]) -> float:
-        """What the last whole seconds counted, a second."""
+        """Average per second of a counter over the last full seconds."""
         whole = list(self.seconds)[-1 - RATE_SECONDS : -1]
         return sum(map(count, whole)) / len(whole) if whole else 0.0
 
     def ttft(self, now: float) -> Spread | None:
-        """Times to the first token lately, in seconds; None if nobody got one."""
+        """Recent times to first token, in seconds; None without any."""
         return _spread(self._ttfts, now - LATELY)
 
     def tpot(self, now: float) -> Spread | None:
-        """Times per output token after it, of those who finished lately; None if nobody did."""
+        """Recent times per output token of finished requests; None without any."""
         return _spread(self._tpots, now - LATELY)
 
 

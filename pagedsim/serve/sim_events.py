@@ -1,4 +1,4 @@
-"""What a simulated server tells while it is paced: its steps, who leaves, and where it failed."""
+"""Events of the real-time simulation: steps, departures, and the failing step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pagedsim.sim.server import Costs
 
 
 class FailureTrackingCost:
-    """A cost model that remembers the step that it failed at."""
+    """A cost model that records the step at which it failed."""
 
     by_totals = False
 
@@ -27,11 +27,11 @@ class FailureTrackingCost:
 
 
 class SimEvents:
-    """Hears of steps and leavers from a simulated server, and passes it on."""
+    """Collects steps and departures of the simulated server, and forwards them to an observer."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
-        self._steps: list[tuple[float, list[Request]]] = []  # when they end, and who gets a token
+        self._steps: list[tuple[float, list[Request]]] = []  # (end, requests that sample)
         self._left: list[Request] = []
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
@@ -48,16 +48,16 @@ class SimEvents:
             self._observer.left(request)
 
     def ended(self, now: float) -> list[list[Request]]:
-        """Those who sampled in steps that are over."""
+        """The sampling requests of each step that has ended."""
         over = [requests for end, requests in self._steps if end <= now]
         self._steps = [step for step in self._steps if step[0] > now]
         return over
 
     def leavers(self) -> list[Request]:
-        """Those who left since this was asked."""
+        """Departures since the last call."""
         left, self._left = self._left, []
         return left
 
     def forget(self) -> None:
-        """The steps under way will not end."""
+        """Discard pending events after a failure."""
         self._steps, self._left = [], []

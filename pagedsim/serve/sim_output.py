@@ -10,17 +10,17 @@ from pagedsim.engine.output import CompletionOutput, RequestMetrics, RequestOutp
 from pagedsim.serve.numerals import Numerals, first_end, position
 
 PIECE = 4
-"""Bytes of UTF-8 a token: about what tokenizers reach on English text."""
+"""Bytes of UTF-8 per token, about the ratio of real tokenizers on English text."""
 _END = 1 << 8 * PIECE
-"""Added to a text's last, shorter piece for each byte that it lacks; so its length is known."""
+"""Added to a text's last, shorter piece per missing byte, to encode its length."""
 _TEXTS = 1 << 40
-"""Added to all pieces: smaller tokens are those of answers, which are their numbers."""
+"""Offset of all prompt tokens; smaller tokens are output tokens, which are plain numbers."""
 
 
 class FillerTokenizer:
-    """A tokenizer without a vocabulary: a token is four bytes of a text, written as a number.
+    """A tokenizer without a vocabulary: a token is four bytes of text, encoded as a number.
 
-    So equal beginnings of texts are equal tokens, and a text is as long as it would be about.
+    Texts with a common prefix share tokens, and token counts are realistic.
 
     >>> tokenizer = FillerTokenizer()
     >>> len(tokenizer.encode("the cat sat on the mat"))
@@ -61,7 +61,7 @@ def _bytes(token: int) -> bytes:
 
 
 def said(numbers: Iterable[int]) -> str:
-    """The text of an answer's tokens, of which the first is 1.
+    """The text of output tokens.
 
     >>> said([1, 2, 3])
     ' 1 2 3'
@@ -70,14 +70,14 @@ def said(numbers: Iterable[int]) -> str:
 
 
 SEQUENCE = Numerals()
-"""The text of all answers."""
+"""The text shared by all outputs."""
 
 
 class SimOutput:
-    """A request, how much of its answer is out, and where it will stop.
+    """The output of a simulated request: tokens so far, and where it will stop.
 
-    Token i is the number i, so which stop string or stop token comes first is known beforehand.
-    What an answer costs does not grow with `max_tokens` before its tokens are sampled.
+    Token i is the number i, so the first stop string or stop token is computed in advance, at a
+    cost independent of `max_tokens`.
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class SimOutput:
     def __init__(
         self, request: Request, text: str | None, tokens: int, *, streams: bool, delta: bool
     ) -> None:
-        """`text` is the prompt's; there will be `tokens` tokens, unless something stops it."""
+        """`text` is the prompt's; `tokens` is the output length unless a stop ends it earlier."""
         self.request, self.text = request, text
         self.streams, self.delta = streams, delta
         self.length = self.shown = 0
@@ -126,17 +126,17 @@ class SimOutput:
             self.ends_at = end - (0 if params.include_stop_str_in_output else len(stop))
 
     def grow(self) -> None:
-        """One more token is sampled."""
+        """Count one more sampled token."""
         self.length += 1
         SEQUENCE.reach(self.length)
 
     @property
     def complete(self) -> bool:
-        """Whether it has all the tokens that it will have."""
+        """Whether all tokens are sampled."""
         return self.length >= self.limit
 
     def output(self, reason: str | None = None) -> RequestOutput:
-        """What there is, or what is new; with a `reason` it has ended."""
+        """The output so far, or the delta; final with a finish `reason`."""
         request = self.request
         begin = self.shown if self.delta else 0
         tokens = range(begin + 1, self.length + 1)

@@ -20,9 +20,9 @@ from pagedsim.core.request import State
 from pagedsim.serve.rolling_stats import RollingStats, Second, Spread
 
 MOST_CELLS = 4096
-"""A grid has at most so many cells; where there are more blocks, a cell stands for several."""
+"""Maximum cells of the grid; with more blocks than that a cell stands for several."""
 FREE, CACHED = -1, -2
-"""Whose a cell is that nobody holds; cached: the prefix cache still knows what is in it."""
+"""Owner of an unallocated cell; CACHED: unallocated, but still in the prefix cache."""
 
 Ints = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -30,19 +30,19 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Who holds which blocks: copied in the scheduler's thread, counted anywhere."""
+    """A copy of the block tables, taken in the scheduler's thread."""
 
     total: int
     blocks: list[int]
-    """The blocks of all holders, one after the other; of several tables, all of these."""
+    """The blocks of all holders, concatenated over their tables."""
     lengths: list[int]
-    """How many of these are each holder's, in the order of the batch."""
+    """Number of blocks of each holder, in batch order."""
     known: list[int]
-    """What the prefix cache knows, in use or not."""
+    """Blocks in the prefix cache, in use or not."""
 
 
 def held(scheduler: Scheduler, holders: list[Request]) -> Held:
-    """The blocks of `holders`."""
+    """Copy the block tables of `holders`."""
     blocks: list[int] = []
     lengths = []
     for request in holders:
@@ -55,22 +55,21 @@ def held(scheduler: Scheduler, holders: list[Request]) -> Held:
 
 
 def cell_size(total: int) -> int:
-    """For how many of `total` blocks a cell stands."""
+    """Blocks per cell for a pool of `total` blocks."""
     return -(-total // MOST_CELLS)
 
 
 def cells_of(request: Request, total: int) -> list[int]:
-    """The cells that show a request's blocks."""
+    """The cells that contain a request's blocks."""
     size = cell_size(total)
     return sorted({block // size for block in chain.from_iterable(request.tables)})
 
 
 def cells(held: Held, size: int) -> tuple[list[int], int]:
-    """Runs of equal cells, flat: whose, how many of its blocks are in use, shared, how often.
+    """Run-length encoded cells, flat: (owner, blocks in use, shared, run length); shared blocks.
 
-    A cell has `size` blocks. It is whose most of them are, if anybody has more than half of those
-    in use; else it is the middle one's in the order of the batch. A shared block is its first
-    holder's. Beside the runs, how many blocks are shared.
+    A cell has `size` blocks. Its owner is the median owner of its used blocks in batch order, which
+    is the majority owner if there is one. A shared block counts for its first holder.
     """
     owner, shared = _owners(held)
     used = owner >= 0
@@ -90,7 +89,7 @@ def cells(held: Held, size: int) -> tuple[list[int], int]:
 
 
 def _owners(held: Held) -> tuple[Ints, Flags]:
-    """Of each block, which holder has it, and whether it stands in several block tables."""
+    """Owner of each block, and whether it is in several block tables."""
     blocks = _ints(held.blocks)
     owner = np.full(held.total, FREE, np.int32)
     whose = np.repeat(np.arange(len(held.lengths), dtype=np.int32), held.lengths)
@@ -105,7 +104,7 @@ def _ints(numbers: list[int]) -> Ints:
 
 
 def _rows(values: npt.NDArray[np.generic], size: int, rest: int) -> npt.NDArray[np.generic]:
-    """`size` values a row, the last one filled up with `rest`."""
+    """Reshape to rows of `size` values, the last padded with `rest`."""
     missing = -len(values) % size
     return np.pad(values, (0, missing), constant_values=rest).reshape(-1, size)
 
@@ -131,7 +130,7 @@ _SERIES: dict[str, Callable[[Second], float | None]] = {
 def snapshot(
     scheduler: Scheduler, tally: RollingStats, now: float, watched: Collection[str] = ()
 ) -> Plain:
-    """The server at `now`; of the requests in `watched` everything, wherever they stand."""
+    """The server's state at `now`, with full details of the requests in `watched`."""
     tally.look(now, scheduler)
     return {
         "now": round(now, 3),
@@ -176,7 +175,7 @@ def _queue(requests: Collection[Request] | Any, most: int) -> Plain:
 
 
 def _row(request: Request) -> Plain:
-    """One request; what it has computed is told only while it is not all of its prompt."""
+    """One request; `computed` is included only during prefill."""
     row: Plain = {
         "id": str(request.id),
         "client": request.client,
@@ -198,7 +197,7 @@ def _held(request: Request) -> int:
 
 
 def _watched(scheduler: Scheduler, name: str) -> Plain:
-    """A request with its place in its queue, counted from 1, and its cells in the grid."""
+    """A request with its queue position, from 1, and its cells in the grid."""
     request = scheduler.requests[name]
     queue: Iterable[Request] = {
         State.RUNNING: scheduler.running,

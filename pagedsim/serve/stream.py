@@ -1,4 +1,4 @@
-"""One request's outputs on their way from the engine's thread to whoever waits for them."""
+"""Per-request output stream from the engine thread to the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagedsim.engine.output import RequestOutput
 
 
 class Stream:
-    """Outputs in order; fed and read on one event loop."""
+    """An ordered output stream; written and read on one event loop."""
 
     __slots__ = ("_ended", "_outputs", "_reader", "error", "request_id")
 
@@ -24,17 +24,17 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is added any more."""
+        """Whether the stream is complete."""
         return self._ended
 
     def put(self, output: RequestOutput) -> None:
-        """The engine has something new."""
+        """Append an output."""
         self._outputs.append(output)
         self._ended = self._ended or output.finished
         self._wake()
 
     def fail(self, error: PagedsimError) -> None:
-        """Nothing more comes, since it could not."""
+        """End the stream with an error."""
         self.error, self._ended = error, True
         self._wake()
 
@@ -43,9 +43,9 @@ class Stream:
             self._reader.set_result(None)
 
     async def take(self) -> list[RequestOutput]:
-        """All that is there, once there is something; empty after the end.
+        """Wait for outputs and return all available; empty after the end.
 
-        Raises what the request failed with, once.
+        Raises the request's error, once.
         """
         while not self._outputs:
             if self.error is not None:

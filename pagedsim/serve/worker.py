@@ -1,4 +1,4 @@
-"""The thread that owns an engine: it steps it, and does between two steps what it is sent."""
+"""The engine thread: owns the engine, steps it, and runs posted work between two steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 Work = Callable[[], None]
 
 TURN = 0.01
-"""Seconds of what was sent after which the engine makes a step; what is left comes after it."""
+"""Time budget in seconds for posted work before the next step."""
 
 
 class Worker:
-    """Steps an engine while anybody is there, and tells an event loop what comes out."""
+    """The engine thread: steps the engine while requests are unfinished, posts outputs to a loop."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class Worker:
         died: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """On the loop that it is started with, `deliver` is called with the outputs of each step
-        and when they were due, by `clock` in seconds, and `died` if the engine cannot go on."""
+        """Both callbacks run on the event loop given to `start`: `deliver` with the outputs of a
+        step and the time at which they were due (on `clock`), `died` with a fatal error."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._engine, self._deliver, self._died = engine, deliver, died
         self._clock = clock
@@ -45,23 +45,23 @@ class Worker:
     # -- for the event loop --------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin, and tell everything on this loop."""
+        """Start the thread; callbacks run on `loop`."""
         self.loop = loop
         self._thread.start()
 
     def send(self, work: Work) -> None:
-        """Have it do this, between two steps."""
+        """Run `work` in the engine thread between two steps."""
         with self._bell:
             self._inbox.append(work)
             self._bell.notify()
 
     @property
     def ended(self) -> bool:
-        """Whether it does nothing any more."""
+        """Whether the thread was stopped."""
         return self._stop
 
     async def end(self) -> None:
-        """Stop after the step that is under way."""
+        """Stop after the current step, and join the thread."""
         with self._bell:
             self._stop = True
             self._bell.notify()
@@ -71,11 +71,11 @@ class Worker:
     # -- in the thread -------------------------------------------------------------------------
 
     def post(self, what: Callable[..., None], *values: Any) -> None:
-        """Have the loop call this."""
+        """Call `what` on the event loop."""
         assert self.loop is not None
         try:
             self.loop.call_soon_threadsafe(what, *values)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the event loop is closed
             self._stop = True
 
     def _run(self) -> None:
@@ -90,7 +90,7 @@ class Worker:
             self.post(self._died, error)
 
     def _take_turn(self) -> None:
-        """Do what was sent, in order, for as long as a turn lasts."""
+        """Run posted work in order, within the time budget."""
         until = self._clock() + TURN
         while self._inbox:
             self._inbox.popleft()()
@@ -98,7 +98,7 @@ class Worker:
                 return
 
     def _wait(self) -> None:
-        """Until something is due or somebody asks."""
+        """Sleep until a step is due or work is posted."""
         with self._bell:
             pause = self._engine.pause if self._engine.has_unfinished_requests() else inf
             if pause > 0 and not self._inbox and not self._stop:

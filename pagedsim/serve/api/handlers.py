@@ -137,7 +137,7 @@ class Handlers:
             with asked.opened(self.engine, stream=False) as streams:
                 outputs = await whole(streams)
             return JSONResponse(reply.whole(outputs))
-        return Response(status_code=499)client disconnected
+        return Response(status_code=499)  # client disconnected
 
 
 def _name(kind: str, fields: Sampling, request: Request) -> str:

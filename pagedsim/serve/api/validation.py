@@ -139,7 +139,7 @@ def _message(where: str, message: Any) -> dict[str, str]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise ValueError(f"{where}.role={_brief(role)}: must be a text, such as user")
-    if role == "assistant" and content is None:an assistant turn without text
+    if role == "assistant" and content is None:  # an assistant turn without text
         content = ""
     told = {"role": role, "content": _content(f"{where}.content", content)}
     for name, more in message.items():

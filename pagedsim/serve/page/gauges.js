@@ -4,7 +4,7 @@ import { count, make, rate, say, short, time, timed, whole } from "./words.js";
 
 const SPAN = 60;
 const HEIGHT = 38;
-const spread = (one) => (one ? `95 % within ${timed(one.p95)}` : "nobody lately");
+const spread = (one) => (one ? `95 % within ${timed(one.p95)}` : "none recently");
 
 const GAUGES = [
   {
