@@ -44,7 +44,7 @@ def paged_attention(
     tokens, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     group = heads // kv_heads
-    if out is None:  # zeros: rows past the last query range belong to nobody
+    if out is None:  # zeros: rows past the last query range are padding
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if tiles is None:
         heads_of = tuning.heads(q, k_cache)

@@ -1,4 +1,4 @@
-"""What attention needs to know about one step, made once and shared by all layers."""
+"""Attention metadata of one step, built once and shared by all layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine calls: Triton on a GPU, plain torch on a CPU, where Triton need not exist.
+"""The kernels' interface: Triton on a GPU, plain torch on a CPU, where Triton is not required.
 
 The cache is `[num_blocks, layers, 2, block_size, kv_heads, head_dim]`, so that a block is one
 contiguous run over all layers. A layer's part is a strided view of it:
@@ -454,14 +454,14 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
 def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> torch.Tensor:
     """A token for each row of `logits` [rows, vocab] in float32, which stay as they are.
 
-    A greedy row gets the first of its largest logits. Any other has its logits divided by its
-    temperature; what its filters rule out becomes -inf; each token gets its noise, that of the
-    row's `words` [rows, 2] (int32) and the token; the first maximum is picked. All of it is in
-    float32, and in operations that are rounded alike everywhere: the tokens are the same on every
-    device, whoever is in the batch.
+        A greedy row gets the first of its largest logits. Any other has its logits divided by its
+        temperature; what its filters rule out becomes -inf; each token gets its noise, that of the
+        row's `words` [rows, 2] (int32) and the token; the first maximum is picked. All of it is in
+        float32, and in operations that are rounded alike everywhere: the tokens are the same on every
+    device, independent of the batch.
 
-    Nothing is read back from a GPU, and the launches depend on the shapes and on which filters
-    some row asks for.
+        Nothing is read back from a GPU, and the launches depend on the shapes and on which filters
+        some row asks for.
     """
     if on_gpu(logits):
         from pagedsim.kernels import draw
@@ -471,12 +471,12 @@ def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> t
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
-    """Where Triton computes; a test says yes to have it interpreted."""
+    """Whether Triton computes; tests patch this to use the interpreter."""
     return tensor.is_cuda
 
 
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """Refuse what the kernels would read wrongly without a word."""
+    """Validate inputs that the kernels would misread silently."""
     kv_heads, head_dim = k_cache.shape[2:]
     if q.shape[1] % kv_heads or q.shape[2] != head_dim or k_cache.shape != v_cache.shape:
         raise ValueError(

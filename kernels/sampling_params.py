@@ -1,4 +1,4 @@
-"""What the rows of a batch ask of a draw, side by side, on their device."""
+"""Sampling parameters of a batch as device tensors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SamplingTensors:
-    """One number a row; a row that does not ask for something has what leaves it alone.
+    """One value per row; a row without a filter has its neutral value.
 
-    The order is that of transformers: temperature, top-k, top-p of what is left, min-p.
+    Applied in transformers' order: temperature, top-k, top-p of the remaining tokens, min-p.
     """
 
     temperature: Tensor
-    """[rows] float32; 0 for a greedy row, which asks for nothing else."""
+    """[rows] float32; 0 for a greedy row, whose filters are ignored."""
     top_k: Tensor
     """[rows] int32: the k largest stay, and what equals the last of them; 0 for all."""
     top_p: Tensor
@@ -24,11 +24,11 @@ class SamplingTensors:
     """[rows] float32: the logarithm of how probable a token must be, for each time that the most
     probable one is; -inf for all."""
     some_top_k: bool
-    """Whether any row asks for it; so with the next two. The host knows, and launches no more."""
+    """Whether any row uses top-k; likewise the next two. Known on the host, to skip launches."""
     some_top_p: bool
     some_min_p: bool
 
     @property
     def filtered(self) -> bool:
-        """Whether any row's tokens are fewer than the vocabulary."""
+        """Whether any row has a filter."""
         return self.some_top_k or self.some_top_p or self.some_min_p

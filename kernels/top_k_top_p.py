@@ -49,7 +49,7 @@ class Cut(NamedTuple):
 
     @classmethod
     def nothing(cls, asked: SamplingTensors) -> Cut:
-        """Where no row asks; nobody reads it."""
+        """Placeholder if no row uses a filter; never read."""
         floats, whole = asked.temperature, asked.top_k
         return cls(floats, floats, whole, whole, whole)
 

@@ -2,7 +2,7 @@
 
 The measurements stand in tuned.json beside this file; `experiments/benchmarks/tune.py`
 makes them. A key of the table is what never changes while a model is served: neither the batch nor
-a length is in it, so that who else is in a batch changes no decode's result.
+a length is in it, so that a decode's result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The engine: runs the scheduler's plans on a GPU with torch and the Triton kernels."""
+"""The engine: executes the scheduler's plans on a GPU with torch and the Triton kernels."""

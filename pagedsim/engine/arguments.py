@@ -1,4 +1,4 @@
-"""What an engine is made from: a model, how it is carried out, and the server that it is."""
+"""Engine settings: the model, its execution, and the server's specification."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MEMORIES = ("paged", "prefix")
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """A model on a device, and the server that it is to be.
+    """Settings of an engine.
 
-    The server's policies take a name, a path to a class of your own, or an object. What is None is
-    chosen from the model and the machine.
+    The server's policies are given as a name, a path to a user-defined class, or an object. None
+    selects a default from the model and the machine.
     """
 
     model: Any = "tiny"
@@ -28,28 +28,28 @@ class Arguments:
     "smollm2", which a package carries, one of transformers' own objects: a configuration, or a
     model; or a model that is loaded already."""
     tokenizer: str | None = None
-    """If it is not the model's own."""
+    """None: the model's own."""
     dtype: str = "auto"
-    """Of weights and computation, and of the cache unless that is told."""
+    """Of weights and computation, and of the cache by default (`kv_cache_dtype`)."""
     device: str = "auto"
     load_format: str = "auto"
     """dummy: random weights, from the configuration alone."""
     model_impl: str = "auto"
-    """Whose forward pass runs: transformers', or (native) our own, faster, for Llama, Mistral,
-    Qwen2 and Qwen3. auto: native where it can be."""
+    """The forward pass: transformers', or the faster native one for Llama, Mistral, Qwen2 and
+    Qwen3. auto: native where supported."""
     enforce_eager: bool = False
-    """Launch every kernel of every step anew, without CUDA graphs."""
+    """Disable CUDA graphs."""
     generation_config: str = "auto"
-    """Whose values a request has where it says none: auto, those of the model's
+    """Sampling defaults of requests: auto, those of the model's
     generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens),
     or vllm, those of SamplingParams."""
     num_threads: int = 1
-    """Threads of a CPU, shared by the ranks. More help a large model where nothing else runs;
-    beside other work they wait for each other in every product."""
+    """CPU threads, shared by the ranks. More threads help a large model on an otherwise idle
+    machine; beside other load they wait for each other in every matmul."""
     seed: int = 0
-    """For sampling where a request has none of its own, and for random weights."""
+    """For random weights, and for sampling of requests without a seed."""
     server: ServerSpec = field(default_factory=ServerSpec)
-    """Its `tensor_parallel` are processes: GPUs from the first on, or so many parts of a CPU."""
+    """Each `tensor_parallel` rank is a process, on a GPU of its own or sharing the CPU."""
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -70,7 +70,7 @@ class Arguments:
 
     @classmethod
     def of(cls, **settings: Any) -> Arguments:
-        """From the settings of both, side by side.
+        """Build from the flat settings of Arguments and ServerSpec.
 
         >>> Arguments.of(model="tiny", block_size=8).server.block_size
         8
@@ -83,7 +83,7 @@ class Arguments:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What decides what is loaded, beside the model and where it goes."""
+        """Settings that determine the loaded weights, besides model and device."""
         names = ("dtype", "load_format", "model_impl", "seed")
         own = {name: getattr(self, name) for name in names}
         server = {name: getattr(self.server, name) for name in ("max_model_len", "quantization")}
@@ -92,4 +92,4 @@ class Arguments:
 
 _SERVER = [each.name for each in fields(ServerSpec)]
 SETTINGS = [*(each.name for each in fields(Arguments) if each.name != "server"), *_SERVER]
-"""What `Arguments.of` takes."""
+"""Setting names of `Arguments.of`."""

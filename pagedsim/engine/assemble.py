@@ -1,4 +1,4 @@
-"""An engine's parts, from its arguments."""
+"""Assemble an engine from its arguments."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from pagedsim.server import ServerSpec
 
 @dataclass(frozen=True)
 class Parts:
-    """What an engine is made of."""
+    """The components of an engine."""
 
     model: LoadedModel
     server: ServerSpec
-    """With all its sizes."""
+    """With all sizes resolved."""
     tokenizer: Tokenizer | None
     scheduler: Scheduler
     runner: Runner
     prices: MeasuredPrices
-    """What the preemption may have been made with."""
+    """Measured costs of preemption, for `preemption=cheapest`."""
 
 
 def assemble(arguments: Arguments) -> Parts:
-    """Load the model, find out how much fits beside it, and build the scheduler over that."""
+    """Load the model, determine the number of KV blocks that fit, and build the scheduler."""
     model = loaded(arguments)
     try:
         return _assembled(arguments, model)
@@ -80,7 +80,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
 
 
 def _check_dtype(server: ServerSpec, shape: CacheShape, model: LoadedModel) -> None:
-    """Raise ConfigError for a cache that no kernel of the model reads."""
+    """Raise ConfigError for a cache dtype that the model's kernels do not support."""
     if shape.planes == 1 and is_float8(shape.dtype):
         raise ConfigError(
             f"kv_cache_dtype={server.kv_cache_dtype}: model={model.name} has compressed keys and "
@@ -89,7 +89,7 @@ def _check_dtype(server: ServerSpec, shape: CacheShape, model: LoadedModel) -> N
 
 
 def loaded(arguments: Arguments) -> LoadedModel:
-    """The model alone, for engines that are to share it; one that is loaded already is taken."""
+    """Load only the model, to be shared by engines; a loaded model is returned as it is."""
     server = arguments.server
     if isinstance(there := arguments.model, LoadedModel):
         length = server.max_model_len or there.max_model_len
@@ -105,7 +105,7 @@ def loaded(arguments: Arguments) -> LoadedModel:
 
 
 def check_split(arguments: Arguments) -> None:
-    """Raise ConfigError where the model cannot be split as it is asked to; reads no weights."""
+    """Raise ConfigError if the model cannot be split over the ranks; reads no weights."""
     size, model = arguments.server.tensor_parallel, arguments.model
     if size == 1 or isinstance(model, LoadedModel):
         return
@@ -117,7 +117,7 @@ def check_split(arguments: Arguments) -> None:
 
 
 def _split(arguments: Arguments, device: torch.device) -> LoadedModel:
-    """The shard of rank 0; it has the other ranks, each with its own shard."""
+    """Start the other ranks and load rank 0's shard."""
     check_split(arguments)
     size = arguments.server.tensor_parallel
     if device.type == "cuda":
@@ -138,7 +138,7 @@ def _load(model: Any, device: torch.device, settings: dict[str, Any]) -> LoadedM
 
 
 def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bool) -> ServerSpec:
-    """The server with its blocks and its limits, from what is left beside the model."""
+    """The server with its blocks and limits resolved from the memory left beside the model."""
     longest = model.max_model_len
     seqs, tokens = server.max_seqs, server.step_tokens(longest)
     knobs = f"lower max_batched_tokens={tokens} or max_seqs={seqs}"
@@ -152,7 +152,7 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
             utilization=server.gpu_memory_utilization,
             graphs=graphs,
         )
-    if server.max_model_len is None:  # then as long as the memory holds
+    if server.max_model_len is None:  # limited by the memory
         longest = min(longest, blocks * shape.block_size)
     swapped = server.cpu_blocks
     if swapped is None:
@@ -170,7 +170,7 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
 
 
 def _fitting_blocks(model: LoadedModel, shape: CacheShape, **settings: Any) -> int:
-    """As many as fit on every rank."""
+    """The number of blocks that fit on every rank."""
     if (ranks := model.ranks) is None:
         return fitting_blocks(model, shape, **settings)
     with ranks.together("fit", shape, **settings):
@@ -181,7 +181,7 @@ def _fitting_blocks(model: LoadedModel, shape: CacheShape, **settings: Any) -> i
 def _require_room(
     server: ServerSpec, shape: CacheShape, blocks: int, swapped: int, device: torch.device
 ) -> None:
-    """Raise ConfigError for pools that cannot be, before anything as large is made for them."""
+    """Raise ConfigError for block pools beyond the memory, before they are allocated."""
     size, ranks = f"of {shape.block_bytes / 2**20:.3g} MiB", server.tensor_parallel
     if ranks > 1:
         size += f" on each of {ranks} ranks"
@@ -190,11 +190,11 @@ def _require_room(
         knobs = f"lower swap_space_gib={server.swap_space_gib:g}"
     host = swapped * shape.block_bytes * ranks
     if device.type != "cuda":
-        what = f"{blocks} blocks, and {swapped} for who is swapped out, {size}"
+        what = f"{blocks} blocks, and {swapped} for swapping, {size}"
         host += blocks * shape.block_bytes * ranks
         require_host(what, host, f"lower blocks={blocks}" + f", or {knobs}" * (swapped > 0))
         return
-    require_host(f"{swapped} blocks for who is swapped out, {size},", host, knobs)
+    require_host(f"{swapped} blocks for swapping, {size},", host, knobs)
     total = torch.cuda.get_device_properties(device).total_memory
     if blocks * shape.block_bytes > total:
         raise ConfigError(
@@ -211,7 +211,7 @@ def _allocated(server: ServerSpec, shape: CacheShape, device: torch.device) -> C
 
 
 def device_of(name: str) -> torch.device:
-    """The device that a setting means; raises ConfigError where it is not there."""
+    """Resolve the setting `device`; raises ConfigError if it is not available."""
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
         raise ConfigError(

@@ -17,9 +17,9 @@ from pagedsim.kernels.float8 import FORMATS
 def pinned(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, owner: object
 ) -> torch.Tensor:
-    """A tensor on the host that nothing is written to yet, for as long as `owner` lives.
+    """An uninitialised pinned host tensor, registered for as long as `owner` lives.
 
-    Where CUDA does not register memory it is that of torch's allocator, if so much is there.
+    Falls back to torch's pinned allocator if CUDA cannot register memory and enough is available.
     """
     tensor = torch.empty(tuple(shape), dtype=dtype)
     if not tensor.nbytes:
@@ -30,19 +30,19 @@ def pinned(
     _forget(device)
     taken = 1 << (tensor.nbytes - 1).bit_length()
     del tensor
-    what = "blocks for who is swapped out, in pinned memory of a power of two,"
+    what = "blocks for swapping, in pinned memory of a power of two,"
     require_host(what, taken, "lower swap_space_gib or cpu_blocks")
     return _of_torch(shape, dtype)
 
 
 def _forget(device: torch.device) -> None:
-    """That something has failed, of which CUDA would tell whoever comes next."""
+    """Clear CUDA's sticky error, which the next call would report."""
     with suppress(RuntimeError):
         torch.zeros(1, device=device)
 
 
 def _release(tensor: torch.Tensor, device: torch.device) -> None:
-    """Nothing may be under way to or from it any more."""
+    """Unregister, once no copy is in flight."""
     torch.cuda.synchronize(device)
     torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
 
@@ -52,13 +52,13 @@ def _of_torch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def cache_dtype(name: str, model: torch.dtype) -> torch.dtype:
-    """What a cache with that `kv_cache_dtype` holds beside a model that computes in `model`."""
+    """Resolve `kv_cache_dtype` for a model that computes in `model`."""
     return FORMATS.get("fp8_e4m3" if name == "fp8" else name, model)
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one block holds.
+    """The layout of one block.
 
     All layers' keys and values of `block_size` tokens lie in one contiguous run, so that a swap
     is one copy a block.
@@ -93,9 +93,9 @@ class CacheShape:
 
 
 class Cache:
-    """Two pools of blocks: `gpu`, where attention reads, and `cpu`, for who was swapped out.
+    """Two block pools: `gpu`, read by attention, and `cpu`, for swapped requests.
 
-    Where there is no GPU both lie in host memory, and `gpu` is still where attention reads.
+    Without a GPU both are in host memory, and attention still reads `gpu`.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Cache:
     ) -> None:
         self.shape = shape
         self.gpu = shape.blank(blocks, device)
-        # Whole blocks go there before they come back, so nothing else is ever read; and who swaps
-        # little does not wait until gigabytes are cleared.
+        # Uninitialised: blocks are written whole before they are read, and clearing gigabytes would
+        # delay the start.
         room = cpu_blocks, *shape.block
         if device.type == "cuda":
             self.cpu = pinned(room, shape.dtype, device, owner=self)

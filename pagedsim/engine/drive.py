@@ -11,7 +11,7 @@ from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.filler import Filler
 
 NAP = 0.02
-"""Seconds between two looks at whether to stop, while nobody is there."""
+"""Polling interval of `stopping` while idle, in seconds."""
 
 
 def drive(
@@ -26,13 +26,12 @@ def drive(
     """Serve all that `source` holds; times count from now.
 
     Each request gets exactly the output length that its workload says: the ends of texts are
-    ignored, and where nobody cares which token comes the most probable one is taken. A prompt that
-    is only a number of tokens gets tokens that follow from `seed`.
+    ignored, and sampling is greedy. A prompt given as a length gets random tokens from `seed`.
 
-    Time passes as in a simulation: a step begins where the last one ended, or, after a pause, when
-    the next request comes; who comes during a step is looked at after it. `stopping` is asked while
-    the engine is idle; once it says yes, this returns. `stepped` is called after every step.
-    `sleep` lets time pass on the engine's clock.
+    Time passes as in a simulation: a step begins where the last one ended, or, after a pause, at
+    the next arrival; arrivals during a step are processed after it. While the engine is idle,
+    `stopping` is polled, and once it returns True, `drive` returns. `stepped` is called after every
+    step. `sleep` lets time pass on the engine's clock.
     """
     engine.restart_clock()
     feed = _Feed(source)
@@ -56,7 +55,7 @@ def drive(
 
 
 class _Feed:
-    """How requests come: at their times, all at once, or from users who wait for answers."""
+    """Arrivals of requests: at given times, as a burst, or in a closed loop of users."""
 
     def __init__(self, source: Source) -> None:
         self._jobs = source.requests()
@@ -67,7 +66,7 @@ class _Feed:
 
     @property
     def at(self) -> float | None:
-        """When the next request comes; None if none does, unless somebody is answered."""
+        """Time of the next arrival; None if there is none before another request finishes."""
         if self._next is None:
             return None
         if self._mode == "closed":
@@ -75,10 +74,10 @@ class _Feed:
         return 0.0 if self._mode == "burst" else self._next[0].arrival or 0.0
 
     def due(self, now: float, busy: bool) -> Iterator[Job]:
-        """Those that have come by now.
+        """Requests that have arrived by `now`.
 
-        A user who does not think asks again in the moment of the answer; a server that is busy has
-        then begun its next step.
+        In a closed loop without think time a request arrives at the instant of a completion, when a
+        busy server has already begun its next step.
         """
         late = busy and self._mode == "closed"
         while (at := self.at) is not None and (at < now if late else at <= now):
@@ -92,6 +91,6 @@ class _Feed:
             yield job
 
     def answered(self, now: float) -> None:
-        """Somebody has an answer; in a closed loop its user thinks, and asks again."""
+        """A request finished; in a closed loop its user sends the next after the think time."""
         if self._mode == "closed":
             heapq.heappush(self._asking, now + self._think_time)

@@ -1,4 +1,4 @@
-"""The engine: the scheduler's plans, carried out step by step, with real tokens."""
+"""The engine: executes the scheduler's plans step by step, with real tokens."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class LLMEngine:
         self._epoch, self.end = self._clock(), 0.0
 
     def close(self) -> None:
-        """End what runs elsewhere for this engine; it serves nobody afterwards.
+        """Release the engine's resources; it must not be used afterwards.
 
         Where a model is shared by several processes they end with this, or else when the engine is
         not used any more. A model that was loaded before stays, for its next engine. After the last
@@ -298,7 +298,7 @@ class LLMEngine:
                 self._land(current.plan, start, outcome, outputs)
                 self._flight = following
         except BaseException as error:
-            # Such as a Ctrl-C: nobody is left half served. Without a rank nobody will be served.
+            # E.g. Ctrl-C: end the step's requests. After a RankError no request can be served.
             if not isinstance(error, Exception) or isinstance(error, RankError):
                 self._fail(error)
             raise
@@ -312,7 +312,7 @@ class LLMEngine:
         return outputs
 
     def _goes_ahead(self, current: InflightStep) -> bool:
-        """Whether another step can be planned before the tokens of this one are told."""
+        """Whether another step can be planned before this one's tokens are committed."""
         scheduler = self.scheduler
         ahead = scheduler.async_scheduling and not scheduler.looks_back
         return ahead and scheduler.runnable and not current.plan.empty and current.error is None

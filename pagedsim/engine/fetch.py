@@ -1,4 +1,4 @@
-"""Results on their way from the device to the host."""
+"""Asynchronous copies between device and host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Fetch:
-    """Tensors that are being copied to the host; nobody waits before they are looked at."""
+    """An asynchronous copy of tensors to the host; `lists` waits for it."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._arrived: torch.cuda.Event | None = None
@@ -31,7 +31,7 @@ class Fetch:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host's on the device; nobody waits until it is there."""
+    """Copy a host tensor to the device asynchronously."""
     if not apart(device):
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

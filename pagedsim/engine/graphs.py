@@ -58,7 +58,7 @@ def watched() -> Iterator[None]:
 def uncollected() -> Iterator[None]:
     """Collect garbage before what is done inside, and none meanwhile: a graph or a tensor that is
     given back may call CUDA, which would end a capture."""
-    if not gc.isenabled():  # by whoever is outside, who has seen to it
+    if not gc.isenabled():  # already disabled by an outer block
         yield
         return
     gc.collect()
@@ -173,8 +173,8 @@ class Graphs:
         """Make the graph of one size.
 
         Raises Unrecordable if the model waits for the GPU on the way, and ConfigError if it cannot
-        be captured for another reason: torch 2.11 does not get over a capture that has failed, so
-        nobody is served after one.
+        be captured for another reason: torch 2.11 does not recover from a failed capture, so the
+        engine does not start.
         """
         try:
             self._replays[size] = self._recorder.record(partial(self._compute, size))

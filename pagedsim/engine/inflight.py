@@ -17,19 +17,19 @@ from pagedsim.engine.sequence import Group
 from pagedsim.engine.step_inputs import Samplers
 
 StepResults = tuple[dict[RequestId, "int | Continuation"], dict[RequestId, str]]
-"""Tokens and reasons, as `Scheduler.commit` takes them."""
+"""Tokens and finish reasons, as `Scheduler.commit` takes them."""
 
 
 class SamplingJob:
-    """What is to be sampled in one step.
+    """The sampling of one step.
 
-    It is asked when the step is launched, before the scheduler counts it; `draw` samples on the
-    device, without waiting, and `answers`, which may come a step later, waits for the tokens.
+    Created when the step is launched, before the scheduler commits it; `draw` samples on the
+    device asynchronously, and `answers`, which may follow a step later, waits for the tokens.
     """
 
     def __init__(self, samplers: Samplers, groups: Mapping[RequestId, Group]) -> None:
         self.picked: Tensor | None = None
-        """The tokens on the device: those of row i at place i, if all have one sequence."""
+        """Sampled tokens on the device; row i is request i if each has one sequence."""
         self._samplers, self._groups = samplers, groups
         self._asked: list[Group] = []
         self._plain = all(groups[request.id].plain for request, _ in samplers)
@@ -56,7 +56,7 @@ class SamplingJob:
             start += count
 
     def draw(self, logits: Tensor, sampler: Sampler) -> None:
-        """Sample what is sampled; beams take their logits later."""
+        """Launch sampling; beam search processes its logits in `answers`."""
         if self._plain:
             self.picked = logits.argmax(1)
             self._coming = Fetch([self.picked])
@@ -70,12 +70,12 @@ class SamplingJob:
             self.picked = self._draw.picked
 
     def answers(self) -> StepResults:
-        """For all who are still alive; called once."""
+        """Results of all requests that are still alive; called once."""
         tokens: dict[RequestId, int | Continuation] = {}
         ended: dict[RequestId, str] = {}
         if self._coming is not None:
             (picked,) = self._coming.lists()
-            groups = self._groups  # of those who have left it knows nothing more
+            groups = self._groups  # requests that left are not in it
             for (request, _), token in zip(self._samplers, picked, strict=True):
                 if request.finish_reason is None:
                     name = request.id
@@ -112,38 +112,38 @@ def _tell(
 
 
 class InflightStep:
-    """A step that was planned, what computes it, and what it is asked.
+    """A planned step with its computation and its sampling.
 
-    On a GPU it is computed from its launch on, while the host goes on. A CPU computes as it is
-    launched. What fails on the way is kept, and is its outcome.
+    A GPU computes asynchronously from the launch on, a CPU during the launch. An error on the way
+    is kept and becomes the outcome.
     """
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         self.question: SamplingJob | None = None
         self.error: Exception | None = None
-        """Why it cannot be carried out."""
+        """The error that prevents its execution."""
         self._compute: Callable[[], Tensor] | None = None
 
     @property
     def picked(self) -> Tensor | None:
-        """The tokens on the device, as `SamplingJob` has them, once it is launched."""
+        """Sampled tokens on the device, as in `SamplingJob`, once launched."""
         return None if self.question is None else self.question.picked
 
     def prepare(self, parts: Callable[[], tuple[Callable[[], Tensor], SamplingJob]]) -> None:
-        """Have what computes the logits, and the question, made by `parts`."""
+        """Build the computation of the logits and the sampling job by `parts`."""
         with self._failing():
             self._compute, self.question = parts()
 
     def launch(self, sampler: Sampler) -> None:
-        """Compute and sample, or have the GPU do so; the second time nothing happens."""
+        """Launch computation and sampling; idempotent."""
         compute, self._compute = self._compute, None
         if compute is not None and self.question is not None:
             with self._failing():
                 self.question.draw(compute(), sampler)
 
     def outcome(self) -> StepResults | Exception:
-        """Wait for the tokens; or why there are none."""
+        """Wait for the results, or return the error."""
         if self.error is None and self.question is not None:
             with self._failing():
                 return self.question.answers()

@@ -61,7 +61,7 @@ class Crossing:
             self._copied.synchronize()
 
     def send(self, size: int) -> None:
-        """Copy the first `size` bytes to the device; nobody waits for it."""
+        """Copy the first `size` bytes to the device asynchronously."""
         if self.there is not self.host:
             self.there[:size].copy_(self.host[:size], non_blocking=True)
         if self._copied is not None:
@@ -80,7 +80,7 @@ class Inputs:
         self._crossing = Crossing(device, room)
 
     def place(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The same on the device, in one copy that nobody waits for."""
+        """Copy the tensors to the device in one asynchronous copy."""
         offsets, size = [], 0
         for tensor in tensors:
             offsets.append(size)

@@ -1,4 +1,4 @@
-"""Memory that is not there: said in numbers, before an allocation fails or the system kills us."""
+"""Check available memory before allocating, and report shortages in numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def host_bytes() -> int:
-    """Bytes of host memory that may still be taken; where nobody tells, all that there are."""
+    """Available bytes of host memory; all of it where /proc/meminfo is missing."""
     try:
         for line in MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -27,23 +27,23 @@ from pagedsim.kernels.ops import copy_blocks
 
 
 class Mark(Protocol):
-    """A place in the bus's queue."""
+    """A position in the copy queue."""
 
     def passed(self) -> bool:
-        """Whether all before it is done; asking costs no waiting."""
+        """Whether all earlier work is done; does not block."""
 
 
 class Bus(Protocol):
-    """What moves blocks."""
+    """A queue of block copies."""
 
     def follow(self) -> None:
-        """Let what is queued here next begin after all that the computation has queued so far."""
+        """Order following copies after all computation queued so far."""
 
     def queue(self, work: Callable[[], None]) -> Mark:
-        """Do `work`, and mark its end."""
+        """Queue `work` and mark its end."""
 
     def hold(self, mark: Mark) -> None:
-        """Let what the computation queues next begin after a mark."""
+        """Order following computation after a mark."""
 
 
 class _Done:
@@ -52,7 +52,7 @@ class _Done:
 
 
 class NoBus:
-    """Where all is host memory: what is queued is done at once."""
+    """Host memory only: queued work is done synchronously."""
 
     def follow(self) -> None:
         """Nothing is under way."""
@@ -74,11 +74,11 @@ class _Event:
 
 
 class CudaBus:
-    """A stream beside the computation's, for both directions."""
+    """A CUDA stream for copies in both directions."""
 
     def __init__(self, pool: torch.Tensor) -> None:
         self.stream = torch.cuda.Stream(pool.device)
-        pool.record_stream(self.stream)  # who gives the pool up may have blocks going out
+        pool.record_stream(self.stream)  # copies may outlive the pool
 
     def follow(self) -> None:
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
@@ -96,7 +96,7 @@ class CudaBus:
 
 
 def bus_of(pool: torch.Tensor) -> Bus:
-    """The bus of a pool of blocks."""
+    """The copy queue for a pool of blocks."""
     return CudaBus(pool) if pool.is_cuda else NoBus()
 
 

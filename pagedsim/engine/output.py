@@ -1,4 +1,4 @@
-"""What a client gets."""
+"""Outputs of requests."""
 
 from __future__ import annotations
 

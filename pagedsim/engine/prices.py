@@ -1,4 +1,4 @@
-"""What a preemption costs on this machine, measured before anybody is served."""
+"""Costs of preemption, measured on this machine at start-up."""
 
 from __future__ import annotations
 

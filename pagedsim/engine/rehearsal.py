@@ -1,4 +1,4 @@
-"""Made-up steps, for what must be measured or compiled before anybody is served."""
+"""Dummy steps, for profiling and warm-up before requests are served."""
 
 from __future__ import annotations
 

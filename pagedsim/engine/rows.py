@@ -45,7 +45,7 @@ class Computing(NamedTuple):
 def rows_for(seqs: int) -> int:
     """Rows of a store for `seqs` sequences at a time.
 
-    Where steps are planned ahead, one that has ended keeps its memory until that is told, and
+    With steps planned ahead, a finished sequence keeps its memory until its step is completed, and
     another may have its seat already.
     """
     return 2 * seqs
@@ -68,9 +68,9 @@ class Rows:
         self.forget()
 
     def forget(self) -> None:
-        """The store may hold anything: nobody has a row, as in the beginning."""
+        """Reset: the store's content is undefined and no table has a row."""
         self._owners: list[tuple[Request, list[int]] | None] = [None] * self._count
-        # Lists are told apart by their place in memory, which nobody else gets while they are held.
+        # Lists are identified by id(), which is unique while they are referenced.
         self._seats: dict[int, int] = {}
         self._free = list(range(self._count))[::-1]
         self._at = [-1] * self._count  # the last block of each row that is known
@@ -103,7 +103,7 @@ class Rows:
         return Computing(ids, now.contexts - 1, now.slots, now.contexts, now.rows)
 
     def _next(self, now: _Decoding) -> _Decoding:
-        """The same sequences a token later: only who begins a block is looked at."""
+        """The same sequences one token later: only those that begin a block are visited."""
         contexts, slots, offsets = now.contexts + 1, now.slots + 1, now.offsets + 1
         full = (offsets == self.block_size).nonzero()[0]
         blocks = (contexts[full] - 1) // self.block_size

@@ -101,7 +101,7 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, max_tokens: int, graphs: bool) -> None:
-        """Have everything compiled that a step may need, while nobody waits for it.
+        """Compile all kernels that a step may need, before requests arrive.
 
         With `graphs` steps of decodes alone are captured too, if the device can do that.
         """

@@ -188,7 +188,7 @@ class Sampler:
 
 
 def rehearse_sampling(vocab: int, device: torch.device) -> None:
-    """Have everything compiled that drawing may need, while nobody waits for it.
+    """Compile all kernels that sampling may need, before requests arrive.
 
     Kernels are the same for any number of rows; there are those that draw from all tokens, and
     those that cut rows and draw from what is left.
@@ -283,7 +283,7 @@ class Columns:
 
 
 def _scored(logits: Tensor, picked: Tensor, columns: Columns) -> list[Tensor]:
-    """What the rows that want log-probabilities are told besides; nothing if none does."""
+    """Logprobs, ranks and top tokens of the rows that request them; empty if none does."""
     at = columns.scored
     if not at.rows:
         return []

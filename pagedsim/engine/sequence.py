@@ -62,8 +62,8 @@ class Line:
 class Sequences:
     """The sequences of a request that is sampled: `n` or `best_of` of them, often just one.
 
-    The order of calls: `rows`, before the scheduler counts the step; `take`, before it is told of
-    it; `output`, once it was, if anybody looks;
+    The order of calls: `rows`, before the scheduler dispatches the step; `take`, before it is
+    completed; `output`, after that, if requested;
     `close` once the scheduler is done with the request, and `output(finished=True)`.
     """
 

@@ -1,4 +1,4 @@
-"""What sequences have said, counted on the device: a step sends the tokens that are new."""
+"""Device-side token counts per sequence, for repetition, presence and frequency penalties."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ Tokens = Sequence[int]
 
 
 class TokenCounts:
-    """Counts of each token for the sequences of the last batch, one row each.
+    """Token counts of the sequences of the last batch, one row each.
 
-    A sequence is known by the list of its tokens, to which others are only ever added. While the
-    lists of a batch are those of the last one, what was added is all that is sent; any other batch
-    is counted anew.
+    A sequence is identified by its token list, which only grows. While a batch has the same lists
+    as the last one, only new tokens are sent to the device; another batch is counted anew.
     """
 
     def __init__(self) -> None:
@@ -33,8 +32,8 @@ class TokenCounts:
     def counts(
         self, prompts: Sequence[Tokens], outputs: Sequence[Tokens], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """How often each output has each token, [rows, vocab] as `like`, in int32; and which
-        tokens are in its prompt. Good until the next call."""
+        """Count of each token in each output, [rows, vocab] as `like`, in int32; and a mask of the
+        prompt's tokens. Valid until the next call."""
         if self._counts is None or self._seen is None or not self._same(prompts, outputs):
             self._prompts, self._outputs = list(prompts), list(outputs)
             self._known = [0] * len(outputs)
@@ -57,7 +56,7 @@ class TokenCounts:
 
 
 def places(texts: Sequence[Tokens], like: Tensor) -> Tensor:
-    """Where each row's tokens are, counted through all rows."""
+    """Flat indices of each row's tokens in a [rows, vocab] tensor."""
     sizes = [len(text) for text in texts]
     flat = np.fromiter(chain.from_iterable(texts), np.int64, sum(sizes))
     flat += np.repeat(np.arange(len(texts)) * like.shape[1], sizes)

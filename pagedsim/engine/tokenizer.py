@@ -58,7 +58,7 @@ class ByteTokenizer:
     def chat(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, **settings: Any
     ) -> list[int]:
-        """A line for each message; nobody taught the model any other way."""
+        """One line per message; the untrained model has no template."""
         if settings:
             raise RequestError(
                 f"{next(iter(settings))}: the tiny model has a chat format of its own"

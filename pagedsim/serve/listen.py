@@ -175,8 +175,8 @@ class Listener(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the engine, close connections, end the engine."""
         if unfinished := self._engine.unfinished:
-            whom = "1 request has" if unfinished == 1 else f"{unfinished} requests have"
-            _say(f"ending: {whom} {self._drain:g} s; Ctrl-C, or SIGTERM, again ends it at once")
+            pending = "1 request has" if unfinished == 1 else f"{unfinished} requests have"
+            _say(f"ending: {pending} {self._drain:g} s; Ctrl-C, or SIGTERM, again ends it at once")
         drained = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
         self._live.close()
         cut = asyncio.get_running_loop().call_later(LAST_WORDS, self._cut)

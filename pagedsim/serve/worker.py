@@ -23,7 +23,7 @@ TURN = 0.01
 
 
 class Worker:
-    """The engine thread: steps the engine while requests are unfinished, posts outputs to a loop."""
+    """Steps an engine in its own thread, and posts outputs to an event loop."""
 
     def __init__(
         self,

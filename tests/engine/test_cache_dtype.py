@@ -120,7 +120,7 @@ def test_graphs_change_no_token(form: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 @FORMS
 def test_memory_holds_more_blocks(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what there is by default, and in the room for who is swapped out; floats have 4 bytes."""
+    """Of what there is by default, and in the room for swapping; floats have 4 bytes."""
     monkeypatch.setattr(profile, "HOST_POOL", 2**20)
     room = {
         "blocks": None, "cpu_blocks": None, "swap_space_gib": 2**-10,

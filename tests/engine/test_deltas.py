@@ -20,7 +20,7 @@ WAYS: list[dict[str, Any]] = [
     {"batching": "unified", "preemption": "recompute", "memory": "prefix"},
     {"batching": "unified", "preemption": "swap", "cpu_blocks": 40, "async_scheduling": True},
 ]
-SamplingTensors = list[tuple[str, SamplingParams]]
+Asked = list[tuple[str, SamplingParams]]
 
 
 @cache
@@ -33,9 +33,7 @@ def engine(**settings: Any) -> LLMEngine:
     return LLMEngine(model=tiny(), tokenizer="tiny", device="cpu", **{**small, **settings})
 
 
-def stream(
-    server: LLMEngine, asked: SamplingTensors, **how: bool
-) -> dict[int, list[RequestOutput]]:
+def stream(server: LLMEngine, asked: Asked, **how: bool) -> dict[int, list[RequestOutput]]:
     """All outputs of each request, in the order in which they came."""
     for name, (prompt, params) in enumerate(asked):
         server.add_request(name, prompt, params, **how)
@@ -78,9 +76,7 @@ def drawn(rng: random.Random) -> tuple[str, SamplingParams]:
     return "".join(rng.choices("abc dé", k=rng.randint(1, 20))), params
 
 
-def with_stops(
-    rng: random.Random, asked: SamplingTensors, said: list[list[CompletionOutput]]
-) -> SamplingTensors:
+def with_stops(rng: random.Random, asked: Asked, said: list[list[CompletionOutput]]) -> Asked:
     """Most requests with stop strings, pieces of what they say without them."""
     stopped = []
     for (prompt, params), outputs in zip(asked, said, strict=True):

@@ -17,7 +17,7 @@ from tests.engine.architectures import made
 
 
 @dataclass
-class SamplingTensors:
+class Asked:
     """A workload of a few requests."""
 
     jobs: list[Job]
@@ -69,7 +69,7 @@ def clock() -> Fake:
 
 def served(
     clock: Fake,
-    source: SamplingTensors,
+    source: Asked,
     stopping: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> Seen:
@@ -82,9 +82,7 @@ def served(
 
 
 def test_requests_come_at_their_times(clock: Fake) -> None:
-    seen = served(
-        clock, SamplingTensors([job(0, arrival=0.0), job(1, arrival=2.0), job(2, arrival=2.0)])
-    )
+    seen = served(clock, Asked([job(0, arrival=0.0), job(1, arrival=2.0), job(2, arrival=2.0)]))
     assert [request.id for request in seen.requests] == [0, 1, 2]
     assert [request.arrival for request in seen.requests] == [0.0, 2.0, 2.0]
     starts = [request.scheduled_at or 0.0 for request in seen.requests]
@@ -93,7 +91,7 @@ def test_requests_come_at_their_times(clock: Fake) -> None:
 
 
 def test_output_is_as_long_as_the_workload_says(clock: Fake) -> None:
-    seen = served(clock, SamplingTensors([job(i, output=i + 1, arrival=0.0) for i in range(6)]))
+    seen = served(clock, Asked([job(i, output=i + 1, arrival=0.0) for i in range(6)]))
     assert {request.id: request.generated for request in seen.requests} == {
         i: i + 1 for i in range(6)
     }
@@ -101,16 +99,14 @@ def test_output_is_as_long_as_the_workload_says(clock: Fake) -> None:
 
 def test_a_burst_comes_at_once_and_takes_its_deadlines_along(clock: Fake) -> None:
     late = [job(i, arrival=10.0 * i, deadline=10.0 * i + 5) for i in range(3)]
-    seen = served(clock, SamplingTensors(late, mode="burst"))
+    seen = served(clock, Asked(late, mode="burst"))
     assert all((request.arrival or 0) < 0.01 for request in seen.requests)
     assert [round(request.deadline or 0, 2) for request in seen.requests] == [5, 5, 5]
     assert seen.steps[0][2] == 3
 
 
 def test_users_wait_for_their_answers_and_think(clock: Fake) -> None:
-    seen = served(
-        clock, SamplingTensors([job(i) for i in range(5)], mode="closed", users=2, think_time=1.5)
-    )
+    seen = served(clock, Asked([job(i) for i in range(5)], mode="closed", users=2, think_time=1.5))
     requests = sorted(seen.requests, key=lambda request: int(request.id))
     assert [request.arrival for request in requests[:2]] == [0.0, 0.0]
     first = sorted(request.finished_at or 0.0 for request in requests[:2])
@@ -120,9 +116,7 @@ def test_users_wait_for_their_answers_and_think(clock: Fake) -> None:
 
 
 def test_prompts_that_are_numbers_get_tokens(clock: Fake) -> None:
-    one, other = (
-        served(clock, SamplingTensors([job(0, arrival=0.0)])).requests[0] for _ in range(2)
-    )
+    one, other = (served(clock, Asked([job(0, arrival=0.0)])).requests[0] for _ in range(2))
     assert one.prompt is not None
     assert len(one.prompt) == 5
     assert one.prompt == other.prompt
@@ -133,28 +127,26 @@ def test_what_prompts_share_they_share_in_the_cache(clock: Fake) -> None:
     """Token ids of a workload may be any numbers; the model has 128 or so."""
     prefix = [2**33 + i for i in range(12)]
     prompts = [[*prefix, 7, 8], [*prefix, 9, 10]]
-    source = SamplingTensors(
-        [job(i, prompt=prompt, arrival=2.0 * i) for i, prompt in enumerate(prompts)]
-    )
+    source = Asked([job(i, prompt=prompt, arrival=2.0 * i) for i, prompt in enumerate(prompts)])
     seen = served(clock, source, memory="prefix")
     assert [request.cached_tokens for request in seen.requests] == [0, 12]
 
 
 def test_ends_of_texts_are_ignored_and_nothing_is_drawn(clock: Fake) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=4)
-    seen = served(clock, SamplingTensors([(Request(0, [5, 6], params, arrival=0.0), 9)]))
+    seen = served(clock, Asked([(Request(0, [5, 6], params, arrival=0.0), 9)]))
     used = seen.requests[0].params
     assert (used.temperature, used.ignore_eos, used.max_tokens) == (0.0, True, 4)
     assert seen.requests[0].generated == 4
 
 
 def test_one_that_can_never_be_served_is_rejected_and_the_others_go_on(clock: Fake) -> None:
-    seen = served(clock, SamplingTensors([job(0, prompt=65, arrival=0.0), job(1, arrival=0.0)]))
+    seen = served(clock, Asked([job(0, prompt=65, arrival=0.0), job(1, arrival=0.0)]))
     assert {r.id: r.state.value for r in seen.requests} == {0: "rejected", 1: "finished"}
 
 
 def test_it_stops_while_nobody_is_there(clock: Fake) -> None:
-    source = SamplingTensors([job(0, arrival=0.0), job(1, arrival=1e6)])
+    source = Asked([job(0, arrival=0.0), job(1, arrival=1e6)])
     seen = served(clock, source, stopping=lambda: clock.now > 105)
     assert [request.id for request in seen.requests] == [0]
     assert clock.now < 106
@@ -170,4 +162,4 @@ class Nobody(FCFS):
 def test_a_policy_that_admits_nobody_is_told_of(clock: Fake) -> None:
     policy: Policy = Nobody()
     with pytest.raises(PagedsimError, match=r"nothing can run at .*: 1 requests wait"):
-        served(clock, SamplingTensors([job(0, arrival=0.0)]), policy=policy)
+        served(clock, Asked([job(0, arrival=0.0)]), policy=policy)

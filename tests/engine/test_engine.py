@@ -199,12 +199,12 @@ def test_a_gpu_that_is_not_there() -> None:
     [
         (
             {"blocks": 10**9},
-            r"out of memory: 1000000000 blocks, and 0 for who is swapped out, of 0.000977 MiB take "
+            r"out of memory: 1000000000 blocks, and 0 for swapping, of 0.000977 MiB take "
             r"953.7 GiB, and the host has [\d.]+ GiB left; lower blocks=1000000000$",
         ),
         (
             {"preemption": "swap", "swap_space_gib": 1e6},
-            r"out of memory: 64 blocks, and \d+ for who is .* take 1000000.0 GiB, .* "
+            r"out of memory: 64 blocks, and \d+ for swapping, .* take 1000000.0 GiB, .* "
             "lower blocks=64, or lower swap_space_gib=1e\\+06$",
         ),
     ],

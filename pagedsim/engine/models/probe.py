@@ -1,7 +1,7 @@
 """What a model's attention does, found out by watching it.
 
 No list of architectures says what can be served. The model runs on a few tokens with an attention
-function that takes notes instead: who calls it, with which shapes and settings, and under which
+function that records its calls instead: by which module, with which shapes, settings and
 mask. transformers builds masks from functions of two positions, so the mask that a layer would get
 at any length can be asked for, row by row, without being built: that tells its sliding window. And
 since no token sees another through this attention, any that still does is found out.

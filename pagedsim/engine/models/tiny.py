@@ -1,4 +1,4 @@
-"""The model called "tiny": a Llama of 3.2 million parameters that nobody trained.
+"""The model called "tiny": an untrained Llama of 3.2 million parameters.
 
 It needs no download and is the same everywhere, bit for bit: its weights come from integers of a
 counter with a fixed seed and from float32 products, which all machines round alike, and not from

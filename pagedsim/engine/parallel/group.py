@@ -1,4 +1,4 @@
-"""What the ranks of a model tell each other on the device: sums, parts of logits, tokens."""
+"""Collectives among the ranks of a model: all-reduce, gather of logits, broadcast of tokens."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
 PATIENCE = timedelta(minutes=10)
-"""How long one waits for the others within a step."""
+"""Timeout of a collective."""
 
 
 class Parted(RuntimeError):
-    """Another rank is not there any more, or does not answer."""
+    """Another rank has exited or does not respond."""
 
 
 class RankGroup:
     """One rank among `size`; NCCL between GPUs, gloo between CPUs.
 
-    It does not touch torch's default group, so that who uses that for something else can. All
+    torch's default process group stays free for other uses. All
     ranks must call the same methods in the same order, with tensors of the same shapes. On a GPU
     what they do is queued on the current stream, and may be captured.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
-        """Of no use before all have called `meet`."""
+        """Usable once all ranks have called `meet`."""
         self.rank, self.size = rank, size
         self._sum, self._hand_out, self._collect = (
             dist.AllreduceOptions(),
@@ -50,14 +50,14 @@ class RankGroup:
         self.collect(x, self.size)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Have x, in place, be the sum of all ranks' x."""
+        """All-reduce x in place."""
         if x.numel():  # a step may sample nothing
             with _parted():
                 self._group.allreduce([x], self._sum).wait()
         return x
 
     def hand_out(self, x: torch.Tensor) -> None:
-        """Have x, in place, be that of rank 0."""
+        """Broadcast x from rank 0, in place."""
         with _parted():
             self._group.broadcast([x], self._hand_out).wait()
 
@@ -80,7 +80,7 @@ class RankGroup:
         return torch.cat(parts, 1)[:, :width]
 
     def abort(self) -> None:
-        """Let nobody wait any longer, from any thread; the group is of no use afterwards."""
+        """Abort pending collectives, from any thread; the group is unusable afterwards."""
         self._group.abort()
 
 
@@ -113,7 +113,7 @@ def _nccl(store: Store, rank: int, size: int) -> Any:
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
     """Within, these are set. torch would end the whole process if a rank does not answer; we have
-    a thread that looks who is there (`ranks.py`), and say it."""
+    a listener thread that reports it instead (`ranks.py`)."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,8 +1,7 @@
-"""The other ranks, as rank 0 sees them: processes that do what it does, when it says so.
+"""Rank 0's handle of the other ranks: processes that execute the same commands.
 
-They are told what to do over a socket each, and say over it what came of it, or why they fail. A
-thread listens: what they do within a step nobody waits for, so without it a rank that is gone
-would show only in a sum that never comes.
+Commands, replies and errors go over one socket per rank. A listener thread detects failed ranks:
+steps have no replies, so a missing rank would otherwise show only as an all-reduce that hangs.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ PATIENCE = timedelta(minutes=1)
 
 
 class RankError(PagedsimError, RuntimeError):
-    """A rank is gone, so that nothing can be computed any more."""
+    """A rank has failed; the engine cannot compute any more."""
 
 
 class Failure(NamedTuple):
@@ -97,7 +96,7 @@ class News:
     def listen(self) -> None:
         """Until all are gone."""
         there: dict[Any, Member] = {member.connection: member for member in self.members}
-        left: Member | None = None  # by somebody of whom there must be news
+        left: Member | None = None  # lost its peers; another rank's failure is expected
         while there:
             ready: list[Any] = wait(there, timeout=None if left is None else SECONDS)
             if left is not None and not ready:
@@ -132,12 +131,12 @@ class News:
         torch.set_num_threads(self._threads[1])
 
     def give_cores_back(self) -> None:
-        """Unless somebody has chosen others since."""
+        """Restore the thread count, unless it was changed since."""
         if self._threads is not None and torch.get_num_threads() == self._threads[1]:
             torch.set_num_threads(self._threads[0])
 
     def end(self, error: PagedsimError) -> None:
-        """The first that is heard of: nobody waits any longer."""
+        """Record the first error and wake all waiters."""
         if self.over.is_set():
             return
         self.error = error
@@ -246,7 +245,7 @@ def _started(rank: int) -> Member:
 
 
 def _end(news: News, owner: int) -> None:
-    """Have the processes end; they do when nobody talks to them."""
+    """End the processes by closing their sockets."""
     if os.getpid() != owner:  # in a fork they are not its own
         return
     news.end(RankError("the engine is closed"))

@@ -1,4 +1,4 @@
-"""A rank that is not the first: a process that does what it is told, and ends with who told it."""
+"""The process of a rank other than 0: executes rank 0's commands, and exits with it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def main() -> NoReturn:
     rank, descriptor = map(int, sys.argv[2:])
     threading.Thread(target=_follow, args=[os.getppid()], daemon=True).start()
     connection = Connection(descriptor)
-    logging.disable(logging.WARNING)  # what there is to say rank 0 says
+    logging.disable(logging.WARNING)  # rank 0 logs
     code = 0
     try:
         _serve(connection, rank)
@@ -139,7 +139,7 @@ def _serve(connection: Connection, rank: int) -> NoReturn:
 def _say(connection: Connection, error: BaseException) -> None:
     ours = isinstance(error, PagedsimError)
     text = str(error) if ours else f"{type(error).__name__}: {error}"
-    with suppress(OSError):  # nobody may be there to hear it
+    with suppress(OSError):  # rank 0 may be gone
         connection.send(Failure(ours, (text.splitlines() or [""])[0]))
 
 
