@@ -454,14 +454,14 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
 def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> torch.Tensor:
     """A token for each row of `logits` [rows, vocab] in float32, which stay as they are.
 
-        A greedy row gets the first of its largest logits. Any other has its logits divided by its
-        temperature; what its filters rule out becomes -inf; each token gets its noise, that of the
-        row's `words` [rows, 2] (int32) and the token; the first maximum is picked. All of it is in
-        float32, and in operations that are rounded alike everywhere: the tokens are the same on every
+    A greedy row gets the first of its largest logits. Any other has its logits divided by its
+    temperature; what its filters rule out becomes -inf; each token gets its noise, that of the
+    row's `words` [rows, 2] (int32) and the token; the first maximum is picked. All of it is in
+    float32, and in operations that are rounded alike everywhere: the tokens are the same on every
     device, independent of the batch.
 
-        Nothing is read back from a GPU, and the launches depend on the shapes and on which filters
-        some row asks for.
+    Nothing is read back from a GPU, and the launches depend on the shapes and on which filters
+    some row asks for.
     """
     if on_gpu(logits):
         from pagedsim.kernels import draw

@@ -46,10 +46,10 @@ def weights(logits: Tensor) -> Tensor:
 def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
     """`logits` [rows, vocab] with -inf outside of each row's set, p [rows, 1] in float64.
 
-        Of equally probable tokens those with the smaller ids come first. A token's weight is cut to a
-        multiple of a small power of two so that sums are exact: the set is that of these weights, to
+    Of equally probable tokens those with the smaller ids come first. A token's weight is cut to a
+    multiple of a small power of two so that sums are exact: the set is that of these weights, to
     the token, independent of the batch. In real arithmetic it reaches p, and no smaller one does,
-        but for less than 1e-6.
+    but for less than 1e-6.
     """
     weight = weights(logits)
     if logits.shape[1] <= SORTED:
