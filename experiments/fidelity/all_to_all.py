@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named
 from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost.base import step
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.step import step
 
 TOKENS = 128
 """Of each GPU."""

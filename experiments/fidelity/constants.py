@@ -2,7 +2,7 @@
 
     python -m experiments.fidelity.constants
 
-Prints what a fit finds beside what stands in pagedsim/sim/families.py and conf/stack, how far each
+Prints what a fit finds beside what stands in pagedsim/sim/hardware.py and conf/stack, how far each
 constant moves when a model or a GPU is left out of the fit, and how far predictions for what was
 left out are then off.
 """

@@ -21,11 +21,11 @@ import numpy as np
 from pagedsim.fidelity.step_tables.layouts import ALIASES
 from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, settings
 from pagedsim.run.objects import make
-from pagedsim.sim.cost.nnls import nnls
+from pagedsim.sim.cost.base import step
+from pagedsim.sim.cost.fitting import nnls
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.step import step
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "experiments" / "data" / "step-tables" / "splitwise.csv"

@@ -21,7 +21,7 @@ TAUGHT = {
         "fewer than a tenth of all, and to none under load",
     ),
 }
-"""Logs of which something in `families.py` is taken."""
+"""Logs of which something in `hardware.py` is taken."""
 
 
 def notes(

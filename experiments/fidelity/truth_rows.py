@@ -28,7 +28,7 @@ ALONE = {
 """Those with requests that had the server to themselves: the model and the GPU."""
 ALONE_STACK = "vllm-2026"
 FITTED = ("splitwise", "llm-inference-bench-a100", "inferencemax-h100", *ALONE)
-"""What the constants in `families.py` and conf/stack are fitted to; the others are held out."""
+"""What the constants in `hardware.py` and conf/stack are fitted to; the others are held out."""
 GRID, GRID_STACK = "distserve", "vllm-2023"
 GRID_COSTS = ("distserve-opt-13b-tp1", "distserve-opt-13b-tp2", "distserve-opt-66b-tp4")
 """DistServe's fits of vLLM's steps, in conf/cost, and the stack of their time. Those of its own

@@ -26,7 +26,7 @@ from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import GRID, MUTED, looks, new_figure, plain_log_ticks
 from pagedsim.run.study import Analysis
-from pagedsim.sim.cost.kernel import slowdown
+from pagedsim.sim.cost.roofline import slowdown
 from pagedsim.user_error import shown
 
 if TYPE_CHECKING:

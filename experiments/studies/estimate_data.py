@@ -10,6 +10,7 @@ from typing import Any
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost.base import step
 from pagedsim.sim.cost.roofline import PRODUCTS
 from pagedsim.sim.estimate import (
     ProductTime,
@@ -23,7 +24,6 @@ from pagedsim.sim.estimate import (
 from pagedsim.sim.footprint import footprint
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.step import step
 
 MOST = 4096
 """Up to so many sequences, or tokens of a prompt, it is looked for what binds a step."""

@@ -11,10 +11,10 @@ from pagedsim.core.errors import require_number, require_whole
 from pagedsim.run.objects import make
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel
+from pagedsim.sim.cost.base import step
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.step import step
 
 
 def require_prices(batch: Sequence[int], buses: Mapping[str, float]) -> None:

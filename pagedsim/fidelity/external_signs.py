@@ -18,7 +18,7 @@ from pagedsim.fidelity.external_prompts import STATED
 from pagedsim.fidelity.external_server import ExternalServer, Served
 from pagedsim.fidelity.step_tables import sheets
 from pagedsim.run.backend import Settings
-from pagedsim.sim.step import step
+from pagedsim.sim.cost.base import step
 
 FASTER = 1.05
 """How much longer a request takes at the data sheet's peak than it was measured, to be told."""

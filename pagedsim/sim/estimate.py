@@ -10,9 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from pagedsim.core import StepPlan
 from pagedsim.sim.cost import Breakdown, CostModel, Roofline
-from pagedsim.sim.cost.base import Bound
+from pagedsim.sim.cost.base import Bound, step
 from pagedsim.sim.products import HEAD, Product, products
-from pagedsim.sim.step import step
 
 T = TypeVar("T")
 

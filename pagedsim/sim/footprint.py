@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedsim.sim import matrices
 from pagedsim.sim.capacity import activations
 from pagedsim.sim.hardware import GIB
-from pagedsim.sim.model import ModelShape
+from pagedsim.sim.model import ModelShape, attention_matrices, mlp_matrices
 from pagedsim.sim.products import HEAD
 from pagedsim.sim.replica import Replica
 
@@ -77,9 +76,9 @@ def weights(model: ModelShape) -> dict[str, float]:
     """Bytes of a model's weights by part; they add up to `weight_bytes`."""
     if model.params is not None:
         return {"all": model.params * model.dtype_bytes}
-    attention = model.layers * sum(one.params for one in matrices.attention(model))
+    attention = model.layers * sum(one.params for one in attention_matrices(model))
     dense = model.layers - model.moe_layers
-    mlp = dense * sum(one.params for one in matrices.mlp(model, model.intermediate))
+    mlp = dense * sum(one.params for one in mlp_matrices(model, model.intermediate))
     found = {"attention": attention * model.dtype_bytes, "MLP": mlp * model.dtype_bytes}
     if moe := model.moe:
         of = model.moe_layers * model.expert_params

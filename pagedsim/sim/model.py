@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
-from pagedsim.sim import matrices
 
 FP16, FORMATS = "fp16", ("fp16", "fp8", "int8")
 """What products may be computed in; fp16 stands for bf16, too."""
@@ -22,6 +22,19 @@ _SIZES = (
     "vocab",
     "max_model_len",
 )
+
+
+class Matrix(NamedTuple):
+    """What every token is multiplied with, in one layer."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+    @property
+    def params(self) -> int:
+        """Numbers in it."""
+        return self.inputs * self.outputs
 
 
 @dataclass(frozen=True)
@@ -199,10 +212,10 @@ class ModelShape:
         return total
 
     def _attention(self) -> float:
-        return sum(matrix.params for matrix in matrices.attention(self))
+        return sum(matrix.params for matrix in attention_matrices(self))
 
     def _mlp(self, intermediate: int) -> float:
-        return sum(matrix.params for matrix in matrices.mlp(self, intermediate))
+        return sum(matrix.params for matrix in mlp_matrices(self, intermediate))
 
     # Bytes
 
@@ -306,3 +319,29 @@ class ModelShape:
     def decode_pair_flop(self) -> float:
         """The same while decoding."""
         return 2 * self.layers * self.heads * sum(self.decode_dims)
+
+
+def attention_matrices(model: ModelShape) -> list[Matrix]:
+    """Of a layer's attention; queries, keys and values are made by one product."""
+    hidden, heads = model.hidden, model.heads
+    if (mla := model.mla) is None:
+        made = (heads + 2 * model.kv_heads) * model.head_dim
+        return [Matrix("QKV", hidden, made), Matrix("output", heads * model.head_dim, hidden)]
+    query = heads * (mla.nope_dim + mla.rope_dim)
+    if mla.q_lora_rank is None:
+        queries = [Matrix("query", hidden, query)]
+    else:
+        rank = mla.q_lora_rank
+        queries = [Matrix("query down", hidden, rank), Matrix("query up", rank, query)]
+    return [
+        *queries,
+        Matrix("KV down", hidden, mla.kv_lora_rank + mla.rope_dim),
+        Matrix("KV up", mla.kv_lora_rank, heads * (mla.nope_dim + mla.v_dim)),
+        Matrix("output", heads * mla.v_dim, hidden),
+    ]
+
+
+def mlp_matrices(model: ModelShape, intermediate: int) -> list[Matrix]:
+    """Of an MLP of that width, or of an expert; up and the gate are one product."""
+    up = (2 if model.gated_mlp else 1) * intermediate
+    return [Matrix("up", model.hidden, up), Matrix("down", intermediate, model.hidden)]

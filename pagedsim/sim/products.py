@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagedsim.core import StepPlan
-from pagedsim.sim import matrices
-from pagedsim.sim.matrices import Matrix
+from pagedsim.sim.model import Matrix, attention_matrices, mlp_matrices
 from pagedsim.sim.replica import Replica
 
 HEAD = "LM head"
@@ -65,21 +64,21 @@ def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
         read = share * model.dtype_bytes
         yield Product("all weights", tokens, None, None, passes, 2 * tokens * share, read)
         return
-    for matrix in matrices.attention(model):
+    for matrix in attention_matrices(model):
         yield product(matrix, tokens, model.layers, model.dtype_bytes)
     if dense := model.layers - model.moe_layers:
-        for matrix in matrices.mlp(model, model.intermediate):
+        for matrix in mlp_matrices(model, model.intermediate):
             yield product(matrix, tokens, dense, model.dtype_bytes)
     if moe := model.moe:
         router = Matrix("router", model.hidden, moe.experts)
         yield product(router, tokens, model.moe_layers, model.dtype_bytes)
         chosen = moe.expected_experts(tokens)
         each = tokens * moe.experts_per_token / chosen
-        for matrix in matrices.mlp(model, moe.intermediate):
+        for matrix in mlp_matrices(model, moe.intermediate):
             times = model.moe_layers * chosen
             yield product(matrix, each, times, model.expert_dtype_bytes, "expert")
         if shared := model.moe_layers * moe.shared_experts:
-            for matrix in matrices.mlp(model, moe.intermediate):
+            for matrix in mlp_matrices(model, moe.intermediate):
                 yield product(matrix, tokens, shared, model.dtype_bytes, "shared")
     samples: float = sum(chunk.samples for chunk in plan.chunks) + plan.decode_count
     samples = samples if passes == 1 else samples / passes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagedsim.core import StepPlan
 from pagedsim.sim.cost import CostModel, Decodes, Roofline
-from pagedsim.sim.step import step
+from pagedsim.sim.cost.base import step
 from tests.sim.shapes import replica
 
 

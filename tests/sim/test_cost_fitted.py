@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import Fitted, Roofline, Sample
-from pagedsim.sim.cost.fitting import FEATURES, KINDS, fit, leave_one_out
-from pagedsim.sim.cost.nnls import Matrix, nnls
+from pagedsim.sim.cost.fitting import FEATURES, KINDS, Matrix, fit, leave_one_out, nnls
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 from tests.sim.shapes import plan, replica, shipped

@@ -4,7 +4,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost import Roofline
-from pagedsim.sim.cost.kernel import slowdown
+from pagedsim.sim.cost.roofline import slowdown
 from tests.sim.shapes import plan, replica, shipped
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

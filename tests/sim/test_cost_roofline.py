@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost import Roofline
-from pagedsim.sim.families import FAMILIES, family_of
+from pagedsim.sim.hardware import FAMILIES, family_of
 from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack

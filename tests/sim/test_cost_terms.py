@@ -5,7 +5,8 @@ import pytest
 
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import Bound
-from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
+from pagedsim.sim.cost.split import Totals
+from pagedsim.sim.cost.terms import ByTerms, CostTerm
 from pagedsim.sim.stack import Stack
 from tests.sim.shapes import plan, replica
 

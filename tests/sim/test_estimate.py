@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost.base import step
 from pagedsim.sim.estimate import bound_of, changes, estimate, timed, with_cache, without_cache
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.step import step
 from tests.sim.shapes import MODELS, hardware, model, replica
 from tests.sim.test_worked_examples import SEVEN_BILLION, ideal
 

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pagedsim.sim.cost.nnls import Matrix, nnls
+from pagedsim.sim.cost.fitting import Matrix, nnls
 
 
 def brute_force(a: Matrix, b: Matrix) -> float:

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from pagedsim.core import StepPlan
-from pagedsim.sim import matrices
+from pagedsim.sim.cost.base import step
 from pagedsim.sim.cost.work import step_work
+from pagedsim.sim.model import mlp_matrices
 from pagedsim.sim.products import Product, products
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.step import step
 from tests.sim.shapes import MODELS, hardware, model, plan, replica
 
 
@@ -99,6 +99,6 @@ def test_weights_that_are_only_a_number_are_one_product() -> None:
 
 
 def test_up_has_the_gate_where_there_is_one() -> None:
-    gated, plain = (matrices.mlp(model(name), 100) for name in ("llama-2-7b", "opt-13b"))
+    gated, plain = (mlp_matrices(model(name), 100) for name in ("llama-2-7b", "opt-13b"))
     assert [one.outputs for one in gated] == [200, 4096]
     assert [one.outputs for one in plain] == [100, 5120]

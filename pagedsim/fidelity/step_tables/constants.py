@@ -8,8 +8,7 @@ from typing import Any
 
 from pagedsim.fidelity.step_tables.sheets import stack_named, there
 from pagedsim.sim.cost import Roofline
-from pagedsim.sim.families import FAMILIES, OTHER, Family
-from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.hardware import FAMILIES, OTHER, Family, Hardware
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pagedsim.core import ConfigError, StepPlan, policy_validation
+from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan, policy_validation
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import printed, require_flag, require_number
+from pagedsim.core.plan import Chunk
 from pagedsim.sim.cost.work import Work
 from pagedsim.sim.hardware import Hardware
 
@@ -97,6 +98,20 @@ def milliseconds(seconds: float) -> str:
         if value < limit:
             return f"{value:.{digits}f} ms"
     return f"{value:,.0f} ms"
+
+
+_REQUEST = Request(0, 1, SamplingParams(max_tokens=1))
+
+
+def step(
+    prompt: int = 0, decodes: int = 0, context: int = 0, ahead: bool = False, cached: int = 0
+) -> StepPlan:
+    """A prompt of so many tokens after `cached` ones, beside decodes with so much context."""
+    plan = StepPlan(number=0, now=0.0, ahead=ahead)
+    if prompt:
+        plan.add_chunk(Chunk(_REQUEST, cached, prompt, samples=True))
+    plan.decode_count, plan.decode_context = decodes, context
+    return plan
 
 
 def kind_of(plan: StepPlan) -> str:

@@ -15,8 +15,7 @@ from pagedsim.core import ConfigError, StepPlan
 from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, SWAP, Sample, fit_kinds, fit_swaps
-from pagedsim.sim.cost.kernel import slowdown
-from pagedsim.sim.cost.roofline import move_seconds
+from pagedsim.sim.cost.roofline import move_seconds, slowdown
 from pagedsim.sim.cost.split import lengthened
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
@@ -68,7 +67,7 @@ class Fitted(CostModel):
     tells of steps beyond the one and of serving anything but the other. `swap` is what moving
     blocks one way takes, `constant` and for each of the `blocks`; without it, time on the bus comes
     from the hardware's data sheet. `block_tokens` makes decodes read slower from smaller blocks
-    than those of `fitted_block_size`, and faster from larger ones (see `kernel.py`). Of a pipeline
+    than those of `fitted_block_size`, and faster from larger ones (see `slowdown`). Of a pipeline
     each stage takes its part of the whole, as in DistServe's simulator.
     """
 

@@ -8,10 +8,9 @@ from typing import NamedTuple
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.sim.cost.base import Bound
-from pagedsim.sim.cost.kernel import slowdown
-from pagedsim.sim.cost.split import Split
-from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
-from pagedsim.sim.families import Family, family_of
+from pagedsim.sim.cost.split import Split, Totals
+from pagedsim.sim.cost.terms import ByTerms, CostTerm
+from pagedsim.sim.hardware import Family, family_of
 from pagedsim.sim.model import FP16
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
@@ -33,11 +32,11 @@ class Roofline(ByTerms):
     So a prefill is bound by compute, a decode by bandwidth, and chunks that ride along with
     decodes share the reading of the weights. Tensor parallelism divides products and attention and
     adds two all-reduces a layer, by the formula of a ring. What kernels reach of the data sheet is
-    known by the GPU's family (`families.py`), what the software takes by the stack (`stack.py`);
+    known by the GPU's family (`hardware.py`), what the software takes by the stack (`stack.py`);
     what is given here is taken instead. `bandwidth_efficiency` is of weights, and of keys and
     values unless `cache_efficiency` is given; `compute_efficiency` of products, and of prompts'
     attention unless `attention_efficiency` is. `block_tokens` makes decodes read slower from small
-    blocks (see `kernel.py`). For a step that is planned ahead the host works while the GPU does,
+    blocks (see `slowdown`). For a step that is planned ahead the host works while the GPU does,
     and counts only where it takes longer. Pipelines and groups are those of `split.py`;
     `expert_skew` is how many times as often as the average the experts of the busiest GPU are
     chosen, in the long run.
@@ -305,3 +304,15 @@ def move_seconds(replica: Replica, bus_efficiency: float) -> float:
     hardware = replica.hardware
     transfer = replica.block_bytes / (hardware.pcie * bus_efficiency)
     return transfer + replica.copies_per_block * hardware.pcie_copy_us * 1e-6
+
+
+def slowdown(block_size: int, block_tokens: float) -> float:
+    """How many times longer decodes attend than if a sequence's keys and values lay in one piece.
+
+    Finding a block takes as long as reading `block_tokens` tokens, however large the block is: an
+    entry of the table, a branch, a read that begins anew.
+
+    >>> slowdown(16, 4.0)
+    1.25
+    """
+    return 1.0 + block_tokens / block_size

@@ -5,13 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import pow, sqrt
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pagedsim.sim.model import MoE
 from pagedsim.sim.replica import Replica
 
-if TYPE_CHECKING:
-    from pagedsim.sim.cost.terms import Totals
+
+class Totals(NamedTuple):
+    """What a step's time is worked out from, in the order in which it is summed up."""
+
+    token: float = 0.0
+    """Tokens that are computed."""
+    sequence: float = 0.0
+    """Chunks, and sequences that decode."""
+    pair: float = 0.0
+    """Pairs of tokens of which one, in a chunk, attends to the other."""
+    chunk_context: float = 0.0
+    """Tokens before a chunk, whose keys and values are read for it."""
+    decode_context: float = 0.0
+    """Tokens that decodes attend to."""
+    step: float = 0.0
+    """1 where anything is computed."""
+    unchosen: float = 0.0
+    """The chance that no token of the step chooses a given expert."""
+    routed: float = 0.0
+    """Choices of experts that come to one GPU, where each has experts of its own."""
 
 
 class Busiest:

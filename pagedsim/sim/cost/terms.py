@@ -12,30 +12,9 @@ from numpy.typing import NDArray
 from pagedsim.core import StepPlan
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.sim.cost.base import Bound, Breakdown, CostModel, Term, kind_of
-from pagedsim.sim.cost.split import Share, Split
+from pagedsim.sim.cost.split import Share, Split, Totals
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
-
-
-class Totals(NamedTuple):
-    """What a step's time is worked out from, in the order in which it is summed up."""
-
-    token: float = 0.0
-    """Tokens that are computed."""
-    sequence: float = 0.0
-    """Chunks, and sequences that decode."""
-    pair: float = 0.0
-    """Pairs of tokens of which one, in a chunk, attends to the other."""
-    chunk_context: float = 0.0
-    """Tokens before a chunk, whose keys and values are read for it."""
-    decode_context: float = 0.0
-    """Tokens that decodes attend to."""
-    step: float = 0.0
-    """1 where anything is computed."""
-    unchosen: float = 0.0
-    """The chance that no token of the step chooses a given expert."""
-    routed: float = 0.0
-    """Choices of experts that come to one GPU, where each has experts of its own."""
 
 
 class CostTerm(NamedTuple):

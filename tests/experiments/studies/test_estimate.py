@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pagedsim.sim.families import FAMILIES
+from pagedsim.sim.hardware import FAMILIES
 from tests.sim.shapes import CONF, HARDWARE, MODELS
 
 ROOT = CONF.parent
