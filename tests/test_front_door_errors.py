@@ -384,7 +384,7 @@ VALUES = {
     ),
     "experts and a fit": (
         f"{SINGLE} cost=distserve-opt-13b-tp1 model=mixtral-8x7b expert_parallel=8",
-        "expert_parallel=8: must be 1, for a fit knows nothing of it; cost=roofline does",
+        "expert_parallel=8: must be 1, since a fit does not model it; use cost=roofline",
     ),
     "unknown format of a cache": (
         f"{SINGLE} kv_cache_dtype=fp8_e4m3fn",

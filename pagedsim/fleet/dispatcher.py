@@ -118,7 +118,7 @@ class Dispatcher:
         if self.lazy is None:
             for replica in replicas:
                 replica.server.done = self.done
-                replica.server.heard = partial(self._left, replica)
+                replica.server.on_departure = partial(self._left, replica)
 
     def submit(self, request: Request, output_len: int) -> None:
         """Route a request that arrives now, or queue it."""

@@ -308,12 +308,12 @@ class Fabric:
         busy = max((link.busy_s for link in self.links.values()), default=0.0)
         return {**vars(self.usage), "busy_s": busy}
 
-    def _link(self, what: str, whose: int) -> Link:
+    def _link(self, what: str, replica: int) -> Link:
         network = self.network
-        if (what, whose) not in self.links:
+        if (what, replica) not in self.links:
             rate = network.node_gb_s if what.startswith("node") else network.bandwidth_gb_s
-            self.links[what, whose] = Link(self.environment, 1e9 * rate, network.lanes)
-        return self.links[what, whose]
+            self.links[what, replica] = Link(self.environment, 1e9 * rate, network.lanes)
+        return self.links[what, replica]
 
     def _sent_before(self, route: Route, nbytes: float, since: float | None, layers: int) -> float:
         """Bytes that were sent while they were computed."""

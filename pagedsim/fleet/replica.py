@@ -234,7 +234,7 @@ class ReplicaHandle:
     def boundary(self, request: Request | None = None) -> simpy.Event:
         """The end of the next step, or the next release of memory between steps; for a blocked
         `request` the next after which it may succeed."""
-        self.server.outside = self
+        self.server.observer = self
         return self.notifier.wait(request)
 
     def waits_for(self, plan: StepPlan) -> bool:
@@ -250,7 +250,7 @@ class ReplicaHandle:
     def hand_off(self, sampled: Callable[[StepPlan], None]) -> None:
         """Register the callback that migrates requests after their first token."""
         self.sampled = sampled
-        self.server.outside = self
+        self.server.observer = self
 
     def release(self, request: Request) -> None:
         """Free the blocks held here for a request in migration."""

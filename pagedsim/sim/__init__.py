@@ -1,1 +1,1 @@
-"""The simulator: a SimPy process asks the scheduler for plans and a cost model for their time."""
+"""The simulator: a SimPy process runs the scheduler's plans with step times of a cost model."""

@@ -1,4 +1,4 @@
-"""Requests whose times are known beforehand, so that nobody has to wait for them."""
+"""Open-loop arrivals, whose times are known in advance and need no simulation process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pagedsim.core.source import Job, Source, arrives
 
 
 class Arrivals:
-    """The requests of a workload that come at their times, or all at once, in order."""
+    """The requests of an open-loop or burst workload, in order of arrival."""
 
     def __init__(self, source: Source, way: float = 0.0) -> None:
-        """Each takes `way` seconds to come."""
+        """Each arrives `way` seconds after it is sent."""
         self._jobs = source.requests()
         self._at_once = source.mode == "burst"
         self._way = way
         self.at = 0.0
-        """When the next one comes; infinity if nobody does any more."""
+        """Time of the next arrival; infinity after the last."""
         self._next: Job | None = None
         self._advance()
 
     def take(self) -> Job:
-        """The next one comes."""
+        """Remove and return the next arrival."""
         job = self._next
         assert job is not None
         self._advance()

@@ -1,4 +1,4 @@
-"""Which beams go on in a simulated search: a law, since a simulation knows no probabilities."""
+"""A random model of beam search: which beams survive, since a simulation has no probabilities."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pagedsim.core import Request, RequestId, StepPlan
 from pagedsim.core.errors import require_number
 
 TURNOVER = 0.1
-"""The published savings of memory ask for about that: see `experiment=paper_fig14_15`."""
+"""Reproduces about the published memory savings: see `experiment=paper_fig14_15`."""
 
 
 class Beams:
-    """Draws, step by step, which beam each surviving beam of a request goes on from.
+    """Draws the parent of each surviving beam, step by step.
 
-    In every step each of the k places is refilled with probability `turnover`: by a child of any of
-    the k old beams, all alike. Otherwise its own beam goes on. So 0 is parallel sampling, and at 1
-    every parent is drawn (the Wright-Fisher model of heredity, in which two beams were one k steps
-    ago, on average). Real beams lie between: a beam that is far ahead has many children, for a
-    while. What a request draws depends on the seed, on itself and on how far it is, and on nothing
-    that a scheduler decides.
+    In each step each of the k beams is replaced with probability `turnover` by a child of one of
+    the k old beams, drawn uniformly; otherwise it continues. So 0 is parallel sampling, and at 1
+    every parent is drawn (the Wright-Fisher model, in which two beams have a common ancestor k
+    steps ago, on average). Real searches lie between, since a leading beam has many children for a
+    while. The draws depend on the seed, the request and its progress, not on scheduling.
 
     >>> from pagedsim.core import SamplingParams
     >>> Beams(0.0).chosen(Request("a", 4, SamplingParams(n=3, beam_search=True))) is None
@@ -34,7 +33,7 @@ class Beams:
         self._dice: dict[RequestId, Random] = {}
 
     def parents(self, plan: StepPlan) -> dict[RequestId, Sequence[int]]:
-        """What `Scheduler.commit` is to be told of the beams that decode in `plan`."""
+        """The parents of the beams that decode in `plan`, for `Scheduler.commit`."""
         found: dict[RequestId, Sequence[int]] = {}
         for request in plan.decodes:
             if request.params.beam_search and (chosen := self.chosen(request)):
@@ -42,7 +41,7 @@ class Beams:
         return found
 
     def chosen(self, request: Request) -> Sequence[int] | None:
-        """The parents of its next beams; None where each goes on by itself."""
+        """The parents of its next beams; None if each beam continues."""
         if not self.turnover:
             return None
         dice = self._dice.get(request.id)
@@ -53,5 +52,5 @@ class Beams:
         return None if parents == list(range(width)) else parents
 
     def left(self, request: Request) -> None:
-        """Nothing more is drawn for it."""
+        """Discard the random state of a request."""
         self._dice.pop(request.id, None)

@@ -1,4 +1,4 @@
-"""How many blocks of keys and values fit beside the weights."""
+"""The number of KV blocks that fit beside weights and activations."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pagedsim.sim.replica import Replica
 
 @dataclass(frozen=True)
 class Capacity:
-    """Blocks of each group of a replica, and the bytes of each of its GPUs that led to them."""
+    """Blocks of each group of a replica, and the memory budget of each of its GPUs."""
 
     blocks: int
     weight_bytes: float
     activation_bytes: float
     kv_bytes: float
-    """What is left for keys and values."""
+    """Left for the KV cache."""
 
 
 def capacity(
@@ -35,9 +35,8 @@ def capacity(
 ) -> Capacity:
     """Blocks = (utilization × memory − weights − peak activations − reserved) / bytes of a block.
 
-    All of it on each GPU, so the blocks are those of one group of GPUs. `reserved_gib` is
-    for what is none of the others: the CUDA context, the libraries' workspaces, graphs. Raises
-    ConfigError where not one block is left.
+    All terms are per GPU, so the blocks are those of one group of GPUs. `reserved_gib` covers the
+    CUDA context, workspaces of libraries and graphs. Raises ConfigError if no block fits.
     """
     require_number("gpu_memory_utilization", gpu_memory_utilization, above=0, high=1)
     require_number("reserved_gib", reserved_gib, 0)
@@ -67,7 +66,7 @@ def capacity(
 
 
 def cpu_blocks(replica: Replica, swap_space_gib: float) -> int:
-    """Blocks of a group that so much CPU memory for each GPU holds, as in vLLM."""
+    """CPU blocks of a group, given the swap space per GPU, as in vLLM."""
     require_number("swap_space_gib", swap_space_gib, 0)
     return int(swap_space_gib * GIB // replica.block_bytes)
 
@@ -75,19 +74,19 @@ def cpu_blocks(replica: Replica, swap_space_gib: float) -> int:
 def activation_bytes(
     model: ModelShape, tensor_parallel: int, max_batched_tokens: int, max_seqs: int
 ) -> float:
-    """Peak memory of a step's intermediate results on one GPU; an estimate."""
+    """Estimated peak activation memory of a step on one GPU."""
     return sum(activations(model, tensor_parallel, max_batched_tokens, max_seqs).values())
 
 
 def activations(
     model: ModelShape, tensor_parallel: int, max_batched_tokens: int, max_seqs: int
 ) -> dict[str, float]:
-    """The same by part, in 16 bits but for the sampler's.
+    """The same by part, in 16 bits except for the sampler.
 
-    At its widest a layer holds, for each token, the residual stream, the normalised input and
-    what the MLP makes of it (gate, up and their product), or attention, if that is more; the
-    sampler, for each sequence, about four float32 copies of the logits (logits, probabilities,
-    sorted, their order).
+    A layer peaks at the residual stream, the normalised input, and the intermediate results of the
+    MLP (gate, up and their product) or of attention, whichever are larger, per token. The sampler
+    holds about four float32 copies of the logits per sequence (logits, probabilities, sorted, their
+    order).
     """
     experts = model.moe.experts_per_token + model.moe.shared_experts if model.moe else 1
     inner = experts * model.moe.intermediate if model.moe else model.intermediate
@@ -102,7 +101,7 @@ def activations(
 
 
 def _too_large(replica: Replica, utilization: float, beside: Callable[[int], float]) -> ConfigError:
-    """`beside(tensor_parallel)`: bytes of a GPU that are neither weights nor blocks."""
+    """`beside(tensor_parallel)`: bytes per GPU other than weights and blocks."""
     model, hardware = replica.model, replica.hardware
     usable = utilization * hardware.memory_bytes
 
@@ -130,7 +129,7 @@ def _too_large(replica: Replica, utilization: float, beside: Callable[[int], flo
 
 
 def _of_any_width(replica: Replica) -> list[Replica]:
-    """With every `tensor_parallel` that there can be."""
+    """The replica with each valid `tensor_parallel`."""
     found = []
     for size in range(1, replica.hardware.gpus_per_node + 1):
         with suppress(ConfigError):

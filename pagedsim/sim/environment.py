@@ -1,4 +1,4 @@
-"""SimPy's clock, with events at exact times."""
+"""A SimPy environment with events at absolute times."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["NORMAL", "URGENT", "Environment"]
 
 
 class Environment(simpy.Environment):
-    """An environment whose events can be set for a point in time.
+    """An environment with events at absolute times.
 
-    SimPy's own timeouts add a delay to the clock, which rounds: the end of a step would depend on
-    when it was asked for. Here it is the number that was given, whichever way it is reached.
+    SimPy's timeouts add a delay to the clock, which rounds: the end of a step would depend on the
+    time at which the event was created.
     """
 
     horizon = inf
-    """Up to here nobody outside acts on what happens in it."""
+    """Time up to which there is no external input."""
 
     @property
     def pending(self) -> int:
-        """How many events are still to happen."""
+        """Number of scheduled events."""
         return len(self._queue)
 
     def peek(self) -> float:
-        """When anything may happen next: an event, or what somebody outside does."""
+        """Time of the next event or external input."""
         queue, horizon = self._queue, self.horizon
         return queue[0][0] if queue and queue[0][0] < horizon else horizon
 
     def run_to(self, time: float) -> None:
-        """Let all happen that happens before `time`, when somebody outside acts."""
+        """Process all events before `time`, that of an external input."""
         self.horizon = time
         queue = self._queue
         while queue and queue[0][0] < time:
@@ -40,7 +40,7 @@ class Environment(simpy.Environment):
         self._now = time
 
     def at(self, time: float, priority: EventPriority = URGENT) -> simpy.Event:
-        """An event that happens at `time` (not before now)."""
+        """An event at `time`, or now if that is past."""
         event = simpy.Event(self)
         event._ok = True
         event._value = None

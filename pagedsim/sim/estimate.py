@@ -1,4 +1,4 @@
-"""How long steps take and what binds them, as one would work it out on paper."""
+"""Back-of-the-envelope estimates of step times and their bottlenecks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """One step."""
+    """The estimate of one step."""
 
     plan: StepPlan
     breakdown: Breakdown
@@ -26,13 +26,13 @@ class StepEstimate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens that it computes, by the time that it takes."""
+        """Throughput of the step."""
         tokens = self.plan.prefill_tokens + self.plan.decode_count
         return tokens / self.breakdown.seconds
 
 
 class ProductTime(NamedTuple):
-    """A product, and what it would take alone."""
+    """A product with its compute and read times."""
 
     product: Product
     computing: float
@@ -41,7 +41,7 @@ class ProductTime(NamedTuple):
 
     @property
     def bound(self) -> Bound:
-        """Which of the two takes longer."""
+        """The longer of the two."""
         return "compute" if self.computing >= self.reading else "bandwidth"
 
     @property
@@ -51,12 +51,12 @@ class ProductTime(NamedTuple):
 
 
 def estimate(cost: Roofline, plan: StepPlan) -> StepEstimate:
-    """A step's time, its parts and its products."""
+    """Estimate a step: its time, parts and products."""
     return StepEstimate(plan, cost.explain(plan), timed(cost, plan))
 
 
 def timed(cost: Roofline, plan: StepPlan) -> list[ProductTime]:
-    """The products of a step, each by itself."""
+    """The products of a step with their times."""
 
     def time(product: Product) -> ProductTime:
         if not product.attention:
@@ -70,16 +70,16 @@ def timed(cost: Roofline, plan: StepPlan) -> list[ProductTime]:
 
 
 def bound_of(told: Breakdown) -> tuple[Bound, str]:
-    """What a step waits for most, and the longest part of that."""
+    """The bottleneck of a step, and the longest term of it."""
     waits = [term for term in told.terms if term.bound == told.bound]
     return told.bound, max(waits, key=lambda term: term.seconds).name
 
 
 def changes(of: Callable[[int], T], most: int) -> list[tuple[int, T]]:
-    """From which size on it is what, for sizes from 1 to `most`.
+    """The sizes from 1 to `most` at which `of` changes, with its values.
 
-    It is looked at between powers of two of which it differs, so what comes and goes again in
-    between is not seen.
+    Intervals between powers of two are bisected if their ends differ, so a change that reverts
+    within one is missed.
 
     >>> changes(lambda size: "large" if size > 20 else "small", 100)
     [(1, 'small'), (21, 'large')]
@@ -107,7 +107,7 @@ def _between(
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer to one prompt, with nobody else there."""
+    """The generation of one answer on an idle server."""
 
     seconds: float
     flop: float
@@ -115,13 +115,13 @@ class Generation:
 
 
 def with_cache(cost: CostModel, prompt: int, output: int, ahead: bool) -> Generation:
-    """The prompt is computed once, then one token at a time."""
+    """Generation with a KV cache: one prefill, then one token per step."""
     decodes = (step(decodes=1, context=prompt + i, ahead=ahead) for i in range(1, output))
     return _generation(cost, [step(prompt, ahead=ahead), *decodes])
 
 
 def without_cache(cost: CostModel, prompt: int, output: int, ahead: bool) -> Generation:
-    """For each token all before it are computed again."""
+    """Generation without a KV cache: each step recomputes all tokens."""
     return _generation(cost, [step(prompt + i, ahead=ahead) for i in range(output)])
 
 

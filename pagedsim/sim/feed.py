@@ -1,4 +1,4 @@
-"""How requests come to a server: at their times, all at once, from users who wait, in turns."""
+"""Feed a workload to a server: open-loop, burst, closed-loop, or sessions of dependent requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pagedsim.core import Request
 from pagedsim.core.source import Agenda, Job, Source, arrives
 from pagedsim.sim.arrivals import Arrivals
 from pagedsim.sim.environment import Environment
-from pagedsim.sim.server import Entrance
+from pagedsim.sim.server import RequestSink
 
 
-def feed(environment: Environment, server: Entrance, source: Source, way: float = 0.0) -> None:
-    """Send what `source` holds to `server`, and close it after the last.
+def feed(environment: Environment, server: RequestSink, source: Source, way: float = 0.0) -> None:
+    """Submit the requests of `source` to `server`, and close it after the last.
 
-    Each request takes `way` seconds to come there.
+    Each request arrives `way` seconds after it is sent.
     """
     if source.turns is not None:
-        _Sessions(environment, server, Agenda(source, source.turns), way).go_on()
+        _Sessions(environment, server, Agenda(source, source.turns), way).schedule_next()
         return
     if source.mode == "closed":
         users = _Users(environment, server, source.requests(), source.think_time, way)
@@ -33,7 +33,7 @@ def feed(environment: Environment, server: Entrance, source: Source, way: float 
 
 
 def _arrive(
-    environment: Environment, server: Entrance, arrivals: Arrivals
+    environment: Environment, server: RequestSink, arrivals: Arrivals
 ) -> Generator[simpy.Event, None, None]:
     while arrivals.at < inf:
         if arrivals.at > environment.now:
@@ -44,56 +44,56 @@ def _arrive(
 
 @dataclass
 class _Users:
-    """People who ask, wait for the answer, think, and ask again; all take from the same jobs."""
+    """Closed-loop users: send, wait for the answer, think, repeat; all draw from the same jobs."""
 
     environment: Environment
-    server: Entrance
+    server: RequestSink
     jobs: Iterator[Job]
     think_time: float
     way: float
-    coming: int = 0
-    """Requests on their way."""
-    asked: bool = False
+    in_transit: int = 0
+    """Requests sent but not arrived."""
+    exhausted: bool = False
     """Whether no job is left."""
 
     def one(self) -> Generator[simpy.Event, None, None]:
-        """One of them."""
+        """The process of one user."""
         environment, server = self.environment, self.server
         for request, output_len in self.jobs:
             arrives(request, environment.now)
             if self.way:
-                self.coming += 1
+                self.in_transit += 1
                 yield environment.timeout(self.way)
-                self.coming -= 1
+                self.in_transit -= 1
             answered = server.done[request.id] = environment.event()
             server.submit(request, output_len)
             self._close()
             yield answered
             yield environment.timeout(self.think_time)
-        self.asked = True
+        self.exhausted = True
         self._close()
 
     def _close(self) -> None:
-        if self.asked and not self.coming:
+        if self.exhausted and not self.in_transit:
             self.server.close()
 
 
 @dataclass
 class _Sessions:
-    """Those whose requests go on from answers to others."""
+    """Sessions, whose requests follow the answers to earlier ones."""
 
     environment: Environment
-    server: Entrance
+    server: RequestSink
     agenda: Agenda
     way: float
-    looks_at: float = inf
-    """When it will next look who is due."""
+    wakes_at: float = inf
+    """Time of the next scheduled send."""
 
-    def go_on(self) -> None:
-        """See to it that the next are sent when they are due."""
+    def schedule_next(self) -> None:
+        """Schedule the sending of the next requests."""
         at = self.agenda.at
-        if at is not None and at < self.looks_at:
-            self.looks_at = at
+        if at is not None and at < self.wakes_at:
+            self.wakes_at = at
             event = self.environment.at(at + self.way)
             assert event.callbacks is not None
             event.callbacks.append(self._send)
@@ -101,17 +101,17 @@ class _Sessions:
             self.server.close()
 
     def _send(self, event: simpy.Event) -> None:
-        if self.looks_at + self.way > self.environment.now:
-            return  # somebody was due before, and it was looked again since
-        self.looks_at = inf
+        if self.wakes_at + self.way > self.environment.now:
+            return  # superseded by an earlier send
+        self.wakes_at = inf
         while (at := self.agenda.at) is not None and at + self.way <= self.environment.now:
             request, output_len = self.agenda.take()
             answered = self.server.done[request.id] = self.environment.event()
             assert answered.callbacks is not None
             answered.callbacks.append(partial(self._answered, request))
             self.server.submit(request, output_len)
-        self.go_on()
+        self.schedule_next()
 
     def _answered(self, request: Request, event: simpy.Event) -> None:
         self.agenda.left(request, self.environment.now)
-        self.go_on()
+        self.schedule_next()

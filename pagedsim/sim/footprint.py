@@ -1,4 +1,4 @@
-"""What fills the memory of one GPU, by part."""
+"""The memory footprint of one GPU, by part."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Footprint:
     """Bytes of one GPU."""
 
     usable: float
-    """Of its memory, what may be used."""
+    """Usable memory."""
     weights: dict[str, float]
     activations: dict[str, float]
     reserved: float
-    """For what is neither these nor the cache."""
+    """Reserved for other uses."""
     blocks: int
     block_bytes: float
 
     @property
     def left(self) -> float:
-        """For keys and values."""
+        """Left for the KV cache."""
         beside = sum(self.weights.values()) + sum(self.activations.values()) + self.reserved
         return self.usable - beside
 
@@ -42,7 +42,7 @@ def footprint(
     max_batched_tokens: int,
     max_seqs: int,
 ) -> Footprint:
-    """Of a replica that keeps so many blocks."""
+    """The footprint of a replica with a number of blocks."""
     model, gpus = replica.model, replica.tensor_parallel
     return Footprint(
         usable=gpu_memory_utilization * replica.hardware.memory_bytes,

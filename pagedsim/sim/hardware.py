@@ -1,4 +1,4 @@
-"""A GPU and its links, by the data sheet; what of that is reached is the cost model's matter."""
+"""A GPU and its links, with data-sheet rates, and the efficiencies of kernels by GPU family."""
 
 from __future__ import annotations
 
@@ -12,35 +12,39 @@ GIB = 2**30
 
 
 class Family(NamedTuple):
-    """Shares of the sheet's rates."""
+    """Achieved fractions of the data-sheet rates, fitted together with conf/stack to the step
+    tables in experiments/data by an earlier, differently weighted fit than `python -m
+    experiments.fidelity.constants`, which fits them again and prints where it differs;
+    docs/fidelity.md has the accuracy."""
 
     compute: float
-    """Of the rate of matrix products, by products with weights in a prompt's step."""
+    """Of the FLOP rate, by products with weights in a prefill step."""
     attention: float
-    """Of the same, by attention of prompts."""
+    """Of the FLOP rate, by prefill attention."""
     bandwidth: float
-    """Of the memory's, by reading weights."""
+    """Of the memory bandwidth, by reading weights."""
     cache: float
-    """Of the memory's, by reading keys and values."""
+    """Of the memory bandwidth, by reading the KV cache."""
     eight_bits: float = 0.8
-    """What products of 8-bit numbers reach of their own rate, against `compute`."""
+    """Efficiency of 8-bit products relative to `compute`."""
     launch: float = 1.0
-    """How much longer than beside an H100 the CPUs that such GPUs came with take for a launch."""
+    """Launch time of kernels on the typical host CPUs of such GPUs, relative to those of an
+    H100."""
 
 
 FAMILIES = {
     "ampere": Family(compute=0.68, attention=0.42, bandwidth=0.80, cache=0.70, launch=2.0),
-    # Tensor units that accumulate in 32 bits at half their rate keep up with the kernels. By one
-    # log only: vLLM 0.19 on an RTX 4090.
+    # Accumulating in 32 bits halves the peak rate, so kernels reach most of it. Fitted to a single
+    # log: vLLM 0.19 on an RTX 4090.
     "geforce": Family(compute=0.95, attention=0.80, bandwidth=0.90, cache=0.90),
     "hopper": Family(compute=0.65, attention=0.42, bandwidth=0.86, cache=0.92),
 }
 OTHER = Family(compute=0.65, attention=0.42, bandwidth=0.84, cache=0.84)
-"""Of GPUs without a family: there are tables of some, but no constant is fitted to them."""
+"""For GPUs without a family, to which no constants are fitted."""
 
 
 def family_of(name: str | None) -> Family:
-    """A family's shares; OTHER where there is no table of it."""
+    """The efficiencies of a family; OTHER for None."""
     return OTHER if name is None else FAMILIES[name]
 
 
@@ -48,41 +52,40 @@ def family_of(name: str | None) -> Family:
 class Hardware:
     """Peak rates of one GPU, in the units of data sheets; the properties give bytes and seconds.
 
-    FLOP/s are dense (data sheets like to print the twice as large rate for sparse matrices) and
-    with 32-bit accumulation. Link bandwidths are for one direction (data sheets like to print
-    both added up). One GB is 1e9 bytes, one GiB 2**30.
+    FLOP/s are dense (data sheets often state the doubled rate for sparse matrices) and with 32-bit
+    accumulation. Link bandwidths are for one direction (data sheets often state the sum of both).
+    One GB is 1e9 bytes, one GiB 2**30.
     """
 
     name: str
     memory_gib: float
-    """What CUDA offers to programs (torch.cuda.mem_get_info): less than the data sheet and
-    nvidia-smi say, since ECC and the driver take a part."""
+    """Memory available to programs (torch.cuda.mem_get_info): less than the data sheet and
+    nvidia-smi state, since ECC and the driver take a part."""
     bandwidth_gb_s: float
     fp16_tflops: float
     pcie_gb_s: float
     pcie_copy_us: float = 5.0
-    """Fixed time of one copy over PCIe, however small."""
+    """Latency of one copy over PCIe."""
     interconnect_gb_s: float = 0.0
     """Between the GPUs of a node: NVLink, Infinity Fabric or PCIe. 0: as PCIe."""
     interconnect_us: float = 18.0
-    """Fixed time of one all-reduce, however small."""
+    """Latency of one all-reduce."""
     gpus_per_node: int = 8
     network_gb_s: float | None = None
-    """Of a GPU, to other nodes, one way; None where GPUs come without a usual network."""
+    """Bandwidth per GPU to other nodes, one way; None if there is no typical network."""
     network_us: float = 14.0
-    """Fixed time of one message between nodes: NCCL's tuning model takes so much for a hop over a
-    network (protocol Simple, `src/graph/tuning.cc`)."""
+    """Latency of one message between nodes: that of a network hop in NCCL's tuning model (protocol
+    Simple, `src/graph/tuning.cc`)."""
     fp8_tflops: float | None = None
-    """Of products of 8-bit numbers; None where there is no such unit, or no data sheet says."""
+    """Rate of FP8 products; None if unsupported or not in a data sheet."""
     int8_tops: float | None = None
     tdp_w: float | None = None
-    """The most power that it draws, in W, by whatever name the data sheet has it (TDP, TBP, TGP);
-    None where none says."""
+    """Maximum power in W (TDP, TBP or TGP); None if not in a data sheet."""
     family: str | None = None
-    """Whose kernels it runs, where step tables say what they reach; see `hardware.py`."""
+    """The family of its kernels, if constants are fitted to it; see `FAMILIES`."""
     price_per_hour: float | None = None
-    """Euros that a cloud takes for it on demand; None where no list price is known. Those in
-    dollars were divided by 1.1761, the European Central Bank's rate of 8 May 2026."""
+    """On-demand cloud price in euros; None if no list price is known. Prices in dollars were
+    divided by 1.1761, the European Central Bank's rate of 8 May 2026."""
 
     def __post_init__(self) -> None:
         for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s"):
@@ -103,33 +106,33 @@ class Hardware:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second from memory."""
+        """Memory bandwidth in bytes/s."""
         return self.bandwidth_gb_s * 1e9
 
     @property
     def flop_rate(self) -> float:
-        """Dense fp16 or bf16 FLOP a second."""
+        """Dense fp16 or bf16 FLOP/s."""
         return self.fp16_tflops * 1e12
 
     @property
     def rates(self) -> dict[str, float]:
-        """Dense operations a second, by the format of what is multiplied."""
+        """Dense operations/s by number format."""
         printed = {"fp16": self.fp16_tflops, "fp8": self.fp8_tflops, "int8": self.int8_tops}
         return {name: rate * 1e12 for name, rate in printed.items() if rate is not None}
 
     @property
     def pcie(self) -> float:
-        """Bytes a second to the host, one way."""
+        """Bytes/s to the host, one way."""
         return self.pcie_gb_s * 1e9
 
     @property
     def interconnect(self) -> float:
-        """Bytes a second to the other GPUs of the node, one way."""
+        """Bytes/s to the other GPUs of the node, one way."""
         return (self.interconnect_gb_s or self.pcie_gb_s) * 1e9
 
     @property
     def network(self) -> float:
-        """Bytes a second to another node, one way; raises ConfigError where none is known."""
+        """Bytes/s to another node, one way; raises ConfigError if unknown."""
         if self.network_gb_s is None:
             raise ConfigError(
                 f"hardware.network_gb_s=null: hardware={self.name} needs it, in GB/s for each GPU, "

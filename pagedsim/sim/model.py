@@ -1,4 +1,4 @@
-"""A transformer by its shape: parameters, bytes and FLOP follow from a dozen numbers."""
+"""The shape of a transformer, from which parameters, bytes and FLOP are computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
 
 FP16, FORMATS = "fp16", ("fp16", "fp8", "int8")
-"""What products may be computed in; fp16 stands for bf16, too."""
+"""Formats of matrix products; fp16 stands for bf16, too."""
 
 _SIZES = (
     "layers",
@@ -25,7 +25,7 @@ _SIZES = (
 
 
 class Matrix(NamedTuple):
-    """What every token is multiplied with, in one layer."""
+    """A weight matrix of one layer."""
 
     name: str
     inputs: int
@@ -33,7 +33,7 @@ class Matrix(NamedTuple):
 
     @property
     def params(self) -> int:
-        """Numbers in it."""
+        """Number of weights."""
         return self.inputs * self.outputs
 
 
@@ -46,11 +46,11 @@ class MoE:
     intermediate: int
     """Width of one expert."""
     shared_experts: int = 0
-    """Experts of the same width that every token passes."""
+    """Experts of the same width that process every token."""
     dense_layers: int = 0
-    """How many layers have an MLP instead; whether they come first makes no difference here."""
+    """Layers with a dense MLP; their position makes no difference here."""
     dtype_bytes: float | None = None
-    """Bytes of one weight of these experts, where it is not that of the other weights."""
+    """Bytes per weight of these experts, if different from the other weights."""
 
     def __post_init__(self) -> None:
         for key in ("experts", "experts_per_token", "intermediate"):
@@ -66,7 +66,8 @@ class MoE:
             )
 
     def expected_experts(self, tokens: float) -> float:
-        """Distinct experts of a layer that `tokens` tokens choose, were all equally likely.
+        """Expected number of distinct experts of a layer chosen by `tokens` tokens, under uniform
+        routing.
 
         >>> MoE(experts=8, experts_per_token=2, intermediate=1).expected_experts(1)
         2.0
@@ -77,7 +78,7 @@ class MoE:
 
 @dataclass(frozen=True)
 class MLA:
-    """Multi-head latent attention: one compressed vector a token and layer stands for K and V."""
+    """Multi-head latent attention: one compressed vector per token and layer replaces K and V."""
 
     kv_lora_rank: int
     rope_dim: int
@@ -93,9 +94,9 @@ class MLA:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What arithmetic needs to know of a model. Counts are of the whole model, not of one GPU.
+    """The dimensions of a model. Counts are of the whole model, not of one GPU.
 
-    Sliding windows are not known here: a layer that has one is counted as if it saw everything.
+    Sliding-window attention is not modelled: such layers count as full attention.
     """
 
     name: str
@@ -108,20 +109,21 @@ class ModelShape:
     vocab: int
     max_model_len: int
     gated_mlp: bool = True
-    """Three matrices in the MLP (gate, up, down) rather than two."""
+    """Whether the MLP has three matrices (gate, up, down) rather than two."""
     tied_embeddings: bool = False
     learned_positions: int = 0
     dtype_bytes: float = 2.0
-    """Bytes of one weight, but those of the embeddings and the LM head."""
+    """Bytes per weight, except the embeddings and the LM head."""
     head_dtype_bytes: float = 2.0
-    """Bytes of one weight of these: quantised checkpoints leave them in 16 bits."""
+    """Bytes per weight of the embeddings and the LM head, which quantised checkpoints keep in 16
+    bits."""
     kv_dtype_bytes: float = 2.0
     products: str = FP16
-    """What products with weights are computed in; in 16 bits where a GPU has no units for it."""
+    """Format of products with weights; 16 bits on GPUs without hardware support for it."""
     moe: MoE | None = None
     mla: MLA | None = None
     params: float | None = None
-    """Takes the weights as exactly so many, all of them read and computed with at each token."""
+    """Overrides the number of weights, all of which are read and multiplied for each token."""
 
     def __post_init__(self) -> None:
         for key in _SIZES:
@@ -154,7 +156,7 @@ class ModelShape:
 
     @property
     def weight_params(self) -> float:
-        """All that must be kept in memory."""
+        """All parameters held in memory."""
         if self.params is not None:
             return self.params
         norms = (2 * self.layers + 1) * self.hidden
@@ -162,47 +164,47 @@ class ModelShape:
 
     @cached_property
     def body_params(self) -> float:
-        """Of the matrices that every token is multiplied with; the LM head is apart."""
+        """Parameters multiplied with every token, without the LM head."""
         if self.params is not None:
             return self.params
         return self._body(self.moe.experts_per_token if self.moe else 0)
 
     @property
     def head_params(self) -> float:
-        """Of the LM head, which only those tokens meet after which one is sampled."""
+        """Parameters of the LM head, which runs only for sampled positions."""
         return 0 if self.params is not None else self.vocab * self.hidden
 
     @property
     def expert_params(self) -> float:
-        """Of one expert in one layer."""
+        """Parameters of one expert in one layer."""
         return self._mlp(self.moe.intermediate) if self.moe else 0
 
     @property
     def expert_dtype_bytes(self) -> float:
-        """Bytes of one weight of an expert."""
+        """Bytes per weight of an expert."""
         own = self.moe.dtype_bytes if self.moe else None
         return self.dtype_bytes if own is None else own
 
     @property
     def moe_layers(self) -> int:
-        """Layers that have experts."""
+        """Number of layers with experts."""
         return self.layers - self.moe.dense_layers if self.moe else 0
 
     @cached_property
     def _shared_params(self) -> float:
-        """Of the matrices in all layers that are no expert's choice."""
+        """Parameters of all layers without routed experts."""
         return self._body(0)
 
     @property
     def _ends(self) -> float:
-        """Of the embeddings and the LM head."""
+        """Parameters of the embeddings and the LM head."""
         if self.params is not None:
             return 0
         embeddings = (self.vocab + self.learned_positions) * self.hidden
         return embeddings + (0 if self.tied_embeddings else self.head_params)
 
     def _body(self, experts: int) -> float:
-        """All layers' matrices with so many experts each; norms and biases do not count."""
+        """Parameters of all layers with `experts` routed experts each, without norms and biases."""
         total: float = self.layers * self._attention()
         total += (self.layers - self.moe_layers) * self._mlp(self.intermediate)
         if self.moe:
@@ -221,29 +223,29 @@ class ModelShape:
 
     @property
     def expert_bytes(self) -> float:
-        """Of all experts that tokens choose from."""
+        """Bytes of all routed experts."""
         return self.expert_read_bytes(float("inf"))
 
     @property
     def embedding_bytes(self) -> float:
-        """Of the input embeddings."""
+        """Bytes of the input embeddings."""
         if self.params is not None:
             return 0.0
         return (self.vocab + self.learned_positions) * self.hidden * self.head_dtype_bytes
 
     @property
     def head_bytes(self) -> float:
-        """Of the LM head, be it the embeddings once more."""
+        """Bytes of the LM head, even if tied to the embeddings."""
         return self.head_params * self.head_dtype_bytes
 
     @property
     def ends_bytes(self) -> float:
-        """Of the embeddings and the LM head."""
+        """Bytes of the embeddings and the LM head."""
         return self._ends * self.head_dtype_bytes
 
     @property
     def weight_bytes(self) -> float:
-        """Of all weights."""
+        """Bytes of all weights."""
         ends, experts = self._ends, 0.0
         if self.moe:
             experts = self.moe_layers * self.moe.experts * self.expert_params
@@ -255,10 +257,10 @@ class ModelShape:
         )
 
     def read_bytes(self, tokens: float) -> float:
-        """Of the weights that a step over `tokens` tokens reads.
+        """Bytes of weights read by a step over `tokens` tokens.
 
-        Of experts only those that some token is expected to choose; of the input embedding
-        nothing, since a lookup touches a row.
+        Only the experts that tokens are expected to choose count; the input embedding does not,
+        since a lookup reads single rows.
         """
         if self.moe is None:
             return self.body_params * self.dtype_bytes + self.head_bytes
@@ -266,7 +268,7 @@ class ModelShape:
         return others + self.expert_read_bytes(tokens) + self.head_bytes
 
     def expert_read_bytes(self, tokens: float) -> float:
-        """Of these, those of experts."""
+        """Bytes of routed experts read by a step over `tokens` tokens."""
         if self.moe is None:
             return 0.0
         experts = self.moe_layers * self.moe.expected_experts(tokens) * self.expert_params
@@ -274,12 +276,12 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Of keys and values that one token leaves behind."""
+        """KV-cache bytes per token."""
         return self.kv_values_per_token * self.kv_dtype_bytes
 
     @property
     def kv_values_per_token(self) -> int:
-        """How many numbers these are."""
+        """KV-cache values per token."""
         if self.mla:
             return self.layers * (self.mla.kv_lora_rank + self.mla.rope_dim)
         return 2 * self.layers * self.kv_heads * self.head_dim
@@ -288,41 +290,41 @@ class ModelShape:
 
     @property
     def flop_per_token(self) -> float:
-        """Of all matrix products but the LM head's and attention's."""
+        """FLOP per token of all matrix products except the LM head and attention."""
         return 2 * self.body_params
 
     @property
     def flop_per_sample(self) -> float:
-        """Of the LM head, once for each token sampled."""
+        """FLOP of the LM head per sampled token."""
         return 2 * self.head_params
 
     @property
     def prefill_dims(self) -> tuple[int, int]:
-        """Of a head, while prefilling: what queries and keys have, and what values have."""
+        """Dimensions of a head in prefill: of queries and keys, and of values."""
         if self.mla:
             return self.mla.nope_dim + self.mla.rope_dim, self.mla.v_dim
         return self.head_dim, self.head_dim
 
     @property
     def decode_dims(self) -> tuple[int, int]:
-        """The same while decoding: more for MLA, which then attends to compressed vectors."""
+        """The same in decode: larger for MLA, which then attends to compressed vectors."""
         if self.mla:
             return self.mla.kv_lora_rank + self.mla.rope_dim, self.mla.kv_lora_rank
         return self.head_dim, self.head_dim
 
     @property
     def prefill_pair_flop(self) -> float:
-        """Of attention, for one token and one other that it attends to, while prefilling."""
+        """FLOP of prefill attention per pair of query and key tokens."""
         return 2 * self.layers * self.heads * sum(self.prefill_dims)
 
     @property
     def decode_pair_flop(self) -> float:
-        """The same while decoding."""
+        """FLOP of decode attention per pair of query and key tokens."""
         return 2 * self.layers * self.heads * sum(self.decode_dims)
 
 
 def attention_matrices(model: ModelShape) -> list[Matrix]:
-    """Of a layer's attention; queries, keys and values are made by one product."""
+    """The matrices of a layer's attention; Q, K and V are fused."""
     hidden, heads = model.hidden, model.heads
     if (mla := model.mla) is None:
         made = (heads + 2 * model.kv_heads) * model.head_dim
@@ -342,6 +344,6 @@ def attention_matrices(model: ModelShape) -> list[Matrix]:
 
 
 def mlp_matrices(model: ModelShape, intermediate: int) -> list[Matrix]:
-    """Of an MLP of that width, or of an expert; up and the gate are one product."""
+    """The matrices of an MLP or expert of a given width; up and gate are fused."""
     up = (2 if model.gated_mlp else 1) * intermediate
     return [Matrix("up", model.hidden, up), Matrix("down", intermediate, model.hidden)]

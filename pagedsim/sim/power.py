@@ -1,4 +1,4 @@
-"""Watts of a GPU by what a step does: a roofline of energy."""
+"""GPU power by the work of a step: an energy roofline."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnergyRoofline:
-    """A GPU at work draws `busy`, so much for each FLOP, and so much for each byte from memory.
+    """A busy GPU draws a base power plus a term per FLOP and a term per byte of memory traffic.
 
-    All are shares of its TDP, which it never exceeds: `compute` is what FLOP add at their peak
-    rate, `bandwidth` what bytes add at theirs, and `idle` what it draws between steps. The form is
-    that of Choi, Bedard, Fowler and Vuduc (A Roofline Model of Energy, IPDPS 2013);
-    `conf/backend/sim.yaml` says where the numbers come from.
+    All are fractions of its TDP, which is also the maximum: `busy` is the base power, `compute` is
+    added at the peak FLOP rate, `bandwidth` at the peak memory bandwidth, and `idle` is the power
+    between steps. The form is that of Choi, Bedard, Fowler and Vuduc (A Roofline Model of Energy,
+    IPDPS 2013); `conf/backend/sim.yaml` has the sources of the numbers.
     """
 
     idle: float
@@ -41,7 +41,7 @@ class EnergyRoofline:
             )
 
     def share(self, mfu: float, mbu: float) -> float:
-        """The part of its TDP that a GPU draws in a step.
+        """The fraction of its TDP that a GPU draws in a step.
 
         >>> EnergyRoofline(idle=0.1, busy=0.3, compute=1.0, bandwidth=0.5).share(mfu=0.1, mbu=0.8)
         0.8
@@ -49,7 +49,7 @@ class EnergyRoofline:
         return min(1.0, self.busy + self.compute * mfu + self.bandwidth * mbu)
 
     def watts(self, replica: Replica, work: Work, seconds: float) -> float | None:
-        """Of all GPUs in a step; None where no TDP is known."""
+        """Power of all GPUs in a step; None if the TDP is unknown."""
         hardware = replica.hardware
         if hardware.tdp_w is None:
             return None
@@ -57,12 +57,13 @@ class EnergyRoofline:
         return share * hardware.tdp_w * replica.gpus
 
     def idle_watts(self, replica: Replica) -> float | None:
-        """Of all GPUs between steps, likewise."""
+        """Power of all GPUs between steps; None if the TDP is unknown."""
         tdp = replica.hardware.tdp_w
         return None if tdp is None else self.idle * tdp * replica.gpus
 
     def joules(self, replica: Replica, steps: Batches) -> float | None:
-        """Of all GPUs in the recorded steps, likewise; one that computes nothing is idle."""
+        """Energy of all GPUs in the recorded steps, empty ones as idle; None if the TDP is
+        unknown."""
         hardware, at_tdp = replica.hardware, 0.0
         if hardware.tdp_w is None:
             return None

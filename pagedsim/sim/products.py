@@ -1,4 +1,4 @@
-"""The matrix products of a step, one by one."""
+"""The matrix products of a step."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ HEAD = "LM head"
 class Product(NamedTuple):
     """`times` products of `rows` × `inputs` by `inputs` × `outputs`, over the whole model.
 
-    Of a pipeline, rows are those of a micro-batch. FLOP and bytes are those of one GPU; bytes are
-    of weights, keys and values, since what a product takes from the one before it and hands to the
-    next is not counted in a step's time either. Numbers may be means: of experts, of GPUs, and of
-    chunks or contexts that differ.
+    In a pipeline, rows are those of a micro-batch. FLOP and bytes are per GPU; bytes are of weights
+    and KV cache, without activations, which the cost model does not count either. Numbers may be
+    means over experts, GPUs, chunks or contexts.
     """
 
     name: str
     rows: float
     inputs: float | None
-    """None where the weights are only known as a number."""
+    """None if only the number of weights is known."""
     outputs: float | None
     times: float
     flop: float
     bytes: float
     attention: bool = False
-    """Whether it is with keys or values; the others are with weights."""
+    """Whether it multiplies keys or values rather than weights."""
     from_blocks: bool = False
-    """Whether these are of decodes."""
+    """Whether it reads paged blocks (decode attention)."""
 
 
 def products(replica: Replica, plan: StepPlan) -> list[Product]:
-    """Those of a step; their FLOP and bytes add up to those of the step's work."""
+    """The products of a step; their FLOP and bytes add up to the step's work."""
     found = [*_with_weights(replica, plan)] if plan.prefill_tokens + plan.decode_count else []
     if plan.chunks:
         found += _of_chunks(replica, plan)
@@ -47,7 +46,7 @@ def products(replica: Replica, plan: StepPlan) -> list[Product]:
 
 def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
     model, whole = replica.model, plan.prefill_tokens + plan.decode_count
-    passes = replica.passes(whole)  # with each the weights are read again
+    passes = replica.passes(whole)  # each reads the weights again
     tokens = whole if passes == 1 else whole / passes
 
     def product(matrix: Matrix, rows: float, times: float, each: float, of: str = "") -> Product:
@@ -87,13 +86,13 @@ def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
 
 
 def _of_chunks(replica: Replica, plan: StepPlan) -> list[Product]:
-    """Attention of chunks; of each product the masked half is left out of the FLOP."""
+    """Prefill attention; masked pairs do not count as FLOP."""
     model, count = replica.model, len(plan.chunks)
     key, value = model.prefill_dims
     rows, context = plan.prefill_tokens / count, plan.prefill_context / count
     times = model.layers * model.heads * count
     flop = 2 * model.layers * model.heads * plan.prefill_pairs / replica.gpus
-    # Those of the chunk's own tokens have just been made, so they come from the caches.
+    # The chunk's own keys and values are still in the GPU's caches.
     before = plan.prefill_context - plan.prefill_tokens
     keys, values = _read(replica, before)
     return [
@@ -103,7 +102,7 @@ def _of_chunks(replica: Replica, plan: StepPlan) -> list[Product]:
 
 
 def _of_decodes(replica: Replica, plan: StepPlan) -> list[Product]:
-    """Attention of decodes: the queries of all heads that share keys and values, together."""
+    """Decode attention, the query heads of one KV head in one product."""
     model, count = replica.model, plan.decode_count
     key, value = model.decode_dims
     groups = 1 if model.mla else model.kv_heads
@@ -118,6 +117,6 @@ def _of_decodes(replica: Replica, plan: StepPlan) -> list[Product]:
 
 
 def _read(replica: Replica, tokens: int) -> tuple[float, float]:
-    """Bytes of keys and of values; a compressed vector is both, and is read once."""
+    """Bytes of keys and of values; compressed vectors of MLA serve as both and are read once."""
     read = tokens * replica.kv_read_bytes
     return (read, 0.0) if replica.model.mla else (read / 2, read / 2)

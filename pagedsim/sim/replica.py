@@ -1,4 +1,4 @@
-"""A model on the GPUs that serve it: what each of them holds."""
+"""A model replica on its GPUs: parallelism, and the memory of each GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagedsim.sim.model import ModelShape
 
 
 class Stage(NamedTuple):
-    """Layers that follow one another on the same GPUs."""
+    """A pipeline stage."""
 
     layers: int
     first: bool
@@ -24,13 +24,12 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Replica:
-    """One copy of a model on its GPUs. Properties are for one GPU, the fullest, where
-    they do not say all.
+    """One copy of a model on its GPUs. Properties are per GPU, those of the fullest, unless stated.
 
-    Layers are dealt to `pipeline_parallel` stages, each stage to `tensor_parallel` GPUs. With
-    `expert_parallel` GPUs a stage, each has whole experts instead of a part of all; where these
-    are several times as many as `tensor_parallel`, the rest of the model stands that many times,
-    and each of these groups has requests of its own (data-parallel attention).
+    Layers are split into `pipeline_parallel` stages, each over `tensor_parallel` GPUs. With
+    `expert_parallel` GPUs per stage each holds whole experts instead of a slice of all; if this is
+    a multiple of `tensor_parallel`, the rest of the model is replicated that many times, and each
+    of these groups has requests of its own (data-parallel attention).
     """
 
     model: ModelShape
@@ -40,14 +39,14 @@ class Replica:
     expert_parallel: int = 1
     block_size: int = 16
     kv_layout: str = "block"
-    """What is contiguous in the cache, and so moves in one copy: "block", a block with all its
-    layers (pagedsim's engine); "layer", only the keys or the values of one layer (vLLM)."""
+    """What is contiguous in the KV cache and so moves in one copy: "block", a block with all layers
+    (pagedsim's engine); "layer", the keys or values of one layer (vLLM)."""
     quantization: str | None = None
-    """What the layers' weights were put into for this server, 8 bits, which `model` counts already.
-    Products are computed in 16 bits all the same."""
+    """8-bit format of the layers' weights, already counted by `model`. Products are still computed
+    in 16 bits."""
     kv_cache_dtype: str = "auto"
-    """What the cache holds: numbers of `model.kv_dtype_bytes`, or of 8 bits. Attention computes in
-    16 bits all the same."""
+    """Format of the KV cache: `model.kv_dtype_bytes`, or 8 bits. Attention is still computed in 16
+    bits."""
 
     def __post_init__(self) -> None:
         require_whole("block_size", self.block_size, 1)
@@ -78,24 +77,24 @@ class Replica:
         if self.expert_parallel > 1:
             self._check_experts()
         if self.spans_nodes:
-            _ = self.hardware.network  # known, or told by one line
+            _ = self.hardware.network  # raises ConfigError if unknown
 
     def _check_experts(self) -> None:
-        asked = f"expert_parallel={self.expert_parallel}"
+        setting = f"expert_parallel={self.expert_parallel}"
         if (moe := self.model.moe) is None:
-            raise ConfigError(f"{asked}: must be 1, for model={self.model.name} has no experts")
+            raise ConfigError(f"{setting}: must be 1, for model={self.model.name} has no experts")
         if moe.experts % self.expert_parallel:
             raise ConfigError(
-                f"{asked}: must divide the {moe.experts} experts of model={self.model.name}"
+                f"{setting}: must divide the {moe.experts} experts of model={self.model.name}"
             )
         if self.expert_parallel % self.tensor_parallel:
             raise ConfigError(
-                f"{asked}: must be a multiple of tensor_parallel={self.tensor_parallel}"
+                f"{setting}: must be a multiple of tensor_parallel={self.tensor_parallel}"
             )
 
     @classmethod
     def of(cls, server: ServerSpec, model: ModelShape, hardware: Hardware) -> Replica:
-        """What a server has of a model on its GPUs."""
+        """The replica of a model in a server."""
         if server.quantization is not None:
             model = quantized(model, server.quantization)
         return cls(
@@ -112,13 +111,13 @@ class Replica:
 
     @property
     def split(self) -> str:
-        """How it is split, in the words of a configuration."""
+        """Its parallelism, in configuration syntax."""
         sizes = {"tensor_parallel": self.tensor_parallel} | self.more_than_shared
         return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
     @property
     def more_than_shared(self) -> dict[str, int]:
-        """The settings by which it is more than GPUs that share each matrix, if it is."""
+        """Parallelism beyond tensor parallelism, as settings."""
         sizes = {
             "pipeline_parallel": self.pipeline_parallel,
             "expert_parallel": self.expert_parallel,
@@ -127,46 +126,46 @@ class Replica:
 
     @property
     def stage_gpus(self) -> int:
-        """GPUs that share a stage."""
+        """GPUs per stage."""
         return max(self.tensor_parallel, self.expert_parallel)
 
     @property
     def gpus(self) -> int:
-        """All that it has."""
+        """Number of all GPUs."""
         return self.pipeline_parallel * self.stage_gpus
 
     @property
     def euros_per_hour(self) -> float | None:
-        """What all of its GPUs cost; None where no price is known."""
+        """Price of all GPUs; None if unknown."""
         price = self.hardware.price_per_hour
         return None if price is None else price * self.gpus
 
     @property
     def groups(self) -> int:
-        """Groups of GPUs that have requests, and so keys and values, of their own."""
+        """Data-parallel attention groups, each with requests and KV cache of its own."""
         return self.stage_gpus // self.tensor_parallel
 
     @property
     def stages_per_node(self) -> int:
-        """0 where one stage takes more than a node."""
+        """Whole stages per node; 0 if one stage spans nodes."""
         return self.hardware.gpus_per_node // self.stage_gpus
 
     @property
     def hops(self) -> tuple[int, int]:
-        """Ways from one stage to the next: inside a node, and between nodes."""
+        """Transitions between stages: inside a node, and between nodes."""
         hops = self.pipeline_parallel - 1
         outside = hops // self.stages_per_node if self.stages_per_node else hops
         return hops - outside, outside
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether one node is too small for it."""
+        """Whether it takes more than one node."""
         return self.gpus > self.hardware.gpus_per_node
 
     @property
     def stages(self) -> list[Stage]:
-        """Its stages. What layers are left over go to those before the last, as in vLLM: that one
-        has the LM head."""
+        """Its stages. Remaining layers go to the stages before the last, as in vLLM, since the last
+        one has the LM head."""
         count = self.pipeline_parallel
         least, over = divmod(self.model.layers, count)
         layers = [least] * count
@@ -176,7 +175,7 @@ class Replica:
 
     @property
     def most_layers(self) -> int:
-        """Of a stage."""
+        """Layers of the largest stage."""
         return -(-self.model.layers // self.pipeline_parallel)
 
     @property
@@ -186,7 +185,7 @@ class Replica:
 
     @property
     def weight_bytes(self) -> float:
-        """Weights that it keeps."""
+        """Bytes of weights."""
         if self.gpus == self.tensor_parallel:
             return self.model.weight_bytes / self.tensor_parallel
         return self._weight_bytes(self.fullest)
@@ -197,13 +196,13 @@ class Replica:
         layers = body / gpus + model.expert_bytes / self.stage_gpus
         ends = model.embedding_bytes * stage.first / gpus
         if stage.last and not (stage.first and model.tied_embeddings):
-            ends += model.head_bytes / gpus  # tied embeddings stand at both ends
+            ends += model.head_bytes / gpus  # tied embeddings are held by both ends
         return layers * stage.layers / model.layers + ends
 
     def read_bytes(self, tokens: float) -> float:
-        """Weights that a step over so many tokens reads: all of a stage with each micro-batch.
+        """Bytes of weights read by a step: all of a stage for each micro-batch.
 
-        Of an average stage, and of the average GPU of those that share experts.
+        Averaged over stages, and over GPUs under expert parallelism.
         """
         model = self.model
         if self.gpus == self.tensor_parallel:
@@ -214,15 +213,15 @@ class Replica:
         return (others + experts / self.stage_gpus) * passes / self.pipeline_parallel
 
     def passes(self, tokens: float) -> float:
-        """Micro-batches to which so many tokens of a step are dealt."""
+        """Number of micro-batches of a step over `tokens` tokens."""
         return min(tokens, self.pipeline_parallel)
 
     @property
     def kv_share(self) -> float:
-        """Part of each token's keys and values that it keeps.
+        """Fraction of each token's KV cache held by a GPU.
 
-        Heads are split until each GPU has one; from there on they are kept twice and more.
-        The compressed vector of MLA belongs to all heads, so every GPU keeps all of it.
+        KV heads are split until each GPU has one; beyond that they are replicated. The compressed
+        vector of MLA belongs to all heads, so every GPU holds all of it.
         """
         if self.model.mla:
             return 1.0
@@ -230,12 +229,12 @@ class Replica:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Keys and values of one token, if it belongs to this GPU's group."""
+        """KV-cache bytes of a token of the GPU's group."""
         return self.kv_path_bytes * (self.most_layers / self.model.layers)
 
     @property
     def kv_path_bytes(self) -> float:
-        """The same of all stages: what a token finds on its way through them."""
+        """KV-cache bytes of a token, summed over stages."""
         whole = self.model.kv_bytes_per_token
         if self.kv_format in FP8:
             whole = self.model.kv_values_per_token
@@ -243,29 +242,29 @@ class Replica:
 
     @property
     def kv_read_bytes(self) -> float:
-        """Of a token that is attended to, on average over all stages and groups."""
+        """Bytes read per token attended to, averaged over stages and groups."""
         return self.kv_path_bytes / (self.pipeline_parallel * self.groups)
 
     @property
     def kv_format(self) -> str:
-        """The format of these: `kv_cache_dtype`, but by one name."""
+        """`kv_cache_dtype` with its alias resolved."""
         return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
 
     @property
     def block_bytes(self) -> float:
-        """One block of the cache."""
+        """Bytes of one KV block."""
         return self.kv_bytes_per_token * self.block_size
 
     @property
     def copies_per_block(self) -> int:
-        """Copies that it takes to move one block over the bus."""
+        """Copies needed to move one block over the bus."""
         if self.kv_layout == "block":
             return 1
         return self.most_layers * (1 if self.model.mla else 2)
 
 
 def quantized(model: ModelShape, quantization: str) -> ModelShape:
-    """The model with its layers' weights in 8 bits; embeddings and head stay as they are."""
+    """The model with 8-bit layer weights; embeddings and LM head are unchanged."""
     if model.params is not None:
         raise ConfigError(
             f"quantization={quantization}: model={model.name} has model.params={model.params:g}, "
@@ -275,7 +274,7 @@ def quantized(model: ModelShape, quantization: str) -> ModelShape:
 
 
 def can_split(model: ModelShape, tensor_parallel: int) -> bool:
-    """Whether every GPU gets the same number of heads."""
+    """Whether heads divide evenly over GPUs."""
     if model.heads % tensor_parallel:
         return False
     kv = model.kv_heads

@@ -1,4 +1,4 @@
-"""One replica: a SimPy process that plans, waits as long as the cost model says, and commits."""
+"""A simulated server: a SimPy process that plans, waits for the modelled time, and commits."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from pagedsim.sim.tiers import Tiers
 
 
 class Costs(Protocol):
-    """What a server asks of a cost model; all in seconds."""
+    """The part of a cost model that a server calls; all times in seconds."""
 
     def step_seconds(self, plan: StepPlan) -> float:
         """Forward pass and host work of a step, swaps excluded."""
 
     def decode_seconds(self, sequences: int, context: int) -> float:
-        """The same for a step of nothing but decodes."""
+        """The same for a step of decodes alone."""
 
     def swap_seconds(self, blocks: int) -> float:
         """Moving blocks over the bus, one way."""
 
 
 class Recorder(Protocol):
-    """Who is told of every step and of every request that leaves."""
+    """Records every step and every departure."""
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was carried out; called before it is committed, or told of."""
+        """A step was carried out; called before it is committed or completed."""
 
     def again(self, end: float, used_blocks: int) -> None:
         """The step was repeated, each sequence a token longer, and ended at `end`."""
@@ -43,31 +43,31 @@ class Recorder(Protocol):
         """A request finished or was rejected."""
 
 
-class Entrance(Protocol):
-    """Where requests come in: a server, or what stands in front of several."""
+class RequestSink(Protocol):
+    """An entry point for requests: a server, or the dispatcher of a fleet."""
 
     done: dict[object, simpy.Event]
-    """Who waits for a request to leave."""
+    """Events that fire when a request departs."""
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives, now."""
 
     def close(self) -> None:
-        """Nobody arrives any more."""
+        """Declare that no further requests arrive."""
 
 
-class Outside(Protocol):
-    """Who acts from outside at the ends of steps."""
+class StepObserver(Protocol):
+    """Acts at the ends of steps, such as the handle of a replica in a fleet."""
 
     def waits_for(self, plan: StepPlan) -> bool:
-        """Whether anything is to be done when this step has ended."""
+        """Whether the end of this step has to be reported."""
 
     def committed(self, plan: StepPlan) -> None:
-        """The step has ended, now, and the next one is not planned."""
+        """The step has ended now, and the next one is not planned yet."""
 
 
 class Server:
-    """Drives one scheduler through simulated time."""
+    """Drives one scheduler in simulated time."""
 
     def __init__(
         self,
@@ -82,40 +82,40 @@ class Server:
         fast_forward: bool = True,
         tiers: Tiers | None = None,
     ) -> None:
-        """`overlap`: swaps out go on beside the computation, over one bus.
+        """`overlap`: swap-outs overlap with computation, over one bus.
 
-        `copy_seconds` is what a step takes longer for each block that it copies on the GPU.
-        `beams` says which beams of a search go on; without it every beam does. Without
-        `fast_forward` every step is planned and committed by itself; what comes out is the same.
-        `tiers` says how long moves between the memory's tiers take; without it they take no time.
+        `copy_seconds` is added to a step for each block that it copies on the GPU. `beams` draws
+        the parents of beams; without it every beam continues. Without `fast_forward` every step is
+        planned and committed individually, with the same results. `tiers` has the times of moves
+        between memory tiers; without it they take no time.
         """
         self.environment = environment
         self.scheduler = scheduler
-        scheduler.lasting_plans = False  # nobody here looks at one that is over
+        scheduler.lasting_plans = False  # plans are not read after their step
         self.cost = cost
-        self.asked: Any = cost  # whose answers are checked before they are believed
+        self.raw_cost: Any = cost  # its answers are validated inline
         self.recorder = recorder
         self.bus = simpy.Resource(environment, capacity=1) if overlap else None
         self.copy_seconds = copy_seconds
         self.tiers = tiers
         self.beams = beams or Beams(0.0)
-        self.searching = 0  # requests here that are beam searches
-        # A recording knows steps by their number, not by what is in them.
+        self.searching = 0  # number of beam searches
+        # A recording is indexed by step number, not by the totals of a step.
         self.fast_forward = fast_forward and getattr(cost, "by_totals", True)
         self.expecting = True  # whether requests may still arrive
-        self.done: dict[object, simpy.Event] = {}  # who waits for a request to leave
-        self.heard: Callable[[Request], None] | None = None  # who is to hear of all who leave
-        self.outside: Outside | None = None
-        self.undo: Callable[[], None] | None = None  # who is to hear that a step did not end
-        self._refused: Sequence[Rejection] = ()  # in the step under way
+        self.done: dict[object, simpy.Event] = {}  # departures that are waited for
+        self.on_departure: Callable[[Request], None] | None = None  # callback for departures
+        self.observer: StepObserver | None = None
+        self.undo: Callable[[], None] | None = None  # callback for a step cut off by a crash
+        self._refused: Sequence[Rejection] = ()  # in the current step
         self._coming: Arrivals | None = None
-        self._next_at = inf  # when the next of these comes
-        self._stuck = False  # whether nothing can be done until somebody comes or acts
+        self._next_at = inf  # time of the next of these
+        self._stuck = False  # whether only an arrival or external action can help
         self._wake = environment.event()
-        self.process = environment.process(self._live())
+        self.process = environment.process(self._serve_with_restarts())
 
     def expect(self, arrivals: Arrivals) -> None:
-        """All who will ever come are these: none of them is waited for, each is looked up."""
+        """Take all arrivals from this sequence, without simulation events."""
         self._coming, self._next_at = arrivals, arrivals.at
         if arrivals.at == inf:
             self.close()
@@ -127,14 +127,14 @@ class Server:
         self.wake()
 
     def abort(self, request_id: RequestId) -> None:
-        """End a request wherever it is, now; of a step that is under way its part is lost."""
+        """Abort a request now; its part of the current step is lost."""
         self._leave(self.scheduler.abort(request_id, self.environment.now))
 
     def crash(self) -> list[Request]:
-        """Lose everything that is here, now, and rest until somebody comes; returns who was here.
+        """Drop all requests now and sleep until the next arrival; returns the dropped requests.
 
-        The step under way does not end. Of those who are lost nobody is told; who was refused in
-        that step leaves as usual.
+        The current step does not end. Departures of dropped requests are not recorded; requests
+        rejected in that step depart as usual.
         """
         for rejection in self._refused:
             self._leave(rejection.request)
@@ -146,18 +146,18 @@ class Server:
         return lost
 
     def wake(self) -> None:
-        """Plan a step, if it rests, or is about to, since nobody was there or could be served."""
+        """Wake the process if it sleeps, or is about to, for lack of runnable requests."""
         self._stuck = False
         if not self._wake.triggered:
             self._wake.succeed()
 
     def close(self) -> None:
-        """Nobody arrives any more."""
+        """Declare that no further requests arrive."""
         self.expecting = False
         self.wake()
 
-    def _live(self) -> Generator[simpy.Event, None, None]:
-        """Serve, and begin anew after each crash."""
+    def _serve_with_restarts(self) -> Generator[simpy.Event, None, None]:
+        """Serve, restarting after each crash."""
         while True:
             try:
                 yield from self._serve()
@@ -171,37 +171,37 @@ class Server:
         self._stuck = False
         while True:
             if not here or self._stuck:
-                woken = yield from self._rest(now)
+                woken = yield from self._sleep(now)
                 if woken is None:
                     break
                 now, self._stuck = woken, False
                 continue
             plan = scheduler.plan(now)
             if not plan.decode_count and plan.empty:
-                self._moved(plan, now, now, now)
+                self._end_of_moves(plan, now, now, now)
                 self.recorder.step(plan, now, now, scheduler)
                 self._stuck = plan.idle
             else:
                 self._refused = plan.rejected
-                now = yield from self._carry_out(plan, now)
+                now = yield from self._run_step(plan, now)
                 self._refused = ()
             if plan.rejected:
-                yield from self._part_with([one.request for one in plan.rejected], now)
+                yield from self._depart([one.request for one in plan.rejected], now)
             if scheduler.pending is plan:
                 parents = self.beams.parents(plan) if self.searching else None
                 ended = scheduler.commit(plan, now, None, None, parents)
                 if ended:
-                    yield from self._part_with(ended, now)
-                if self.outside is not None and self.outside.waits_for(plan):
+                    yield from self._depart(ended, now)
+                if self.observer is not None and self.observer.waits_for(plan):
                     yield from self._catch_up(now)
-                    self.outside.committed(plan)
-                    yield self.environment.at(now, NORMAL)  # whoever waited goes first
-        self._refuse_leftovers(now)
+                    self.observer.committed(plan)
+                    yield self.environment.at(now, NORMAL)  # waiters run first
+        self._raise_if_deadlocked(now)
 
-    def _rest(self, now: float) -> Generator[simpy.Event, None, float | None]:
-        """Wait until somebody arrives; returns when that was, None if nobody will."""
+    def _sleep(self, now: float) -> Generator[simpy.Event, None, float | None]:
+        """Wait for an arrival; returns its time, None after the last."""
         if (at := self._next_at) < inf:
-            self._let_in(at)
+            self._add_arrivals(at)
             return at
         if not self.expecting:
             yield from self._catch_up(now)
@@ -210,8 +210,8 @@ class Server:
         yield self._wake
         return self.environment.now
 
-    def _refuse_leftovers(self, now: float) -> None:
-        """Raise PagedsimError if somebody is left when nothing more can happen."""
+    def _raise_if_deadlocked(self, now: float) -> None:
+        """Raise PagedsimError if requests remain although no event is left."""
         scheduler = self.scheduler
         if scheduler.unfinished:
             raise PagedsimError(
@@ -220,66 +220,66 @@ class Server:
                 f"{type(scheduler.policy).__name__} admits none of them"
             )
 
-    def _carry_out(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
-        """Let a step's time pass, and that of the quiet steps after it; returns the last one's end.
+    def _run_step(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
+        """Run a step and the uneventful ones after it; returns the end of the last one.
 
-        The environment stays behind where nothing else happens until then. If the last step was
-        committed on the way, because another like it could not follow, it is no longer in flight.
+        The environment is not advanced while there are no other events. If the last step was
+        committed because it could not be repeated, it is no longer in flight.
         """
         environment, begin = self.environment, now
         if plan.swap_out or plan.swap_in or plan.copies:
-            begin = yield from self._begin(plan, now)
+            begin = yield from self._move_blocks(plan, now)
         if plan.chunks or not self.fast_forward:
-            hook, took = "step_seconds", self.asked.step_seconds(plan)
+            hook, took = "step_seconds", self.raw_cost.step_seconds(plan)
         else:
-            took = self.asked.decode_seconds(plan.decode_count, plan.decode_context)
+            took = self.raw_cost.decode_seconds(plan.decode_count, plan.decode_context)
             hook = "decode_seconds"
         if type(took) is not float or not 0.0 <= took <= LONGEST:
             took = policy_validation.seconds(self.cost, hook, took)
         end = begin + took
         if plan.moves:
-            end = self._moved(plan, now, begin, end)
+            end = self._end_of_moves(plan, now, begin, end)
         self.recorder.step(plan, now, end, self.scheduler)
-        quiet = self._quiet(plan)
+        repeats = self._repeats(plan)
         while True:
             due = environment.peek() <= end
             if now < end:
                 if due:
-                    yield from self._wait_out(end)
+                    yield from self._wait_until(end)
                 if end >= self._next_at:
-                    self._let_in(end)
-            if not quiet or self.scheduler.disturbed or (due and self._awaited(plan)):
+                    self._add_arrivals(end)
+            if not repeats or self.scheduler.disturbed or (due and self._observed(plan)):
                 return end
-            now, end, quiet = self._glide(plan, end, quiet)
+            now, end, repeats = self._fast_forward(plan, end, repeats)
 
-    def _quiet(self, plan: StepPlan) -> int:
-        """How many steps after this one are known to be the same."""
-        # In a beam search no step is like the one before it.
+    def _repeats(self, plan: StepPlan) -> int:
+        """The number of times that this step can be repeated."""
+        # Steps of a beam search differ.
         if plan.chunks or not self.fast_forward or (self.searching and self.scheduler.clock.wide):
             return 0
         return self.scheduler.uneventful(plan)
 
-    def _glide(self, plan: StepPlan, end: float, quiet: int) -> tuple[float, float, int]:
-        """Repeat a step that ends at `end` up to `quiet` times, until anything else may happen.
+    def _fast_forward(self, plan: StepPlan, end: float, repeats: int) -> tuple[float, float, int]:
+        """Repeat a step that ends at `end` up to `repeats` times, until the next event.
 
-        Returns when the last one begins and ends, and how many are left.
+        Returns the begin and end of the last one, and the number of repeats left.
         """
-        scheduler, recorder, seconds = self.scheduler, self.recorder, self.asked.decode_seconds
+        scheduler, recorder, seconds = self.scheduler, self.recorder, self.raw_cost.decode_seconds
         sequences, start = plan.decode_count, end
-        waiting = len(scheduler.waiting)  # somebody may have come who changes nothing else
+        waiting = len(scheduler.waiting)  # an arrival may change nothing else
         until = self.environment.peek()
         if self._next_at < until:
-            until = self._next_at  # nothing happens before
-        while quiet:
+            until = self._next_at  # no event before
+        while repeats:
             if not scheduler.fast_forward(plan, end):
                 return end, end, 0
-            quiet -= 1
+            repeats -= 1
             took = seconds(sequences, plan.decode_context)
             if type(took) is not float or not 0.0 <= took <= LONGEST:
                 took = policy_validation.seconds(self.cost, "decode_seconds", took)
             start, end = end, end + took
-            if plan.moves:  # nothing but what makes room: the step itself takes no longer
-                self._moved(plan, start, start, end)
+            if plan.moves:  # moves only make room and do not prolong the step
+                self._end_of_moves(plan, start, start, end)
             if plan.moves or plan.waiting != waiting:
                 plan.waiting = waiting
                 recorder.step(plan, start, end, scheduler)
@@ -287,10 +287,10 @@ class Server:
                 recorder.again(end, plan.used_blocks)
             if end >= until:
                 break
-        return start, end, quiet
+        return start, end, repeats
 
-    def _let_in(self, now: float) -> None:
-        """All come who are known to come by now."""
+    def _add_arrivals(self, now: float) -> None:
+        """Add all arrivals up to now."""
         while (at := self._next_at) <= now:
             assert self._coming is not None
             request, output_len = self._coming.take()
@@ -300,8 +300,8 @@ class Server:
         if self._next_at == inf and self._coming is not None:
             self.expecting = False
 
-    def _wait_out(self, end: float) -> Generator[simpy.Event, None, None]:
-        """Let time pass until a step ends of which the recorder has been told."""
+    def _wait_until(self, end: float) -> Generator[simpy.Event, None, None]:
+        """Advance to the end of a recorded step."""
         try:
             yield self.environment.at(end, NORMAL)
         except simpy.Interrupt:
@@ -309,8 +309,8 @@ class Server:
                 self.undo()
             raise
 
-    def _begin(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
-        """Move the blocks that a step moves; returns when the forward pass may begin."""
+    def _move_blocks(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
+        """Swap and copy the blocks of a step; returns when its forward pass may begin."""
         begin = now
         if plan.swap_out or plan.swap_in:
             begin = yield from self._swap(plan, now)
@@ -321,15 +321,15 @@ class Server:
                 begin = max(begin, self.tiers.spilled(out, back, now))
         return begin + len(plan.copies) * self.copy_seconds
 
-    def _moved(self, plan: StepPlan, now: float, begin: float, end: float) -> float:
-        """When a step from `begin` to `end` is over that moves blocks between tiers from `now`."""
+    def _end_of_moves(self, plan: StepPlan, now: float, begin: float, end: float) -> float:
+        """The end of a step from `begin` to `end` whose moves between tiers start at `now`."""
         if self.tiers is None or not plan.moves:
             return end
         return self.tiers.end(plan, now, begin, end)
 
     def _swap(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move blocks over the bus; returns when the forward pass may begin."""
-        out, back = self._way(len(plan.swap_out)), self._way(len(plan.swap_in))
+        out, back = self._bus_seconds(len(plan.swap_out)), self._bus_seconds(len(plan.swap_in))
         if self.bus is None:
             return now + out + back
         yield from self._catch_up(now)
@@ -339,15 +339,17 @@ class Server:
             yield from self._transfer(back)
         return self.environment.now
 
-    def _way(self, blocks: int) -> float:
-        """How long so many blocks take over the bus."""
+    def _bus_seconds(self, blocks: int) -> float:
+        """Seconds to move blocks over the bus."""
         if not blocks:
             return 0.0
-        return policy_validation.seconds(self.cost, "swap_seconds", self.asked.swap_seconds(blocks))
+        return policy_validation.seconds(
+            self.cost, "swap_seconds", self.raw_cost.swap_seconds(blocks)
+        )
 
-    def _awaited(self, plan: StepPlan) -> bool:
-        """Whether somebody acts when this step has ended."""
-        return self.outside is not None and self.outside.waits_for(plan)
+    def _observed(self, plan: StepPlan) -> bool:
+        """Whether the end of this step has to be reported."""
+        return self.observer is not None and self.observer.waits_for(plan)
 
     def _catch_up(self, now: float) -> Generator[simpy.Event, None, None]:
         if now > self.environment.now:
@@ -359,9 +361,9 @@ class Server:
             yield turn
             yield self.environment.timeout(seconds)
 
-    def _part_with(self, some: Sequence[Request], now: float) -> Generator[simpy.Event, None, None]:
-        """Some leave, now."""
-        if self.done or self.heard:
+    def _depart(self, some: Sequence[Request], now: float) -> Generator[simpy.Event, None, None]:
+        """Requests depart now."""
+        if self.done or self.on_departure:
             yield from self._catch_up(now)
         for request in some:
             self._leave(request)
@@ -372,11 +374,11 @@ class Server:
             self._forget(request)
         if self.done and (event := self.done.pop(request.id, None)):
             event.succeed()
-        if self.heard:
-            self.heard(request)
+        if self.on_departure:
+            self.on_departure(request)
 
     def _forget(self, request: Request) -> None:
-        """No more beams are drawn for it."""
+        """Discard the beam-search state of a request."""
         if request.params.beam_search:
             self.searching -= 1
             self.beams.left(request)

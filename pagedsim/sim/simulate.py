@@ -1,4 +1,4 @@
-"""A whole run: a workload through a scheduler, in simulated time."""
+"""Simulate one server: a workload and a scheduler, in simulated time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def simulate(
     tiers: Tiers | None = None,
     way: float = 0.0,
 ) -> float:
-    """Run until everything is served; returns the simulated time at which that was.
+    """Run until all requests are served; returns the simulated time at the end.
 
-    The settings are those of `Server`; `way` is how long a request takes to come there.
+    The settings are those of `Server`; requests arrive `way` seconds after they are sent.
     """
     environment = Environment()
     kind = AheadServer if scheduler.async_scheduling else Server
@@ -49,7 +49,7 @@ def simulate(
         feed(environment, server, source, way)
     else:
         server.expect(Arrivals(source, way))
-    # Requests and plans come and go without cycles, so looking for any is time lost.
+    # Requests and plans form no reference cycles, so collecting them costs time for nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The sizes that a server's description leaves open, from its model and its hardware."""
+"""Derive the unset sizes of a server from its model and hardware."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pagedsim.sim.replica import Replica
 
 
 def sized(server: ServerSpec, replica: Replica, reserved_gib: float = 0.5) -> ServerSpec:
-    """The server with its blocks, its CPU blocks and its limits.
+    """The server with GPU blocks, CPU blocks and limits filled in.
 
-    `max_model_len` is the model's, unless the memory holds less: the more tokens one step may
-    compute, the more room their activations take from the blocks. `reserved_gib` of each GPU are
-    neither weights, activations nor blocks.
+    `max_model_len` defaults to the model's, or less if the memory holds less: activations of larger
+    steps leave less memory for blocks. `reserved_gib` per GPU are neither weights, activations nor
+    blocks.
     """
     most = replica.model.max_model_len
     if (server.max_model_len or 0) > most:
@@ -32,7 +32,7 @@ def sized(server: ServerSpec, replica: Replica, reserved_gib: float = 0.5) -> Se
 
 
 def _longest(most: int, of_length: Callable[[int], ServerSpec]) -> int:
-    """The greatest length up to `most` that the memory beside its activations holds."""
+    """The largest length up to `most` that fits in memory."""
 
     def holds(length: int) -> bool:
         return of_length(length).make_memory().longest >= length
@@ -41,7 +41,7 @@ def _longest(most: int, of_length: Callable[[int], ServerSpec]) -> int:
         if holds(most):
             return most
     except PagedsimError:
-        holds(1)  # if this does not fit either, nothing does
+        holds(1)  # raises if not even this fits
     low, high = 1, most
     while high - low > 1:
         middle = (low + high) // 2
@@ -56,7 +56,7 @@ def _longest(most: int, of_length: Callable[[int], ServerSpec]) -> int:
 def _with_blocks(
     server: ServerSpec, replica: Replica, reserved_gib: float, longest: int
 ) -> ServerSpec:
-    """With as many blocks as it says, or as the hardware has left beside such steps."""
+    """The server with the configured number of blocks, or as many as fit."""
     tokens, blocks, swapped = server.step_tokens(longest), server.blocks, server.cpu_blocks
     if blocks is None:
         blocks = capacity(

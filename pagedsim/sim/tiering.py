@@ -1,4 +1,4 @@
-"""From the settings of memory=tiered to its tiers, their links and their prices."""
+"""Build the tiers of memory=tiered, with links and prices, from its settings."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
 
 LOADS = ("always", "cheaper")
-"""Whether what is found below the GPU is loaded whatever it costs, or only if that is cheaper."""
+"""Whether cached blocks below the GPU are always loaded, or only if cheaper than recomputing."""
 
 
 @dataclass(frozen=True)
 class TierSpec:
-    """A tier as a configuration describes it; sizes and rates are for each GPU."""
+    """The configuration of a tier; sizes and rates are per GPU."""
 
     name: str
     gib: float = 0.0
     blocks: int | None = None
-    """Instead of `gib`; 0 of either: there is no such tier."""
+    """In place of `gib`; 0 of either disables the tier."""
     read_gb_s: float | None = None
-    """None: as fast as the bus, as swaps are; nothing is faster."""
+    """None: the rate of the bus, which is also the maximum."""
     write_gb_s: float | None = None
     latency_us: float = 0.0
-    """Of a transfer, whatever its size."""
+    """Latency of a transfer."""
     shared: bool = False
-    """Whether replicas that are alike have one together, which is as large as one's would be."""
+    """Whether identical replicas share one tier, of the size of one."""
 
     def __post_init__(self) -> None:
         where = f"tiers.{self.name}"
@@ -54,7 +54,7 @@ class TierSpec:
         require_flag(f"{where}.shared", self.shared)
 
     def size(self, replica: Replica) -> int:
-        """Blocks that it holds."""
+        """Its size in blocks."""
         return int(self.gib * GIB // replica.block_bytes) if self.blocks is None else self.blocks
 
     def level(self, replica: Replica, cost: CostModel) -> Level:
@@ -75,27 +75,27 @@ class TierSpec:
 
 @dataclass(frozen=True)
 class Prices:
-    """What it takes to have tokens on the GPU again, as `TieredMemory` asks."""
+    """Recompute and load times for `TieredMemory`."""
 
     cost: CostModel
     tiers: Tiers
 
     def recompute_seconds(self, tokens: int) -> float:
-        """Time to prefill `tokens` tokens."""
+        """Seconds to prefill `tokens` tokens."""
         answer = self.cost.recompute_seconds(tokens)
         return policy_validation.seconds(self.cost, "recompute_seconds", answer)
 
     def load_seconds(self, level: int, blocks: int) -> float:
-        """Time to load so many blocks from the tier of that level, if nobody else does."""
+        """Seconds to load blocks from the tier of a level over an idle link."""
         return self.tiers.levels[level - 1].link.reading.seconds(blocks)
 
 
 def tiered(
     server: ServerSpec, replica: Replica, cost: CostModel, beside: Tiers | None = None
 ) -> tuple[ServerSpec, Tiers | None]:
-    """The server with its tiers, where memory=tiered; else as it is.
+    """The server with its tiers if memory=tiered, else unchanged.
 
-    It shares with `beside`, of a server like it, those that are to be shared.
+    Shared tiers are taken from `beside`, those of an identical server.
     """
     if server.memory != "tiered":
         return server, None
@@ -126,7 +126,7 @@ def tiered(
 
 
 def _specs(tiers: Any) -> list[TierSpec]:
-    """In their order; a null is none."""
+    """The specifications of tiers, in order; null removes one."""
     if not isinstance(tiers, Mapping):
         raise ConfigError(f"tiers={shown(tiers)}: must be a mapping of names to settings")
     found = []

@@ -1,4 +1,4 @@
-"""The tiers below the GPU in simulated time: how long it takes to write to them and to load."""
+"""Transfer times of memory tiers below the GPU."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from pagedsim.core.memory import Place
 
 @dataclass(frozen=True)
 class Way:
-    """One direction of a link."""
+    """The timing of one direction of a link."""
 
     latency: float
-    """Seconds before the first block of a transfer is on its way."""
+    """Seconds before the first block of a transfer."""
     block: float
-    """Seconds for each block."""
+    """Seconds per block."""
 
     def seconds(self, blocks: int) -> float:
-        """What one transfer takes."""
+        """Duration of one transfer."""
         return self.latency + blocks * self.block
 
 
 class Link:
-    """What leads to a tier: reads go one after another, writes likewise, beside each other.
+    """The link to a tier: reads and writes are two independent FIFO queues.
 
-    Each way is a queue in which nobody overtakes, worked out without an event: it is known when
-    a transfer will be over as soon as it is asked for.
+    The end of a transfer is known when it is enqueued, so no simulation events are needed.
     """
 
     def __init__(self, read: Way, write: Way) -> None:
@@ -36,21 +35,21 @@ class Link:
         self.writing = write
         self._read_until = 0.0
         self._write_until = 0.0
-        self._written: dict[int, float] = {}  # blocks under way, and when each will be there
+        self._written: dict[int, float] = {}  # blocks in transfer, and when each arrives
 
     def write(self, blocks: Sequence[int], now: float) -> float:
-        """Blocks are sent there; returns when they will have come."""
+        """Enqueue a write; returns when it ends."""
         while self._written and (first := next(iter(self._written.items())))[1] <= now:
             del self._written[first[0]]
         end = max(now, self._write_until) + self.writing.seconds(len(blocks))
         self._write_until = end
         for block in blocks:
-            self._written.pop(block, None)  # so that they stay in the order of their ends
+            self._written.pop(block, None)  # keeps the order of their ends
             self._written[block] = end
         return end
 
     def read(self, blocks: Sequence[int], now: float) -> float:
-        """Blocks are asked for; returns when they will have come. What is there comes first."""
+        """Enqueue a read, which waits for pending writes of these blocks; returns when it ends."""
         there = max(self._written.get(block, now) for block in blocks)
         begin = max(now, there, self._read_until)
         self._read_until = begin + self.reading.seconds(len(blocks))
@@ -59,18 +58,18 @@ class Link:
 
 @dataclass(frozen=True)
 class Level:
-    """A tier with its link; one object may be given to several servers."""
+    """A tier with its link; may be shared by several servers."""
 
     tier: Tier
     link: Link
 
 
 class Tiers:
-    """All that lies below a server's GPU.
+    """The memory tiers below a server's GPU.
 
-    With `layers` a step computes a layer as soon as what it needs of it is loaded, and loads the
-    next ones meanwhile; without, it begins when everything is there. What is written down goes its
-    way beside the steps, and is found from now on; who loads it before it has come waits for it.
+    With `layers` a step computes each layer once its KV cache is loaded, while later layers load;
+    without, it begins once everything is loaded. Writes overlap with steps. Written blocks can be
+    found at once; a load before the write has ended waits for it.
     """
 
     def __init__(self, levels: Sequence[Level], layers: int | None = None) -> None:
@@ -78,9 +77,9 @@ class Tiers:
         self.layers = layers
 
     def end(self, plan: StepPlan, now: float, begin: float, end: float) -> float:
-        """When a step that would last from `begin` to `end` is over, its moves included.
+        """The end of a step including its moves, which would otherwise run from `begin` to `end`.
 
-        They are under way from `now` on.
+        The moves start at `now`.
         """
         loaded = self._carried(plan, now)
         if loaded <= begin:
@@ -88,11 +87,11 @@ class Tiers:
         load, compute = loaded - begin, end - begin
         if self.layers is None:
             return begin + load + compute
-        # In a pipeline of two stages the longer one decides, and one layer of the other is left.
+        # A pipeline of two stages: the longer one, plus one layer of the other.
         return begin + max(load, compute) + min(load, compute) / self.layers
 
     def _carried(self, plan: StepPlan, now: float) -> float:
-        """Send a plan's moves on their way; returns when those to the GPU have come."""
+        """Enqueue a plan's moves; returns when those to the GPU end."""
         down: dict[int, list[int]] = defaultdict(list)
         up: dict[int, list[int]] = defaultdict(list)
         for source, target in plan.moves:
@@ -106,7 +105,7 @@ class Tiers:
         return max(loaded, default=now)
 
     def spilled(self, out: Sequence[Place], back: Sequence[Place], now: float) -> float:
-        """Swaps cross the bus in any case; returns when those from below the first tier have."""
+        """Enqueue the parts of swaps below the first tier; returns when the loads end."""
         for level, blocks in _below_the_first(out).items():
             self._link(level).write(blocks, now)
         ends = [self._link(n).read(blocks, now) for n, blocks in _below_the_first(back).items()]
@@ -117,7 +116,7 @@ class Tiers:
 
 
 def _below_the_first(places: Sequence[Place]) -> dict[int, list[int]]:
-    """Blocks by level."""
+    """Blocks below the first tier, by level."""
     found: dict[int, list[int]] = defaultdict(list)
     for level, block in places:
         if level > 1:

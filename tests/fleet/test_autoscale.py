@@ -38,8 +38,8 @@ def test_one_starts_where_many_wait_and_drains_where_few_do() -> None:
     assert there[1] == [(2.0, 18.0)]
 
 
-def test_who_drains_serves_what_it_has_and_gets_no_more() -> None:
-    """At 4 s nobody waits, so the second stops; what it has goes on until 12.5 s."""
+def test_a_draining_replica_serves_its_requests_and_receives_no_others() -> None:
+    """At 4 s no request waits, so the second stops; what it has goes on until 12.5 s."""
     jobs = Jobs([(0.0, 3, 2)] * 3 + [(2.5, 3, 10), (4.5, 3, 1), (5.0, 3, 1)])
     rule = Autoscale("queue", up=1.0, down=0.75, every=2.0, start=0.0)
     dispatcher, recorder = whole(

@@ -181,7 +181,7 @@ def holds(fleet: dict[str, Any]) -> None:
         starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
         assert (starts <= ends).all()
         assert (starts[1:] >= ends[:-1]).all()
-        assert all(  # whoever is not there does nothing
+        assert all(  # a replica that is off runs no steps
             np.any([begin <= start and end <= over for begin, over in there])
             for start, end in zip(starts, ends, strict=True)
         )

@@ -103,7 +103,7 @@ def test_a_source_that_dies_when_all_has_arrived_takes_nothing_along() -> None:
     assert dispatcher.retries[0] == 0
 
 
-def test_what_waits_for_memory_at_a_replica_that_dies_goes_elsewhere() -> None:
+def test_a_request_waiting_for_memory_at_a_failed_replica_goes_elsewhere() -> None:
     """Request 0 has all memory of replica 1; request 1 waits for it from 1 on."""
     schedulers = [scheduler(), scheduler(blocks=4), scheduler()]
     rows = [(0.0, 8, 6), (0.0, 8, 3)]
@@ -215,7 +215,7 @@ def test_a_router_observes_where_a_request_that_moves_is_lost(
 
 
 @pytest.mark.parametrize("longest", [6, 7, 9, 10])
-def test_a_request_that_outgrows_its_target_while_it_moves_goes_on(longest: int) -> None:
+def test_a_request_that_outgrows_its_target_in_migration_continues(longest: int) -> None:
     """At its source to the end, or at the target as long as it can be there."""
     schedulers = [scheduler(), scheduler(max_model_len=longest)]
     settings: dict[str, Any] = {"token_bytes": 1.0, "network": NETWORK}
@@ -297,7 +297,7 @@ def test_a_run_whose_replicas_die_too_often_ends(most: int, states: list[str]) -
     assert dispatcher.retries[0] == most
 
 
-def test_what_is_sent_again_goes_before_what_could_go_later() -> None:
+def test_repeated_transfers_go_ahead_of_later_ones() -> None:
     """Request 0 is on its way from 1 on, request 1 waits from 2 on; the only receiver is down from
     2.5 to 3.5, and has one slot."""
     router, rows = Central(slots=1), [(0.0, 16, 3), (0.0, 16, 3)]
@@ -421,7 +421,7 @@ def _does(what: Callable[[ReplicaHandle], None], replica: ReplicaHandle, _: obje
     what(replica)
 
 
-def test_a_replica_that_was_off_comes_back_with_a_cold_cache() -> None:
+def test_a_replica_that_was_off_restarts_with_a_cold_cache() -> None:
     class Same(Jobs):
         def requests(self) -> Iterator[tuple[Request, int]]:
             for request, output in super().requests():

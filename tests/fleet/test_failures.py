@@ -88,7 +88,7 @@ def test_a_router_cannot_name_a_replica_that_is_down() -> None:
         served(schedulers, jobs, Faithful(), Constant(), failures=ListedOutages({0: [(1.5, 9.0)]}))
 
 
-def test_who_finds_nobody_alive_waits_in_the_order_of_arrival() -> None:
+def test_requests_wait_in_order_of_arrival_while_all_replicas_are_down() -> None:
     jobs = Jobs([(0.0, 3, 4), (0.5, 3, 4), (2.0, 3, 4)])
     requests, _ = served(
         [scheduler(max_seqs=1)],
@@ -102,7 +102,7 @@ def test_who_finds_nobody_alive_waits_in_the_order_of_arrival() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_replica_comes_back_empty(ahead: bool) -> None:
+def test_a_replica_restarts_empty(ahead: bool) -> None:
     """The same prompt is found in the cache before it dies, and not after."""
     kind: dict[str, Any] = {"memory": "prefix", "batching": "unified", "async_scheduling": ahead}
 
@@ -175,7 +175,7 @@ def test_failures_by_chance_are_of_the_seed_and_each_replicas_own() -> None:
 
 
 class First(Router):
-    """Request 0 is served, and nobody else ever."""
+    """Only request 0 is ever served."""
 
     holds = True
 
@@ -184,14 +184,14 @@ class First(Router):
 
 
 def test_a_run_that_only_fails_is_ended() -> None:
-    """Failures go on for ever, and nobody is served."""
+    """Failures continue for ever, and no request is served."""
     with pytest.raises(PagedsimError, match=r"1 at the router \(First returned no replica\)"):
         jobs = Jobs([(0.0, 3, 4), (0.0, 3, 4)])
         served([scheduler()], jobs, First(), failures=RandomOutages(10.0, 1.0))
 
 
-def test_it_goes_on_though_nobody_is_served_for_long() -> None:
-    """Four outages pass while nobody is here, and while a user thinks."""
+def test_a_run_continues_though_no_request_is_served_for_long() -> None:
+    """Four outages pass while the fleet is empty, and while a user thinks."""
     jobs = Jobs([(0.0, 3, 4), (0.0, 3, 4)], "closed", users=1, think_time=100.0)
     outages = [(20.0 * n, 1.0) for n in range(1, 5)]
     requests, _ = served([scheduler()], jobs, RoundRobin(), failures=ListedOutages({0: outages}))

@@ -1,4 +1,4 @@
-"""Prompts here, answers there: who goes on elsewhere, over which link, and who waits for room."""
+"""KV migration from prefill to decode: placement, transfers and waiting for memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_request_decodes_after_its_keys_and_values_have_come() -> None:
     assert table["start"].to_pylist() == [1.5, 2.5]
 
 
-def test_who_finds_no_room_stays_where_its_prompt_was_computed() -> None:
+def test_a_request_without_room_at_the_target_stays_at_the_source() -> None:
     """Each takes three blocks of four; the second has to wait for the first to end."""
     requests, _ = served(
         [scheduler(), scheduler(blocks=4)],
@@ -81,7 +81,7 @@ class Moves(Router):
         return [Move(one, replicas[0], replicas[1]) for one in replicas[0].batch]
 
 
-def test_who_moves_decodes_on_while_it_is_copied() -> None:
+def test_a_live_migration_decodes_while_it_is_copied() -> None:
     """At 2.25 s it has computed 5 tokens, which take 5/8 s; at that step's end one more."""
     requests, steps = served(
         [scheduler(), scheduler()],
@@ -99,7 +99,7 @@ def test_who_moves_decodes_on_while_it_is_copied() -> None:
     assert requests["output_tokens"].to_pylist() == [8]
 
 
-def test_who_has_no_token_yet_does_not_move() -> None:
+def test_a_request_without_a_token_does_not_migrate() -> None:
     """A step ahead, the second request counts its first token while that is still computed."""
     requests, _ = served(
         [scheduler(async_scheduling=True), scheduler()],
@@ -113,7 +113,7 @@ def test_who_has_no_token_yet_does_not_move() -> None:
     assert requests["replica"].to_pylist() == [1, 1]
 
 
-def test_who_boards_where_a_replica_is_about_to_rest_is_served() -> None:
+def test_a_request_attached_as_a_replica_goes_idle_is_served() -> None:
     """Who is swapped out finds no room beside what is held for one that boards at that moment."""
     jobs = [(0.0, 6, 13), (0.0, 30, 8), (0.05, 16, 7), (0.05, 27, 15)]
     jobs += [(0.55, 34, 18), (0.55, 35, 16), (1.0, 20, 4)]
@@ -130,7 +130,7 @@ def test_who_boards_where_a_replica_is_about_to_rest_is_served() -> None:
     assert requests["output_tokens"].to_pylist() == [output for _, _, output in jobs]
 
 
-def test_who_is_placed_in_one_step_is_seen_by_the_next() -> None:
+def test_a_placed_request_is_visible_to_the_next_routing_decision() -> None:
     """Six prompts end in one step; each of three that decode gets two of them."""
     requests, _ = served(
         [scheduler(blocks=64, max_batched_tokens=64), *(scheduler() for _ in range(3))],
@@ -156,7 +156,7 @@ def test_a_prompt_that_went_on_makes_room_in_front() -> None:
     assert requests["first_token"].to_pylist() == [1.0, 2.0, 3.0]
 
 
-def test_a_lost_transfer_begins_anew_before_those_who_wait() -> None:
+def test_a_lost_transfer_restarts_ahead_of_the_queue() -> None:
     network = Network(4e-8, failure_rate=0.5, retries=0, timeout_s=0.1)
     requests, _ = served(
         [scheduler(), scheduler()],
@@ -286,7 +286,7 @@ def test_of_a_request_on_its_way_no_memory_is_wanted_once_it_is_reserved() -> No
     assert router.seen == [(0.0, 0, 0, 0.0), (1.0, 0, 0, 0.0), (1.25, 1, 0, 2.0)]
 
 
-def test_what_a_request_leaves_that_moves_away_goes_to_one_that_waits_for_memory() -> None:
+def test_memory_of_a_migrated_request_goes_to_a_waiting_one() -> None:
     """Replica 1 has memory for one. The first request moves to replica 2 from 4.25 s on, parts at
     6 s and has moved a quarter of a second later; nothing runs at replica 1 then."""
 

@@ -17,7 +17,7 @@ from pagedsim.sim.environment import Environment
 
 GB = 1e9
 Sent = tuple[float, int, int, float]
-"""When, from whom, to whom, GB."""
+"""Time, source, target, GB."""
 
 
 def ends(network: Network, sent: Sequence[Sent], seed: int = 0) -> tuple[list[float], Fabric]:
@@ -167,7 +167,7 @@ def test_attempts_fail_as_often_as_they_are_said_to() -> None:
 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair"])
-def test_who_is_interrupted_gives_the_link_to_others(sharing: str) -> None:
+def test_an_interrupted_transfer_frees_its_links(sharing: str) -> None:
     environment = Environment()
     fabric = Fabric(environment, Network(1.0, topology="shared", sharing=sharing))
     over: list[float] = []

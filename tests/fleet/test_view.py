@@ -1,4 +1,4 @@
-"""What a router sees: sums that are kept, against a walk over all who are there."""
+"""The router's view: running sums, against sums over all requests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Watches(RoundRobin):
                 for one in alive
                 if one not in decoding and one.state.value != "swapped"
             )
-            if scheduler.async_scheduling:  # a step that is under way is told of at its end
+            if scheduler.async_scheduling:  # a step in flight completes at its end
                 assert alive or replica.owed_tokens == 0
             else:
                 under_way = scheduler.pending.prefill_tokens if scheduler.pending else 0
@@ -108,14 +108,14 @@ def test_an_answer_that_is_none_is_refused(answer: object, said: str) -> None:
         served([scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), Answers(answer))
 
 
-def test_who_names_nobody_of_an_idle_fleet_is_refused() -> None:
+def test_a_router_that_returns_none_for_an_idle_fleet_is_an_error() -> None:
     router = Answers(None)
     router.holds = True  # type: ignore[misc]
     with pytest.raises(PagedsimError, match="returned None although every replica is idle"):
         served([scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), router)
 
 
-def test_a_refused_request_is_told_of() -> None:
+def test_a_refused_request_is_recorded() -> None:
     requests, _ = served(
         [scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), Answers(Refusal("too busy")), Constant()
     )
@@ -133,7 +133,7 @@ class Alike(Jobs):
 
 @pytest.mark.parametrize("died", [2.5, 10.5, 13.5])
 def test_kept_sums_begin_anew_where_a_replica_has_died(died: float) -> None:
-    """Memory runs out, so some who wait had begun; what they find in the cache later is new."""
+    """Memory runs out, so some waiting requests had begun; what they hit in the cache later is new."""
     one = scheduler(memory="prefix", batching="unified", max_batched_tokens=24)
     router = Watches([one])
     jobs = Alike([(0.37 * n, 20, 24) for n in range(40)])

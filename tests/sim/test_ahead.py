@@ -36,7 +36,7 @@ def test_times_of_two_requests_by_hand() -> None:
     assert requests["output_tokens"].to_pylist() == [3, 2]
 
 
-def test_an_end_that_everybody_can_know_costs_no_step() -> None:
+def test_a_predictable_end_costs_no_extra_step() -> None:
     class Limited(Jobs):
         def requests(self) -> Any:
             params = SamplingParams(max_tokens=2)
@@ -52,7 +52,7 @@ def test_the_last_token_of_the_longest_request_is_known_to_be() -> None:
     assert steps["start"].to_pylist() == [0.0, 1.0]
 
 
-def test_an_idle_server_begins_when_somebody_arrives() -> None:
+def test_an_idle_server_starts_at_the_next_arrival() -> None:
     requests, steps = run(scheduler(), Jobs([(0.1, 4, 2), (10.3, 4, 2)]))
     assert requests["scheduled"].to_pylist() == [0.1, 10.3]
     assert requests["finished"].to_pylist() == pytest.approx([2.1, 12.3])
@@ -65,12 +65,12 @@ def test_users_in_a_closed_loop_ask_again_after_thinking() -> None:
     assert requests["arrival"].to_pylist() == [0.0, 7.0, 14.0]
 
 
-def test_who_can_never_be_served_is_rejected() -> None:
+def test_a_request_that_can_never_be_served_is_rejected() -> None:
     requests, _ = run(scheduler(max_model_len=16), Jobs([(0.0, 40, 2), (0.0, 4, 2)]))
     assert requests["state"].to_pylist() == ["rejected", "finished"]
 
 
-def test_a_policy_that_admits_nobody() -> None:
+def test_a_policy_that_admits_no_request() -> None:
     class Nobody(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:
             return False
@@ -83,7 +83,7 @@ def test_a_policy_that_admits_nobody() -> None:
     ("batching", "preemption", "memory"),
     list(product(("prefill_first", "unified", "static"), ("recompute", "swap"), (20, 64))),
 )
-def test_everybody_gets_all_tokens(batching: str, preemption: str, memory: int) -> None:
+def test_every_request_gets_all_tokens(batching: str, preemption: str, memory: int) -> None:
     def served(ahead: bool) -> Any:
         settings = {"batching": batching, "preemption": preemption, "cpu_blocks": 20}
         server = scheduler(ahead, memory, max_seqs=8, max_model_len=64, **settings)
@@ -97,7 +97,7 @@ def test_everybody_gets_all_tokens(batching: str, preemption: str, memory: int) 
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
 
 
-def test_who_looks_back_is_served_as_without() -> None:
+def test_a_request_that_depends_on_its_last_tokens_is_served_alike() -> None:
     class Groups(Jobs):
         def requests(self) -> Any:
             for request, output in super().requests():
@@ -112,7 +112,7 @@ def test_who_looks_back_is_served_as_without() -> None:
     assert list(map(content, tables[0])) == list(map(content, tables[1]))
 
 
-def test_who_looks_back_and_comes_while_a_step_is_repeated_is_waited_for() -> None:
+def test_an_arrival_that_depends_on_its_last_tokens_ends_repeated_steps() -> None:
     class Late(Jobs):
         def requests(self) -> Any:
             for request, output in super().requests():
@@ -127,7 +127,7 @@ def test_who_looks_back_and_comes_while_a_step_is_repeated_is_waited_for() -> No
     assert list(map(content, tables[0])) == list(map(content, tables[1]))
 
 
-def test_a_policy_sees_the_time_of_a_step_that_is_repeated_and_not_of_who_came_before() -> None:
+def test_a_policy_sees_the_time_of_the_repeated_step() -> None:
     class Opening(Policy):
         seen: ClassVar[list[float]] = []
 

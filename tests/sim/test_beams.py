@@ -1,4 +1,4 @@
-"""A simulated beam search: the law of who goes on, and what comes of it in memory and time."""
+"""A simulated beam search: the law of surviving beams, and its effects on memory and time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_at_turnover_1_two_beams_were_one_as_many_steps_ago_as_there_are_beams()
     assert sum(ages) / len(ages) == pytest.approx(4.0, rel=0.05)
 
 
-def test_without_turnover_every_beam_goes_on_by_itself() -> None:
+def test_without_turnover_every_beam_continues() -> None:
     assert Beams(0.0).chosen(search("a", 4)) is None
 
 

@@ -120,7 +120,7 @@ def test_activations_are_what_the_widest_layer_and_the_sampler_hold() -> None:
     assert activation_bytes(plain, 1, 2048, 0) == 2048 * (2 * 5120 + 2 * 20480) * 2
 
 
-def test_the_least_that_a_server_can_do_is_asked_for() -> None:
+def test_blocks_for_the_smallest_server() -> None:
     where = replica("tiny", "a10")
     assert capacity(where, max_batched_tokens=1, max_seqs=1).blocks > 0
     for name in ("max_batched_tokens", "max_seqs"):
@@ -149,7 +149,7 @@ def test_a_block_too_large_is_not_the_models_fault() -> None:
     )
 
 
-def test_a_model_too_large_for_a_whole_node_asks_for_larger_gpus() -> None:
+def test_the_error_for_a_model_too_large_for_a_node_names_a_larger_gpu() -> None:
     with pytest.raises(ConfigError, match="no tensor_parallel up to 8 fits; with 8 it takes GPUs "):
         capacity(replica("deepseek-v3", "a10"))
 

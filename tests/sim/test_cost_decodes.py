@@ -26,7 +26,7 @@ def test_prompts_take_no_time_and_decodes_their_own() -> None:
     assert alone.work(mixed) == whole.work(decode)
 
 
-def test_what_was_lost_comes_again_for_nothing_but_the_bus_is_there() -> None:
+def test_recomputation_is_free_and_swapping_is_not() -> None:
     whole, alone = both()
     assert alone.recompute_seconds(500) == 0.0 < whole.recompute_seconds(500)
     assert alone.swap_seconds(9) == whole.swap_seconds(9) > 0

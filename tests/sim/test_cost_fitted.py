@@ -94,7 +94,7 @@ def test_on_a_machine_half_as_fast_every_step_takes_twice_as_long(step: StepPlan
 
 @pytest.mark.parametrize("name", DISTSERVE)
 @given(sequences=st.integers(0, 512), length=st.integers(1, 2048))
-def test_decodes_cost_the_same_to_the_bit_whichever_way_asked(
+def test_decode_seconds_equals_step_seconds_bit_for_bit(
     name: str, sequences: int, length: int
 ) -> None:
     cost = distserve(name)
@@ -109,7 +109,7 @@ def test_decodes_cost_the_same_to_the_bit_whichever_way_asked(
 def test_the_other_set_counts_from_a_large_batch_on(
     sequences: int, constant: float, each: float
 ) -> None:
-    """Of decodes and of mixed steps, whether a time is asked for or its parts."""
+    """Of decodes and of mixed steps, of times and of breakdowns."""
     cost = distserve("distserve-opt-13b-tp1")
     decode = constant + sequences * each
     mixed = max(22.05, constant) + 100 * 0.1405 + 100**2 * 8.08e-6 + sequences * each
@@ -230,7 +230,7 @@ def test_a_fit_finds_the_coefficients_that_made_the_data() -> None:
     ]
 
 
-def test_the_error_told_is_about_the_noise() -> None:
+def test_the_reported_error_is_about_the_noise() -> None:
     found = fit([row for row in recording(0.1, 600) if row.kind == "decode"], KINDS["decode"])
     assert found.error == pytest.approx(0.05, rel=0.2)  # the mean of |uniform(-0.1, 0.1)|
 
@@ -251,7 +251,7 @@ def error_of_refits(a: Matrix, b: Matrix) -> float:
 
 
 def test_a_step_that_alone_decides_a_coefficient_is_predicted_without_it() -> None:
-    """Nine small batches and one large: what the large one costs, nobody else can tell."""
+    """Nine small batches and one large: no other row determines the time of the large one."""
     small = [Sample(1.0, decode_count=1, decode_context=100 + i) for i in range(9)]
     large = Sample(10.0, decode_count=256, decode_context=100)
     found = fit([*small, large], KINDS["decode"])

@@ -1,4 +1,4 @@
-"""Attention over small blocks: off unless asked for, and then by the formula."""
+"""Attention over small blocks: off by default, else by the formula."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_a_quarter_of_overhead_at_sixteen_is_four_tokens_a_block() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_nothing_is_lost_unless_asked_for(size: int) -> None:
+def test_no_slowdown_by_default(size: int) -> None:
     large = Roofline(replica("opt-13b", "a100-40gb", block_size=256))
     small = Roofline(replica("opt-13b", "a100-40gb", block_size=size))
     assert small.decode_seconds(10, 5000) == large.decode_seconds(10, 5000)

@@ -20,7 +20,7 @@ def test_a_step_takes_what_the_recorded_one_took() -> None:
     assert str(cost.explain(plan(100, number=0))) == "prefill: 500 ms, recorded (step 0 100 %)"
 
 
-def test_the_end_of_the_recording_is_told() -> None:
+def test_the_end_of_the_recording_is_an_error() -> None:
     cost = Replay({3: 0.5, 4: 0.25}, ESTIMATE, "steps.parquet")
     with pytest.raises(PagedsimError) as caught:
         cost.step_seconds(plan(number=5))

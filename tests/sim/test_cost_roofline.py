@@ -34,7 +34,7 @@ LENGTHS = st.integers(min_value=1, max_value=4096)
 
 @pytest.mark.parametrize("cost", COSTS, ids=lambda cost: cost.replica.model.name)
 @given(sequences=SEQUENCES, length=LENGTHS)
-def test_decodes_cost_the_same_to_the_bit_whichever_way_asked(
+def test_decode_seconds_equals_step_seconds_bit_for_bit(
     cost: Roofline, sequences: int, length: int
 ) -> None:
     context = sequences * length
@@ -156,7 +156,7 @@ def test_a_step_takes_no_less_than_its_launches(ahead: bool) -> None:
     assert eager.explain(plan(decodes=1, context=500)).dominant.bound in ("launch", "bandwidth")
 
 
-def test_a_gpu_of_which_nothing_is_known_is_told() -> None:
+def test_a_gpu_without_fitted_constants_has_a_notice() -> None:
     assert not Roofline(replica("llama-3.1-8b", "h100")).notices
     where = replica("llama-3.1-8b", "l40s")
     (notice,) = Roofline(where).notices

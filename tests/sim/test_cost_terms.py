@@ -76,7 +76,7 @@ def test_a_term_of_the_host_is_hidden_like_the_others() -> None:
 @pytest.mark.parametrize("total", Totals._fields)
 @pytest.mark.parametrize("bound", ["host", "compute"])
 def test_a_term_may_grow_with_any_total(bound: Bound, total: str, ahead: bool) -> None:
-    """All that is told of a step is told of its decodes and of one planned ahead as well."""
+    """All answers for a step hold for its decodes and for async scheduling as well."""
     where = replica("mixtral-8x7b", "h100", tensor_parallel=2)
     base = Roofline(where)
     term = CostTerm("new", "new", bound, Totals(**{total: 1.0}))

@@ -42,7 +42,7 @@ def test_times_of_two_requests_by_hand() -> None:
     assert steps["decode_seqs"].to_pylist() == [0, 0, 2, 1]
 
 
-def test_an_idle_server_begins_when_somebody_arrives() -> None:
+def test_an_idle_server_starts_at_the_next_arrival() -> None:
     requests, _ = run(scheduler(), Jobs([(0.1, 4, 2), (10.3, 4, 2)]))
     assert requests["scheduled"].to_pylist() == [0.1, 10.3]
 
@@ -62,7 +62,7 @@ def test_requests_are_queued_when_they_have_come_their_way(mode: Mode) -> None:
     assert requests["first_token"].to_pylist() == [1.25, 1.25]
 
 
-def test_a_user_asks_again_by_the_same_way() -> None:
+def test_every_request_of_a_user_takes_the_same_latency() -> None:
     jobs = Jobs([(0.0, 4, 2)] * 2, mode="closed", users=1, think_time=5.0)
     requests, _ = run(scheduler(), jobs, way=0.25)
     assert requests["arrival"].to_pylist() == [0.0, 7.25]
@@ -71,7 +71,7 @@ def test_a_user_asks_again_by_the_same_way() -> None:
 
 @pytest.mark.parametrize("way", [0.0, 0.02, 5.0])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_who_is_on_the_way_while_another_finds_nothing_to_ask_is_served(
+def test_a_request_in_transit_is_served_after_the_last_job_is_drawn(
     way: float, ahead: bool
 ) -> None:
     jobs = Jobs([(0.0, 4, 2)] * 3, mode="closed", users=2, think_time=0.0)
@@ -100,7 +100,7 @@ def test_a_deadline_moves_with_the_arrival(mode: str, arrival: list[float]) -> N
     assert seen == [(at, at + 1.5) for at in arrival]
 
 
-def test_a_closed_loop_serves_what_is_still_asked_when_the_first_user_stops() -> None:
+def test_a_closed_loop_serves_requests_left_when_the_first_user_stops() -> None:
     jobs = Jobs([(0.0, 4, 2), (0.0, 4, 30)], mode="closed", users=3, think_time=0.5)
     requests, _ = run(scheduler(), jobs)
     assert requests["state"].to_pylist() == ["finished"] * 2
@@ -127,7 +127,7 @@ def test_swaps_lie_on_the_critical_path_unless_they_overlap() -> None:
     assert busy[1] == pytest.approx(steps + 0.25 * back)
 
 
-def test_who_comes_back_waits_for_the_bus() -> None:
+def test_a_swap_in_waits_for_the_bus() -> None:
     """What was swapped out is still on its way when there is room for it again."""
     jobs = Jobs([(0.0, 6, 8), (0.0, 6, 8)])
     _, steps = run(swapping(), jobs, Constant(1.0, block=5.0), overlap=True)
@@ -139,7 +139,7 @@ def test_who_comes_back_waits_for_the_bus() -> None:
     assert back["end"] == out["start"] + moved + 1.0
 
 
-def test_a_policy_that_admits_nobody_is_told_of() -> None:
+def test_a_policy_that_admits_no_request_is_an_error() -> None:
     class Closed(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:
             return False

@@ -146,7 +146,7 @@ def test_rates_are_those_of_the_data_sheet(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EIGHT_BITS)
-def test_rates_in_8_bits_are_told_where_there_are_units_for_them(name: str) -> None:
+def test_8_bit_rates_are_given_where_supported(name: str) -> None:
     found = hardware(name).rates
     assert list(found) == [key for key in ("fp16", "fp8", "int8") if key in found]
     assert found["fp16"] == hardware(name).flop_rate

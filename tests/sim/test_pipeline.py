@@ -1,4 +1,4 @@
-"""Pipelines: who keeps what, how long steps take, and how long stages have nothing to do."""
+"""Pipelines: memory of each stage, step times and bubbles."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_step_that_computes_nothing_is_idle() -> None:
     assert POWER.joules(where, Recorder().steps_table()) == 0
 
 
-def test_without_a_tdp_nothing_is_told() -> None:
+def test_without_a_tdp_there_is_no_power() -> None:
     where = replica("llama-2-7b", "ascend-910b")
     assert POWER.watts(where, Work(1e12, 1e9), 1.0) is None
     assert POWER.idle_watts(where) is None

@@ -30,7 +30,7 @@ T_999 = 4.437
 
 
 class ShortestRemaining(Policy):
-    """Preemptive: who has the least left runs."""
+    """Preemptive: the request with the least remaining work runs."""
 
     rank_changes: RankChanges = "while running"
     displacing = True

@@ -27,7 +27,7 @@ def served(made: Workload, **settings: Any) -> pa.Table:
     return requests
 
 
-def test_a_turn_comes_when_the_last_is_answered_and_its_user_has_thought() -> None:
+def test_a_turn_arrives_after_the_last_answer_and_the_think_time() -> None:
     made = chat_sessions(sessions=1, arrivals="burst", turns=3, think=10, lengths=FIXED)
     requests = served(made)  # a prefill and three decodes of a second each
     assert requests["arrival"].to_pylist() == [0.0, 14.0, 28.0]
@@ -43,14 +43,14 @@ def test_a_turn_finds_its_prompt_and_its_answer_in_the_cache() -> None:
     assert served(made)["cached_tokens"].to_pylist() == [0, 12, 0, 12]
 
 
-def test_two_who_go_on_from_one_answer_both_find_it() -> None:
+def test_two_requests_that_continue_one_answer_both_hit_it() -> None:
     kind = {"shape": "tree", "breadth": 2, "depth": 2, "keep": 2, "lengths": FIXED}
     made = agents(programs={"one": kind}, sessions=1, arrivals="burst")
     requests = served(made, scheduler=scheduler(batching="one_by_one"))
     assert requests["cached_tokens"].to_pylist() == [0, 4, 8, 16, 8, 16, 20]
 
 
-def test_a_call_waits_for_all_that_it_goes_on_from() -> None:
+def test_a_request_waits_for_all_its_predecessors() -> None:
     kind = {"shape": "map_reduce", "width": 3, "tool": 2, "lengths": FIXED}
     made = agents(programs={"one": kind}, sessions=1, arrivals="burst")
     requests = served(made, scheduler=scheduler(max_seqs=2))
@@ -59,7 +59,7 @@ def test_a_call_waits_for_all_that_it_goes_on_from() -> None:
     assert requests["arrival"].to_pylist() == [0.0, 0.0, 0.0, max(finished[:3]) + 2]
 
 
-def test_nobody_comes_before_its_own_time() -> None:
+def test_no_request_arrives_before_its_time() -> None:
     """As where a trace has times of its own, and sessions whose turns lie between each other."""
     turns = Sessions([0, 1, 0, 1], [1, 1, 2, 2], [[], [], [0], [1]], [0, 0, 0, 3])
     made = Workload.of([0.0, 1.0, 50.0, 51.0], 4, [4, 60, 4, 4], turns=turns)
@@ -87,7 +87,7 @@ def test_requests_are_queued_when_they_have_come_their_way() -> None:
     assert requests["scheduled"].to_pylist() == [0.25, 5.5]
 
 
-def test_a_session_goes_on_when_a_turn_of_it_is_rejected() -> None:
+def test_a_session_continues_after_a_rejected_turn() -> None:
     turns = Sessions([0, 0], [1, 2], [[], [0]], [0, 1])
     made = Workload.of([0.0, 0.0], [4000, 4], 4, turns=turns)
     requests = served(made)
@@ -106,7 +106,7 @@ class Checked(Constant):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_tight_memory_breaks_no_invariant_and_everybody_is_served(seed: int) -> None:
+def test_tight_memory_breaks_no_invariant_and_all_requests_are_served(seed: int) -> None:
     """Also where requests lose their memory, or have it swapped, before their answer is over."""
     lengths = {"shape": "uniform", "prompt_min": 1, "prompt_max": 20, "output_min": 1}
     made = agents(

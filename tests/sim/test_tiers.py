@@ -144,7 +144,7 @@ def test_loads_go_beside_the_computing_of_layers() -> None:
     assert lasted(steps) == [2.0, 2.0, 4.0]  # 3 s of loading, and half of the 2 s of computing
 
 
-def test_who_loads_what_is_not_there_yet_waits_for_it() -> None:
+def test_a_load_waits_for_the_write_of_its_blocks() -> None:
     scheduler, tiers = server(Link(read=SECOND, write=Way(0.0, 10.0)))
     _, steps = run(scheduler, TWICE, Constant(2.0), tiers=tiers)
     # Written from 10 s on for 30 s, while the third comes at 20; then 3 s of loading and the step.

@@ -1,4 +1,4 @@
-"""How long a step takes: from data sheets, from a fit, or from a recording."""
+"""Cost models of step times: roofline from data sheets, fitted, or replayed from a recording."""
 
 from pagedsim.core.compiled import own_abc_registry
 from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term

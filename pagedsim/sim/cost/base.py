@@ -1,4 +1,4 @@
-"""What a cost model answers, and how it explains its answer."""
+"""The interface of cost models: step times and their breakdown."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ Bound = Literal[
     "fitted",
     "recorded",
 ]
-"""What a part of a step waits for: network, for what goes between nodes; pipeline, for stages that
-have nothing to do; launch, for kernels to begin and end, however little they do; the last two where
-the model cannot tell."""
+"""The resource that bounds a part of a step: network, transfers between nodes; pipeline, idle
+stages; launch, fixed time of kernels; the last two if the model does not distinguish resources."""
 
 
 class Term(NamedTuple):
@@ -39,7 +38,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where a step's time goes. `work` is that of one GPU.
+    """The breakdown of a step's time. `work` is that of one GPU.
 
     >>> terms = Term("weights", 0.023, "bandwidth"), Term("host", 0.002, "host")
     >>> print(Breakdown("decode", terms, Work(flop=14e9, bytes=14e9)))
@@ -63,14 +62,14 @@ class Breakdown:
 
     @property
     def bound(self) -> Bound:
-        """What most of the time is waited for."""
+        """The resource that bounds most of the time."""
         waits: dict[Bound, float] = {}
         for term in self.terms:
             waits[term.bound] = waits.get(term.bound, 0.0) + term.seconds
         return max(waits, key=lambda bound: waits[bound])
 
     def mfu(self, hardware: Hardware) -> float:
-        """Model FLOP utilisation: the part of the peak rate that this step reaches."""
+        """Model FLOP utilisation: the achieved fraction of the peak rate."""
         return self.work.mfu(self.seconds, hardware)
 
     def mbu(self, hardware: Hardware) -> float:
@@ -88,7 +87,7 @@ class Breakdown:
 
 
 def milliseconds(seconds: float) -> str:
-    """A time for reading: three digits, in ms.
+    """Format a time in ms, with three digits.
 
     >>> milliseconds(0.0233333)
     '23.3 ms'
@@ -106,7 +105,8 @@ _REQUEST = Request(0, 1, SamplingParams(max_tokens=1))
 def step(
     prompt: int = 0, decodes: int = 0, context: int = 0, ahead: bool = False, cached: int = 0
 ) -> StepPlan:
-    """A prompt of so many tokens after `cached` ones, beside decodes with so much context."""
+    """A synthetic plan for querying a cost model: one prefill chunk of `prompt` tokens after
+    `cached` ones, and decodes with a total context."""
     plan = StepPlan(number=0, now=0.0, ahead=ahead)
     if prompt:
         plan.add_chunk(Chunk(_REQUEST, cached, prompt, samples=True))
@@ -115,7 +115,7 @@ def step(
 
 
 def kind_of(plan: StepPlan) -> str:
-    """What a step consists of: prefill, decode, mixed or idle."""
+    """The kind of a step: prefill, decode, mixed or idle."""
     if plan.prefill_tokens:
         return "mixed" if plan.decode_count else "prefill"
     return "decode" if plan.decode_count else "idle"
@@ -123,78 +123,79 @@ def kind_of(plan: StepPlan) -> str:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CostModel(ABC):
-    """Says how long the work of a step takes; all times in seconds.
+    """Predicts the duration of steps; all times in seconds.
 
-    The same question always has the same answer. Time that blocks spend on the bus is
-    never part of a step's, since it may overlap with it.
+    Answers are deterministic. Transfers over the bus are not part of a step's time, since they may
+    overlap with it.
     """
 
     __slots__ = ()
 
     by_totals = True
-    """Whether the totals of a plan decide; if not, `decode_seconds` cannot answer."""
+    """Whether times depend on the totals of a plan only; if not, `decode_seconds` is not
+    supported."""
 
     server_seconds = 0.0
-    """What a request takes on its way to the scheduler, through HTTP and tokenising."""
+    """Time of HTTP and tokenisation, before a request reaches the scheduler."""
 
     @property
     def notices(self) -> list[str]:
-        """What a reader of a run's times must know, a line each."""
+        """Caveats for readers of a run's times, one line each."""
         return []
 
     @abstractmethod
     def step_seconds(self, plan: StepPlan) -> float:
-        """Forward pass and host work of a step."""
+        """Duration of a step: forward pass and host work."""
 
     @abstractmethod
     def decode_seconds(self, sequences: int, context: int) -> float:
-        """The same for a step of nothing but decodes, to the bit; `context` is the sum of theirs.
+        """The same for a step of decodes alone, bit for bit; `context` is their total context.
 
-        This is what a simulation calls most: keep it to a handful of float operations.
+        The most frequent call of a simulation: keep it to a handful of float operations.
         """
 
     @abstractmethod
     def swap_seconds(self, blocks: int) -> float:
-        """Moving `blocks` blocks over the bus, one way."""
+        """Seconds to move `blocks` blocks over the bus, one way."""
 
     @abstractmethod
     def recompute_seconds(self, tokens: int) -> float:
-        """Prefilling `tokens` tokens of one request in a step of their own."""
+        """Seconds to prefill `tokens` tokens of one request in a separate step."""
 
     @abstractmethod
     def explain(self, plan: StepPlan) -> Breakdown:
-        """The parts of `step_seconds(plan)`."""
+        """The breakdown of `step_seconds(plan)`."""
 
     @abstractmethod
     def work(self, plan: StepPlan) -> Work:
-        """FLOP and bytes of a step on one GPU, as `mfu` and `mbu` want them."""
+        """FLOP and bytes of a step on one GPU, for `mfu` and `mbu`."""
 
     def prices(self) -> ModelledPrices:
-        """What `preemption=cheapest` compares."""
+        """The prices that `preemption=cheapest` compares."""
         return ModelledPrices(self)
 
 
 class ModelledPrices:
-    """A cost model as a preemption sees it: swapping costs the way out and the way back."""
+    """Preemption prices from a cost model: swapping costs both directions."""
 
     __slots__ = ("_cost",)
 
-    def __init__(self, cost: Any) -> None:  # a CostModel, whose answers are not believed
+    def __init__(self, cost: Any) -> None:  # a CostModel, whose answers are validated
         self._cost = cost
 
     def recompute_seconds(self, tokens: int) -> float:
-        """Prefilling `tokens` tokens."""
+        """Seconds to prefill `tokens` tokens."""
         answer = self._cost.recompute_seconds(tokens)
         return policy_validation.seconds(self._cost, "recompute_seconds", answer)
 
     def swap_seconds(self, blocks: int) -> float:
-        """Moving `blocks` blocks out and in again."""
+        """Seconds to move `blocks` blocks out and in again."""
         answer = self._cost.swap_seconds(blocks)
         return 2.0 * policy_validation.seconds(self._cost, "swap_seconds", answer)
 
 
 def refuse_attributes(cost: Any) -> None:
-    """Raise ConfigError for what a cost model says of itself, where it cannot be."""
+    """Raise ConfigError for invalid attributes of a cost model."""
     name = type(cost).__name__
     require_flag(f"{name}.by_totals", cost.by_totals)
     require_number(f"{name}.server_seconds", cost.server_seconds, 0.0, policy_validation.LONGEST)

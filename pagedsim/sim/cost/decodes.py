@@ -1,4 +1,4 @@
-"""Decodes alone: what a server does whose prompts another one has computed."""
+"""Decode-only cost model: a decode server whose prompts are prefilled elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pagedsim.sim.cost.work import Work
 
 
 class Decodes(CostModel):
-    """Steps take the time of their decodes; prefills take none."""
+    """Steps take the time of their decodes alone."""
 
     __slots__ = ("_whole", "by_totals")
 

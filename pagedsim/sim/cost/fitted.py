@@ -1,4 +1,4 @@
-"""Step times as a weighted sum of what a step has to do, the weights fitted to measurements."""
+"""Cost model linear in the features of a step, with coefficients fitted to measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 class Coefficients(NamedTuple):
-    """Seconds for each unit of a feature."""
+    """Seconds per unit of each feature."""
 
     constant: float = 0.0
     prefill_tokens: float = 0.0
@@ -35,12 +35,12 @@ class Coefficients(NamedTuple):
 
     @classmethod
     def read(cls, where: str, values: object, scale: float) -> Coefficients:
-        """From a configuration, in its unit."""
+        """Read from a configuration and scaled to seconds."""
         numbers = _numbers(where, values, "coefficient", FEATURES)
         return cls(**{key: value * scale for key, value in numbers.items()})
 
     def beside(self, decode: Coefficients) -> Coefficients:
-        """For prefill and decode in one step: what is constant, the weights above all, once."""
+        """For prefill and decode in one step; the constant (mostly reading weights) counts once."""
         return self._replace(
             constant=max(self.constant, decode.constant),
             decode_count=decode.decode_count,
@@ -48,11 +48,11 @@ class Coefficients(NamedTuple):
         )
 
     def reading(self, factor: float) -> Coefficients:
-        """Where decodes take so many times as long to read what they attend to."""
+        """With the reading of decode context slower by a factor."""
         return self._replace(decode_context=self.decode_context * factor)
 
     def terms(self, plan: StepPlan) -> list[float]:
-        """What each coefficient adds to a step."""
+        """The contribution of each coefficient to a step."""
         features = (1, *_features(plan))
         return [weight * feature for weight, feature in zip(self, features, strict=True)]
 
@@ -62,13 +62,13 @@ class Fitted(CostModel):
 
     `decode_large` replaces `decode` from `large_batch` sequences on. Without a set for mixed
     steps, one costs the larger of the two constants and what prefill and decode add to theirs.
-    `limits` are the largest values of features that were measured, `fitted_for` names what was
-    (model, hardware, tensor_parallel, kv_cache_dtype, quantization, async_scheduling); `notices`
-    tells of steps beyond the one and of serving anything but the other. `swap` is what moving
-    blocks one way takes, `constant` and for each of the `blocks`; without it, time on the bus comes
-    from the hardware's data sheet. `block_tokens` makes decodes read slower from smaller blocks
-    than those of `fitted_block_size`, and faster from larger ones (see `slowdown`). Of a pipeline
-    each stage takes its part of the whole, as in DistServe's simulator.
+    `limits` are the largest measured values of features, `fitted_for` what was measured (model,
+    hardware, tensor_parallel, kv_cache_dtype, quantization, async_scheduling); `notices` reports
+    larger steps and different setups. `swap` has the time of moving blocks one way, `constant` and
+    per block (`blocks`); without it, transfers follow the hardware's data sheet. `block_tokens`
+    makes decodes read slower from smaller blocks than those of `fitted_block_size`, and faster from
+    larger ones (see `slowdown`). In a pipeline each stage takes its fraction of the time, as in
+    DistServe's simulator.
     """
 
     __slots__ = (
@@ -150,13 +150,13 @@ class Fitted(CostModel):
         }
         if replica.expert_parallel > 1:
             raise ConfigError(
-                f"expert_parallel={replica.expert_parallel}: must be 1, for a fit knows nothing of "
-                "it; cost=roofline does"
+                f"expert_parallel={replica.expert_parallel}: must be 1, since a fit does not "
+                "model it; use cost=roofline"
             )
         stages = replica.pipeline_parallel
         self._slowest = replica.most_layers / replica.model.layers
         self._few = stages
-        """Decodes fewer than these make fewer micro-batches than there are stages."""
+        """Steps with fewer decodes have fewer micro-batches than stages."""
         self._large_batch = inf if large_batch is None else large_batch * stages
         self._line = _line(self._staged(self._decode, stages, prompts=False))
         self._line_large = _line(self._staged(self._decode_large, stages, prompts=False))
@@ -179,11 +179,10 @@ class Fitted(CostModel):
         ahead: bool = False,
         **settings: Any,
     ) -> Fitted:
-        """From recorded steps; tells `echo` the leave-one-out error of each kind of step.
+        """Fit recorded steps; `echo` receives the leave-one-out error of each kind of step.
 
-        Of each kind it takes more steps than there are coefficients; where prefills or decodes
-        are too few, the fit of mixed steps stands in. `ahead`: they were planned while the ones
-        before ran.
+        Each kind needs more steps than it has coefficients; without enough prefill or decode steps
+        the fit of mixed steps is used. `ahead`: the steps ran with async scheduling.
         """
         rows = list(samples)
         fits = fit_kinds(rows)
@@ -215,7 +214,7 @@ class Fitted(CostModel):
 
     @classmethod
     def load(cls, path: str | PathLike[str], replica: Replica, **settings: Any) -> Fitted:
-        """From the JSON file that `save` writes."""
+        """Load the JSON file written by `save`."""
         try:
             found = json.loads(Path(path).read_text())
         except OSError as error:
@@ -236,12 +235,12 @@ class Fitted(CostModel):
             raise ConfigError(f"{path}: {error}") from error
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the coefficients, in their unit, with what is known about them."""
+        """Write the coefficients in their unit, with all settings."""
         known = {key: value for key, value in self.settings.items() if value}
         Path(path).write_text(json.dumps(known, indent=2) + "\n")
 
     def slowed(self, factor: float) -> Fitted:
-        """The same on a machine that takes so many times as long; times of a data sheet stand."""
+        """The same model for a machine slower by a factor; data-sheet times are unchanged."""
         sets = ("prefill", "decode", "decode_large", "mixed", "swap")
         slower = {
             name: {key: value * factor for key, value in self.settings[name].items()}
@@ -285,7 +284,7 @@ class Fitted(CostModel):
         return one + sequences * sequence + context * read
 
     def _staged(self, whole: Coefficients, tokens: int, prompts: bool) -> Coefficients:
-        """Of a step of so many tokens, dealt to micro-batches and stages as in `split.py`."""
+        """Coefficients of a step split into micro-batches and stages as in `split.py`."""
         passes = min(tokens, self.replica.pipeline_parallel)
         long = lengthened(passes, self._slowest, prompts)
         constant, *others = whole
@@ -354,15 +353,15 @@ class Fitted(CostModel):
 
 
 AHEAD = "async_scheduling"
-"""In `fitted_for`: whether steps were planned while the ones before ran."""
+"""In `fitted_for`: whether steps ran with async scheduling."""
 QUANTIZATION = "quantization"
-"""There, too, but only of weights that have one."""
+"""In `fitted_for`, for quantised weights only."""
 
 SETTINGS = tuple(name for name in signature(Fitted).parameters if name != "replica")
 
 
 def _features(plan: StepPlan) -> tuple[int, ...]:
-    """What coefficients weigh, but for the constant."""
+    """The features of a step, without the constant."""
     return (
         plan.prefill_tokens,
         plan.prefill_attention,
@@ -400,7 +399,7 @@ def _identity(replica: Replica) -> dict[str, object]:
 
 
 def _mapping(where: str, values: object, kind: str, known: Iterable[str]) -> dict[str, Any]:
-    """A copy of a mapping that has none but `known` keys."""
+    """Copy a mapping; raises ConfigError for keys other than `known`."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}={values!r}: must be a mapping")
     for key in values:
@@ -410,7 +409,7 @@ def _mapping(where: str, values: object, kind: str, known: Iterable[str]) -> dic
 
 
 def _numbers(where: str, values: object, kind: str, known: Iterable[str]) -> dict[str, float]:
-    """The same of numbers, none of them below 0."""
+    """The same for a mapping to non-negative numbers."""
     numbers = _mapping(where, values, kind, known)
     for key, value in numbers.items():
         require_number(f"{where}.{key}", value, 0)

@@ -1,4 +1,4 @@
-"""Coefficients out of a log of steps, and how far to trust them."""
+"""Fit coefficients to a log of steps, with leave-one-out errors."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ KINDS = {
     "decode": ("constant", "decode_count", "decode_context"),
     "mixed": FEATURES,
 }
-"""Which features matter in which kind of step."""
+"""Features of each kind of step."""
 SWAP = ("constant", "blocks")
-"""Coefficients of moving blocks one way: whatever the number, and for each of them."""
+"""Coefficients of moving blocks one way: fixed time, and time per block."""
 
 ALONE = 1e-6
-"""With a leverage this near to 1 nothing but a row itself tells what its time is."""
+"""Rows with a leverage this close to 1 determine a coefficient alone."""
 OUTLIER = 2.0
-"""Residuals of so many times the usual one count less the larger they are (Huber's weights)."""
+"""Residuals beyond this multiple of the typical one are down-weighted (Huber's weights)."""
 STALL = 5.0
-"""A step that takes so many times what it should was stalled; no more of its time counts."""
+"""Cap on the measured time of a stalled step, as a multiple of its predicted time."""
 PARTS = 7
-"""Stretches of a recording; how fast a machine is in most of them is how fast it is."""
+"""Number of parts of a recording, whose median speed is the speed of the machine."""
 _ROUNDS = 20
 
 
@@ -58,7 +58,7 @@ class Sample(NamedTuple):
 
     @classmethod
     def of(cls, plan: StepPlan, seconds: float) -> Sample:
-        """A plan that was carried out in `seconds`."""
+        """The sample of a plan carried out in `seconds`."""
         return cls(
             seconds,
             plan.prefill_tokens,
@@ -74,23 +74,23 @@ class Sample(NamedTuple):
 
     @property
     def swaps(self) -> int:
-        """Directions in which blocks were moved: out, in, or both."""
+        """Number of directions in which blocks were moved."""
         return bool(self.swap_out) + bool(self.swap_in)
 
     @property
     def swapped_blocks(self) -> int:
-        """In both directions."""
+        """Blocks moved in both directions."""
         return self.swap_out + self.swap_in
 
     @property
     def kind(self) -> str:
-        """prefill, decode or mixed; swap where nothing was computed."""
+        """prefill, decode or mixed; swap for an empty step."""
         if not self.prefill_tokens:
             return "decode" if self.decode_count else "swap"
         return "mixed" if self.decode_count else "prefill"
 
     def seconds_of(self, coefficients: Mapping[str, float]) -> float:
-        """What coefficients of its kind say that it takes, without its swaps."""
+        """Its predicted time without swaps, by coefficients of its kind."""
         return sum(
             weight * (1.0 if name == "constant" else getattr(self, name))
             for name, weight in coefficients.items()
@@ -99,7 +99,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """Coefficients of one kind of step, in seconds, and what they were fitted on."""
+    """Coefficients of one kind of step, in seconds, with the quality of the fit."""
 
     coefficients: dict[str, float]
     samples: int
@@ -108,7 +108,7 @@ class Fit:
 
     @property
     def percent(self) -> str:
-        """The error for reading."""
+        """The error as a percentage."""
         return f"{100 * self.error:.1f} %"
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Fit:
 
 
 def fit_kinds(samples: Iterable[Sample]) -> dict[str, Fit]:
-    """A fit for each kind of step of which there are enough samples that moved no blocks."""
+    """A fit for each kind of step with enough samples without swaps."""
     rows = list(samples)
     for row in rows:
         if not row.seconds > 0:
@@ -133,12 +133,13 @@ def fit_kinds(samples: Iterable[Sample]) -> dict[str, Fit]:
 
 
 def fit(rows: Sequence[Sample], features: Sequence[str]) -> Fit:
-    """Non-negative least squares of the relative errors, so that short steps count as much.
+    """Non-negative least squares of relative errors, so that short steps count as much as long
+    ones.
 
-    A machine that others use stalls now and then, and is slow for a while. So outliers weigh less
-    (Huber's weights), and in the end all coefficients are scaled by one factor, such that the
-    steps of a stretch take in all as long as they did: in the median of `PARTS` stretches, a
-    stalled step counted up to `STALL`. What is rare is in the level, not in the shape.
+    A shared machine stalls now and then, and has slow periods. So outliers are down-weighted
+    (Huber's weights), and finally all coefficients are scaled by one factor that matches the
+    total time of steps, in the median over `PARTS` parts of the recording, with stalled steps
+    capped at `STALL`. Rare slow steps thus affect the level of the fit but not its shape.
     """
     seconds = np.array([row.seconds for row in rows], dtype=float)
     columns = [
@@ -152,9 +153,9 @@ def fit(rows: Sequence[Sample], features: Sequence[str]) -> Fit:
 
 
 def fit_swaps(samples: Iterable[Sample], fits: Mapping[str, Fit]) -> Fit | None:
-    """What moving blocks adds to a step: for each direction, and for each block.
+    """Coefficients of swaps: per direction, and per block.
 
-    None where too few steps of a kind that is fitted moved any, or all moved as many.
+    None if too few steps of fitted kinds moved blocks, or all moved the same number.
     """
     rows = [row for row in samples if row.swaps and (row.kind == "swap" or row.kind in fits)]
     if len(rows) <= len(SWAP) or len({row.swapped_blocks / row.swaps for row in rows}) == 1:
@@ -170,7 +171,7 @@ def fit_swaps(samples: Iterable[Sample], fits: Mapping[str, Fit]) -> Fit | None:
 
 
 def _robust(a: Matrix, seconds: Matrix, known: Matrix | float = 0.0) -> Matrix:
-    """Coefficients that outliers hardly move; `known` of the seconds have another reason."""
+    """Outlier-robust coefficients; `known` seconds are explained otherwise."""
     scale, weight = seconds, np.ones(len(seconds))
     for _ in range(_ROUNDS):
         by = np.sqrt(weight) / scale
@@ -178,14 +179,14 @@ def _robust(a: Matrix, seconds: Matrix, known: Matrix | float = 0.0) -> Matrix:
         predicted = np.maximum(a @ x + known, 1e-3 * seconds)
         off = np.abs(seconds / predicted - 1)
         usual = OUTLIER * 1.4826 * float(np.median(off))
-        if usual < ALONE:  # they fit but for a few
+        if usual < ALONE:  # all but a few fit exactly
             break
         scale, weight = predicted, np.minimum(1.0, usual / np.maximum(off, ALONE))
     return x
 
 
 def _level(a: Matrix, seconds: Matrix, x: Matrix) -> Matrix:
-    """Scaled such that the total is right, in the median of `PARTS` of the recording."""
+    """Coefficients scaled to match the total time, in the median over `PARTS` parts."""
     predicted = a @ x
     counted = np.minimum(seconds, STALL * predicted)
     parts = np.array_split(np.arange(len(seconds)), max(1, min(PARTS, len(seconds) // PARTS)))
@@ -194,10 +195,10 @@ def _level(a: Matrix, seconds: Matrix, x: Matrix) -> Matrix:
 
 
 def leave_one_out(a: Matrix, b: Matrix, x: Matrix) -> float:
-    """Mean error of each row as predicted from all the others.
+    """Mean error of each row, predicted from all others.
 
-    It takes no refit: leaving a row out magnifies its residual by 1 / (1 − leverage). That holds
-    as long as the same coefficients stay at 0; a row that alone decides one is left out in earnest.
+    Without refits: leaving a row out scales its residual by 1 / (1 − leverage), as long as the
+    same coefficients stay at 0. Rows that determine a coefficient alone are refitted without.
     """
     q, _ = np.linalg.qr(a[:, x > 0])
     leverage = (q**2).sum(axis=1)
@@ -210,13 +211,14 @@ def leave_one_out(a: Matrix, b: Matrix, x: Matrix) -> float:
 
 
 def nnls(a: Matrix, b: Matrix) -> Matrix:
-    """The x ≥ 0 with the smallest |a·x − b| (Lawson and Hanson's active set method)."""
-    scale = np.linalg.norm(a, axis=0)  # features differ by many powers of ten
+    """The x ≥ 0 that minimises |a·x − b| (Lawson and Hanson's active set method): more work never
+    makes a step shorter."""
+    scale = np.linalg.norm(a, axis=0)  # features differ by orders of magnitude
     scale[scale == 0] = 1.0
     a = a / scale
     columns = a.shape[1]
     x = np.zeros(columns)
-    free = np.zeros(columns, dtype=bool)  # coefficients that are not held at 0
+    free = np.zeros(columns, dtype=bool)  # coefficients not held at 0
     tolerance = 10 * np.finfo(float).eps * columns * max(1.0, float(np.abs(a.T @ b).max()))
     for _ in range(10 * columns):
         gradient = a.T @ (b - a @ x)
@@ -230,7 +232,7 @@ def nnls(a: Matrix, b: Matrix) -> Matrix:
             if trial[free].min() > 0:
                 x = trial
                 break
-            # Go towards the trial only until the first coefficient reaches 0, and hold that.
+            # Move towards the trial until the first coefficient reaches 0, and hold it there.
             falling = free & (trial <= 0)
             steps = x[falling] / np.maximum(x[falling] - trial[falling], np.finfo(float).tiny)
             x = x + steps.min() * (trial - x)

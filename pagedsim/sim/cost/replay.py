@@ -1,4 +1,4 @@
-"""The durations of a recorded run, step by step."""
+"""Cost model that replays the step durations of a recorded run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pagedsim.sim.replica import Replica
 class Replay(CostModel):
     """A step takes as long as the recorded step of the same number.
 
-    What was recorded holds the time on the bus too, so swaps cost nothing more. Where a price is
-    asked for before anything happened (`preemption=cheapest`), `estimate` answers.
+    Recorded times include transfers over the bus, so swaps add nothing. Prices needed in advance
+    (`preemption=cheapest`) come from `estimate`.
     """
 
     __slots__ = ("durations", "estimate", "source")
@@ -45,9 +45,9 @@ class Replay(CostModel):
     def load(
         cls, path: str | PathLike[str], replica: Replica, estimate: CostModel | None = None
     ) -> Replay:
-        """From a run's steps.parquet (step, start, end), or a JSON list of seconds.
+        """Load a run's steps.parquet (step, start, end), or a JSON list of seconds.
 
-        The estimate is a roofline unless given.
+        `estimate` defaults to a roofline.
         """
         read = _parquet if Path(path).suffix == ".parquet" else _json
         return cls(read(path), estimate or Roofline(replica), str(path))
@@ -63,7 +63,7 @@ class Replay(CostModel):
             ) from None
 
     def decode_seconds(self, sequences: int, context: int) -> float:
-        raise PagedsimError("cost=replay: knows steps by their number, not by their totals")
+        raise PagedsimError("cost=replay: indexes steps by their number, not by their totals")
 
     def swap_seconds(self, blocks: int) -> float:
         return 0.0

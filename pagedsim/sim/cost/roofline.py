@@ -1,4 +1,4 @@
-"""Step times from data sheets: each part of a step computes or reads, whichever takes longer."""
+"""Roofline cost model: each part of a step is bound by compute or by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
 PRODUCTS = "matrix products"
-"""The term of products with weights, where they compute longer than they read."""
+"""The term of compute-bound products with weights."""
 ALL_REDUCES = 2
-"""A layer, under tensor parallelism: after attention and after the MLP."""
+"""Per layer, under tensor parallelism: after attention and after the MLP."""
 
 
 class Roofline(ByTerms):
-    """A step is kinds of kernels, one after the other, and the host's work around them:
+    """A step is a sequence of kernels and the host work around them:
 
-    - matrix products of all tokens together: max(FLOP, reading the weights, once a step);
+    - matrix products of all tokens together: max(FLOP, reading the weights once per step);
     - attention of prefill chunks: max(FLOP, reading the keys and values before them);
     - attention of decodes: max(FLOP, reading all their keys and values);
-    - what each layer takes beside them, however little there is to do.
+    - a fixed time per layer.
 
-    So a prefill is bound by compute, a decode by bandwidth, and chunks that ride along with
-    decodes share the reading of the weights. Tensor parallelism divides products and attention and
-    adds two all-reduces a layer, by the formula of a ring. What kernels reach of the data sheet is
-    known by the GPU's family (`hardware.py`), what the software takes by the stack (`stack.py`);
-    what is given here is taken instead. `bandwidth_efficiency` is of weights, and of keys and
-    values unless `cache_efficiency` is given; `compute_efficiency` of products, and of prompts'
-    attention unless `attention_efficiency` is. `block_tokens` makes decodes read slower from small
-    blocks (see `slowdown`). For a step that is planned ahead the host works while the GPU does,
-    and counts only where it takes longer. Pipelines and groups are those of `split.py`;
-    `expert_skew` is how many times as often as the average the experts of the busiest GPU are
-    chosen, in the long run.
+    So prefill is compute-bound, decode bandwidth-bound, and chunks batched with decodes share the
+    reading of the weights. Tensor parallelism divides products and attention and adds two ring
+    all-reduces per layer. Efficiencies of kernels default to those of the GPU's family
+    (`hardware.py`), software overheads to those of the stack (`stack.py`); arguments override
+    them. `bandwidth_efficiency` applies to weights, and to the KV cache unless `cache_efficiency`
+    is given; `compute_efficiency` to products, and to prefill attention unless
+    `attention_efficiency` is. `block_tokens` makes decodes read slower from small
+    blocks (see `slowdown`). With async scheduling host
+    work overlaps with the GPU, and only the excess counts. Pipelines and groups are those of
+    `split.py`; `expert_skew` is the long-run frequency with which the experts of the busiest GPU
+    are chosen, relative to the average.
     """
 
     __slots__ = (
@@ -94,28 +94,28 @@ class Roofline(ByTerms):
             compute_efficiency,
             bandwidth_efficiency,
         )
-        """Whether nothing is known of what kernels reach on such a GPU."""
+        """Whether no efficiencies are fitted to such a GPU."""
         if not isinstance(family := family or family_of(hardware.family), Family):
             raise ConfigError(f"cost.family={family}: must be a Family; see hardware.family")
         rate, reached = hardware.flop_rate, family.compute
         if model.products != FP16 and model.products in hardware.rates:
             rate, reached = hardware.rates[model.products], family.compute * family.eight_bits
         self.flop_rate = rate * _first(compute_efficiency, reached)
-        """FLOP a second that products with weights reach."""
+        """Achieved FLOP/s of products with weights."""
         self.head_rate = hardware.flop_rate * _first(compute_efficiency, family.compute)
-        """The same of the LM head, which stays in 16 bits."""
+        """Achieved FLOP/s of the LM head, which stays in 16 bits."""
         self.attention_rate = hardware.flop_rate * _first(
             attention_efficiency, compute_efficiency, family.attention
         )
-        """The same of attention."""
+        """Achieved FLOP/s of attention."""
         self.bandwidth = hardware.bandwidth * _first(bandwidth_efficiency, family.bandwidth)
-        """Bytes of weights that are read in a second."""
+        """Achieved bytes/s of reading weights."""
         self.cache_bandwidth = hardware.bandwidth * _first(
             cache_efficiency, bandwidth_efficiency, family.cache
         )
-        """The same of keys and values."""
+        """Achieved bytes/s of reading the KV cache."""
         self.paged = slowdown(replica.block_size, block_tokens)
-        """How many times longer decodes read, since what they read lies in blocks."""
+        """Slowdown of reading the KV cache from blocks."""
         link = hardware.interconnect * _first(interconnect_efficiency, stack.all_reduce_share)
         moved = _first(interconnect_efficiency, stack.all_to_all_share)
         host_step = _first(host_step_ms, stack.host_step_ms)
@@ -150,7 +150,7 @@ class Roofline(ByTerms):
             "host_request_us": host_request,
             "block_tokens": block_tokens,
         }
-        """What it counts with, by the names under which it is given."""
+        """The effective constants, by argument name."""
 
     @property
     def notices(self) -> list[str]:
@@ -166,7 +166,7 @@ class Roofline(ByTerms):
 
 
 def _first(*given: float | None) -> float:
-    """The first that is given."""
+    """The first argument that is not None."""
     return next(one for one in given if one is not None)
 
 
@@ -174,24 +174,24 @@ class _Link(NamedTuple):
     name: str
     bound: Bound
     many: int
-    """GPUs that are reached over it, or ways."""
+    """GPUs or stages reached over it."""
     rate: float
-    """Bytes a second."""
+    """Bytes/s."""
     fixed: float
-    """Seconds of a transfer, however small."""
+    """Latency of a transfer in seconds."""
 
 
-# The table. Seconds on one GPU, of which each has its part of the work.
+# The table of terms, in seconds on one GPU for its share of the work.
 
 
 def _products(
     replica: Replica, flop_rate: float, head_rate: float, bandwidth: float
 ) -> list[CostTerm]:
-    """Matrix products of all tokens together read the weights once, of experts those chosen."""
+    """Matrix products of all tokens read the weights once, of experts only those chosen."""
     model, gpus = replica.model, replica.tensor_parallel
     flop, read, held = model.flop_per_token, model.read_bytes(float("inf")), 0.0
     routed = 0.0
-    if replica.expert_parallel > 1 and model.moe:  # a GPU has its own experts, whole
+    if replica.expert_parallel > 1 and model.moe:  # whole experts per GPU
         routed = 2 * model.moe_layers * model.expert_params
         flop -= routed * model.moe.experts_per_token
         read -= model.expert_bytes
@@ -214,7 +214,7 @@ def _products(
 def _attention(
     replica: Replica, flop_rate: float, bandwidth: float, paged: float
 ) -> list[CostTerm]:
-    """Of chunks, and of decodes, whose reading takes `paged` times as long from blocks."""
+    """Attention of chunks and of decodes, whose reads are slower by `paged`."""
     model, gpus = replica.model, replica.tensor_parallel
     read = replica.kv_path_bytes / bandwidth
     pair = model.prefill_pair_flop / gpus / flop_rate
@@ -228,17 +228,17 @@ def _attention(
 
 
 def _layers(replica: Replica, seconds: float) -> list[CostTerm]:
-    """Norms, rotations, and the gaps between kernels: each takes its time on every GPU."""
+    """Norms, rotary embeddings and gaps between kernels, on every GPU."""
     each = Totals(step=replica.model.layers * seconds)
     return [CostTerm("layers", "layers", "launch", each)] if seconds else []
 
 
 def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
-    """By the formula of a ring, where the model is split."""
+    """Ring all-reduces under tensor parallelism."""
     model, gpus = replica.model, replica.tensor_parallel
     if gpus == 1:
         return []
-    vector = model.hidden * 2.0  # bytes; activations have 16 bits, whatever the weights
+    vector = model.hidden * 2.0  # bytes; activations have 16 bits for all formats of weights
     reduces = ALL_REDUCES * model.layers
     each = Totals(
         token=reduces * 2 * (gpus - 1) / gpus * vector / link,
@@ -248,11 +248,11 @@ def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
 
 
 def _all_to_all(replica: Replica, share: float) -> list[CostTerm]:
-    """Tokens go to the GPUs of the experts that they chose, and come back, where groups differ.
+    """All-to-all dispatch of tokens to the GPUs of their experts, and back, between groups.
 
-    Each choice is sent, in the format of the products, and its result in 16 bits; the GPUs of a
-    group send a part of its tokens each. `share` of the links is reached. What stays in the node
-    and what leaves it go at the same time.
+    Tokens are sent in the format of the products, results in 16 bits, each GPU of a group sending
+    part of its tokens. `share` is the achieved fraction of the link rates. Transfers inside and
+    between nodes overlap.
     """
     model, gpus, hardware = replica.model, replica.expert_parallel, replica.hardware
     if replica.groups == 1 or model.moe is None:
@@ -271,7 +271,7 @@ def _all_to_all(replica: Replica, share: float) -> list[CostTerm]:
 
 
 def _hops(replica: Replica, share: float) -> list[CostTerm]:
-    """A micro-batch goes from stage to stage, each GPU sending its part."""
+    """Transfers of a micro-batch between stages, each GPU sending its part."""
     vector = replica.model.hidden * 2.0 / replica.tensor_parallel
     found = []
     for name, bound, hops, rate, fixed in _links(replica, *replica.hops):
@@ -281,7 +281,7 @@ def _hops(replica: Replica, share: float) -> list[CostTerm]:
 
 
 def _links(replica: Replica, inside: int, outside: int) -> Iterator[_Link]:
-    """Those of a node, and those between nodes, as far as anything goes over them."""
+    """The links inside a node and between nodes that are used."""
     hardware = replica.hardware
     if inside:
         fixed = hardware.interconnect_us * 1e-6
@@ -292,14 +292,14 @@ def _links(replica: Replica, inside: int, outside: int) -> Iterator[_Link]:
 
 
 def _host(step: float, sequence: float) -> list[CostTerm]:
-    """Scheduling, preparing the batch, launching, sampling."""
+    """Host time: scheduling, preparing the batch, launching, sampling."""
     return [CostTerm("host", "host", "host", Totals(sequence=sequence, step=step))]
 
 
 def move_seconds(replica: Replica, bus_efficiency: float) -> float:
-    """Moving one block over the bus: its bytes, and a fixed time for each copy.
+    """Seconds to move one block over the bus: its bytes, and a latency per copy.
 
-    Every GPU moves its own part over its own bus, all at the same time.
+    Every GPU moves its own part over its own bus, concurrently.
     """
     hardware = replica.hardware
     transfer = replica.block_bytes / (hardware.pcie * bus_efficiency)
@@ -307,10 +307,10 @@ def move_seconds(replica: Replica, bus_efficiency: float) -> float:
 
 
 def slowdown(block_size: int, block_tokens: float) -> float:
-    """How many times longer decodes attend than if a sequence's keys and values lay in one piece.
+    """Slowdown of decode attention by paging, relative to contiguous keys and values.
 
-    Finding a block takes as long as reading `block_tokens` tokens, however large the block is: an
-    entry of the table, a branch, a read that begins anew.
+    Each block costs as much as reading `block_tokens` tokens, independent of its size: a lookup in
+    the block table, a branch, and a new read.
 
     >>> slowdown(16, 4.0)
     1.25

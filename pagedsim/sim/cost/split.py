@@ -1,4 +1,4 @@
-"""How a step is shared by a pipeline's stages, by groups of GPUs, and by experts' GPUs."""
+"""How pipeline stages, data-parallel groups and expert parallelism share a step."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from pagedsim.sim.replica import Replica
 
 
 class Totals(NamedTuple):
-    """What a step's time is worked out from, in the order in which it is summed up."""
+    """The inputs of a step's time, in order of summation."""
 
     token: float = 0.0
-    """Tokens that are computed."""
+    """Tokens in the step."""
     sequence: float = 0.0
-    """Chunks, and sequences that decode."""
+    """Prefill chunks and decoding sequences."""
     pair: float = 0.0
-    """Pairs of tokens of which one, in a chunk, attends to the other."""
+    """Query-key pairs of prefill attention."""
     chunk_context: float = 0.0
-    """Tokens before a chunk, whose keys and values are read for it."""
+    """Tokens before chunks, whose KV cache is read."""
     decode_context: float = 0.0
-    """Tokens that decodes attend to."""
+    """Total context of decodes."""
     step: float = 0.0
-    """1 where anything is computed."""
+    """1 for a step that is not empty."""
     unchosen: float = 0.0
-    """The chance that no token of the step chooses a given expert."""
+    """Probability that no token of the step chooses a given expert."""
     routed: float = 0.0
-    """Choices of experts that come to one GPU, where each has experts of its own."""
+    """Routed tokens on one GPU, under expert parallelism."""
 
 
 class Busiest:
-    """Of GPUs that have experts each, what the one with most to do has.
+    """The load of the busiest GPU under expert parallelism.
 
-    All experts are taken to be chosen as often, but for those of that GPU, which are chosen `skew`
-    times as often. What chance adds is the expected highest of as many variables as GPUs, with the
-    variance and the skewness of hypergeometric ones (a token chooses so many of all experts), by
-    Cornish and Fisher's expansion: within 3 % from 64 tokens on, and within 10 % from 8 on.
+    Experts are chosen uniformly, except those of the busiest GPU, chosen `skew` times as often. The
+    random imbalance is the expected maximum over GPUs of variables with the variance and skewness
+    of hypergeometric ones (a token chooses several distinct experts), by the Cornish-Fisher
+    expansion: within 3 % from 64 tokens on, and within 10 % from 8 on.
 
     >>> mixtral = MoE(experts=8, experts_per_token=2, intermediate=1)
     >>> busiest = Busiest(mixtral, gpus=8, skew=1.0)
@@ -51,9 +51,9 @@ class Busiest:
         skew = min(skew, experts / chosen)
         self.each = experts // gpus
         self.chance = skew * chosen / experts
-        """That a token chooses a given expert of that GPU."""
+        """Probability that a token chooses a given expert of that GPU."""
         self.choices = min(self.each * self.chance, float(chosen))
-        """How many of one token's choices come to it, on average."""
+        """Expected choices per token that go to it."""
         self.most = min(self.each, chosen)
         self.variance = self.choices * (1 - 1 / gpus) * (experts - chosen) / max(experts - 1, 1)
         self.above = highest_of(gpus)
@@ -61,19 +61,19 @@ class Busiest:
         self.further = max(uneven * (self.above**2 - 1) / 6, 0.0)
 
     def routed(self, tokens: float) -> float:
-        """Choices that come to it, of so many tokens."""
+        """Expected choices of `tokens` tokens that go to it."""
         chance = self.above * sqrt(tokens * self.variance) + self.further
         return min(max(tokens * self.choices + chance, 1.0), tokens * self.most)
 
     def unchosen(self, tokens: float) -> float:
-        """The part of its experts that none of so many tokens chooses: of one at least, some."""
+        """Fraction of its experts that no token chooses; at least one is chosen."""
         mean = pow(1.0 - self.chance, tokens)
         deviation = sqrt(mean * (1.0 - mean) / self.each)
         return min(max(mean - self.above * deviation, 0.0), 1.0 - 1.0 / self.each)
 
 
 def highest_of(count: int) -> float:
-    """The expected highest of so many standard normal variables, by Blom's approximation.
+    """The expected maximum of `count` standard normal variables, by Blom's approximation.
 
     >>> [round(highest_of(count), 2) for count in (1, 2, 8, 64)]
     [0.0, 0.59, 1.43, 2.34]
@@ -82,43 +82,43 @@ def highest_of(count: int) -> float:
 
 
 class Share(NamedTuple):
-    """What one GPU has of a step while one micro-batch passes all stages."""
+    """The share of one GPU in a step, for one micro-batch through all stages."""
 
     part: Totals
     host: Totals
-    """What the host works for: of its group, all of the step."""
+    """The totals of host work: those of its group in the whole step."""
     passes: float
-    """Micro-batches."""
+    """Number of micro-batches."""
     long: float
-    """How many times as long as that passing the step takes."""
+    """Duration of the step relative to one micro-batch through all stages."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A replica that is more than GPUs which share each matrix.
+    """Parallelism of a replica beyond tensor parallelism.
 
-    Of a pipeline, the tokens of a step are dealt to as many micro-batches as there are stages, or
-    tokens. Steps of decodes follow one another without a gap, since a sequence waits for its own
-    token alone: such a step takes as long as one micro-batch needs for all stages, or as the
-    slowest stage for all micro-batches. A step with prompts begins and ends with an empty pipeline:
-    the first micro-batch passes all stages, the others follow it out of the slowest.
+    In a pipeline, the tokens of a step are split into as many micro-batches as there are stages, or
+    tokens. Decode steps follow one another without bubbles, since a sequence only depends on its
+    own last token: such a step takes the time of one micro-batch through all stages, or of all
+    micro-batches through the slowest stage. A step with prompts starts and ends with an empty
+    pipeline: the first micro-batch passes all stages, the others follow at the pace of the slowest.
 
-    Of several groups with requests of their own, all wait for the busiest. It has an equal share of
-    the tokens or the longest chunk, if that is more: no chunk is cut between groups.
+    Of several data-parallel groups, all wait for the busiest. It has an equal share of the tokens,
+    or the longest chunk if that is more, since chunks are not split between groups.
     """
 
     stages: int
     slowest: float
-    """The part of the layers that the largest stage has."""
+    """Fraction of the layers in the largest stage."""
     groups: int
     unchosen: float
-    """The chance that a token does not choose a given expert."""
+    """Probability that a token does not choose a given expert."""
     busiest: Busiest | None
-    """Where GPUs have experts of their own."""
+    """Under expert parallelism."""
 
     @classmethod
     def of(cls, replica: Replica, skew: float) -> Split | None:
-        """None for GPUs which share each matrix, be it one."""
+        """None for tensor parallelism alone, or a single GPU."""
         if not replica.more_than_shared:
             return None
         moe, experts = replica.model.moe, replica.expert_parallel
@@ -131,9 +131,9 @@ class Split:
         )
 
     def share(self, totals: Totals, prompts: float, longest: float) -> Share:
-        """Of a step with so many tokens of prompts, of which the longest chunk has `longest`.
+        """The share of a step with `prompts` prefill tokens, the longest chunk having `longest`.
 
-        `routed` and `unchosen` need not be given.
+        `totals.routed` and `totals.unchosen` are ignored.
         """
         passes = min(totals.token, self.stages)
         tokens, found = totals.token / passes, self.busiest
@@ -155,14 +155,14 @@ class Split:
         return Share(part, part._replace(sequence=host), passes, long)
 
     def _largest(self, whole: float, least: float) -> float:
-        """The part of so much that the busiest group has, which is at least `least`."""
+        """The fraction of `whole` in the busiest group, which has at least `least`."""
         return max(1.0 / self.groups, min(least / whole, 1.0)) if whole else 1.0
 
 
 def lengthened(passes: float, slowest: float, prompts: bool) -> float:
-    """How many times as long as one micro-batch's way through all stages so many take.
+    """Duration of `passes` micro-batches relative to one through all stages.
 
-    `slowest` is the part of that way that the slowest stage is.
+    `slowest` is the share of the slowest stage in the latter.
 
     >>> lengthened(2, 0.5, prompts=False), lengthened(2, 0.5, prompts=True)
     (1.0, 1.5)

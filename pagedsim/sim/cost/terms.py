@@ -1,4 +1,4 @@
-"""A step's time as a table of terms: what each takes of which resource, and when it counts."""
+"""Cost models defined by a table of terms, each bound by one resource."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from pagedsim.sim.replica import Replica
 
 
 class CostTerm(NamedTuple):
-    """An entry of the table: `seconds` for one of each of a step's totals.
+    """An entry of the table: `seconds` per unit of each of a step's totals.
 
-    Terms of one `kernel` overlap: those of one resource add up, and the resource that takes
-    longest counts. Kernels follow one another. A step that computes nothing takes the host's
-    terms alone.
+    Terms of one `kernel` overlap: those of one resource add up, and the slowest resource counts.
+    Kernels run one after another. An empty step takes the host terms alone.
     """
 
     kernel: str
@@ -31,22 +30,22 @@ class CostTerm(NamedTuple):
     seconds: Totals
 
     def of(self, totals: Totals) -> float:
-        """Its seconds in a step."""
+        """Seconds in a step."""
         return sum(each * total for each, total in zip(self.seconds, totals, strict=True))
 
 
 _Form = tuple[tuple[int, float], ...]
-"""(which of the totals, seconds for one of it), for those that count at all."""
+"""(index in the totals, seconds per unit), without zeros."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ByTerms(CostModel):
-    """Every answer from one table: a term that is added to it is added to all of them.
+    """A cost model whose answers all come from one table of terms.
 
-    `unchosen` is the chance that a token does not choose a given expert; `launching` the seconds
-    in which the host launches a step's kernels, one after the other, while the GPU runs those that
-    are launched: none is done before. With `split`, terms are those of a micro-batch on the busiest
-    GPU of each stage, through all stages; the host's are of the step.
+    `unchosen` is the probability that a token does not choose a given expert; `launching` the
+    seconds in which the host launches a step's kernels, while the GPU runs those already launched:
+    a lower bound of the step. With `split`, terms are those of a micro-batch on the busiest GPU of
+    each stage, through all stages; host terms are of the whole step.
     """
 
     __slots__ = (
@@ -90,7 +89,7 @@ class ByTerms(CostModel):
         overlaps = [_longest(ways) for ways in kernels if len(ways) > 1]
         self._alone = _added(ways[0] for ways in kernels if len(ways) == 1)
         self._sums = [[_form(way) for way in ways] for ways in (*overlaps, [self._alone])]
-        # What decodes read changes from step to step of the same batch, all else does not.
+        # The context of decodes changes between steps of the same batch, all else is constant.
         reading = [ways for ways in overlaps if any(way.decode_context for way in ways)]
         if any(len(ways) > 1 for ways in reading):
             raise ValueError("a kernel that reads the context of decodes can overlap nothing else")
@@ -106,7 +105,7 @@ class ByTerms(CostModel):
         return seconds if seconds > least else least
 
     def _launches(self, plan: StepPlan) -> float:
-        """Seconds in which the host launches a step's kernels."""
+        """Seconds of host time to launch a step's kernels."""
         if not self._launching or not plan.prefill_tokens + plan.decode_count:
             return 0.0
         if self._split is None:
@@ -114,7 +113,7 @@ class ByTerms(CostModel):
         return self._launching * self._share(plan, self._split).long
 
     def _host_seconds(self, plan: StepPlan) -> float:
-        if self._host_is_plain:  # to make all totals takes longer than the rest of a decode
+        if self._host_is_plain:  # computing all totals would dominate a decode step
             sequences = len(plan.chunks) + plan.decode_count
             return sequences * self._host_sequence + self._host_step
         totals = self._totals(plan)
@@ -123,7 +122,7 @@ class ByTerms(CostModel):
         return _worth(self._host_form, totals)
 
     def _in_turn(self, plan: StepPlan) -> float:
-        """A step that the host begins when the one before has ended."""
+        """Duration of a step whose host work does not overlap with the step before."""
         if not plan.prefill_tokens:
             return self.decode_seconds(plan.decode_count, plan.decode_context)
         if self._split:
@@ -140,9 +139,8 @@ class ByTerms(CostModel):
         return seconds if seconds > least else least
 
     def _decoding(self, sequences: int) -> tuple[float, float, float, float, float]:
-        """A decode of so many sequences, in three parts; the reading of a token of their context.
-
-        The fifth number is what it takes at least.
+        """Coefficients of decode steps: overlapping kernels, seconds per context token, other
+        kernels, constant part, and the lower bound.
         """
         if self._split:
             return self._spread_decoding(sequences, self._split)
@@ -160,7 +158,7 @@ class ByTerms(CostModel):
         return longest, self._read, sequences * each, constant, least
 
     def _least(self, totals: Sequence[float]) -> float:
-        """What a step takes if the GPU is done before the last launch."""
+        """Lower bound of a step, in which the GPU waits for the last launch."""
         if not self._launching:
             return 0.0
         return self._launching + _worth(self._host_form, totals)
@@ -175,10 +173,10 @@ class ByTerms(CostModel):
         return self._sum(totals)
 
     def seconds_of(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """`step_seconds` of many steps in turn, a row each, of what `Totals` has up to `step`.
+        """`step_seconds` of many steps, one per row, with the columns of `Totals` up to `step`.
 
-        Each must compute something: `step_seconds` answers an empty one otherwise. Not for a split
-        replica, where the chunks of a step count one by one.
+        Steps must not be empty, which `step_seconds` treats differently. Not for a split replica,
+        where the lengths of individual chunks matter.
         """
         assert self._split is None
         totals = np.column_stack([steps, self._unchosen ** steps[:, 0]])
@@ -196,9 +194,10 @@ class ByTerms(CostModel):
         tokens = plan.prefill_tokens
         every = tokens + plan.decode_count
         sequences = len(plan.chunks) + plan.decode_count
-        context = plan.prefill_context - tokens  # its own are still in the caches
+        # The chunks' own keys and values are still in the GPU's caches.
+        context = plan.prefill_context - tokens
         reads, unchosen = plan.decode_context, self._unchosen**every
-        # By name, that takes as long as all that is worked out from them.
+        # Keyword arguments would double the time.
         return Totals._make(
             (every, sequences, plan.prefill_pairs, context, reads, 1.0, unchosen, 0.0)
         )
@@ -213,7 +212,7 @@ class ByTerms(CostModel):
             longest = 0.0
             for form in ways:
                 way = 0.0
-                for index, each in form:  # as in `_worth`, which would take half of the time again
+                for index, each in form:  # `_worth` inlined: a call would add half of the time
                     way += totals[index] * each
                 if way > longest:
                     longest = way
@@ -225,7 +224,7 @@ class ByTerms(CostModel):
         return split.share(self._totals(plan), plan.prefill_tokens, longest)
 
     def _spread(self, share: Share) -> float:
-        """A step that micro-batches and groups share."""
+        """Duration of a step under pipeline or data parallelism."""
         passing = max(self._added_up(share.part), self._launching)
         host = _worth(self._host_form, share.host)
         return passing * share.long + host
@@ -233,7 +232,7 @@ class ByTerms(CostModel):
     def _spread_decoding(
         self, sequences: int, split: Split
     ) -> tuple[float, float, float, float, float]:
-        """Like `_decoding`: what each token of the context adds is in proportion to the part."""
+        """Like `_decoding`, scaled by the share of the busiest GPU."""
         one = Totals(token=sequences, sequence=sequences, decode_context=1, step=1)
         share = split.share(one, 0, 0)
         part, host_part = (one._replace(decode_context=0.0) for one in (share.part, share.host))
@@ -253,7 +252,7 @@ class ByTerms(CostModel):
         return Breakdown(kind_of(plan), tuple(found), self.work(plan))
 
     def _counting(self, plan: StepPlan) -> Iterator[Term]:
-        """The terms that a step takes its time for, in the order of the table."""
+        """The terms that contribute to a step, in the order of the table."""
         if not plan.prefill_tokens + plan.decode_count:
             for term in self.terms:
                 if term.bound == "host":
@@ -273,7 +272,7 @@ class ByTerms(CostModel):
         yield from (Term(term.name, term.of(share.host), term.bound) for term in hosts)
 
     def _of(self, totals: Totals, terms: Sequence[CostTerm]) -> Iterator[Term]:
-        """The same of one GPU on which all follows all."""
+        """The same for one GPU without micro-batches."""
         gpu = 0.0
         for kernel in _kernels(terms):
             ways: dict[str, list[Term]] = {}
@@ -288,9 +287,9 @@ class ByTerms(CostModel):
 
 
 def _hidden(terms: Sequence[Term], launching: float) -> Iterator[Term]:
-    """Where the host works while the GPU does, and only what it takes longer counts.
+    """Terms with host time hidden behind the GPU: only the excess counts.
 
-    It launches then, too, for so many seconds.
+    `launching` is further host time in the same period.
     """
     host = sum(term.seconds for term in terms if term.bound == "host")
     others = sum(term.seconds for term in terms if term.bound != "host")
@@ -300,7 +299,7 @@ def _hidden(terms: Sequence[Term], launching: float) -> Iterator[Term]:
 
 
 def _kernels(terms: Iterable[CostTerm]) -> list[list[CostTerm]]:
-    """Terms of one kernel together, in the order of the table."""
+    """Terms grouped by kernel, in the order of the table."""
     kernels: dict[str, list[CostTerm]] = {}
     for term in terms:
         kernels.setdefault(term.kernel, []).append(term)
@@ -308,7 +307,7 @@ def _kernels(terms: Iterable[CostTerm]) -> list[list[CostTerm]]:
 
 
 def _by_resource(terms: Sequence[CostTerm]) -> list[Totals]:
-    """What the terms of a kernel add up to, for each of the resources."""
+    """Sums of the terms of a kernel per resource."""
     bounds = dict.fromkeys(term.bound for term in terms)
     return [_added(term.seconds for term in terms if term.bound == bound) for bound in bounds]
 
@@ -318,7 +317,7 @@ def _added(seconds: Iterable[Totals]) -> Totals:
 
 
 def _longest(ways: Sequence[Totals]) -> list[Totals]:
-    """The ways of which none is always at most as long as another."""
+    """The ways without those dominated by another."""
     kept: list[Totals] = []
     for way in ways:
         if not any(_within(way, other) for other in kept):
@@ -331,7 +330,7 @@ def _within(way: Totals, other: Totals) -> bool:
 
 
 def _worth(form: _Form, totals: Sequence[float]) -> float:
-    """Seconds for so many of each."""
+    """Weighted sum of totals."""
     seconds = 0.0
     for index, each in form:
         seconds += totals[index] * each

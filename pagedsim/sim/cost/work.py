@@ -1,4 +1,4 @@
-"""The FLOP and bytes of a step: arithmetic on a model's shape, before any hardware."""
+"""FLOP and bytes of a step, from the shape of the model."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _COUNTED = (
 
 
 class Work(NamedTuple):
-    """What one GPU has to do; where they differ, the average one."""
+    """The work of one GPU, averaged over GPUs."""
 
     flop: float
     bytes: float
     """Read from memory."""
 
     def mfu(self, seconds: float, hardware: Hardware) -> float:
-        """The part of the peak FLOP rate of 16 bits that doing it in `seconds` takes.
+        """Achieved fraction of the 16-bit peak FLOP rate.
 
-        Products of 8 bits are held against it as well, and may take more than all of it.
+        8-bit products are related to the same rate, so it may exceed 1.
         """
         return self.flop / seconds / hardware.flop_rate
 
     def mbu(self, seconds: float, hardware: Hardware) -> float:
-        """The part of the peak memory bandwidth that doing it in `seconds` takes.
+        """Achieved fraction of the peak memory bandwidth.
 
         >>> a2 = Hardware("two terabytes", 80, bandwidth_gb_s=2000, fp16_tflops=300, pcie_gb_s=32)
         >>> Work(flop=0, bytes=14e9).mbu(0.014, a2)
@@ -52,7 +52,7 @@ class Work(NamedTuple):
 
 
 def step_work(replica: Replica, plan: StepPlan) -> Work:
-    """All of a step's FLOP, and the bytes of weights, keys and values that it reads."""
+    """FLOP of a step, and the bytes of weights and KV cache that it reads."""
     model, gpus = replica.model, replica.gpus
     tokens = plan.prefill_tokens + plan.decode_count
     if not tokens:
@@ -61,7 +61,7 @@ def step_work(replica: Replica, plan: StepPlan) -> Work:
     flop = tokens * model.flop_per_token + samples * model.flop_per_sample
     flop += plan.prefill_pairs * model.prefill_pair_flop
     flop += plan.decode_context * model.decode_pair_flop
-    # Those of a chunk's own tokens have just been made, so they come from the caches.
+    # A chunk's own keys and values are still in the GPU's caches.
     context = plan.prefill_context - plan.prefill_tokens + plan.decode_context
     return Work(
         flop=flop / gpus,
@@ -70,7 +70,7 @@ def step_work(replica: Replica, plan: StepPlan) -> Work:
 
 
 def total_work(replica: Replica, steps: Batches) -> Work:
-    """The work of all recorded steps, from a table like `steps.parquet`."""
+    """Total work of recorded steps, from a table like `steps.parquet`."""
     flop = read = 0.0
     for part in steps.to_batches():
         each = works(replica, part)
@@ -80,15 +80,15 @@ def total_work(replica: Replica, steps: Batches) -> Work:
 
 
 def works(replica: Replica, part: pa.RecordBatch) -> tuple[Floats, Floats]:
-    """FLOP and bytes of each of some recorded steps."""
+    """FLOP and bytes of each recorded step."""
     model, gpus = replica.model, replica.gpus
     of = {name: part[name].to_numpy() for name in _COUNTED}
     tokens = of["prefill_tokens"] + of["decode_seqs"]
-    flop = tokens * float(model.flop_per_token)  # whole numbers would not fit into 32 bits
+    flop = tokens * float(model.flop_per_token)  # integers would overflow 32 bits
     flop += (of["sampled_prefills"] + of["decode_seqs"]) * float(model.flop_per_sample)
     flop += of["prefill_pairs"] * float(model.prefill_pair_flop)
     flop += of["decode_context"] * float(model.decode_pair_flop)
-    # What is read of the weights depends on a step's tokens alone, and few numbers of them occur.
+    # Bytes of weights depend only on the number of tokens, which takes few distinct values.
     weights = np.zeros(int(tokens.max(initial=0)) + 1)
     for size in np.flatnonzero(np.bincount(tokens)).tolist():
         weights[size] = replica.read_bytes(size) if size else 0.0

@@ -1,4 +1,4 @@
-"""Shapes out of Hugging Face's config.json, which names the same thing differently a family."""
+"""Read model shapes from Hugging Face's config.json, whose keys differ between families."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["read_shape"]
 def read_shape(
     config: str | PathLike[str] | Mapping[str, Any], name: str | None = None
 ) -> ModelShape:
-    """The shape that a Hugging Face config.json describes: its path, its folder, or its content."""
+    """The shape described by a Hugging Face config.json, given as path, folder or content."""
     keys = _text(_load(config))
     if "model_type" not in keys.values:
         raise ConfigError(f"{keys.where}: has no model_type")
@@ -30,7 +30,7 @@ def read_shape(
         raise unknown(f"model_type in {keys.where}:", family, FAMILIES)
     try:
         shape = FAMILIES[family].shape(keys)
-        _refuse_what_has_no_shape(keys, shape["hidden"])
+        _refuse_projected_embeddings(keys, shape["hidden"])
         shape |= {"dtype_bytes": weight_bytes(keys), "products": products(keys)}
         return ModelShape(name=name or _name(keys), **shape)
     except ConfigError as error:
@@ -59,7 +59,7 @@ def _load(config: str | PathLike[str] | Mapping[str, Any]) -> Keys:
 
 
 def _text(keys: Keys) -> Keys:
-    """Of a model that sees or hears, the part that reads and writes; the rest is not counted."""
+    """The language model of a multimodal config; its other parts are not counted."""
     if "text_config" not in keys.values:
         return keys
     around = ("tie_word_embeddings", "quantization_config", "_name_or_path")
@@ -67,8 +67,8 @@ def _text(keys: Keys) -> Keys:
     return Keys(keys.part("text_config").values, keys.where).over(outer)
 
 
-def _refuse_what_has_no_shape(keys: Keys, hidden: int) -> None:
-    """OPT-350M projects its embeddings, for which `ModelShape` has no word."""
+def _refuse_projected_embeddings(keys: Keys, hidden: int) -> None:
+    """Raise ConfigError for projected embeddings (OPT-350M), which `ModelShape` cannot express."""
     if keys.whole("word_embed_proj_dim", default=hidden) != hidden:
         raise ConfigError(
             f"{keys.where}: word_embed_proj_dim differs from hidden_size={hidden}: "

@@ -1,4 +1,4 @@
-"""Mixtures of experts, which every family spells in its own way."""
+"""Mixture-of-experts settings of each family."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pagedsim.sim.huggingface.keys import Keys
 from pagedsim.sim.model import MoE
 
 MXFP4_BYTES = (4 + 8 / 32) / 8
-"""Four bits a weight, and a scale of eight for every 32 of them."""
+"""Four bits per weight, and an 8-bit scale per 32 weights."""
 
 
 def mixtral(keys: Keys) -> MoE:
@@ -20,7 +20,7 @@ def mixtral(keys: Keys) -> MoE:
 
 
 def gpt_oss(keys: Keys) -> MoE:
-    """The same, but of all weights only the experts' are quantised."""
+    """As Mixtral, with only the experts' weights quantised."""
     mxfp4 = keys.part("quantization_config").values.get("quant_method") == "mxfp4"
     found = mixtral(keys)
     return MoE(
@@ -32,7 +32,7 @@ def gpt_oss(keys: Keys) -> MoE:
 
 
 def qwen(keys: Keys) -> MoE:
-    """Experts in every so many layers but some; Qwen2 has a shared one, wider than the others."""
+    """Experts in every n-th layer with exceptions; Qwen2 has one wider shared expert."""
     width = keys.whole("moe_intermediate_size")
     shared = keys.whole("shared_expert_intermediate_size", default=0, low=0)
     if shared % width:
@@ -53,7 +53,7 @@ def qwen(keys: Keys) -> MoE:
 
 
 def deepseek(keys: Keys) -> MoE:
-    """Experts and shared ones of one width, in all layers but the first few."""
+    """Routed and shared experts of one width, in all layers except the first few."""
     layers, every = keys.whole("num_hidden_layers"), keys.whole("moe_layer_freq", default=1)
     first = keys.whole("first_k_dense_replace", default=0, low=0)
     sparse = [n for n in range(first, layers) if n % every == 0]
@@ -67,7 +67,7 @@ def deepseek(keys: Keys) -> MoE:
 
 
 def llama4(keys: Keys) -> MoE:
-    """One of the experts and a shared one, in every so many layers."""
+    """One routed and one shared expert, in every n-th layer."""
     layers = keys.whole("num_hidden_layers")
     every = keys.whole("interleave_moe_layer_step", default=1)
     listed = keys.numbers("moe_layers")

@@ -1,4 +1,4 @@
-"""What model families have in common, and what each of them has of its own."""
+"""How to read the config.json of each model family."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def _one_or_all(keys: Keys) -> int:
 
 @dataclass(frozen=True)
 class Family:
-    """How to read the config.json of one `model_type`; what it leaves out is as in transformers."""
+    """How to read the config.json of one `model_type`, with the defaults of transformers."""
 
     tied: bool = False
-    """Whether the LM head is the embedding."""
+    """Default of tied embeddings."""
     gated: bool = True
     """Whether the MLP has three matrices rather than two."""
     defaults: Mapping[str, int] = field(default_factory=dict)
     intermediate: tuple[str, ...] = INTERMEDIATE
     widening: int | None = None
-    """Width of the MLP, in hidden sizes, where it has no key."""
+    """Width of the MLP as a multiple of the hidden size, if there is no key for it."""
     learned_positions: int | None = None
-    """Rows of a table of positions beyond the longest sequence; None: there is no table."""
+    """Rows of the position table beyond the maximum length; None: there is no table."""
     kv_heads: Callable[[Keys], int] = _kv_heads
     moe: Callable[[Keys], MoE] | None = None
     latent: bool = False
     """Whether attention is multi-head latent attention."""
 
     def shape(self, keys: Keys) -> dict[str, Any]:
-        """What `ModelShape` takes."""
+        """The arguments of `ModelShape`."""
         keys = keys.over(self.defaults)
         hidden, heads = keys.whole(*HIDDEN), keys.whole(*HEADS)
         positions = keys.whole(*POSITIONS)
@@ -96,7 +96,7 @@ def _mla(keys: Keys) -> MLA:
 LLAMA = Family()
 DEEPSEEK = Family(moe=experts.deepseek, latent=True)
 GEMMA = Family(tied=True, defaults={"head_dim": 256})
-# Published files leave out what is as in the smallest model.
+# Published files omit values equal to those of the smallest model.
 GEMMA3 = Family(
     tied=True,
     defaults={
@@ -137,7 +137,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite": LLAMA,
     "kimi_k2": DEEPSEEK,
     "llama": LLAMA,
-    # What the others call intermediate_size is the width of an expert here.
+    # Here intermediate_size is the width of an expert.
     "llama4_text": Family(
         moe=experts.llama4, intermediate=("intermediate_size_mlp", "intermediate_size")
     ),

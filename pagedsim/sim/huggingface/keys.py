@@ -1,4 +1,4 @@
-"""A config.json by its keys; where one is missing or of the wrong kind, it names itself."""
+"""Validated access to the keys of a config.json; errors name the file and key."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pagedsim.core.errors import require_flag, require_whole
 
 
 class Keys:
-    """What a config.json says, or a part of it; null is as if it were not there."""
+    """The keys of a config.json or of an object in it; null counts as missing."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = {key: value for key, value in values.items() if value is not None}
         self.where = where
 
     def over(self, defaults: Mapping[str, Any]) -> Keys:
-        """The same, with what it says nothing of as in `defaults`."""
+        """A copy with `defaults` for missing keys."""
         return Keys({**defaults, **self.values}, self.where)
 
     def part(self, name: str) -> Keys:
-        """The keys inside of one key; none, where it is not there."""
+        """The keys of a nested object; empty if missing."""
         inside = self.values.get(name, {})
         if not isinstance(inside, Mapping):
             raise ConfigError(f"{self.where}: {name}={inside!r}: must be an object")
         return Keys(inside, f"{self.where}: {name}")
 
     def whole(self, *names: str, default: int | None = None, low: int = 1) -> int:
-        """A whole number of at least `low`, under the first of `names` that is there."""
+        """An integer of at least `low`, from the first of `names` that is present."""
         for name in names:
             if name not in self.values:
                 continue
@@ -39,12 +39,12 @@ class Keys:
         return default
 
     def numbers(self, name: str) -> list[int]:
-        """A list of whole numbers; empty, where it is not there."""
+        """A list of integers; empty if missing."""
         found = self.values.get(name, [])
         if not isinstance(found, list) or not all(type(value) is int for value in found):
             raise ConfigError(f"{self.where}: {name}={found!r}: must be a list of whole numbers")
         return found
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """A boolean."""
         return require_flag(f"{self.where}: {name}", self.values.get(name, default))

@@ -1,4 +1,4 @@
-"""Bytes of a weight, and what products are computed in, by a config.json's quantization_config."""
+"""Bytes per weight and format of products, from a config.json's quantization_config."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pagedsim.sim.model import FP16
 
 
 def weight_bytes(keys: Keys) -> float:
-    """Of one weight that is neither an embedding's nor the LM head's.
+    """Bytes per weight, except the embeddings and the LM head.
 
-    Servers hold float32 checkpoints in 16 bits, so only quantization makes a difference.
+    Serving engines hold float32 checkpoints in 16 bits, so only quantisation matters.
     """
     found = keys.part("quantization_config")
     method = found.values.get("quant_method")
-    if method is None or method == "mxfp4":  # mxfp4 is of experts alone
+    if method is None or method == "mxfp4":  # mxfp4 applies to experts only
         return 2.0
     if method in ("fp8", "fbgemm_fp8"):
         return 1.0
@@ -33,7 +33,7 @@ def weight_bytes(keys: Keys) -> float:
 
 
 def products(keys: Keys) -> str:
-    """What products with weights are computed in: 8 bits where activations are rounded, too."""
+    """Format of products with weights: 8 bits if activations are quantised, too."""
     found = keys.part("quantization_config")
     method = found.values.get("quant_method")
     if method in ("fp8", "fbgemm_fp8"):
@@ -52,7 +52,7 @@ def products(keys: Keys) -> str:
 
 
 def _compressed(found: Keys) -> float:
-    """The bits of its groups of layers, which must agree."""
+    """Bytes per weight; all groups of layers must agree."""
     groups = found.part("config_groups")
     bits = {
         groups.part(name).part("weights").whole("num_bits")
