@@ -34,6 +34,8 @@ RULES: dict[str, Callable[[Replica], float]] = {
 }
 """The metric of each rule, averaged over replicas; a starting replica counts as empty."""
 LESS_IS_BUSIER = ("freeness",)
+RENAMED = {"least": "min_replicas", "every": "interval_s", "start": "startup_s"}
+"""Former names of settings."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,11 @@ class Autoscale:
     """Start a replica if the mean is beyond this."""
     down: float
     """Stop a replica if the mean is on the other side of this."""
-    least: int = 1
+    min_replicas: int = 1
     """Minimum number of replicas of each role, and the initial one."""
-    every: float = 10.0
+    interval_s: float = 10.0
     """Seconds between decisions."""
-    start: float = 60.0
+    startup_s: float = 60.0
     """Seconds that a replica takes to start; it costs money, but receives no requests yet."""
 
     def __post_init__(self) -> None:
@@ -71,22 +73,22 @@ class Autoscale:
                 f"autoscale.up={self.up:g}: must be {upside} down={self.down:g} with "
                 f"rule={self.rule}"
             )
-        require_whole("autoscale.least", self.least, 1)
-        require_number("autoscale.every", self.every, MIN_INTERVAL_S)
-        require_number("autoscale.start", self.start, 0)
+        require_whole("autoscale.min_replicas", self.min_replicas, 1)
+        require_number("autoscale.interval_s", self.interval_s, MIN_INTERVAL_S)
+        require_number("autoscale.startup_s", self.startup_s, 0)
 
     def wanted(self, replicas: Sequence[Replica], held: float) -> int:
         """The change in the number of replicas: 1, 0 or -1; `held` requests are queued at the
         router."""
         count = len(replicas)
-        if count < self.least:
+        if count < self.min_replicas:
             return 1
         total = sum(map(RULES[self.rule], replicas)) + (held if self.rule == "queue" else 0)
         sign = -1 if self.rule in LESS_IS_BUSIER else 1
         mean = sign * total / count
         if mean > sign * self.up:
             return 1
-        return -1 if mean < sign * self.down and count > self.least else 0
+        return -1 if mean < sign * self.down and count > self.min_replicas else 0
 
 
 def autoscale_of(settings: Any, replicas: Mapping[str, int]) -> Autoscale | None:
@@ -99,14 +101,17 @@ def autoscale_of(settings: Any, replicas: Mapping[str, int]) -> Autoscale | None
             "{rule: queue, up: 4, down: 1}, or null"
         )
     given = {str(key): value for key, value in settings.items()}
+    for key, name in RENAMED.items():
+        if key in given:
+            raise ConfigError(f"autoscale.{key}: this setting is now called {name!r}")
     refuse_settings("autoscale", given, Autoscale, "autoscale")
     made = Autoscale(**given)
-    for role, most in replicas.items():
-        if made.least > most:
+    for role, count in replicas.items():
+        if made.min_replicas > count:
             which = "" if role == "both" else f" with role={role}"
             raise ConfigError(
-                f"autoscale.least={made.least}: the fleet has {most} replicas{which}, which is the "
-                "most there can be"
+                f"autoscale.min_replicas={made.min_replicas}: the fleet has {count} "
+                f"replicas{which}, which is the most there can be"
             )
     return made
 
@@ -115,7 +120,7 @@ def scale(dispatcher: Dispatcher, rule: Autoscale) -> None:
     """Start autoscaling; initially all but the first replicas of each role are off."""
     for role in dict.fromkeys(replica.role for replica in dispatcher.replicas):
         mine = [replica for replica in dispatcher.replicas if replica.role == role]
-        for replica in mine[rule.least :]:
+        for replica in mine[rule.min_replicas :]:
             dispatcher.states.put(replica, ReplicaState.OFF)
         dispatcher.environment.process(_scale_periodically(dispatcher, rule, mine))
 
@@ -142,7 +147,7 @@ def _scale_periodically(
         return [replica for replica in replicas if states[replica] in which]
 
     while True:
-        now += rule.every
+        now += rule.interval_s
         yield from background.until(now)
         for draining in in_state(ReplicaState.DRAINING):
             dispatcher.stop_if_drained(draining)
@@ -153,7 +158,7 @@ def _scale_periodically(
                 dispatcher.bring_up(draining_ones[-1])
             elif off := in_state(ReplicaState.OFF):
                 states.put(off[0], ReplicaState.STARTING)
-                dispatcher.environment.process(_starts(dispatcher, off[0], rule.start))
+                dispatcher.environment.process(_starts(dispatcher, off[0], rule.startup_s))
         elif more < 0 and (up := in_state(ReplicaState.UP)):
             dispatcher.drain(up[-1])
 

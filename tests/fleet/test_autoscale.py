@@ -25,7 +25,7 @@ def scheduler(**more: Any) -> Scheduler:
 def test_one_starts_where_many_wait_and_drains_where_few_do() -> None:
     """Five requests of four steps come at once, to one that serves one at a time."""
     jobs = Jobs([(0.0, 3, 4)] * 5 + [(6.0, 3, 4), (30.0, 3, 1)])
-    rule = Autoscale("queue", up=2.0, down=0.5, every=2.0, start=3.0)
+    rule = Autoscale("queue", up=2.0, down=0.5, interval_s=2.0, startup_s=3.0)
     dispatcher, recorder = whole(
         [scheduler(), scheduler()], jobs, LeastRequests(), Constant(), autoscale=rule
     )
@@ -41,7 +41,7 @@ def test_one_starts_where_many_wait_and_drains_where_few_do() -> None:
 def test_a_draining_replica_serves_its_requests_and_receives_no_others() -> None:
     """At 4 s no request waits, so the second stops; what it has goes on until 12.5 s."""
     jobs = Jobs([(0.0, 3, 2)] * 3 + [(2.5, 3, 10), (4.5, 3, 1), (5.0, 3, 1)])
-    rule = Autoscale("queue", up=1.0, down=0.75, every=2.0, start=0.0)
+    rule = Autoscale("queue", up=1.0, down=0.75, interval_s=2.0, startup_s=0.0)
     dispatcher, recorder = whole(
         [scheduler(), scheduler(max_seqs=9)],
         jobs,
@@ -58,7 +58,7 @@ def test_a_draining_replica_serves_its_requests_and_receives_no_others() -> None
 @pytest.mark.parametrize(("rule", "up", "down"), [("kv", 0.5, 0.1), ("freeness", 8.0, 30.0)])
 def test_memory_that_fills_starts_another(rule: str, up: float, down: float) -> None:
     jobs = Jobs([(0.1 * n, 40, 10) for n in range(90)])
-    made = Autoscale(rule, up=up, down=down, every=1.0, start=1.0)
+    made = Autoscale(rule, up=up, down=down, interval_s=1.0, startup_s=1.0)
     dispatcher, recorder = whole(
         [scheduler(max_seqs=8) for _ in range(3)],
         jobs,
@@ -73,7 +73,7 @@ def test_memory_that_fills_starts_another(rule: str, up: float, down: float) -> 
 
 def test_the_dead_are_replaced() -> None:
     jobs = Jobs([(float(n), 3, 2) for n in range(30)])
-    rule = Autoscale("queue", up=100.0, down=0.1, every=1.0, start=2.0)
+    rule = Autoscale("queue", up=100.0, down=0.1, interval_s=1.0, startup_s=2.0)
     dispatcher, recorder = whole(
         [scheduler(), scheduler()],
         jobs,
@@ -89,7 +89,7 @@ def test_the_dead_are_replaced() -> None:
 def test_the_last_that_drains_is_taken_back() -> None:
     """Replicas 1 and 2 drain, with long requests; then many wait, and 2 is up again first."""
     long, short = [(0.0, 3, 40)] * 3, [(12.25, 3, 4)] * 6
-    rule = Autoscale("queue", up=1.0, down=0.5, every=5.0, start=50.0, least=1)
+    rule = Autoscale("queue", up=1.0, down=0.5, interval_s=5.0, startup_s=50.0, min_replicas=1)
 
     def begin(dispatcher: Dispatcher) -> None:
         for replica in dispatcher.replicas:
@@ -114,7 +114,7 @@ def test_the_last_that_drains_is_taken_back() -> None:
 def test_a_replica_that_dies_while_it_starts_is_up_when_it_is_repaired() -> None:
     """It starts at 2 and would be up at 5, but dies at 3 and is repaired at 9."""
     jobs = Jobs([*[(0.0, 3, 4)] * 8, (6.0, 3, 4), (9.5, 3, 4)])
-    rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=3.0)
+    rule = Autoscale("queue", up=2.0, down=0.1, interval_s=2.0, startup_s=3.0)
     dispatcher, recorder = whole(
         [scheduler(), scheduler()],
         jobs,
@@ -138,7 +138,7 @@ def test_a_replica_that_dies_in_the_moment_in_which_it_starts_is_down_until_it_i
         Jobs([(0.0, 3, 1), *[(7.0, 3, 4)] * 8]),
         LeastRequests(),
         Constant(),
-        autoscale=Autoscale("queue", up=2.0, down=0.1, every=5.0, start=3.0),
+        autoscale=Autoscale("queue", up=2.0, down=0.1, interval_s=5.0, startup_s=3.0),
         failures=ListedOutages({1: [(6.0, 1.0), (10.0, 5.0)]}),
     )
     assert dispatcher.states.down()[1] == [(10.0, 15.0)]
@@ -146,7 +146,7 @@ def test_a_replica_that_dies_in_the_moment_in_which_it_starts_is_down_until_it_i
 
 def test_a_replica_that_died_while_it_started_and_starts_again_takes_its_time_again() -> None:
     """It starts at 2, dies at 2.5, is up at 3.5, stops at 4 and starts again at 6: until 16."""
-    rule = Autoscale("queue", up=1.0, down=0.75, every=2.0, start=10.0)
+    rule = Autoscale("queue", up=1.0, down=0.75, interval_s=2.0, startup_s=10.0)
     dispatcher, recorder = whole(
         [scheduler(), scheduler()],
         Jobs([(0.0, 3, 1)] * 5 + [(4.5, 3, 1)] * 20 + [(13.0, 3, 1), (17.0, 3, 1)]),
@@ -166,7 +166,7 @@ def test_a_replica_that_died_while_it_started_and_starts_again_takes_its_time_ag
 def test_a_replica_a_step_ahead_stops_when_its_last_step_has_ended() -> None:
     """It drains from 2.5 on. Its request ends with the step that ends at 5, when another is under
     way; at 7.5 that has ended, too."""
-    rule = Autoscale("queue", up=99.0, down=0.5, every=2.5)
+    rule = Autoscale("queue", up=99.0, down=0.5, interval_s=2.5)
 
     def begin(dispatcher: Dispatcher) -> None:
         dispatcher.bring_up(dispatcher.replicas[1])
@@ -185,7 +185,7 @@ def test_a_replica_a_step_ahead_stops_when_its_last_step_has_ended() -> None:
 
 def test_each_role_has_a_rule_of_its_own() -> None:
     """One replica of each role is up at first; prompts wait, and a second one starts for them."""
-    rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=1.0)
+    rule = Autoscale("queue", up=2.0, down=0.1, interval_s=2.0, startup_s=1.0)
     dispatcher, recorder = whole(
         [scheduler(max_seqs=4) for _ in range(4)],
         Jobs([(0.5 * n, 8, 2) for n in range(40)]),
@@ -203,7 +203,7 @@ def test_each_role_has_a_rule_of_its_own() -> None:
 
 def test_what_waits_to_decode_starts_a_replica_that_decodes() -> None:
     """Prompts are computed at once; one of four slots is free for those that decode."""
-    rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=1.0)
+    rule = Autoscale("queue", up=2.0, down=0.1, interval_s=2.0, startup_s=1.0)
     dispatcher, recorder = whole(
         [scheduler(max_seqs=8) for _ in range(4)],
         Jobs([(0.0, 8, 20)] * 8),
@@ -225,7 +225,7 @@ def test_held_requests_count_once_where_two_roles_may_take_them(
     """Five wait for one of two replicas, prefill and both: two and a half each. When a third one
     starts, fewer than two each."""
     roles = ("prefill", "prefill", "decode", "decode", "both", "both")
-    rule = Autoscale("queue", up=up, down=0.1, every=0.5, start=0.25)
+    rule = Autoscale("queue", up=up, down=0.1, interval_s=0.5, startup_s=0.25)
     dispatcher, _ = whole(
         [scheduler(max_seqs=4, batching="unified") for _ in roles],
         Jobs([(0.0, 8, 6)] * 7),
@@ -243,7 +243,7 @@ def test_held_requests_count_once_where_two_roles_may_take_them(
 def test_at_least_so_many_of_each_role() -> None:
     with pytest.raises(ConfigError, match=r"the fleet has 1 replicas with role=decode"):
         autoscale_of(
-            {"rule": "kv", "up": 0.9, "down": 0.2, "least": 2}, {"prefill": 2, "decode": 1}
+            {"rule": "kv", "up": 0.9, "down": 0.2, "min_replicas": 2}, {"prefill": 2, "decode": 1}
         )
 
 
@@ -258,10 +258,17 @@ def test_at_least_so_many_of_each_role() -> None:
             "autoscale.up=1: must be above down=1 with rule=queue",
         ),
         ({"rule": "freeness", "up": 5, "down": 1}, "autoscale.up=5: must be below down=1 with"),
-        ({"rule": "kv", "up": 0.9, "down": 0.2, "least": 9}, "autoscale.least=9: the fleet has 2"),
-        ({"rule": "kv", "up": 0.9, "down": 0.2, "least": 0}, "autoscale.least=0"),
-        ({"rule": "kv", "up": 0.9, "down": 0.2, "every": 0}, "autoscale.every=0"),
-        ({"rule": "kv", "up": 0.9, "down": 0.2, "start": -1}, "autoscale.start=-1"),
+        (
+            {"rule": "kv", "up": 0.9, "down": 0.2, "min_replicas": 9},
+            "autoscale.min_replicas=9: the fleet has 2",
+        ),
+        ({"rule": "kv", "up": 0.9, "down": 0.2, "min_replicas": 0}, "autoscale.min_replicas=0"),
+        ({"rule": "kv", "up": 0.9, "down": 0.2, "interval_s": 0}, "autoscale.interval_s=0"),
+        (
+            {"rule": "kv", "up": 0.9, "down": 0.2, "every": 5},
+            "autoscale.every: this setting is now called 'interval_s'",
+        ),
+        ({"rule": "kv", "up": 0.9, "down": 0.2, "startup_s": -1}, "autoscale.startup_s=-1"),
     ],
 )
 def test_bad_settings_are_one_line(settings: Any, said: str) -> None:

@@ -76,9 +76,9 @@ networks = st.builds(
 rules = st.sampled_from(
     [
         None,
-        Autoscale("queue", up=1.0, down=0.5, every=0.2, start=0.1),
-        Autoscale("kv", up=0.5, down=0.2, every=0.3, start=0.0),
-        Autoscale("freeness", up=3.0, down=6.0, every=0.1, start=0.5),
+        Autoscale("queue", up=1.0, down=0.5, interval_s=0.2, startup_s=0.1),
+        Autoscale("kv", up=0.5, down=0.2, interval_s=0.3, startup_s=0.0),
+        Autoscale("freeness", up=3.0, down=6.0, interval_s=0.1, startup_s=0.5),
     ]
 )
 chances = st.sampled_from([None, RandomOutages(0.7, 0.2), RandomOutages(2.0, 1.0, seed=3)])

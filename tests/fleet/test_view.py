@@ -133,7 +133,7 @@ class Alike(Jobs):
 
 @pytest.mark.parametrize("died", [2.5, 10.5, 13.5])
 def test_kept_sums_begin_anew_where_a_replica_has_died(died: float) -> None:
-    """Memory runs out, so some waiting requests had begun; what they hit in the cache later is new."""
+    """Memory runs out, so some waiting requests had begun; later cache hits of theirs are new."""
     one = scheduler(memory="prefix", batching="unified", max_batched_tokens=24)
     router = Watches([one])
     jobs = Alike([(0.37 * n, 20, 24) for n in range(40)])
