@@ -1,4 +1,4 @@
-"""A conversation as the tokens of a prompt."""
+"""Chat templates: from a conversation to prompt tokens."""
 
 from __future__ import annotations
 

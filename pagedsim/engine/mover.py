@@ -101,7 +101,7 @@ def bus_of(pool: torch.Tensor) -> Bus:
 
 
 class Moves(Protocol):
-    """What moves in a step, as in `StepPlan`."""
+    """Block moves of a step, as in `StepPlan`."""
 
     @property
     def swap_out(self) -> Pairs:
@@ -117,7 +117,7 @@ class Moves(Protocol):
 
 
 class Mover:
-    """Carries out the moves of a step, in this order."""
+    """Executes the block moves of a step, in this order."""
 
     def __init__(self, cache: Cache, layout: str = "block", bus: Bus | None = None) -> None:
         """`layout`: what one copy over the bus moves, as `LAYOUTS` has it."""

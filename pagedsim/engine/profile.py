@@ -1,4 +1,4 @@
-"""How many blocks fit: the peak of a real worst-case step, measured, and what is left."""
+"""Memory profiling: the number of KV blocks that fit beside the peak of a worst-case step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries plans out: moves blocks, runs the model, returns logits."""
+"""Executes plans: moves blocks, runs the model, returns logits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""From logits to tokens.
+"""Sampling: from logits to tokens, with counter-based noise.
 
-A row's token is a function of its logits, its settings and its place alone: the argmax of what the
-settings leave of the logits, plus the noise of (stream, position) unless it is greedy. Rows of all
-settings go through in one call; each setting costs something only for the rows that have it.
+A row's token depends only on its logits, its settings and its (stream, position): it is the argmax
+of the filtered logits plus Gumbel noise, a hash of (stream, position, token), unless it is greedy.
+So it is independent of the rest of the batch and of preemptions, and no generator state is kept.
+Rows of all settings are sampled in one call; a setting costs only for the rows that use it.
 """
 
 from __future__ import annotations
@@ -74,11 +75,10 @@ def penalise(
     outputs: Sequence[Tokens],
     said: TokenCounts | None = None,
 ) -> Tensor:
-    """Penalties for what was said already; `settings` are those of `penalties`.
+    """Apply penalties for earlier tokens; `settings` are those of `penalties`.
 
     Repetition looks at prompt and output and scales (as in transformers); presence and frequency
-    look at the output alone and subtract (as in vLLM and OpenAI's API). `said` has counted what
-    was said before.
+    look at the output alone and subtract (as in vLLM and OpenAI's API). `said` holds the counts.
     """
     repetition, presence, frequency = settings
     counts, seen = (said or TokenCounts()).counts(prompts, outputs, logits)
@@ -89,7 +89,7 @@ def penalise(
 
 
 def forbid(logits: Tensor, tokens: Sequence[Tokens]) -> Tensor:
-    """Rule out each row's own `tokens`."""
+    """Set the logits of each row's `tokens` to -inf."""
     logits = logits.clone(memory_format=torch.contiguous_format)
     logits.view(-1).index_fill_(0, places(tokens, logits), -torch.inf)
     return logits
@@ -147,7 +147,7 @@ def wants_logprob(params: SamplingParams) -> bool:
 class Sampler:
     """Samples a token for each row, of one vocabulary and on one device.
 
-    Of the last batch it remembers the settings, and what those said that are penalised for it.
+    Settings and token counts of the last batch are cached.
     """
 
     def __init__(self) -> None:

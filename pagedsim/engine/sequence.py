@@ -1,4 +1,4 @@
-"""The sequences of one request: what a step's samples do to them.
+"""The sequences of one request, and their update by a step's samples.
 
 A *group* stands between the sampler and the scheduler. It says which rows it wants sampled, takes
 the samples, ends sequences, and answers in the words of `Scheduler.commit`. The tokens themselves
@@ -55,7 +55,7 @@ class Line:
             self.logprobs.append({sample.token: Logprob(sample.logprob, sample.rank), **known})
 
     def end(self, reason: str, tokens: list[int], stop: int | str | None = None) -> None:
-        """Nothing is added any more."""
+        """End the sequence."""
         self.finish_reason, self.tokens, self.stop_reason = reason, tokens, stop
 
 

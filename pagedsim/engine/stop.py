@@ -1,4 +1,4 @@
-"""What ends a sequence: tokens, and strings in its text as it grows.
+"""Stop conditions of a sequence: stop tokens, and stop strings in its growing text.
 
 A stop string may span tokens, and a token may hold more than a stop string. What is found does not
 depend on how the text is cut into tokens: the stop string that is complete first, and of those

@@ -125,7 +125,7 @@ def test_each_step_is_planned_before_the_last_is_told_of(monkeypatch: pytest.Mon
     order = Order(server, monkeypatch)
     server.add_request("a", [5, 6, 7], SamplingParams(temperature=0, max_tokens=3))
     run(server)
-    # The third token is its last, as everybody knows: no fourth step.
+    # The third token is its last by max_tokens: no fourth step.
     told = [("plan", 0), ("plan", 1), ("tell", 0), ("plan", 2), ("tell", 1), ("tell", 2)]
     assert order.events == told
 

@@ -211,7 +211,7 @@ def check(inputs: StepInputs, store: np.ndarray, plan: StepPlan, size: int) -> N
 
 
 def test_only_what_is_new_is_sent() -> None:
-    """A table once, then a block when the last one is full; who goes on is not walked through."""
+    """A table is sent once, then a block when the last is full; other sequences are not visited."""
     scheduler = server(max_batched_tokens=32)
     rows = Rows(rows=8, blocks=8, block_size=4)
     scheduler.add(Request("a", range(10, 19)), now=0)
@@ -231,7 +231,7 @@ def test_only_what_is_new_is_sent() -> None:
 
 
 def test_a_block_that_becomes_another_is_sent_again() -> None:
-    """Where a plan copies blocks a table may change in place, though nobody forks or comes."""
+    """Where a plan copies blocks a table may change in place, without forks or arrivals."""
     scheduler = server()
     scheduler.add(Request("a", range(10, 15)), now=0)
     rows = Rows(rows=8, blocks=8, block_size=4)

@@ -24,7 +24,7 @@ GPU = [
 ]
 ANYWHERE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 SCARCE = 40
-"""Blocks of four tokens for ten requests: somebody must yield."""
+"""Blocks of four tokens, too few for ten requests: some are preempted."""
 BOUND = {"bfloat16": 0.03, "float16": 0.003}
 """The most by which a logit may differ from the reference, as a share of the largest: 2.5 times
 what the arithmetic of a CPU leaves (`python -m tests.engine.test_devices` prints it)."""

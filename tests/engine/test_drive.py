@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass
 class Seen:
-    """An observer that keeps what it is told."""
+    """An observer that records its events."""
 
     steps: list[tuple[float, float, int]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Seen:
 
 
 class Fake:
-    """A clock that passes when somebody sleeps, and a little whenever it is read."""
+    """A clock that advances with sleep, and a little with every reading."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -152,14 +152,14 @@ def test_it_stops_while_nobody_is_there(clock: Fake) -> None:
     assert clock.now < 106
 
 
-class Nobody(FCFS):
-    """Admits nobody."""
+class AdmitNone(FCFS):
+    """Admits no request."""
 
     def admit(self, request: Request, state: object) -> bool:
         return False
 
 
 def test_a_policy_that_admits_nobody_is_told_of(clock: Fake) -> None:
-    policy: Policy = Nobody()
+    policy: Policy = AdmitNone()
     with pytest.raises(PagedsimError, match=r"nothing can run at .*: 1 requests wait"):
         served(clock, Asked([job(0, arrival=0.0)]), policy=policy)

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 SCARCE = 40
-"""Blocks of four tokens for ten requests: somebody must yield."""
+"""Blocks of four tokens, too few for ten requests: some are preempted."""
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 

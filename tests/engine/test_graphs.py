@@ -532,7 +532,7 @@ def waits() -> None:
 
 
 def is_refused() -> None:
-    """What is not seen before the capture fails in it: a line, and nobody is served."""
+    """An error that shows only during the capture ends the start with one line."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Graphs, "_compute", _then(lambda logits: torch.cuda.synchronize()))
         with pytest.raises(ConfigError, match="give enforce_eager=True"):

@@ -51,7 +51,7 @@ class Witness:
 
 
 class SlowBus:
-    """Moves what is queued when somebody waits for it, and otherwise by chance."""
+    """Executes queued copies when they are waited for, and otherwise at random times."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -1,4 +1,4 @@
-"""Every policy decides who runs, and none of them which tokens come."""
+"""Policies change the schedule, never the tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a step may need is compiled before anybody is served."""
+"""Warm-up compiles everything that a step may need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that do not depend on who else is in the batch, in Triton's interpreter.
+"""Results that do not depend on the rest of the batch, in Triton's interpreter.
 
 See `interpreted.py` for how this file is run.
 """

@@ -202,7 +202,7 @@ def _inputs(case: Latent) -> Inputs:
 
 
 def _batch(case: Latent, tables: list[list[int]]) -> AttentionBatch:
-    """Tables in the order of the sequences, or in any other, with rows of nobody among them."""
+    """Tables in the order of the sequences, or in any other, with unused rows among them."""
     lengths = [length for length, _ in case.sequences]
     decodes = next((n for n, length in enumerate(lengths) if length != 1), len(lengths))
     order = list(range(len(tables) + 2))

@@ -128,7 +128,7 @@ def check_route(case: Route) -> None:
 
 
 def check_alone(case: Mixture, others: int) -> None:
-    """Fail unless a token's result is the same to the bit whoever else is there.
+    """Fail unless a token's result is bitwise independent of the rest of the batch.
 
     The same number of tokens, as many as make the same tiles.
     """

@@ -170,7 +170,7 @@ def tokens_of(case: Case) -> list[tuple[int, int]]:
 def test_decodes_in_groups_are_the_same(
     most: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of like length, so many rows of the cache each; everybody gets its own answer."""
+    """Sequences of equal length, several rows of the cache each; each gets its own result."""
     lengths = (5, 33, 0, 12, 12, 1, 40, 7)
     case = Case(tuple((1, length) for length in lengths), window=window)
     row = 2 * case.inputs.k_cache[0, 0].numel() * case.inputs.q.element_size()

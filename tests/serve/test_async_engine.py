@@ -1,4 +1,4 @@
-"""Many clients of one engine: everybody gets its own, and whoever goes leaves nothing behind."""
+"""Many clients of one engine: each gets its own outputs, and a disconnect leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def paced(step: float = 0.001, cost: Constant | None = None, **settings: Any) ->
 
 
 def run(engine: Backend, clients: Callable[[AsyncLLMEngine], Awaitable[T]], **settings: Any) -> T:
-    """What the clients find; afterwards nobody is there, and all memory is free."""
+    """Run clients; afterwards no request is left and all memory is free."""
 
     async def served() -> T:
         serving = AsyncLLMEngine(engine, **settings)
         try:
             async with asyncio.timeout(60):
                 found = await clients(serving)
-                while serving.unfinished:  # who was given up leaves with the next step
+                while serving.unfinished:  # aborted requests leave with the next step
                     await asyncio.sleep(0.001)
                 return found
         finally:
@@ -55,7 +55,7 @@ async def text_of(serving: AsyncLLMEngine, tokens: int = 5, **settings: Any) -> 
 
 
 async def until_it_runs(serving: AsyncLLMEngine) -> None:
-    """Until somebody is in the batch, however busy the machine is."""
+    """Wait until a request is in the batch, however busy the machine is."""
     while not await serving.ask(lambda engine: len(engine.scheduler.running)):
         await asyncio.sleep(0)
 

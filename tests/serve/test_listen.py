@@ -45,7 +45,7 @@ def is_open(child: Child) -> bool:
 
 
 def wait_until_empty(child: Child) -> None:
-    """Until nobody runs or waits, and no block is used; fails after ten seconds."""
+    """Wait until no request runs or waits and no block is used; fails after ten seconds."""
     for _ in range(200):
         state = state_of(child)
         busy = state["vllm:num_requests_running"] + state["vllm:num_requests_waiting"]

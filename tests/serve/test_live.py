@@ -1,4 +1,4 @@
-"""Snapshots for everybody who looks: made once, never for nobody, the newest for the slow."""
+"""Snapshots: shared by all viewers, none without viewers, only the newest for a slow one."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ STANDING = "document.querySelector('#standing').textContent"
 
 @contextmanager
 def others(url: str, requests: int) -> Iterator[list[http.client.HTTPConnection]]:
-    """Long requests of somebody else's; who closes a connection gives its request up."""
+    """Long requests of another client; closing a connection aborts its request."""
     connections = []
     for _ in range(requests):
         connection = http.client.HTTPConnection(url.removeprefix("http://"))

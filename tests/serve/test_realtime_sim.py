@@ -27,7 +27,7 @@ Row = tuple[float, int, int, int]
 
 
 class Clock:
-    """Time passes when somebody waits."""
+    """A clock that advances when it is waited for."""
 
     def __init__(self) -> None:
         self.time = 0.0

@@ -1,4 +1,4 @@
-"""Keys, full queues, timeouts, failures, and clients who leave."""
+"""Keys, full queues, timeouts, failures, and disconnecting clients."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_it_has_the_version_of_the_package(call: Call) -> None:
     assert call("serve", "--version") == call("--version")
 
 
-# -- what clients are told ------------------------------------------------------------------------
+# -- names that clients see -----------------------------------------------------------------------
 
 
 def test_a_file_or_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
@@ -120,13 +120,13 @@ WRONG = {
         "tokenizer=nowhere: must be a folder with a tokenizer's files",
     ),
     "path that is to be given": ("cost=fitted", "cost.path: must be given: cost.path=..."),
-    "lengths that nobody predicts": (
+    "a policy that needs predicted lengths": (
         "policy=sjf",
         "policy: SJF goes by predicted lengths, and clients predict none",
     ),
     "server elsewhere": ("backend=http", "backend=http: serve takes sim and engine"),
     "a fleet": ("fleet.replicas=2", "fleet.replicas=2: serve is one replica; a study has many"),
-    "who routes": ("router=random", "router=random: serve is one replica; a study has many"),
+    "a router": ("router=random", "router=random: serve is one replica; a study has many"),
     "hardware of an engine": (
         "hardware=h100 backend=engine",
         "hardware=h100: changes nothing with backend=engine: times are measured, not modelled",

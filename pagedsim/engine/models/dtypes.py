@@ -1,4 +1,4 @@
-"""Data types by name."""
+"""Parsing of dtype names."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ const GAUGES = [
   },
   {
     name: "Time to first token", series: "ttft_ms", show: timed,
-    title: "From arrival to the first token: the median of those who got it in the last 10 s; the line is each second's mean",
+    title: "From arrival to the first token: the median over the last 10 s; the line is each second's mean",
     value: (now) => time(now.recent.ttft_ms?.p50), note: (now) => spread(now.recent.ttft_ms),
   },
   {
     name: "Time per token", series: "tpot_ms", show: timed,
-    title: "Time per output token after the first: the median of those who finished in the last 10 s; the line is each second's mean",
+    title: "Time per output token after the first: the median over requests finished in the last 10 s; the line is each second's mean",
     value: (now) => time(now.recent.tpot_ms?.p50), note: (now) => spread(now.recent.tpot_ms),
   },
   {

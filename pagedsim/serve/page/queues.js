@@ -1,4 +1,4 @@
-// The lists of who runs, who waits, and whose blocks are on the CPU.
+// The lists of running, waiting and swapped requests.
 
 import { choice } from "./choice.js";
 import { colourOf } from "./colour.js";
@@ -15,8 +15,8 @@ const COLUMNS = [
 ];
 
 const KINDS = {
-  running: ["Running", "the batch, in its order", "nobody runs"],
-  waiting: ["Waiting", "the next one first", "nobody waits"],
+  running: ["Running", "the batch, in its order", "no request runs"],
+  waiting: ["Waiting", "the next one first", "no request waits"],
   swapped: ["Swapped", "their blocks are on the CPU", ""],
 };
 

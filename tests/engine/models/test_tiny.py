@@ -1,4 +1,4 @@
-"""The model called tiny: the same for everybody, and that of conf/model/tiny.yaml."""
+"""The model called tiny: identical everywhere, with the shape of conf/model/tiny.yaml."""
 
 import copy
 import hashlib

@@ -1,4 +1,4 @@
-"""Ranks live as long as who uses them, and one that is gone is named."""
+"""Ranks live as long as their engine, and a failed rank is named in the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two GPUs: the tokens of one, with graphs and without; a rank that dies leaves nobody waiting."""
+"""Two GPUs: the tokens of one, with graphs and without; a dying rank leaves no process waiting."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Loop:
         return torch.cat(logits) if logits else torch.empty(0, 1), samplers
 
     def run(self, limit: int = 2000) -> dict[Any, RequestOutput]:
-        """Until nobody is left."""
+        """Until no request is left."""
         for _ in range(limit):
             if not self.scheduler.unfinished:
                 return self.outputs

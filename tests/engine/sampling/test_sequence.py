@@ -1,4 +1,4 @@
-"""Groups in a real scheduler: who ends when, what is returned, and no trace of preemption."""
+"""Groups in a real scheduler: ends, outputs, and no effect of preemption on them."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_best_of_returns_the_most_probable_of_those_it_sampled() -> None:
 
 
 def test_n_sequences_are_those_that_single_requests_would_sample() -> None:
-    """Each follows its own stream, whoever leaves the group meanwhile."""
+    """Each follows its own random stream, independent of sequences that end earlier."""
     together = lines(served(SamplingParams(n=5, max_tokens=30, seed=2), eos=(0, 1, 2, 3)))
     assert len({len(line) for line in together}) > 2
     for index, line in enumerate(together):
