@@ -28,7 +28,7 @@ from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.result import Listing, Result
 from pagedsim.report.comparison import COLUMNS, columns_of, comparison_rows
 from pagedsim.report.load import load_of
-from pagedsim.report.result import tables
+from pagedsim.report.table import tables
 
 SETTINGS = ("mode", "project", "entity")
 """The keys of the group `tracking`."""

@@ -61,7 +61,7 @@ PARTS = {
     "workloads and servers": ("pagedsim.run.job:build",),
     "simulating": ("pagedsim.run.simulation:Simulation.run",),
     "tables and summaries": ("pagedsim.run.job:_finish",),
-    "plots": ("pagedsim.report.pictures:drawn",),
+    "plots": ("pagedsim.report.figures:drawn",),
     "report and timeline": ("pagedsim.run.publish:write", "pagedsim.run.publish:write_timeline"),
     "Weights & Biases": ("pagedsim.run.publish:track",),
 }

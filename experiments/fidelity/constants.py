@@ -32,7 +32,7 @@ from pagedsim.fidelity.step_tables.cell import Cell
 from pagedsim.fidelity.step_tables.constants import Constants
 from pagedsim.fidelity.step_tables.times import Points
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import percent, signed
+from pagedsim.report.numbers import percent, signed
 
 MOVED = 1.2
 """A constant is held at so many times its value and at its value over that, the others fitted."""

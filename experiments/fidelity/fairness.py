@@ -19,7 +19,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
 from pagedsim.fidelity.external_log import Log, read_log
 from pagedsim.metrics.result import PUBLISHED
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.run.backend import Settings
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
@@ -108,7 +108,7 @@ class Fairness(Study):
             notes=list(notes(done, self.cold)),
             data={"pairs": {pair.name: words.data(pair) for pair in done}, "gaps": gaps},
             drawings={
-                "gaps": Drawing(
+                "gaps": FigureSpec(
                     "How far apart clients are",
                     "The largest difference in service between two clients since the beginning, "
                     "1 for a token of a prompt and 2 for one of an answer. Lines are measured, "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from experiments.fidelity.fairness_pair import Paired
 from experiments.fidelity.fairness_words import request_of
-from pagedsim.report.percent import percent
+from pagedsim.report.numbers import percent
 
 _WAVE = 0.7
 """A difference of as many requests as this share of those that are answered at once is theirs."""

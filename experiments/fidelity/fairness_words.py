@@ -9,7 +9,7 @@ from experiments.fidelity.fairness_pair import Paired, Side
 from pagedsim.fidelity.external_service import ClientService
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.service import service_of
-from pagedsim.report.percent import percent, signed
+from pagedsim.report.numbers import percent, signed
 
 _NEAREST = 2
 """Of what could be assumed otherwise, so much is named where a number is far off."""

@@ -13,7 +13,7 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.agreement import JUDGED
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import signed
+from pagedsim.report.numbers import signed
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm, Failure, error_of, failure_of
 from pagedsim.run.objects import locate

@@ -20,7 +20,7 @@ from pagedsim.fidelity.external_log import Log, read_log
 from pagedsim.fidelity.external_score import score
 from pagedsim.fidelity.external_server import ExternalServer, Served
 from pagedsim.fidelity.external_signs import signs
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -92,7 +92,7 @@ class Predict(Study):
                 "over_time": drawn,
             },
             drawings={
-                "over_time": Drawing(
+                "over_time": FigureSpec(
                     "Measured and simulated over time",
                     _CAPTION[measured is not None],
                     partial(draw, drawn),

@@ -20,7 +20,7 @@ from pagedsim.fidelity.step_tables.constants import Constants
 from pagedsim.fidelity.step_tables.sheets import there
 from pagedsim.fidelity.step_tables.times import Points
 from pagedsim.metrics.result import Listing
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
@@ -93,15 +93,15 @@ def _more(refits: Refits | None, logs: Mapping[str, Scores]) -> Iterator[Listing
         yield logs_listing(logs)
 
 
-def _drawings(every: Sequence[Scored]) -> dict[str, Drawing]:
+def _drawings(every: Sequence[Scored]) -> dict[str, FigureSpec]:
     return {
-        "predicted": Drawing(
+        "predicted": FigureSpec(
             "Predicted over measured",
             "A dot is a measured number; within the grey band it is predicted to 20 %. Nothing is "
             "calibrated. Rows that their server could not run as the table says are left out.",
             partial(draw_predicted, every),
         ),
-        "errors": Drawing(
+        "errors": FigureSpec(
             "Errors by size",
             "Predicted over measured, less one, of token steps, batches and TPOT; beyond 100 % at "
             "the edge.",

@@ -13,7 +13,7 @@ from pagedsim.fidelity.external_log import Log, read_log
 from pagedsim.fidelity.external_score import Scores, score
 from pagedsim.fidelity.external_server import ExternalServer
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import percent, signed
+from pagedsim.report.numbers import percent, signed
 from pagedsim.run.backend import Settings
 from pagedsim.run.compose import Command
 

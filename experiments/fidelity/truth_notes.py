@@ -10,7 +10,7 @@ from experiments.fidelity.truth_logs import ServerLog
 from experiments.fidelity.truth_rows import ALONE, FITTED
 from experiments.fidelity.truth_scores import ONE, SEVERAL, Scored, by, class_of, score
 from pagedsim.fidelity.step_tables.layouts import SHAPELESS, Table
-from pagedsim.report.percent import percent
+from pagedsim.report.numbers import percent
 
 TAUGHT = {
     "vllm-0.19-rtx4090-llama-3.1-8b.csv": "what GeForce cards reach is known from this log alone, "

@@ -20,7 +20,7 @@ from experiments.fidelity.truth_scores import (
 from pagedsim.fidelity.external_score import Scores
 from pagedsim.fidelity.step_tables.cell import METRICS
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import percent, signed
+from pagedsim.report.numbers import percent, signed
 
 FARTHEST = 10
 """So many of the worst rows are named."""

@@ -15,8 +15,8 @@ from experiments.papers.settings import Count, In, Names, Number, Positive, Rang
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import percent
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent
 from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class Agents(Reproduction):
             rows=[row for one in measured for row in one.rows()],
             listings=[one.listing() for one in measured],
             data=data,
-            drawings={"sessions": Drawing("Session time over load", caption, partial(draw, data))},
+            drawings={
+                "sessions": FigureSpec("Session time over load", caption, partial(draw, data))
+            },
         )
 
 

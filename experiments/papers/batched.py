@@ -15,7 +15,7 @@ from experiments.papers.settings import In, Names, Number
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import DECODE, QUEUED, new_figure, tidy
 from pagedsim.run.study import Analysis
 
@@ -88,7 +88,7 @@ class Batched(Reproduction):
             for name, load in self.loads.items()
         }
         caption = "Averages over the time in which requests arrive, without the warm-up."
-        drawing = Drawing("Requests that run at once", caption, partial(draw, data))
+        drawing = FigureSpec("Requests that run at once", caption, partial(draw, data))
         return Analysis(
             finding=self._finding(means, runs),
             rows=self._rows(found, means),

@@ -22,8 +22,8 @@ from pagedsim.metrics.files import RESULT
 from pagedsim.metrics.jsons import read_json
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.block_sizes import by_size
-from pagedsim.report.percent import percent
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent
 from pagedsim.report.style import GRID, MUTED, looks, new_figure, plain_log_ticks
 from pagedsim.run.study import Analysis
 from pagedsim.sim.cost.roofline import slowdown
@@ -150,7 +150,7 @@ class Blocks(Reproduction):
             listings=[*self._tables(latency), self._kernels()],
             notes=self._notes(),
             data=data,
-            drawings={"blocks": Drawing("Block sizes", caption, partial(draw, data))},
+            drawings={"blocks": FigureSpec("Block sizes", caption, partial(draw, data))},
         )
 
     def _good(self, values: Sequence[float], within: float | None = None) -> list[int]:

@@ -24,7 +24,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Key, Runs
@@ -207,7 +207,9 @@ class Capacity(Part):
             rows=[row for name in self.cases for row in self._rows(name, gains, means)],
             listings=[self._listing(means)],
             data={"capacity": shown},
-            drawings={"capacity": Drawing("Requests a second within an objective", caption, draw)},
+            drawings={
+                "capacity": FigureSpec("Requests a second within an objective", caption, draw)
+            },
             table=[
                 {"case": case, "objective": objective, "budget": budget, "requests_per_s": rate}
                 for (case, budget, objective), rates in found.items()
@@ -519,7 +521,7 @@ class Crossing(Part):
             rows=list(self._rows(runs, curves[self._assumed])),
             listings=[Listing(title, ["", *self.ways], rows, SEEDS)],
             data={"crossing": data},
-            drawings={"crossing": Drawing(title, caption, partial(draw_crossing, data))},
+            drawings={"crossing": FigureSpec(title, caption, partial(draw_crossing, data))},
             table=[
                 {"arrivals": how, "budget": budget, "rate": rate, LATENCY: seconds}
                 for how, each in latencies.items()

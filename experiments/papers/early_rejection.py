@@ -17,8 +17,8 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import percent
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent
 from pagedsim.report.style import looks, new_figure, tidy
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
@@ -103,13 +103,13 @@ class Rejection(Reproduction):
             listings=[_listing(found)],
             data=data,
             drawings={
-                "load": Drawing(
+                "load": FigureSpec(
                     "Load over time",
                     f"{self.shown}, under the first seed: above, requests whose prompts wait or "
                     "are computed; below, those that decode.",
                     partial(draw_load, data["load"]),
                 ),
-                "refused": Drawing(
+                "refused": FigureSpec(
                     "Rejections by assumption",
                     "Share of requests refused, for either objective's sake; dotted: published.",
                     partial(draw_refused, data),

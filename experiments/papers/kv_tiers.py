@@ -14,8 +14,8 @@ from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import percent
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent
 from pagedsim.report.style import new_figure, tidy
 from pagedsim.run.study import Analysis
 
@@ -82,7 +82,7 @@ class KvTiers(Reproduction):
             "hits": [one.hits for one in curve.values()],
             "ttft": [one.ttft for one in curve.values()],
         }
-        drawing = Drawing(
+        drawing = FigureSpec(
             "Size of the CPU's tier",
             f"{next(iter(self.cases))}: prompt tokens that are found, and the time to the first "
             "token.",

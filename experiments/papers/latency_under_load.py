@@ -15,8 +15,8 @@ from experiments.papers.settings import In, Names, Number, check_settings
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import refuse_settings
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import signed
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import signed
 from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class LatencyUnderLoad(Reproduction):
             "Means over requests. The line across is the bound that a sustained rate "
             f"keeps: {self.bound:g} s a token."
         )
-        drawing = Drawing("Normalized latency against rate", caption, partial(draw, data))
+        drawing = FigureSpec("Normalized latency against rate", caption, partial(draw, data))
         return Analysis(
             finding=[*self._finding(curves), *self._moved(curves)],
             rows=[*self._ratios(curves, singly), *self._knees(curves, singly)],

@@ -17,7 +17,7 @@ from experiments.papers.settings import In, Names, Number
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import DECODE, INK, PAPER, PREFILL, QUEUED, YIELD, new_figure, tidy
 from pagedsim.run.study import Analysis
 
@@ -94,7 +94,7 @@ class MemoryUse(Reproduction):
             rows=[*rows, *_closed_form(runs[self.largest][0], self.warm_up)],
             listings=[self._listing(variant, means[variant]) for variant in self.variants or ()],
             data=data,
-            drawings={"memory": Drawing("What the slots are for", caption, partial(draw, data))},
+            drawings={"memory": FigureSpec("What the slots are for", caption, partial(draw, data))},
         )
 
     def _rows(self, means: Means) -> list[Row]:

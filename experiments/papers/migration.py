@@ -13,7 +13,7 @@ from experiments.papers.settings import Count, Names, Number
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Migration(Reproduction):
             rows=list(self._rows(found, varied)),
             listings=[self._listing(found, varied)],
             data={"systems": data},
-            drawings={"migration": Drawing(title, caption, partial(draw, data))},
+            drawings={"migration": FigureSpec(title, caption, partial(draw, data))},
         )
 
     def _gains(self, found: Mapping[float, Systems], other: str) -> dict[float, float]:

@@ -18,8 +18,8 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import percent
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
@@ -165,7 +165,7 @@ class Goodput(Reproduction):
             rows=[row for name, each in found.items() for row in self._rows(name, each)],
             listings=[self._by_bound(found), *(_listing(*each) for each in found.items())],
             data=data,
-            drawings={"goodput": Drawing("Goodput over load", caption, partial(draw, data))},
+            drawings={"goodput": FigureSpec("Goodput over load", caption, partial(draw, data))},
             headline=["goodput"],
         )
 

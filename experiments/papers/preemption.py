@@ -17,8 +17,8 @@ from experiments.studies.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.block_sizes import by_size
-from pagedsim.report.percent import percent
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent
 from pagedsim.report.style import looks, new_figure, plain_log_ticks
 from pagedsim.run.study import Analysis
 
@@ -124,7 +124,7 @@ class Preemptions(Reproduction):
             f"Left: the time that a preemption of {self.length} tokens takes, there and back. "
             "Right: mean time per token of whole runs."
         )
-        drawing = Drawing("Swap against recompute", caption, partial(draw, data))
+        drawing = FigureSpec("Swap against recompute", caption, partial(draw, data))
         return Analysis(
             finding=list(self._finding(prices, latency)),
             rows=[*self._price_rows(prices), *self._run_rows(latency)],

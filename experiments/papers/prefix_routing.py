@@ -17,8 +17,8 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import percent
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent
 from pagedsim.run.study import Analysis
 from pagedsim.workload.stages import stages_of
 
@@ -136,7 +136,7 @@ class PrefixRouting(Reproduction):
             rows=[*self._rows(found), Row("tokens in the cache of a replica", cache, self.blocks)],
             listings=[self._all_rates(found), self._last_rate(found), self._elsewhere(found)],
             data=data,
-            drawings={"routing": Drawing("By prefix or in turn", caption, partial(draw, data))},
+            drawings={"routing": FigureSpec("By prefix or in turn", caption, partial(draw, data))},
         )
 
     def _rows(self, found: Mapping[str, Rates]) -> Iterator[Row]:

@@ -18,7 +18,7 @@ from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import DECODE, MUTED, QUEUED, looks, new_figure, tidy
 from pagedsim.run.study import Analysis
 
@@ -148,9 +148,9 @@ def gain_of(rates: Mapping[str, float]) -> float:
     return values[0] / values[1] if len(values) > 1 else math.nan
 
 
-def _sustained_drawing(rates: Rates) -> Drawing:
+def _sustained_drawing(rates: Rates) -> FigureSpec:
     caption = "Requests served a second while others wait."
-    return Drawing("Sustained rates", caption, partial(bar_figure, rates, "requests/s"))
+    return FigureSpec("Sustained rates", caption, partial(bar_figure, rates, "requests/s"))
 
 
 # -- Figure 16 -------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ class Sharing(Shared):
         published = f", published: {told:g}" if told is not None else ""
         return f"{gain_of(rates[name]):.2f} ({name}{published})"
 
-    def _drawings(self, data: Mapping[str, Any]) -> dict[str, Drawing]:
+    def _drawings(self, data: Mapping[str, Any]) -> dict[str, FigureSpec]:
         first, second = self.systems
         saved = {
             name.replace(", ", "\n"): {"the paper": told, "ours": data["saved"]["ours"][name]}
@@ -352,12 +352,12 @@ class Sharing(Shared):
         colours = {"the paper": QUEUED, "ours": DECODE}
         return {
             "sustained": _sustained_drawing(data["sustained"]),
-            "load": Drawing(
+            "load": FigureSpec(
                 "Normalized latency against rate",
                 f"Solid: {first}; dashed: {second}. Poisson arrivals.",
                 partial(draw_load, data["curves"]),
             ),
-            "saved": Drawing(
+            "saved": FigureSpec(
                 "Memory saved by sharing",
                 "Of the blocks that sequences name, those that need not be there.",
                 partial(bar_figure, saved, "memory saved (%)", colours, "{:.1f}"),

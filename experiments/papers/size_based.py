@@ -27,7 +27,7 @@ from pagedsim.core.errors import unknown
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import MUTED, looks, new_figure, plain_log_ticks, tidy
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
@@ -468,7 +468,7 @@ def read_curves(curves: Mapping[str, Curve], base: str, arms: Arms) -> Analysis:
         "Mean seconds a token, from arrival to the last one. Hollow and dotted: as published. The "
         "line across: the bound that a sustained rate keeps."
     )
-    drawing = Drawing("Latency against rate", caption, partial(draw_curves, data))
+    drawing = FigureSpec("Latency against rate", caption, partial(draw_curves, data))
     return Analysis(
         finding=[words for one in every if (words := one.sentence())],
         rows=[row for one in every for row in (*one.rates(), *one.most(), *one.passes())],
@@ -581,7 +581,7 @@ def read_bursts(bursts: Mapping[str, Burst], base: str, answers: Arms, runs: ByA
         "Mean seconds a token, over the base's, by how far predicted and true lengths agree. "
         "Without an interval: one seed."
     )
-    drawing = Drawing("What a prediction is worth", caption, partial(draw_bursts, data, base))
+    drawing = FigureSpec("What a prediction is worth", caption, partial(draw_bursts, data, base))
     head = ["", "tau", "mean, s a token"]
     head += [f"mean / {base}", f"P90 / {base}", f"published: mean / {base}"]
     note = f"tau: Kendall's correlation of predicted and true lengths. {CONFIDENCE}"
@@ -792,7 +792,7 @@ def read_payers(payers: Payers, curve: Curve, base: str, arms: Arms) -> Analysis
         f"Mean latency end to end over that of {base}, by the length of the answer: from the "
         "shortest to the longest of equal parts. Below 1: sooner."
     )
-    drawing = Drawing("Latency by the length of the answer", caption, partial(draw_payers, data))
+    drawing = FigureSpec("Latency by the length of the answer", caption, partial(draw_payers, data))
     return Analysis(
         finding=[at.sentence(order) for at in every[-1:] for order in payers.known],
         rows=[row for at in every for row in at.rows()],

@@ -13,8 +13,8 @@ from experiments.papers.panels import Panel, draw_panels
 from experiments.papers.reproduction import ByArm, Reproduction, arm
 from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import signed
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import signed
 from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Staleness(Reproduction):
             listings=[Listing(title, ["", *map(age, self.ages)], rows, "Means over seeds.")],
             data=data,
             drawings={
-                "staleness": Drawing(
+                "staleness": FigureSpec(
                     "First tokens by the age of what the router sees",
                     "P99, means over seeds; bars are what was published.",
                     partial(draw, data),

@@ -19,7 +19,7 @@ from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.block_sizes import draw_sizes
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.run.serving import the_machine, threads
 from pagedsim.run.study import Analysis
 
@@ -86,7 +86,7 @@ class BlockSizes(Reproduction):
             ],
             data=data,
             drawings={
-                "sizes": Drawing(
+                "sizes": FigureSpec(
                     "Along the block size", caption, lambda: draw_sizes(self.sizes, panels)
                 )
             },

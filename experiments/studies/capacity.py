@@ -14,8 +14,8 @@ from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.notice import added_up
 from pagedsim.report import capacity as report
-from pagedsim.report.percent import percent
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.compose import key_of, single
 from pagedsim.run.job import Arm, Failure, Job
@@ -286,10 +286,10 @@ class Searches:
         return [text if who == arms else f"{', '.join(who)}: {text}" for text, who in whose.items()]
 
 
-def _drawing(done: report.Capacity) -> Drawing:
+def _drawing(done: report.Capacity) -> FigureSpec:
     caption = (
         "The rate found for each arm; in its colour below every probe under seed "
         f"{done.arms[0].edges[0].seed} is a point, hollow where it missed any bound; dashed: this "
         "bound. On the grey front nothing serves more requests a second at a lower latency."
     )
-    return Drawing("Rate against latency", caption, partial(report.draw_capacity, done))
+    return FigureSpec("Rate against latency", caption, partial(report.draw_capacity, done))

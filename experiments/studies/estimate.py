@@ -11,7 +11,7 @@ from experiments.studies.estimate_data import Case, data_of
 from experiments.studies.estimate_words import finding, listings, notes, rows
 from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.roofline import draw_roofline
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
@@ -58,7 +58,7 @@ def estimated(
     """All that can be said of a configuration; raises ConfigError for what cannot be."""
     case = case_of(config, prompt, batch, output)
     data = data_of(case)
-    drawing = Drawing(
+    drawing = FigureSpec(
         "Roofline",
         "Each product of a prefill and of decodes: how much it computes for each byte that it "
         "reads, and the rate that it reaches by that. Dashed: the parts of the data sheet's rates "

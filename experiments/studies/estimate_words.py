@@ -7,8 +7,7 @@ from typing import Any
 
 from experiments.studies.estimate_data import MOST, Case
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import percent
-from pagedsim.report.quantity import binary, decimal
+from pagedsim.report.numbers import binary, decimal, percent
 from pagedsim.sim.cost.base import milliseconds
 
 Data = Mapping[str, Any]

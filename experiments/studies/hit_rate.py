@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pagedsim.core import ConfigError
 from pagedsim.metrics.notice import added_up
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import percent
+from pagedsim.report.numbers import percent
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Runs

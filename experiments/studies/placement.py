@@ -14,7 +14,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.fleet.placement import Option, Placement, limit, pair, placed
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import signed
+from pagedsim.report.numbers import signed
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs

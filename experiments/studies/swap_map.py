@@ -16,8 +16,8 @@ from pagedsim.fidelity.engine_model import RecordedPrices
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.percent import signed
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import signed
 from pagedsim.report.swap_map import draw_map
 from pagedsim.run.backend import Backend
 from pagedsim.run.study import Analysis
@@ -159,7 +159,7 @@ class SwapMap(Reproduction):
                 "there is a copy a layer",
             ],
             data=data,
-            drawings={"map": Drawing("Which is cheaper where", caption, lambda: draw_map(data))},
+            drawings={"map": FigureSpec("Which is cheaper where", caption, lambda: draw_map(data))},
         )
 
     def _grid(self, runs: Mapping[str, Sequence[Run]]) -> Iterator[tuple[Place, list[Price]]]:

@@ -16,7 +16,7 @@ from pagedsim.core.errors import not_installed, require_whole
 from pagedsim.metrics.catalogue import metric_of
 from pagedsim.metrics.compare import value_of
 from pagedsim.report import tune as report
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.run.compose import single
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
@@ -209,7 +209,7 @@ class Search:
             "A point a trial, the mean over its seeds; the line is the best so far. Dashed: as it "
             "stands."
         )
-        picture = Drawing("The search", caption, partial(report.draw_tuning, done))
+        picture = FigureSpec("The search", caption, partial(report.draw_tuning, done))
         return Analysis(
             finding=done.lines(),
             listings=done.listings(),

@@ -18,8 +18,8 @@ from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, summary_key
 from pagedsim.metrics.compare import groups_of, values_of
 from pagedsim.metrics.pareto import Criterion, Standing
 from pagedsim.report.comparison import COLUMNS, comparison_rows
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.pareto import Plane, draw_pareto
-from pagedsim.report.pictures import Drawing
 from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
@@ -217,10 +217,10 @@ def _table(arms: Arms, standing: Standing) -> list[dict[str, object]]:
     return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
-def _drawing(standing: Standing, planes: Sequence[Plane]) -> Drawing:
+def _drawing(standing: Standing, planes: Sequence[Plane]) -> FigureSpec:
     caption = (
         "Means over the seeds. Named are the arms that no other beats in both (joined by a line), "
         f"and {standing.baseline} (orange), which all are held against; the others have the "
         "numbers of the list. Log scales where values are far apart."
     )
-    return Drawing("Pareto fronts", caption, partial(draw_pareto, standing, planes))
+    return FigureSpec("Pareto fronts", caption, partial(draw_pareto, standing, planes))

@@ -10,8 +10,8 @@ from pagedsim.metrics.compare import Comparison
 from pagedsim.metrics.finding import finding, in_words, sureness
 from pagedsim.metrics.pareto import Criterion, Standing
 from pagedsim.metrics.result import Listing
+from pagedsim.report.numbers import signed
 from pagedsim.report.pareto import Plane
-from pagedsim.report.percent import signed
 from pagedsim.report.table import Section, sections
 
 HOLDS = (

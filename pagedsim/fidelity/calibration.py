@@ -10,7 +10,7 @@ from pagedsim.fidelity.engine_model import data_sheet
 from pagedsim.fidelity.residual import Weakest, residuals, weakest
 from pagedsim.fidelity.steplog import StepLog, predicted
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import percent, signed
+from pagedsim.report.numbers import percent, signed
 from pagedsim.sim.cost import Fitted, Roofline
 from pagedsim.sim.cost.fitting import FEATURES, SWAP, fit_kinds
 

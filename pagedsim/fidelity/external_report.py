@@ -13,7 +13,7 @@ from pagedsim.fidelity.external_ranges import Range
 from pagedsim.fidelity.external_score import METRICS, Scores
 from pagedsim.fidelity.external_server import Served
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import signed
+from pagedsim.report.numbers import signed
 
 PEAK = 0.98
 """A share of the data sheet from which on the log asks for all of it."""

@@ -10,8 +10,8 @@ from typing import Any
 from pagedsim.metrics.agreement import JUDGED, Agreement, Regime
 from pagedsim.metrics.catalogue import label_of, scale_of
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import percent, signed
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent, signed
 from pagedsim.report.validation import draw_validation
 
 _NOTE = (
@@ -76,14 +76,14 @@ class Validation:
             "regimes": {regime.name: _record(regime) for regime in self.regimes},
         }
 
-    def drawing(self) -> Drawing:
+    def drawing(self) -> FigureSpec:
         """Distributions of latencies."""
         runs = len(self.regimes[0].engine)
         caption = (
             "The share of requests served within a time: the simulator's curve over those of the "
             f"engine's runs, {runs} of the same requests. Where these differ, so may the simulator."
         )
-        return Drawing("Distributions", caption, partial(draw_validation, self.regimes))
+        return FigureSpec("Distributions", caption, partial(draw_validation, self.regimes))
 
 
 def _record(regime: Regime) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reports: what a study found, on the terminal, as plots and as a page."""
+"""Reports of a study: terminal output, plots and an HTML page."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pagedsim.report.console import show
 if TYPE_CHECKING:
     from pagedsim.metrics.arms import Arms
     from pagedsim.metrics.result import Result
-    from pagedsim.report.pictures import Drawing
+    from pagedsim.report.figures import FigureSpec
 
 __all__ = ["show", "write"]
 
 
 def write(
-    result: Result, drawings: Mapping[str, Drawing], folder: Path, arms: Arms | None = None
+    result: Result, drawings: Mapping[str, FigureSpec], folder: Path, arms: Arms | None = None
 ) -> Path:
     """Write plots/<name>.png and report.html, whose path is returned.
 
-    With `arms` the page has these side by side. matplotlib is imported here, not before.
+    With `arms` the page compares them. matplotlib is imported here, not at module level.
     """
+    from pagedsim.report.figures import drawn, write_page
     from pagedsim.report.html import page
-    from pagedsim.report.pictures import drawn, write_page
 
     plots = drawn(drawings)
     return write_page(folder, page(result, plots, arms), plots)

@@ -1,4 +1,4 @@
-"""The pictures of a fleet: what each replica had to do, and how evenly that was over time."""
+"""Plots of load balance in a fleet, per replica and over time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BINS = 240
 _NAMED = 16
-"""Up to so many replicas have their names beside them."""
+"""Maximum number of replicas with tick labels."""
 _MOST_ARMS = 12
 
 
@@ -40,7 +40,7 @@ def is_fleet(study: Arms) -> bool:
 
 
 def draw_replicas(study: Arms) -> Figure:
-    """A panel a number, a line an arm, a dot a replica; a bar is their mean."""
+    """A panel per quantity, a row per arm, a dot per replica, a bar at their mean."""
     arms = [arm for arm in study.arms if study.of(arm)[0].replicas][:_MOST_ARMS]
     rows = {arm: study.of(arm)[0].replicas for arm in arms}
     look = looks(study.arms, bool(study.swept))
@@ -70,7 +70,7 @@ def draw_replicas(study: Arms) -> Figure:
 
 
 def _panels(every: list[list[dict[str, Any]]]) -> list[tuple[str, list[list[float]]]]:
-    """Titles with units, and the values of each arm's replicas."""
+    """Panel titles with units, and the values of each arm's replicas."""
     found = [
         (title, [[100 * row[name] for row in rows] for rows in every])
         for title, name in (("Load (% of mean)", "load"), ("Busy (%)", "busy"))
@@ -86,13 +86,13 @@ def _panels(every: list[list[dict[str, Any]]]) -> list[tuple[str, list[list[floa
 
 
 def _spread(count: int) -> NDArray[np.float64]:
-    """Where dots lie across their line, so that none hides all others: the same every time."""
+    """Deterministic jitter of dots across their row."""
     return np.asarray(0.5 * ((np.arange(count) * 0.618034) % 1 - 0.5), dtype=np.float64)
 
 
 def draw_balance(study: Arms) -> Figure:
-    """Requests at each replica over time: a column an arm, the range over replicas above, and a
-    line of colours for each replica below."""
+    """Requests at each replica over time: a column per arm, the range over replicas above, and a
+    heat map with a row per replica below."""
     from matplotlib.patches import Patch
 
     arms = [arm for arm in shown_arms(study) if study.of(arm)[0].replicas]
@@ -142,7 +142,7 @@ def _colours(
     top: float,
     named: bool,
 ) -> None:
-    """A row a replica, darker the more requests are there."""
+    """A heat map of requests with a row per replica."""
     count = len(values)
     axes.imshow(
         values,
@@ -164,7 +164,7 @@ def _colours(
 
 
 def _names(replicas: list[dict[str, Any]]) -> list[tuple[float, str]]:
-    """Rows and what to call them: replicas, or where these are many their pools, or the ends."""
+    """Tick positions and labels: replicas; if too many, pools, or the first and the last."""
     if len(replicas) <= _NAMED:
         return [(row, one["name"]) for row, one in enumerate(replicas)]
     pools: dict[str, list[int]] = {}
@@ -176,7 +176,7 @@ def _names(replicas: list[dict[str, Any]]) -> list[tuple[float, str]]:
 
 
 def _scale_beside(figure: Figure, axes: Axes, right: float) -> None:
-    """What the colours mean."""
+    """Draw the colour bar."""
     box, width = axes.get_position(), figure.get_size_inches()[0]
     beside = figure.add_axes((1 - (right - 0.12) / width, box.y0, 0.11 / width, box.height))
     scale = figure.colorbar(axes.images[0], cax=beside)

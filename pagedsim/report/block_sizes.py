@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def by_size(axes: Axes, sizes: Sequence[int]) -> None:
-    """Block sizes stand evenly."""
+    """Set evenly spaced ticks for block sizes."""
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     tidy(axes, x="block size (tokens)")
     axes.tick_params(axis="x", labelsize=8)
 
 
 def draw_sizes(sizes: Sequence[int], panels: Sequence[tuple[str, Sequence[Any]]]) -> Figure:
-    """A panel a metric; its values are numbers, or estimates with their intervals."""
+    """A panel per metric; values are numbers, or estimates with intervals."""
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     figure = new_figure(0.5 + 2.0 * lines)

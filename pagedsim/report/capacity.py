@@ -1,4 +1,4 @@
-"""What a search for capacity found: the highest rate at which an objective is met."""
+"""Result of a capacity search: the highest request rate at which an SLO is met."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from pagedsim.metrics.catalogue import scale_of, text_of
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import percent, signed
+from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import (
     INK,
     PAPER,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bounded:
-    """A bound of the objective, for a reader."""
+    """A latency bound of the SLO, with its label."""
 
     name: str
     key: str
@@ -49,30 +49,30 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Probe:
-    """What came out at one rate."""
+    """Measurements at one rate."""
 
     rate: float
     values: tuple[float, ...]
-    """In the order of the bounds; NaN where nothing was measured."""
+    """In the order of the bounds; NaN if not measured."""
     missed: tuple[str, ...]
-    """Names of the bounds that were not met."""
+    """Names of the violated bounds."""
     output_tokens_per_s: float
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Where one arm under one seed no longer meets the objective."""
+    """The rate at which one arm under one seed stops meeting the SLO."""
 
     seed: int
     probes: tuple[Probe, ...]
     low: Probe | None
-    """The highest that met it, with no miss below; None: none did."""
+    """The highest rate that met it, with no miss below; None if none did."""
     high: Probe | None
-    """The lowest that missed it; None: none did."""
+    """The lowest rate that missed it; None if none did."""
     missed_from: float | None
-    """From here on every probe missed it."""
+    """The rate from which on all probes missed it."""
     contradictions: tuple[float, ...] = ()
-    """Rates that met it above one that did not."""
+    """Rates that met it above a rate that did not."""
 
 
 @dataclass(frozen=True)
@@ -82,28 +82,28 @@ class Arm:
     name: str
     edges: tuple[Edge, ...]
     command: str
-    """What repeats the run at the rate found, under the first seed."""
+    """Repeats the run at the rate found, under the first seed."""
 
     @property
     def rate(self) -> Estimate:
-        """The highest rate that met the objective, over the seeds; NaN where there is no edge."""
+        """The highest rate that met the SLO, over the seeds; NaN if there is no edge."""
         if any(edge.low is None or edge.high is None for edge in self.edges):
             return NO_ESTIMATE
         return estimate([edge.low.rate for edge in self.edges if edge.low])
 
     @property
     def missed_from(self) -> float:
-        """From here on every probe missed it, on average; the other end of the bracket."""
+        """Mean rate from which on all probes missed it: the other end of the bracket."""
         return _mean([edge.missed_from or math.nan for edge in self.edges])
 
     @property
     def output_tokens_per_s(self) -> float:
-        """At the rate found."""
+        """Throughput at the rate found."""
         return _mean([edge.low.output_tokens_per_s for edge in self.edges if edge.low])
 
     @property
     def binds(self) -> str:
-        """The bounds that fail just above, and in how many seeds, where not in all."""
+        """The bounds violated just above, with the number of seeds if not all."""
         every = Counter(name for edge in self.edges if edge.high for name in edge.high.missed)
         seeds = len(self.edges)
         return ", ".join(
@@ -113,7 +113,7 @@ class Arm:
 
     @property
     def nowhere(self) -> str:
-        """Why there is no edge; empty where there is one."""
+        """Why there is no edge; empty if there is one."""
         for edge in self.edges:
             if edge.low is None and edge.probes:
                 least = min(edge.probes, key=lambda probe: probe.rate)
@@ -124,7 +124,7 @@ class Arm:
         return ""
 
     def ratio_to(self, other: Arm) -> Estimate:
-        """The geometric mean of the seeds' ratios to another arm."""
+        """Geometric mean over seeds of the ratios to another arm."""
         theirs = {edge.seed: edge.low.rate for edge in other.edges if edge.low}
         pairs = [(e.low.rate, theirs[e.seed]) for e in self.edges if e.low and e.seed in theirs]
         if math.isnan(self.rate.mean) or math.isnan(other.rate.mean):
@@ -134,34 +134,34 @@ class Arm:
 
 @dataclass(frozen=True)
 class Capacity:
-    """All that was found."""
+    """All results of the search."""
 
     bounds: Sequence[Bounded]
     tolerance: float
     arms: Sequence[Arm]
     baseline: str
     failed: Mapping[str, str]
-    """Arms that ended in an error, or were not searched to the end."""
+    """Arms that failed or were not searched to the end."""
 
     @property
     def objective(self) -> str:
-        """The bounds in one line."""
+        """The bounds as text."""
         return ", ".join(bound.text for bound in self.bounds)
 
     @property
     def seeds(self) -> int:
-        """Under how many seeds the arms were searched."""
+        """Number of seeds."""
         return max((len(arm.edges) for arm in self.arms), default=0)
 
     def change(self, arm: Arm) -> Estimate:
-        """An arm against the baseline; NaN for the baseline itself, or where it is missing."""
+        """Ratio of an arm to the baseline; NaN for the baseline itself or if it is missing."""
         for other in self.arms:
             if other.name == self.baseline and other is not arm:
                 return arm.ratio_to(other)
         return Estimate(math.nan, math.nan, math.nan)
 
     def lines(self) -> list[str]:
-        """What was found, in sentences."""
+        """The finding as sentences."""
         if not self.arms:
             return ["No arm was searched to the end."]
         found = [arm for arm in self.arms if not math.isnan(arm.rate.mean)]
@@ -181,7 +181,7 @@ class Capacity:
         return lines
 
     def data(self) -> dict[str, Any]:
-        """As result.json has it."""
+        """The data of result.json."""
         return {
             "objective": {bound.name: bound.seconds for bound in self.bounds},
             "tolerance": self.tolerance,
@@ -191,7 +191,7 @@ class Capacity:
         }
 
     def table(self) -> list[dict[str, object]]:
-        """A row an arm."""
+        """One row per arm."""
         return [
             {
                 "arm": arm.name,
@@ -207,7 +207,7 @@ class Capacity:
         ]
 
     def listing(self) -> Listing:
-        """A row an arm, in words."""
+        """One formatted row per arm."""
         return Listing("Within the objective", *_rows(self), _how(self))
 
     def _arm(self, arm: Arm) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class Capacity:
 
 
 def draw_capacity(done: Capacity) -> Figure:
-    """The rate of each arm; below, a panel a bound: the latency at every rate that was tried."""
+    """The capacity of each arm; below, a panel per bound with the latency at every probed rate."""
     look = looks([arm.name for arm in done.arms])
     heights = [0.3 + 0.22 * len(done.arms), *[2.3] * len(done.bounds)]
     figure = new_figure(1.4 + sum(heights) + 0.35 * len(done.bounds))
@@ -297,7 +297,7 @@ def _draw_curve(
 
 
 def _front(probes: Sequence[Probe], number: int) -> list[Probe]:
-    """Those that none beats in both rate and latency, by rate."""
+    """The Pareto front of rate and latency, by rate."""
     front: list[Probe] = []
     for probe in sorted(probes, key=lambda one: (-one.rate, one.values[number])):
         if not front or probe.values[number] < front[-1].values[number]:
@@ -332,7 +332,7 @@ def _with_margin(value: Estimate) -> str:
 
 
 def _change(ratio: Estimate) -> str:
-    """By how much more or less, in brackets where that is not sure."""
+    """The change, in brackets if not significant."""
     text = signed(ratio.mean - 1)
     return text if _sure(ratio) else f"({text})"
 
@@ -342,7 +342,7 @@ def _sure(ratio: Estimate) -> bool:
 
 
 def _how(done: Capacity) -> str:
-    """What the numbers are, and how sure."""
+    """The note of the table."""
     over = f"over {done.seeds} seeds, ± half of the 95 % confidence interval; " * (done.seeds > 1)
     sure = ", in brackets where not sure" if done.seeds > 1 else ", of one seed: not known how sure"
     return (

@@ -1,4 +1,4 @@
-"""What a search for the cheapest fleet found."""
+"""Result of a search for the cheapest fleet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pagedsim.metrics.catalogue import label_of, scale_of
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.labels import Label, Point, place
-from pagedsim.report.percent import percent, signed
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import (
     INK,
     MUTED,
@@ -31,73 +31,72 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = ("goodput_per_s", "tokens_per_euro", "tokens_per_joule", "mean_watts")
-"""What is told of a fleet beside its cost."""
+"""Metrics of a fleet reported beside its cost."""
 _SAME = 1e-9
 _AIR = 1.12
-"""Of the axis of costs, beyond the least and the most."""
+"""Margin of the cost axis, as a factor."""
 _WIDE = 10.0
-"""Costs that are so many times the least stand on a logarithmic scale."""
+"""Ratio of largest to smallest cost above which the axis is logarithmic."""
 _FLOOR = 0.5
-"""Pictures begin at this share of requests: who serves fewer than half is far from any choice."""
+"""Smallest SLO attainment in the plot."""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """One that was tried."""
+    """A fleet that was tried."""
 
     name: str
     option: str
     gpu: str
     router: str
     long: bool
-    """Whether in long runs, under every seed; else in one short run."""
+    """Whether in long runs under every seed; otherwise in one short run."""
     counts: tuple[int, ...]
     """Replicas of each kind."""
     gpus: int
     euros_per_hour: float
     attained: Estimate
-    """The share of requests that met the objective."""
+    """SLO attainment."""
     means: Mapping[str, float]
-    """Of `COLUMNS`."""
+    """Means of `COLUMNS`."""
 
 
 @dataclass(frozen=True)
 class Cheapest:
-    """All that was found."""
+    """All results of the search."""
 
     attainment: float
-    """The share of requests that is wanted."""
+    """Required SLO attainment."""
     traffic: str
     """Such as "10 requests/s take"."""
     objective: str
     fleets: Sequence[Fleet]
-    """All that were tried, in order."""
+    """All tried fleets, in order."""
     least: Mapping[str, str]
-    """The cheapest fleet of each option that has one, by its name."""
+    """Name of the cheapest sufficient fleet of each option that has one."""
     dropped: Mapping[str, float]
-    """Euros an hour that the other options would cost at least."""
+    """Lower bound of the cost of the other options, in euros per hour."""
     nowhere: Sequence[str]
-    """Those that miss it even with the most replicas."""
+    """Options that miss the SLO even with the maximum number of replicas."""
     limit: float
-    """Euros an hour above which options were dropped."""
+    """Cost in euros per hour above which options were dropped."""
     most: int
     interrupted: bool
 
     @property
     def found(self) -> list[Fleet]:
-        """The least of each option, the cheapest first; of these that cost the same, that which
-        serves most requests within the objective."""
+        """The cheapest sufficient fleet of each option, by cost, then by descending attainment."""
         names = set(self.least.values())
         there = [fleet for fleet in self.fleets if fleet.long and fleet.name in names]
         return sorted(there, key=lambda one: (round(one.euros_per_hour, 9), -one.attained.mean))
 
     @property
     def winner(self) -> Fleet | None:
-        """The cheapest of all."""
+        """The cheapest fleet."""
         return next(iter(self.found), None)
 
     def lines(self) -> list[str]:
-        """What was found, in sentences."""
+        """The finding as sentences."""
         lines = ["The search was interrupted; this is what is known."] if self.interrupted else []
         if (best := self.winner) is None:
             if self.nowhere and not self.dropped:
@@ -142,7 +141,7 @@ class Cheapest:
 
     @staticmethod
     def _of_other_gpus(best: Fleet, others: Sequence[Fleet]) -> list[str]:
-        """The next of each other GPU, and of the other routers."""
+        """The cheapest fleet of each other GPU type."""
         lines, seen = [], {best.gpu}
         for one in others:
             if one.gpu not in seen:
@@ -154,7 +153,7 @@ class Cheapest:
     # -- for files and pages -----------------------------------------------------------------------
 
     def listings(self) -> list[Listing]:
-        """The least of each option; what was dropped."""
+        """Tables of the cheapest fleet of each option, and of dropped options."""
         listings = []
         if found := self.found:
             scales = {name: scale_of(name, [one.means[name] for one in found]) for name in COLUMNS}
@@ -182,7 +181,7 @@ class Cheapest:
         return listings
 
     def data(self) -> dict[str, Any]:
-        """As result.json has it."""
+        """The data of result.json."""
         return {
             "attainment": self.attainment,
             "cheapest": self.winner and self.winner.name,
@@ -195,7 +194,7 @@ class Cheapest:
         }
 
     def table(self) -> list[dict[str, object]]:
-        """A row a fleet that was tried."""
+        """One row per tried fleet."""
         return [
             {
                 "fleet": one.name,
@@ -210,8 +209,8 @@ class Cheapest:
             for one in self.fleets
         ]
 
-    def drawings(self) -> dict[str, Drawing]:
-        """Cost against attainment."""
+    def drawings(self) -> dict[str, FigureSpec]:
+        """The plot of cost against attainment."""
         if not self.found:
             return {}
         caption = (
@@ -219,11 +218,11 @@ class Cheapest:
             "where it misses the objective (dashed). On the grey front of long runs nothing "
             "cheaper serves a larger share. Shares below 50 % are left out."
         )
-        return {"pareto": Drawing("Cost against attainment", caption, partial(draw, self))}
+        return {"pareto": FigureSpec("Cost against attainment", caption, partial(draw, self))}
 
 
 def front_of(fleets: Sequence[Fleet]) -> list[Fleet]:
-    """Those that nothing as cheap serves a larger share than, by cost."""
+    """The Pareto front of cost and attainment, by cost."""
     front: list[Fleet] = []
     for one in sorted(fleets, key=lambda each: (each.euros_per_hour, -each.attained.mean)):
         if not front or one.attained.mean > front[-1].attained.mean + _SAME:
@@ -232,7 +231,7 @@ def front_of(fleets: Sequence[Fleet]) -> list[Fleet]:
 
 
 def draw(done: Cheapest) -> Figure:
-    """The share of requests within the objective by cost, in a colour a GPU."""
+    """SLO attainment over cost, coloured by GPU type."""
     shown = [one for one in done.fleets if one.attained.mean >= _FLOOR]
     look = looks(list(dict.fromkeys(one.gpu for one in done.fleets)))
     figure = new_figure(4.2)
@@ -257,7 +256,7 @@ def draw(done: Cheapest) -> Figure:
         size = 6.5 if one.long else 3.5
         face = colour if met else PAPER
         axes.plot(*_point(one), "o", ms=size, mec=colour, mfc=face, zorder=4 if one.long else 3)
-    # Dots without a name are labels without a text: names keep off them.
+    # Dots without a name are placed as empty labels, so that names avoid them.
     names = {id(one): short(one.name, 44) for one in front}
     ordered = sorted(shown, key=lambda one: id(one) not in names)
     labels = [Label(names.get(id(one), ""), _point(one), {"fontsize": 8}) for one in ordered]
@@ -271,7 +270,7 @@ def _point(fleet: Fleet) -> Point:
 
 
 def _stairs(points: Sequence[Point]) -> list[Point]:
-    """A line that rises where more money buys more."""
+    """The front as a step line."""
     line = list(points[:1])
     for before, at in pairwise(points):
         line += [(at[0], before[1]), at]

@@ -1,4 +1,4 @@
-"""The comparison as rows: for a file that programs read, and for the tracker."""
+"""The comparison as rows, for comparison.csv and W&B."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = (
 
 
 def comparison_rows(study: Arms) -> list[list[Any]]:
-    """Every arm against the baseline, a row each metric and client; None for what is not known."""
+    """One row per arm, metric and client, against the baseline; None for unknown values."""
     return [
         [
             *(one.client or "all", one.key, one.arm, one.baseline, one.seeds),
@@ -32,7 +32,7 @@ def comparison_rows(study: Arms) -> list[list[Any]]:
 
 
 def write_comparison(study: Arms, path: Path) -> None:
-    """Write the rows as CSV; of one arm alone, its metrics."""
+    """Write the rows as CSV; for a single arm, its metrics."""
     if len(study.arms) == 1:
         write_rows(_alone(study), path)
         return
@@ -52,14 +52,14 @@ def _alone(study: Arms) -> list[dict[str, object]]:
 
 
 def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Write rows of any kind as CSV; what a row lacks or nobody knows is empty."""
+    """Write rows as CSV; missing and NaN values are empty."""
     columns, cells = columns_of(rows)
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([columns, *cells])
 
 
 def columns_of(rows: Sequence[Mapping[str, object]]) -> tuple[list[str], list[list[object]]]:
-    """The names of rows of any kind, and a list a row; None for what it lacks or nobody knows."""
+    """The union of the rows' names, and the values of each row; None for missing and NaN values."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return columns, [[_known(row.get(name)) for name in columns] for row in rows]
 

@@ -1,4 +1,4 @@
-"""The study on a terminal."""
+"""Terminal output of a study."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.result import Listing, Result
-from pagedsim.report.result import reasons, tables
-from pagedsim.report.table import Cell, Section, sections
+from pagedsim.report.table import Cell, Section, reasons, sections, tables
 
 _MANY = 4
 _NAME = 24
-"""Characters of an arm's name in a line; what is longer is broken."""
+"""Width of an arm's name, above which it is wrapped."""
 _BORDER = 3
-"""Characters between two columns."""
+"""Characters between columns with borders."""
 _GAP = 2
-"""The same, where there are no lines."""
+"""Characters between columns without borders."""
 _LONG = 28
-"""A column with a longer text than this is one of words."""
+"""A column with a text longer than this is a text column."""
 _WORD = 12
-"""A longer heading of numbers is broken at its first space."""
+"""A longer heading of a number column is wrapped at its first space."""
 _LEAST = 14
-"""Characters that a column of words has, if it needs them."""
+"""Minimum width of a text column."""
 _STYLES = {"better": "green", "worse": "red", "unsure": "dim"}
 
 
 def show(result: Result, arms: Arms | None = None, console: Console | None = None) -> None:
-    """Print what was found: in words, as a table of `arms` and metrics, and as other tables."""
+    """Print the finding, the table of `arms` and metrics, and the other tables."""
     console = console or Console(highlight=False)
     console.print()
     console.print(Text(result.title, style="bold"))
@@ -61,7 +60,7 @@ def show(result: Result, arms: Arms | None = None, console: Console | None = Non
 def _show_arms(arms: Arms, console: Console) -> None:
     console.print()
     parts = sections(arms)
-    # Many arms in many groups are for the page; here all requests together must do.
+    # With many arms only the section of all requests is printed; the page has the others.
     parts = parts[-1:] if len(arms.arms) > _MANY else parts
     if not parts[-1].keys:  # nothing was measured
         return
@@ -71,7 +70,7 @@ def _show_arms(arms: Arms, console: Console) -> None:
 
 
 def _listings(listing: Listing, width: int) -> Iterator[Table]:
-    """One table, or several where the terminal is narrow; the title is above the first."""
+    """One table, or several if the terminal is narrow; the first has the title."""
     columns = [_Column.of(listing, number) for number in range(len(listing.head))]
     names, *others = [column.least for column in columns]
     title = listing.title
@@ -81,7 +80,7 @@ def _listings(listing: Listing, width: int) -> Iterator[Table]:
 
 
 def _listing(columns: Sequence[_Column], title: str) -> Table:
-    """Numbers to the right; only long texts are broken."""
+    """A table with right-aligned numbers; only text columns are wrapped."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     if title:
         table.title, table.title_justify = Text(title, style="italic"), "left"
@@ -100,7 +99,7 @@ def _listing(columns: Sequence[_Column], title: str) -> Table:
 
 @dataclass(frozen=True)
 class _Column:
-    """One of a listing."""
+    """A column of a listing."""
 
     label: str
     cells: Sequence[str]
@@ -116,13 +115,13 @@ class _Column:
 
     @property
     def least(self) -> int:
-        """Characters that it cannot do without."""
+        """Minimum width in characters."""
         longest = max(map(len, (*self.label.split("\n"), *self.cells)))
         return min(longest, _LEAST) if self.words else longest
 
 
 def fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """The numbers of columns that fit into a line together, at least one each time."""
+    """Split columns into groups that fit the width, at least one each."""
     some: list[int] = []
     left = room
     for number, needed in enumerate(widths):
@@ -135,12 +134,12 @@ def fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
 
 
 def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
-    """One table, or several with some of the columns each where the terminal is narrow."""
+    """One table, or several with a subset of the columns each if the terminal is narrow."""
     titles = [part.title for part in parts] if len(parts) > 1 else []
     indent = 2 if titles else 0
     names = max(*(len(arm) + indent for arm in study.arms), *map(len, titles), 0)
-    names = min(names, _NAME) + 2  # the edges
-    keys = parts[-1].keys  # all requests together: they have every column
+    names = min(names, _NAME) + 2  # table edges
+    keys = parts[-1].keys  # the section of all requests has every column
     for some in fitting([_width(parts, key) + _BORDER for key in keys], width - names):
         here = [keys[number] for number in some]
         told = [part for part in parts if not set(here).isdisjoint(part.keys)]
@@ -148,7 +147,7 @@ def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
 
 
 def _width(parts: list[Section], key: str) -> int:
-    """Characters that a column cannot do without; headings break at spaces."""
+    """Minimum width of a column in characters; headings wrap at spaces."""
     cells = [
         row[part.keys.index(key)]
         for part in parts
@@ -193,7 +192,7 @@ def _cell(cell: Cell) -> Text:
 
 
 def _change(cell: Cell) -> str:
-    """In brackets where it is not sure: piped, the terminal's grey is lost."""
+    """The change, in brackets if not significant, since grey is lost in a pipe."""
     return f"({cell.change})" if cell.change and cell.verdict == "unsure" else cell.change
 
 

@@ -1,4 +1,4 @@
-"""The picture of latency distributions: what share of requests was served how fast."""
+"""Plot of latency distributions (CDFs)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curves = dict[str, NDArray[np.float64]]
-"""The values of each arm at `_SHARES` of its requests."""
+"""The quantiles `_SHARES` of each arm."""
 
 _NAMES = ("ttft", "tpot", "e2e")
 _SHARES = np.linspace(0, 1, 241)
@@ -36,7 +36,7 @@ _MOST_CLIENTS = 4
 
 
 def draw_latency(study: Arms) -> Figure:
-    """A row of panels a client, a panel each for TTFT, TPOT and E2E; seeds together."""
+    """A row of panels per client with TTFT, TPOT and E2E, pooled over seeds."""
     groups = groups_of(study)
     groups = groups[:-1] if 1 < len(groups) <= _MOST_CLIENTS + 1 else [None]  # without all together
     look = looks(study.arms, bool(study.swept))
@@ -63,7 +63,7 @@ def draw_latency(study: Arms) -> Figure:
 
 
 def _axis(axes: Axes, name: str, curves: dict[str | None, Curves]) -> Scale:
-    """Scale the panels of one metric alike: logarithmic where values differ a lot."""
+    """Set a common scale for the panels of one metric, logarithmic for a wide range."""
     every = [curve for group in curves.values() for curve in group.values()]
     if not every:
         return Scale(1.0, "s")
@@ -80,7 +80,7 @@ def _axis(axes: Axes, name: str, curves: dict[str | None, Curves]) -> Scale:
 
 
 def _curves(study: Arms, groups: list[str | None]) -> dict[str, dict[str | None, Curves]]:
-    """Of each latency and group; every run is read once, and one at a time."""
+    """Curves by latency and group; every run is read once, and one at a time."""
     curves: dict[str, dict[str | None, Curves]]
     curves = {name: {group: {} for group in groups} for name in _NAMES}
     for arm in study.arms:
@@ -96,7 +96,7 @@ def _curves(study: Arms, groups: list[str | None]) -> dict[str, dict[str | None,
 def _values(
     requests: Requests, groups: list[str | None]
 ) -> dict[tuple[str, str | None], NDArray[np.float64]]:
-    """One run's latencies of each group."""
+    """One run's latencies by group."""
     found = {}
     whose = {group: requests.where("client", group) for group in groups if group is not None}
     for name in _NAMES:
@@ -108,7 +108,7 @@ def _values(
 
 
 def _name_both(axes: Axes, curves: Curves, look: dict[str, Look], scale: Scale) -> None:
-    """Write the two arms' names beside their curves, where these are farthest apart."""
+    """Label two curves where they are farthest apart."""
     (one, a), (other, b) = curves.items()
     inner = slice(36, 216)
     with np.errstate(divide="ignore", invalid="ignore"):

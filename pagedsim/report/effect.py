@@ -1,4 +1,4 @@
-"""The pictures of what arms do to metrics: against a baseline, or along a swept setting."""
+"""Plots of effects on metrics: against a baseline, or along a swept setting."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def without_ratio(study: Arms) -> list[str]:
-    """Names of what differs and cannot be a multiple: from or to 0, or below it."""
+    """Labels of differing metrics without a ratio, because a value is 0 or negative."""
     found = [one for one in compare(study) if not one.ratio.mean > 0 and one.ours != one.theirs]
     return list(dict.fromkeys(_name(one.client, one.key) for one in found))
 
 
 def draw_effect(study: Arms) -> Figure:
-    """Ratios to the baseline with their intervals, one row a metric and client."""
+    """Ratios to the baseline with intervals, one row per metric and client."""
     found = [one for one in compare(study) if one.ratio.mean > 0]
     others = [arm for arm in study.arms if arm != baseline_of(study)]
     look = looks(study.arms)
@@ -53,7 +53,7 @@ def draw_effect(study: Arms) -> Figure:
 
 
 def draw_sweep(study: Arms) -> Figure:
-    """Each metric against the swept setting, with its interval."""
+    """Each metric over the swept setting, with intervals."""
     keys = keys_of(study.metrics)
     columns = min(3, len(keys))
     lines = -(-len(keys) // columns)
@@ -81,7 +81,7 @@ def draw_sweep(study: Arms) -> Figure:
 
 
 def _mark(axes: Axes, one: Comparison, y: float, colour: str, arms: int) -> None:
-    """A dot with its interval; hollow where the interval includes "no difference"."""
+    """A dot with its interval; hollow if the interval includes "no difference"."""
     ratio = one.ratio
     if ratio.known:
         axes.plot([ratio.low, ratio.high], [y, y], color=colour, lw=2, solid_capstyle="butt")
@@ -103,7 +103,7 @@ def _mark(axes: Axes, one: Comparison, y: float, colour: str, arms: int) -> None
 
 
 def _ratio_axis(axes: Axes, found: list[Comparison]) -> None:
-    """A scale of factors, wide enough for the intervals but not for absurd ones."""
+    """A logarithmic axis of ratios that covers the intervals, up to a limit."""
     from matplotlib.ticker import FixedFormatter, FixedLocator
 
     means = [one.ratio.mean for one in found] or [1.0]
@@ -126,7 +126,7 @@ def _name(client: str | None, name: str) -> str:
 
 
 def _positions(arms: list[str]) -> tuple[list[float], bool]:
-    """Where the arms stand: evenly, unless they are evenly spaced numbers anyway."""
+    """Positions of the arms: their values if roughly evenly spaced numbers, otherwise 0, 1, 2..."""
     try:
         numbers = [float(arm) for arm in arms]
     except ValueError:

@@ -1,4 +1,4 @@
-"""The picture of single requests: when each waited, was prefilled, decoded, and was preempted."""
+"""Gantt plot of single requests: queueing, prefill, decode and preemptions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ROWS = 60
 MOST_ARMS = 3
 NAMED = 24
-"""Of so many preemptions in a panel each is named."""
+"""Maximum number of preemptions in a panel that are labelled."""
 _RARE = {
     WAITS_AGAIN: PREEMPTED,
     SWAPPED_OUT: SWAPPED,
@@ -58,9 +58,9 @@ _COLOURS = {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE, "on the way"
 
 
 def draw_gantt(study: Arms) -> Figure:
-    """The same requests under each arm, side by side, grouped by client.
+    """The same requests under each arm side by side, grouped by client.
 
-    Arms that had different workloads show each its own.
+    Arms with different workloads show their own requests.
     """
     from matplotlib.lines import Line2D
 
@@ -94,7 +94,7 @@ def draw_gantt(study: Arms) -> Figure:
 
 
 def shown_arms(study: Arms) -> list[str]:
-    """At most `MOST_ARMS`: the baseline, and the ends of what is left."""
+    """At most `MOST_ARMS` arms: the baseline, and the first and last of the others."""
     arms = study.arms
     if len(arms) <= MOST_ARMS:
         return arms
@@ -103,9 +103,9 @@ def shown_arms(study: Arms) -> list[str]:
 
 
 def busiest(run: Run, count: int) -> NDArray[np.int64]:
-    """Rows of `count` requests in a row, by arrival, that waited longest in all.
+    """Rows of the `count` requests, consecutive by arrival, with the longest total wait.
 
-    Those that were rejected count only where nobody was served.
+    Rejected requests are skipped unless all were rejected.
     """
     columns, rejected = _columns(run), _rejected(run)
     order = np.argsort(columns["arrival"], kind="stable")
@@ -161,7 +161,7 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
 
 
 def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
-    """Where requests were preempted; where these are few, beside the bar which, and for which."""
+    """Mark preemptions; if few, label them with the preempted and the benefiting request."""
     marks = [
         (at, one["time"]) for at, life in zip(y, lives, strict=True) for one in life.preemptions
     ]
@@ -187,7 +187,7 @@ def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
 
 
 def _named(preemptions: Sequence[Preemption]) -> str:
-    """A preempted request, and those that gained by it."""
+    """A preempted request, and those that benefited."""
     request = str(preemptions[0]["request"])
     others = [str(one["by"]) for one in preemptions if one["by"] is not None]
     return f"{request} for {', '.join(others)}" if others else request
@@ -205,7 +205,7 @@ def _bars(
 
 
 def _rejected(run: Run) -> NDArray[np.bool_]:
-    states = run.requests("state")["state"].cast(pa.string())  # of no rows it has no type
+    states = run.requests("state")["state"].cast(pa.string())  # the type of an empty column is null
     return np.asarray(pc.equal(states, "rejected"), dtype=np.bool_)
 
 

@@ -1,4 +1,4 @@
-"""The page: one file, with everything in it, that a reader can pass on."""
+"""The report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from pagedsim.metrics.catalogue import keys_of, metric_of
 from pagedsim.metrics.compare import baseline_of, compare
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.result import Listing, Result
-from pagedsim.report.pictures import COLOURS, Plot
-from pagedsim.report.result import reasons, tables
+from pagedsim.report.figures import COLOURS, Plot
 from pagedsim.report.style import DARK, GRID, INK, MUTED, PAPER
-from pagedsim.report.table import Cell, Section, sections
+from pagedsim.report.table import Cell, Section, reasons, sections, tables
 
 _NAMED = {"--ink": INK, "--muted": MUTED, "--grid": GRID, "--paper": PAPER, "--accent": "#0072b2"}
 _ROOMY = 6
-"""Up to so many columns there is room for confidence intervals in the table."""
+"""Maximum number of columns for which the table shows confidence intervals."""
 _DARK_ONLY = {"--soft": "#161b22", "--better": "#4cc26b", "--worse": "#ff7b72"}
 
 
 def page(result: Result, plots: Sequence[Plot], arms: Arms | None = None) -> str:
-    """The whole report as HTML; with `arms`, these side by side, and what they differ in."""
+    """The report as HTML; with `arms`, including their comparison and differing settings."""
     parts = [
         f'<p class="eyebrow">pagedsim study · {escape(result.name)}</p>',
         f"<h1>{escape(result.title)}</h1>",
@@ -44,7 +43,7 @@ def page(result: Result, plots: Sequence[Plot], arms: Arms | None = None) -> str
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """A page that needs no other file."""
+    """A self-contained page."""
     body = "\n".join(part for part in parts if part)
     style = files("pagedsim.report").joinpath("page.css").read_text(encoding="utf-8")
     return (
@@ -57,7 +56,7 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 
 def _table(listing: Listing) -> str:
-    """A table of texts, the first column naming its rows."""
+    """A listing as an HTML table."""
     top = "".join(f"<th>{escape(name)}</th>" for name in listing.head)
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in listing.rows
@@ -70,7 +69,7 @@ def _table(listing: Listing) -> str:
 
 
 def _variables() -> str:
-    """The colours of page and pictures, for both modes; paper is always light."""
+    """CSS variables for the colours of page and plots in light and dark mode; print is light."""
     light = {name: colour for colour, name in COLOURS.items()} | _NAMED
     dark = {name: DARK[colour] for name, colour in light.items()} | _DARK_ONLY
     rules = ["".join(f"{name}:{value};" for name, value in mode.items()) for mode in (light, dark)]
@@ -89,7 +88,7 @@ def _finding(result: Result, arms: Arms | None) -> str:
 
 
 def _how_sure(study: Arms, intervals: bool) -> str:
-    """What the comparison rests on, and how its intervals (if any) are to be read."""
+    """Explanation of seeds and intervals of the comparison."""
     seeds = max((len(study.of(arm)) for arm in study.arms), default=0)
     if seeds < 2 or len(study.arms) < 2:
         return ""
@@ -116,7 +115,7 @@ def _failed(failed: Mapping[str, str]) -> str:
 
 def _results(study: Arms) -> Iterable[str]:
     parts = sections(study)
-    whole = parts[-1]  # all requests together: they have every column
+    whole = parts[-1]  # the section of all requests has every column
     head = "".join(f"<th>{escape(label)}</th>" for label in whole.labels)
     rows = "".join(_section(part, whole.keys, len(parts) > 1) for part in parts)
     seeds = max(len(study.of(arm)) for arm in study.arms)
@@ -163,7 +162,7 @@ def _cell(cell: Cell, roomy: bool) -> str:
 
 
 def figure(plot: Plot) -> str:
-    """A picture with its title and caption."""
+    """A plot with its title and caption."""
     svg = plot.svg.replace("<svg ", f'<svg role="img" aria-label="{escape(plot.title)}" ', 1)
     return (
         f'<h2>{escape(plot.title)}</h2>\n<figure><div class="scroll">{svg}</div>'
@@ -172,7 +171,7 @@ def figure(plot: Plot) -> str:
 
 
 def _settings(study: Arms) -> Iterable[str]:
-    """What the arms differ in, and below it what they share."""
+    """Settings that differ between the arms, then the common ones."""
     configs = {arm: flat(study.of(arm)[0].config) for arm in study.arms}
     names = sorted(set().union(*configs.values()) - {"seed"})
     rows = {name: [configs[arm].get(name, "–") for arm in study.arms] for name in names}
@@ -204,7 +203,7 @@ def _plain_table(name: str, head: str, rows: dict[str, list[str]]) -> str:
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, str]:
-    """A nested configuration as dotted names and texts."""
+    """Flatten a nested configuration to dotted names and strings."""
     if isinstance(config, dict) and config:
         found: dict[str, str] = {}
         for name, value in config.items():
@@ -229,7 +228,7 @@ def _commands(result: Result) -> Iterable[str]:
 
 def _definitions(study: Arms) -> Iterable[str]:
     used = dict.fromkeys(metric_of(key).name for key in keys_of(study.metrics))
-    used |= dict.fromkeys(("ttft", "tpot", "e2e"))  # the pictures show these in any case
+    used |= dict.fromkeys(("ttft", "tpot", "e2e"))  # always in the plots
     terms = "".join(
         f"<dt>{escape(METRICS[name].label)}</dt><dd>{escape(METRICS[name].meaning)}</dd>"
         for name in used

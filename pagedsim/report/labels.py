@@ -1,4 +1,4 @@
-"""Names beside dots, placed so that none covers another or a dot."""
+"""Placement of labels beside dots without overlaps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _DISTANCES = (7.0, 11.0, 16.0, 23.0, 32.0, 44.0, 60.0, 80.0, 104.0, 132.0)
-"""Points from a dot to its name, in the order in which they are tried."""
+"""Distances in points from dot to label, in the order of trial."""
 _DIRECTIONS = 16
 _NEAR = 12.0
-"""Up to here it is clear whose name it is; from further away a line leads to it."""
+"""Distance in points above which a line connects label and dot."""
 _DOT, _AIR = 4.0, 1.5
-"""Points around a dot, and around a name, that stay free."""
+"""Free space in points around a dot and around a label."""
 
 
 Point = tuple[float, float]
@@ -27,13 +27,13 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Label:
-    """A name for a dot."""
+    """A label of a dot."""
 
     text: str
     at: Point
     """The dot, in data coordinates."""
     look: Mapping[str, Any]
-    """How the text looks, as matplotlib takes it."""
+    """Text properties of matplotlib."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,9 @@ class _Box:
 
 
 def place(axes: Axes, labels: Sequence[Label], line: Sequence[Point] = ()) -> list[Label]:
-    """Draw the names, the first with the first choice of a place; returns those without one.
+    """Draw the labels in order of priority; returns those that do not fit.
 
-    None lies on the `line` through these points. The axes must have their limits and their place
-    in the figure already.
+    Labels avoid the `line` through these points. Limits and position of the axes must be final.
     """
     to_points = 72 / axes.figure.dpi
     room = _box(axes.get_window_extent().extents, to_points)
@@ -78,7 +77,7 @@ def place(axes: Axes, labels: Sequence[Label], line: Sequence[Point] = ()) -> li
 
 
 def _dot(axes: Axes, at: Point, to_points: float) -> Point:
-    """Where it is in the figure, in points."""
+    """Position in the figure in points."""
     x, y = axes.transData.transform(at)
     return float(x) * to_points, float(y) * to_points
 
@@ -88,7 +87,7 @@ def _around_point(at: Point, free: float) -> _Box:
 
 
 def _between(first: Point, last: Point) -> Iterator[Point]:
-    """Points on a line, so near to each other that nothing fits between them."""
+    """Densely spaced points on a line."""
     steps = int(dist(first, last) / _AIR) + 1
     for step in range(steps + 1):
         share = step / steps
@@ -96,7 +95,7 @@ def _between(first: Point, last: Point) -> Iterator[Point]:
 
 
 def _size(axes: Axes, label: Label, to_points: float) -> tuple[float, float]:
-    """Width and height of a name, with the air around it."""
+    """Width and height of a label including free space."""
     text = axes.text(0, 0, label.text, **label.look)
     box = _box(text.get_window_extent().extents, to_points)
     text.remove()
@@ -104,11 +103,11 @@ def _size(axes: Axes, label: Label, to_points: float) -> tuple[float, float]:
 
 
 def _around(dot: Point, width: float, height: float) -> Iterator[_Box]:
-    """Places around a dot, the nearest first, and of those the one to the right."""
+    """Candidate boxes around a dot, by distance, starting on the right."""
     for distance in _DISTANCES:
         for turn in range(_DIRECTIONS):
             angle = 2 * pi * turn / _DIRECTIONS
-            # The box touches a circle around the dot from outside.
+            # The box touches a circle around the dot from the outside.
             x = dot[0] + cos(angle) * (distance + width / 2) - width / 2
             y = dot[1] + sin(angle) * (distance + height / 2) - height / 2
             yield _Box(x, y, x + width, y + height)

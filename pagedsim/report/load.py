@@ -1,4 +1,4 @@
-"""The picture of load over time: who waits, who runs, how full memory is."""
+"""Plot of load over time: queued and running requests, KV-cache utilisation."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ BINS = 320
 
 
 def draw_load(study: Arms) -> Figure:
-    """Requests waiting and running and KV use of every arm's first seed, one panel each.
+    """Waiting requests, running requests and KV use of every arm's first seed, one panel each.
 
-    The last is left out where nobody could look into the server.
+    KV use is omitted if the server's steps are not known.
     """
     look = looks(study.arms, bool(study.swept))
     inside = all(run.inside for run in study.runs)
@@ -56,10 +56,10 @@ def draw_load(study: Arms) -> Figure:
 
 
 def load_of(run: Run, bins: int) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Edges of equal bins of time, and the mean within each of what waits, runs and is in use.
+    """Edges of equal time bins, and the means of waiting and running requests and KV use in each.
 
-    Replicas are added up. Between steps nobody is served, and nothing counts. Where no steps are
-    known, who has no token yet waits, who has one runs, and nothing is known of memory.
+    Replicas are summed; time between steps counts as 0. Without steps, a request waits until its
+    first token and runs afterwards, and KV use is unknown.
     """
     if not run.inside:
         return _seen_from_outside(run, bins)
@@ -80,7 +80,7 @@ _COLUMNS = ("start", "end", "waiting", "swapped", "running", "used_blocks")
 
 
 def mean_by_replica(run: Run, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Edges of equal bins of time, and the requests at each replica, a row each, as means."""
+    """Edges of equal time bins, and the mean number of requests at each replica, a row each."""
     edges = np.linspace(0, run.end or 1.0, bins + 1)
     each = run.steps_by_replica(*_COLUMNS[:-1])
     return edges, np.stack(
@@ -108,7 +108,7 @@ def _seen_from_outside(
 def _present(
     came: NDArray[np.float64], left: NDArray[np.float64], edges: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """How many there are between coming and leaving, a mean over each bin."""
+    """Mean number of present requests in each bin."""
     times = np.concatenate((came, left))
     order = np.argsort(times, kind="stable")
     there = np.cumsum(np.where(order < len(came), 1.0, -1.0))[:-1]

@@ -1,4 +1,4 @@
-"""Arms by two criteria at once: who is beaten in both by nobody, and where all others are."""
+"""Plots of Pareto fronts of arms over pairs of metrics."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 Plane = tuple[Criterion, Criterion]
 
 _PANEL, _LINE = 3.5, 0.17
-"""Inches of a panel's height, and of a line of the list below."""
+"""Height in inches of a panel, and of a line of the list below."""
 _WIDE = 3.0
-"""Times that have more than this between the least and the most stand on a logarithmic scale."""
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
 _COLUMNS = 5
 FRONT = looks(["front"])["front"].colour
 _MARGIN = 0.75
 """Inches left of the panels."""
 _ROOM = 0.09
-"""Of an axis, beyond the least and the most."""
+"""Margin of an axis, relative to its range."""
 
 
 def draw_pareto(standing: Standing, planes: Sequence[Plane]) -> Figure:
-    """A panel a plane. Named are those whom nobody beats, and the baseline; others are numbered."""
+    """A panel per plane. Arms on the front and the baseline are named, others numbered."""
     numbers = {arm: number for number, arm in enumerate(standing.arms.arms, 1)}
     lines = -(-len(numbers) // _COLUMNS)
     foot = 0.75 + _LINE * lines
@@ -56,7 +56,7 @@ def draw_pareto(standing: Standing, planes: Sequence[Plane]) -> Figure:
 
 
 def _draw(axes: Axes, standing: Standing, plane: Plane, numbers: Mapping[str, int]) -> None:
-    """One panel; names come last, when it is known where the dots are."""
+    """One panel; labels are placed last, around the dots."""
     points = _points(standing, plane)
     front = standing.frontier(*plane)
     for axis, number in (("x", 0), ("y", 1)):
@@ -77,7 +77,7 @@ def _draw(axes: Axes, standing: Standing, plane: Plane, numbers: Mapping[str, in
 
 
 def _points(standing: Standing, plane: Plane) -> dict[str, tuple[float, float]]:
-    """Where the arms are, in the units of the axes; who has no value is not there."""
+    """Coordinates of the arms in axis units, without arms that lack a value."""
     first, second = (_scale(standing, one).factor for one in plane)
     found = {
         arm: (standing.mean(arm, plane[0]) * first, standing.mean(arm, plane[1]) * second)
@@ -97,7 +97,7 @@ def _axis_label(standing: Standing, one: Criterion) -> str:
 
 
 def _scale_axis(axes: Axes, axis: str, values: Sequence[float], one: Criterion) -> None:
-    """Limits with room for names; values that are far apart stand on a logarithmic scale."""
+    """Set limits with room for labels, and a logarithmic scale for a wide range."""
     low, high = min(values), max(values)
     if metric_of(one.key).unit != "share" and low > 0 and high > _WIDE * low:
         room = (high / low) ** _ROOM
@@ -109,7 +109,7 @@ def _scale_axis(axes: Axes, axis: str, values: Sequence[float], one: Criterion) 
 
 
 def _few_ticks(axis: Axis, low: float, high: float) -> None:
-    """Plain numbers, as many as help, on a logarithmic axis."""
+    """A few plain-number ticks on a logarithmic axis."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     steps = (1, 1.5, 2, 3, 4, 5, 7) if high < 8 * low else (1, 2, 5) if high < 1e3 * low else (1,)
@@ -120,7 +120,7 @@ def _few_ticks(axis: Axis, low: float, high: float) -> None:
 
 
 def _stairs(points: Sequence[Point], first: Criterion) -> list[Point]:
-    """A line through what nobody goes beyond: along the first criterion, as the second stays."""
+    """The front as a step line."""
     ordered = sorted(points)
     line = ordered[:1]
     for before, at in pairwise(ordered):
@@ -129,7 +129,7 @@ def _stairs(points: Sequence[Point], first: Criterion) -> list[Point]:
 
 
 def _list(figure: Figure, numbers: Mapping[str, int]) -> None:
-    """Who has which number, in columns at the foot."""
+    """The legend of numbered arms, in columns at the bottom."""
     width, height = figure.get_size_inches()
     lines = -(-len(numbers) // _COLUMNS)
     for arm, number in numbers.items():

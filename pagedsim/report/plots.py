@@ -1,4 +1,4 @@
-"""The pictures of a study, as files and for the page."""
+"""The standard plots of a comparison."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pagedsim.metrics.compare import baseline_of
 from pagedsim.report.balance import draw_balance, draw_replicas, is_fleet
 from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep, without_ratio
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load
-from pagedsim.report.pictures import Drawing
 from pagedsim.report.service import draw_service, tells_of_service
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def drawings_of(study: Arms) -> dict[str, Drawing]:
-    """Every picture that arms side by side have something to show in."""
+def drawings_of(study: Arms) -> dict[str, FigureSpec]:
+    """All applicable plots of a comparison."""
     return {
-        name: Drawing(title, caption, partial(make, study))
+        name: FigureSpec(title, caption, partial(make, study))
         for name, title, caption, make in _chosen(study)
     }
 
@@ -69,8 +69,8 @@ def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figur
         yield (
             "balance",
             "Requests at each replica",
-            "Who waits or is served where: above the mean over replicas, grey from the least to "
-            f"the most; below a row a replica; seed {first}.",
+            "Requests waiting or running at each replica: above the mean over replicas, grey from "
+            f"the least to the most; below a row a replica; seed {first}.",
             draw_balance,
         )
     if tells_of_service(study):
@@ -96,8 +96,10 @@ def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figur
 
 def _load_caption(study: Arms) -> str:
     if all(run.inside for run in study.runs):
-        return "Who waits (swapped out included), who runs, and the share of KV blocks in use"
-    return "Who has no token yet, and who has one and waits for more, as the client sees it"
+        return "Queued (including swapped) and running requests, and KV-cache utilisation"
+    return (
+        "Requests without a token yet, and those that have one and wait for more, as clients see it"
+    )
 
 
 def _bars_caption(study: Arms) -> str:

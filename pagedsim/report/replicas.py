@@ -1,4 +1,4 @@
-"""The replicas of fleets as tables: a row each, or what many of them come down to."""
+"""Tables of a fleet's replicas: a row each, or a summary of many."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pagedsim.metrics.result import Listing
 from pagedsim.metrics.tables import NAN
 
 MOST = 16
-"""So many replicas have a row each; of more there are quartiles, and the extremes."""
+"""Maximum number of replicas with a row each; above it there are quartiles and extremes."""
 _EXTREMES = 3
 _ARMS = 4
-"""So many arms have a table each; of more, each has a row."""
+"""Maximum number of arms with a table each; above it each has a row."""
 _METRICS = (
     *("kv_utilisation_mean", "batch_size_mean", "hit_rate", "preemptions"),
     *("ttft_mean", "ttft_p99", "tpot_mean", "e2e_mean"),
@@ -38,7 +38,7 @@ class _Column(NamedTuple):
         return self.scale.text(value)
 
     def span(self) -> str:
-        """From the least to the most."""
+        """The range of the values."""
         known = [value for value in self.values if value == value]
         if not known:
             return self.cell(NAN)
@@ -47,7 +47,7 @@ class _Column(NamedTuple):
 
 
 def replica_listings(study: Arms) -> list[Listing]:
-    """What the first run of each arm says of its replicas; nothing where there is one server."""
+    """Tables of the replicas in the first run of each arm; empty for single servers."""
     runs = [run for run in (study.of(arm)[0] for arm in study.arms) if run.replicas]
     if len(runs) > _ARMS:
         return [_ranges(runs), *_transfers(runs)]
@@ -86,7 +86,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> Iterator[_Column]:
 
 
 def _chosen(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[int], str]:
-    """Who has a row, and what is to be said of the others."""
+    """The replicas with a row, and a note on the others."""
     if len(rows) <= MOST:
         return range(len(rows)), ""
     order = sorted(range(len(rows)), key=lambda index: -rows[index]["computed_tokens"])
@@ -124,7 +124,7 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _ranges(runs: Sequence[Run]) -> Listing:
-    """A row an arm."""
+    """One row of ranges per arm."""
     every = [{one.label: one.span() for one in _columns(run.replicas)} for run in runs]
     head = list(dict.fromkeys(label for one in every for label in one))
     rows = [
@@ -136,7 +136,7 @@ def _ranges(runs: Sequence[Run]) -> Listing:
 
 
 def _transfers(runs: Sequence[Run]) -> Iterator[Listing]:
-    """What went between replicas, a row an arm."""
+    """KV transfers between replicas, one row per arm."""
     told = [(run, run.summary["transfers"]) for run in runs if "transfers" in run.summary]
     if not told:
         return

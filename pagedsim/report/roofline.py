@@ -1,4 +1,4 @@
-"""The picture of an estimate: its products under the roofs of the data sheet."""
+"""Roofline plot of an estimate."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 _MARKERS = "os^D"
 _MARGIN = 2.0
-"""How far the axes go beyond what they show, as a factor."""
+"""Margin of the axes, as a factor."""
 _PLAIN = ("fp16", "reached")
-"""The roofs that times are worked out from."""
+"""The roofs that the cost model uses."""
 _NAMED = 2
-"""Of products at one point, so many are named."""
+"""Maximum number of labelled products at one point."""
 
 Point = tuple[float, float]
-"""(FLOP a byte, FLOP/s); infinite where nothing is read."""
+"""(FLOP per byte, FLOP/s); infinite intensity if nothing is read."""
 
 
 def draw_roofline(data: Mapping[str, Any]) -> Figure:
-    """FLOP/s over FLOP a byte: the roofs, each step's products, and, filled, the step itself."""
+    """FLOP/s over FLOP per byte: the roofs, each step's products, and, filled, the step itself."""
     from matplotlib.lines import Line2D
 
     products = {name: _by_point(found) for name, found in data["products"].items()}
@@ -39,7 +39,7 @@ def draw_roofline(data: Mapping[str, Any]) -> Figure:
     for (name, found), marker in zip(products.items(), _MARKERS, strict=False):
         colour = look[name].colour
         for (x, y), names in found.items():
-            at = min(x, right / 1.2), y  # what reads nothing stands at the edge
+            at = min(x, right / 1.2), y  # infinite intensity is drawn at the edge
             axes.plot(*at, marker, ms=6, color=colour, mfc="none", mew=1.4)
             near = float(f"{at[0]:.2g}"), float(f"{y:.2g}")
             labels.setdefault(near, []).extend(names)
@@ -56,7 +56,7 @@ def draw_roofline(data: Mapping[str, Any]) -> Figure:
 
 
 def _draw_roofs(axes: Axes, data: Mapping[str, Any], shown: list[float]) -> float:
-    """Those of the data sheet, and dashed what is reached of them; returns the right edge."""
+    """Draw the data sheet's roofs and, dashed, the attainable ones; returns the right edge."""
     peak, reached = data["peak"], data["reached"]
     ridge = max(peak["flop_rates"].values()) / peak["bandwidth"]
     left, right = min(shown) / _MARGIN, max(ridge, *shown) * _MARGIN**2
@@ -77,7 +77,7 @@ def _draw_roofs(axes: Axes, data: Mapping[str, Any], shown: list[float]) -> floa
 
 
 def _by_point(products: list[Mapping[str, Any]]) -> dict[Point, list[str]]:
-    """The names of the products at each point; to three digits."""
+    """Names of the products at each point, rounded to three digits."""
     found: dict[Point, list[str]] = {}
     for one in products:
         x, y = _point(one, max(one["computing_s"], one["reading_s"]))
@@ -90,7 +90,7 @@ def _point(work: Mapping[str, Any], seconds: float) -> Point:
 
 
 def _label(axes: Axes, at: Point, names: list[str], leftwards: bool) -> None:
-    """Below the point, to its left where there is no room to its right."""
+    """Label a point below, on the left if there is no room on the right."""
     more = len(names) - _NAMED
     text = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
     side, slope = ("right", 38) if leftwards else ("left", -38)

@@ -1,4 +1,4 @@
-"""The picture of the service that each client gets over time."""
+"""Plot of each client's cumulative service over time."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ _THOUSAND = 1e3
 
 
 def tells_of_service(study: Arms) -> bool:
-    """Whether several clients waited at once, which is when it shows how they were served; and
-    there is room for all."""
+    """Whether the plot is meaningful: several clients waited at once, and there is room for all."""
     fits = len(study.clients) <= _MOST_CLIENTS and len(study.arms) <= _MOST_ARMS
     return fits and any("service_gap" in study.of(arm)[0].summary for arm in study.arms)
 
 
 def draw_service(study: Arms) -> Figure:
-    """What each client had got by each time under every arm's first seed, one panel an arm."""
+    """Cumulative service of each client under every arm's first seed, one panel per arm."""
     look = looks(study.clients)
     down = -(-len(study.arms) // _ACROSS)
     across = -(-len(study.arms) // down)
@@ -77,16 +76,16 @@ def _draw_arm(axes: Axes, run: Run, look: dict[str, Look]) -> None:
 
 
 def _of(run: Run) -> tuple[list[str], ServiceOverTime, float]:
-    """The clients, what they got over time, and when the run ended."""
+    """The clients, their service over time, and the end of the run."""
     requests = run.by_column()
     end, decoding = (run.steps(name)[name].to_numpy() for name in ("end", "decode_seqs"))
-    ends = end[decoding > 0] if not run.replicas else np.empty(0)  # as the summary has it
+    ends = end[decoding > 0] if not run.replicas else np.empty(0)  # as in the summary
     clients, numbers = requests.numbered("client")
     return clients, service_over_time(requests, numbers, ends), run.end or 1.0
 
 
 def _waits(over: ServiceOverTime, client: int, times: Floats) -> np.ndarray:
-    """At which times it has requests waiting."""
+    """Mask of the times at which a client has requests waiting."""
     spans = over.waits.of(client)
     began, ended = (np.searchsorted(some, times) for some in (spans.begin, spans.end))
     return np.asarray(began > ended)

@@ -1,4 +1,4 @@
-"""The stages of each request: queued, prefill, decode; and the time that preemptions took."""
+"""Stages of requests over time: queued, prefill, decode, and those caused by preemptions."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from pagedsim.metrics.arms import Run
 
 REJECTED = "rejected"
 WAITS_AGAIN, SWAPPED_OUT, AGAIN = "preempted", "swapped out", "prefill again"
-"""A request waits for memory; waits with its blocks on the CPU; computes what it lost."""
+"""Waiting for memory; waiting with swapped-out blocks; recomputing."""
 
 Preemption = Mapping[str, Any]
 """A row of preemptions.parquet."""
 
 
 class Stage(NamedTuple):
-    """What a request does for some time, in seconds."""
+    """A stage of a request, in seconds."""
 
     name: str
     begin: float
     end: float
     preemption: Preemption | None = None
-    """The one that put it there."""
+    """The preemption that caused it, if any."""
 
 
 class Life(NamedTuple):
-    """What became of one request."""
+    """The stages and preemptions of one request."""
 
     stages: Sequence[Stage]
     preemptions: Sequence[Preemption]
 
 
 def lives_of(run: Run, requests: pa.Table) -> list[Life]:
-    """Those of some rows of a run's requests."""
+    """The stages of the given rows of a run's requests."""
     preemptions: dict[Any, list[Preemption]] = {}
     for row in run.preemptions():
         preemptions.setdefault(row["request"], []).append(row)
@@ -54,21 +54,21 @@ def lives_of(run: Run, requests: pa.Table) -> list[Life]:
             for name, (begin, end) in zip(names, pairwise(own), strict=True)
             if end > begin
         ]
-        # A request that began anew on another replica has left behind what came before.
+        # Preemptions before a restart on another replica are dropped.
         mine = [one for one in preemptions.get(request, ()) if one["time"] >= own[1]]
         lives.append(Life(_interrupted(stages, mine, own[-1]), mine))
     return lives
 
 
 def _known(run: Run, table: pa.Table) -> tuple[list[str], list[list[float]]]:
-    """What requests do one after the other, and when each of that begins, with the end of all."""
+    """Names of the stages without preemptions, and their start times followed by the end."""
     known = ["arrival", "scheduled" if run.inside else "first_token", "first_token", "finished"]
     names = ["queued", "prefill", "decode"]
     columns = {name: np.asarray(table[name].to_numpy(), dtype=np.float64) for name in known}
     over = columns["finished"]
     over = np.where(np.isnan(over), run.end, over)
     times = [np.where(np.isnan(columns[name]), over, columns[name]) for name in known]
-    if "boarded" in table.column_names:  # replicas hand requests on
+    if "boarded" in table.column_names:  # with migration between replicas
         moves = [np.asarray(table[name].to_numpy()) for name in ("left", "boarded")]
         times[3:3] = [np.where(np.isnan(move), times[2], move) for move in moves]
         names += ["on the way", "decode"]
@@ -78,7 +78,7 @@ def _known(run: Run, table: pa.Table) -> tuple[list[str], list[list[float]]]:
 def _interrupted(
     stages: Sequence[Stage], preemptions: Sequence[Preemption], over: float
 ) -> Sequence[Stage]:
-    """The stages of a request that is `over` then, with its preemptions among them."""
+    """Insert preemptions into the stages of a request that ends at `over`."""
     next_times = [*(one["time"] for one in preemptions), over][1:]
     for one, until in zip(preemptions, next_times, strict=True):
         back, decoding = (
@@ -92,7 +92,7 @@ def _interrupted(
 
 
 def _overlaid(stages: Sequence[Stage], over: Stage) -> Sequence[Stage]:
-    """The stages with another in the place of all that lies within its time."""
+    """Replace the part of the stages that overlaps another stage."""
     if over.end <= over.begin:
         return list(stages)
     before = [one._replace(end=min(one.end, over.begin)) for one in stages]
@@ -105,7 +105,7 @@ def _overlaid(stages: Sequence[Stage], over: Stage) -> Sequence[Stage]:
 
 
 def cause_of(preemption: Preemption) -> str:
-    """Why a request was preempted, in words."""
+    """The cause of a preemption as text."""
     by = preemption["by"]
     if preemption["why"] == "displaced":
         return f"displaced by {by}, which is more urgent"

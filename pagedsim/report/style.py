@@ -1,7 +1,7 @@
-"""How pictures look: colours that colour-blind readers tell apart, in a light and a dark version.
+"""Figure style: colour-blind safe colours in a light and a dark version, layout helpers.
 
-The arms' colours are Okabe and Ito's. A picture is drawn once, in light colours; in the page its
-colours are replaced by variables that follow the reader's mode.
+The arms' colours are Okabe and Ito's. Figures are drawn once in light colours, which a page
+replaces by CSS variables for light and dark mode.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DARK = {
     "#6ece58": "#93e27f",
     "#b5c72c": "#d9e66a",
 }
-"""Every colour of the pictures, and what it becomes on a dark page."""
+"""Dark-mode replacement of every colour."""
 
 _RC: Any = {
     "font.size": 9,
@@ -89,19 +89,19 @@ _RC: Any = {
 WIDTH = 9.2
 DPI = 110
 _LINE, _HANDLE, _LETTER = 0.2, 0.62, 0.078
-"""Inches in the key: from line to line, before a name, and for a letter of it."""
+"""Legend sizes in inches: line height, handle width, and width of a letter."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """Colour and dashes of one arm, the same in every picture."""
+    """Colour and dashes of an arm, the same in every figure."""
 
     colour: str
     dashes: Any
 
 
 def looks(arms: Sequence[str], ordered: bool = False) -> dict[str, Look]:
-    """A look for each arm; points of a sweep (`ordered`) go from dark to light."""
+    """A look for each arm; sweeps (`ordered`) use a ramp from dark to light."""
     if ordered or len(arms) > len(_ARMS):
         last = max(len(arms) - 1, 1)
         ramp = [_RAMP[round(i * (len(_RAMP) - 1) / last)] for i in range(len(arms))]
@@ -111,11 +111,10 @@ def looks(arms: Sequence[str], ordered: bool = False) -> dict[str, Look]:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Within it, matplotlib draws in this style."""
+    """Context in which matplotlib uses this style."""
     import matplotlib
 
-    # Each kind of artist would write pages on all that it can be told, half of what it takes to
-    # import them.
+    # Artists generate docstrings of all their properties, which is half of the import time.
     artists: Any = import_module("matplotlib.artist")
     artists.Artist._update_set_signature_and_docstring = lambda: None
     artists.kwdoc = lambda artist: ""
@@ -141,7 +140,7 @@ def margins(
     top: float = 0.62,
     bottom: float = 0.5,
 ) -> None:
-    """Set the space around the panels, in inches, so that it does not grow with the figure."""
+    """Set the margins around the panels in inches, independent of the figure size."""
     width, height = figure.get_size_inches()
     figure.subplots_adjust(
         left=left / width, right=1 - right / width, top=1 - top / height, bottom=bottom / height
@@ -149,7 +148,7 @@ def margins(
 
 
 def key(figure: Figure, entries: dict[str, Any]) -> None:
-    """A line at the top that says which look is which; a colour alone stands for a filled bar."""
+    """A legend at the top; an entry that is a colour is shown as a filled patch."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -176,7 +175,7 @@ def key(figure: Figure, entries: dict[str, Any]) -> None:
 
 
 def _lines(labels: Sequence[str]) -> int:
-    """So many lines of the key have room for `labels`, in columns as wide as the widest."""
+    """Number of legend lines for `labels`, in columns as wide as the widest."""
     widest = max(_HANDLE + _LETTER * len(label) for label in labels)
     columns = max(1, min(10, int((WIDTH - 0.3) / widest)))
     if sum(_HANDLE + _LETTER * len(label) for label in labels) < WIDTH - 0.3 and len(labels) < 11:
@@ -185,7 +184,7 @@ def _lines(labels: Sequence[str]) -> int:
 
 
 def _make_room(figure: Figure, inches: float) -> float:
-    """Make the figure taller at its top, the panels as they are; returns its height."""
+    """Extend the figure at the top without changing the panels; returns its height."""
     width, height = figure.get_size_inches()
     room = figure.subplotpars
     higher = height + inches
@@ -195,12 +194,12 @@ def _make_room(figure: Figure, inches: float) -> float:
 
 
 def short(name: str, most: int = 36) -> str:
-    """A name that fits into a picture."""
+    """Truncate a name to fit a figure."""
     return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
 def entries(study: Arms, look: dict[str, Look]) -> dict[str, Any]:
-    """What `key` is to say of arms; of a sweep also what its values are of."""
+    """Legend entries of arms; for a sweep, preceded by the name of the setting."""
     if not study.swept:
         return dict(look)
     from matplotlib.lines import Line2D
@@ -209,7 +208,7 @@ def entries(study: Arms, look: dict[str, Look]) -> dict[str, Any]:
 
 
 def tidy(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
-    """Few ticks, no minor ones, labels where given."""
+    """Short major ticks, no minor ones, and axis labels if given."""
     from matplotlib.ticker import NullLocator
 
     for axis, label in ((axes.xaxis, x), (axes.yaxis, y)):
@@ -220,7 +219,7 @@ def tidy(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
 
 
 def stairs(axes: Axes, values: NDArray[Any], edges: NDArray[Any], look: Look) -> None:
-    """A line of steps; matplotlib's own would search each piece for its extremes, as of a curve."""
+    """A step line; faster than Axes.stairs, which computes the extent of each segment."""
     from matplotlib.patches import StepPatch
 
     line: dict[str, Any] = {"edgecolor": look.colour, "linestyle": look.dashes, "linewidth": 1.3}
@@ -231,12 +230,12 @@ def stairs(axes: Axes, values: NDArray[Any], edges: NDArray[Any], look: Look) ->
 
 
 def time_label(runs: Sequence[Run]) -> str:
-    """What an axis of time in the run is called."""
+    """Label of the time axis."""
     return "time (s)" if any(run.measured for run in runs) else "simulated time (s)"
 
 
 def plain_log_ticks(axis: Any) -> None:
-    """Numbers a reader knows (0.1, 1, 10) instead of powers."""
+    """Plain numbers (0.1, 1, 10) instead of powers on a logarithmic axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = axis.get_view_interval()

@@ -1,4 +1,4 @@
-"""The map of where swapping is cheaper than computing again."""
+"""Map of where swapping is cheaper than recomputation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEVELS = (0.25, 0.5, 1 / 1.2, 1.2, 2.0, 4.0)
-"""Recompute over swap, where the colours change."""
+"""Colour boundaries of the ratio of recomputation to swap time."""
 COLOURS = ("#b34700", "#e08a3c", "#f3c79a", "#d0d7de", "#9ccbec", "#3d96d1", "#004f86")
 MEANINGS = ("recompute 4 ×", "2 ×", "1.2 ×", "even", "1.2 ×", "2 ×", "swap 4 ×")
 
 
 def draw_map(data: Mapping[str, Any]) -> Figure:
-    """A panel a machine and bus; a line a model and layout, a column a block size."""
+    """A panel per machine and bus, a row per model and layout, a column per block size."""
     from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.patches import Patch
 

@@ -1,4 +1,4 @@
-"""The study's table, worked out once for the terminal, the page and the tracker."""
+"""Tables of a study, shared by the terminal, the page and W&B."""
 
 from __future__ import annotations
 
@@ -16,7 +16,45 @@ from pagedsim.metrics.compare import (
     groups_of,
     values_of,
 )
-from pagedsim.report.percent import signed
+from pagedsim.metrics.result import Listing, Result, Row
+from pagedsim.report.numbers import signed
+
+
+def tables(result: Result) -> list[Listing]:
+    """All tables; the first compares with published numbers."""
+    if not result.rows:
+        return list(result.listings)
+    held = any(row.published is not None for row in result.rows)
+    theirs, ours = result.beside
+    head = ["", theirs, ours, "difference"] if held else ["", ours]
+    rows = [_cells(row) if held else [row.what, _text(row.ours, row.unit)] for row in result.rows]
+    title = f"{theirs.capitalize()} and {ours}" if held else "Results"
+    return [Listing(title, head, rows), *result.listings]
+
+
+def reasons(result: Result) -> list[str]:
+    """Reasons for differences from published numbers, a line each."""
+    return [f"{row.what}: {row.why}" for row in result.rows if row.why]
+
+
+def _cells(row: Row) -> list[str]:
+    published = row.published
+    if isinstance(published, tuple):
+        text = f"{_text(published[0])} to {_text(published[1], row.unit)}"
+        return [row.what, text, _text(row.ours, row.unit), _within(row)]
+    text = "–" if published is None else _text(published, row.unit)
+    return [row.what, text, _text(row.ours, row.unit), signed(row.difference)]
+
+
+def _within(row: Row) -> str:
+    return "within" if row.difference == 0 else signed(row.difference)
+
+
+def _text(value: float, unit: str = "") -> str:
+    if math.isnan(value):
+        return "–"
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{number} {unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -30,13 +68,13 @@ class Cell:
     """Half the confidence interval, without a unit; empty where there is none."""
     best: bool
     versus: Comparison | None
-    """None for the baseline, and where there is nothing to compare."""
+    """None for the baseline, and if there is nothing to compare."""
 
     @property
     def change(self) -> str:
-        """How it differs from the baseline, such as "-87 %" or "×4.2"; empty for the baseline.
+        """The change against the baseline, such as "-87 %" or "×4.2"; empty for the baseline.
 
-        Where there is no ratio it is the difference, such as "+3" or, of a share, "+1.5 pp".
+        Without a ratio it is the difference, such as "+3" or, for a share, "+1.5 pp".
         """
         if self.versus is None:
             return ""
@@ -55,7 +93,7 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """How to show the change: better, worse, or unsure (also where neither way is better)."""
+        """How to show the change: better, worse, or unsure (also without a better direction)."""
         one = self.versus
         if one is None or one.gain is None or not (one.sure or not one.difference.known):
             return "unsure"
@@ -73,7 +111,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        """What to call the group."""
+        """Name of the group."""
         return "all requests" if self.client is None else self.client or "unnamed client"
 
     @property
@@ -85,13 +123,13 @@ class Section:
 def _difference(one: Comparison) -> str:
     difference = one.difference.mean
     scale = scale_of(one.key, (difference,))
-    suffix = scale.suffix.replace("%", "pp")  # percent of percents would be read as a ratio
+    suffix = scale.suffix.replace("%", "pp")  # "%" would be read as a relative change
     sign = "+" if difference > 0 else "−"
     return f"{sign}{scale.number(abs(difference))} {suffix}".rstrip()
 
 
 def sections(study: Arms) -> list[Section]:
-    """A section for each client, where the study tells several apart, and one for all requests."""
+    """A section for each client, if the study distinguishes several, and one for all requests."""
     versus = {(one.arm, one.client, one.key): one for one in compare(study)}
     found = []
     for client in groups_of(study):
@@ -118,7 +156,7 @@ def _column(
     scale = scale_of(key, means)
     way = metric_of(key).better
     texts = {scale.text(mean) for mean in means}
-    # Who looks the same is marked the same.
+    # Values that print as equal are marked alike.
     best = scale.text((max if way > 0 else min)(means)) if way and len(texts) > 1 else None
     return {
         arm: Cell(

@@ -1,8 +1,8 @@
 """A timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Each arm is two processes: its requests, a track each with what it did when, and its server, with a
-track of steps, marks where a request was preempted, and counters. Each replica of a fleet is one,
-with both. Times are in microseconds.
+Each arm has two processes: its requests, with a track of stages each, and its server, with a track
+of steps, preemption marks and counters. Each replica of a fleet is one process with both. Times are
+in microseconds.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _STEP = (
     *("step", "start", "end", "prefill_tokens", "prefill_requests", "decode_seqs", "waiting"),
     *("used_blocks", "swap_out", "swap_in"),
 )
-"""What is shown of a step."""
+"""Columns of a step in the timeline."""
 _CAUSE = ("request", "by", "why", "wanted", "how")
-"""What is shown of a preemption, beside a sentence."""
+"""Columns of a preemption in the timeline."""
 
 Events = Iterator[str]
-"""Each as JSON: there are tens of thousands, most of them a few numbers."""
+"""Events serialised as JSON."""
 
 _text = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -45,7 +45,7 @@ _text = json.JSONEncoder(separators=(",", ":")).encode
 def write_timeline(
     study: Arms, path: Path, *, requests: int = REQUESTS, steps: int = STEPS, arms: int = ARMS
 ) -> Path:
-    """Write the first seed of the first `arms` arms, as far as the caps allow; returns `path`."""
+    """Write the first seed of the first `arms` arms up to the caps; returns `path`."""
     events: list[str] = []
     notes = []
     shown = study.arms[:arms]
@@ -78,7 +78,7 @@ def write_timeline(
 def _fleet(
     run: Run, processes: Iterator[int], requests: int, steps: int, notes: list[str]
 ) -> Events:
-    """The first replicas, each with its part of `requests` and `steps`."""
+    """The first replicas, each with an equal share of `requests` and `steps`."""
     arm, replicas = run.arm, run.replicas
     shown = min(len(replicas), REPLICAS)
     if shown < len(replicas):
@@ -111,7 +111,7 @@ def _note(notes: list[str], whose: str, what: str, rows: int, most: int) -> None
 def _steps(
     process: int, table: pa.Table, total: float, preemptions: Sequence[Preemption]
 ) -> Events:
-    """The track of steps, of a server that has so many blocks."""
+    """The track of steps of a server with `total` blocks."""
     yield from _track(process, 1, "steps")
     begin = _micros(table["start"])
     length = np.round(_micros(table["end"]) - begin, 3)
@@ -137,7 +137,7 @@ def _kind(chunks: int, decodes: int) -> str:
 
 
 def _counters(process: int, table: pa.Table, total: float) -> Events:
-    """Counters at every step, or at every so many of a long run."""
+    """Counters at every step, subsampled for a long run."""
     table = table.take(np.arange(table.num_rows)[:: -(-table.num_rows // COUNTS) or 1])
     columns = ("used_blocks", "decode_seqs", "prefill_requests", "waiting")
     used, decodes, prefills, waiting = (np.asarray(table[name].to_numpy()) for name in columns)
@@ -154,7 +154,7 @@ def _counters(process: int, table: pa.Table, total: float) -> Events:
 
 
 def _requests(run: Run, process: int, table: pa.Table, first: int) -> Events:
-    """A track each, the first with this number."""
+    """A track per request, numbered from `first`."""
     facts = [
         *("request", "client", "state", "reason"),
         *("prompt_tokens", "output_tokens", "preemptions", "recomputed_tokens", "swapped_blocks"),
@@ -183,7 +183,7 @@ def _span(begin: float, until: float) -> tuple[float, float]:
 
 
 def _mark(process: int, track: int, scope: str, preemption: Preemption) -> str:
-    """A preemption, where it happened: across its track (t) or its process (p)."""
+    """An instant event of a preemption, with scope track (t) or process (p)."""
     told = {n: one for n, one in preemption.items() if n in _CAUSE and one is not None}
     event = {
         **{"ph": "i", "s": scope, "pid": process, "tid": track},

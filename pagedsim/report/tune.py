@@ -1,4 +1,4 @@
-"""What a search for the best settings found."""
+"""Result of a search for the best settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from pagedsim.metrics.catalogue import label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing
-from pagedsim.report.percent import percent, signed
+from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import INK, MUTED, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:
@@ -24,25 +24,25 @@ Values = Mapping[int, float]
 
 
 def mean(values: Values) -> float:
-    """Over the seeds."""
+    """Mean over the seeds."""
     return estimate(list(values.values())).mean
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """All that was found."""
+    """All results of the search."""
 
     goal: str
     default: Values
-    """Under the configuration as it stands."""
+    """The goal under the unchanged configuration."""
     trials: Sequence[tuple[Sequence[str], Values]]
-    """What was changed, and what came out, in order."""
+    """Overrides and results of the trials, in order."""
     best: Sequence[str]
-    """What the best of them changes; nothing, where none is better than the default."""
+    """Overrides of the best trial; empty if none is better than the default."""
     best_command: str
     confirmed_default: Values
     confirmed_best: Values
-    """Under seeds that the search has not seen."""
+    """Under held-out seeds."""
     importance: Mapping[str, float]
     failed: Mapping[str, str]
 
@@ -55,13 +55,13 @@ class Tuning:
 
     @property
     def ratio(self) -> Estimate:
-        """The best against the default under the other seeds, as a geometric mean of ratios."""
+        """The best against the default under the held-out seeds: geometric mean of ratios."""
         best, default = self.confirmed_best, self.confirmed_default
         seeds = sorted(best.keys() & default.keys())
         return paired_ratio([best[seed] for seed in seeds], [default[seed] for seed in seeds])
 
     def lines(self) -> list[str]:
-        """What was found, in sentences."""
+        """The finding as sentences."""
         goal, scale = label_of(self.goal), scale_of(self.goal, [self.found])
         if not self.best:
             return [f"None of {len(self.trials)} trials is better than the settings as they stand."]
@@ -87,7 +87,7 @@ class Tuning:
         ]
 
     def data(self) -> dict[str, Any]:
-        """As result.json has it."""
+        """The data of result.json."""
         return {
             "goal": self.goal,
             "default": self.default,
@@ -110,7 +110,7 @@ class Tuning:
         }
 
     def table(self) -> list[dict[str, object]]:
-        """A row a trial."""
+        """One row per trial."""
         return [
             {
                 "trial": number,
@@ -122,7 +122,7 @@ class Tuning:
         ]
 
     def listings(self) -> list[Listing]:
-        """What mattered."""
+        """The table of setting importances."""
         if not self.importance:
             return []
         head = ["setting", f"explains of {label_of(self.goal).lower()}"]
@@ -131,7 +131,7 @@ class Tuning:
 
 
 def draw_tuning(done: Tuning) -> Figure:
-    """The goal trial by trial, and what explains it."""
+    """The goal over trials, and the importances of the settings."""
     look = looks(["trial"])["trial"]
     scale = scale_of(done.goal, [done.found])
     means = np.asarray([mean(values) for _, values in done.trials]) * scale.factor

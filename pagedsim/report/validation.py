@@ -1,4 +1,4 @@
-"""The picture of a validation: how the simulator's latencies lie over the engine's."""
+"""Plot of a validation: latency distributions of simulator and engine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _SHARES = np.linspace(0, 1, 241)
 _WIDE = 20
-"""A largest value so many times the smallest is drawn on a logarithmic axis."""
+"""Ratio of the largest to the smallest value above which the axis is logarithmic."""
 
 
 def draw_validation(regimes: Sequence[Regime]) -> Figure:
-    """A row of panels a regime, a panel each for TTFT, TPOT and E2E."""
+    """A row of panels per regime with TTFT, TPOT and E2E."""
     look = looks(["engine", "simulator"])
     figure = new_figure(0.75 + 2.0 * len(regimes))
     panels = figure.subplots(len(regimes), len(SHOWN), squeeze=False, sharey=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import DEFAULT_METRICS
 from pagedsim.metrics.result import PUBLISHED, Listing, Row
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
 
@@ -31,7 +31,7 @@ class Analysis:
     notes: Sequence[str] = ()
     data: Mapping[str, object] = field(default_factory=dict)
     """All numbers, as plain lists and mappings: for result.json, and to draw from."""
-    drawings: Mapping[str, Drawing] = field(default_factory=dict)
+    drawings: Mapping[str, FigureSpec] = field(default_factory=dict)
     compares: bool = False
     """Whether the table of arms is the main result."""
     headline: Sequence[str] | None = None

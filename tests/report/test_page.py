@@ -15,7 +15,7 @@ from pagedsim import report
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import compare, estimate, values_of
 from pagedsim.report import html
-from pagedsim.report.pictures import drawn
+from pagedsim.report.figures import drawn
 from pagedsim.report.plots import drawings_of
 from pagedsim.report.style import DARK, looks
 from pagedsim.report.table import sections

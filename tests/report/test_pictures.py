@@ -16,9 +16,9 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import compare, estimate, value_of, values_of
 from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep
+from pagedsim.report.figures import _for_page
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load, load_of
-from pagedsim.report.pictures import _for_page
 from pagedsim.report.plots import drawings_of
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks
 from tests.metrics.tables import requests_of, study_of, with_rejected, with_tables

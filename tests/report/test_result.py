@@ -16,7 +16,7 @@ from pagedsim import report
 from pagedsim.metrics.files import RESULT
 from pagedsim.metrics.jsons import write_json
 from pagedsim.metrics.result import Listing, Result, Row
-from pagedsim.report.pictures import Drawing
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import margins, new_figure
 from tests.report.test_page import Reader
 
@@ -212,7 +212,7 @@ def drawn() -> Figure:
 def written(folder: Path, result: Result = RESULT_OF_TWO) -> str:
     folder.mkdir(exist_ok=True)
     write_json(folder / RESULT, result.record(["line"]))
-    line = Drawing("A <line>", "It rises & rises.", drawn)
+    line = FigureSpec("A <line>", "It rises & rises.", drawn)
     path = report.write(result, {"line": line}, folder)
     assert path == folder / "report.html"
     return path.read_text(encoding="utf-8")

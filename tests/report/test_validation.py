@@ -16,7 +16,7 @@ from pagedsim.metrics.agreement import JUDGED, KEYS, SHOWN, Regime
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Result
 from pagedsim.report import style
-from pagedsim.report.percent import signed
+from pagedsim.report.numbers import signed
 from tests.metrics.tables import run_of
 from tests.report.test_page import Reader
 

@@ -1,13 +1,24 @@
-"""Large numbers for reading: three digits and a prefix."""
+"""Number formatting: percentages ("–" for NaN), and large numbers with a unit prefix."""
 
 from __future__ import annotations
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Format a share, such as "12.5 %"."""
+    return "–" if share != share else f"{100 * share:.{digits}f} %"
+
+
+def signed(share: float, digits: int = 1, unit: str = " %") -> str:
+    """Format a relative difference with its sign."""
+    return "–" if share != share else f"{100 * share:+.{digits}f}{unit}".replace("-", "−")
+
 
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
 
 
 def decimal(value: float, unit: str) -> str:
-    """In thousands, as rates and FLOP are counted.
+    """Format with decimal prefixes, three digits.
 
     >>> decimal(13.5e9, "FLOP"), decimal(999.6e9, "B"), decimal(7, "B")
     ('13.5 GFLOP', '1.00 TB', '7.00 B')
@@ -16,7 +27,7 @@ def decimal(value: float, unit: str) -> str:
 
 
 def binary(value: float) -> str:
-    """Bytes in units of 1,024, as memory is counted.
+    """Format bytes with binary prefixes, three digits.
 
     >>> binary(131072), binary(2 * 2**30)
     ('128 KiB', '2.00 GiB')

@@ -1,4 +1,4 @@
-"""Pictures of a report, drawn and written."""
+"""Figures of a report: rendering and writing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A picture that is still to be drawn."""
+class FigureSpec:
+    """A figure to be drawn."""
 
     title: str
     caption: str
@@ -26,22 +26,22 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture, drawn."""
+    """A rendered figure."""
 
     name: str
     title: str
     caption: str
     png: bytes
     svg: str
-    """For a page: without a header, its colours variables of `COLOURS`."""
+    """For inlining: without a header, with colours as CSS variables of `COLOURS`."""
 
 
 COLOURS = {light: f"--c{light[1:]}" for light in DARK}
-"""The variable that stands for each colour in a plot's SVG."""
+"""The CSS variable of each colour in a plot's SVG."""
 
 
-def drawn(drawings: Mapping[str, Drawing]) -> list[Plot]:
-    """The pictures; matplotlib is imported here, not before."""
+def drawn(drawings: Mapping[str, FigureSpec]) -> list[Plot]:
+    """Render the figures; matplotlib is imported here, not at module level."""
     with drawing():
         return [
             Plot(name, one.title, one.caption, *render(name, one.draw()))
@@ -64,7 +64,7 @@ def render(name: str, figure: Figure) -> tuple[bytes, str]:
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             if not axis.get_label_text():
-                axis.set_label_coords(0, 0)  # else a place is sought for no words, beside all ticks
+                axis.set_label_coords(0, 0)  # skips the costly placement of empty labels
     png, svg = io.BytesIO(), io.StringIO()
     figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
     figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
@@ -72,7 +72,7 @@ def render(name: str, figure: Figure) -> tuple[bytes, str]:
 
 
 def _for_page(name: str, svg: str) -> str:
-    """An SVG that can stand among others in a page, and follows the page's colours and font."""
+    """Prepare an SVG for inlining: unique ids, the page's colours and font."""
     svg = re.sub(r"^.*?(?=<svg)", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', svg, count=1)
@@ -86,5 +86,5 @@ def _for_page(name: str, svg: str) -> str:
 
 
 def _shortened(attribute: re.Match[str]) -> str:
-    """An attribute, such as a path, with two decimals: a hundredth of a point is not seen."""
+    """Round an attribute such as a path to two decimals (a hundredth of a point)."""
     return re.sub(r"(?<=\d\.\d\d)\d+", "", attribute[0])
