@@ -16,17 +16,20 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.fidelity.constants_fit import MOST_SHARE, Fit, distance, fitted, most
-from experiments.fidelity.truth_rows import FITTED, Rows, planned, tables
-from experiments.fidelity.truth_scores import (
+from experiments.fidelity.truth_data import (
     CLASSES,
+    FITTED,
     ONE,
     SEVERAL,
+    Rows,
     Score,
     Scored,
     by,
     class_of,
+    planned,
     score,
     scored,
+    tables,
 )
 from pagedsim.fidelity.step_tables.cell import Cell
 from pagedsim.fidelity.step_tables.constants import Constants

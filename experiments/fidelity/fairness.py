@@ -1,4 +1,4 @@
-"""Fairness among clients, against logs of a real server under two policies."""
+"""Fairness among clients, validated against logs of a real server under two policies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from signal import SIG_DFL, SIGINT, signal
 from typing import Any, ClassVar
 
-from experiments.fidelity import fairness_words as words
-from experiments.fidelity.fairness_drawing import draw_gaps, gaps_of
-from experiments.fidelity.fairness_notes import notes
+from experiments.fidelity import fairness_report as words
 from experiments.fidelity.fairness_pair import Pair, Paired, Rules
+from experiments.fidelity.fairness_report import draw_gaps, gaps_of, notes
 from pagedsim.build import inner_policy
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
@@ -28,15 +27,15 @@ from pagedsim.run.runs import Runs, cores
 from pagedsim.run.study import Analysis, Study
 
 DATA = Path(__file__).parents[1] / "data"
-"""Where logs are that come with pagedsim."""
+"""Folder of the logs that come with pagedsim."""
 FEWEST = 20
-"""Requests to fit to: four coefficients from fewer would be chance."""
+"""Minimum number of requests to fit four coefficients to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fairness(Study):
-    """Step times are fitted to a log under FCFS; then another policy is predicted, and held
-    against its own log. A pair of one's own takes the place of those that are listed.
+    """Step times are fitted to a log under FCFS; then another policy is predicted and compared with
+    its own log. `fcfs` and `other` replace the listed pairs by the user's own.
     """
 
     backends = ("sim",)
@@ -139,8 +138,8 @@ class Fairness(Study):
     def _pair(self, name: str, where: str, config: Settings, fcfs: str, other: str) -> Pair:
         if "of" not in config["policy"]:
             raise ConfigError(
-                "policy: must be one that stands around another, such as past_future: it says who "
-                "is admitted, and the logs in which order"
+                "policy: must be one that wraps another, such as past_future: it decides "
+                "admission, and the logs' policies the order"
             )
         if config["memory"].get("blocks") is None:
             raise ConfigError("memory.blocks: must be given: the server's pool, in blocks")
@@ -150,7 +149,7 @@ class Fairness(Study):
 
 
 def _log(where: str, path: str) -> Log:
-    """A log, named from here or among those that come with pagedsim."""
+    """Read a log from a path, or from those that come with pagedsim."""
     file = Path(path).expanduser()
     if not file.exists() and (DATA / path).exists():
         file = DATA / path
@@ -179,11 +178,11 @@ def _log(where: str, path: str) -> Log:
 
 
 def _studied(pairs: Sequence[Pair], runs: Runs) -> list[Paired]:
-    """All of them, on all cores; what takes longest begins first."""
+    """Study all pairs in parallel, the longest first."""
     workers = min(runs.config["jobs"] or cores(), len(pairs))
     if workers == 1 or inside_a_worker():
         return [pair.studied() for pair in pairs]
-    # A Ctrl-C reaches all processes, and one that ends by it says nothing.
+    # Ctrl-C reaches all processes; workers exit silently.
     with ProcessPoolExecutor(workers, None, signal, (SIGINT, SIG_DFL)) as pool:
         longest = sorted(pairs, key=lambda pair: len(pair.first), reverse=True)
         done = {pair.name: pool.submit(pair.studied) for pair in longest}

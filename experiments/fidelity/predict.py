@@ -1,16 +1,21 @@
-"""Predict a log that was not fitted: other load, other limits, another model on the same GPU."""
+"""Predict a held-out log: other load, other limits, or another model on the same GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pagedsim.report.style import INK, key, margins, new_figure, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from experiments.fidelity.external import scored
-from experiments.fidelity.predict_drawing import draw
 from pagedsim.core import ConfigError
 from pagedsim.fidelity import external_report as report
 from pagedsim.fidelity.external_cold import cold_start
@@ -25,12 +30,42 @@ from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 
+LINES = {
+    "running": "requests that run",
+    "waiting": "requests that wait",
+    "kv": "KV memory, %",
+}
+DOTS = {"ttft": "TTFT, s", "e2e": "E2E, s"}
+HUES = {"measured": INK, "simulated": "#d55e00"}
+
+
+def draw(found: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """One panel per quantity."""
+    figure = new_figure(7.2)
+    panels = figure.subplots(3, 2, squeeze=False)
+    for axes, (name, said) in zip(panels.flat, LINES.items(), strict=False):
+        for kind, of in found.items():
+            dashes = "-" if kind == "measured" else "--"
+            axes.plot(of["times"], of[name], color=HUES[kind], ls=dashes, lw=1.2)
+        tidy(axes, x="seconds", y=said)
+    for axes, (name, said) in zip(list(panels.flat)[len(LINES) :], DOTS.items(), strict=False):
+        for kind, of in found.items():
+            mark = "o" if kind == "measured" else "x"
+            axes.plot(of["arrived"], of[name], mark, color=HUES[kind], ms=3, mew=0.8, alpha=0.7)
+        tidy(axes, x="arrival, s", y=said)
+    panels.flat[-1].set_visible(False)
+    margins(figure, top=0.5)
+    figure.subplots_adjust(hspace=0.5, wspace=0.3)
+    key(figure, dict(HUES))
+    return figure
+
+
 WARM = "all but the cold"
 
 
 @dataclass(frozen=True)
 class Predict(Study):
-    """The log of a server elsewhere, simulated with constants that were fitted to another."""
+    """A server log, simulated with constants fitted to another log."""
 
     asks = False
     backends = ("sim",)
@@ -106,18 +141,18 @@ _CAPTION = {
     True: "Lines are the server's own counts, dashes those of the simulated one. Latencies stand "
     "where their request came.",
     False: "Lines are what the log's requests say of their server, dashes the same of the "
-    "simulated one: who is in memory, and by the lengths how much of it is taken. Latencies stand "
+    "simulated one: requests in memory, and by their lengths its utilisation. Latencies stand "
     "where their request came.",
 }
 
 
 def _drawn(server: ExternalServer, served: Served, given: Course | None) -> dict[str, Any]:
-    """The lines and the dots of the picture."""
+    """Data of the plot."""
     log, scheduler, found = server.log, server.scheduler, served.latencies
     if given is not None:
         measured, simulated = given, course_of_steps(served, scheduler)
     else:
-        # Both by what the log has of each request, so that they count alike.
+        # Both derived from the requests of the log, so that they are comparable.
         asked = found if log.latencies.queue is not None else found.without_queue
         measured = Course.of(log, log.latencies, scheduler)
         simulated = Course.of(log, asked, scheduler)

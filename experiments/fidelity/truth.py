@@ -1,4 +1,4 @@
-"""The data sheet against real GPUs: every table of measured steps and runs, and logs of servers."""
+"""Roofline step times against real GPUs: measured steps, runs and server logs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from experiments.fidelity import truth_words as words
+from experiments.fidelity import truth_report as words
 from experiments.fidelity.constants import Refits, constants_listing, left_out_listing, refitted
-from experiments.fidelity.truth_drawing import draw_errors, draw_predicted
-from experiments.fidelity.truth_logs import ServerLog, logs_listing, read_logs
-from experiments.fidelity.truth_notes import notes
-from experiments.fidelity.truth_rows import planned, tables
-from experiments.fidelity.truth_scores import Scored, scored
+from experiments.fidelity.truth_data import (
+    Scored,
+    ServerLog,
+    logs_listing,
+    planned,
+    read_logs,
+    scored,
+    tables,
+)
+from experiments.fidelity.truth_report import draw_errors, draw_predicted, notes
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.external_score import Scores
 from pagedsim.fidelity.step_tables.constants import Constants
@@ -29,9 +34,9 @@ from pagedsim.run.study import Analysis, Study
 
 @dataclass(frozen=True, kw_only=True)
 class Truth(Study):
-    """Step times as `cost=roofline` has them, uncalibrated, beside everything that was measured.
+    """Uncalibrated step times of `cost=roofline` against all measurements.
 
-    Tables of one's own take the place of those that come with pagedsim, and of their fits and logs.
+    User `tables` replace those that come with pagedsim, and their fits and logs.
     """
 
     backends = ("sim",)

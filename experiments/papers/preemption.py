@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from experiments.papers.panels import keyed
 from experiments.papers.reproduction import ByArm, Reproduction, arm
 from experiments.papers.settings import Names, Number
-from experiments.studies.block_list import require_sizes
+from experiments.studies.block_costs import require_sizes
 from experiments.studies.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, Row

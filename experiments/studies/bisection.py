@@ -13,7 +13,7 @@ _ASIDE = 2
 
 @dataclass
 class Bisection:
-    """Asks for one rate after another, and is told whether the objective was met at it.
+    """Proposes one rate after another, given whether the objective was met at the previous ones.
 
     What it asks next depends on the answers alone, so the same answers ask the same. From
     `start` the rate is doubled or halved until one rate meets the objective and one misses it, and

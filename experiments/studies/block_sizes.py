@@ -1,4 +1,4 @@
-"""What the size of a block costs: memory, batch, latency, throughput, and time in the kernel."""
+"""Effect of the block size on memory, batch, latency, throughput and kernel time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from experiments.papers.reproduction import Reproduction
-from experiments.studies.attention_time import Decodes, attention_seconds
-from experiments.studies.block_list import require_sizes
-from experiments.studies.slot_waste import unused_slots
+from experiments.studies.block_costs import Decodes, attention_seconds, require_sizes, unused_slots
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.arms import Run
@@ -28,7 +26,7 @@ E2E = "e2e_mean"
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSizes(Reproduction):
-    """The same requests under every block size; on the engine the kernel is timed, too."""
+    """The same requests under every block size; on the engine, the kernel is also timed."""
 
     backends = ("sim", "engine")
 
@@ -93,7 +91,7 @@ class BlockSizes(Reproduction):
         )
 
     def _kernel(self, run: Run) -> dict[str, Any] | None:
-        """Times of attention on the engine's device, as many decodes as it serves at once."""
+        """Attention times on the engine's device for a full batch of decodes."""
         machine = run.summary.get("machine")
         if machine is None:
             return None
@@ -120,7 +118,7 @@ class BlockSizes(Reproduction):
         }
 
     def _alike(self, of: Mapping[int, Sequence[Run]]) -> list[int]:
-        """The sizes that are not surely slower than the best, seed by seed; none for one seed."""
+        """Sizes not significantly slower than the best, paired by seed; none for one seed."""
         times = {size: [run.summary[E2E] for run in runs] for size, runs in of.items()}
         best = min(times.values(), key=fmean)
         slower = {size: paired_ratio(own, best) for size, own in times.items()}
@@ -130,7 +128,7 @@ class BlockSizes(Reproduction):
         return [size for size in of if size not in surely] if len(best) > 1 else []
 
     def _beside(self, means: Sequence[float], at: int) -> str:
-        """How much longer the smallest and the largest take than the best, if they are others."""
+        """Relative latency of the smallest and the largest size, if they are not the best."""
         ends = [place for place in (0, len(means) - 1) if place != at]
         best, sizes = means[at], self.sizes
         told = [f"{means[end] / best:.2f} times as long with {sizes[end]}" for end in ends]

@@ -1,4 +1,4 @@
-"""Estimate: what fits, how long steps take and what binds them, from data sheets and no run."""
+"""Estimate of capacity, step times and bottlenecks from data sheets, without a run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pagedsim.run.study import Analysis, Study
 from pagedsim.sim.cost import Roofline
 
 PROMPT = 1024
-"""Tokens of a context, where none are given."""
+"""Default context length in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate(Study):
-    """Nothing runs: all is arithmetic on the model's shape and the GPU's data sheet."""
+    """Arithmetic on the model's shape and the GPU's data sheet, without a run."""
 
     asks = False
     backends = ("sim",)
@@ -45,7 +45,7 @@ class Estimate(Study):
                 require_whole(key, getattr(self, key), 1)
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
-        case_of(runs.config, self.prompt, self.batch, self.output)  # what cannot be is told first
+        case_of(runs.config, self.prompt, self.batch, self.output)  # raises ConfigError early
         return ()
 
     def analyse(self, runs: Runs) -> Analysis:
@@ -55,7 +55,7 @@ class Estimate(Study):
 def estimated(
     config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int
 ) -> Analysis:
-    """All that can be said of a configuration; raises ConfigError for what cannot be."""
+    """The estimate of a configuration; raises ConfigError if it is invalid."""
     case = case_of(config, prompt, batch, output)
     data = data_of(case)
     drawing = FigureSpec(
@@ -81,7 +81,7 @@ def estimated(
 
 
 def case_of(config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int) -> Case:
-    """The server that a configuration describes, and what is asked of it."""
+    """The server and the request sizes of a configuration."""
     run_config = RunConfig(dict(config))
     refuse_fleet(run_config, "an estimate is of one server")
     backend = run_config.backend

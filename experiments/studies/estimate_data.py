@@ -1,4 +1,4 @@
-"""The numbers of an estimate, as result.json has them."""
+"""Numbers of an estimate, for result.json."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 
 MOST = 4096
-"""Up to so many sequences, or tokens of a prompt, it is looked for what binds a step."""
+"""Maximum number of sequences or prompt tokens in the search for bottleneck changes."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A server, and what is asked of it."""
+    """A server and the request sizes."""
 
     cost: Roofline
     power: EnergyRoofline | None
@@ -43,7 +43,7 @@ class Case:
     batch: int | None
     output: int
     wanted: int
-    """Tokens of an answer, before they were cut to what a context may have."""
+    """Output tokens before clipping to the maximum context."""
 
     @property
     def replica(self) -> Replica:
@@ -57,32 +57,32 @@ class Case:
 
     @property
     def full(self) -> int:
-        """Of these, how many decode at once."""
+        """How many of them decode at once."""
         return min(self.fitting, self.scheduler.max_seqs)
 
     def contexts(self, tokens: int) -> int:
-        """How many contexts of so many tokens memory holds, each with blocks of its own."""
+        """Number of contexts of this length that memory holds, without sharing."""
         memory = self.scheduler.memory
         return memory.total // memory.blocks_for(tokens)
 
     def prefill(self, tokens: int) -> StepPlan:
-        """A prompt alone."""
+        """A step with a single prompt."""
         return step(tokens, ahead=self.scheduler.async_scheduling)
 
     def decode(self, sequences: int) -> StepPlan:
-        """So many sequences, each with a context as long as the prompt."""
+        """A step of decodes, each with a context as long as the prompt."""
         ahead = self.scheduler.async_scheduling
         return step(decodes=sequences, context=sequences * self.prompt, ahead=ahead)
 
     @property
     def batches(self) -> dict[str, int]:
-        """The decodes that are looked at: one sequence, those asked for, as many as fit."""
+        """Decode batch sizes: one sequence, the configured batch, the full batch."""
         asked = {} if self.batch is None else {"batch": self.batch}
         return {"one": 1, **asked, "full": self.full}
 
 
 def data_of(case: Case) -> dict[str, Any]:
-    """All of it, in bytes, seconds and FLOP of one GPU."""
+    """All numbers, in bytes, seconds and FLOP of one GPU."""
     replica, cost = case.replica, case.cost
     hardware = replica.hardware
     steps = {"prefill": estimate(cost, case.prefill(case.prompt))}
@@ -182,7 +182,7 @@ def _product(one: ProductTime) -> dict[str, Any]:
 
 
 def _bounds(case: Case) -> dict[str, Any]:
-    """What binds steps from which size on, and their products with weights alone."""
+    """The bottleneck of steps by size, and the batch from which products are compute bound."""
 
     def told(plan: StepPlan) -> dict[str, str]:
         bound, term = bound_of(case.cost.explain(plan))
@@ -205,7 +205,7 @@ def _by_size(found: list[tuple[int, dict[str, str]]]) -> list[dict[str, Any]]:
 
 
 def _saving(case: Case) -> dict[str, Any]:
-    """An answer with and without a cache of keys and values."""
+    """A request with and without a KV cache."""
     ahead = case.scheduler.async_scheduling
     kept = with_cache(case.cost, case.prompt, case.output, ahead)
     again = without_cache(case.cost, case.prompt, case.output, ahead)

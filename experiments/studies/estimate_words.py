@@ -1,4 +1,4 @@
-"""An estimate for reading: sentences and tables."""
+"""Report of an estimate: sentences and tables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pagedsim.sim.cost.base import milliseconds
 Data = Mapping[str, Any]
 
 _NAMES = {"interconnect": "all-reduce"}
-"""Resources by what they are waited for, where that says more."""
+"""Display names of resources."""
 
 
 def finding(data: Data) -> Iterator[str]:
-    """What one would remember."""
+    """The main results as sentences."""
     memory, steps = data["memory"], data["steps"]
     prefill, one, full = (steps[name] for name in ("prefill", "decode_one", "decode_full"))
     prompt, longest = data["prompt"], memory["max_model_len"]
@@ -61,7 +61,7 @@ def finding(data: Data) -> Iterator[str]:
 
 
 def rows(data: Data) -> list[Row]:
-    """The numbers that are looked up first."""
+    """The main numbers."""
     memory = data["memory"]
     contexts = {
         data["prompt"]: memory["contexts_of_prompt"],
@@ -96,7 +96,7 @@ def listings(data: Data) -> list[Listing]:
 
 
 def notes(case: Case, data: Data) -> list[str]:
-    """What a reader must know of the numbers."""
+    """Notes of the report."""
     found = ["times are by the efficiencies of cost=roofline; MFU and MBU are of the data sheet"]
     found += case.cost.notices
     hardware = case.replica.hardware
@@ -219,7 +219,7 @@ def _shape(product: Data) -> str:
 
 
 def _rates(data: Data) -> Listing:
-    """What units for 8 bits would change; times are of products with weights."""
+    """Rates by number format, and the time of the products with weights at each."""
     peak, reached = data["peak"], data["reached"]
     efficiency = reached["flop_rate"] / peak["flop_rates"]["fp16"]
     flop = sum(one["flop"] for one in data["products"]["prefill"] if not one["attention"])

@@ -8,7 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from experiments.papers.reproduction import Reproduction
-from experiments.studies.block_list import require_sizes
+from experiments.studies.block_costs import require_sizes
 from experiments.studies.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole

@@ -1,4 +1,4 @@
-"""A zoo: every policy there is on the same requests, and which one wins where."""
+"""Zoo: all policies on the same requests, ranked by several criteria."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from experiments.studies import zoo_words as words
+from experiments.studies import zoo_report as words
 from experiments.studies.compare import Decisions, check_metrics, check_overrides
 from experiments.studies.zoo_arms import Feed, by_client, every_policy
-from experiments.studies.zoo_data import data_of, gathered
+from experiments.studies.zoo_report import data_of, gathered
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.arms import Arms, by_class
@@ -30,13 +30,13 @@ from pagedsim.run.study import Analysis
 
 @dataclass(frozen=True)
 class Zoo(Decisions):
-    """A comparison whose arms are all policies that have a name, and `arms` besides.
+    """A comparison of all named policies, and of further `arms`.
 
-    A policy that goes by lengths has an arm with each of `predictors`. `only` names the arms that
-    are run (None: all), `without` those that are not. A policy that the requests do not feed is
-    left out with a note that says why. By `criteria` arms are judged, by latencies of each class of
-    requests, too. `planes` are pairs of metrics to draw. `objectives` are bounds of the workload's
-    classes, as slo.clients has them of clients.
+    A policy that uses predicted lengths has an arm with each of `predictors`. `only` selects arms
+    (None: all), `without` excludes arms. A policy whose required request fields are missing is
+    omitted with a note. Arms are ranked by `criteria`, and by latencies of each class of requests.
+    `planes` are pairs of metrics to plot. `objectives` are latency bounds by class of the workload,
+    as slo.clients are by client.
     """
 
     arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Zoo(Decisions):
                     require_number(f"objectives.{name}.{bound}", seconds, 0)
 
     def _check_names(self) -> None:
-        """Raise ConfigError for arms that there are not."""
+        """Raise ConfigError for unknown arms."""
         for key, names in (("only", self.only), ("without", self.without)):
             if names is not None and not isinstance(names, (list, tuple)):
                 raise ConfigError(f"{key}={names}: must be a list of arms, such as [fcfs, vtc]")
@@ -87,12 +87,12 @@ class Zoo(Decisions):
 
     @property
     def every(self) -> dict[str, Sequence[str]]:
-        """All arms that there could be."""
+        """All possible arms."""
         return {**every_policy(self.predictors), **self.arms}
 
     @property
     def chosen(self) -> dict[str, Sequence[str]]:
-        """Those that are asked for."""
+        """The selected arms."""
         wanted = set(self.every if self.only is None else self.only) - set(self.without)
         return {name: changes for name, changes in self.every.items() if name in wanted}
 
@@ -106,7 +106,7 @@ class Zoo(Decisions):
         return [Arm(name, changes, bounds) for name, changes in self._asked.items()]
 
     def _check_objectives(self, runs: Runs) -> None:
-        """Raise ConfigError for a typed objective of a class that there is not."""
+        """Raise ConfigError for an objective of an unknown class on the command line."""
         classes = runs.config["workload"].get("classes") or {}
         for name in self.objectives if classes else ():
             typed = any(
@@ -118,12 +118,12 @@ class Zoo(Decisions):
                 raise ConfigError(f"study.objectives.{name}: {unknown('class', name, classes)}")
 
     def _bounds(self, runs: Runs) -> dict[str, Any]:
-        """The objectives as a setting, beside those that were typed."""
+        """The objectives as a setting, overridden by those of the command line."""
         own = runs.config["slo"]["clients"]
         return {"slo.clients": by_client(runs.config["workload"], self.objectives) | own}
 
     def _fed(self, runs: Runs) -> Iterator[tuple[str, Sequence[str]]]:
-        """The arms whose policies are themselves here; why the others are not is kept."""
+        """Arms whose required inputs exist; the reasons for omitting others are stored."""
         feed, bounds = Feed(runs.config, runs.command.seeds[0]), self._bounds(runs)
         for name, changes in self.chosen.items():
             config = runs.command.configured(self.key_of(name), changes, bounds)
@@ -157,7 +157,7 @@ class Zoo(Decisions):
         )
 
     def _standing(self, arms: Arms) -> Standing:
-        """By every criterion that anybody has a value in."""
+        """The ranking by all criteria for which any arm has a value."""
         classes = by_class(arms)
         every = [
             Criterion(key, group)
@@ -169,18 +169,18 @@ class Zoo(Decisions):
         return Standing(classes, told)
 
     def _drawn(self, standing: Standing) -> list[Plane]:
-        """The planes that anybody has a place in."""
+        """The planes in which any arm has a point."""
         every = [(Criterion(first), Criterion(second)) for first, second in self.planes]
         return [plane for plane in every if standing.frontier(*plane)]
 
     def notes_of_left_out(self) -> Iterator[str]:
-        """Who was left out and why, a line a reason."""
+        """Notes on omitted arms, one per reason."""
         for reason in dict.fromkeys(self._left_out.values()):
             names = [name for name, one in self._left_out.items() if one == reason]
             yield f"left out: {', '.join(names)}: {reason}"
 
     def _notes(self, arms: Arms) -> Iterator[str]:
-        """What to know before anything is concluded."""
+        """Caveats of the report."""
         yield from _untold(self.criteria, arms)
         if len(arms.arms) > 1:
             yield words.HOLDS
@@ -200,7 +200,7 @@ def _check_criteria(where: str, names: Sequence[str]) -> None:
 
 
 def _untold(criteria: Sequence[str], arms: Arms) -> Iterator[str]:
-    """Criteria that these requests give nobody a value in."""
+    """A note on criteria without a value for these requests."""
     names = [label_of(key) for key in keys_of(criteria) if not _told(arms, Criterion(key))]
     if names:
         yield f"nothing to judge by in these requests: {', '.join(names)}"
@@ -211,7 +211,7 @@ def _told(arms: Arms, one: Criterion) -> bool:
 
 
 def _table(arms: Arms, standing: Standing) -> list[dict[str, object]]:
-    """Every arm against the baseline: by client, by class, and all requests together."""
+    """Every arm against the baseline: by client, by class, and over all requests."""
     classes = [row for row in comparison_rows(standing.arms) if row[0] != "all"]
     rows = [*classes, *comparison_rows(arms)]
     return [dict(zip(COLUMNS, row, strict=True)) for row in rows]

@@ -1,4 +1,4 @@
-"""The arms of a zoo: every policy that has a name, with what it needs."""
+"""Arms of a zoo: all named policies, and whether their required inputs exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from policies.admission import Refusal
 
 
 def every_policy(predictors: Sequence[str]) -> dict[str, list[str]]:
-    """Overrides by arm: an arm a policy, and one a predictor for those that go by lengths."""
+    """Overrides by arm: one per policy, and one per predictor if it uses predicted lengths."""
     arms: dict[str, list[str]] = {}
     for name, kind in policies().items():
         if "predictor" in kind.needs:
@@ -32,7 +32,7 @@ def guessed(name: str, predictor: str) -> str:
 
 
 def by_client(workload: Mapping[str, Any], objectives: Mapping[str, Any]) -> dict[str, Any]:
-    """The bounds of each client, from those of the classes that a workload has.
+    """The bounds of each client, from those of the workload's classes.
 
     Raises ConfigError for a client of several classes.
     """
@@ -49,22 +49,22 @@ def by_client(workload: Mapping[str, Any], objectives: Mapping[str, Any]) -> dic
 
 
 def _clients(name: str, settings: Mapping[str, Any]) -> list[str]:
-    """Of a class; its own name, unless it says otherwise."""
+    """The clients of a class; default is its name."""
     client = settings.get("client", name)
     return [*map(str, client)] if isinstance(client, Mapping) else [str(client)]
 
 
 class Feed:
-    """What there is for policies to go by: one workload for all arms that ask for the same."""
+    """Checks of policies' inputs; arms with equal workload settings share a workload."""
 
     def __init__(self, base: Settings, seed: int) -> None:
-        """Raises ConfigError where `base`, without any arm's changes, cannot be built."""
+        """Raises ConfigError if `base`, without overrides of arms, cannot be built."""
         self.seed = seed
         self._workloads: dict[str, Workload] = {}
         build(base, seed, self._workload(base))
 
     def lacking(self, config: Settings) -> str:
-        """Why an arm's policy would not be itself; empty where it would."""
+        """Which input an arm's policy lacks; empty if none."""
         policy, workload = policy_of(config["policy"]), self._workload(config)
         for _, reason in unmet(policy, workload):
             return reason
@@ -74,7 +74,7 @@ class Feed:
         return ""
 
     def misfit(self, config: Settings) -> str:
-        """Why an arm cannot be built; empty where it can."""
+        """Why an arm cannot be built; empty if it can."""
         try:
             build(config, self.seed, self._workload(config))
         except ConfigError as error:
@@ -82,7 +82,7 @@ class Feed:
         return ""
 
     def counts_apart(self, config: Settings) -> bool:
-        """Whether an arm's policy counts a beginning that requests share for each who has it."""
+        """Whether an arm's policy counts a shared prefix once per request."""
         rules = _around(policy_of(config["policy"]))
         return (
             issubclass(_memory(config), PrefixMemory)

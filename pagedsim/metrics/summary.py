@@ -145,8 +145,8 @@ def summarise(
     give `mfu` and `mbu`, which are left out otherwise, as `goodput_per_s` is without an `slo`.
     `joules` are what its steps took, which with `idle_watts` for the time between them give the
     metrics of energy, and `euros_per_hour` of all its GPUs those of cost, likewise. `swapped_peak`
-    is of the server's memory, where it can swap. Of a server that nobody can look into there are
-    no steps, its sizes are NaN, and `end` is when the run ended.
+    is that of memory with swap space. For a server whose internals are not known there are no
+    steps, its sizes are NaN, and `end` is the end of the run.
     Where memory has tiers below the GPU, `tiers` has what was loaded from and written to each.
     Of several `replicas` blocks, work, power and price are sums, `max_seqs` and the peaks are
     means, `block_size` is NaN where theirs differ, and the key `replicas` has a row for each.
@@ -213,8 +213,8 @@ def _of_requests(run: RunTables, more: Mapping[str, Percents], mask: Mask) -> di
 def _over_steps(
     steps: Batches, block_size: float, lanes: Lanes | None, end: float
 ) -> tuple[list[Floats], float, dict[str, Sequence[float]]]:
-    """Ends of the steps in which somebody decoded, replica by replica; that of the last of all; and
-    metrics' sums. `lanes` are told of all."""
+    """Ends of the steps with decodes by replica, the end of the last step, and the metrics' sums;
+    also adds all steps to `lanes`."""
     wholes = {name: one.how for name, one in METRICS.items() if isinstance(one.how, Whole)}
     nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0)
     sums = {name: _sums(whole, nothing) for name, whole in wholes.items()}

@@ -19,8 +19,18 @@ from experiments.fidelity.constants import (
     worst_tokens,
 )
 from experiments.fidelity.constants_fit import BEGIN, MOST_SHARE, fitted
-from experiments.fidelity.truth_rows import FITTED, Rows, planned, tables
-from experiments.fidelity.truth_scores import ONE, PROMPTS, SEVERAL, WITHIN, class_of, scored
+from experiments.fidelity.truth_data import (
+    FITTED,
+    ONE,
+    PROMPTS,
+    SEVERAL,
+    WITHIN,
+    Rows,
+    class_of,
+    planned,
+    scored,
+    tables,
+)
 from pagedsim.fidelity.step_tables.cell import Cell
 from pagedsim.fidelity.step_tables.constants import Constants
 from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled

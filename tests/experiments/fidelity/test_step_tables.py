@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.fidelity.truth_rows import ALONE, DATA, FITTED, tables
+from experiments.fidelity.truth_data import ALONE, DATA, FITTED, tables
 from experiments.regenerate import RESULTS
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.fidelity.external_log import Latencies, Log

@@ -8,8 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.fidelity.truth_rows import DATA
-from experiments.fidelity.truth_scores import FIRST, ONE, PROMPTS, SEVERAL, class_of, score, scored
+from experiments.fidelity.truth_data import (
+    DATA,
+    FIRST,
+    ONE,
+    PROMPTS,
+    SEVERAL,
+    class_of,
+    score,
+    scored,
+)
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.step_tables.layouts import read_table
 from pagedsim.fidelity.step_tables.times import Point

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from experiments.studies import tune
-from experiments.studies.tune_space import Choice, Range, space_of
+from experiments.studies.tune import Choice, Range, space_of
 from pagedsim.core import ConfigError
 from pagedsim.report.tune import Tuning
 from pagedsim.run.runs import Runs

@@ -1,13 +1,16 @@
-"""What a zoo found, in words and tables, all of it from the numbers."""
+"""Report of a zoo: finding, tables, data and notes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from experiments.studies.zoo_arms import guessed
-from pagedsim.metrics.catalogue import scale_of, text_of
-from pagedsim.metrics.compare import Comparison
+from pagedsim.metrics.arms import Arms
+from pagedsim.metrics.catalogue import keys_of, scale_of, text_of
+from pagedsim.metrics.compare import Comparison, estimate, groups_of, values_of
 from pagedsim.metrics.finding import finding, in_words, sureness
+from pagedsim.metrics.notice import Notice, of_one_kind
 from pagedsim.metrics.pareto import Criterion, Standing
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
@@ -24,13 +27,13 @@ COUNTED_APART = (
     "it, so that they let in fewer than would fit"
 )
 _NAMED = 4
-"""Of many arms, so many are named."""
+"""Maximum number of arms named in a list."""
 _FRONT = 10
-"""Of those whom nobody beats."""
+"""Maximum number of arms named of a Pareto front."""
 
 
 def sentences(standing: Standing, planes: Sequence[Plane], predictors: Sequence[str]) -> list[str]:
-    """The most telling first: who is beaten by nobody, who is best in what, who by nothing."""
+    """Pareto fronts, best arms, dominated arms, effect of predictors, and caveats."""
     if len(standing.arms.arms) < 2 or not standing.arms.finished:
         return finding(standing.arms)
     axes = dict.fromkeys(one for plane in planes for one in plane)
@@ -85,7 +88,7 @@ def _beaten(standing: Standing) -> Iterator[str]:
 
 
 def _guesses(standing: Standing, one: Criterion, predictors: Sequence[str]) -> Iterator[str]:
-    """What it costs to guess in another way than the first."""
+    """The effect of other predictors than the first."""
     first, *others = predictors
     for other in others:
         told = []
@@ -124,14 +127,14 @@ def _selective(standing: Standing) -> Iterator[str]:
 
 
 def listings(standing: Standing) -> list[Listing]:
-    """All of them."""
+    """All tables."""
     if len(standing.arms.arms) < 2 or not standing.arms.finished:
         return []
     return [_winners(standing), *_losers(standing), *_classes(standing)]
 
 
 def _winners(standing: Standing) -> Listing:
-    """By each criterion who is best, who may be as good, and what the best costs."""
+    """The best arm by each criterion, those not significantly worse, and the best arm's costs."""
     rows = []
     for one in standing.criteria:
         if (best := standing.best(one)) is None:
@@ -157,7 +160,7 @@ def _winners(standing: Standing) -> Listing:
 
 
 def _losers(standing: Standing) -> list[Listing]:
-    """Who need not be considered here."""
+    """Dominated arms."""
     found = standing.beaten()
     if not found:
         return []
@@ -169,7 +172,7 @@ def _losers(standing: Standing) -> list[Listing]:
 
 
 def _classes(standing: Standing) -> list[Listing]:
-    """A table a class of requests."""
+    """One table per class of requests."""
     return [
         Listing(part.title, ["", *part.labels], _rows(part), "Means over the seeds.")
         for part in sections(standing.arms)
@@ -182,7 +185,7 @@ def _rows(part: Section) -> list[list[str]]:
 
 
 def _ratio(one: Comparison) -> str:
-    """By how much, in brackets where not sure."""
+    """The change, in brackets if not significant."""
     ratio = one.ratio.mean
     if not ratio > 0:
         scale = scale_of(one.key, (one.ours, one.theirs))
@@ -196,6 +199,65 @@ def _name(one: Comparison) -> str:
 
 
 def _some(arms: Sequence[str], most: int = _NAMED) -> str:
-    """The first of them, and how many more."""
+    """The first arms, and the number of further ones."""
     more = f" and {len(arms) - most} more" if len(arms) > most else ""
     return ", ".join(arms[:most]) + more
+
+
+def data_of(standing: Standing, planes: Sequence[Plane]) -> dict[str, Any]:
+    """Means by group and arm, Pareto fronts, best and dominated arms, for result.json."""
+    arms = standing.arms
+    return {
+        "means": {group or "all": _means(arms, group) for group in groups_of(arms)},
+        "frontiers": [
+            {"of": [one.key for one in plane], "arms": standing.frontier(*plane)}
+            for plane in planes
+        ],
+        "best": {
+            one.label: {"arm": standing.best(one), "not surely worse": standing.as_good(one)}
+            for one in standing.criteria
+        },
+        "beaten": {
+            arm: {"by": one.by, "surely": one.surely} for arm, one in standing.beaten().items()
+        },
+    }
+
+
+def _means(arms: Arms, group: str | None) -> Mapping[str, Mapping[str, float]]:
+    keys = keys_of(arms.metrics)
+    found = {
+        arm: {key: list(values_of(arms, arm, key, group).values()) for key in keys}
+        for arm in arms.arms
+    }
+    return {
+        arm: {key: estimate(values).mean for key, values in one.items() if values}
+        for arm, one in found.items()
+    }
+
+
+def gathered(arms: Arms) -> Iterator[str]:
+    """Notices of the runs, one line each, with the arms of smallest and largest counts."""
+    told = [(run.arm, one) for run in arms.runs for one in run.summary.get("notices", ())]
+    counts: dict[str, dict[str, int]] = {}
+    every = of_one_kind(Notice(**record) for _, record in told)
+    for (arm, _), one in zip(told, every, strict=True):
+        of_arm = counts.setdefault(one.what, {})
+        of_arm[arm] = of_arm.get(arm, 0) + one.count
+    for what, by_arm in counts.items():
+        least, most = min(by_arm, key=by_arm.__getitem__), max(by_arm, key=by_arm.__getitem__)
+        whose = _whose(list(by_arm), arms)
+        if not by_arm[most]:
+            yield f"{whose}{what}"
+        elif by_arm[least] == by_arm[most]:
+            yield f"{whose}{by_arm[most]:,} {what}"
+        else:
+            yield f"{whose}{by_arm[least]:,} ({least}) to {by_arm[most]:,} ({most}) {what}"
+
+
+def _whose(some: Sequence[str], arms: Arms) -> str:
+    """A prefix that names the arms, if not all."""
+    if len(some) == len(arms.arms):
+        return ""
+    if len(some) > _NAMED:
+        return f"in {len(some)} of the arms: "
+    return f"{', '.join(some)}: "

@@ -1,0 +1,202 @@
+"""All measurements of the repository: step tables with their steps, server logs, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import ConfigError
+from pagedsim.fidelity.external_log import Log, read_log
+from pagedsim.fidelity.external_score import Scores
+from pagedsim.fidelity.external_score import score as score_log
+from pagedsim.fidelity.external_server import ExternalServer
+from pagedsim.fidelity.step_tables.alone import alone
+from pagedsim.fidelity.step_tables.cell import Cell
+from pagedsim.fidelity.step_tables.grid import grid
+from pagedsim.fidelity.step_tables.layouts import Table, read_table
+from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled
+from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named
+from pagedsim.fidelity.step_tables.times import Point
+from pagedsim.metrics.result import Listing
+from pagedsim.report.numbers import percent, signed
+from pagedsim.run.backend import Settings
+from pagedsim.run.compose import Command
+from pagedsim.run.pool import inside_a_worker
+from pagedsim.run.runs import cores
+
+DATA = Path(__file__).parents[1] / "data" / "step-tables"
+"""Folder of the tables that come with pagedsim."""
+LOGS = Path(__file__).parents[2] / "tests" / "experiments" / "data"
+"""Folder of server logs."""
+ALONE = {
+    "vllm-0.11-llama-2-7b": ("llama-2-7b", "h100"),
+    "vllm-0.11-codellama-34b": ("codellama-34b", "h100"),
+}
+"""Logs with requests that were alone on the server: the model and the GPU."""
+ALONE_STACK = "vllm-2026"
+FITTED = ("splitwise", "llm-inference-bench-a100", "inferencemax-h100", *ALONE)
+"""Tables that the constants in `hardware.py` and conf/stack are fitted to; others are held out."""
+GRID, GRID_STACK = "distserve", "vllm-2023"
+GRID_COSTS = ("distserve-opt-13b-tp1", "distserve-opt-13b-tp2", "distserve-opt-66b-tp4")
+"""DistServe's fits of vLLM's steps in conf/cost, and their stack. The fits of its own engine are
+not used."""
+Rows = Sequence[tuple[Cell, Schedule]]
+
+
+def tables(paths: Sequence[str] | None, stack: str | None) -> list[Table]:
+    """The user's tables; or all of pagedsim's, rows of logs, and published fits."""
+    if paths is not None:
+        return [read_table(path, stack) for path in paths]
+    found = [read_table(path, stack) for path in sorted(DATA.glob("*.csv"))]
+    for name, (model, gpu) in ALONE.items():
+        log = read_log(LOGS / f"{name}.csv")
+        shapes = model_named(model), hardware_named(gpu)
+        found.append(Table(name, alone(log, name, *shapes, stack or ALONE_STACK), {}))
+    fits = [cell for name in GRID_COSTS for cell in grid(GRID, name, stack or GRID_STACK)]
+    found.append(Table(GRID, fits, {}))
+    return sorted(found, key=lambda table: (table.name not in FITTED, table.name))
+
+
+def planned(
+    tables: Sequence[Table], jobs: int | None, say: Callable[[str], object]
+) -> list[tuple[Cell, Schedule]]:
+    """Plan the steps of all rows in parallel, reporting progress by table."""
+    cells = [cell for table in tables for cell in table.cells]
+    workers = min(jobs or cores(), len(cells))
+    if workers == 1 or inside_a_worker():
+        return list(_told(tables, map(scheduled, cells), say))
+    # Ctrl-C reaches all processes; workers exit silently.
+    with ProcessPoolExecutor(workers, None, signal, (SIGINT, SIG_DFL)) as pool:
+        return list(_told(tables, pool.map(scheduled, cells, chunksize=4), say))
+
+
+def _told(
+    tables: Sequence[Table], schedules: Iterator[Schedule], say: Callable[[str], object]
+) -> Iterator[tuple[Cell, Schedule]]:
+    for table in tables:
+        for cell in table.cells:
+            yield cell, next(schedules)
+        say(f"{table.name}: {len(table.cells)} rows planned")
+
+
+Floats = NDArray[np.float64]
+Key = TypeVar("Key", bound=Hashable)
+
+ONE, SEVERAL, PROMPTS, FIRST = "tokens, 1 GPU", "tokens, several GPUs", "prompt steps", "TTFT"
+CLASSES = (ONE, SEVERAL, PROMPTS, FIRST)
+WITHIN: Mapping[str, float] = {ONE: 0.10, SEVERAL: 0.15, PROMPTS: 0.20}
+"""Limits of the median errors. TTFT has none, since it depends on clients that the tables do not
+describe."""
+
+
+def class_of(point: Point) -> str:
+    """The class of a measurement; batches and TPOT count as tokens."""
+    if point.metric == "ttft":
+        return FIRST
+    if point.metric == "prompt":
+        return PROMPTS
+    return ONE if point.cell.tensor_parallel == 1 else SEVERAL
+
+
+class Scored(NamedTuple):
+    """A measurement and its prediction."""
+
+    point: Point
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """predicted / measured − 1."""
+        return self.predicted / self.point.measured - 1
+
+
+class Score(NamedTuple):
+    """Relative errors of a group."""
+
+    rows: int
+    median: float
+    p90: float
+    """Percentile of |error|, as is the median."""
+    bias: float
+    """Median signed error."""
+    worst: Scored
+
+
+def scored(points: Sequence[Point], predicted: Floats) -> list[Scored]:
+    """Pair measurements with predictions."""
+    return [Scored(*both) for both in zip(points, predicted.tolist(), strict=True)]
+
+
+def score(group: Sequence[Scored]) -> Score:
+    """Errors of a non-empty group."""
+    off = np.array([one.error for one in group])
+    size = np.abs(off)
+    return Score(
+        len(group),
+        float(np.median(size)),
+        float(np.percentile(size, 90)),
+        float(np.median(off)),
+        group[int(size.argmax())],
+    )
+
+
+def by(every: Sequence[Scored], key: Callable[[Scored], Key]) -> dict[Key, list[Scored]]:
+    """Group in order of first appearance."""
+    found: dict[Key, list[Scored]] = {}
+    for one in every:
+        found.setdefault(key(one), []).append(one)
+    return found
+
+
+ROOT = Path(__file__).parents[2]
+
+
+class ServerLog(NamedTuple):
+    """A log and the configuration of its server."""
+
+    name: str
+    config: Settings
+    log: Log
+
+    def scores(self) -> Scores:
+        """Errors of the simulation of all its requests."""
+        served = ExternalServer(self.config, self.log).serve()
+        return score_log(self.log, served.latencies, np.arange(len(self.log)))
+
+
+def read_logs(logs: Mapping[str, Mapping[str, Any]], command: Command) -> list[ServerLog]:
+    """Read the listed logs, each with a file `requests` and overrides `server`."""
+    found = []
+    for name, of in logs.items():
+        where = f"study.logs.{name}"
+        if set(of) != {"requests", "server"}:
+            raise ConfigError(f"{where}: has {', '.join(of)}: must have requests, server")
+        config = command.configured(where, list(of["server"]))
+        path = Path(str(of["requests"])).expanduser()
+        found.append(ServerLog(name, config, read_log(path if path.exists() else ROOT / path)))
+    return found
+
+
+def logs_listing(scores: Mapping[str, Scores]) -> Listing:
+    """Table of the errors of each log's means."""
+    rows = [
+        [
+            f"{name}: {metric.upper()}",
+            f"{one.count:,}",
+            f"{error.measured.mean:.4g} s",
+            f"{error.predicted.mean:.4g} s",
+            signed(error.off.mean),
+            percent(error.half),
+        ]
+        for name, one in scores.items()
+        for metric, error in one.errors.items()
+    ]
+    head = ["log", "requests", "measured mean", "predicted", "off", "half within"]
+    note = "the server's limits and blocks are known, its step times are as cost=roofline has them"
+    return Listing("Whole logs, before any fit", head, rows, note)
