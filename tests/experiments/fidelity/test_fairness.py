@@ -200,7 +200,7 @@ def test_a_bad_log_is_named_with_its_line(
         ),
         (["study.policy=fcfs"], "policy=fcfs, more=['drr']: must be different policies"),
         (["study.policy=fairest"], "study.policy=fairest: unknown; choose from "),
-        (["policy=vtc", "~policy.reserve"], "policy: must be one that stands around another"),
+        (["policy=vtc", "~policy.reserve"], "policy: must be one that wraps another"),
         (["study.known=0"], "known=0: must be a number above 0"),
         (["+study.pairs={a: {machine: T4, fcfs: x, other: y}}"], "study.pairs.a.machine=T4: must"),
         (
