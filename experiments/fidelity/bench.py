@@ -1,4 +1,4 @@
-"""Bench: load on a server elsewhere, and a log of it that `calibrate` can be fitted to."""
+"""Bench: generate load on an external server, and record a log for `calibrate`."""
 
 from __future__ import annotations
 

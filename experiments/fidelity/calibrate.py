@@ -1,4 +1,4 @@
-"""Calibrate: step times in milliseconds, fitted to what an engine took on this machine."""
+"""Calibrate: fit step times in milliseconds to engine measurements or server logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pagedsim.user_error import shown
 
 @dataclass(frozen=True)
 class Calibrate(Study):
-    """Fit `cost=fitted` to recorded steps, to a profile, or to the log of a server elsewhere."""
+    """Fit `cost=fitted` to recorded steps, to a profile, or to the log of an external server."""
 
     asks = False
 

@@ -1,4 +1,4 @@
-"""What GPU families and stacks are taken to reach, fitted to the step tables again.
+"""Refit the efficiency constants of GPU families and stacks to the step tables.
 
     python -m experiments.fidelity.constants
 
@@ -48,7 +48,7 @@ KIN = ("ampere", "hopper")
 
 
 class LeftOut(NamedTuple):
-    """A fit without some rows, and its predictions for them."""
+    """A fit with held-out rows, and its predictions for them."""
 
     what: str
     fit: Fit
@@ -58,7 +58,7 @@ class LeftOut(NamedTuple):
 
 
 class Refits(NamedTuple):
-    """Everything that was fitted."""
+    """All fits."""
 
     standing: Constants
     whole: Fit
@@ -237,7 +237,7 @@ def _errors(what: str, unseen: Sequence[Scored], seen: Sequence[Scored]) -> list
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Fit, and print."""
+    """Fit and print."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(words)
     refits = refitted(planned(tables(None, None), None, print), print)
     for listing in (constants_listing(refits), left_out_listing(refits)):

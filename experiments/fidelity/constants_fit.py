@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 FITTED: tuple[Metric, ...] = ("prompt", "token", "latency", "tpot")
 """What a fit looks at: TTFT has clients and queues in it of which the tables do not tell."""
 ROBUST = 0.1
-"""Errors beyond this share pull less and less."""
+"""Scale of the robust loss: larger errors have less weight."""
 PULL = 0.1
 """How hard a constant is held to where it began, so that one of which no row tells stays there: a
 factor of e from it is as bad as a row that is so much off."""
@@ -51,18 +51,18 @@ BEGIN: Mapping[str, float] = {
     "vllm-2026.all_reduce_share": 0.6,
     LINK: 10.0,
 }
-"""Everything that is fitted, and where a fit begins: what one would guess without any table."""
+"""Initial values of the fitted constants: plausible values without any table."""
 HELD: Mapping[str, str] = {
     "attention": "long prompts are Splitwise's alone, and its kernels are those of 2023",
     "eight_bits": "a fit takes it as high as it may, and no row is predicted better for it",
     "server_ms": "the tables with servers do not say what clients and HTTP add, and 20 was chosen "
     "by InferenceMAX's first tokens on H100",
 }
-"""What is not fitted, and why."""
+"""Constants that are not fitted, with the reason."""
 
 
 class Fit(NamedTuple):
-    """What a fit has found."""
+    """The result of a fit."""
 
     values: Mapping[str, float]
     distance: float
@@ -148,7 +148,7 @@ class _Problem:
         return off[self.looked_at]
 
     def cost(self, x: Floats, off: Floats) -> float:
-        """What is made small."""
+        """The objective function."""
         robust = ROBUST**2 * (np.sqrt(1 + (off / ROBUST) ** 2) - 1)
         return float(robust.sum() + self.pull**2 * ((x - self.origin) ** 2).sum() / 2)
 

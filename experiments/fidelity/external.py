@@ -28,12 +28,12 @@ from pagedsim.run.study import Analysis
 from pagedsim.user_error import shown
 
 NEEDED = 20
-"""Requests to fit to: constants from fewer would be chance."""
+"""Minimum number of requests to fit to."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A log, served by the simulator with some constants."""
+    """A log, simulated with given constants."""
 
     server: ExternalServer
     served: Served
@@ -105,7 +105,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
 
 
 def _known(log: Log, split: float) -> int:
-    """How many requests are fitted."""
+    """Number of fitted requests."""
     known = round(split * len(log))
     if known < NEEDED or known == len(log):
         raise ConfigError(
@@ -116,7 +116,7 @@ def _known(log: Log, split: float) -> int:
 
 
 def _loose(found: Found) -> list[str]:
-    """What the log does not decide."""
+    """Notes on constants that the log does not determine."""
     return [name for name, one in found.ranges.items() if not one.decided]
 
 

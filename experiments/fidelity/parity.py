@@ -1,4 +1,4 @@
-"""Parity: validate one server under many settings, one after another, and tell of all at once."""
+"""Parity: validate one server under many settings, with a joint report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pagedsim.run.study import Analysis
 from pagedsim.user_error import line
 
 Changes = tuple[str, ...]
-"""The overrides of one validation, as one would type them."""
+"""The overrides of one validation, as on the command line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class Parity(Validate):
         return list(product(*axes))
 
     def _check(self, runs: Runs) -> None:
-        """Raise ConfigError for a combination that cannot be served, before any is."""
+        """Raise ConfigError for an invalid combination before the first run."""
         for changes in self._combinations() if not self._configured else ():
             try:
                 config = runs.command.configured(_said(changes), changes)
@@ -147,7 +147,7 @@ def _prefix(changes: Changes) -> str:
 
 
 def _rows(changes: Changes, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What came out under each load: errors as shares, and how often somebody was preempted."""
+    """Results under each load: relative errors and number of preemptions."""
     rows = []
     for name, regime in found["regimes"].items():
         row: dict[str, Any] = dict(change.split("=", 1) for change in changes)

@@ -1,4 +1,4 @@
-"""Replay: the simulator, given what the engine was given, must plan the same at every step."""
+"""Replay: check that the simulator plans the same steps as the engine for the same requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagedsim.run.study import Analysis, Study
 
 @dataclass(frozen=True)
 class Replay(Study):
-    """Every run of the engine under the folder `run`, again in the simulator."""
+    """Replays all engine runs in the folder `run` in the simulator."""
 
     title: str
     question: str
@@ -90,7 +90,7 @@ def _step(difference: Difference | None) -> str:
 
 
 def _since(run: Recorded) -> str:
-    """What may be the reason, where it is not the simulator."""
+    """Possible reasons for differences other than the simulator."""
     if changed := run.changed:
         verb = "has" if len(changed) == 1 else "have"
         return f"; {', '.join(changed)} {verb} changed since it was recorded"

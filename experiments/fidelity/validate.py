@@ -1,4 +1,4 @@
-"""Validate: how far the simulator is from the engine on this machine, with requests not seen."""
+"""Validate: errors of the simulator against the engine on this machine, on held-out requests."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Validate(Study):
 
 
 def check_workload(workload: Settings) -> None:
-    """Raise ConfigError for a workload whose load cannot be set."""
+    """Raise ConfigError for a workload without a configurable load."""
     for key in ("rate", "requests"):
         if key not in workload:
             raise ConfigError(
@@ -144,11 +144,11 @@ class Validated:
 
     @property
     def complete(self) -> bool:
-        """Whether it can be read."""
+        """Whether its runs are complete."""
         return all(self.runs.of(_simulated(name)) for name in self.study.regimes)
 
     def _save(self, cost: Fitted) -> None:
-        """Write cost.json, unless it is there: runs that were made with it are to be kept."""
+        """Write cost.json unless it exists, since existing runs depend on it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         cost.save(new)
@@ -158,7 +158,7 @@ class Validated:
             new.replace(self.path)
 
     def read(self) -> Analysis:
-        """Everything, once it is there."""
+        """The result, once complete."""
         study = self.study
         log = self._log()
         cost = fitted(log)
@@ -285,7 +285,7 @@ class Validated:
         return job
 
     def _simulating(self, regime: str) -> Arm:
-        """The same requests in the simulator, as an arm like any other."""
+        """The arm that simulates the same requests."""
         (run, *_) = self._recorded(regime)
         workload, memory = run.config["workload"], run.config["memory"]
         changes = {

@@ -1,4 +1,4 @@
-"""Where a yes becomes a no: bisection on a rate, one arm under one seed."""
+"""Bisection for the highest rate that meets an objective, of one arm under one seed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 
 DOUBLINGS = 12
-"""So often the first rate is doubled or halved, and then there is no edge to be found."""
+"""Maximum number of doublings or halvings of the first rate."""
 _ASIDE = 2
-"""Tolerances between the edge and the rates beside it that must agree with it."""
+"""Distances, in tolerances, of the rates that verify the edge."""
 
 
 @dataclass
@@ -50,11 +50,11 @@ class Bisection:
         return min(misses, default=None)
 
     def tell(self, rate: float, met: bool) -> None:
-        """What came out at a rate."""
+        """Record the outcome at a rate."""
         self.answers[rate] = met
 
     def next(self) -> float | None:
-        """The rate to ask for; None when there is nothing more to ask."""
+        """The next rate; None at the end."""
         low, high = self.low, self.high
         if not self.answers:
             return rounded(self.start)
@@ -70,7 +70,7 @@ class Bisection:
         return self._beside(low, high)
 
     def _beside(self, low: float, high: float) -> float | None:
-        """A rate by which the edge is still to be checked."""
+        """The next rate that verifies the edge."""
         step = (1 + self.tolerance) ** _ASIDE
         below, above = rounded(low / step), rounded(high * step)
         if not any(below <= rate < low for rate in self.answers):

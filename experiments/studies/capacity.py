@@ -24,7 +24,7 @@ from pagedsim.run.study import Analysis, Study
 
 RATE = "workload.rate"
 WITHOUT_RATE = ("closed", "burst")
-"""Arrivals that nobody sets the pace of."""
+"""Arrival processes without a rate."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Capacity(Study):
 
 
 def probe_name(arm: str, rate: float) -> str:
-    """What a probe's run is called."""
+    """Name of a probe's run."""
     return f"{arm} at {rate:g} per s"
 
 
@@ -136,7 +136,7 @@ class Search(Bisection):
 
 
 class Searches:
-    """All searches, as far as their probes have come."""
+    """The state of all searches."""
 
     def __init__(self, study: Capacity, runs: Runs) -> None:
         self.study, self.runs = study, runs
@@ -152,7 +152,7 @@ class Searches:
                     self.searches[search.key] = search
 
     def _replay(self, search: Search) -> bool:
-        """Tell a search of its probes; False where another seed gives the same requests."""
+        """Update a search with its probes; False if another seed gives the same requests."""
         while (rate := search.next()) is not None:
             key = probe_name(search.arm, rate), search.seed
             if key in self.runs.repeated:
@@ -168,20 +168,20 @@ class Searches:
 
     @property
     def open(self) -> list[Search]:
-        """Those that have something to ask."""
+        """Unfinished searches."""
         every = self.searches.values()
         return [s for s in every if s.arm not in self.failed and s.next() is not None]
 
     @property
     def over(self) -> list[str]:
-        """The arms that are searched to the end."""
+        """Arms whose searches are complete."""
         open_arms = {search.arm for search in self.open} | self.failed.keys()
         return [arm for arm in self.study.searched if arm not in open_arms]
 
     # -- what came of it ---------------------------------------------------------------------------
 
     def reading(self) -> Analysis:
-        """Everything, for a report."""
+        """The result for the report."""
         study, whole = self.study, self.over
         failed = {arm: str(failure) for arm, failure in self.failed.items()}
         left = [arm for arm in study.searched if arm not in failed and arm not in whole]
@@ -215,7 +215,7 @@ class Searches:
         return report.Arm(arm, edges, self._typed(first, first.low) if first.low else "")
 
     def _typed(self, search: Search, rate: float) -> str:
-        """The command of an ordinary run that does the same as a probe."""
+        """The command that repeats a probe as an ordinary run."""
         command, probe = self.runs.command, self.study.probe(search, rate, search.seed)
         config = command.configured(self.study.key_of(probe.name), probe.overrides, probe.changes)
         job = Job(probe.name, search.seed, config, command.folder)
@@ -260,7 +260,7 @@ class Searches:
         return [*notes, *self._hidden(searches), *self._of_requests(arms)]
 
     def _hidden(self, searches: Sequence[Search]) -> list[str]:
-        """Whether the runs are too short to show an overload that lasts."""
+        """Whether the runs are too short to show sustained overload."""
         bounds = [bound.seconds for bound in self.bounds if bound.key.startswith("ttft")]
         hidden: dict[str, float] = {}
         for search in searches:
@@ -277,13 +277,13 @@ class Searches:
         ]
 
     def _of_requests(self, arms: Sequence[str]) -> list[str]:
-        """What the runs at the rates found say of their requests, each line once."""
+        """Notices of the runs at the rates found, without duplicates."""
         whose: dict[str, list[str]] = {}
         for arm in arms:
             lows = [search.runs[low] for search in self._of(arm) if (low := search.low)]
             for text in added_up([run.summary for run in lows]):
                 whose.setdefault(text, []).append(arm)
-        return [text if who == arms else f"{', '.join(who)}: {text}" for text, who in whose.items()]
+        return [text if own == arms else f"{', '.join(own)}: {text}" for text, own in whose.items()]
 
 
 def _drawing(done: report.Capacity) -> FigureSpec:

@@ -1,4 +1,4 @@
-"""The cheapest fleet: how many GPUs, which, and split how, for some traffic and an objective."""
+"""Search for the cheapest fleet (GPU type, split, router, replicas) that meets an SLO."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pagedsim.run.study import Analysis, Study
 
 ATTAINED = "slo_attainment"
 _LENGTHS = ("workload.requests", "workload.sessions")
-"""The setting that makes a run short."""
+"""The setting that shortens a run."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Cheapest(Study):
         require_whole("short", self.short, 1)
 
     def options(self, runs: Runs) -> Options:
-        """Those that can be had; raises ConfigError if there are none."""
+        """The available options; raises ConfigError if there are none."""
         if not self._found:
             self._found.append(options_of(runs.command, self.gpus, self.splits, self.routers))
             if not self._found[0].there:
@@ -139,7 +139,7 @@ class Probe:
 
     @property
     def name(self) -> str:
-        """What its runs are called."""
+        """Name of its runs."""
         role = "" if self.role is None else f", {ROLES[self.role]} alone"
         return self.option.fleet(self.counts) + role + ("" if self.long else ", short")
 
@@ -156,7 +156,7 @@ class Probe:
 
 
 class Searches:
-    """The searches of all options, as far as their runs have come."""
+    """The state of the searches of all options."""
 
     def __init__(self, study: Cheapest, runs: Runs) -> None:
         self.study, self.runs = study, runs
@@ -179,7 +179,7 @@ class Searches:
                 self.lattices[name].take(role, one.least)
 
     def _tell(self, probe: Probe) -> None:
-        """What came of a probe, once all of its runs are there."""
+        """The result of a probe, once all of its runs exist."""
         for (arm, _), failure in self.runs.failed.items():
             if arm == probe.name:
                 self.failed.setdefault(probe.option.name, failure)
@@ -213,7 +213,7 @@ class Searches:
         return [(option, one) for option, one in every if option.name not in self.failed]
 
     def next(self) -> list[Probe]:
-        """What is to run: short runs first, then what they lead to."""
+        """The next runs: short ones first, then confirming long ones."""
         limit = self.limit
         short = [probe for option, one in self._open for probe in self._short(option, one, limit)]
         return short or [
@@ -238,7 +238,7 @@ class Searches:
     # -- what came of it ---------------------------------------------------------------------------
 
     def reading(self) -> Analysis:
-        """Everything, for a report."""
+        """The result for the report."""
         done = report.Cheapest(
             attainment=self.study.attainment,
             traffic=self._traffic(),
@@ -309,7 +309,7 @@ class Searches:
         return single(command, [*arm.overrides, *sizes], job)
 
     def _notes(self, done: report.Cheapest) -> Iterator[str]:
-        """What a reader must know."""
+        """Notes of the report."""
         yield (
             "more replicas of an option are taken never to be worse: what a short run misses with "
             "some, it is not tried with fewer"
@@ -322,7 +322,7 @@ class Searches:
 
 
 def left_out(options: Options) -> Iterator[str]:
-    """What was left out and why, a line a reason."""
+    """Notes on omitted options, one per reason."""
     for reason in dict.fromkeys(options.left_out.values()):
         names = [name for name, one in options.left_out.items() if one == reason]
         yield f"left out: {'; '.join(names)}: {reason}"
@@ -333,5 +333,5 @@ def _values(runs: Sequence[Run], key: str) -> list[float]:
 
 
 def _attained(runs: Sequence[Run]) -> float:
-    """The share of requests that meet the objective, on average over the seeds."""
+    """Mean SLO attainment over the seeds."""
     return estimate(_values(runs, ATTAINED)).mean

@@ -20,7 +20,7 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, BackendName, Study
 
 _NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
-"""What there is once in a study, whatever its arms."""
+"""Settings of the whole study, which arms cannot override."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Compare(Study):
 
 
 class Decisions(Compare):
-    """A comparison of what a server decides: nothing that a client could ask for."""
+    """A comparison of server settings, not of request parameters."""
 
     backends: ClassVar[Sequence[BackendName]] = ("sim", "engine")
 
@@ -95,7 +95,7 @@ def check_metrics(where: str, metrics: Sequence[str]) -> None:
 
 
 def check_objective(where: str, metrics: Sequence[str], jobs: Sequence[Job]) -> None:
-    """Raise ConfigError for goodput where no job has an objective."""
+    """Raise ConfigError for goodput if no run has an SLO."""
     objective = any(slo_of(job.config["slo"]) is not None for job in jobs)
     if "goodput_per_s" in keys_of(metrics) and not objective:
         raise ConfigError(
@@ -117,7 +117,7 @@ def check_overrides(arms: object) -> None:
 
 
 def refuse_of_an_arm(where: str, change: str) -> None:
-    """Raise ConfigError for an override of what belongs to the study as a whole."""
+    """Raise ConfigError for an override of a setting of the whole study."""
     if group_of(change) in _NOT_OF_AN_ARM:
         raise ConfigError(f"{where}: is the study's own, and the same for all arms")
 

@@ -1,4 +1,4 @@
-"""Which fleets there are to choose from: GPU, split and router, but for how many."""
+"""Fleet options of a search: GPU, split and router, without the number of replicas."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.compose import Command, group_of
 
 Split = Sequence[str] | Mapping[str, Sequence[str]]
-"""What replicas are set to: one list for all, or one for each role."""
+"""Overrides of replicas: one list for all, or one per role."""
 ROLES = ("prefill", "decode")
 REPLICAS = "fleet.replicas"
 _VARIED = ("hardware", "router", "fleet")
-"""What an option is made of."""
+"""Components of an option."""
 _TRAFFIC = ("workload", "predictor", "slo", "backend")
-"""What is the same for all options."""
+"""Settings common to all options."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One of them; how many replicas it takes is searched."""
+    """A fleet option; its number of replicas is searched."""
 
     gpu: str
     split: str
     router: str
     changes: Sequence[str]
     keys: Sequence[str]
-    """The settings that say how many replicas of each kind there are."""
+    """Settings for the number of replicas of each kind."""
     alone: Sequence[Sequence[str]]
     """For each role the changes of a fleet that does nothing else; none where all do both."""
     gpus: Sequence[int]
@@ -58,7 +58,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Options:
-    """All of them, in order, and why others are not among them."""
+    """All valid options in order, and the reasons for omitting others."""
 
     there: Sequence[Option]
     left_out: Mapping[str, str]
@@ -138,7 +138,7 @@ def _changes(gpu: str, split: Split, router: str) -> tuple[list[str], list[str],
 
 
 def _misfit(config: Settings, seed: int) -> str:
-    """Why it cannot be built; empty where it can."""
+    """Why it cannot be built; empty if it can."""
     try:
         RunConfig(config, seed).prepare()
     except PagedsimError as error:

@@ -1,4 +1,4 @@
-"""Hit rate: what a prefix cache finds of a workload's prompts, and what there was to find."""
+"""Prefix-cache hit rate of a workload, and its upper bound."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pagedsim.workload import Workload
 
 
 class Ideal(NamedTuple):
-    """Of all prompts in their order, with a memory that forgets nothing."""
+    """Upper bound of hits over all prompts in order, with unlimited memory."""
 
     blocks: int
     """Blocks of the prompts, the last of each counted though it may not be full."""
     found: int
-    """Those that an earlier prompt began with, too, and all before them."""
+    """Blocks in a prefix of an earlier prompt."""
     tokens: int
     found_tokens: int
 
 
 def ideal(workload: Workload, block: int) -> Ideal:
-    """What there is to find in blocks of so many tokens."""
+    """The upper bound for a block size."""
     assert workload.prompts is not None
     seen: set[tuple[object, ...]] = set()
     numbers: dict[tuple[object, ...], int] = {}
@@ -53,12 +53,12 @@ def ideal(workload: Workload, block: int) -> Ideal:
 
 @dataclass(frozen=True)
 class HitRate(Study):
-    """One run, of which only the cache is of interest."""
+    """One run, of which only cache hits are reported."""
 
     title: str
     question: str
 
-    keeps_tables = False  # those of a long trace are large, and nothing of them is shown
+    keeps_tables = False  # large for a long trace, and not shown
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
         return [Arm("run", seeds=[runs.config["seed"]])]

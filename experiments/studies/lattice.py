@@ -39,7 +39,7 @@ class Lattice:
         self.long: dict[Counts, bool] = {}
 
     def tell(self, counts: Counts, met: bool, long: bool) -> None:
-        """What came out."""
+        """Record an outcome."""
         (self.long if long else self.short)[counts] = met
         if not met:
             self._open[tuple(slice(count) for count in counts)] = False
@@ -62,7 +62,7 @@ class Lattice:
 
     @property
     def best(self) -> Counts | None:
-        """The cheapest that long runs have confirmed."""
+        """The cheapest confirmed by long runs."""
         return self._cheapest(self.long)
 
     @property
@@ -73,14 +73,14 @@ class Lattice:
 
     @property
     def bound(self) -> float:
-        """Nothing cheaper meets it; infinite where nothing does."""
+        """Lower bound of the cost; infinite if nothing meets it."""
         if self.best is not None:
             return self.cost(self.best)
         return float(np.where(self._open, self._costs, inf).min())
 
     @property
     def expected(self) -> float:
-        """What it costs as far as is known: of what meets it, or once long runs have missed it, of
+        """The cost as far as is known: of what meets it, or once long runs have missed it, of
         the next."""
         if self.long and self.best is None:
             return self.bound

@@ -1,4 +1,4 @@
-"""What a rate must meet: bounds of latencies, of all requests or of one client's."""
+"""Latency bounds of a capacity search, for all requests or one client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Bound:
     key: str
     seconds: float
     client: str | None = None
-    """Whose requests; None: all together."""
+    """The client; None for all requests."""
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ def missed(bounds: list[Bound], summary: Mapping[str, Any]) -> list[Bound]:
 
 
 def refuse_strangers(bounds: list[Bound], clients: Sequence[str]) -> None:
-    """Raise ConfigError for a client that a workload has not."""
+    """Raise ConfigError for a client that the workload lacks."""
     for bound in bounds:
         if bound.client is not None and bound.client not in clients:
             there = ", ".join(filter(None, clients)) or "none with a name"

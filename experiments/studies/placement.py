@@ -1,4 +1,4 @@
-"""Placement: how prefill and decode are to be split over GPUs, apart and together."""
+"""Placement of prefill and decode on GPUs, disaggregated and colocated."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Found:
         self.limits = {"apart": limit(*apart), "together": limit(self.options["both"])}
 
     def finding(self) -> list[str]:
-        """What one would remember."""
+        """The main results as sentences."""
         lines = []
         if self.apart is not None:
             lines.append(f"Apart, {self._placed(self.apart, ('prefill', 'decode'))}.")
@@ -157,7 +157,7 @@ class Found:
         return f"{one.rate:g} requests/s take {one.gpus} GPUs{cost}: {told}"
 
     def rows(self) -> list[Row]:
-        """Beside what was published for one server of each phase."""
+        """Comparison with published numbers for one server of each phase."""
         told = self.study.published or {}
         rows = []
         if self.pair is not None:
@@ -189,7 +189,7 @@ class Found:
         return [Listing("What one server sustains", head, table)]
 
     def notes(self) -> list[str]:
-        """What a reader must know of the numbers."""
+        """Notes of the report."""
         told = [
             "each phase is simulated alone: requests come to decodes as they arrive, without a "
             "transfer, and prefills never wait for memory that others decode in"

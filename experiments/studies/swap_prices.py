@@ -1,4 +1,4 @@
-"""What it costs to preempt one sequence and bring it back, by the simulator's cost model."""
+"""Cost of preempting and resuming one sequence, by the simulator's cost model."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Price(NamedTuple):
     """Seconds for one sequence."""
 
     swap: float
-    """Out and in again."""
+    """Swap out and in."""
     recompute: float
-    """In a step of its own."""
+    """Recomputation in a step of its own."""
     beside: float
-    """What it adds to a step of decodes."""
+    """Recomputation added to a step of decodes."""
 
 
 class Priced:

@@ -1,4 +1,4 @@
-"""Tune: the settings under which a goal comes out best, searched by Optuna."""
+"""Tune: search for the settings that optimise a metric, with Optuna."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _RANGE = ("low", "high", "log")
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting that takes one of some values."""
+    """A categorical setting."""
 
     key: str
     values: tuple[str, ...]
-    """As one would type them."""
+    """As on the command line."""
 
     @property
     def telling(self) -> Sequence[str]:
@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Range:
-    """A setting that takes a number; a whole one, where both ends are."""
+    """A numeric setting, an integer if both ends are."""
 
     key: str
     low: float
@@ -83,7 +83,7 @@ class Range:
         return FloatDistribution(self.low, self.high, log=self.log)
 
     def override(self, value: Any) -> str:
-        """What sets it, with four digits."""
+        """The override, with four digits."""
         return f"{self.key}={value if is_whole(value) else f'{value:.4g}'}"
 
 
@@ -91,7 +91,7 @@ Setting = Choice | Range
 
 
 def space_of(settings: object) -> list[Setting]:
-    """The settings that a mapping of keys to lists or ranges describes; null leaves one out."""
+    """Parse a mapping of keys to lists or ranges; null omits a key."""
     if not isinstance(settings, Mapping):
         raise ConfigError(f"space={settings}: must be a mapping of settings to values")
     found = [_setting(str(key), value) for key, value in settings.items() if value is not None]
@@ -124,9 +124,9 @@ def _typed(value: object) -> str:
 
 
 DEFAULT = "as it stands"
-"""The name of the arm that changes nothing."""
+"""Name of the arm without overrides."""
 OTHER_SEEDS = 1000
-"""So far from the seeds of the search are those that the best is confirmed under."""
+"""Offset of the held-out seeds that confirm the best trial."""
 
 Values = Mapping[int, float]
 """The goal by seed."""
@@ -152,7 +152,7 @@ class Tune(Study):
     trials: int = 40
     batch: int = 4
     _searches: list[Search] = field(default_factory=list, init=False, repr=False)
-    """The one that is under way, since to ask for all trials again takes long."""
+    """The search in progress, cached since replaying all trials is slow."""
 
     def __post_init__(self) -> None:
         if find_spec("optuna") is None:
@@ -200,7 +200,7 @@ class Tune(Study):
 
 
 class Search:
-    """Trials, batch after batch, and what came of them, as far as there are runs."""
+    """Batches of trials and their available results."""
 
     def __init__(self, tune: Tune, runs: Runs) -> None:
         import optuna
@@ -223,11 +223,11 @@ class Search:
         self._rounds = self._all()
 
     def ask(self) -> list[Arm]:
-        """What is to run next; nothing at the end."""
+        """The next arms to run; empty at the end."""
         return next(self._rounds, [])
 
     def _all(self) -> Iterator[list[Arm]]:
-        """The default, all trials, and then the best and the default under other seeds."""
+        """The default, all trials, then the best and the default under held-out seeds."""
         seeds = self.runs.command.seeds
         yield from self._until([DEFAULT], seeds)
         while len(self.study.trials) < self.tune.trials:
@@ -245,12 +245,12 @@ class Search:
     def _until(
         self, arms: Sequence[str], seeds: Sequence[int], confirm: bool = False
     ) -> Iterator[list[Arm]]:
-        """Ask for these until each has run."""
+        """Yield these arms until all have run."""
         while missing := self._missing(arms, seeds, confirm):
             yield missing
 
     def _missing(self, arms: Sequence[str], seeds: Sequence[int], confirm: bool) -> list[Arm]:
-        """Those of the arms that have not run; notes the goals of the others."""
+        """The arms that have not run; stores the goals of the others."""
         into = self.confirmed if confirm else self.values
         missing = []
         for arm in dict.fromkeys(arms):
@@ -285,12 +285,12 @@ class Search:
 
     @property
     def best(self) -> str:
-        """The arm with the best mean, the first of those that are alike."""
+        """The arm with the best mean, the first of equals."""
         pick: Any = max if self.more else min
         return str(pick(self.values, key=lambda arm: report.mean(self.values[arm])))
 
     def reading(self) -> Analysis:
-        """Everything, for a report."""
+        """The result for the report."""
         tune, best = self.tune, self.best
         done = report.Tuning(
             goal=tune.goal,
@@ -321,13 +321,13 @@ class Search:
         )
 
     def _typed(self, arm: str) -> str:
-        """The command that runs the same again."""
+        """The command that repeats a run."""
         command, changes = self.runs.command, self.changes[arm]
         config = command.configured(self.tune.key_of(arm), changes)
         return single(command, changes, Job(arm, command.seeds[0], config, command.folder))
 
     def _importance(self) -> Iterator[tuple[str, float]]:
-        """Which share of what the goal varies each setting explains, the largest first."""
+        """Importance of each setting, as a share of the goal's variance, in descending order."""
         import optuna
 
         means = {report.mean(self.values[arm]) for arm in self.told}
