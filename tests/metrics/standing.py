@@ -1,4 +1,4 @@
-"""Arms whose numbers are given, seed by seed, for tests of how they stand."""
+"""Arms with given metrics by seed, for tests of rankings."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_request_that_missed_steps_has_one_long_gap_a_preemption(start: float)
 
 
 def test_a_request_that_was_held_back_has_a_long_gap_for_each_step_missed() -> None:
-    # Eight steps of a second and five gaps, though nobody took its memory.
+    # Eight steps of a second and five gaps, although it was not preempted.
     total = gaps([float(t) for t in range(1, 9)], (0.0, 8.0, 6, 0))
     assert total[-1] == (2.0, 3.0)
     assert sum(weight for value, weight in total if value == 1.0) == pytest.approx(2)

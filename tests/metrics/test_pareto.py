@@ -1,4 +1,4 @@
-"""Who is best by what, and who is beaten, worked out by hand or by brute force."""
+"""Best and dominated arms, against values by hand or brute force."""
 
 from __future__ import annotations
 

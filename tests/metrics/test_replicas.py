@@ -154,8 +154,8 @@ def test_one_server_has_none_of_it() -> None:
 
 
 def test_a_fleet_that_served_nobody() -> None:
-    nobody = requests_of().append_column("replica", pa.array([], pa.int32()))
-    summary = summarise(nobody, fleet_steps(steps_of(), steps_of()), **FLEET)
+    empty = requests_of().append_column("replica", pa.array([], pa.int32()))
+    summary = summarise(empty, fleet_steps(steps_of(), steps_of()), **FLEET)
     assert isnan(summary["load_imbalance"]) and isnan(summary["imbalance_over_time"])
     assert [one["requests"] for one in summary["replicas"]] == [0, 0]
     assert isnan(summary["replicas"][0]["busy"])

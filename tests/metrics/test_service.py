@@ -73,7 +73,7 @@ def test_a_client_waits_while_any_of_its_requests_was_never_scheduled() -> None:
     scheduled = np.array([0.0, 5.0, 6.0])
     waits = by_hand(scheduled=scheduled).waits
     assert list(zip(waits.client, waits.begin, waits.end, strict=True)) == [(0, 1, 5), (1, 2, 6)]
-    # Where nobody says when, until the first token: what touches is one.
+    # Without `scheduled`, until the first token; touching intervals are merged.
     waits = by_hand().waits
     assert list(zip(waits.client, waits.begin, waits.end, strict=True)) == [(0, 0, 6), (1, 2, 7)]
 

@@ -21,7 +21,7 @@ def test_times_of_sessions_with_and_without_pauses() -> None:
     requests = requests_of(
         row("a", 0.0, 2.0),
         row("b", 1.0, 2.0),
-        row("a", 5.0, 6.0),  # after 3 s in which nobody of it was there
+        row("a", 5.0, 6.0),  # after 3 s without a request of the session
         row("b", 1.0, 4.0),  # in parallel, and longer
         row("b", 2.5, 3.0),  # while another of it is still served
         row("b", 6.0, 8.0),  # after 2 s

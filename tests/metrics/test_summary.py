@@ -141,14 +141,14 @@ def test_an_interrupted_run_lasted_until_its_last_step() -> None:
     summary = summarise(stopped, steps, **SIZES)
     assert (summary["makespan"], summary["kv_utilisation_mean"]) == (10.0, 1.0)
     assert summary["requests_per_s"] == 0.1
-    nobody = summarise(requests_of({"state": "unfinished", "finished": NAN}), steps, **SIZES)
-    assert (nobody["makespan"], nobody["requests_per_s"]) == (10.0, 0.0)
+    unfinished = summarise(requests_of({"state": "unfinished", "finished": NAN}), steps, **SIZES)
+    assert (unfinished["makespan"], unfinished["requests_per_s"]) == (10.0, 0.0)
 
 
 def test_waste_is_told_where_all_who_hold_memory_decode() -> None:
     steps = steps_of(
         {"end": 1.0, "decode_seqs": 1, "decode_context": 12, "used_blocks": 4, "running": 1},
-        # Another's prompt is half in memory: some of its 16 slots are full, nobody knows which.
+        # Another prompt is half in memory: the number of its full slots is not recorded.
         {"end": 9.0, "decode_seqs": 1, "decode_context": 13, "used_blocks": 8, "running": 2},
     )
     assert summarise(REQUESTS, steps, **SIZES)["kv_waste_mean"] == pytest.approx(0.25)

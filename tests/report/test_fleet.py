@@ -1,4 +1,4 @@
-"""What pages, terminals, timelines and pictures show of a fleet."""
+"""Pages, terminal output, timelines and plots of a fleet."""
 
 from __future__ import annotations
 

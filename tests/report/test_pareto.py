@@ -1,4 +1,4 @@
-"""The picture of two criteria: every arm is there, and every name can be read."""
+"""Pareto plots: every arm is drawn, and every label is legible."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_line_joins_the_frontier_and_stays_on_its_side() -> None:
     }
     front = {(float(x), float(y)) for x, y in line} & points
     assert len(front) == len(standing.frontier(*PLANE))
-    # Nobody is before the line in both: each point of it is reached by someone.
+    # No arm is beyond the line in both criteria: each of its points is reached by an arm.
     assert all(any(x <= at[0] and y <= at[1] for x, y in front) for at in line)
     assert not any(x < at[0] and y < at[1] for at in line for x, y in points)
 

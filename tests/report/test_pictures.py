@@ -1,4 +1,4 @@
-"""What is drawn: the numbers of lines, bars and dots, and whose colour they have."""
+"""Contents of plots: numbers of lines, bars and dots, and their colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of an estimate."""
+"""The roofline plot of an estimate."""
 
 from __future__ import annotations
 

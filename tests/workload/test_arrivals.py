@@ -1,4 +1,4 @@
-"""Arrival processes have the rate and the burstiness that they are asked for."""
+"""Arrival processes have the configured rate and burstiness."""
 
 import numpy as np
 import pytest

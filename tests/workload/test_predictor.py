@@ -1,4 +1,4 @@
-"""Predictors: each is as wrong as it says."""
+"""Predictors: errors match their settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads of sessions: who waits for whom, and what stands in the prompts."""
+"""Workloads of sessions: dependencies between requests, and contents of prompts."""
 
 from __future__ import annotations
 

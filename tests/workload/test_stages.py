@@ -1,4 +1,4 @@
-"""Stages of rates over prompts that come again."""
+"""Rate stages over repeated prompts."""
 
 import re
 from typing import Any
