@@ -262,12 +262,12 @@ class LLMEngine:
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self, since: float | None = None) -> list[RequestOutput]:
-        """Plan a step, carry it out, and tell the scheduler.
+        """Plan a step, execute it, and commit it to the scheduler.
 
-        It counts from `since`, or else from now. Who keeps an engine busy gives the end of the
-        last step: then steps follow one another without gaps, as they do in a simulation, and what
-        the host does in between is part of the next one. With `async_scheduling` the step after it
-        is planned, too, and on its way before this one is waited for; the next call waits for it.
+        The step's time counts from `since`, by default now. A driver that keeps the engine busy
+        passes the end of the last step: then steps follow without gaps, as in a simulation, and the
+        host's work in between counts as part of the next one. With `async_scheduling` the following
+        step is planned and launched before this one is waited for; the next call waits for it.
 
         Returns the requests that ended in it, and of those that stream what there is so far. If
         carrying it out fails, the requests of this step, and of one that was planned on top of it,

@@ -261,7 +261,7 @@ class LLM:
         return [answers[name] for name in names]
 
     def _drop(self, names: Sequence[str]) -> None:
-        """Nobody waits for these any more: an error or a Ctrl-C leaves nothing behind."""
+        """Abort unfinished requests after an error or Ctrl-C."""
         for name in names:
             if name in self.engine.scheduler.requests:
                 self.engine.abort_request(name)

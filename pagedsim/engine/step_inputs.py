@@ -72,7 +72,7 @@ def inputs_of(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> Ste
 
 
 def samplers_of(plan: StepPlan) -> Samplers:
-    """Who samples in a step."""
+    """The requests that sample in a step."""
     samplers = [(request, request.width) for request in plan.decodes]
     return samplers + [(chunk.request, 1) for chunk in plan.chunks if chunk.samples]
 
