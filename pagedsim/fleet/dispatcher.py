@@ -438,7 +438,7 @@ class BackgroundProcess:
         requests, pending = dispatcher.num_requests, dispatcher.environment.pending
         if not requests or pending > dispatcher.background_events:
             self._found = None
-        elif not states.in_state(ReplicaState.STARTING, ReplicaState.DOWN):  # else one comes up yet
+        elif not states.in_state(ReplicaState.STARTING, ReplicaState.DOWN):  # else wait for these
             before, self._found = self._found, (requests, len(states.in_state(ReplicaState.UP)))
             if self._found == before:
                 raise PagedsimError(dispatcher.deadlock_message())

@@ -372,7 +372,7 @@ def _features(plan: StepPlan) -> tuple[int, ...]:
 
 
 def _reading(block_size: int, block_tokens: float, fitted_block_size: int | None) -> float:
-    """How many times longer decodes read from blocks of this size than from those fitted."""
+    """Slowdown of decode reads for this block size, relative to the fitted one."""
     require_number("cost.block_tokens", block_tokens, 0)
     if fitted_block_size is None:
         if block_tokens:
