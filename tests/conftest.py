@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from tests.run.http.fake import Fake
 
 # Small models are faster on one thread, and steadier; workers and processes share the cores anyway.
-# Set before anybody imports torch, and handed on to every process that a test starts.
+# Set before torch is imported, and inherited to every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # How many examples Hypothesis draws: a few by hand, always the same; five times as many where CI is
-# set. HYPOTHESIS_PROFILE names another: soak draws new ones each time, to look for what nobody
+# set. HYPOTHESIS_PROFILE names another: soak draws new ones each time, to look for what no
 # thought of. Tests whose examples are dear, or cheap, take a part of these numbers or a multiple.
 EXAMPLES = {"quick": 50, "ci": 250, "soak": 5000}
 for profile, examples in EXAMPLES.items():
@@ -78,7 +78,7 @@ def parsed_once() -> Iterator[None]:
 
 @pytest.fixture
 def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra composes a command's configuration once more to read `hydra.mode`; nobody sets it."""
+    """Hydra composes once more to read `hydra.mode`, which no command here sets."""
     from hydra._internal.hydra import Hydra
 
     monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: None)

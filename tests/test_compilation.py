@@ -48,7 +48,7 @@ def test_an_extension_that_is_gone_is_named(root: Path) -> None:
     assert built(root).startswith(f"not what was installed: {SOURCE} is compiled no longer")
 
 
-def test_extensions_of_nobody_are_told(root: Path) -> None:
+def test_stray_extensions_are_reported(root: Path) -> None:
     (root / LISTED).unlink()
     assert built(root).startswith("not what was installed: has extensions that no install made")
 

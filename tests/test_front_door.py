@@ -262,7 +262,7 @@ def test_who_is_asked_to_stop_leaves_what_there_is(
     assert not (partial / "run.json").exists()
     states = pq.read_table(partial / "requests.parquet")["state"].to_pylist()
     assert {"finished", "unfinished"} <= set(states)
-    with pytest.raises(ProcessLookupError):  # nobody of the group is left
+    with pytest.raises(ProcessLookupError):  # no process of the group is left
         os.killpg(process.pid, 0)
 
 

@@ -766,7 +766,7 @@ def test_the_traceback_of_a_run_too(call: Call, module: str) -> None:
 
 APART = f"{SINGLE} fleet=prefill_decode"
 FLEETS = {
-    "nobody": (
+    "no replica": (
         f"{SINGLE} fleet.replicas=0",
         "fleet.replicas=0: must be a whole number from 1 to 10000",
     ),
@@ -806,7 +806,7 @@ FLEETS = {
         f'{SINGLE} +fleet.pools.a.set=["workload.rate=3"]',
         "fleet.pools.a.set: workload.rate=3: is not a replica's own; it may set policy,",
     ),
-    "what nobody knows": (
+    "unknown option": (
         f'{SINGLE} +fleet.pools.a.set=["hardware=h1000"]',
         "fleet.pools.a.set: hardware=h1000: unknown; did you mean 'h100'?",
     ),
@@ -822,9 +822,9 @@ FLEETS = {
         f"{APART} fleet.link=null",
         "fleet.link=null: must be given where requests go from replica to replica",
     ),
-    "nobody may join": (
+    "cannot be joined": (
         f"{APART} batching=static",
-        "fleet.pools.decode: role=decode: Static lets nobody",
+        "fleet.pools.decode: role=decode: Static cannot accept",
     ),
     "nothing is held": (
         f"{APART} memory=reserved_max",
@@ -860,12 +860,12 @@ def test_what_is_no_fleet(call: Call, words: str, line: str) -> None:
     assert one_line(call(*words.split())).startswith(line)
 
 
-def test_a_router_that_names_nobody(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "nobodys.py").write_text(
+def test_a_router_that_returns_no_replica(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "absents.py").write_text(
         "from policies.routing.router import Router\n\n\n"
-        "class Nobody(Router):\n"
+        "class Absent(Router):\n"
         "    def route(self, request, replicas, now):\n"
         "        return None\n"
     )
-    words = f"{SINGLE} fleet.replicas=2 router._target_=nobodys.Nobody"
-    assert one_line(call(*words.split())).startswith("Nobody.route returned None")
+    words = f"{SINGLE} fleet.replicas=2 router._target_=absents.Absent"
+    assert one_line(call(*words.split())).startswith("Absent.route returned None")

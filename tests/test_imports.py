@@ -197,7 +197,7 @@ told, YAML read in Python, objects looked through once more to end."""
 
 
 @pytest.mark.parametrize("code", SAVINGS.values(), ids=SAVINGS)
-def test_what_a_library_does_for_nobody_is_left_out(code: str, tmp_path: Path) -> None:
+def test_unused_work_of_a_library_is_left_out(code: str, tmp_path: Path) -> None:
     child = in_a_child(code, tmp_path)
     assert (child.returncode, child.stderr) == (0, "")
     assert child.stdout.splitlines()[-1] == "False"

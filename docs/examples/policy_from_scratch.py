@@ -1,6 +1,6 @@
 """A policy from scratch: of two clients, the one that was served less goes first.
 
-The policy keeps state: it is told of every request that leaves, and counts its tokens. It then
+The policy keeps state: it observes every request that leaves, and counts its tokens. It then
 serves the same requests as first come, first served, in the simulator.
 
     python docs/examples/policy_from_scratch.py

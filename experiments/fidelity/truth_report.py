@@ -382,7 +382,7 @@ def _standing(refits: Refits) -> str:
         f"and within {percent(near)} of this fit" + (f" but for {named}" if far else "") + "; mean "
         f"errors are {percent(refits.stands, 2)} as they stand and "
         f"{percent(refits.whole.distance, 2)} fitted, so that what differs makes up for itself; "
-        "held-out rows are told by both"
+        "held-out rows are reported under both"
     )
 
 

@@ -189,7 +189,7 @@ class Zoo(Decisions):
         classes = arms.runs[0].config["workload"].get("classes") or {}
         for name in self.objectives if classes else ():
             if name not in classes:
-                yield f"objectives.{name}: no such class in the workload, so nobody has it"
+                yield f"objectives.{name}: no such class in the workload"
 
 
 def _check_criteria(where: str, names: Sequence[str]) -> None:

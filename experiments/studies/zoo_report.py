@@ -50,7 +50,7 @@ def sentences(standing: Standing, planes: Sequence[Plane], predictors: Sequence[
 
 def _front(standing: Standing, plane: Plane) -> str:
     front = standing.frontier(*plane)
-    return f"Nobody beats in both {plane[0].label} and {plane[1].label}: {_some(front, _FRONT)}."
+    return f"Pareto front of {plane[0].label} and {plane[1].label}: {_some(front, _FRONT)}."
 
 
 def _best(standing: Standing, one: Criterion) -> str:
@@ -119,7 +119,7 @@ def _selective(standing: Standing) -> Iterator[str]:
         told = ", ".join(f"{arm} ({count:,})" for arm, count in left.items())
         yield (
             f"Fewer requests than others finished {told}: their latencies are of those alone, and "
-            "are held against nobody's."
+            "are compared with no other arm's."
         )
 
 

@@ -74,7 +74,7 @@ class Latencies:
     e2e: Column
     output: NDArray[np.int64]
     queue: Column | None = None
-    """From when the scheduler had it until it was first in a step; None where nobody says."""
+    """From the scheduler's receipt to the first step; None where the log does not have it."""
 
     @property
     def without_queue(self) -> Latencies:
@@ -183,7 +183,7 @@ def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
     arrived = _column(rows, layout.arrived)
     first, last = (_times(rows, names, arrived) for names in (layout.first, layout.last))
     if layout.queued is not None:
-        # Nobody is queued before it arrives, so the shortest wait between the two is taken for
+        # No request is queued before it arrives, so the shortest wait between the two is taken for
         # none: that lays the server's clock over the clients'.
         shift = float((arrived - _column(rows, layout.queued)).max())
         first, last = first + shift, last + shift

@@ -169,7 +169,7 @@ def about_log(
 ) -> Iterator[str]:
     """Of the log and of what the simulated server did with it.
 
-    `guessed`: the blocks it is taken to have, if nobody said.
+    `guessed`: the number of blocks assumed where none was given.
     """
     if guessed is not None:
         yield (

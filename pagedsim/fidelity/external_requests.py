@@ -25,7 +25,7 @@ class LogRequests:
 
     log: Log
     named: bool
-    """Whether tokens are told apart, for a prefix cache: as the log has them, else all unlike."""
+    """Whether prompts have token contents for a prefix cache; otherwise all differ."""
     guesses: Sequence[float | None]
     """How long each answer is taken to be."""
     front: float = 0.0

@@ -14,7 +14,7 @@ from pagedsim.fidelity.external_log import Latencies, Log
 
 METRICS = ("ttft", "tpot", "e2e")
 SCORED = ("ttft", "queue", "tpot", "e2e")
-"""What is told: `queue` where the log has it."""
+"""Reported latencies: `queue` where the log has it."""
 QUEUED = 1e-3
 """Seconds: who was in the queue for less than a step has not waited."""
 SMALLEST = 0.002
@@ -155,7 +155,7 @@ def _pair(log: Log, predicted: Latencies, metric: str, rows: Rows) -> tuple[Colu
 
 def _error(metric: str, here: Column, there: Column) -> Error:
     measured, predicted = Spread.of(here), Spread.of(there)
-    # Where hardly anybody waits, a share of nothing says nothing.
+    # Where few requests wait, a relative error of the queue is meaningless.
     least = QUEUED if metric == "queue" else 0.0
     off = Spread(
         *(

@@ -111,7 +111,7 @@ class _Cold:
 
 
 class _Enough(Exception):
-    """Everybody who counts has been answered."""
+    """All requests that are scored have finished."""
 
 
 @dataclass

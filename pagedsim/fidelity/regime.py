@@ -84,7 +84,7 @@ def doubts(regimes: Sequence[Regime]) -> Iterator[str]:
     """What a reader must know before believing a validation."""
     last = max(regimes, key=lambda regime: regime.load)
     if not any(summary["preemptions"] for summary in last.engine):
-        yield f"nobody was preempted under {last.name}: memory.blocks is too large"
+        yield f"no request was preempted under {last.name}: memory.blocks is too large"
     spreads = {
         (regime.name, key): found.spread
         for regime in regimes

@@ -139,7 +139,7 @@ class _Filled:
 
 
 class _Retold(Scheduler):
-    """A scheduler that is told the tokens that the engine sampled."""
+    """A scheduler that receives the tokens that the engine sampled."""
 
     outputs: Mapping[Any, Sequence[int]] = {}
 

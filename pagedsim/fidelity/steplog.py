@@ -22,7 +22,7 @@ _SAME = (
     *("tensor_parallel", "async_scheduling"),
 )
 """Of the machine: where these differ, so do the times of the same step."""
-_SOMEBODY = Request("", 1)
+_REQUEST = Request("", 1)
 _COLUMNS = {
     "prefill_tokens": "prefill_tokens",
     "prefill_attention": "prefill_attention",
@@ -88,7 +88,7 @@ def predicted(cost: CostModel, sample: Sample) -> float:
     plan.prefill_pairs = sample.prefill_pairs
     plan.decode_count = sample.decode_count
     plan.decode_context = sample.decode_context
-    plan.chunks = [Chunk(_SOMEBODY, 0, 0, True)] * sample.prefill_chunks
+    plan.chunks = [Chunk(_REQUEST, 0, 0, True)] * sample.prefill_chunks
     moved = sum(cost.swap_seconds(blocks) for blocks in (sample.swap_out, sample.swap_in) if blocks)
     computes = sample.prefill_tokens or sample.decode_count
     return moved + (cost.step_seconds(plan) if computes else 0.0)

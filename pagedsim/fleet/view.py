@@ -202,14 +202,14 @@ class Candidates(Replicas):
     def __init__(
         self,
         views: Sequence[ReplicaView],
-        everybody: Sequence[ReplicaView],
+        all_views: Sequence[ReplicaView],
         role: str,
         index: Callable[[], PrefixIndex],
     ) -> None:
         """`index` covers the prefix caches of all replicas, and is built on first use."""
         self._views = views
         self._index = index
-        self._all = everybody
+        self._all = all_views
         self._role: str = role
 
     @property

@@ -77,7 +77,7 @@ def note_down(compiled: list[str]) -> None:
 
 
 def serve(engine: LLMEngine) -> None:
-    """Prompts of all lengths by themselves, then batches of every size with whoever comes."""
+    """Prompts of all lengths by themselves, then batches of every size in order of arrival."""
     rng = random.Random(0)
     for length in (*range(1, 36), *range(36, LONGEST + 1, 11)):
         ask(engine, f"{length} alone", rng, length, SamplingParams(temperature=0, max_tokens=2))

@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def flat(plan: StepPlan, inputs: Inputs | None = None) -> Batch:
-    """Whoever is in it is seen for the first time."""
+    """Every request in it is new."""
     found = inputs_of(plan, Rows(rows=8, blocks=8, block_size=4))
     tables = Tables(CPU, seqs=8, blocks=8)
     if (mixed := found.mixed) is None:  # as if there were chunks too
@@ -146,7 +146,7 @@ def test_a_batch_is_the_same_on_its_device() -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("swaps", [False, True])
 def test_rows_are_those_of_the_block_tables(seed: int, swaps: bool) -> None:
-    """Whoever comes, forks, reorders, is preempted and comes back, row by row; now and then all is
+    """Requests arrive, fork, reorder, is preempted and comes back, row by row; now and then all is
     forgotten."""
     rng = random.Random(seed)
     size, seqs, longest = rng.choice([1, 2, 3]), 8, 24
@@ -246,7 +246,7 @@ def test_a_block_that_becomes_another_is_sent_again() -> None:
     assert inputs.computing is not None and inputs.computing.slots.tolist() == [11 * 4 + 2]
 
 
-def test_a_step_that_nobody_asked_about_is_noticed() -> None:
+def test_an_unread_step_is_noticed() -> None:
     scheduler = server()
     scheduler.add(Request("a", range(10, 13)), now=0)
     rows = Rows(rows=8, blocks=8, block_size=4)

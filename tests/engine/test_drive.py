@@ -145,7 +145,7 @@ def test_one_that_can_never_be_served_is_rejected_and_the_others_go_on(clock: Fa
     assert {r.id: r.state.value for r in seen.requests} == {0: "rejected", 1: "finished"}
 
 
-def test_it_stops_while_nobody_is_there(clock: Fake) -> None:
+def test_it_stops_while_idle(clock: Fake) -> None:
     source = Asked([job(0, arrival=0.0), job(1, arrival=1e6)])
     seen = served(clock, source, stopping=lambda: clock.now > 105)
     assert [request.id for request in seen.requests] == [0]
@@ -159,7 +159,7 @@ class AdmitNone(FCFS):
         return False
 
 
-def test_a_policy_that_admits_nobody_is_told_of(clock: Fake) -> None:
+def test_a_policy_that_admits_no_request_is_reported(clock: Fake) -> None:
     policy: Policy = AdmitNone()
     with pytest.raises(PagedsimError, match=r"nothing can run at .*: 1 requests wait"):
         served(clock, Asked([job(0, arrival=0.0)]), policy=policy)

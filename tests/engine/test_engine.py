@@ -84,7 +84,7 @@ def test_a_stream_tells_what_there_is() -> None:
     assert {o.request_id for o in seen if o.finished} == {"a", "b"}
 
 
-def test_who_was_held_up_by_somebody_who_goes_is_served() -> None:
+def test_a_request_behind_an_aborted_one_is_served() -> None:
     class Waits(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:
             return request.id != "never"
@@ -304,7 +304,7 @@ def test_stop_ids_must_be_the_model_s() -> None:
         server.add_request("a", [5], SamplingParams(stop_token_ids=(999,), min_tokens=2))
 
 
-def test_generate_waits_for_nobody_else_s_requests() -> None:
+def test_generate_does_not_wait_for_other_requests() -> None:
     llm = LLM(made("llama"), device="cpu", num_gpu_blocks=64, max_model_len=64)
     llm.engine.add_request("0", [5, 6], GREEDY)
     with pytest.raises(RequestError, match="generate: the engine serves requests that were added"):

@@ -58,7 +58,7 @@ OLD: dict[str, Any] = {
     **{"multi_step_stream_outputs": True, "guided_decoding_backend": "xgrammar"},
     **{"spec_decoding_acceptance_method": "rejection_sampler"},
 }
-"""What EngineArgs of 0.6 and 0.7 took, and what each was if nobody said."""
+"""What EngineArgs of 0.6 and 0.7 took, and the default of each."""
 
 NEW = """
     enable_return_routed_experts model_weights served_model_name tokenizer hf_config_path runner
@@ -188,7 +188,7 @@ def test_what_cannot_be_is_told_at_once(settings: dict[str, Any], line: str) -> 
     assert str(error.value) == line
 
 
-def test_a_name_that_nobody_has_is_told_with_the_nearest() -> None:
+def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'enable_prefix_cache': did you mean 'enable_prefix_c"):
         EngineArgs("tiny", enable_prefix_cache=True)
 

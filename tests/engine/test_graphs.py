@@ -229,7 +229,7 @@ def test_a_model_that_waits_for_the_gpu_serves_without(
 
 
 @pytest.mark.parametrize("fails_at", [0, 2])
-def test_nobody_is_served_after_a_capture_that_failed(
+def test_no_request_is_served_after_a_failed_capture(
     fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_module, "recorder_of", lambda device: Replayer(fails_at))

@@ -19,7 +19,7 @@ NEEDED = 5 * SHAPE.block_bytes
 
 
 class Owner:
-    """Whoever has it."""
+    """Its owner."""
 
 
 class Cudart:

@@ -38,7 +38,7 @@ def test_a_result_comes_out_again(name: str, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "again").glob("*.png")} == pictures
 
 
-def test_a_study_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_study(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         regenerate.main(["paper_fig99"])
     assert "paper_fig99: must be one of paper_fig2, " in capsys.readouterr().err

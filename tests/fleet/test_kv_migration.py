@@ -70,7 +70,7 @@ def test_one_token_is_all_and_nothing_moves() -> None:
 
 
 class Moves(Router):
-    """Everybody starts at the first replica, and moves to the second one."""
+    """Every request starts at the first replica, and moves to the second one."""
 
     migrates_every = 2.25
 

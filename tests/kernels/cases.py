@@ -1,8 +1,8 @@
 """Cases for paged attention, and the answer in fp64, worked out row by row without any paging.
 
 Every slot of the cache that no token of the case lives in holds NaN, and so do the other layers;
-what a block table holds past a sequence's last block is out of range. Whoever reads what he should
-not is found out.
+what a block table holds past a sequence's last block is out of range. A kernel that reads what it
+should not is found.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_a_row_does_not_depend_on_the_others(small_tiles: None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_a_row_of_no_numbers_ends_and_harms_nobody(small_tiles: None) -> None:
+def test_a_row_of_nans_ends_and_harms_no_other_row(small_tiles: None) -> None:
     logits, words = likely(3, 100), words_for(3)
     before = kernels.pick(logits, asked_of([EVERY] * 3), words)
     logits[1] = torch.nan

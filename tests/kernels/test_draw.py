@@ -158,7 +158,7 @@ def test_rows_need_not_lie_side_by_side(device: str) -> None:
     assert torch.equal(picked, kernels.pick(logits[::2].T.contiguous().T, asked, words))
 
 
-def test_a_row_of_no_numbers_harms_nobody(device: str) -> None:
+def test_a_row_of_nans_harms_no_other_row(device: str) -> None:
     for vocab in (100, 9000):
         logits, words = likely(3, vocab, device), words_for(3).to(device)
         before = kernels.pick(logits, asked_of([EVERY] * 3, device), words)

@@ -136,7 +136,7 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
 
 @pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
 def test_parts_are_merged_alike_every_time(cache: str) -> None:
-    """Whoever is the last to finish: by far more parts than run at one time, many times over, by
+    """The last program merges: by far more parts than run at one time, many times over, by
     themselves and as the layers of one step, which share their counters."""
     case = replace(DECODES, kv_heads=8, dtype=torch.bfloat16, head_dim=128, cache=cache)
     contexts = (1, 255, 256, 257, 900, 3000, 6000)

@@ -74,7 +74,7 @@ def test_fewer_steps_than_ordinary_gaps_leave_no_room_for_a_long_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_exact_where_nobody_was_preempted(seed: int) -> None:
+def test_exact_without_preemptions(seed: int) -> None:
     random = np.random.default_rng(seed)
     ends = np.cumsum(random.random(200))
     every, requests = [], []

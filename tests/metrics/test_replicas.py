@@ -153,7 +153,7 @@ def test_one_server_has_none_of_it() -> None:
     assert not {"replicas", "load_imbalance", "imbalance_over_time"} & summary.keys()
 
 
-def test_a_fleet_that_served_nobody() -> None:
+def test_a_fleet_that_served_no_request() -> None:
     empty = requests_of().append_column("replica", pa.array([], pa.int32()))
     summary = summarise(empty, fleet_steps(steps_of(), steps_of()), **FLEET)
     assert isnan(summary["load_imbalance"]) and isnan(summary["imbalance_over_time"])

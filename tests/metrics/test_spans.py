@@ -32,7 +32,7 @@ def test_time_counts_while_a_replica_is_there_and_as_far_as_it_is_in_the_makespa
     assert found["energy_j"] == pytest.approx(50 + 10 * 100 + 5 * 10 - busy * 110 / 2)
 
 
-def test_where_all_are_there_all_the_time_it_is_as_if_nobody_had_said_so() -> None:
+def test_full_presence_equals_the_default() -> None:
     requests = requests_of({"arrival": 2.0, "finished": 12.0, "replica": 0})
     known: dict[str, Any] = {"joules": 50.0, "idle_watts": 220.0, "euros_per_hour": 7200.0}
     each = [Span(0.0, inf, True, 110.0, 3600.0)] * 2

@@ -36,7 +36,7 @@ RESULT_OF_TWO = Result(
         Row("ours alone", 1234567.0),
     ],
     listings=[Listing("More", ["", "of it"], [["first", "1 <b>"], ["second", "2"]])],
-    source="Somebody, 2023",
+    source="An Author, 2023",
     notes=["step times are <fitted>"],
     failed={"size <2>": "out of memory & gone"},
     again={"The same on <another>": "python -m pagedsim 'model=<b>'"},
@@ -259,7 +259,7 @@ def test_the_page_is_whole_and_has_everything(tmp_path: Path) -> None:
         "A <line>",
         "It rises & rises.",
         "Note: step times are <fitted>.",
-        "Published: Somebody, 2023",
+        "Published: An Author, 2023",
         "'study.sizes=[1,<2>]'",
     ):
         assert word in text

@@ -34,7 +34,7 @@ def test_every_file_counts(tmp_path: Path) -> None:
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of somebody's, in which a policy leans on several files."""
+    """A user's package, in which a policy leans on several files."""
     monkeypatch.syspath_prepend(str(tmp_path))
     files = {
         "__init__.py": "from .impl import Mine\n",
@@ -63,7 +63,7 @@ def test_what_a_policy_imports_is_followed(lab: Path) -> None:
         before = after
 
 
-def test_ours_and_nobody_s_have_no_digest_of_their_own() -> None:
+def test_own_and_unknown_modules_have_no_digest() -> None:
     assert store.of_target("policies.ordering.FCFS") is None
     assert store.of_target("there.is.none") is None
     assert store.of_target("Mine") is None

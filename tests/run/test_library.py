@@ -27,7 +27,7 @@ from policies.victims import VICTIMS
 
 
 class Offered(Policy):
-    """Whoever asks."""
+    """A plugin."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_what_does_not_go_together_is_found_by_trying() -> None:
 def test_a_package_s_own_has_its_name(offers: Any) -> None:
     offers(mine=f"{__name__}:Offered")
     assert type(make_policy("mine")).__name__ == "Offered"
-    assert "\nmine              Whoever asks.\n" in policies_page()
+    assert "\nmine              A plugin.\n" in policies_page()
 
 
 def test_a_name_that_is_taken_is_left_as_it_is(offers: Any) -> None:
@@ -75,7 +75,7 @@ def test_an_offer_that_leads_nowhere_is_told(offers: Any) -> None:
     offers(mine="no_such_module:Policy")
     with pytest.raises(ConfigError, match=r"policy=no_such_module\.Policy: cannot be imported"):
         make_policy("mine")
-    assert type(make_policy("fcfs")) is POLICIES["fcfs"]  # nobody else is in its way
+    assert type(make_policy("fcfs")) is POLICIES["fcfs"]  # no plugin replaces it
 
 
 def unwrapped() -> str:
@@ -85,7 +85,7 @@ def unwrapped() -> str:
 
 def test_one_that_leads_nowhere_leaves_the_others_on_the_page(offers: Any) -> None:
     offers(broken="no_such_module:Policy", mine=f"{__name__}:Offered")
-    assert "\nmine              Whoever asks.\n" in policies_page()
+    assert "\nmine              A plugin.\n" in policies_page()
     assert "broken not there: entry point broken = no_such_module:Policy: " in unwrapped()
     with pytest.raises(ConfigError, match=r"^entry point broken = no_such_module:Policy: policy="):
         policies()
@@ -106,7 +106,7 @@ def test_what_packages_offer_is_there_to_choose_from(offers: Any) -> None:
     offers(mine=f"{__name__}:Offered")
     for choose in (make_policy, inner_policy):
         with pytest.raises(ConfigError, match=r"choose from .*, ltr, mine, mlfq"):
-            choose("nobody")
+            choose("absent")
 
 
 @pytest.mark.parametrize("words", [["policies", "--help"], ["--help", "policies"]])

@@ -60,12 +60,12 @@ def test_requests_without_a_target_are_counted() -> None:
         (Aging(Aging(VTC(weights={"c": 2}))), "policy.of.of"),
     ],
 )
-def test_a_weight_of_nobody_is_refused(policy: Policy, key: str) -> None:
+def test_a_weight_of_an_unknown_client_is_refused(policy: Policy, key: str) -> None:
     for columns, there in (({}, "it has none with a name"), (CLIENTS, "choose from a, b")):
         with pytest.raises(ConfigError) as error:
             refuse_unmet(policy, three(**columns))
         assert str(error.value) == f"{key}.weights.c: no such client in the workload; {there}"
 
 
-def test_a_weight_of_somebody_is_not() -> None:
+def test_a_weight_of_a_known_client_is_accepted() -> None:
     refuse_unmet(VTC(weights={"a": 2}), three(**CLIENTS))

@@ -1,4 +1,4 @@
-"""Objects from a configuration: which limits nobody gave, and how failures are told."""
+"""Objects from a configuration: limits by default, and messages of failures."""
 
 from __future__ import annotations
 

@@ -339,11 +339,11 @@ def test_a_stopped_run_leaves_whole_tables(tmp_path: Path) -> None:
     states = requests["state"].to_pylist()
     assert states.count("unfinished") == partial.summary["unfinished"] > 0
     ids = requests["request"].to_pylist()
-    assert ids == sorted(set(ids))  # each once, whoever has arrived
+    assert ids == sorted(set(ids))  # each once
 
 
 def kept(job: Job) -> Run | None:
-    """The run as whoever goes on with the study finds it."""
+    """The run as a resumed study finds it."""
     return TABLES.stored(job, recipe(job))
 
 
@@ -352,7 +352,7 @@ def test_a_complete_run_is_found_again(tmp_path: Path) -> None:
     assert kept(job) is None
     run = run_job(job, StoppableRecorder())
     assert isinstance(run, Run)
-    assert kept(job) is None  # its tables are there, but nobody said that they are whole
+    assert kept(job) is None  # its tables are there, but not marked as complete
     assert store(job, recipe(job))
     again = kept(job)
     assert again is not None

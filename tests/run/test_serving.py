@@ -167,7 +167,7 @@ def test_cheapest_gets_prices_of_this_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
 def test_every_axis(batching: str, preemption: str, tmp_path: Path) -> None:
-    """Twelve blocks of four tokens for requests of up to 40: somebody must yield."""
+    """Twelve blocks of four tokens for requests of up to 40: requests are preempted."""
     served = run(
         tmp_path, f"batching={batching}", f"preemption={preemption}", "policy=priority",
         "memory.blocks=14", "server.max_model_len=56", "workload.arrivals=burst",

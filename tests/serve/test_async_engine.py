@@ -112,7 +112,7 @@ def test_a_request_can_be_aborted_by_its_name() -> None:
         with pytest.raises(RequestError, match="already here"):
             await reason_of(serving, 1, request_id="a")
         await serving.abort("a")
-        await serving.abort("nobody")
+        await serving.abort("absent")
         return await reading
 
     assert run(paced(), clients) == "abort"
@@ -274,7 +274,7 @@ def test_retry_after_is_in_seconds_of_ours() -> None:
     assert run(engine, clients, max_waiting=40) == 1  # of the model's it would be 60
 
 
-def test_an_engine_that_dies_says_so_to_everybody() -> None:
+def test_all_streams_end_with_the_error_of_a_dead_engine() -> None:
     class Dies(RealtimeSimulator):
         def step(self) -> Any:
             raise SystemError("gone")

@@ -78,7 +78,7 @@ def test_clients_that_vanish_leave_nothing_behind() -> None:
         assert child.end() == 0
 
 
-def test_told_to_end_it_answers_who_is_there_and_takes_nobody() -> None:
+def test_a_draining_server_answers_present_requests_and_takes_no_new_ones() -> None:
     async def load(child: Child) -> tuple[Answer, Answer]:
         asked = Answer()
         there = asyncio.create_task(ask(child.url, answer=asked, prompt="there", max_tokens=150))
@@ -131,7 +131,7 @@ def test_a_client_that_goes_before_it_has_said_all_is_no_news() -> None:
         assert len(child.said) == 2
 
 
-def test_a_port_that_somebody_took_meanwhile_is_told_in_a_line() -> None:
+def test_a_port_taken_meanwhile_is_one_line() -> None:
     with socket.socket() as theirs, socket.socket() as ours:
         for one in (theirs, ours):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

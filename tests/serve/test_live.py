@@ -84,7 +84,7 @@ def test_viewers_share_the_snapshots_and_each_gets_who_is_watched() -> None:
     assert watched[-1] == ["a"]
 
 
-def test_nothing_is_made_while_nobody_looks() -> None:
+def test_nothing_is_made_without_a_viewer() -> None:
     async def look() -> tuple[int, int, int]:
         engine = Engine()
         shared = live(engine)

@@ -149,7 +149,7 @@ def test_a_client_that_left_is_not_taken_for_one_that_waits() -> None:
 
 
 @pytest.mark.parametrize("second", [post(), post(b"{", 100), b""])
-def test_whoever_leaves_with_a_request_behind_another_leaves_nothing(
+def test_an_abort_with_a_request_behind_another_leaves_nothing(
     second: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(paced(speed=1.0)) as slow:

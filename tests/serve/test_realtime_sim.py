@@ -280,7 +280,7 @@ def reasons(
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_who_was_held_up_by_somebody_who_goes_is_served(ahead: bool) -> None:
+def test_a_request_behind_an_aborted_one_is_served(ahead: bool) -> None:
     class Waits(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:
             return request.id != "never"

@@ -95,7 +95,7 @@ def test_seconds_without_a_step_are_there_and_empty() -> None:
     assert [second.running for second in server.tally.seconds] == [1, 0, 0, 0, 0]
 
 
-def test_nobody_runs_in_a_silence() -> None:
+def test_an_idle_interval_has_no_running_requests() -> None:
     server = Driven()
     server.add("a", 6, 5)
     server.run()

@@ -16,7 +16,7 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
+REQUEST = Request(0, 1, SamplingParams(max_tokens=1))
 # Neither what any config.json says, nor another by a second name.
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")
 HARDWARE = sorted(p.stem for p in (CONF / "hardware").glob("*.yaml") if p.stem != "cpu")
@@ -65,6 +65,6 @@ def plan(
     step = StepPlan(number=number, now=0.0)
     for chunk in chunks:
         start, length = (0, chunk) if isinstance(chunk, int) else chunk
-        step.add_chunk(Chunk(SOMEBODY, start, length, samples=True))
+        step.add_chunk(Chunk(REQUEST, start, length, samples=True))
     step.decode_count, step.decode_context = decodes, context
     return step

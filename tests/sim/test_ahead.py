@@ -71,12 +71,12 @@ def test_a_request_that_can_never_be_served_is_rejected() -> None:
 
 
 def test_a_policy_that_admits_no_request() -> None:
-    class Nobody(Policy):
+    class Refuses(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:
             return False
 
     with pytest.raises(PagedsimError, match="nothing can run at 0 s: 1 requests wait"):
-        run(scheduler(policy=Nobody()), Jobs([(0.0, 4, 2)]))
+        run(scheduler(policy=Refuses()), Jobs([(0.0, 4, 2)]))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pagedsim.sim.cost.work import Work, step_work, total_work
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from tests.sim.harness import Constant, Jobs
-from tests.sim.shapes import SOMEBODY, plan, replica
+from tests.sim.shapes import REQUEST, plan, replica
 
 
 def test_a_step_by_hand() -> None:
@@ -32,7 +32,7 @@ def test_a_step_by_hand() -> None:
 def test_a_chunk_that_ends_before_its_prompt_samples_nothing() -> None:
     where = replica("llama-2-7b", "a100-80gb")
     whole, begun = plan(64), plan()
-    begun.add_chunk(Chunk(SOMEBODY, 0, 64, samples=False))
+    begun.add_chunk(Chunk(REQUEST, 0, 64, samples=False))
     head = where.model.flop_per_sample
     assert step_work(where, whole).flop - step_work(where, begun).flop == pytest.approx(head)
 

@@ -199,7 +199,7 @@ def test_what_a_program_cannot_be_is_one_line(programs: Any, says: str) -> None:
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
 
 
-def test_nobody_waits_for_who_comes_after() -> None:
+def test_no_request_waits_for_a_later_one() -> None:
     with pytest.raises(ConfigError, match="row 0 waits for row 1: must be one before it"):
         Sessions([0, 0], [1, 2], [[1], []], 0.0 * np.ones(2))
     with pytest.raises(ConfigError, match=r"turns: 1 for 2 requests"):

@@ -96,7 +96,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     assert complaint(near) == f"path={near}: there is no such file; did you mean {path}?"
     assert "is a folder" in complaint(str(tmp_path))
     assert "there is no folder" in complaint(str(tmp_path / "x" / "y.csv"))
-    assert "there is no folder" in complaint("~nobody-of-that-name/y.csv")
+    assert "there is no folder" in complaint("~no-user-of-that-name/y.csv")
     assert "File name too long" in complaint("x" * 5000)
     assert "is not a plain file" in complaint("/dev/null")
     with pytest.raises(ConfigError, match="path: must name a trace file"):

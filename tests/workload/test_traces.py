@@ -291,7 +291,7 @@ def test_a_slice_begins_sessions_whose_first_turns_it_has_not(tmp_path: Path) ->
     assert turns(made) == [("0", 1, []), ("1", 1, []), ("2", 1, [])]
 
 
-def test_nobody_waits_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_turns_do_not_wait_where_configured(tmp_path: Path) -> None:
     path = written(tmp_path, TURNS)
     made = trace(path=path, in_turns=False, arrivals="burst")
     assert turns(made) == [("0", 1, []), ("1", 1, []), ("0", 2, []), ("0", 3, [])]

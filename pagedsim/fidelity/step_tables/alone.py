@@ -16,7 +16,7 @@ COLD = 2
 
 
 def alone(log: Log, table: str, model: ModelShape, hardware: Hardware, stack: str) -> list[Cell]:
-    """Rows of those that came when everybody before was answered, and ended before the next came.
+    """Rows of requests that were alone from arrival to finish.
 
     What lies between their first and their last token are steps of one sequence each.
     """

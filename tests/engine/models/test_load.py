@@ -255,8 +255,8 @@ def test_what_is_not_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("We couldn't connect\nto the hub")
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
-    assert error_of("somebody/something") == (
-        "model=somebody/something: no such folder, and not to be had from the Hugging Face hub: "
+    assert error_of("owner/something") == (
+        "model=owner/something: no such folder, and not to be had from the Hugging Face hub: "
         "We couldn't connect to the hub"
     )
 
@@ -272,7 +272,7 @@ def test_tries_to_reach_the_hub_are_not_told(
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
     monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)  # to caplog
-    error_of("somebody/something")
+    error_of("owner/something")
     assert caplog.messages == []
     with pytest.raises(OSError, match="no network"):
         offline()

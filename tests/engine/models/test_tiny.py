@@ -14,7 +14,7 @@ from pagedsim.engine.models.tiny import _uniform
 from tests.engine.models.serving import alone, chunked, served, texts
 
 DIGEST = "77db110af03f14723b12cd1b7e33e8f09cc82ff4958070665e4db98fede9b3a6"
-"""Of names and weights; whoever changes it changes every recorded run of the tiny model."""
+"""Of names and weights; a change of it changes every recorded run of the tiny model."""
 
 ROOT = Path(__file__).resolve().parents[3]
 

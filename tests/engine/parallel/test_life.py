@@ -41,7 +41,7 @@ def pids(model: LoadedModel) -> list[int]:
 
 
 def there(pid: int) -> bool:
-    """Whether it runs; one that has ended and that nobody asked for its end does not."""
+    """Whether it runs; an ended but unreaped one does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -65,7 +65,7 @@ def test_blocks_are_found_for_both() -> None:
     assert len(answers(engine)) == 10
 
 
-def test_a_rank_that_dies_leaves_nobody_waiting() -> None:
+def test_a_dead_rank_leaves_no_rank_waiting() -> None:
     engine = made(tensor_parallel=2)
     assert engine.model.ranks is not None
     engine.add_request("a", [1, 2, 3], GREEDY)

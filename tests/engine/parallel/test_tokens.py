@@ -156,7 +156,9 @@ def test_an_interrupt_leaves_the_ranks_together(both: list[LoadedModel]) -> None
     move = two.runner.mover.move
 
     def interrupted(*moves: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)  # the other is told, and this has computed nothing yet
+        signal.raise_signal(
+            signal.SIGINT
+        )  # the other gets the request, and this has computed nothing yet
         return move(*moves)
 
     with pytest.MonkeyPatch.context() as patch:

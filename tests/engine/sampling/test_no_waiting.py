@@ -44,7 +44,7 @@ def no_waiting() -> Iterator[None]:
 
 @pytest.mark.parametrize("vocab", [1000, 50257, 128256])
 @pytest.mark.parametrize("asked", [*([name] for name in SETTINGS), [*SETTINGS]], ids=str)
-def test_nobody_waits_for_a_draw(asked: list[str], vocab: int) -> None:
+def test_no_draw_synchronises(asked: list[str], vocab: int) -> None:
     """Alone, and all in one batch; also where tokens are forbidden."""
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(3 * len(asked), vocab, generator=generator) * 3

@@ -73,7 +73,7 @@ def rows_of(params: SamplingParams, first: int = 0) -> list[Row]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "random"])
 @pytest.mark.parametrize("many", [FEW, PAIRS], ids=["alone", "in pairs"])
-def test_nobody_waits_for_a_draw(many: list[dict[str, Any]], temperature: float) -> None:
+def test_no_draw_synchronises(many: list[dict[str, Any]], temperature: float) -> None:
     from experiments.benchmarks.fake_gpu import FAKE, FakeGPU
 
     batches = [rows_of(params_of({"temperature": temperature, **given})) for given in many]

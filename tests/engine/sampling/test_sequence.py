@@ -244,7 +244,7 @@ def test_logprobs_name_the_sampled_token_and_the_best() -> None:
     assert output.cumulative_logprob == pytest.approx(total)
 
 
-def test_nobody_pays_for_logprobs_that_nobody_asked_for() -> None:
+def test_unrequested_logprobs_cost_nothing() -> None:
     (output,) = served(SamplingParams(max_tokens=3)).outputs
     assert (output.cumulative_logprob, output.logprobs) == (None, None)
 

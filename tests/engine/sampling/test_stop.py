@@ -56,7 +56,7 @@ def test_what_may_begin_a_stop_string_is_held_back_until_it_is_clear() -> None:
     assert text.shown == "say </b> <"
 
 
-def test_text_that_nobody_watches_does_not_stop() -> None:
+def test_unwatched_text_does_not_stop() -> None:
     text = Text(lambda: Words(["stop", " and ", "stop"]), ("stop",))
     assert text.push(0, watch=False) is None
     assert text.push(1) is None

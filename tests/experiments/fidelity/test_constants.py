@@ -103,7 +103,7 @@ def test_no_share_is_held_beyond_it_either() -> None:
 
 
 @pytest.mark.parametrize("name", ["turing.cache", "vllm-1999.layer_us", "cache"])
-def test_a_constant_that_nobody_has_is_refused(name: str) -> None:
+def test_an_unknown_constant_is_refused(name: str) -> None:
     with pytest.raises(KeyError, match=f"{name}: no such constant"):
         Constants.standing().but({name: 0.5})
 

@@ -68,15 +68,15 @@ def server(log: Log, *words: str) -> ExternalServer:
 
 
 def asked(count: int, rate: float = 4.0) -> Log:
-    """Requests that nobody has answered yet."""
+    """Requests without answers yet."""
     rng = random.Random(0)
     arrived = np.cumsum([0.0, *(rng.expovariate(rate) for _ in range(count - 1))])
     prompt = np.array([rng.randint(20, 1500) for _ in range(count)])
     output = np.array([rng.randint(1, 300) for _ in range(count)])
     never = np.full(count, np.nan)
     places = [str(row) for row in range(count)]
-    nobody = [""] * count
-    return Log(Path("none"), places, arrived, prompt, Latencies(never, never, output), nobody)
+    clients = [""] * count
+    return Log(Path("none"), places, arrived, prompt, Latencies(never, never, output), clients)
 
 
 def answered(path: Path, count: int = 80, rate: float = 4.0) -> Path:
@@ -116,7 +116,7 @@ def test_the_weights_of_a_simulated_server_are_found(
     ranges = {name: of["range"] for name, of in found["constants"].items() if of["range"]}
     for name, true in TRUE.items():
         assert ranges[name]["low"] <= true <= ranges[name]["high"], name
-    # Reading the weights and the host's work are there once a step, whoever is in it.
+    # Reading the weights and the host's work are there once a step, whatever its batch.
     assert ranges["compute_efficiency"]["decided"]
     assert not ranges["bandwidth_efficiency"]["decided"]
     assert not ranges["host_step_ms"]["decided"]

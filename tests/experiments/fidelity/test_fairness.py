@@ -1,4 +1,4 @@
-"""Two logs of a server: what is told of clients, what is predicted, and what is refused."""
+"""Two logs of a server: what is reported of clients, what is predicted, and what is refused."""
 
 from __future__ import annotations
 

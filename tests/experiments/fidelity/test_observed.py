@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("hydra")
 
 ROOT = Path(__file__).parents[3]
 SERVER = ("model=llama-2-7b", "hardware=a10", "memory.blocks=1000", "server.max_seqs=24")
-"""What the simulator is told of the server; how fast it is, it has to find out."""
+"""Settings of the server that the simulator receives; its speed is to be fitted."""
 SLOWER = ("cost.compute_efficiency=0.4", "cost.host_step_ms=6")
 LOAD = (
     *("workload.requests=100", "workload.rate=8", "workload.max_len=700", "seeds=1"),

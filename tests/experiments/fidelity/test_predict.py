@@ -1,4 +1,4 @@
-"""A log predicted with what was fitted to another: what is told, drawn and refused."""
+"""A log predicted with what was fitted to another: what is reported, drawn and refused."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_beams_share_memory_and_cannot_be_replayed(tmp_path: Path) -> None:
 @either_way
 @pytest.mark.parametrize("seed", range(14))
 def test_five_hundred_times(seed: int, ahead: bool, tmp_path: Path) -> None:
-    """14 × 36 = 504 runs each way, in most of which somebody must yield."""
+    """14 × 36 = 504 runs each way, in most of which requests are preempted."""
     preempted = 0
     for combination in COMBINATIONS:
         name = "-".join(combination)

@@ -1,4 +1,4 @@
-"""Uncalibrated step times beside what was measured: what is told, and what is refused."""
+"""Uncalibrated step times beside what was measured: what is reported, and what is refused."""
 
 from __future__ import annotations
 

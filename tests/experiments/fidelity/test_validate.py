@@ -304,7 +304,7 @@ def test_what_a_reader_must_know() -> None:
     (doubt,) = doubts([even, uneven])
     assert doubt.startswith("the engine is far from itself: under half the ")
     (doubt,) = doubts([regime([0.0, 0.0], 0.0)])
-    assert doubt == "nobody was preempted under half: memory.blocks is too large"
+    assert doubt == "no request was preempted under half: memory.blocks is too large"
 
 
 def test_request_by_request_by_hand() -> None:

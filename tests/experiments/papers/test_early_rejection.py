@@ -1,4 +1,4 @@
-"""Refusals of a fleet: shares and loads by hand, what is told, and one real run."""
+"""Refusals of a fleet: shares and loads by hand, what is reported, and one real run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goodput on small runs: gaps and rates by hand, what is told, and one real run."""
+"""Goodput on small runs: gaps and rates by hand, what is reported, and one real run."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_parallel_samples_share_the_full_blocks_of_their_prompt(width: int, tmp_
     """Of 40 tokens two blocks are full. Three answers of 24 tokens after one another."""
     options = [f"workload.n={width}", f"server.max_seqs={width}", "workload.requests=3"]
     runs = real(tmp_path, *options, "+workload.lengths.output=24")
-    # Steps in which the prompt is computed have 3 blocks, which nobody shares. The one after it
+    # Steps in which the prompt is computed have 3 blocks, which are not shared. The one after it
     # needs a block for each; 41 to 48 tokens have 3 each and 49 to 63 have 4.
     steps = runs[0].steps("used_blocks", "shared_blocks").to_pylist()
     assert steps[0] == {"used_blocks": 3, "shared_blocks": 0}

@@ -76,7 +76,7 @@ def test_every_rate_can_be_typed_as_it_was_probed() -> None:
 # -- the objective ---------------------------------------------------------------------------------
 
 
-def test_bounds_are_of_everybody_or_of_a_client() -> None:
+def test_bounds_are_of_all_requests_or_of_a_client() -> None:
     bounds = bounds_of({"ttft_p99": 2, "batch": {"e2e_mean": 60}, "tpot_p99": None})
     assert [(bound.key, bound.seconds, bound.client) for bound in bounds] == [
         ("ttft_p99", 2.0, None),
@@ -237,10 +237,10 @@ def test_a_client_s_bound_is_of_its_requests_alone(call: Call) -> None:
     code, _, _ = call(*words, *bounds, "+study.bounds.interactive={ttft_p99: 1}")
     assert code == 0
     assert result()["objective"] == {"interactive: TTFT P99": 1.0}
-    code, _, errors = call(*words, *bounds, "+study.bounds.nobody={ttft_p99: 1}")
+    code, _, errors = call(*words, *bounds, "+study.bounds.absent={ttft_p99: 1}")
     assert code == 1
     assert (
-        "study.bounds.nobody: no such client in the workload; it has batch, interactive" in errors
+        "study.bounds.absent: no such client in the workload; it has batch, interactive" in errors
     )
 
 

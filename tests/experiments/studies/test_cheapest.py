@@ -139,7 +139,7 @@ def test_gpus_without_a_price_and_models_that_do_not_fit_are_left_out(
         (("study.attainment=1.5",), "attainment=1.5: must be a number"),
         (("study.gpus=[]",), "gpus=[]: must be a list such as [l4, h100]"),
         (("study.gpus=[h1000]",), "h1000"),
-        (("study.routers=[nobody]",), "nobody"),
+        (("study.routers=[absent]",), "absent"),
         (("study.most=0",), "most=0: must be a whole number"),
         (("study.gpus=[a30]",), "left out: a30: has no price"),
         (("slo.ttft=null", "slo.tpot=null"), "slo: must have a bound"),

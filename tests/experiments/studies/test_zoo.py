@@ -31,7 +31,7 @@ OWN = (
 
 
 class Offered(Policy):
-    """Whoever asks."""
+    """A policy of a user's own."""
 
 
 def zoo(**settings: Any) -> Zoo:
@@ -153,7 +153,7 @@ def test_what_is_wrong_for_all_is_an_error(hydra: None, tmp_path: Path) -> None:
         asked(tmp_path, "memory.blocks=10")
 
 
-def test_who_leaves_nobody_is_told_why(hydra: None, tmp_path: Path) -> None:
+def test_a_selection_that_leaves_no_arm_is_refused(hydra: None, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^left out: edf: EDF goes by deadlines, and no request"):
         asked(tmp_path, "workload=sharegpt", "study.only=[edf]")
 
@@ -161,7 +161,7 @@ def test_who_leaves_nobody_is_told_why(hydra: None, tmp_path: Path) -> None:
 # -- what is said ----------------------------------------------------------------------------------
 
 
-def test_where_nobody_finished_there_is_nothing_to_say() -> None:
+def test_without_finished_requests_there_is_no_finding() -> None:
     nothing = {"e2e_mean": [nan], "finished": [0.0]}
     standing = standing_of({"a": nothing, "b": nothing}, "e2e_mean")
     assert sentences(standing, [], ["oracle"]) == ["No request finished."]
@@ -179,7 +179,7 @@ def test_a_policy_of_one_s_own_joins(call: Call) -> None:
     result = json.loads(Path("out/result.json").read_text())
     assert set(result["data"]["means"]) == {"interactive", "batch", "all"}
     assert "mine" in result["data"]["means"]["interactive"]
-    assert result["finding"][0].startswith("Nobody beats in both E2E mean and E2E P99: ")
+    assert result["finding"][0].startswith("Pareto front of E2E mean and E2E P99: ")
     assert any("with predictor=noisy in the place of oracle" in one for one in result["finding"])
     assert "Which one wins where" in out
     with Path("out/comparison.csv").open() as file:
@@ -234,7 +234,7 @@ def test_an_arm_with_a_space_in_its_name(hydra: None, tmp_path: Path) -> None:
     assert arms == ["a b"]
 
 
-def test_of_many_that_nobody_beats_some_are_named() -> None:
+def test_of_a_long_pareto_front_some_are_named() -> None:
     alike = {f"arm{number}": {"e2e_mean": [1.0], "ttft_mean": [1.0]} for number in range(14)}
     standing = standing_of(alike, "e2e_mean", "ttft_mean")
     plane = (standing.criteria[0], standing.criteria[1])
@@ -247,7 +247,7 @@ def test_one_arm_alone_is_told_as_one(hydra: None, tmp_path: Path) -> None:
     assert found["finding"][0].startswith("vtc: E2E mean ") and found["pictures"] == []
 
 
-def test_who_sheds_is_held_against_nobody_s_latencies(hydra: None, tmp_path: Path) -> None:
+def test_a_shedding_arm_is_compared_with_no_latencies(hydra: None, tmp_path: Path) -> None:
     words = ("workload.rate=60", "workload.classes.interactive.deadline=1", "memory.blocks=300")
     found = carried_out(tmp_path / "out", *FEW, *words, "study.only=[fcfs,edf,edf that sheds]")
     assert any(

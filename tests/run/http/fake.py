@@ -33,7 +33,7 @@ class Fake:
     short: int = 0
     """Tokens by which answers are too short."""
     together: int = 1
-    """Tokens that are told in one event."""
+    """Tokens in one event."""
     asked: list[Body] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     at_once: int = 0

@@ -1,4 +1,4 @@
-"""A server that is not there, or does not say what it serves, is told in one line."""
+"""A server that is not there, or does not say what it serves, gives one line."""
 
 from __future__ import annotations
 
