@@ -17,7 +17,7 @@ def test_all_that_decides_a_run_is_ours() -> None:
         *("pagedsim/core/scheduler.py", "pagedsim/sim/server.py", "pagedsim/sim/cost/roofline.py"),
         *("pagedsim/build.py", "pagedsim/workload/generated.py", "pagedsim/metrics/summary.py"),
         *("pagedsim/engine/runner.py", "pagedsim/kernels/decode.py", "pagedsim/run/serving.py"),
-        *("policies/priority.py", "pagedsim/run/job.py", "pagedsim/run/parts.py"),
+        *("policies/ordering.py", "pagedsim/run/job.py", "pagedsim/run/parts.py"),
     }
     assert not [name for name in files if "report" in name or "tracking" in name]
 
