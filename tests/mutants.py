@@ -1,7 +1,7 @@
 """Mutation testing: change one expression at a time and see whether a test fails.
 
     python -m tests.mutants pagedsim/fleet --tests tests/fleet --sample 40
-    python -m tests.mutants policies/vtc.py --tests tests/policies --seed 3
+    python -m tests.mutants policies/fairness.py --tests tests/policies --seed 3
 
 The mutants of a path depend on its source and the seed alone. Whether tests may go is seen by
 running the command before and after: no mutant that was caught survives. The work is done in a copy

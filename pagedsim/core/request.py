@@ -52,7 +52,7 @@ class Request(DecodeEntry):
     have equal length, are scheduled together, and share blocks wherever their tokens agree.
 
     While a request decodes, nothing in it is touched from step to step: its length is a
-    difference to the scheduler's decode clock (see `clock.py`).
+    difference to the scheduler's decode clock (see `decode_clock.py`).
     """
 
     __slots__ = (

@@ -73,7 +73,7 @@ def test_a_sample_counts_once(stack: list[tuple[str, str]], layer: str, function
         ("pagedsim/sim/cost/work.py", "total_work", "summary"),
         ("pagedsim/metrics/recorder.py", "step", "recorder"),
         ("pagedsim/metrics/recorder.py", "requests_table", "tables"),
-        ("policies/priority.py", "rank", "policy"),
+        ("policies/ordering.py", "rank", "policy"),
         ("pagedsim/run/pool.py", "_here", "command"),
     ],
 )
