@@ -14,7 +14,7 @@ from pagedsim.kernels.batch import AttentionBatch
 
 
 class Tables:
-    """They stay on the device; a step sets what is new in them, before it is computed."""
+    """Block tables on the device; a step sets what is new in them, before it is computed."""
 
     def __init__(self, device: torch.device, seqs: int, blocks: int) -> None:
         """For `seqs` sequences of `blocks` blocks at most."""

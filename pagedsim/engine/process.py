@@ -41,7 +41,7 @@ class uninterrupted:
 
 
 class Threads:
-    """What engines have set, and what there was before the first of them."""
+    """torch's CPU threads: what engines have set, and what there was before the first of them."""
 
     def __init__(self) -> None:
         self._before = 0

@@ -23,9 +23,9 @@ class Parted(RuntimeError):
 class RankGroup:
     """One rank among `size`; NCCL between GPUs, gloo between CPUs.
 
-    torch's default process group stays free for other uses. All
-    ranks must call the same methods in the same order, with tensors of the same shapes. On a GPU
-    what they do is queued on the current stream, and may be captured.
+    torch's default process group stays free for other uses. All ranks must call the same methods in
+    the same order, with tensors of the same shapes. On a GPU what they do is queued on the current
+    stream, and may be captured.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
