@@ -1,4 +1,4 @@
-"""Steps that are planned, and launched, before the last one's tokens are known."""
+"""Steps that are planned and dispatched before the last one's tokens are known."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def test_the_answers_are_those_of_requests_that_lost_their_memory(settings: dict
 
 
 class Order:
-    """When plans were made, launched and told of."""
+    """The order in which plans were made and completed."""
 
     def __init__(self, server: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[tuple[str, int]] = []
-        for name in ("plan", "tell"):
+        for name in ("plan", "complete"):
             monkeypatch.setattr(server.scheduler, name, self._noting(server.scheduler, name))
 
     def _noting(self, scheduler: Scheduler, name: str) -> Any:
@@ -120,14 +120,14 @@ class Order:
         return noting
 
 
-def test_each_step_is_planned_before_the_last_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_is_planned_before_the_last_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     server = engine(async_scheduling=True)
     order = Order(server, monkeypatch)
     server.add_request("a", [5, 6, 7], SamplingParams(temperature=0, max_tokens=3))
     run(server)
     # The third token is its last by max_tokens: no fourth step.
-    told = [("plan", 0), ("plan", 1), ("tell", 0), ("plan", 2), ("tell", 1), ("tell", 2)]
-    assert order.events == told
+    made = [("plan", 0), ("plan", 1), ("complete", 0), ("plan", 2)]
+    assert order.events == [*made, ("complete", 1), ("complete", 2)]
 
 
 def test_what_looks_back_is_served_a_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_what_looks_back_is_served_a_step_at_a_time(monkeypatch: pytest.MonkeyPa
     order = Order(server, monkeypatch)
     server.add_request("a", [5, 6, 7], SamplingParams(max_tokens=2, frequency_penalty=0.5))
     run(server)
-    assert order.events == [("plan", 0), ("tell", 0), ("plan", 1), ("tell", 1)]
+    assert order.events == [("plan", 0), ("complete", 0), ("plan", 1), ("complete", 1)]
 
 
 def test_an_end_that_only_the_token_tells_costs_a_step() -> None:
@@ -275,7 +275,7 @@ def test_an_error_wherever_a_step_is_made_leaves_an_engine(
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("name", ["plan", "launch", "tell"])
+@pytest.mark.parametrize("name", ["plan", "dispatch", "complete"])
 def test_a_ctrl_c_comes_before_or_after_a_decision(
     name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,7 +127,9 @@ def test_a_small_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert rows["decode-heavy: past lengths / conservative, best goodput"]["ours"] > 2
     assert rows["decode-heavy: preemptions a request, exact lengths"]["difference"] == 0
     assert "past lengths gives" in found["finding"][0]
-    assert "memory.blocks=200: what was published, 2 to 3 ti" in found["notes"][0]
+    unused, other = found["notes"]
+    assert unused.startswith("workload.rate=4 changes nothing")
+    assert "memory.blocks=200: what was published, 2 to 3 ti" in other
     assert "~study" not in found["notes"][0]
     said = " ".join(capsys.readouterr().out.split())
     assert "workload.rate=4 changes nothing: users ask once they are answered" in said
