@@ -83,13 +83,12 @@ def test_who_is_refused_at_the_door_was_at_no_replica() -> None:
 
 
 def test_who_reads_steps_is_right_about_fleets_or_takes_none() -> None:
+    pattern = re.compile(r"(?<!recorder)(?<!forecast)\.steps(_by_replica)?\(")
     found = {
         str(path.relative_to(ROOT))
         for room in ("pagedsim", "experiments")
         for path in (ROOT / room).rglob("*.py")
-        if re.search(
-            r"(?<!recorder)(?<!forecast)\.steps(_by_replica)?\(", path.read_text(encoding="utf-8")
-        )
+        if pattern.search(path.read_text(encoding="utf-8"))
     }
     assert found - {"pagedsim/metrics/recorder.py"} == {*RIGHT, *ONE_SERVER}
     every: tuple[type[Study], ...] = (batched.Batched, chunk_budget.ChunkBudget)
