@@ -207,8 +207,9 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     if not above and len(sections) == 1 and name.strip("_") == name:
         return f"key; use {sections[0]}.{name}="
     known = [one for one in there if not one.startswith("_")]
-    whole = f"{_dotted(above)} has none; set it whole, {_dotted(above)}={{{name}: ...}}"
-    text = f"key; {choices(name, known) if known else whole}"
+    if above == ["fleet", "autoscale"]:  # null where it is off
+        return "key by itself; set all, fleet.autoscale={rule: queue, up: 4, down: 1, ...}"
+    text = f"key; {choices(name, known) if known else f'there are none below {_dotted(above)}'}"
     # What the class behind a group takes besides is added, where it was not a slip.
     takes_more = above[:1] == ["policy"] or above == ["slo", "clients"]
     takes_more |= above[:1] == ["workload"] and len(above) > 1
