@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 # Set before torch is imported, and inherited to every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# How many examples Hypothesis draws: a few by hand, always the same; five times as many where CI is
-# set. HYPOTHESIS_PROFILE names another: soak draws new ones each time, to look for what no
-# thought of. Tests whose examples are dear, or cheap, take a part of these numbers or a multiple.
-EXAMPLES = {"quick": 50, "ci": 250, "soak": 5000}
+# Number of examples that Hypothesis draws: few by hand, always the same; twice as many where CI is
+# set. HYPOTHESIS_PROFILE names another: soak draws new ones each time, to search further. Tests
+# with expensive or cheap examples take a part of these numbers or a multiple.
+EXAMPLES = {"quick": 50, "ci": 100, "soak": 5000}
 for profile, examples in EXAMPLES.items():
     settings.register_profile(
         profile,
