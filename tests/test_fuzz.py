@@ -69,6 +69,14 @@ NARROW = replace(
 )
 ONE = job(1, 1)
 ONCE_DIFFERENT = {
+    "a request that can never run becomes the head while all seats are taken": Simulation(
+        (replace(WIDE, blocks=18, policy="ltr", displace=False, max_seqs=2),),
+        (
+            *(ONE, ONE, ONE, ONE, ONE, ONE, job(1, 1, predicted=1), job(1, 1, predicted=1)),
+            *(job(1, 2), job(1, 5), job(1, 6), job(1, 3), job(1, 1, 2, predicted=1)),
+            job(1, 1, 1, width=3),
+        ),
+    ),
     "ranks by what is cached, which the growth of the batch evicts": Simulation(
         (Server("prefix", 33, 4, "unified", "hrrn", max_seqs=8, max_batched_tokens=64),),
         (

@@ -6,7 +6,7 @@ from pagedsim.core.batching import Batching
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy, overrides
 from pagedsim.core.queues import Queues
-from pagedsim.core.request import Request
+from pagedsim.core.request import Request, State
 
 
 class AdmissionForecast:
@@ -39,7 +39,8 @@ class AdmissionForecast:
         closed = self._batching.closed(plan)
         if closed is not None:
             return 0 if queues.swapped or self._displacing else min(limit, closed)
-        if queues.seats >= queues.max_seqs and not (self._displacing or queues.rejecting):
+        checks = self._displacing or queues.rejecting or self._infeasible_waits()
+        if queues.seats >= queues.max_seqs and not checks:
             return limit
         if not waiting.settled or (waiting and queues.memory.hit_may_change(waiting.head)):
             return 0
@@ -56,6 +57,14 @@ class AdmissionForecast:
         """Whether a refused reservation could be granted in a later step."""
         refused = self._queues.reservations.awaiting_memory.values()
         return not self._constant or any(self._queues.memory.hit_may_change(one) for one in refused)
+
+    def _infeasible_waits(self) -> bool:
+        """Whether an infeasible request may become the head, which is rejected without a seat."""
+        queues = self._queues
+        if queues.infeasible:
+            left = [one for one in queues.infeasible if one.state is State.WAITING]
+            queues.infeasible = left
+        return bool(queues.infeasible)
 
     def repeats(self, plan: StepPlan) -> bool:
         """Allocate the memory of one more step like `plan`, if it admits no request.

@@ -89,6 +89,7 @@ class Queues(BatchState):
         )
         """Whether an arrival that is not the head of the queue leaves the next step as it is."""
         self.feasible: Request | None = None  # the last head of waiting found to be
+        self.infeasible: list[Request] = []  # that waited when last looked at, if ranks may change
         self.favoured: Request | None = None  # it preempted running requests, and is next
         self.refused_in = -1  # the last step in which the policy did not admit the head
         self.grown_in = -1  # the last step for which the batch had grown before it was planned

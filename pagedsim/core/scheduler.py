@@ -184,6 +184,8 @@ class Scheduler:
             raise
         if first is None or waiting.head is not first or queues.looking_back:
             queues.disturbed = True
+        if queues.expiring and self.batching.infeasible(queues, request):
+            queues.infeasible.append(request)
         if queues.observing:
             self._pending_events.append(Arrived(request, now))
 
