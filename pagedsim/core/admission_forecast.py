@@ -39,8 +39,9 @@ class AdmissionForecast:
         closed = self._batching.closed(plan)
         if closed is not None:
             return 0 if queues.swapped or self._displacing else min(limit, closed)
-        checks = self._displacing or queues.rejecting or self._infeasible_waits()
-        if queues.seats >= queues.max_seqs and not checks:
+        if queues.seats >= queues.max_seqs and not (
+            self._displacing or queues.rejecting or self._infeasible_waits()
+        ):
             return limit
         if not waiting.settled or (waiting and queues.memory.hit_may_change(waiting.head)):
             return 0
