@@ -123,10 +123,11 @@ class Queues(BatchState):
     def renew_order(self) -> None:
         """Sort the waiting queue by the ranks at the beginning of a step.
 
-        What the step does later, such as evicting cached blocks, changes no rank in it.
+        What the step does later, such as evicting cached blocks, changes no rank in it. Without a
+        seat the order only matters if waiting requests may preempt running ones.
         """
         self.expire()
-        if self.seats < self.max_seqs and not self.sorts_late:
+        if (self.displacing or self.seats < self.max_seqs) and not self.sorts_late:
             self.waiting.arrange()
 
     def expire(self) -> bool:
