@@ -6,12 +6,13 @@ oracles, or ours.
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from zipfile import Path as ZipPath
 
 from pagedsim.core import PagedMemory, PrefixMemory, Request, Scheduler, StepPlan
 from pagedsim.core.batching import PrefillFirst, Unified
@@ -19,7 +20,17 @@ from policies.ordering import FCFS, Priority
 from policies.preemption import Recompute, Swap
 
 Step: TypeAlias = dict[str, Any]
+Recording: TypeAlias = Path | ZipPath
 
+FAMILIES = (
+    "v0-fcfs-recompute",
+    "v0-fcfs-swap",
+    "v0-priority-recompute",
+    "v1-fcfs",
+    "v1-prefix",
+    "v1-prefix-priority",
+    "v1-priority",
+)
 GENERATED = 7  # every generated token
 UNORDERED = frozenset({"ignored", "preempted"})  # ids without an order of their own
 
@@ -46,10 +57,16 @@ class Difference(NamedTuple):
         return f"step {self.step}, {self.field}: wanted {self.wanted}, got {self.got}"
 
 
-def load(path: Path) -> tuple[Workload, list[Step]]:
+def recordings(place: Path) -> Sequence[Recording]:
+    """The recordings in a folder or a zip archive, in the order of their names."""
+    if place.suffix == ".zip":
+        return sorted(ZipPath(place).iterdir(), key=lambda path: path.name)
+    return sorted(place.glob("*.json.gz"))
+
+
+def load(path: Recording) -> tuple[Workload, list[Step]]:
     """A recorded workload and the steps that vLLM decided."""
-    with gzip.open(path, "rt") as file:
-        data = json.load(file)
+    data = json.loads(gzip.decompress(path.read_bytes()))
     steps: list[Step] = data["steps"]
     version = 0 if steps and "prefill" in steps[0] else 1
     return Workload(path.name, version, data["config"], data["requests"]), steps

@@ -1,7 +1,7 @@
 """Every step that vLLM was recorded to decide, decided again by our scheduler.
 
-The recordings are in data/. The environment variable PAGEDSIM_CONFORMANCE names a folder with
-more of them, which are then held to as well.
+The recordings are in data/recordings.zip. The environment variable PAGEDSIM_CONFORMANCE names a
+folder with more of them, which are then held to as well.
 """
 
 import os
@@ -11,27 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import oracle_v0, oracle_v1
-from tests.conformance.driver import drive, first_difference, load
-
-DATA = Path(__file__).parent / "data"
-EXTRA = os.environ.get("PAGEDSIM_CONFORMANCE")
-FAMILIES = (
-    "v0-fcfs-recompute",
-    "v0-fcfs-swap",
-    "v0-priority-recompute",
-    "v1-fcfs",
-    "v1-prefix",
-    "v1-prefix-priority",
-    "v1-priority",
+from tests.conformance.driver import (
+    FAMILIES,
+    Recording,
+    drive,
+    first_difference,
+    load,
+    recordings,
 )
 
-
-def recordings(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.json.gz"))
-
-
-BUILT_IN = recordings(DATA)
-ALL = BUILT_IN + (recordings(Path(EXTRA).expanduser()) if EXTRA else [])
+BUILT_IN = recordings(Path(__file__).parent / "data" / "recordings.zip")
+EXTRA = os.environ.get("PAGEDSIM_CONFORMANCE")
+ALL = [*BUILT_IN, *(recordings(Path(EXTRA).expanduser()) if EXTRA else [])]
 
 
 def test_the_data_is_complete() -> None:
@@ -47,7 +38,7 @@ def test_the_folder_in_the_environment_holds_recordings() -> None:
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 @pytest.mark.parametrize("glide", [False, True], ids=["planned", "glided"])
-def test_every_step_is_decided_as_vllm_did(path: Path, glide: bool) -> None:
+def test_every_step_is_decided_as_vllm_did(path: Recording, glide: bool) -> None:
     workload, steps = load(path)
     difference = first_difference(steps, drive(workload, glide, check_every=16))
     if difference:
@@ -55,7 +46,7 @@ def test_every_step_is_decided_as_vllm_did(path: Path, glide: bool) -> None:
 
 
 @pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.name)
-def test_the_oracles_decide_every_step_as_vllm_did(path: Path) -> None:
+def test_the_oracles_decide_every_step_as_vllm_did(path: Recording) -> None:
     # What makes the oracles fit to judge the random workloads of test_random.py.
     workload, steps = load(path)
     oracle = oracle_v0 if workload.version == 0 else oracle_v1
