@@ -1,8 +1,8 @@
-# The four commands one needs. PYTHON is what makes the environment.
+# The commands of a developer. PYTHON is what makes the environment.
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: setup test check ci
+.PHONY: setup test check docs ci
 
 setup: # the environment, with pinned versions and all extras
 	$(PYTHON) -m venv .venv
@@ -15,6 +15,10 @@ check: # linter, formatter, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: # the site, in build/site; warnings are errors
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
 
 ci: # what must be green before a change lands
 	.ci/run

@@ -23,8 +23,11 @@ class Server:
     """Limits of the scheduler; null leaves a limit to the model, the memory and the batching."""
 
     max_seqs: int = 256
+    """Sequences in a batch, at most."""
     max_batched_tokens: int | None = None
+    """Tokens that one step computes; under batching=unified at least max_seqs, as in vLLM 0.33."""
     max_model_len: int | None = None
+    """Tokens of one request, prompt and answer; null: the model's own limit, if memory holds it."""
     async_scheduling: bool = False
     """Whether a step is planned while the one before runs."""
 
@@ -34,10 +37,13 @@ class Slo:
     """What a request must meet to count as goodput, in seconds; null: no bound."""
 
     ttft: float | None = None
+    """From the arrival to the first token."""
     tpot: float | None = None
+    """From one token to the next, on average over the answer."""
     e2e: float | None = None
+    """From the arrival to the last token."""
     clients: dict[str, Any] = field(default_factory=dict)
-    """Bounds of single clients, such as {chat: {ttft: 0.5}}; what one lacks is as for all."""
+    """Bounds of single clients, as in +slo.clients.chat.ttft=0.5; what one lacks is as for all."""
 
 
 @dataclass
@@ -46,7 +52,9 @@ class Qoe:
     soon as a web page is to be there, 1.3 s, and the speed at which people read, 4.8 tokens/s."""
 
     ttft: float = 1.3
+    """Seconds to the first token."""
     tokens_per_s: float = 4.8
+    """Reading speed."""
 
 
 @dataclass
@@ -80,21 +88,29 @@ class Config:
     record: str | None = None
     """Where the experiment that puts load on a server leaves a log of its requests."""
     prompt: int | None = None
-    """Tokens of a prompt, and sequences of a batch, for the experiment that works out a step."""
+    """Tokens of a prompt, for experiment=estimate."""
     batch: int | None = None
+    """Sequences that decode together, for experiment=estimate."""
     tensor_parallel: int = 1
+    """GPUs that share the model, or a stage of it."""
     pipeline_parallel: int = 1
+    """Stages to which the layers are dealt; backend=sim only."""
     expert_parallel: int = 1
+    """GPUs of a stage over which a mixture's experts are dealt, a multiple of tensor_parallel; each
+    tensor_parallel of them are a group with requests of its own, and server.max_seqs,
+    server.max_batched_tokens and memory.blocks are each group's, as in vLLM. backend=sim only;
+    cost.expert_skew is how much more often than average the busiest GPU's experts are chosen."""
     kv_cache_dtype: str = "auto"
-    """What the cache holds of keys and values: auto, as the model has them, or fp8."""
+    """What the cache holds of keys and values: auto, as the model has them, fp8 (fp8_e4m3) or
+    fp8_e5m2."""
     quantization: str | None = None
     """What the layers' weights are held in: int8, fp8, or null: as the model has them."""
     seed: int = 0
-    """The first seed; the others follow it."""
+    """The first seed; the others follow it. The same seed gives the same bytes."""
     seeds: int = 3
     """How often each arm is run, each time with other requests."""
     jobs: int | None = None
-    """Processes; null: as many as there are cores."""
+    """Processes; null: as many as there are cores, and one where times are measured."""
     report: bool = True
     """Whether to draw plots and write report.html."""
 
