@@ -1,18 +1,27 @@
+"""Output of a study on the terminal and in comparison.csv, and a metric of one's own in both."""
+
 from __future__ import annotations
 
+import csv
 import io
+import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from pagedsim import report
 from pagedsim.metrics.arms import Arms
+from pagedsim.metrics.compare import compare, estimate, values_of
+from pagedsim.metrics.definitions import METRICS
+from pagedsim.metrics.files import SUMMARY
+from pagedsim.metrics.metric import LESS, MORE, Metrics
 from pagedsim.metrics.result import Listing
+from pagedsim.metrics.tables import Floats, Requests, RunTables, Served, StepPart
+from pagedsim.report.comparison import COLUMNS, write_comparison, write_rows
 from pagedsim.report.console import _change
 from pagedsim.report.table import sections
 from tests.metrics.tables import result_of, study_of, with_rejected
@@ -69,32 +78,12 @@ def test_what_is_told_of_all_together_has_no_rows_of_clients_in_a_table_of_its_o
     assert whole.split()[1:3] == ["all", "requests"] and "fcfs" in whole
 
 
-def test_arms_with_workloads_of_their_own_are_told(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    assert "different workloads" not in shown(study)
-    first = study.runs[0]
-    study.runs[0] = replace(first, config={**first.config, "workload": {"rate": 2}})
-    text = " ".join(shown(study).split())
-    assert "The arms had different workloads, drawn from the same seeds." in text
-
-
-@pytest.mark.parametrize("width", [50, 64, 80])
-def test_a_narrow_terminal_cuts_no_number(width: int, tmp_path: Path) -> None:
-    study = study_of(tmp_path)
+@pytest.mark.parametrize(("width", "name"), [(50, "urgent"), (80, "the name of a policy " * 3)])
+def test_a_narrow_terminal_cuts_no_number(width: int, name: str, tmp_path: Path) -> None:
+    study = study_of(tmp_path, arms=("fcfs", name))
     text = shown(study, width)
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= width
-    for part in sections(study):
-        assert all(cell.text in text for cells in part.rows.values() for cell in cells)
-
-
-def test_a_long_name_is_broken_over_lines(tmp_path: Path) -> None:
-    name = "a policy that goes by the name of a whole sentence"
-    study = study_of(tmp_path, arms=("fcfs", name))
-    text = shown(study, 80).partition("──")[2]
-    assert max(map(len, text.splitlines())) <= 80
-    firsts = [line[:26].strip() for line in text.splitlines()]
-    assert "a policy that goes by" in firsts
+    assert max(map(len, text.partition("──")[2].splitlines())) <= width
     for part in sections(study):
         assert all(cell.text in text for cells in part.rows.values() for cell in cells)
 
@@ -132,22 +121,15 @@ def test_what_has_no_ratio_shows_its_difference(tmp_path: Path) -> None:
     assert "+10.6 pp" in shown(study)
 
 
-def test_nothing_finished_leaves_no_empty_table(tmp_path: Path) -> None:
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    assert "No run was completed." in shown(study_of(tmp_path, arms=()))
+    assert "One seed, no confidence intervals" in shown(study_of(tmp_path, seeds=1))
     study = study_of(tmp_path, seeds=1, arms=("run",))
     study.runs = [with_rejected(run, 40) for run in study.runs]
     study.metrics = ("ttft", "tpot")
     text = shown(study)
     assert "No request finished." in text
     assert "──" not in text and "run:" not in text
-
-
-def test_one_seed_says_so(tmp_path: Path) -> None:
-    text = shown(study_of(tmp_path, seeds=1))
-    assert "One seed, no confidence intervals" in text
-
-
-def test_an_empty_study(tmp_path: Path) -> None:
-    assert "No run was completed." in shown(study_of(tmp_path, arms=()))
 
 
 def test_what_is_best_is_marked_and_the_change_judged(tmp_path: Path) -> None:
@@ -159,7 +141,119 @@ def test_what_is_best_is_marked_and_the_change_judged(tmp_path: Path) -> None:
     assert fast.change.startswith("−") and fast.verdict == "better"
 
 
-def test_drawing_is_not_imported_before_it_is_needed() -> None:
-    code = "import sys, pagedsim.report, pagedsim.tracking; print(*sys.modules)"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"matplotlib", "wandb"} & set(child.stdout.split())
+# -- comparison.csv --------------------------------------------------------------------------------
+
+
+def test_every_comparison_is_a_row(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    write_comparison(study, tmp_path / "comparison.csv")
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == list(COLUMNS)
+    found = compare(study)
+    assert len(rows) == len(found)
+    for row, one in zip(rows, found, strict=True):
+        named = dict(zip(header, row, strict=True))
+        assert (named["client"], named["metric"]) == (one.client or "all", one.key)
+        assert float(named["ours"]) == one.ours
+        assert float(named["difference_low"] or "nan") == pytest.approx(
+            one.difference.low, nan_ok=True
+        )
+        assert named["sure"] == str(one.sure)
+
+
+def test_one_arm_has_its_metrics_alone(tmp_path: Path) -> None:
+    study = study_of(tmp_path, arms=("a",))
+    write_comparison(study, tmp_path / "comparison.csv")
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        client = None if row["client"] == "all" else row["client"]
+        values = values_of(study, "a", row["metric"], client)
+        assert (row["arm"], int(row["seeds"])) == ("a", len(values))
+        assert float(row["mean"] or "nan") == pytest.approx(
+            estimate(list(values.values())).mean, nan_ok=True
+        )
+    assert {row["client"] for row in rows} == {"chat", "batch", "all"}
+
+
+def test_rows_of_any_kind_are_written_and_what_is_not_known_is_empty(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"arm": "a", "rate": 2.5},
+        {"arm": "b, c", "rate": float("nan"), "binds": "ttft"},
+    ]
+    write_rows(rows, tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["arm", "rate", "binds"],
+            ["a", "2.5", ""],
+            ["b, c", "", "ttft"],
+        ]
+
+
+# -- a metric of its own ---------------------------------------------------------------------------
+
+
+KEYS = ("answer_time_mean", "answer_time_p99", "long_answers", "queue_mean")
+
+
+def _waiting(steps: StepPart) -> tuple[float, ...]:
+    return steps.seconds @ steps["waiting"], steps.seconds.sum()
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of each kind."""
+    made = Metrics()
+
+    @made.latency("Answer time")
+    def answer_time(each: Requests) -> Floats:
+        """From the first token
+        to the last."""
+        return np.asarray(each["finished"] - each["first_token"])
+
+    @made.tally("Long answers", "count", MORE)
+    def long_answers(served: Served) -> int:
+        """Answers of more than four tokens."""
+        return int((served.requests["output_tokens"][served.finished] > 4).sum())
+
+    @made.whole("Queue", "count", LESS, sums=_waiting)
+    def queue_mean(run: RunTables, waiting: float, seconds: float) -> float:
+        """Requests that wait, over time."""
+        return waiting / seconds
+
+    for name, metric in made.items():
+        monkeypatch.setitem(METRICS, name, metric)
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_new_metric_is_found_everywhere(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    study.metrics = ("answer_time", "long_answers", "queue_mean")
+    result = result_of(study)
+    page = report.write(result, {}, study.folder, study).read_text(encoding="utf-8")
+    write_comparison(study, tmp_path / "comparison.csv")
+    printed = io.StringIO()
+    report.show(result, study, Console(file=printed, width=120))
+
+    run = study.runs[0]
+    summary = json.loads((run.folder / SUMMARY).read_text(encoding="utf-8"))
+    requests = run.requests()
+    tokens = requests["output_tokens"].to_numpy()
+    assert summary["answer_time_mean"] == pytest.approx(float(np.mean(0.1 * (tokens - 1))))
+    assert summary["long_answers"] == int((tokens > 4).sum())
+    assert summary["queue_mean"] == pytest.approx(2.0)
+    clients = summary["clients"].values()
+    assert sum(client["long_answers"] for client in clients) == summary["long_answers"]
+    assert not any("queue_mean" in client for client in clients)
+
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        compared = {row["metric"] for row in csv.DictReader(file)}
+    assert compared == set(KEYS)
+
+    told = printed.getvalue().split()  # headings are broken into lines there
+    for label in ("Answer time P99", "Long answers", "Queue"):
+        assert set(label.split()) <= set(told)
+        assert f"<th>{label}</th>" in page
+    assert "<dd>From the first token to the last.</dd>" in page
+    assert "<dd>Answers of more than four tokens.</dd>" in page
