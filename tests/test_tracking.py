@@ -21,8 +21,7 @@ from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.comparison import comparison_rows
 from pagedsim.report.plots import drawings_of
 from pagedsim.tracking import track
-from tests.metrics.fleets import fleet_study
-from tests.metrics.tables import result_of, study_of
+from tests.metrics.tables import fleet_study, result_of, study_of
 from tests.wandb_files import (
     config_of,
     history_of,

@@ -7,9 +7,11 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Scheduler
 from pagedsim.core.source import Source
 from pagedsim.fleet.dispatcher import Dispatcher
+from pagedsim.fleet.link import Network
 from pagedsim.fleet.replica import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
@@ -17,6 +19,15 @@ from pagedsim.sim.cost import CostModel
 from policies.routing.router import Event, Router
 from policies.routing.simple import RoundRobin
 from tests.sim.harness import Affine, Constant
+
+NETWORK = Network(8e-9)
+"""Eight bytes a second."""
+
+
+def server(memory: str = "paged", blocks: int = 64, **more: Any) -> Scheduler:
+    """A server with blocks of four tokens, of which it has 16 on the CPU."""
+    made = make_memory(memory, blocks=blocks, block_size=4, cpu_blocks=16)
+    return make_scheduler(memory=made, **more)
 
 
 def served(*args: Any, **settings: Any) -> tuple[pa.Table, Any]:

@@ -1,221 +1,181 @@
-"""Replicas start and stop with what there is to do."""
+"""Replicas start and stop with what there is to do. Steps take a second."""
 
 from __future__ import annotations
 
+from functools import partial
+from math import inf
 from typing import Any
 
 import pytest
 
-from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fleet.autoscale import Autoscale, autoscale_of
 from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.failures import ListedOutages
 from pagedsim.fleet.link import Network
 from pagedsim.fleet.replica import ReplicaState
+from policies.routing.router import Router
 from policies.routing.simple import Central, LeastRequests, RoundRobin
-from tests.fleet.fleets import whole
+from tests.fleet.fleets import server, whole
 from tests.sim.harness import Constant, Jobs
 
+scheduler = partial(server, max_seqs=1)
+queue = partial(Autoscale, "queue")
+Spans = list[list[tuple[float, float]]]
 
-def scheduler(**more: Any) -> Scheduler:
-    return make_scheduler(memory=make_memory(blocks=64, block_size=4), **{"max_seqs": 1, **more})
+
+def scaled(
+    rows: list[tuple[float, int, int]],
+    rule: Autoscale,
+    *schedulers: Scheduler,
+    router: Router | None = None,
+    step: float = 1.0,
+    outages: dict[int, list[tuple[float, float]]] | None = None,
+    **more: Any,
+) -> tuple[Dispatcher, Spans, dict[str, list[Any]]]:
+    """The dispatcher, when each replica was paid for, and the requests, which all finish."""
+    if outages is not None:
+        more["failures"] = ListedOutages(outages)
+    dispatcher, recorder = whole(
+        schedulers or [scheduler(), scheduler()],
+        Jobs(rows),
+        router or LeastRequests(),
+        Constant(step),
+        autoscale=rule,
+        **more,
+    )
+    requests = recorder.requests_table().to_pydict()
+    assert set(requests["state"]) == {"finished"}
+    return dispatcher, dispatcher.states.paid(), requests
 
 
 def test_one_starts_where_many_wait_and_drains_where_few_do() -> None:
     """Five requests of four steps come at once, to one that serves one at a time."""
-    jobs = Jobs([(0.0, 3, 4)] * 5 + [(6.0, 3, 4), (30.0, 3, 1)])
-    rule = Autoscale("queue", up=2.0, down=0.5, interval_s=2.0, startup_s=3.0)
-    dispatcher, recorder = whole(
-        [scheduler(), scheduler()], jobs, LeastRequests(), Constant(), autoscale=rule
-    )
-    requests = recorder.requests_table()
-    assert requests["replica"].to_pylist() == [0, 0, 0, 0, 0, 1, 0]
-    assert requests["finished"].to_pylist() == [4.0, 8.0, 12.0, 16.0, 20.0, 10.0, 31.0]
-    there = dispatcher.states.paid()
-    assert there[0] == [(0.0, float("inf"))]
+    rows = [(0.0, 3, 4)] * 5 + [(6.0, 3, 4), (30.0, 3, 1)]
+    rule = queue(up=2.0, down=0.5, interval_s=2.0, startup_s=3.0)
+    _, paid, requests = scaled(rows, rule)
+    assert requests["replica"] == [0, 0, 0, 0, 0, 1, 0]
+    assert requests["finished"] == [4.0, 8.0, 12.0, 16.0, 20.0, 10.0, 31.0]
     # It is paid for from its start. Until 16 s one waits at two, which is no less than 0.5.
-    assert there[1] == [(2.0, 18.0)]
+    assert paid == [[(0.0, inf)], [(2.0, 18.0)]]
 
 
 def test_a_draining_replica_serves_its_requests_and_receives_no_others() -> None:
     """At 4 s no request waits, so the second stops; what it has goes on until 12.5 s."""
-    jobs = Jobs([(0.0, 3, 2)] * 3 + [(2.5, 3, 10), (4.5, 3, 1), (5.0, 3, 1)])
-    rule = Autoscale("queue", up=1.0, down=0.75, interval_s=2.0, startup_s=0.0)
-    dispatcher, recorder = whole(
-        [scheduler(), scheduler(max_seqs=9)],
-        jobs,
-        LeastRequests(),
-        Constant(),
-        autoscale=rule,
-    )
-    requests = recorder.requests_table()
-    assert requests["replica"].to_pylist() == [0, 0, 0, 1, 0, 0]
-    assert requests["finished"].to_pylist()[3] == 12.5
-    assert dispatcher.states.paid()[1] == [(2.0, 12.5)]
+    rows = [(0.0, 3, 2)] * 3 + [(2.5, 3, 10), (4.5, 3, 1), (5.0, 3, 1)]
+    rule = queue(up=1.0, down=0.75, interval_s=2.0, startup_s=0.0)
+    _, paid, requests = scaled(rows, rule, scheduler(), scheduler(max_seqs=9))
+    assert requests["replica"] == [0, 0, 0, 1, 0, 0]
+    assert requests["finished"][3] == 12.5
+    assert paid[1] == [(2.0, 12.5)]
 
 
 @pytest.mark.parametrize(("rule", "up", "down"), [("kv", 0.5, 0.1), ("freeness", 8.0, 30.0)])
 def test_memory_that_fills_starts_another(rule: str, up: float, down: float) -> None:
-    jobs = Jobs([(0.1 * n, 40, 10) for n in range(90)])
+    rows = [(0.1 * n, 40, 10) for n in range(90)]
+    three = [scheduler(max_seqs=8) for _ in range(3)]
     made = Autoscale(rule, up=up, down=down, interval_s=1.0, startup_s=1.0)
-    dispatcher, recorder = whole(
-        [scheduler(max_seqs=8) for _ in range(3)],
-        jobs,
-        LeastRequests(),
-        Constant(0.2),
-        autoscale=made,
-    )
-    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
-    assert set(recorder.requests_table()["replica"].to_pylist()) == {0, 1, 2}
-    assert dispatcher.states.paid()[2]
+    _, paid, requests = scaled(rows, made, *three, step=0.2)
+    assert set(requests["replica"]) == {0, 1, 2}
+    assert paid[2]
 
 
 def test_the_dead_are_replaced() -> None:
-    jobs = Jobs([(float(n), 3, 2) for n in range(30)])
-    rule = Autoscale("queue", up=100.0, down=0.1, interval_s=1.0, startup_s=2.0)
-    dispatcher, recorder = whole(
-        [scheduler(), scheduler()],
-        jobs,
-        RoundRobin(),
-        Constant(0.1),
-        autoscale=rule,
-        failures=ListedOutages({0: [(5.5, 1000.0)]}),
-    )
-    assert dispatcher.states.paid()[1] == [(6.0, float("inf"))]
-    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
+    rule = queue(up=100.0, down=0.1, interval_s=1.0, startup_s=2.0)
+    rows = [(float(n), 3, 2) for n in range(30)]
+    _, paid, _ = scaled(rows, rule, router=RoundRobin(), step=0.1, outages={0: [(5.5, 1000.0)]})
+    assert paid[1] == [(6.0, inf)]
 
 
 def test_the_last_that_drains_is_taken_back() -> None:
     """Replicas 1 and 2 drain, with long requests; then many wait, and 2 is up again first."""
-    long, short = [(0.0, 3, 40)] * 3, [(12.25, 3, 4)] * 6
-    rule = Autoscale("queue", up=1.0, down=0.5, interval_s=5.0, startup_s=50.0, min_replicas=1)
+    rows = [(0.0, 3, 40)] * 3 + [(12.25, 3, 4)] * 6
+    rule = queue(up=1.0, down=0.5, interval_s=5.0, startup_s=50.0, min_replicas=1)
 
     def begin(dispatcher: Dispatcher) -> None:
         for replica in dispatcher.replicas:
             dispatcher.bring_up(replica)
 
-    dispatcher, recorder = whole(
-        [scheduler() for _ in range(3)],
-        Jobs([*long, *short]),
-        RoundRobin(),
-        Constant(),
-        autoscale=rule,
-        begins=begin,
-    )
+    three = [scheduler() for _ in range(3)]
+    dispatcher, _, _ = scaled(rows, rule, *three, router=RoundRobin(), begins=begin)
     up = [dispatcher.states._past[index] for index in (1, 2)]
     back = [
         [begin for what, begin, _ in one if what is ReplicaState.UP and begin > 0] for one in up
     ]
     assert back[1] == [15.0] and (not back[0] or back[0][0] > 15.0)
-    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
 
 
 def test_a_replica_that_dies_while_it_starts_is_up_when_it_is_repaired() -> None:
     """It starts at 2 and would be up at 5, but dies at 3 and is repaired at 9."""
-    jobs = Jobs([*[(0.0, 3, 4)] * 8, (6.0, 3, 4), (9.5, 3, 4)])
-    rule = Autoscale("queue", up=2.0, down=0.1, interval_s=2.0, startup_s=3.0)
-    dispatcher, recorder = whole(
-        [scheduler(), scheduler()],
-        jobs,
-        LeastRequests(),
-        Constant(),
-        autoscale=rule,
-        failures=ListedOutages({1: [(3.0, 6.0)]}),
-    )
-    rows = recorder.requests_table().to_pylist()
+    rows = [*[(0.0, 3, 4)] * 8, (6.0, 3, 4), (9.5, 3, 4)]
+    rule = queue(up=2.0, down=0.1, interval_s=2.0, startup_s=3.0)
+    dispatcher, paid, requests = scaled(rows, rule, outages={1: [(3.0, 6.0)]})
     assert dispatcher.states.down()[1] == [(3.0, 9.0)]
-    assert [row["request"] for row in rows if row["replica"]] == [9]
-    assert dispatcher.states.paid()[1][:2] == [(2.0, 3.0), (9.0, dispatcher.states.paid()[1][1][1])]
+    assert [number for number, where in enumerate(requests["replica"]) if where] == [9]
+    assert (paid[1][0], paid[1][1][0]) == ((2.0, 3.0), 9.0)
 
 
-def test_a_replica_that_dies_in_the_moment_in_which_it_starts_is_down_until_it_is_repaired() -> (
-    None
-):
+def test_a_replica_that_dies_as_it_starts_is_down_until_it_is_repaired() -> None:
     """It is off at 6, starts at 10, and dies then; it would be up at 13."""
-    dispatcher, _ = whole(
-        [scheduler(), scheduler()],
-        Jobs([(0.0, 3, 1), *[(7.0, 3, 4)] * 8]),
-        LeastRequests(),
-        Constant(),
-        autoscale=Autoscale("queue", up=2.0, down=0.1, interval_s=5.0, startup_s=3.0),
-        failures=ListedOutages({1: [(6.0, 1.0), (10.0, 5.0)]}),
-    )
+    rule = queue(up=2.0, down=0.1, interval_s=5.0, startup_s=3.0)
+    rows = [(0.0, 3, 1), *[(7.0, 3, 4)] * 8]
+    dispatcher, _, _ = scaled(rows, rule, outages={1: [(6.0, 1.0), (10.0, 5.0)]})
     assert dispatcher.states.down()[1] == [(10.0, 15.0)]
 
 
 def test_a_replica_that_died_while_it_started_and_starts_again_takes_its_time_again() -> None:
     """It starts at 2, dies at 2.5, is up at 3.5, stops at 4 and starts again at 6: until 16."""
-    rule = Autoscale("queue", up=1.0, down=0.75, interval_s=2.0, startup_s=10.0)
-    dispatcher, recorder = whole(
-        [scheduler(), scheduler()],
-        Jobs([(0.0, 3, 1)] * 5 + [(4.5, 3, 1)] * 20 + [(13.0, 3, 1), (17.0, 3, 1)]),
-        LeastRequests(),
-        Constant(),
-        autoscale=rule,
-        failures=ListedOutages({1: [(2.5, 1.0)]}),
-    )
-    assert dispatcher.states.paid()[1][:3] == [
-        (2.0, 2.5),
-        (3.5, 4.0),
-        (6.0, dispatcher.states.paid()[1][2][1]),
-    ]
-    assert recorder.requests_table()["replica"].to_pylist()[25:] == [0, 1]
+    rule = queue(up=1.0, down=0.75, interval_s=2.0, startup_s=10.0)
+    rows = [(0.0, 3, 1)] * 5 + [(4.5, 3, 1)] * 20 + [(13.0, 3, 1), (17.0, 3, 1)]
+    _, paid, requests = scaled(rows, rule, outages={1: [(2.5, 1.0)]})
+    assert (paid[1][:2], paid[1][2][0]) == ([(2.0, 2.5), (3.5, 4.0)], 6.0)
+    assert requests["replica"][25:] == [0, 1]
 
 
 def test_a_replica_a_step_ahead_stops_when_its_last_step_has_ended() -> None:
     """It drains from 2.5 on. Its request ends with the step that ends at 5, when another is under
     way; at 7.5 that has ended, too."""
-    rule = Autoscale("queue", up=99.0, down=0.5, interval_s=2.5)
+    rule = queue(up=99.0, down=0.5, interval_s=2.5)
+    pair = [scheduler(batching="unified", async_scheduling=True) for _ in range(2)]
 
     def begin(dispatcher: Dispatcher) -> None:
         dispatcher.bring_up(dispatcher.replicas[1])
 
-    dispatcher, recorder = whole(
-        [scheduler(batching="unified", async_scheduling=True) for _ in range(2)],
-        Jobs([(0.0, 3, 12), (0.0, 3, 5)]),
-        RoundRobin(),
-        Constant(),
-        autoscale=rule,
-        begins=begin,
-    )
-    assert recorder.requests_table()["finished"].to_pylist() == [12.0, 5.0]
-    assert dispatcher.states.paid()[1] == [(0.0, 7.5)]
+    rows = [(0.0, 3, 12), (0.0, 3, 5)]
+    _, paid, requests = scaled(rows, rule, *pair, router=RoundRobin(), begins=begin)
+    assert requests["finished"] == [12.0, 5.0]
+    assert paid[1] == [(0.0, 7.5)]
+
+
+# -- roles -----------------------------------------------------------------------------------------
+
+APART = ("prefill", "prefill", "decode", "decode")
+
+
+def began(paid: Spans) -> list[float | None]:
+    return [spans[0][0] if spans else None for spans in paid]
 
 
 def test_each_role_has_a_rule_of_its_own() -> None:
     """One replica of each role is up at first; prompts wait, and a second one starts for them."""
-    rule = Autoscale("queue", up=2.0, down=0.1, interval_s=2.0, startup_s=1.0)
-    dispatcher, recorder = whole(
-        [scheduler(max_seqs=4) for _ in range(4)],
-        Jobs([(0.5 * n, 8, 2) for n in range(40)]),
-        RoundRobin(),
-        Constant(1.5),
-        ("prefill", "prefill", "decode", "decode"),
-        autoscale=rule,
-        network=Network(1.0),
-    )
-    first = [spans[0][0] if spans else None for spans in dispatcher.states.paid()]
+    rule = queue(up=2.0, down=0.1, interval_s=2.0, startup_s=1.0)
+    four = [scheduler(max_seqs=4) for _ in range(4)]
+    rows = [(0.5 * n, 8, 2) for n in range(40)]
+    more: dict[str, Any] = {"router": RoundRobin(), "step": 1.5, "network": Network(1.0)}
+    _, paid, _ = scaled(rows, rule, *four, roles=APART, **more)
+    first = began(paid)
     assert first[0] == first[2] == 0.0
-    assert first[1] and not dispatcher.states.paid()[3]
-    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
+    assert first[1] and first[3] is None
 
 
 def test_what_waits_to_decode_starts_a_replica_that_decodes() -> None:
     """Prompts are computed at once; one of four slots is free for those that decode."""
-    rule = Autoscale("queue", up=2.0, down=0.1, interval_s=2.0, startup_s=1.0)
-    dispatcher, recorder = whole(
-        [scheduler(max_seqs=8) for _ in range(4)],
-        Jobs([(0.0, 8, 20)] * 8),
-        Central(slots=1),
-        Constant(),
-        ("prefill", "prefill", "decode", "decode"),
-        autoscale=rule,
-        network=Network(1.0),
-    )
-    first = [spans[0][0] if spans else None for spans in dispatcher.states.paid()]
+    rule = queue(up=2.0, down=0.1, interval_s=2.0, startup_s=1.0)
+    four = [scheduler(max_seqs=8) for _ in range(4)]
+    more: dict[str, Any] = {"router": Central(slots=1), "network": Network(1.0)}
+    _, paid, _ = scaled([(0.0, 8, 20)] * 8, rule, *four, roles=APART, **more)
+    first = began(paid)
     assert first[3] and (first[1] is None or first[3] > first[1])
-    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
 
 
 @pytest.mark.parametrize(("up", "starts"), [(3.0, [False, False]), (2.0, [True, False])])
@@ -224,20 +184,12 @@ def test_held_requests_count_once_where_two_roles_may_take_them(
 ) -> None:
     """Five wait for one of two replicas, prefill and both: two and a half each. When a third one
     starts, fewer than two each."""
-    roles = ("prefill", "prefill", "decode", "decode", "both", "both")
-    rule = Autoscale("queue", up=up, down=0.1, interval_s=0.5, startup_s=0.25)
-    dispatcher, _ = whole(
-        [scheduler(max_seqs=4, batching="unified") for _ in roles],
-        Jobs([(0.0, 8, 6)] * 7),
-        Central(slots=1),
-        Constant(),
-        roles,
-        autoscale=rule,
-        network=Network(1e9),
-    )
-    there = dispatcher.states.paid()
-    began = [spans[0][0] if spans else None for spans in (there[1], there[5])]
-    assert [at == 0.5 for at in began] == starts
+    roles = (*APART, "both", "both")
+    rule = queue(up=up, down=0.1, interval_s=0.5, startup_s=0.25)
+    six = [scheduler(max_seqs=4, batching="unified") for _ in roles]
+    more: dict[str, Any] = {"router": Central(slots=1), "network": Network(1e9)}
+    _, paid, _ = scaled([(0.0, 8, 6)] * 7, rule, *six, roles=roles, **more)
+    assert [began(paid)[index] == 0.5 for index in (1, 5)] == starts
 
 
 def test_at_least_so_many_of_each_role() -> None:
@@ -247,28 +199,22 @@ def test_at_least_so_many_of_each_role() -> None:
         )
 
 
+KV = {"rule": "kv", "up": 0.9, "down": 0.2}
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ("queue", "autoscale='queue': must be settings, such as"),
         ({"rule": "load", "up": 2, "down": 1}, "unknown autoscale.rule 'load'"),
         ({"rule": "queue", "up": 2}, "down"),
-        (
-            {"rule": "queue", "up": 1, "down": 1},
-            "autoscale.up=1: must be above down=1 with rule=queue",
-        ),
+        ({"rule": "queue", "up": 1, "down": 1}, "up=1: must be above down=1 with rule=queue"),
         ({"rule": "freeness", "up": 5, "down": 1}, "autoscale.up=5: must be below down=1 with"),
-        (
-            {"rule": "kv", "up": 0.9, "down": 0.2, "min_replicas": 9},
-            "autoscale.min_replicas=9: the fleet has 2",
-        ),
-        ({"rule": "kv", "up": 0.9, "down": 0.2, "min_replicas": 0}, "autoscale.min_replicas=0"),
-        ({"rule": "kv", "up": 0.9, "down": 0.2, "interval_s": 0}, "autoscale.interval_s=0"),
-        (
-            {"rule": "kv", "up": 0.9, "down": 0.2, "every": 5},
-            "autoscale.every: this setting is now called 'interval_s'",
-        ),
-        ({"rule": "kv", "up": 0.9, "down": 0.2, "startup_s": -1}, "autoscale.startup_s=-1"),
+        ({**KV, "min_replicas": 9}, "autoscale.min_replicas=9: the fleet has 2"),
+        ({**KV, "min_replicas": 0}, "autoscale.min_replicas=0"),
+        ({**KV, "interval_s": 0}, "autoscale.interval_s=0"),
+        ({**KV, "every": 5}, "autoscale.every: this setting is now called 'interval_s'"),
+        ({**KV, "startup_s": -1}, "autoscale.startup_s=-1"),
     ],
 )
 def test_bad_settings_are_one_line(settings: Any, said: str) -> None:

@@ -1,27 +1,34 @@
-"""Whatever a fleet is made of and whatever happens to it: no request is lost, or served twice."""
+"""Whatever a fleet is made of and whatever happens to it: no request is lost, or served twice.
+
+One of its servers does what it does alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Request, Scheduler
+from pagedsim.build import make_router
+from pagedsim.core import Request
+from pagedsim.core.source import Mode
 from pagedsim.fleet.autoscale import Autoscale
 from pagedsim.fleet.failures import RandomOutages
 from pagedsim.fleet.kv_migration import AFTER_DEATH
 from pagedsim.fleet.link import Network
+from pagedsim.metrics.steps import FleetSteps
 from pagedsim.workload import Sessions
 from policies.routing.llumnix import Llumnix
 from policies.routing.prefix_aware import PrefixAware
-from policies.routing.router import Router
+from policies.routing.router import Replica, Replicas, Router
 from policies.routing.simple import (
     Central,
     LeastRequests,
@@ -33,8 +40,8 @@ from policies.routing.simple import (
 )
 from policies.routing.sticky import Sticky
 from policies.routing.vllm_dp import VllmDP
-from tests.fleet.fleets import whole
-from tests.sim.harness import Affine, Jobs
+from tests.fleet.fleets import served, server, whole
+from tests.sim.harness import Affine, Jobs, run
 
 ROUTERS: dict[str, Callable[[], Router]] = {
     "central": Central,
@@ -50,7 +57,6 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "random": Uniform,
     "vllm_dp": VllmDP,
 }
-
 replicas = st.fixed_dictionaries(
     {
         "blocks": st.integers(17, 40),
@@ -59,7 +65,7 @@ replicas = st.fixed_dictionaries(
         "preemption": st.sampled_from(["recompute", "swap"]),
         "max_seqs": st.integers(1, 8),
     },
-    optional={"batching": st.just("unified"), "async_scheduling": st.just(True)},
+    optional={"async_scheduling": st.just(True)},
 )
 rows = st.lists(
     st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40
@@ -100,13 +106,6 @@ fleets = st.fixed_dictionaries(
 )
 
 
-def made(blocks: int, memory: str, **more: Any) -> Scheduler:
-    if more.get("async_scheduling"):
-        more["batching"] = "unified"
-    own = make_memory(memory, blocks=blocks, block_size=4, cpu_blocks=16)
-    return make_scheduler(memory=own, **more)
-
-
 @dataclass
 class Turns(Jobs):
     """Jobs of some sessions, each of which goes on from the one before."""
@@ -139,7 +138,8 @@ def holds(fleet: dict[str, Any]) -> None:
     if roles is not None:
         roles = [*roles, "prefill", "decode"]
         kinds = [kinds[number % len(kinds)] for number in range(len(roles))]
-    schedulers = [made(**kind) for kind in kinds]
+    ahead = {"batching": "unified"}
+    schedulers = [server(**kind, **(ahead if "async_scheduling" in kind else {})) for kind in kinds]
     jobs = load(fleet)
     names = ("staleness", "failures", "autoscale", "seed", "network", "on_receiver_death")
     dispatcher, recorder = whole(
@@ -187,14 +187,113 @@ def holds(fleet: dict[str, Any]) -> None:
         )
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(fleet=fleets)
 def test_each_request_ends_once(fleet: dict[str, Any]) -> None:
     holds(fleet)
 
 
 @pytest.mark.slow
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 @given(fleet=fleets)
 def test_each_request_ends_once_in_many_fleets(fleet: dict[str, Any]) -> None:
     holds(fleet)
+
+
+# -- servers alone ---------------------------------------------------------------------------------
+
+
+scheduler = partial(server, blocks=24, max_seqs=8)
+loads = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=40
+)
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"policy": "priority", "preemption": "swap"},
+    {"batching": "unified", "max_batched_tokens": 16},
+    {"batching": "unified", "async_scheduling": True, "max_batched_tokens": 16},
+    {"memory": "prefix", "batching": "unified"},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("mode", ["open", "closed", "burst"])
+def test_a_fleet_of_one_is_a_server(kind: dict[str, Any], mode: Mode) -> None:
+    rows = [(0.02 * n, 3 + 5 * n % 17, 2 + 7 * n % 23) for n in range(60)]
+    jobs = Jobs(rows, mode, users=5, think_time=0.03)
+    alone, alone_steps = run(scheduler(**kind), jobs, Affine())
+    fleet, steps = served([scheduler(**kind)], jobs, RoundRobin())
+    assert fleet.equals(alone)
+    assert steps.table().equals(alone_steps)
+
+
+@settings(max_examples=30)
+@given(
+    kind=st.sampled_from(KINDS),
+    count=st.integers(1, 4),
+    jobs=loads,
+)
+def test_round_robin_is_as_many_servers_apart(
+    kind: dict[str, Any], count: int, jobs: list[tuple[int, int, int]]
+) -> None:
+    all_rows = sorted((0.05 * at, prompt, output) for at, prompt, output in jobs)
+    whole, steps = served(
+        [scheduler(**kind) for _ in range(count)],
+        Jobs(all_rows),
+        RoundRobin(),
+    )
+    for index in range(count):
+        mine = range(index, len(all_rows), count)
+        if not mine:
+            continue
+        alone, alone_steps = run(
+            scheduler(**kind),
+            Jobs([all_rows[row] for row in mine]),
+            Affine(),
+        )
+        part = whole.take(list(mine))
+        kept = [name for name in alone.column_names if name != "request"]
+        assert part.select(kept).equals(alone.select(kept))
+        own = steps.replicas[index] if isinstance(steps, FleetSteps) else steps
+        assert own.table().equals(alone_steps)
+
+
+class ByBatch(Router):
+    """Reads what is seen of batches and caches, replica by replica."""
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+        return min(replicas, key=lambda one: (len(one.batch), -one.cached_tokens(request)))
+
+
+@settings(max_examples=30)
+@given(
+    kind=st.sampled_from(KINDS),
+    count=st.integers(1, 4),
+    router=st.sampled_from(
+        ["round_robin", "least_requests", "power_of_two", "least_tokens", "by batch"]
+    ),
+    staleness=st.sampled_from([0.0, 0.07]),
+    jobs=loads,
+)
+def test_times_of_their_own_change_nothing(
+    kind: dict[str, Any],
+    count: int,
+    router: str,
+    staleness: float,
+    jobs: list[tuple[int, int, int]],
+) -> None:
+    all_rows = sorted((0.05 * at, prompt, output) for at, prompt, output in jobs)
+
+    def tables(together: bool) -> tuple[pa.Table, pa.Table]:
+        requests, steps = served(
+            [scheduler(**kind) for _ in range(count)],
+            Jobs(all_rows),
+            ByBatch() if router == "by batch" else make_router(router),
+            staleness=staleness,
+            together=together,
+        )
+        return requests, pa.Table.from_batches(steps.to_batches(), steps.schema)
+
+    apart, together = tables(False), tables(True)
+    assert apart[0].equals(together[0])
+    assert apart[1].equals(together[1])

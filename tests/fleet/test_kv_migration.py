@@ -1,72 +1,61 @@
-"""KV migration from prefill to decode: placement, transfers and waiting for memory."""
+"""KV migration from prefill to decode: placement, transfers and waiting for memory.
+
+Steps take a second; a token has a byte, of which eight go over a link in a second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
 from pagedsim.fleet.link import Network
 from policies.routing.router import Move, Refusal, Replica, Replicas, Router
 from policies.routing.simple import Central, LeastRequests, RoundRobin
-from tests.fleet.fleets import served
+from tests.fleet.fleets import NETWORK, served, server
 from tests.sim.harness import Constant, Jobs
 
-
-def scheduler(blocks: int = 24, memory: str = "paged", **more: Any) -> Scheduler:
-    made = make_memory(memory, blocks=blocks, block_size=4, cpu_blocks=16)
-    return make_scheduler(memory=made, **{"max_seqs": 8, "batching": "unified", **more})
+scheduler = partial(server, blocks=24, max_seqs=8, batching="unified")
+APART = ("prefill", "decode")
 
 
-NETWORK = Network(bandwidth_gb_s=1e-9 * 8)  # 8 bytes a second
+def moved(
+    rows: list[tuple[float, int, int]] | Jobs,
+    *schedulers: Scheduler,
+    router: Router | None = None,
+    roles: tuple[str, ...] = APART,
+    step: float = 1.0,
+    **more: Any,
+) -> tuple[dict[str, list[Any]], Any]:
+    """Columns of the requests, and the steps."""
+    requests, steps = served(
+        schedulers or [scheduler() for _ in roles],
+        rows if isinstance(rows, Jobs) else Jobs(rows),
+        router or RoundRobin(),
+        Constant(step),
+        roles,
+        **{"token_bytes": 1.0, "network": NETWORK, **more},
+    )
+    return requests.to_pydict(), steps
 
 
 def test_a_request_decodes_after_its_keys_and_values_have_come() -> None:
-    """A prompt of 4 tokens, a byte each: a step of a second, half a second on the way."""
-    requests, steps = served(
-        [scheduler(), scheduler()],
-        Jobs([(0.0, 4, 3)]),
-        RoundRobin(),
-        Constant(),
-        roles=("prefill", "decode"),
-        token_bytes=1.0,
-        network=NETWORK,
-    )
-    assert requests["first_token"].to_pylist() == [1.0]
-    assert requests["finished"].to_pylist() == [3.5]
-    assert requests["replica"].to_pylist() == [1]
-    table = steps.replicas[1].table()
-    assert table["start"].to_pylist() == [1.5, 2.5]
+    """A prompt of 4 tokens: a step of a second, half a second on the way."""
+    requests, steps = moved([(0.0, 4, 3)])
+    assert (requests["first_token"], requests["finished"]) == ([1.0], [3.5])
+    assert requests["replica"] == [1]
+    assert steps.replicas[1].table()["start"].to_pylist() == [1.5, 2.5]
+    requests, _ = moved([(0.0, 4, 1)])  # one token is all, and nothing moves
+    assert requests["replica"] == [0]
 
 
 def test_a_request_without_room_at_the_target_stays_at_the_source() -> None:
     """Each takes three blocks of four; the second has to wait for the first to end."""
-    requests, _ = served(
-        [scheduler(), scheduler(blocks=4)],
-        Jobs([(0.0, 8, 4), (0.0, 8, 4)]),
-        RoundRobin(),
-        Constant(),
-        roles=("prefill", "decode"),
-        token_bytes=0.0,
-        network=NETWORK,
-    )
-    assert requests["first_token"].to_pylist() == [1.0, 1.0]
-    assert requests["finished"].to_pylist() == [4.0, 7.0]
-
-
-def test_one_token_is_all_and_nothing_moves() -> None:
-    requests, _ = served(
-        [scheduler(), scheduler()],
-        Jobs([(0.0, 4, 1)]),
-        RoundRobin(),
-        Constant(),
-        roles=("prefill", "decode"),
-        network=NETWORK,
-    )
-    assert requests["replica"].to_pylist() == [0]
+    requests, _ = moved([(0.0, 8, 4)] * 2, scheduler(), scheduler(blocks=4), token_bytes=0.0)
+    assert (requests["first_token"], requests["finished"]) == ([1.0, 1.0], [4.0, 7.0])
 
 
 class Moves(Router):
@@ -83,116 +72,72 @@ class Moves(Router):
 
 def test_a_live_migration_decodes_while_it_is_copied() -> None:
     """At 2.25 s it has computed 5 tokens, which take 5/8 s; at that step's end one more."""
-    requests, steps = served(
-        [scheduler(), scheduler()],
-        Jobs([(0.0, 4, 8)]),
-        Moves(),
-        Constant(),
-        token_bytes=1.0,
-        network=NETWORK,
-    )
+    requests, steps = moved([(0.0, 4, 8)], scheduler(), scheduler(), router=Moves(), roles=())
     first, second = (one.table() for one in steps.replicas)
-    assert requests["replica"].to_pylist() == [1]
+    assert requests["replica"] == [1]
     assert first["end"].to_pylist() == [1.0, 2.0, 3.0]
     assert second["start"].to_pylist()[0] == 3.125
     assert sum(first["decode_seqs"].to_pylist()) + sum(second["decode_seqs"].to_pylist()) == 7
-    assert requests["output_tokens"].to_pylist() == [8]
+    assert requests["output_tokens"] == [8]
+    # Of 8 more tokens, 9 take until 3.375 s. It parts at 4 s with 11: two more are copied.
+    _, steps = moved([(0.0, 8, 9)], scheduler(), scheduler(), router=Moves(), roles=())
+    assert steps.replicas[1].table()["start"].to_pylist()[0] == 4.25
 
 
 def test_a_request_without_a_token_does_not_migrate() -> None:
     """A step ahead, the second request counts its first token while that is still computed."""
-    requests, _ = served(
-        [scheduler(async_scheduling=True), scheduler()],
-        Jobs([(0.0, 4, 8), (1.5, 4, 8)]),
-        Moves(),
-        Constant(),
-        token_bytes=0.01,
-        network=NETWORK,
-    )
-    assert requests["output_tokens"].to_pylist() == [8, 8]
-    assert requests["replica"].to_pylist() == [1, 1]
+    pair = (scheduler(async_scheduling=True), scheduler())
+    rows = [(0.0, 4, 8), (1.5, 4, 8)]
+    requests, _ = moved(rows, *pair, router=Moves(), roles=(), token_bytes=0.01)
+    assert (requests["output_tokens"], requests["replica"]) == ([8, 8], [1, 1])
 
 
 def test_a_request_attached_as_a_replica_goes_idle_is_served() -> None:
-    """Who is swapped out finds no room beside what is held for one that boards at that moment."""
+    """A swapped request finds no room beside what is held for one that attaches at that moment."""
     jobs = [(0.0, 6, 13), (0.0, 30, 8), (0.05, 16, 7), (0.05, 27, 15)]
     jobs += [(0.55, 34, 18), (0.55, 35, 16), (1.0, 20, 4)]
-    requests, _ = served(
-        [scheduler(preemption="swap"), scheduler(14, preemption="swap", max_seqs=4)],
-        Jobs(jobs),
-        RoundRobin(),
-        Constant(0.05),
-        roles=("prefill", "decode"),
-        token_bytes=1.0,
+    requests, _ = moved(
+        jobs,
+        scheduler(preemption="swap"),
+        scheduler(blocks=14, preemption="swap", max_seqs=4),
+        step=0.05,
         layers=2,
         network=Network(4e-8, sharing="fair", layerwise=True),
     )
-    assert requests["output_tokens"].to_pylist() == [output for _, _, output in jobs]
+    assert requests["output_tokens"] == [output for _, _, output in jobs]
 
 
 def test_a_placed_request_is_visible_to_the_next_routing_decision() -> None:
     """Six prompts end in one step; each of three that decode gets two of them."""
-    requests, _ = served(
-        [scheduler(blocks=64, max_batched_tokens=64), *(scheduler() for _ in range(3))],
-        Jobs([(0.0, 4, 3)] * 6),
-        LeastRequests(),
-        Constant(),
+    requests, _ = moved(
+        [(0.0, 4, 3)] * 6,
+        scheduler(blocks=64, max_batched_tokens=64),
+        *(scheduler() for _ in range(3)),
+        router=LeastRequests(),
         roles=("prefill", "decode", "decode", "decode"),
-        network=NETWORK,
     )
-    assert sorted(requests["replica"].to_pylist()) == [1, 1, 2, 2, 3, 3]
+    assert sorted(requests["replica"]) == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_prompt_that_went_on_makes_room_in_front() -> None:
     """One slot each: the second prompt begins when the first has gone, not when it is answered."""
-    requests, _ = served(
-        [scheduler(), scheduler()],
-        Jobs([(0.0, 4, 10)] * 3),
-        Central(slots=1),
-        Constant(),
-        roles=("prefill", "decode"),
-        network=NETWORK,
-    )
-    assert requests["first_token"].to_pylist() == [1.0, 2.0, 3.0]
+    requests, _ = moved([(0.0, 4, 10)] * 3, router=Central(slots=1), token_bytes=0.0)
+    assert requests["first_token"] == [1.0, 2.0, 3.0]
 
 
 def test_a_lost_transfer_restarts_ahead_of_the_queue() -> None:
     network = Network(4e-8, failure_rate=0.5, retries=0, timeout_s=0.1)
-    requests, _ = served(
-        [scheduler(), scheduler()],
-        Jobs([(0.0, 4, 5)] * 12),
-        Central(slots=1),
-        Constant(),
-        roles=("prefill", "decode"),
-        token_bytes=1.0,
-        network=network,
-    )
-    assert set(requests["state"].to_pylist()) == {"finished"}
+    requests, _ = moved([(0.0, 4, 5)] * 12, router=Central(slots=1), network=network)
+    assert set(requests["state"]) == {"finished"}
 
 
-def test_an_answer_is_not_cut_where_its_prompt_is_computed() -> None:
-    requests, _ = served(
-        [scheduler(max_model_len=12), scheduler()],
-        Jobs([(0.0, 8, 30)]),
-        RoundRobin(),
-        roles=("prefill", "decode"),
-        network=NETWORK,
-    )
-    assert requests["output_tokens"].to_pylist() == [30]
-
-
-def test_an_answer_that_fits_nowhere_else_ends_where_it_began() -> None:
-    requests, _ = served(
-        [scheduler(), scheduler(max_model_len=16)],
-        Jobs([(0.0, 15, 9)]),
-        RoundRobin(),
-        roles=("prefill", "decode"),
-        network=NETWORK,
-    )
-    assert requests["state"].to_pylist() == ["finished"]
-    assert requests["reason"].to_pylist() == ["length"]
-    assert requests["output_tokens"].to_pylist() == [1]
-    assert requests["replica"].to_pylist() == [0]
+def test_an_answer_ends_where_it_fits() -> None:
+    """It is not cut where its prompt is computed; if it fits nowhere else, it ends there."""
+    requests, _ = moved([(0.0, 8, 30)], scheduler(max_model_len=12), scheduler())
+    assert requests["output_tokens"] == [30]
+    requests, _ = moved([(0.0, 15, 9)], scheduler(), scheduler(max_model_len=16))
+    found = [requests[name][0] for name in ("state", "reason", "output_tokens", "replica")]
+    assert found == ["finished", "length", 1, 0]
 
 
 def test_what_ends_where_it_began_makes_room_for_what_waits_to_decode() -> None:
@@ -204,16 +149,9 @@ def test_what_ends_where_it_began_makes_room_for_what_waits_to_decode() -> None:
         def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:  # type: ignore[override]
             return None if replicas.role == "decode" and replicas[0].requests else replicas[0]
 
-    requests, _ = served(
-        [scheduler(), scheduler(max_model_len=16)],
-        Jobs([(0.0, 15, 9)] * 2),
-        OneDecodes(),
-        Constant(),
-        roles=("prefill", "decode"),
-        network=NETWORK,
-    )
-    assert requests["state"].to_pylist() == ["finished"] * 2
-    assert requests["finished"].to_pylist() == [1.0, 1.0]
+    pair = (scheduler(), scheduler(max_model_len=16))
+    requests, _ = moved([(0.0, 15, 9)] * 2, *pair, router=OneDecodes())
+    assert (requests["state"], requests["finished"]) == (["finished"] * 2, [1.0, 1.0])
 
 
 def test_a_request_that_is_refused_before_it_decodes_leaves_nothing_behind() -> None:
@@ -222,40 +160,18 @@ def test_a_request_that_is_refused_before_it_decodes_leaves_nothing_behind() -> 
             answer = super().route(request, replicas, now)
             return Refusal("too late") if replicas.role == "decode" else answer
 
-    made = [scheduler(), scheduler()]
-    jobs, roles = Jobs([(0.0, 4, 3)]), ("prefill", "decode")
-    requests, _ = served(made, jobs, Refuses(), Constant(), roles=roles, network=NETWORK)
-    assert requests["state"].to_pylist() == ["rejected"]
-    assert not made[0].migration.held and made[0].memory.used == 0
-
-
-def test_what_is_computed_while_a_copy_is_on_its_way_is_copied_too() -> None:
-    """At 2.25 s it has 9 tokens, which take until 3.375 s. It parts at 4 s with 11: two more."""
-    _, steps = served(
-        [scheduler(), scheduler()],
-        Jobs([(0.0, 8, 9)]),
-        Moves(),
-        Constant(),
-        token_bytes=1.0,
-        network=NETWORK,
-    )
-    assert steps.replicas[1].table()["start"].to_pylist()[0] == 4.25
+    first, second = scheduler(), scheduler()
+    requests, _ = moved([(0.0, 4, 3)], first, second, router=Refuses())
+    assert requests["state"] == ["rejected"]
+    assert not first.migration.held and first.memory.used == 0
 
 
 @pytest.mark.parametrize("token_bytes", [(1.0, 2.0), (2.0, 1.0)])
 def test_a_transfer_takes_as_long_as_the_end_with_more_bytes_a_token(
     token_bytes: tuple[float, float],
 ) -> None:
-    requests, _ = served(
-        [scheduler(), scheduler()],
-        Jobs([(0.0, 4, 3)]),
-        RoundRobin(),
-        Constant(),
-        roles=("prefill", "decode"),
-        token_bytes=token_bytes,
-        network=NETWORK,
-    )
-    assert requests["finished"].to_pylist() == [1.0 + 8 / 8 + 2.0]
+    requests, _ = moved([(0.0, 4, 3)], token_bytes=token_bytes)
+    assert requests["finished"] == [1.0 + 8 / 8 + 2.0]
 
 
 def test_of_a_request_on_its_way_no_memory_is_wanted_once_it_is_reserved() -> None:
@@ -268,7 +184,9 @@ def test_of_a_request_on_its_way_no_memory_is_wanted_once_it_is_reserved() -> No
                 yield request, output
 
     class Looks(RoundRobin):
-        seen: list[tuple[float, int, int, float]]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[tuple[float, int, int, float]] = []
 
         def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
             there = replicas.all_replicas[1]
@@ -277,12 +195,7 @@ def test_of_a_request_on_its_way_no_memory_is_wanted_once_it_is_reserved() -> No
             return super().route(request, replicas, now)
 
     router = Looks()
-    router.seen = []
-    jobs, roles = Predicted([(0.0, 4, 3), (1.25, 4, 1)]), ("prefill", "decode")
-    served(
-        [scheduler(), scheduler()], jobs, router, Constant(), roles,
-        token_bytes=1.0, network=NETWORK,
-    )  # fmt: skip
+    moved(Predicted([(0.0, 4, 3), (1.25, 4, 1)]), router=router)
     assert router.seen == [(0.0, 0, 0, 0.0), (1.0, 0, 0, 0.0), (1.25, 1, 0, 2.0)]
 
 
@@ -294,16 +207,10 @@ def test_memory_of_a_migrated_request_goes_to_a_waiting_one() -> None:
         migrates_every = 4.25
 
         def migrate(self, replicas: Replicas, now: float) -> list[Move]:
-            return [Move(one, replicas[0], replicas[1]) for one in replicas[0].batch if now < 5]
+            return super().migrate(replicas, now) if now < 5 else []
 
-    requests, _ = served(
-        [scheduler(), scheduler(blocks=5), scheduler()],
-        Jobs([(0.0, 8, 12), (0.0, 8, 3)]),
-        Away(),
-        Constant(),
-        roles=("prefill", "decode", "decode"),
-        token_bytes=1.0,
-        network=NETWORK,
-    )
-    assert requests["replica"].to_pylist() == [2, 1]
-    assert requests["finished"].to_pylist()[1] == 6.25 + 8 / 8 + 2.0
+    three = (scheduler(), scheduler(blocks=5), scheduler())
+    rows, roles = [(0.0, 8, 12), (0.0, 8, 3)], ("prefill", "decode", "decode")
+    requests, _ = moved(rows, *three, router=Away(), roles=roles)
+    assert requests["replica"] == [2, 1]
+    assert requests["finished"][1] == 6.25 + 8 / 8 + 2.0

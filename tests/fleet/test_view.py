@@ -1,21 +1,23 @@
-"""The router's view: running sums, against sums over all requests."""
+"""The router's view: running sums against sums over all requests, old counts, and its answers."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import PagedsimError, Request, Scheduler
 from pagedsim.fleet.failures import ListedOutages
+from pagedsim.fleet.link import Network
 from policies.routing.router import Refusal, Replica, Replicas, Router
-from policies.routing.simple import RoundRobin
-from tests.fleet.fleets import served
+from policies.routing.simple import Central, RoundRobin
+from tests.fleet.fleets import served, server
 from tests.sim.harness import Constant, Jobs
 
+scheduler = partial(server, blocks=24, max_seqs=6)
 KINDS: list[dict[str, Any]] = [
     {},
     {"batching": "unified", "max_batched_tokens": 16},
@@ -23,11 +25,6 @@ KINDS: list[dict[str, Any]] = [
     {"policy": "priority", "preemption": "swap"},
     {"memory": "prefix", "batching": "unified"},
 ]
-
-
-def scheduler(memory: str = "paged", **more: Any) -> Scheduler:
-    made = make_memory(memory, blocks=24, block_size=4, cpu_blocks=16)
-    return make_scheduler(memory=made, max_seqs=6, **more)
 
 
 class Watches(RoundRobin):
@@ -66,7 +63,7 @@ class Watches(RoundRobin):
         return super().route(request, replicas, now)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
     together=st.booleans(),
@@ -86,43 +83,6 @@ def test_kept_sums_are_what_a_walk_finds(
     assert router.looks == len(rows) * len(kinds)
 
 
-class Answers(Router):
-    """Always the same."""
-
-    def __init__(self, answer: object) -> None:
-        self.answer = answer
-
-    def route(self, request: Request, replicas: Replicas, now: float) -> Any:
-        return self.answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (None, "Answers.route returned None: a router that queues requests must set holds = True"),
-        ("replica-0", "Answers.route gave 'replica-0': must be one of the replicas"),
-    ],
-)
-def test_an_answer_that_is_none_is_refused(answer: object, said: str) -> None:
-    with pytest.raises(PagedsimError, match=said):
-        served([scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), Answers(answer))
-
-
-def test_a_router_that_returns_none_for_an_idle_fleet_is_an_error() -> None:
-    router = Answers(None)
-    router.holds = True  # type: ignore[misc]
-    with pytest.raises(PagedsimError, match="returned None although every replica is idle"):
-        served([scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), router)
-
-
-def test_a_refused_request_is_recorded() -> None:
-    requests, _ = served(
-        [scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), Answers(Refusal("too busy")), Constant()
-    )
-    assert requests["state"].to_pylist() == ["rejected"]
-    assert requests["reason"].to_pylist() == ["too busy"]
-
-
 class Alike(Jobs):
     """All prompts begin alike."""
 
@@ -139,3 +99,137 @@ def test_kept_sums_begin_anew_where_a_replica_has_died(died: float) -> None:
     jobs = Alike([(0.37 * n, 20, 24) for n in range(40)])
     served([one], jobs, router, Constant(), failures=ListedOutages({0: [(died, 0.25)]}))
     assert router.looks > 40
+
+
+# -- answers of a router ---------------------------------------------------------------------------
+
+
+class Answers(Router):
+    """Always the same."""
+
+    def __init__(self, answer: object, holds: bool = False) -> None:
+        self.answer = answer
+        self.holds = holds  # type: ignore[misc]
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("router", "said"),
+    [
+        (
+            Answers(None),
+            "Answers.route returned None: a router that queues requests must set holds = True",
+        ),
+        (Answers("replica-0"), "Answers.route gave 'replica-0': must be one of the replicas"),
+        (Answers(None, holds=True), "returned None although every replica is idle"),
+    ],
+)
+def test_an_answer_that_names_no_replica_is_refused(router: Router, said: str) -> None:
+    with pytest.raises(PagedsimError, match=said):
+        served([scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), router)
+
+
+def test_a_refused_request_is_recorded() -> None:
+    jobs, refuses = Jobs([(0.0, 4, 3)]), Answers(Refusal("too busy"))
+    requests, _ = served([scheduler(), scheduler()], jobs, refuses, Constant())
+    assert requests["state"].to_pylist() == ["rejected"]
+    assert requests["reason"].to_pylist() == ["too busy"]
+
+
+# -- old counts ------------------------------------------------------------------------------------
+
+
+def finished(
+    rows: list[tuple[float, int, int]],
+    router: Router,
+    staleness: float,
+    roles: tuple[str, ...] = ("both",),
+) -> list[float]:
+    """When requests are finished; a step takes a second, and a transfer no time."""
+    units = [server(max_seqs=4, batching="unified") for _ in roles]
+    network = Network(1e9)
+    requests, _ = served(
+        units, Jobs(rows), router, Constant(), roles, staleness=staleness, network=network
+    )
+    assert requests["state"].unique().to_pylist() == ["finished"]
+    times: list[float] = requests["finished"].to_pylist()
+    return times
+
+
+@pytest.mark.parametrize(
+    ("staleness", "starts"),
+    [
+        (0.0, 4.0),
+        (1.5, 4.0),  # old enough at 4 to be looked at again
+        (2.5, 5.0),
+    ],
+)
+def test_a_request_held_by_old_counts_is_routed_when_they_are_renewed(
+    staleness: float, starts: float
+) -> None:
+    """At 2.5 one request is seen; it leaves at 4, which is seen `staleness` after 2.5."""
+    rows = [(0.0, 3, 4), (2.5, 3, 4)]
+    assert finished(rows, Central(slots=1), staleness) == [4.0, starts + 4.0]
+
+
+def test_counts_are_renewed_in_any_numbers() -> None:
+    """(2.1 + 2.0) - 2.1 is less than 2.0 as numbers are kept."""
+    [_, last] = finished([(0.0, 3, 4), (2.1, 3, 4)], Central(slots=1), 2.0)
+    assert last == pytest.approx(2.1 + 2.0 + 4.0)
+
+
+def test_a_request_held_before_decode_is_routed_when_counts_are_renewed() -> None:
+    """The decode replica is seen full at 3.5; it is empty from 5 on, which is seen at 6."""
+    rows = [(0.0, 3, 5), (2.5, 3, 2)]
+    assert finished(rows, Central(slots=1), 2.5, ("prefill", "decode")) == [5.0, 7.0]
+
+
+class ShortFirst(Router):
+    """Prompts of more than 3 tokens are held back while replica 0 has requests."""
+
+    holds = True
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
+        return None if replicas[0].requests and request.prompt_len > 3 else replicas[0]
+
+
+def test_a_request_held_after_the_last_departure_is_routed_when_counts_are_renewed() -> None:
+    """The counts of 4.5 have request 1, which leaves at 6; they are renewed at 8.5."""
+    rows = [(0.0, 3, 4), (3.5, 3, 2), (4.5, 3, 1), (6.5, 4, 1)]
+    assert finished(rows, ShortFirst(), 4.0) == [4.0, 6.0, 6.0, 9.5]
+
+
+class Never(Router):
+    """Only the first request is served; counts are read each time."""
+
+    holds = True
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
+        return None if replicas[0].requests or request.id else replicas[0]
+
+
+def test_renewals_end_where_the_router_holds_a_request_for_ever() -> None:
+    with pytest.raises(PagedsimError, match=r"1 at the router \(Never returned no replica\)"):
+        finished([(0.0, 3, 4), (2.5, 3, 4)], Never(), 2.0)
+
+
+def test_a_held_request_is_routed_again_when_the_first_of_several_counts_is_renewed() -> None:
+    """Request 3 finds replica 1 as it was at 1.6 s and replica 0 as it was at 2.5 s, when replica 1
+    is free. That shows at 2.6 s."""
+
+    class Own(Router):
+        holds = True
+
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
+            own = int(request.id) % 2
+            return next(
+                (one for one in (replicas[own], replicas[1 - own]) if not one.requests), None
+            )
+
+    jobs = Jobs([(0.0, 4, 20), (0.5, 4, 1), (1.2, 4, 1), (1.6, 4, 1)])
+    pair = [server(max_seqs=4) for _ in range(2)]
+    requests, _ = served(pair, jobs, Own(), Constant(), staleness=1.0)
+    assert requests["replica"].to_pylist() == [0, 1, 1, 1]
+    assert requests["first_token"].to_pylist()[3] == pytest.approx(3.6)

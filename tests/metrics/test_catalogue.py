@@ -1,3 +1,5 @@
+"""Names, units and percentiles of metrics."""
+
 from __future__ import annotations
 
 import re
@@ -23,8 +25,7 @@ from pagedsim.metrics.metric import STATISTICS
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Span
-from tests.metrics.fleets import FLEET, STEPS, fleet_steps
-from tests.metrics.tables import SIZES, requests_of, steps_of
+from tests.metrics.tables import FLEET, FLEET_STEPS, SIZES, fleet_steps, requests_of, steps_of
 
 SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients", "replicas", "tiers"}
 
@@ -35,7 +36,7 @@ def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     peaks |= {"spans": [Span(0.0, 1.0, True, 1.0, 1.0)]}
     row = {"scheduled": 1.0, "session": "0", "replica": 0, "retries": 0}
     waiting = requests_of(*({"client": client, **row} for client in "ab"))
-    steps = fleet_steps(*STEPS)
+    steps = fleet_steps(*FLEET_STEPS)
     for name in ("loaded_cpu", "written_cpu"):
         steps = steps.append_column(name, pa.array([0] * steps.num_rows))
     summary = summarise(waiting, steps, **FLEET, slo=Slo(), swapped_peak=0, **peaks)
@@ -53,7 +54,6 @@ def test_a_bare_latency_stands_for_mean_and_p99() -> None:
     ("name", "key", "label"),
     [
         ("ttft_p95", "ttft_p95", "TTFT P95"),
-        ("tpot_p75.0", "tpot_p75", "TPOT P75"),
         ("e2e_p99_9", "e2e_p99_9", "E2E P99.9"),
         ("e2e_p99.9", "e2e_p99_9", "E2E P99.9"),
         ("normalized_latency_p100", "normalized_latency_p100", "E2E per token P100"),
@@ -100,24 +100,18 @@ def test_a_summary_has_the_percentiles_that_settings_name() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("ttft_mean", 12.345, "12.3 s"),
         ("ttft_mean", 1.0, "1.00 s"),
-        ("ttft_mean", 0.0421, "42.1 ms"),
         ("itl_p50", 0.00004, "40.0 µs"),
         ("ttft_p99", float("nan"), "–"),
         ("output_tokens_per_s", 1234.5, "1,234 /s"),
         ("kv_utilisation_mean", 0.963, "96.3 %"),
-        ("energy_j", 999.0, "999 J"),
         ("energy_j", 24_600.0, "24.6 kJ"),
         ("energy_j", 3.6e6, "3.60 MJ"),
-        ("mean_watts", 72.0, "72.0 W"),
         ("mean_watts", 5600.0, "5.60 kW"),
         ("tokens_per_joule", 4.34, "4.34 /J"),
-        ("cost_eur", 1.234, "1.23 €"),
         ("cost_eur", 0.00471, "0.471 ct"),
         ("euro_per_million_tokens", 0.337, "33.7 ct"),
         ("tokens_per_euro", 2_965_032.4, "2,965,032 /€"),
-        ("preemptions", 3, "3"),
         ("preemptions", 0, "0"),
     ],
 )

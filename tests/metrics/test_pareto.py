@@ -1,13 +1,16 @@
-"""Best and dominated arms, against values by hand or brute force."""
+"""Best and dominated arms, against values by hand or brute force, and which arms are comparable."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.metrics.arms import by_class
 from pagedsim.metrics.pareto import Criterion, Dominated, unbeaten
-from tests.metrics.standing import arms_with, standing_of
+from tests.metrics.tables import arms_with, standing_of, study_of, with_rejected
 
 E2E, TTFT = Criterion("e2e_mean"), Criterion("ttft_p99")
 SLOW = {"e2e_mean": [10.0, 12.0, 11.0], "ttft_p99": [5.0, 6.0, 5.5]}
@@ -89,3 +92,32 @@ def test_classes_take_the_place_of_clients_and_have_the_workload_s_names() -> No
     assert found.clients == ("priority 0", "a")
     assert found.runs[0].summary["clients"]["a"] == {"e2e_mean": 3.0}
     assert arms.clients == ()
+
+
+# -- comparable arms -------------------------------------------------------------------------------
+
+
+def test_arms_are_fed_alike_unless_they_set_the_workload(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    assert study.same_requests
+    first = study.runs[0]
+    study.runs[0] = replace(first, config={**first.config, "workload": {"rate": 2}})
+    assert not study.same_requests
+
+
+def test_arms_that_finished_different_requests_are_pointed_out(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    assert study.notes == []
+    study.runs[4] = with_rejected(study.runs[4], 3)  # the second seed of the second arm
+    [note] = study.notes
+    assert note == (
+        "the arms finished different requests (fcfs 120, urgent 117), and their latencies are of "
+        "those alone: compare them with care"
+    )
+
+
+def test_but_not_where_they_were_asked_different_ones(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    run = with_rejected(study.runs[4], 3)
+    study.runs[4] = replace(run, config={**run.config, "workload": {"rate": 2}})
+    assert study.notes == []

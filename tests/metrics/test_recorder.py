@@ -1,9 +1,11 @@
-"""What is recorded of steps and requests, and how little room that takes."""
+"""What is recorded of steps and requests, how little room that takes, and the files of a run."""
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,9 +14,12 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.metrics.columns import PACKED
+from pagedsim.metrics.files import read_summary, read_table, write_run
 from pagedsim.metrics.recorder import REQUEST_COLUMNS, Recorder
 from pagedsim.metrics.steps import STEP_COLUMNS
+from pagedsim.metrics.summary import summarise
 from pagedsim.sim.simulate import simulate
+from tests.metrics.tables import REQUESTS, SIZES, STEPS, requests_of
 from tests.sim.harness import Constant, Jobs, run
 
 
@@ -137,3 +142,38 @@ def test_a_column_of_ones_own_stands_beside_the_others() -> None:
     parts = pa.Table.from_batches(steps.to_batches(7))
     assert parts["wall"].to_pylist() == parts["step"].to_pylist()
     assert parts.schema == steps.schema
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    summary = summarise(REQUESTS, STEPS, **SIZES)
+    write_run(tmp_path / "new" / "run", REQUESTS, STEPS, summary)
+    folder = tmp_path / "new" / "run"
+    assert read_table(folder / "requests.parquet").equals(REQUESTS)
+    assert read_table(folder / "steps.parquet").equals(STEPS)
+    assert read_table(folder / "steps.parquet", "end", "step").equals(STEPS.select(["end", "step"]))
+    assert read_summary(folder) == summary
+    write_run(tmp_path / "again", REQUESTS, STEPS, summary)
+    for name in ("requests.parquet", "steps.parquet", "summary.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["requests.parquet", "steps.parquet", "summary.json"])
+def test_a_run_that_is_not_whole_has_no_summary(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path, REQUESTS, STEPS, summarise(REQUESTS, STEPS, **SIZES))
+    file = tmp_path / name
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError):
+        read_summary(tmp_path)
+    file.unlink()
+    with pytest.raises(OSError):
+        read_summary(tmp_path)
+
+
+def test_what_was_not_measured_is_null_on_disk(tmp_path: Path) -> None:
+    requests = requests_of()
+    write_run(tmp_path, requests, STEPS, summarise(requests, STEPS, **SIZES))
+    assert '"ttft_mean": null' in (tmp_path / "summary.json").read_text()
+    assert math.isnan(read_summary(tmp_path)["ttft_mean"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isnan, sqrt
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,15 @@ from pagedsim.metrics.steps import FleetSteps
 from pagedsim.metrics.summary import percentiles, summarise
 from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
-from tests.metrics.fleets import FLEET, REQUESTS, STEPS, fleet_steps, many
-from tests.metrics.tables import SIZES, requests_of, steps_of
+from tests.metrics.tables import (
+    FLEET,
+    FLEET_REQUESTS,
+    FLEET_STEPS,
+    SIZES,
+    fleet_steps,
+    requests_of,
+    steps_of,
+)
 from tests.metrics.tables import STEPS as ALONE
 from tests.sim.harness import Jobs
 
@@ -30,7 +37,7 @@ SAME = (
 
 
 def test_each_replica_has_a_row() -> None:
-    fast, slow = summarise(REQUESTS, fleet_steps(*STEPS), **FLEET)["replicas"]
+    fast, slow = summarise(FLEET_REQUESTS, fleet_steps(*FLEET_STEPS), **FLEET)["replicas"]
     assert fast == {
         **{"name": "fast-0", "pool": "fast", "role": "both", "hardware": "H100"},
         "total_blocks": 10,
@@ -84,24 +91,20 @@ def test_blocks_of_unlike_sizes_count_by_their_slots() -> None:
     half = steps_of({"end": 1.0, "running": 1, "used_blocks": 5})
     full = steps_of({"end": 1.0, "running": 1, "used_blocks": 15, "shared_blocks": 5})
     sizes = FLEET | {"replicas": facts, "total_blocks": 25, "block_size": float("nan")}
-    summary = summarise(REQUESTS, fleet_steps(half, full), **sizes)
+    summary = summarise(FLEET_REQUESTS, fleet_steps(half, full), **sizes)
     assert summary["kv_utilisation_mean"] == 140 / (4 * 160)
     assert summary["kv_shared_mean"] == 40 / (140 + 40)
 
 
-def test_the_busiest_replica_is_held_against_the_mean() -> None:
-    summary = summarise(REQUESTS, fleet_steps(*STEPS), **FLEET)
-    assert summary["load_imbalance"] == 16 / 14.5
-
-
 def test_imbalance_over_time_is_of_the_requests_that_are_there() -> None:
     # Numbers are 2, 0; 1, 1; 0, 2; 0, 2: deviations of 1, 0, 1, 1, and means of 1 throughout.
-    summary = summarise(REQUESTS, fleet_steps(*STEPS), **FLEET)
+    summary = summarise(FLEET_REQUESTS, fleet_steps(*FLEET_STEPS), **FLEET)
     assert summary["imbalance_over_time"] == 3 / 4
+    assert summary["load_imbalance"] == 16 / 14.5
     # While all are idle, nothing counts.
     waits = steps_of({"end": 1.0, "running": 1}, {"start": 9.0, "end": 10.0, "waiting": 1})
     works = steps_of({"end": 1.0, "running": 1}, {"start": 9.0, "end": 10.0, "swapped": 3})
-    summary = summarise(REQUESTS, fleet_steps(waits, works), **FLEET)
+    summary = summarise(FLEET_REQUESTS, fleet_steps(waits, works), **FLEET)
     assert summary["imbalance_over_time"] == (0 + 1) / (1 + 2)
 
 
@@ -131,7 +134,7 @@ def test_prompts_belong_to_whom_requests_came_from() -> None:
             "finished": 5.0,
         },
     )
-    prefill, decode = summarise(requests, fleet_steps(*STEPS), **FLEET)["replicas"]
+    prefill, decode = summarise(requests, fleet_steps(*FLEET_STEPS), **FLEET)["replicas"]
     assert [one["requests"] for one in (prefill, decode)] == [1, 2]
     assert [one["prompt_tokens"] for one in (prefill, decode)] == [10, 10]
     assert [one["output_tokens"] for one in (prefill, decode)] == [0, 6]
@@ -142,7 +145,7 @@ def test_prompts_belong_to_whom_requests_came_from() -> None:
 def test_who_was_refused_at_the_door_is_no_replica_s() -> None:
     refused = {"replica": -1, "state": "rejected", "scheduled": float("nan")}
     requests = requests_of({"replica": 0}, refused, {"replica": 1, "state": "unfinished"})
-    summary = summarise(requests, fleet_steps(*STEPS), **FLEET)
+    summary = summarise(requests, fleet_steps(*FLEET_STEPS), **FLEET)
     assert [one["requests"] for one in summary["replicas"]] == [1, 1]
     assert [one["prompt_tokens"] for one in summary["replicas"]] == [10, 10]
     assert summary["requests"] == 3 and summary["rejected"] == 1
@@ -159,19 +162,6 @@ def test_a_fleet_that_served_no_request() -> None:
     assert isnan(summary["load_imbalance"]) and isnan(summary["imbalance_over_time"])
     assert [one["requests"] for one in summary["replicas"]] == [0, 0]
     assert isnan(summary["replicas"][0]["busy"])
-
-
-def test_many_replicas() -> None:
-    requests, steps, facts = many(50)
-    summary = summarise(requests, fleet_steps(*steps), **FLEET | {"replicas": facts})
-    counts = [*range(1, 50), 0]
-    assert [one["requests"] for one in summary["replicas"]] == counts
-    assert [one["computed_tokens"] for one in summary["replicas"]] == [11 * n for n in counts]
-    assert summary["load_imbalance"] == 49 / np.mean(counts)
-    # In the n-th two seconds n - 1 replicas are done, and one was idle all along.
-    there = [49 - done for done in range(49)]
-    off = sum(sqrt(n * (50 - n)) for n in there) / sum(there)
-    assert summary["imbalance_over_time"] == pytest.approx(off)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100)), max_size=30), st.floats(0, 100))

@@ -1,3 +1,5 @@
+"""The summary of a run: latencies, rates, use, cost, and what is not there."""
+
 from __future__ import annotations
 
 import math
@@ -6,12 +8,24 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pagedsim.core import ConfigError
+from pagedsim.core import ConfigError, Request
+from pagedsim.core.request import State
 from pagedsim.metrics.definitions import littles_law
+from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.slo import Slo, slo_of
 from pagedsim.metrics.summary import summarise
-from pagedsim.metrics.tables import Requests
-from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of, steps_of
+from pagedsim.metrics.tables import Requests, Span
+from tests.metrics.tables import (
+    FLEET,
+    FLEET_STEPS,
+    NAN,
+    REQUESTS,
+    SIZES,
+    STEPS,
+    fleet_steps,
+    requests_of,
+    steps_of,
+)
 
 NO_BOUNDS: dict[str, Any] = {"ttft": None, "tpot": None, "e2e": None}
 
@@ -52,12 +66,6 @@ def test_the_makespan_begins_when_the_first_arrives() -> None:
     late = requests_of({"arrival": 4.0, "finished": 9.0}, {"arrival": 3.0, "finished": 5.0})
     summary = summarise(late, STEPS, **SIZES)
     assert (summary["makespan"], summary["in_system_mean"]) == (6.0, (5 + 2) / 6)
-
-
-def test_two_tokens_have_one_gap() -> None:
-    steps = steps_of({"end": 1.0}, {"end": 3.5, "decode_seqs": 1})
-    summary = summarise(requests_of({"finished": 3.5, "output_tokens": 2}), steps, **SIZES)
-    assert summary["tpot_mean"] == summary["itl_mean"] == summary["itl_p99"] == 2.5
 
 
 @pytest.mark.parametrize(
@@ -120,16 +128,6 @@ def test_use_is_weighted_by_time() -> None:
     assert summary["batch_fill_mean"] == pytest.approx(summary["batch_size_mean"] / 4)
     # 12 tokens in 16 slots, 24 in 32, 12 in 16.
     assert summary["kv_waste_mean"] == pytest.approx(0.25)
-
-
-def test_what_sharing_saves_is_weighted_by_time() -> None:
-    """6 blocks for 1 s where 8 would be needed, and 4 for 3 s where all are their owners' own."""
-    steps = steps_of(
-        {"end": 1.0, "used_blocks": 6, "shared_blocks": 2}, {"end": 4.0, "used_blocks": 4}
-    )
-    summary = summarise(REQUESTS, steps, **SIZES)
-    assert summary["kv_shared_mean"] == pytest.approx(2 / 20)
-    assert summarise(REQUESTS, STEPS, **SIZES)["kv_shared_mean"] == 0
 
 
 def test_an_interrupted_run_lasted_until_its_last_step() -> None:
@@ -198,11 +196,6 @@ def test_energy_by_hand() -> None:
     assert summary["tokens_per_joule"] == pytest.approx(6 / 1050)
 
 
-def test_energy_is_not_told_where_power_is_not_known() -> None:
-    told = {"energy_j", "mean_watts", "tokens_per_joule"}
-    assert told.isdisjoint(summarise(REQUESTS, STEPS, **SIZES))
-
-
 def test_cost_by_hand() -> None:
     """Two GPUs of 1.80 euros an hour for 5 s, busy or not; 6 tokens come of it."""
     summary = summarise(REQUESTS, STEPS, **SIZES, euros_per_hour=3.6)
@@ -248,12 +241,6 @@ def test_littles_law_by_hand() -> None:
     assert math.isnan(littles_law(Requests.of(requests_of())).number)
 
 
-def test_a_single_client_is_the_whole() -> None:
-    summary = summarise(requests_of({"client": "x"}), steps_of({"end": 1.0}), **SIZES)
-    assert list(summary["clients"]) == ["x"]
-    assert summary["clients"]["x"]["ttft_mean"] == summary["ttft_mean"] == 1.0
-
-
 def test_each_priority_is_a_class_where_there_are_several() -> None:
     rows = [
         {"client": "a", "priority": 1.0, "finished": 3.0},
@@ -264,16 +251,118 @@ def test_each_priority_is_a_class_where_there_are_several() -> None:
     assert list(classes) == ["0", "1"]
     assert [one["requests"] for one in classes.values()] == [1, 2]
     assert [one["e2e_mean"] for one in classes.values()] == [2.0, 4.0]
+    # A client that has a priority for itself is that class.
+    summary = summarise(requests_of(*rows[:2], rows[2] | {"priority": 2.0}), STEPS, **SIZES)
+    assert summary["classes"]["2"] == summary["clients"]["b"]
     alike = [row | {"priority": 1.0} for row in rows]
     assert "classes" not in summarise(requests_of(*alike), STEPS, **SIZES)
 
 
-def test_a_client_that_has_a_priority_for_itself_is_that_class() -> None:
-    rows = [
-        {"client": "a", "priority": 1.0, "finished": 3.0},
-        {"client": "b", "priority": 0.0, "finished": 2.0},
-        {"client": "c", "priority": 1.0, "finished": 5.0},
+# -- sessions --------------------------------------------------------------------------------------
+
+
+def row(session: str | None, arrival: float, finished: float, **more: Any) -> dict[str, Any]:
+    return {"session": session, "arrival": arrival, "finished": finished, **more}
+
+
+def test_times_of_sessions_with_and_without_pauses() -> None:
+    requests = requests_of(
+        row("a", 0.0, 2.0),
+        row("b", 1.0, 2.0),
+        row("a", 5.0, 6.0),  # after 3 s without a request of the session
+        row("b", 1.0, 4.0),  # in parallel, and longer
+        row("b", 2.5, 3.0),  # while another of it is still served
+        row("b", 6.0, 8.0),  # after 2 s
+        row(None, 0.0, 9.0),  # of none
+    )
+    summary = summarise(requests, STEPS, **SIZES)
+    assert summary["sessions_finished"] == 2
+    assert summary["sessions_per_s"] == pytest.approx(2 / 9)
+    assert summary["session_time_mean"] == pytest.approx((6 + 7) / 2)
+    assert summary["session_served_time_mean"] == pytest.approx((3 + 5) / 2)
+
+
+def test_a_session_that_was_not_served_to_its_end_is_not_counted() -> None:
+    requests = requests_of(
+        row("a", 0.0, 2.0), row("a", 5.0, 6.0, state="rejected"), row("b", 0.0, 4.0)
+    )
+    summary = summarise(requests, STEPS, **SIZES)
+    assert (summary["sessions_finished"], summary["session_time_mean"]) == (1, 4.0)
+
+
+def test_time_per_token_by_hand() -> None:
+    requests = requests_of(
+        row("a", 0.0, 2.0, output_tokens=3),
+        row("a", 5.0, 6.0, output_tokens=9),  # 6 s for 12 tokens, the pause counts
+        row("b", 1.0, 4.0, output_tokens=2),
+        row("b", 1.0, 5.0, output_tokens=3, sequences=2),  # 4 s for 8 tokens, in parallel
+        row("c", 0.0, 3.0, output_tokens=5),
+        row("c", 4.0, 9.0, output_tokens=5, state="unfinished"),  # left out
+        row("d", 0.0, 1.0, output_tokens=0),  # left out: there is nothing to divide by
+        row(None, 0.0, 9.0, output_tokens=7),  # of no session
+    )
+    summary = summarise(requests, STEPS, **SIZES)
+    assert summary["session_time_per_token_mean"] == pytest.approx((6 / 12 + 4 / 8) / 2)
+    assert summary["sessions_finished"] == 3
+
+    slower = requests_of(row("a", 0.0, 8.0, output_tokens=4), row("b", 0.0, 3.0, output_tokens=30))
+    per_token = summarise(slower, STEPS, **SIZES)["session_time_per_token_mean"]
+    assert per_token == pytest.approx((2.0 + 0.1) / 2)  # of sessions, not of tokens
+
+
+def test_each_client_has_its_own_sessions() -> None:
+    requests = requests_of(row("a", 0.0, 2.0, client="x"), row("b", 0.0, 4.0, client="y"))
+    clients = summarise(requests, STEPS, **SIZES)["clients"]
+    assert [clients[name]["session_time_p50"] for name in "xy"] == [2.0, 4.0]
+
+
+def test_there_is_nothing_of_sessions_where_there_are_none() -> None:
+    summary = summarise(requests_of({}), STEPS, **SIZES)
+    assert not [key for key in summary if "session" in key]
+    assert "session" not in Recorder().requests_table().column_names
+
+
+def test_a_table_has_sessions_and_turns_where_requests_have_them() -> None:
+    recorder = Recorder()
+    for id, session in ((2, None), (0, "x"), (1, None)):
+        request = Request(id, 5, session=session, turn=3 if session else 0)
+        request.state, request.finish_reason = State.FINISHED, "length"
+        recorder.left(request)
+    table = recorder.requests_table()
+    assert table["session"].to_pylist() == ["x", None, None]
+    assert table["turn"].to_pylist() == [3, 0, 0]
+
+
+# -- replicas that come and go ---------------------------------------------------------------------
+
+
+inf = float("inf")
+
+
+def test_time_counts_while_a_replica_is_there_and_as_far_as_it_is_in_the_makespan() -> None:
+    """From 2 to 12 s: one is there for all of it; the other from 4 to 6 and from 9 on, and dead
+    from 6 to 9."""
+    requests = requests_of({"arrival": 2.0, "finished": 12.0, "replica": 0, "output_tokens": 5})
+    spans = [
+        Span(0.0, inf, True, 100.0, 3600.0),
+        Span(4.0, 6.0, True, 10.0, 360.0),
+        Span(6.0, 9.0, False),
+        Span(9.0, inf, True, 10.0, 360.0),
     ]
-    summary = summarise(requests_of(*rows), STEPS, **SIZES)
-    assert summary["classes"]["0"] == summary["clients"]["b"]
-    assert summary["classes"]["1"]["e2e_mean"] == 4.0
+    known: dict[str, Any] = {"joules": 50.0, "idle_watts": 110.0, "euros_per_hour": 3960.0}
+    found = summarise(requests, fleet_steps(*FLEET_STEPS), **FLEET, **known, spans=spans)
+    assert found["cost_eur"] == pytest.approx(10 * 1.0 + 5 * 0.1)
+    assert found["availability"] == pytest.approx(15 / 18)
+    busy = sum(step["end"] - step["start"] for step in fleet_steps(*FLEET_STEPS).to_pylist())
+    assert found["energy_j"] == pytest.approx(50 + 10 * 100 + 5 * 10 - busy * 110 / 2)
+
+
+def test_full_presence_equals_the_default() -> None:
+    requests = requests_of({"arrival": 2.0, "finished": 12.0, "replica": 0})
+    known: dict[str, Any] = {"joules": 50.0, "idle_watts": 220.0, "euros_per_hour": 7200.0}
+    each = [Span(0.0, inf, True, 110.0, 3600.0)] * 2
+    plain = summarise(requests, fleet_steps(*FLEET_STEPS), **FLEET, **known)
+    found = summarise(requests, fleet_steps(*FLEET_STEPS), **FLEET, **known, spans=each)
+    assert found.pop("availability") == 1
+    for name in ("cost_eur", "energy_j", "tokens_per_euro"):
+        assert found[name] == pytest.approx(plain[name])

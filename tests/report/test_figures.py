@@ -28,8 +28,14 @@ from pagedsim.report.pareto import draw_pareto
 from pagedsim.report.plots import drawings_of
 from pagedsim.report.roofline import draw_roofline
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks, new_figure
-from tests.metrics.standing import Values, standing_of
-from tests.metrics.tables import requests_of, study_of, with_rejected, with_tables
+from tests.metrics.tables import (
+    Values,
+    requests_of,
+    standing_of,
+    study_of,
+    with_rejected,
+    with_tables,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,7 @@ from pagedsim.report.replicas import MOST, replica_listings
 from pagedsim.report.service import _of
 from pagedsim.report.style import drawing
 from pagedsim.report.timeline import REPLICAS, write_timeline
-from tests.metrics.fleets import fleet_run, fleet_study
-from tests.metrics.tables import NAN, requests_of, study_of
+from tests.metrics.tables import NAN, fleet_run, fleet_study, requests_of, study_of
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
+    name: (one["params"], one["config"])
+    for name, one in json.loads(
+        (Path(__file__).parent / "published_configs.json").read_text()
+    ).items()
+}
+"""Parameters of published models, and what their config.json says as far as it tells their shape.
+Of kimi-k2 only the billions are published."""
 REQUEST = Request(0, 1, SamplingParams(max_tokens=1))
 # Neither what any config.json says, nor another by a second name.
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")

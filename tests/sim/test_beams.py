@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import ConfigError, Request, SamplingParams, Scheduler
+from pagedsim.core import ConfigError, Request, SamplingParams
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.simulate import simulate
-from tests.sim.harness import Affine, Constant, Jobs, content
+from tests.sim.harness import Constant, Jobs
 
 
 def search(name: int | str, width: int) -> Request:
     return Request(name, 8, SamplingParams(n=width, beam_search=True))
 
 
-@pytest.mark.parametrize("width", [2, 4, 6])
+@pytest.mark.parametrize("width", [2, 6])
 def test_as_many_beams_die_out_as_the_law_says(width: int) -> None:
     """A beam has no child if its own place is refilled and no place draws it."""
-    turnover, steps = 0.6, 20_000
+    turnover, steps = 0.6, 10_000
     beams, request = Beams(turnover), search("a", width)
     dead = 0
     for _ in range(steps):
         dead += width - len(set(beams.chosen(request) or range(width)))
     drawn = turnover / width  # the chance that a place draws this beam
     expected = (turnover - drawn) * (1 - drawn) ** (width - 1)
-    assert dead / steps / width == pytest.approx(expected, rel=0.03)
+    assert dead / steps / width == pytest.approx(expected, rel=0.05)
 
 
 def test_at_turnover_1_two_beams_were_one_as_many_steps_ago_as_there_are_beams() -> None:
@@ -47,6 +45,9 @@ def test_at_turnover_1_two_beams_were_one_as_many_steps_ago_as_there_are_beams()
 
 def test_without_turnover_every_beam_continues() -> None:
     assert Beams(0.0).chosen(search("a", 4)) is None
+    for turnover in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="beam_turnover"):
+            Beams(turnover)
 
 
 def test_what_a_request_draws_is_its_own() -> None:
@@ -63,60 +64,6 @@ def test_what_a_request_draws_is_its_own() -> None:
         mixed += drawn(beside, 1, 1)
     assert mixed == first
     assert drawn(Beams(0.5, seed=4), 1, 20) != first
-
-
-@pytest.mark.parametrize("turnover", [-0.1, 1.1, float("nan")])
-def test_a_turnover_is_a_share(turnover: float) -> None:
-    with pytest.raises(ConfigError, match="beam_turnover"):
-        Beams(turnover)
-
-
-@dataclass
-class Groups(Jobs):
-    """Every third request is alone, the next has three sequences, the next is a beam search."""
-
-    def requests(self):  # type: ignore[no-untyped-def]
-        kinds = (
-            SamplingParams(),
-            SamplingParams(n=3),
-            SamplingParams(n=4, beam_search=True),
-        )
-        for number, (request, output) in enumerate(super().requests()):
-            params = kinds[number % 3]
-            yield Request(request.id, request.prompt_len, params, arrival=request.arrival), output
-
-
-ROWS = [(0.31 * number, 3 + number % 11, 2 + 5 * number % 23) for number in range(40)]
-
-
-def served(scheduler: Scheduler, cost: Constant, **settings: object) -> list[list[object]]:
-    recorder = Recorder()
-    simulate(scheduler, Groups(ROWS), cost, recorder, **settings)  # type: ignore[arg-type]
-    return [content(recorder.requests_table()), content(recorder.steps_table())]
-
-
-@pytest.mark.parametrize("memory", ["paged", "prefix", "reserved_oracle"])
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_fast_forward_changes_no_byte(memory: str, batching: str, preemption: str) -> None:
-    if memory == "reserved_oracle" and preemption == "swap":
-        pytest.skip("reserved memory never swaps")
-
-    def scheduler() -> Scheduler:
-        if memory == "reserved_oracle":
-            pool = make_memory(memory, blocks=512, block_size=1, max_model_len=64)
-        else:
-            cpu_blocks = 40 if preemption == "swap" else 0
-            pool = make_memory(memory, blocks=60, block_size=4, cpu_blocks=cpu_blocks)
-        return make_scheduler(
-            memory=pool, batching=batching, preemption=preemption, max_seqs=24, max_model_len=64
-        )
-
-    def run(fast: bool) -> list[list[object]]:
-        beams, cost = Beams(0.5, seed=1), Affine(block=1e-3)
-        return served(scheduler(), cost, beams=beams, copy_seconds=1e-3, fast_forward=fast)
-
-    assert run(True) == run(False)
 
 
 def test_copies_take_time() -> None:

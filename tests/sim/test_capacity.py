@@ -1,17 +1,21 @@
-"""What fits on a replica's GPUs, and what is said where it does not."""
+"""What fits on a replica's GPUs, part by part, and what is said where it does not."""
+
+from __future__ import annotations
 
 import re
 from dataclasses import replace
-from math import inf, nan
+from math import nan
+from typing import Any
 
 import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
+from pagedsim.sim.footprint import footprint, weights
 from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.replica import Replica
-from tests.sim.shapes import hardware, model, replica
+from tests.sim.shapes import MODELS, hardware, model, replica
 
 
 def test_tensor_parallelism_divides_weights_and_heads() -> None:
@@ -21,23 +25,15 @@ def test_tensor_parallelism_divides_weights_and_heads() -> None:
     found = [capacity(where) for where in (one, two)]
     left = [each.kv_bytes + each.activation_bytes for each in found]
     assert left[1] - left[0] == pytest.approx(one.weight_bytes / 2)
-
-
-def test_few_kv_heads_are_kept_more_than_once() -> None:
-    shape, gpu = model("qwen3-8b"), hardware("h100")  # 8 heads of keys and values
-    assert Replica(shape, gpu, tensor_parallel=8).kv_share == 1 / 8
-    wide = replace(gpu, gpus_per_node=16)
-    assert Replica(shape, wide, tensor_parallel=16).kv_share == 1 / 8
-
-
-def test_every_gpu_keeps_the_whole_compressed_vector() -> None:
+    # Few heads of keys and values are kept more than once, a compressed vector by every GPU.
+    shape, gpu = model("qwen3-8b"), hardware("h100")  # 8 of them
+    wide = Replica(shape, replace(gpu, gpus_per_node=16), tensor_parallel=16)
+    assert wide.kv_share == Replica(shape, gpu, tensor_parallel=8).kv_share == 1 / 8
     where = replica("deepseek-v3", "h200", tensor_parallel=8)
     assert where.kv_bytes_per_token == 576 * 2 * 61
-    assert capacity(where).blocks > 0
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2"])
-@pytest.mark.parametrize("shape", ["llama-3.1-8b", "llama-2-7b", "deepseek-v3"])
+@pytest.mark.parametrize(("shape", "name"), [("llama-3.1-8b", "fp8"), ("deepseek-v3", "fp8_e5m2")])
 def test_8_bits_of_keys_and_values_halve_blocks_and_nothing_else(shape: str, name: str) -> None:
     """Of compressed vectors as of heads; DeepSeek-V3's weights have 8 bits themselves."""
     gpus = 8 if shape == "deepseek-v3" else 1
@@ -51,6 +47,11 @@ def test_8_bits_of_keys_and_values_halve_blocks_and_nothing_else(shape: str, nam
     assert found[1].kv_bytes == found[0].kv_bytes
     assert found[1].blocks // 2 == found[0].blocks
     assert cpu_blocks(half, 4.0) // 2 == cpu_blocks(whole, 4.0)
+    # 8 bits are 8, whatever the model has.
+    four = replace(whole.model, kv_dtype_bytes=4.0)
+    assert Replica(four, hardware("h200"), kv_cache_dtype="fp8").kv_bytes_per_token == (
+        Replica(four, hardware("h200")).kv_bytes_per_token / 4
+    )
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
@@ -65,20 +66,6 @@ def test_weights_of_8_bits_halve_layers_and_nothing_else(name: str) -> None:
     assert Replica.of(ServerSpec(quantization=name), eight, gpu).weight_bytes == half.weight_bytes
 
 
-def test_weights_of_8_bits_need_layers() -> None:
-    shape = replace(model("llama-2-7b"), params=7e9)
-    with pytest.raises(ConfigError, match=r"^quantization=int8: model=llama-2-7b has "):
-        Replica.of(ServerSpec(quantization="int8"), shape, hardware("h200"))
-
-
-def test_8_bits_are_8_whatever_the_model_has() -> None:
-    gpu = hardware("h200")
-    for own in (4.0, 1.0):
-        shape = replace(model("llama-3.1-8b"), kv_dtype_bytes=own)
-        assert Replica(shape, gpu).kv_bytes_per_token == 65_536 * own
-        assert Replica(shape, gpu, kv_cache_dtype="fp8").kv_bytes_per_token == 65_536
-
-
 def test_more_memory_and_fewer_activations_give_more_blocks() -> None:
     where = replica("llama-3.1-8b", "a100-40gb")
     base = capacity(where)
@@ -87,18 +74,16 @@ def test_more_memory_and_fewer_activations_give_more_blocks() -> None:
     for found in (base, capacity(where, gpu_memory_utilization=0.5)):
         used = found.weight_bytes + found.activation_bytes + found.blocks * where.block_bytes
         assert used <= 0.9 * 39.5 * GIB - 0.5 * GIB
+    none, one = (capacity(where, reserved_gib=gib).blocks for gib in (0.0, 1.0))
+    assert none - one == pytest.approx(GIB / where.block_bytes, abs=1)
+    smallest = capacity(replica("tiny", "a10"), max_batched_tokens=1, max_seqs=1)
+    assert smallest.blocks > 0 == cpu_blocks(where, 0.0)
 
 
 def test_blocks_are_those_that_vllm_found_on_a_4090() -> None:
     """vLLM 0.19: Llama-3.1-8B, 2,048 tokens and 256 sequences a step, 0.9 of the memory."""
     where = replica("llama-3.1-8b", "rtx4090")
     assert capacity(where).blocks == pytest.approx(2588, rel=0.03)
-
-
-def test_what_is_reserved_takes_blocks_away() -> None:
-    where = replica("llama-3.1-8b", "rtx4090")
-    none, one = (capacity(where, reserved_gib=gib).blocks for gib in (0.0, 1.0))
-    assert none - one == pytest.approx(GIB / where.block_bytes, abs=1)
 
 
 def test_activations_are_what_the_widest_layer_and_the_sampler_hold() -> None:
@@ -120,14 +105,6 @@ def test_activations_are_what_the_widest_layer_and_the_sampler_hold() -> None:
     assert activation_bytes(plain, 1, 2048, 0) == 2048 * (2 * 5120 + 2 * 20480) * 2
 
 
-def test_blocks_for_the_smallest_server() -> None:
-    where = replica("tiny", "a10")
-    assert capacity(where, max_batched_tokens=1, max_seqs=1).blocks > 0
-    for name in ("max_batched_tokens", "max_seqs"):
-        with pytest.raises(ConfigError, match=f"{name}=0: must be a whole number of at least 1"):
-            capacity(where, **{name: 0})
-
-
 def test_a_model_too_large_says_what_it_needs_and_what_would_do() -> None:
     with pytest.raises(ConfigError) as caught:
         capacity(replica("llama-2-70b", "a100-80gb"))
@@ -138,20 +115,6 @@ def test_a_model_too_large_says_what_it_needs_and_what_would_do() -> None:
         "the smallest tensor_parallel that fits is 2"
     )
     assert capacity(replica("llama-2-70b", "a100-80gb", tensor_parallel=2)).blocks > 0
-
-
-def test_a_block_too_large_is_not_the_models_fault() -> None:
-    with pytest.raises(ConfigError) as caught:
-        capacity(replica("llama-2-7b", "a100-80gb", block_size=10**6))
-    assert str(caught.value) == (
-        "block_size=1000000: one block takes 488.281 GiB, and 57.994 GiB are left of "
-        "hardware=a100-80gb beside model=llama-2-7b"
-    )
-
-
-def test_the_error_for_a_model_too_large_for_a_node_names_a_larger_gpu() -> None:
-    with pytest.raises(ConfigError, match="no tensor_parallel up to 8 fits; with 8 it takes GPUs "):
-        capacity(replica("deepseek-v3", "a10"))
 
 
 @pytest.mark.parametrize("utilization", [0.5, 0.9])
@@ -184,27 +147,61 @@ def test_what_is_advised_works_and_less_does_not(name: str, gpu: str, utilizatio
         assert not fits(8, replace(card, memory_gib=int(found[1]) - 1))
 
 
+# -- parts of memory -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_by_part_are_all_weights(name: str) -> None:
+    found = weights(model(name))
+    assert sum(found.values()) == pytest.approx(model(name).weight_bytes, rel=1e-12)
+    assert ("experts" in found) == bool(model(name).moe)
+    assert ("LM head" in found) != model(name).tied_embeddings
+
+
+def test_weights_of_llama_2_7b_by_hand() -> None:
+    assert weights(model("llama-2-7b")) == {
+        "attention": 32 * 4 * 4096 * 4096 * 2,
+        "MLP": 32 * 3 * 4096 * 11008 * 2,
+        "norms": 65 * 4096 * 2,
+        "embeddings": 32000 * 4096 * 2,
+        "LM head": 32000 * 4096 * 2,
+    }
+    assert weights(replace(model("llama-2-7b"), params=7e9)) == {"all": 14e9}
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_what_is_left_holds_the_blocks(gpus: int) -> None:
+    where = replica("llama-2-7b", "a100-80gb", tensor_parallel=gpus)
+    found = capacity(where, gpu_memory_utilization=0.8)
+    told = footprint(
+        where,
+        blocks=found.blocks,
+        gpu_memory_utilization=0.8,
+        reserved_gib=0.5,
+        max_batched_tokens=2048,
+        max_seqs=256,
+    )
+    assert told.left == pytest.approx(found.kv_bytes)
+    assert told.blocks * told.block_bytes <= told.left < (told.blocks + 1) * told.block_bytes
+    assert sum(told.weights.values()) == pytest.approx(where.weight_bytes)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization=0.0: must be a number above 0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5: must be a number above 0"),
-        ({"gpu_memory_utilization": nan}, "gpu_memory_utilization=nan: must be a number above 0"),
         ({"reserved_gib": nan}, "reserved_gib=nan: must be a number of at least 0"),
-        ({"reserved_gib": -1.0}, "reserved_gib=-1.0: must be a number of at least 0"),
+        ({"max_batched_tokens": 0}, "max_batched_tokens=0: must be a whole number of at least 1"),
+        ({"max_seqs": 0}, "max_seqs=0: must be a whole number of at least 1"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        capacity(replica("tiny", "a10"), **settings)  # type: ignore[arg-type]
-
-
-def test_no_cpu_memory_holds_no_block_and_less_than_none_is_refused() -> None:
-    where = replica("llama-2-7b", "a10")
-    assert cpu_blocks(where, 0.0) == 0
-    for size in (-1.0, nan, inf):
-        with pytest.raises(ConfigError, match=f"swap_space_gib={size}: must be a number of"):
-            cpu_blocks(where, size)
+        capacity(replica("tiny", "a10"), **settings)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +214,20 @@ def test_no_cpu_memory_holds_no_block_and_less_than_none_is_refused() -> None:
         ({"kv_cache_dtype": "fp16"}, "kv_cache_dtype 'fp16': choose from auto, fp8, fp8_e4m3, "),
     ],
 )
-def test_impossible_replicas_are_refused(settings: dict[str, int], message: str) -> None:
+def test_impossible_replicas_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replica("llama-2-7b", "a100-80gb", **settings)
 
 
-def test_copies_a_block_follow_the_layout() -> None:
-    assert replica("opt-13b", "a10").copies_per_block == 1
-    assert replica("opt-13b", "a10", kv_layout="layer").copies_per_block == 80
-    assert replica("deepseek-v3", "a10", kv_layout="layer").copies_per_block == 61
+def test_other_impossible_sizes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"swap_space_gib=-1\.0: must be a number of"):
+        cpu_blocks(replica("llama-2-7b", "a10"), -1.0)
+    shape = replace(model("llama-2-7b"), params=7e9)  # without layers
+    with pytest.raises(ConfigError, match=r"^quantization=int8: model=llama-2-7b has "):
+        Replica.of(ServerSpec(quantization="int8"), shape, hardware("h200"))
+    with pytest.raises(ConfigError) as caught:
+        capacity(replica("llama-2-7b", "a100-80gb", block_size=10**6))
+    assert str(caught.value) == (
+        "block_size=1000000: one block takes 488.281 GiB, and 57.994 GiB are left of "
+        "hardware=a100-80gb beside model=llama-2-7b"
+    )

@@ -1,21 +1,36 @@
-"""The roofline: what binds which step, what more work and more GPUs change, and exactness."""
+"""The roofline: what binds which step, what more work and more GPUs change, its table of terms."""
+
+from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost.base import Bound
+from pagedsim.sim.cost.roofline import slowdown
+from pagedsim.sim.cost.split import Totals
+from pagedsim.sim.cost.terms import ByTerms, CostTerm
 from pagedsim.sim.hardware import FAMILIES, family_of
 from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
-from tests.sim.configs import PUBLISHED
-from tests.sim.shapes import HARDWARE, MODELS, hardware, ideal_stack, plan, replica, shipped
+from tests.sim.shapes import (
+    HARDWARE,
+    MODELS,
+    PUBLISHED,
+    hardware,
+    ideal_stack,
+    plan,
+    replica,
+    shipped,
+)
 
 GPT_OSS = PUBLISHED["gpt-oss-120b"][1] | {
     "_name_or_path": "gpt-oss-120b",
@@ -175,22 +190,11 @@ def test_one_efficiency_stands_for_both_where_the_other_is_not_given() -> None:
     assert apart.flop_rate == ampere.compute * 125e12
 
 
-def test_a_large_batch_of_decodes_computes() -> None:
-    cost = Roofline(replica("llama-2-7b", "a10"))
-    assert cost.explain(plan(decodes=8, context=8)).bound == "bandwidth"
-    assert cost.explain(plan(decodes=2048, context=2048)).bound == "compute"
-
-
 def test_a_step_without_tokens_is_the_hosts_alone() -> None:
     cost = Roofline(replica("llama-2-7b", "a10"), host_step_ms=2.0)
     assert cost.step_seconds(plan()) == cost.decode_seconds(0, 0) == 2e-3
     assert str(cost.explain(plan())) == "idle: 2.00 ms, host-bound (host 100 %)"
     assert cost.recompute_seconds(0) == 0.0
-
-
-def test_recomputing_costs_what_the_step_would() -> None:
-    for cost in COSTS:
-        assert cost.recompute_seconds(777) == cost.step_seconds(plan(777))
 
 
 def test_swapping_costs_bytes_and_copies() -> None:
@@ -244,19 +248,15 @@ def test_attention_of_unlike_chunks_is_that_of_each() -> None:
     assert terms(cost, chunks=chunks)["attention"] == pytest.approx(sum(apart))
 
 
-@pytest.mark.parametrize("gpu", HARDWARE)
-@pytest.mark.parametrize("name", MODELS)
-def test_every_shipped_model_on_every_shipped_gpu(name: str, gpu: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "gpu"), [*product(MODELS, ["h100"]), *product(["llama-3.1-8b"], HARDWARE)]
+)
+def test_every_shipped_model_and_every_shipped_gpu(name: str, gpu: str) -> None:
     cost = shipped("cost", "roofline")(replica=replica(name, gpu))
     assert 0 < cost.decode_seconds(1, 1) < cost.decode_seconds(64, 64 * 1000) < 10
-    assert cost.recompute_seconds(100) > 0
-
-
-def test_the_shipped_settings_are_the_defaults() -> None:
-    where = replica("llama-3.1-8b", "h100")
-    mine, shipped_one = Roofline(where), shipped("cost", "roofline")(replica=where)
-    assert mine.terms == shipped_one.terms
-    assert mine.swap_seconds(7) == shipped_one.swap_seconds(7)
+    assert cost.recompute_seconds(100) == cost.step_seconds(plan(100)) > 0
+    plain = Roofline(replica(name, gpu))
+    assert (plain.terms, plain.swap_seconds(7)) == (cost.terms, cost.swap_seconds(7))
 
 
 @pytest.mark.parametrize(
@@ -286,3 +286,129 @@ def test_utilisation_is_against_the_data_sheet() -> None:
     assert decode.mbu(hardware("a10")) == pytest.approx(0.8)
     prefill = cost.explain(plan(4096))
     assert prefill.mfu(hardware("a10")) == pytest.approx(0.6)
+
+
+# -- attention over small blocks -------------------------------------------------------------------
+
+
+def test_only_what_decodes_read_takes_longer_from_small_blocks() -> None:
+    """By default, nothing."""
+    assert [slowdown(size, 4.0) for size in (1, 16, 64)] == [5.0, 1.25, 1.0625]
+    sizes = [replica("opt-13b", "a100-40gb", block_size=size) for size in (1, 16, 256)]
+    assert len({Roofline(one).decode_seconds(10, 5000) for one in sizes}) == 1
+    where = replica("opt-13b", "a100-40gb", block_size=8)
+    plain, paged = Roofline(where), Roofline(where, block_tokens=4.0)
+    read = plain.decode_seconds(10, 5000) - plain.decode_seconds(10, 0)
+    assert paged.decode_seconds(10, 0) == plain.decode_seconds(10, 0)
+    assert paged.decode_seconds(10, 5000) == pytest.approx(plain.decode_seconds(10, 0) + 1.5 * read)
+    assert paged.step_seconds(plan(1000)) == plain.step_seconds(plan(1000))
+    assert paged.recompute_seconds(1000) == plain.recompute_seconds(1000)
+    told = {term.name: term for term in paged.explain(plan(decodes=10, context=5000)).terms}
+    assert told["KV"].bound == "bandwidth"
+    assert told["KV"].seconds == pytest.approx(1.5 * read)
+
+
+# -- the table of terms ----------------------------------------------------------------------------
+
+
+WHERE = replica("llama-3.1-8b", "h100")
+STEP = plan(100, (50, 20), decodes=30, context=9000)
+
+
+class Table(ByTerms):
+    """A table, where swaps take no time."""
+
+    def swap_seconds(self, blocks: int) -> float:
+        return 0.0
+
+
+def test_a_term_of_its_own_kernel_adds_to_every_answer() -> None:
+    base = Roofline(WHERE)
+    term = CostTerm("norms", "norms", "bandwidth", Totals(token=1e-6, sequence=1e-5, step=1e-4))
+    more = Table(WHERE, (*base.terms, term))
+    added = 150 * 1e-6 + 32 * 1e-5 + 1e-4
+    assert more.step_seconds(STEP) - base.step_seconds(STEP) == pytest.approx(added)
+    decodes = more.decode_seconds(30, 9000) - base.decode_seconds(30, 9000)
+    assert decodes == pytest.approx(30 * 1e-6 + 30 * 1e-5 + 1e-4)
+    again = more.recompute_seconds(777) - base.recompute_seconds(777)
+    assert again == pytest.approx(777e-6 + 1e-5 + 1e-4)
+    told = {term.name: term.seconds for term in more.explain(STEP).terms}
+    assert told["norms"] == pytest.approx(added)
+    assert more.explain(STEP).seconds == pytest.approx(more.step_seconds(STEP))
+    # A step that computes nothing does not pay for it.
+    assert more.step_seconds(plan()) == base.step_seconds(plan())
+
+
+@pytest.mark.parametrize("decodes", [1, 30, 2000])
+def test_terms_of_one_resource_add_up_and_the_longest_resource_counts(decodes: int) -> None:
+    base = Roofline(WHERE)
+    term = CostTerm("products", "activations", "bandwidth", Totals(token=2e-6))
+    more = Table(WHERE, (*base.terms, term))
+    step = plan(decodes=decodes, context=1000 * decodes)
+    compute, weights = (entry.of(Totals(decodes, decodes, step=1)) for entry in base.terms[:2])
+    found = more.decode_seconds(decodes, 1000 * decodes) - base.decode_seconds(
+        decodes, 1000 * decodes
+    )
+    reading = weights + decodes * 2e-6
+    assert found == pytest.approx(max(compute, reading) - max(compute, weights), abs=1e-15)
+    names = {term.name for term in more.explain(step).terms}
+    products = {"matrix products"} if compute > reading else {"weights", "activations"}
+    assert names & {"matrix products", "weights", "activations"} == products
+    assert more.explain(step).seconds == pytest.approx(more.step_seconds(step), rel=1e-12)
+
+
+def test_a_term_of_the_host_is_hidden_like_the_others() -> None:
+    base = Roofline(WHERE)
+    term = CostTerm("tokenizer", "tokenizer", "host", Totals(sequence=1e-3))
+    more = Table(WHERE, (*base.terms, term))
+    step = plan(decodes=30, context=9000)
+    step.ahead = True
+    stack = Stack()
+    step_host = 1e-3 * stack.host_step_ms
+    host = 30 * (1e-3 + 1e-6 * stack.host_request_us) + step_host
+    gpu = sum(t.seconds for t in more.explain(step).terms if t.bound != "host")
+    assert host > gpu
+    assert more.step_seconds(step) == pytest.approx(host)
+    assert more.explain(step).seconds == pytest.approx(host)
+    assert more.step_seconds(plan()) == base.step_seconds(plan()) == step_host
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("total", Totals._fields)
+@pytest.mark.parametrize("bound", ["host", "compute"])
+def test_a_term_may_grow_with_any_total(bound: Bound, total: str, ahead: bool) -> None:
+    """All answers for a step hold for its decodes and for async scheduling as well."""
+    where = replica("mixtral-8x7b", "h100", tensor_parallel=2)
+    base = Roofline(where)
+    term = CostTerm("new", "new", bound, Totals(**{total: 1.0}))
+    more = Table(where, (*base.terms, term), unchosen=0.75)
+    for step in (plan(100, (50, 20), decodes=30, context=900), plan(decodes=3, context=90)):
+        step.ahead = ahead
+        assert more.explain(step).seconds == pytest.approx(more.step_seconds(step), rel=1e-12)
+
+
+def test_what_decodes_read_can_overlap_nothing_that_grows_otherwise() -> None:
+    """The fast path of decodes tells it from all else, which does not change with every step."""
+    term = CostTerm("decodes", "sampling", "compute", Totals(sequence=1e-6))
+    with pytest.raises(ValueError, match="can overlap nothing else"):
+        Table(WHERE, (*Roofline(WHERE).terms, term))
+
+
+@pytest.mark.parametrize("stack", [Stack(), Stack(launch_us=200.0, layer_us=0.0)])
+def test_many_steps_at_once_take_as_long_as_each(stack: Stack) -> None:
+    cost = Roofline(replica("mixtral-8x7b", "a100-80gb", tensor_parallel=2), stack=stack)
+    steps = [
+        plan(100, (50, 20), decodes=30, context=9000),
+        plan(8192),
+        plan(decodes=1, context=1),
+        plan(decodes=256, context=500_000),
+    ]
+    rows = [
+        (
+            *(one.prefill_tokens + one.decode_count, len(one.chunks) + one.decode_count),
+            *(one.prefill_pairs, one.prefill_context - one.prefill_tokens, one.decode_context, 1),
+        )
+        for one in steps
+    ]
+    found = cost.seconds_of(np.array(rows, dtype=float)).tolist()
+    assert found == pytest.approx([cost.step_seconds(one) for one in steps], rel=1e-12)

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Policy, Request, Scheduler, ServerState
-from pagedsim.core.policy import RankChanges
+from pagedsim.core import Policy, Scheduler
+from tests.core.odd_policies import ShortestRemaining
 from tests.sim.harness import Constant, Jobs, run
 
 STEP = 0.01
@@ -27,17 +27,6 @@ LONG_PART = (TOKENS - SHORT) / (LONG - SHORT)
 SEEDS = range(12)
 T_999 = 4.437
 """Student's t for 11 degrees of freedom, both sides, 99.9 %."""
-
-
-class ShortestRemaining(Policy):
-    """Preemptive: the request with the least remaining work runs."""
-
-    rank_changes: RankChanges = "while running"
-    displacing = True
-
-    def rank(self, request: Request, state: ServerState) -> float:
-        assert request.predicted_len is not None
-        return request.predicted_len - request.generated
 
 
 def one_at_a_time(policy: Policy | str = "fcfs") -> Scheduler:
@@ -81,10 +70,7 @@ SQUARES = {
 @pytest.mark.parametrize(
     ("outputs", "load", "count"),
     [
-        ("fixed", 0.7, 2500),
-        ("short or long", 0.5, 3500),
-        pytest.param("fixed", 0.5, 2500, marks=pytest.mark.slow),
-        pytest.param("geometric", 0.5, 2500, marks=pytest.mark.slow),
+        ("fixed", 0.5, 1000),
         pytest.param("geometric", 0.7, 2500, marks=pytest.mark.slow),
         pytest.param("short or long", 0.7, 30_000, marks=pytest.mark.slow),
     ],
@@ -100,11 +86,11 @@ def test_waiting_time_is_pollaczek_and_khinchines(outputs: str, load: float, cou
     assert half_width < 0.3 * expected, "an interval so wide says nothing"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_shortest_remaining_first_has_the_least_mean(seed: int) -> None:
     work = jobs(seed, 0.8, "geometric", count=1000)
     means = {}
-    for name, policy in (("fcfs", "fcfs"), ("srpt", ShortestRemaining())):
+    for name, policy in (("fcfs", "fcfs"), ("srpt", ShortestRemaining(displace=True))):
         requests, _ = run(one_at_a_time(policy), work, Constant(STEP))
         means[name] = float(
             np.mean(requests["finished"].to_numpy() - requests["arrival"].to_numpy())

@@ -11,7 +11,7 @@ import pytest
 from pagedsim.build import make_memory, make_preemption, make_scheduler
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.workload import Sessions, Workload, agents, chat_sessions
-from tests.sim.harness import Affine, Constant, content, run
+from tests.sim.harness import Constant, run
 
 FIXED = {"shape": "fixed", "prompt": 8, "output": 4}
 
@@ -80,13 +80,6 @@ def test_each_user_has_one_session_at_a_time() -> None:
     assert arrival[5] == finished[4]
 
 
-def test_requests_are_queued_when_they_have_come_their_way() -> None:
-    made = chat_sessions(sessions=1, arrivals="burst", turns=2, think=1, lengths=FIXED)
-    requests = served(made, way=0.25)
-    assert requests["arrival"].to_pylist() == [0.0, 5.25]
-    assert requests["scheduled"].to_pylist() == [0.25, 5.5]
-
-
 def test_a_session_continues_after_a_rejected_turn() -> None:
     turns = Sessions([0, 0], [1, 2], [[], [0]], [0, 1])
     made = Workload.of([0.0, 0.0], [4000, 4], 4, turns=turns)
@@ -105,7 +98,7 @@ class Checked(Constant):
         return super().step_seconds(plan)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_tight_memory_breaks_no_invariant_and_all_requests_are_served(seed: int) -> None:
     """Also where requests lose their memory, or have it swapped, before their answer is over."""
     lengths = {"shape": "uniform", "prompt_min": 1, "prompt_max": 20, "output_min": 1}
@@ -132,17 +125,3 @@ def test_tight_memory_breaks_no_invariant_and_all_requests_are_served(seed: int)
         requests = served(made, scheduler=tight, cost=cost, fast_forward=False)
         assert set(requests["state"].to_pylist()) == {"finished"}
         assert sum(requests["cached_tokens"].to_pylist()) > 0
-
-
-@pytest.mark.parametrize("arrivals", ["poisson", "closed", "burst"])
-def test_fast_forward_leaves_no_trace(arrivals: str) -> None:
-    made = chat_sessions(
-        sessions=20, arrivals=arrivals, rate=0.2, turns={"shape": "geometric", "mean": 3},
-        think={"shape": "exponential", "mean": 2}, lengths="alpaca", max_len=250,
-        users=3 if arrivals == "closed" else None,
-    )  # fmt: skip
-    tables = [
-        run(scheduler(128), made, Affine(), fast_forward=fast)  # type: ignore[arg-type]
-        for fast in (True, False)
-    ]
-    assert [content(table) for table in tables[0]] == [content(table) for table in tables[1]]

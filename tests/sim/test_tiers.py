@@ -23,7 +23,7 @@ from pagedsim.sim.tiering import TierSpec
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
 from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
-from tests.sim.harness import Affine, Constant, Jobs, content, run
+from tests.sim.harness import Constant, Jobs, content, run
 from tests.sim.shapes import replica
 
 SECOND = Way(latency=0.0, block=1.0)
@@ -177,28 +177,6 @@ def test_what_is_swapped_beyond_the_cpu_takes_the_disk_s_time_as_well() -> None:
     assert narrow["end"] - narrow["start"] == 1.0 + (blocks - 1)  # the disk is the slower one
 
 
-@pytest.mark.parametrize("write", ["evicted", "through"])
-def test_gliding_over_quiet_steps_writes_the_same_tables(write: str) -> None:
-    random = Random(7)
-    texts = [random.randrange(12) for _ in range(120)]
-    rows = [(0.7 * i, 9 + 4 * (text % 5), 3 + i % 40) for i, text in enumerate(texts)]
-
-    def tables(fast_forward: bool) -> list[Any]:
-        way = Way(0.01, 0.02)
-        levels = [Level(Tier(name, 24), Link(way, way)) for name in ("cpu", "disk")]
-        memory = TieredMemory(40, 4, [level.tier for level in levels], write)
-        scheduler = make_scheduler(memory=memory, preemption="swap", max_seqs=6)
-        jobs = Texts(rows, texts=texts)
-        both = run(scheduler, jobs, Affine(), tiers=Tiers(levels), fast_forward=fast_forward)
-        scheduler.check()
-        assert sum(both[1]["loaded_cpu"].to_pylist()) > 0
-        quiet = [row for row in both[1].to_pylist() if not row["prefill_tokens"]]
-        assert sum(row["written_cpu"] for row in quiet) > 0
-        return [content(table) for table in both]
-
-    assert tables(True) == tables(False)
-
-
 def test_replicas_that_share_a_tier_live_in_one_time() -> None:
     """What one has written the other finds from then on, and not before."""
     times, texts = (0, 1, 30, 31, 60, 61, 90, 91), [1, 2, 3, 4, 2, 1, 5, 6]
@@ -273,11 +251,8 @@ def test_replicas_of_a_fleet_may_share_a_pool(tmp_path: Path) -> None:
         ("memory.tiers.cpu.read_gb_s=0", "memory.tiers.cpu.read_gb_s=0: must be a number above 0"),
         ("+memory.tiers.cpu.gb=1", "memory.tiers.cpu.gb: no such setting of a tier"),
         ("memory.tiers=4", "memory.tiers=4: must be a mapping of names to settings"),
-        ("memory.tiers.cpu=4", "memory.tiers.cpu=4: must be a mapping of settings, or null"),
         ("memory.load=cheap", "memory.load=cheap: unknown; did you mean 'cheaper'?"),
-        ("memory.write=true", "memory.write=True: unknown; choose from evicted, through"),
         ("memory.layerwise=1", "memory.layerwise=1: must be true or false"),
-        ("memory.spill=1", "memory.spill=1: must be true or false"),
         ("+memory.cpu_blocks=9", "memory.cpu_blocks=9: memory.kind=tiered swaps to its tiers"),
         ("memory.tiers.cpu.gib=0", "memory.tiers: must have at least one with gib or blocks"),
     ],

@@ -1,17 +1,22 @@
-"""Examples that can be worked out on paper, with the numbers that are printed for them."""
+"""Examples that can be worked out on paper, estimates of steps, and the products of a step."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pagedsim.core import StepPlan
 from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
-from pagedsim.sim.cost.work import Work
+from pagedsim.sim.cost.base import step
+from pagedsim.sim.cost.work import step_work
+from pagedsim.sim.estimate import bound_of, changes, estimate, timed, with_cache, without_cache
 from pagedsim.sim.hardware import GIB, Hardware
-from pagedsim.sim.model import ModelShape
+from pagedsim.sim.products import Product, products
 from pagedsim.sim.replica import Replica
-from tests.sim.shapes import hardware, ideal_stack, model, plan, replica
+from tests.sim.shapes import MODELS, hardware, ideal_stack, model, plan, replica
 
 
 def ideal(where: Replica, **settings: float) -> Roofline:
@@ -29,6 +34,9 @@ SEVEN_BILLION = Replica(replace(model("llama-2-7b"), params=7e9), hardware("a10"
 
 def test_prefill_of_350_tokens_on_a10_takes_39_ms_and_computes() -> None:
     cost = ideal(SEVEN_BILLION)
+    told = estimate(cost, step(350))
+    assert told.products[0].bound == "compute"
+    assert bound_of(told.breakdown) == ("compute", "matrix products")
     explained = cost.explain(plan(350))
     assert explained.bound == "compute"
     assert explained.dominant.name == "matrix products"
@@ -47,11 +55,9 @@ def test_a_decode_step_on_a10_takes_23_ms_and_reads() -> None:
     explained = cost.explain(plan(decodes=1, context=1))
     assert str(explained) == "decode: 23.3 ms, bandwidth-bound (weights 100 %)"
     assert explained.mbu(SEVEN_BILLION.hardware) == pytest.approx(1.0)
-
-
-def test_a_decode_step_explains_itself() -> None:
-    cost = ideal(SEVEN_BILLION, host_step_ms=0.25)
-    explained = cost.explain(plan(decodes=1, context=800))
+    told = estimate(cost, step(decodes=1, context=1))
+    assert (told.products[0].bound, round(told.tokens_per_s)) == ("bandwidth", 43)
+    explained = ideal(SEVEN_BILLION, host_step_ms=0.25).explain(plan(decodes=1, context=800))
     assert str(explained) == "decode: 24.3 ms, bandwidth-bound (weights 96 %, KV 3 %, host 1 %)"
 
 
@@ -69,49 +75,13 @@ def test_kv_bytes_of_a_token(name: str, expected: int) -> None:
     assert model(name).kv_bytes_per_token == expected
 
 
-def test_4096_tokens_of_llama_2_7b_take_2_gib() -> None:
-    assert 4096 * model("llama-2-7b").kv_bytes_per_token == 2 * GIB
-
-
-def test_grouped_queries_scale_kv_bytes_by_kv_heads_over_heads() -> None:
-    grouped = model("llama-3.1-8b")
-    full = replace(grouped, kv_heads=grouped.heads)
-    assert grouped.kv_bytes_per_token == full.kv_bytes_per_token * 8 / 32
-
-
-def test_14_gb_in_14_ms_at_2_tb_a_second_use_half_of_the_bandwidth() -> None:
-    gpu = Hardware("two", memory_gib=80, bandwidth_gb_s=2000, fp16_tflops=312, pcie_gb_s=32)
-    assert Work(flop=0.0, bytes=14e9).mbu(0.014, gpu) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(("m", "bound"), [(32, "bandwidth"), (4096, "compute")])
-def test_a_product_of_7168_squared_crosses_the_roofline(m: int, bound: str) -> None:
-    gpu = Hardware("fast", memory_gib=80, bandwidth_gb_s=2000, fp16_tflops=376, pcie_gb_s=32)
-    cost = ideal(Replica(replace(model("llama-2-7b"), params=7168**2), gpu))
-    (product,) = (term for term in cost.explain(plan(decodes=m)).terms if term.seconds)
-    computing, reading = 2 * m * 7168 * 7168 / 376e12, 2 * 7168 * 7168 / 2e12
-    assert product.bound == bound
-    assert product.seconds == pytest.approx(max(computing, reading))
-
-
 def test_kv_memory_is_utilisation_of_total_less_weights_and_activations() -> None:
     where = replica("llama-2-7b", "a100-80gb")
     found = capacity(where, gpu_memory_utilization=0.9, reserved_gib=1.0)
     left = 0.9 * 79.25 * GIB - 2 * where.model.weight_params - found.activation_bytes - GIB
     assert found.kv_bytes == pytest.approx(left)
     assert found.blocks == left // (512 * 1024 * 16)
-
-
-def test_blocks_on_the_cpu_are_what_its_memory_holds() -> None:
-    where = replica("llama-2-7b", "a100-80gb")
     assert cpu_blocks(where, 4.0) == 4 * GIB // (512 * 1024 * 16)
-    assert cpu_blocks(where, 4.0) * where.block_bytes <= 4 * GIB
-
-
-def test_opt_13b_has_26_gb_of_weights_and_15728_slots_in_12_gib() -> None:
-    where = replica("opt-13b", "a100-40gb")
-    assert where.weight_bytes == pytest.approx(26e9, rel=0.02)
-    assert int(12 * GIB / where.kv_bytes_per_token) == 15_728
 
 
 @pytest.mark.parametrize(
@@ -149,6 +119,166 @@ def test_swapping_a_thousand_tokens_against_recomputing_them(
     assert 1e3 * prices.recompute_seconds(1024) == pytest.approx(recompute, rel=0.03)
 
 
-def test_shapes_need_no_more_than_a_dozen_numbers() -> None:
-    shape = ModelShape("mine", 32, 4096, 32, 32, 128, 11008, 32000, 4096)
-    assert shape.weight_params == 6_738_415_616
+# -- estimates -------------------------------------------------------------------------------------
+
+
+def test_14_gb_in_14_ms_at_2_tb_a_second_use_half_of_the_bandwidth() -> None:
+    gpu = Hardware("two", memory_gib=80, bandwidth_gb_s=2000, fp16_tflops=312, pcie_gb_s=32)
+    where = Replica(SEVEN_BILLION.model, gpu)
+    told = estimate(ideal(where, bandwidth_efficiency=0.5), step(decodes=1, context=0)).breakdown
+    assert 1e3 * told.seconds == pytest.approx(14)
+    assert told.mbu(gpu) == pytest.approx(0.5)
+
+
+def test_a_product_of_7168_squared_crosses_the_roofline_at_188() -> None:
+    """376 TFLOP/s over 2 TB/s: so many FLOP a byte, and with 16 bits so many rows."""
+    gpu = Hardware("fast", memory_gib=80, bandwidth_gb_s=2000, fp16_tflops=376, pcie_gb_s=32)
+    cost = ideal(Replica(replace(model("llama-2-7b"), params=7168**2), gpu))
+
+    def bound(rows: int) -> str:
+        return timed(cost, step(decodes=rows, context=0))[0].bound
+
+    assert (bound(32), bound(4096)) == ("bandwidth", "compute")
+    assert changes(bound, 4096) == [(1, "bandwidth"), (188, "compute")]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_products_alone_take_what_the_terms_of_the_step_do(name: str) -> None:
+    """The step overlaps computing and reading of all products with weights; each alone less."""
+    gpus = 8 if name == "deepseek-v3" else 1
+    cost = Roofline(replica(name, "h200", tensor_parallel=gpus))
+    for one in (step(1000), step(decodes=16, context=16_000)):
+        found = [each for each in timed(cost, one) if not each.product.attention]
+        computing = sum(each.computing for each in found)
+        reading = sum(each.reading for each in found)
+        terms = {term.name: term.seconds for term in cost.explain(one).terms}
+        longest = terms.get("matrix products", terms.get("weights"))
+        assert longest == pytest.approx(max(computing, reading))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (lambda n: n > 20, [(1, False), (21, True)]),
+        (lambda n: n > 1, [(1, False), (2, True)]),
+        (lambda n: n >= 100, [(1, False), (100, True)]),
+        (lambda n: min(n // 30, 2), [(1, 0), (30, 1), (60, 2)]),
+        (lambda _: "same", [(1, "same")]),
+        (lambda n: min(n, 2), [(1, 1), (2, 2)]),
+    ],
+)
+def test_changes_are_found_where_they_are(sizes: object, expected: list[object]) -> None:
+    assert callable(sizes)
+    assert changes(sizes, 100) == expected
+
+
+def test_changes_are_those_that_a_walk_over_all_sizes_finds() -> None:
+    cost = Roofline(replica("deepseek-v3", "h200", tensor_parallel=8))
+
+    def bound(size: int) -> object:
+        return bound_of(cost.explain(step(size)))
+
+    walked = [(n, bound(n)) for n in range(1, 2049) if n == 1 or bound(n) != bound(n - 1)]
+    assert changes(bound, 2048) == walked
+    assert len(walked) == 3  # all-reduce, weights, products
+
+
+def test_a_kv_cache_saves_all_but_the_last_token_of_each_prefill() -> None:
+    cost = ideal(SEVEN_BILLION)
+    kept, again = (way(cost, 100, 4, False) for way in (with_cache, without_cache))
+    pair = 4 * 32 * 32 * 128
+    assert kept.flop == 2 * 7e9 * (100 + 3) + pair * (100 * 101 // 2 + 101 + 102 + 103)
+    lengths = (100, 101, 102, 103)
+    assert again.flop == sum(2 * 7e9 * n + pair * n * (n + 1) // 2 for n in lengths)
+    assert kept.seconds == pytest.approx(
+        cost.recompute_seconds(100) + sum(cost.decode_seconds(1, n) for n in (101, 102, 103))
+    )
+    assert again.seconds == pytest.approx(sum(map(cost.recompute_seconds, lengths)))
+
+
+# -- products of a step ----------------------------------------------------------------------------
+
+
+def by_name(where: Replica, plan: StepPlan) -> dict[str, Product]:
+    return {one.name: one for one in products(where, plan)}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [(name, n) for name in MODELS for n in (1, 8) if n == 1 or not model(name).kv_heads % n],
+)
+def test_they_add_up_to_the_work_of_the_step(name: str, gpus: int) -> None:
+    where = replica(name, "h200", tensor_parallel=gpus)
+    for one in (
+        plan(1000),
+        plan(decodes=32, context=64_000),
+        plan((500, 100), 40, decodes=3, context=100),
+    ):
+        found, work = products(where, one), step_work(where, one)
+        assert sum(product.flop for product in found) == pytest.approx(work.flop, rel=1e-12)
+        assert sum(product.bytes for product in found) == pytest.approx(work.bytes, rel=1e-12)
+    assert products(where, plan()) == []
+
+
+def test_a_decode_of_llama_2_7b_product_by_product() -> None:
+    """2 M K N FLOP each, and the weights once: 4096 × 12288, 4096 × 4096, and the MLP."""
+    found = by_name(replica("llama-2-7b", "a10"), step(decodes=16, context=16 * 1000))
+    shapes = {name: (one.rows, one.inputs, one.outputs, one.times) for name, one in found.items()}
+    assert shapes == {
+        "QKV": (16, 4096, 3 * 4096, 32),
+        "output": (16, 4096, 4096, 32),
+        "up": (16, 4096, 2 * 11008, 32),
+        "down": (16, 11008, 4096, 32),
+        "LM head": (16, 4096, 32000, 1),
+        "scores": (1, 128, 1000, 32 * 32 * 16),
+        "values": (1, 1000, 128, 32 * 32 * 16),
+    }
+    for name, one in found.items():
+        assert one.inputs is not None
+        assert one.outputs is not None
+        assert one.flop == 2 * one.rows * one.inputs * one.outputs * one.times, name
+    assert found["QKV"].bytes == 2 * 4096 * 3 * 4096 * 32
+    assert found["scores"].bytes + found["values"].bytes == 16 * 1000 * 512 * 1024
+
+
+def test_heads_that_share_keys_and_values_meet_them_together() -> None:
+    found = by_name(replica("llama-3.1-8b", "h100"), step(decodes=2, context=200))
+    scores = found["scores"]
+    assert (scores.rows, scores.inputs, scores.outputs, scores.times) == (4, 128, 100, 32 * 8 * 2)
+    assert scores.flop == 2 * 4 * 128 * 100 * scores.times
+    assert found["QKV"].outputs == (32 + 2 * 8) * 128
+
+
+def test_a_prompt_attends_to_half_of_the_square_and_reads_nothing_back() -> None:
+    found = by_name(replica("llama-2-7b", "a10"), step(350))
+    assert found["scores"].flop == 2 * 32 * 32 * 128 * (350 * 351 // 2)
+    assert found["scores"].bytes == found["values"].bytes == 0.0
+    assert found["LM head"].rows == 1
+
+
+def test_experts_are_those_that_some_token_chooses() -> None:
+    where = replica("mixtral-8x7b", "h200")
+    one, many = (by_name(where, step(decodes=n, context=n)) for n in (1, 64))
+    assert one["expert up"].times == pytest.approx(32 * 2)
+    assert one["expert up"].rows == pytest.approx(1)
+    assert many["expert up"].times == pytest.approx(32 * 8, rel=1e-3)
+    assert many["expert up"].rows == pytest.approx(64 * 2 / 8, rel=1e-3)
+    assert one["router"].outputs == 8
+
+
+def test_a_compressed_vector_is_read_once_for_keys_and_values() -> None:
+    found = by_name(replica("deepseek-v3", "h200", tensor_parallel=8), step(decodes=4, context=400))
+    scores, values = found["scores"], found["values"]
+    assert (scores.rows, scores.inputs, scores.outputs) == (128, 512 + 64, 100)
+    assert (values.rows, values.inputs, values.outputs) == (128, 100, 512)
+    assert (scores.bytes, values.bytes) == (400 * 576 * 2 * 61, 0.0)
+    assert found["shared up"].times == 58
+    assert found["up"].times == 3
+
+
+def test_weights_that_are_only_a_number_are_one_product() -> None:
+    where = Replica(replace(model("llama-2-7b"), params=7e9), hardware("a10"))
+    found = by_name(where, step(350))
+    assert found["all weights"].flop == 350 * 2 * 7e9
+    assert found["all weights"].bytes == 14e9
+    assert found["all weights"].inputs is None

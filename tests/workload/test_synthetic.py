@@ -1,13 +1,28 @@
-"""Synthetic workloads: bounds, labels, prefixes, mixes, and streams that leave each other alone."""
+"""Synthetic workloads: bounds, labels, prefixes, mixes, stages, and streams of their own."""
 
+from __future__ import annotations
+
+import re
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, Request
-from pagedsim.workload import Poisson, Workload, mix, synthetic
+from pagedsim.workload import (
+    BlockPrompts,
+    Poisson,
+    PrefixedPrompts,
+    Workload,
+    mix,
+    shared_prefix,
+    synthetic,
+)
+from pagedsim.workload.merge import Source, merge
 
 TINY: dict[str, Any] = {"lengths": {"shape": "fixed", "prompt": 64, "output": 8}}
 COLUMNS = (
@@ -101,15 +116,9 @@ def test_burst_and_closed_loop() -> None:
 
 def test_requests_carry_their_columns() -> None:
     made = synthetic(
-        requests=3,
-        arrivals=Poisson(1.0),
-        priority=2,
-        client="me",
-        deadline=1.5,
-        **TINY,
+        requests=3, arrivals=Poisson(1.0), priority=2, client="me", deadline=1.5, **TINY
     )
-    requests = list(made.requests())
-    for row, (request, output) in enumerate(requests):
+    for row, (request, output) in enumerate(made.requests()):
         assert isinstance(request, Request)
         assert (request.id, request.prompt_len, output) == (row, 64, 8)
         assert request.arrival == made.arrival[row]
@@ -215,6 +224,9 @@ def test_a_mix_merges_its_classes_by_arrival() -> None:
     assert made.rate == pytest.approx(4.0, rel=0.15)
     assert set(made.priority[chat].tolist()) == {0} and set(made.priority[~chat].tolist()) == {1}
     assert made.prompt_len[chat].mean() < 30 < made.prompt_len[~chat].mean()
+    scaled = chat_and_batch(rate=40.0)  # together
+    assert scaled.rate == pytest.approx(40.0, rel=0.15)
+    assert (scaled.client == 1).mean() == pytest.approx(0.75, abs=0.06)
 
 
 def test_changing_one_class_leaves_the_others() -> None:
@@ -231,12 +243,6 @@ def test_more_of_a_mix_begins_with_the_fewer() -> None:
     assert few.arrival.tolist() == many.arrival[:100].tolist()
     assert few.output_len.tolist() == many.output_len[:100].tolist()
     assert chat_and_batch(requests=None, duration=20.0).duration < 20
-
-
-def test_a_mix_scales_its_rates_together() -> None:
-    made = chat_and_batch(rate=40.0)
-    assert made.rate == pytest.approx(40.0, rel=0.15)
-    assert (made.client == 1).mean() == pytest.approx(0.75, abs=0.06)
 
 
 def test_a_burst_in_a_mix_begins_when_it_is_told() -> None:
@@ -291,12 +297,9 @@ def test_a_workload_of_arrays() -> None:
         (([0, float("inf")], 1, 1), "arrival=inf: must be from 0 to"),
         (([0], [0], 1), "prompt_len=0 in row 0: must be at least 1"),
         (([0, 1], [1, 2, 3], 1), "prompt_len: 3 values for 2 requests"),
-        (([0], [5.9], [1.7]), "prompt_len=5.9 in row 0: must be a whole number"),
         (([0, 1], 5, [1, float("nan")]), "output_len=nan in row 1: must be a whole number"),
         (([0, 1], [5, 2**32 + 5], 1), "prompt_len=4294967301 in row 1: must be a whole number"),
         (([0], 2**70, 1), "prompt_len: must be numbers"),
-        (([0], "many", 1), "prompt_len: must be numbers"),
-        ((["noon"], 1, 1), "arrival: must be numbers"),
     ],
 )
 def test_a_workload_of_bad_arrays_is_refused(columns: Any, message: str) -> None:
@@ -318,29 +321,17 @@ CHAT: dict[str, Any] = {"rate": 1.0, **TINY}
     ("settings", "message"),
     [
         ({}, "needs requests= or duration="),
-        ({"requests": 0}, "requests=0: must be a whole number from 1 to"),
         ({"requests": 5, "rate": -2}, "rate=-2: must be a number above 0"),
-        ({"requests": 5, "rate": None}, "rate: must be given, for arrivals=poisson"),
         ({"duration": 5.0, "arrivals": "burst"}, "needs requests=, since it has no rate"),
         ({"duration": 1e-9}, "duration=1e-09: no request arrives in that time"),
         ({"requests": 5, "max_len": 1}, "max_len=1: must be a whole number from 2 to"),
         ({"requests": 5, "priority": {0: 0.5, 1: 0.6}}, "priority: the probabilities sum to 1.1"),
-        (
-            {"requests": 5, "priority": {"high": 1.0}},
-            "priority.high: a priority must be a finite number",
-        ),
         ({"requests": 5, "priority": {"nan": 1.0}}, "priority.nan: a priority must be a finite"),
-        ({"requests": 5, "priority": "high"}, "priority='high': must be a number"),
         (
             {"requests": 5, "client": {"a": -1, "b": 2}},
             "client.a=-1: must be a number of at least",
         ),
         ({"requests": 5, "deadline": 0}, "deadline=0: must be a number above 0"),
-        ({"requests": 5, "prefixes": {"tokens": 0}}, "prefixes.tokens=0: must be"),
-        (
-            {"requests": 5, "prefixes": {"tokens": 9, "share": 2}},
-            "prefixes.share=2: must be a number from 0",
-        ),
         ({"requests": 5, "prefixes": {"token": 9}}, "did you mean 'tokens'"),
         ({"requests": 5, "max_len": 64, "prefixes": {"tokens": 63}}, "must leave room"),
         ({"requests": 5, "rate": 10**400}, ": must be a number above 0"),
@@ -348,17 +339,14 @@ CHAT: dict[str, Any] = {"rate": 1.0, **TINY}
             {"requests": 5, "rate": 1e-320},
             "rate=9.99989e-321: the last request would arrive at inf s",
         ),
-        ({"requests": 5, "max_len": 3 * 10**9}, "max_len=3000000000: must be a whole number from"),
         ({"requests": 10**12}, "requests=1000000000000: must be a whole number from 1"),
         ({"duration": 1e30}, "duration=1e+30: at 1 requests/s these are 1e+30: must be at most"),
         ({"requests": 5, "seed": "x"}, "seed='x': must be a whole number of at least 0"),
         ({"requests": 5, "n": 0}, "n=0: must be a whole number from 1 to 1024"),
-        ({"requests": 5, "n": 2.0}, "n=2.0: must be a whole number from 1 to 1024"),
-        ({"requests": 5, "beam": 0}, "beam=0: must be a whole number from 1 to 1024"),
         ({"requests": 5, "n": 2, "beam": 4}, "n=2 and beam=4: set one of them"),
     ],
 )
-def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         synthetic(**{**CHAT, **settings})
     assert message in str(error.value)
@@ -372,11 +360,6 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> 
         ({"classes": {"x": 5}}, "classes.x: 5: must be a mapping of settings"),
         ({"classes": {"x": {**CHAT, "n": 0}}}, "classes.x: n=0: must be a whole number"),
         ({"classes": {"x": {"rat": 1}}}, "classes.x: rat: no such setting of a class"),
-        ({"classes": {"x": {"rate": 0}}}, "classes.x: rate=0: must be a number above 0"),
-        (
-            {"classes": {"x": {"lengths": "y"}}},
-            "classes.x: rate: must be given, for arrivals=poi",
-        ),
         ({"classes": {"x": {"rate": 1, "client": {"a": 2}}}}, "classes.x: client: the probab"),
         ({"classes": {"x": {"arrivals": "closed", "users": 1}}}, "only for a workload of one"),
         (
@@ -390,3 +373,114 @@ def test_a_mix_that_cannot_work_is_refused(settings: dict[str, Any], message: st
     with pytest.raises(ConfigError) as error:
         mix(**{"requests": 10, **settings})
     assert message in str(error.value)
+
+
+# -- merged arrivals -------------------------------------------------------------------------------
+
+
+def every(gap: float, claimed: float, limit: int | None = None) -> Source:
+    """A source with an arrival each `gap` seconds that claims to have `claimed` a second."""
+
+    def times(count: int) -> NDArray[np.float64]:
+        return gap * np.arange(1, count + 1, dtype=np.float64)
+
+    return Source(times, claimed, limit=limit)
+
+
+def test_a_source_that_said_too_little_is_asked_again() -> None:
+    # A thousand times faster than it claims, so that its first draw ends long before the other.
+    fast, slow = every(0.001, 1.0), every(1.0, 1.0)
+    merged = merge([slow, fast], 5000, None)
+    assert merged.counts == (4, 4996)
+    assert merged.arrival[-1] == pytest.approx(4.996)
+    assert merge([slow, fast], None, 3.0005).counts == (3, 3000)
+    assert merge([every(0.001, 1.0)], None, 3.0005).counts == (3000,)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=4),
+    st.integers(1, 300),
+    st.one_of(st.none(), st.floats(0.5, 30)),
+)
+def test_the_merged_are_the_first_of_all(
+    gaps: list[tuple[float, float]], requests: int, duration: float | None
+) -> None:
+    sources = [every(gap, claimed) for gap, claimed in gaps]
+    first = np.sort(np.concatenate([source.times(requests) for source in sources]))[:requests]
+    if duration is not None:
+        first = first[first < duration]
+    if not len(first):
+        with pytest.raises(ConfigError, match="no request arrives in that time"):
+            merge(sources, requests, duration)
+        return
+    merged = merge(sources, requests, duration)
+    assert merged.arrival.tolist() == first.tolist()
+    assert sum(merged.counts) == len(first)
+    assert merged.join(merged.split()).tolist() == first.tolist()
+
+
+def test_sources_that_end_are_enough() -> None:
+    assert merge([every(1.0, 1.0, limit=3), every(2.0, 0.5, limit=2)], 100, None).counts == (3, 2)
+
+
+# -- rate stages -----------------------------------------------------------------------------------
+
+
+STAGES = [{"rate": 10, "seconds": 4}, {"rate": 50, "seconds": 2}]
+PROMPTS = {"groups": 6, "questions": 5, "prefix_len": 48, "question_len": 16, "output_len": 4}
+
+
+def made(**settings: Any) -> Any:
+    return shared_prefix(**{"stages": STAGES, "pause": 100, **PROMPTS, **settings})
+
+
+def test_stages_come_one_after_another_at_their_rates() -> None:
+    arrival = made(stages=[{"rate": 10, "seconds": 400}, {"rate": 50, "seconds": 80}]).arrival
+    assert len(arrival) == 8000 and arrival[4000] - arrival[3999] > 100
+    assert [np.ptp(arrival[:4000]), np.ptp(arrival[4000:])] == pytest.approx([400, 80], rel=0.06)
+
+
+def test_every_prompt_is_asked_once_a_round() -> None:
+    prompts = made().prompts
+    first, second = ([prompts[row] for row in range(at, at + 30)] for at in (0, 30))
+    assert len(set(first)) == 30 and first == second
+    assert len({prompt[:48] for prompt in first}) == 6 and len({p[48:] for p in first}) == 30
+
+
+def test_the_order_is_drawn_by_the_seed() -> None:
+    orders = [[made(seed=seed).prompts[row] for row in range(30)] for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stages": []}, "stages=[]: must be a list with at least one"),
+        ({"stages": [3]}, "stages.0=3: must be {rate, seconds}"),
+        ({"stages": [{"rate": 3}]}, "stages.0.seconds: must be given"),
+        ({"stages": [{"rate": 0, "seconds": 1}]}, "stages.0.rate=0: must be"),
+        ({"stages": [{"rate": 3, "seconds": 1, "n": 1}]}, "stages.0.n: no such setting"),
+        ({"stages": [{"rate": 1e6, "seconds": 1e6}]}, "stages.0: 1e+12 requests: must be at most"),
+        ({"pause": -1}, "pause=-1: must be"),
+        ({"groups": 0}, "groups=0: must be"),
+    ],
+)
+def test_stages_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        made(**settings)
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+def test_prefixed_prompts_share_their_prefix_and_nothing_else() -> None:
+    prefix, lengths = np.array([0, -1, 0], np.int32), np.array([40, 30, 20], np.int32)
+    prompts = PrefixedPrompts(prefix, np.array([32, 0, 32], np.int32), lengths)
+    assert [len(prompts[row]) for row in range(3)] == [40, 30, 20]
+    assert prompts[0][:16] == prompts[2][:16]  # the third is cut within its prefix
+    assert prompts[0][32:40] != prompts[1][:8]
+
+
+def test_pieces_are_plain_numbers() -> None:
+    prompts = BlockPrompts(np.arange(3), np.array([0, 3]), np.array([10], np.int32), 4)
+    assert repr(prompts[0][0:8]) == "((0, 0, 4), (1, 0, 4))"

@@ -33,35 +33,23 @@ def rows_with(row: int, text: str) -> str:
     ("row", "message"),
     [
         ("17.5,ten,10", ":18: num_prefill_tokens='ten': must be a whole number of tokens"),
-        ("17.5,10,", ":18: num_decode_tokens='': must be a whole number of tokens"),
         ("17.5,10,2.5", ":18: num_decode_tokens='2.5': must be a whole number of tokens"),
-        ("17.5,10,nan", ":18: num_decode_tokens='nan': must be a whole number of tokens"),
         ("17.5,10,inf", ":18: num_decode_tokens='inf': must be a whole number of tokens"),
-        ("17.5,10,9e99", ":18: num_decode_tokens='9e99': must be a whole number of tokens"),
         ("17.5,10,3000000000", ":18: num_decode_tokens=3000000000: must be at most 1073741823"),
         ("noon,10,10", ":18: arrived_at='noon': must be a finite number"),
-        ("nan,10,10", ":18: arrived_at='nan': must be a finite number"),
         ("1e999,10,10", ":18: arrived_at='1e999': must be a finite number"),
-        ("17_5,10,10", ":18: arrived_at='17_5': must be a finite number"),
         ("17.5,1_0,10", ":18: num_prefill_tokens='1_0': must be a whole number of tokens"),
         (f"17.5,{'9' * 5000},10", f":18: num_prefill_tokens='{'9' * 59}: must be a whole number"),
         ("-1,10,10", ":18: arrived_at is -1 s: must be from 0 to 1e+10 s"),
         ("1.7e12,10,10", ":18: arrived_at is 1.7e+12 s: must be from 0 to 1e+10 s"),
         ("16.25,10,10", ":18: arrived_at is 0.25 s before the row above: times must not decrease"),
         ("17.5,0,10", ":18: num_prefill_tokens=0: must be at least 1 (drop_empty=true leaves"),
-        ("17.5,10,-5", ":18: num_decode_tokens=-5: must be at least 1"),
-        ("17.5,10", ":18: 2 columns: must be 3, as in the header"),
         ("17.5,1,000,10", ":18: 4 columns: must be 3, as in the header"),
     ],
 )
 def test_one_bad_row(tmp_path: Path, row: str, message: str) -> None:
     path = written(tmp_path, rows_with(17, row))
     assert complaint(path).startswith(path + message)
-
-
-def test_lines_are_counted_with_the_blank_ones(tmp_path: Path) -> None:
-    path = written(tmp_path, PLAIN.replace("1.0,200", "\n\n1.0,x"))
-    assert ":5: num_prefill_tokens='x'" in complaint(path)
 
 
 def test_a_missing_column(tmp_path: Path) -> None:
@@ -111,7 +99,9 @@ def test_files_that_are_not_text(tmp_path: Path) -> None:
     assert "not a text file in UTF-8" in complaint(str(path))
 
 
-def test_lines_are_counted_with_those_inside_a_cell(tmp_path: Path) -> None:
+def test_lines_are_counted_with_blank_ones_and_those_inside_a_cell(tmp_path: Path) -> None:
+    path = written(tmp_path, PLAIN.replace("1.0,200", "\n\n1.0,x"))
+    assert ":5: num_prefill_tokens='x'" in complaint(path)
     text = 'a,arrived_at,num_prefill_tokens,num_decode_tokens\n"1\n2",0,5,5\n\n"3\n4",1,x,5\n'
     assert ":5: num_prefill_tokens='x'" in complaint(written(tmp_path, text))
     assert ":4: not CSV from here on: field larger" in complaint(
@@ -154,9 +144,8 @@ def test_azure_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "time", ["NaT", "", "7", "2023", "4314", "1700158550", "2023-11-16", "1.5", "20231116",
-             "2023-11-16 25:00:00", "2023-13-16 18:15:50", "2023-11-16 18:15:5x", "18:15:50",
-             "11/16/2023 18:15", "1500-11-16 18:15:50", "2400-11-16 18:15:50"],
+    "time", ["NaT", "", "1700158550", "2023-11-16", "20231116", "2023-11-16 25:00:00",
+             "2023-11-16 18:15:5x", "11/16/2023 18:15", "1500-11-16 18:15:50"],
 )  # fmt: skip
 def test_what_is_no_date_with_a_time(tmp_path: Path, time: str) -> None:
     path = written(tmp_path, AZURE_2023.replace("2023-11-16 18:15:50.9951690", time))
@@ -170,21 +159,16 @@ def test_what_is_no_date_with_a_time(tmp_path: Path, time: str) -> None:
     [
         ('"hash_ids": [0, 3]', '"hash": [0, 3]', ":2: no field 'hash_ids' (format mooncake)"),
         ("[0, 3]", '[0, "3"]', ':2: hash_ids=[0, "3"]: must be a list of whole numbers'),
-        ("[0, 3]", "7", ":2: hash_ids=7: must be a list of whole numbers"),
         ("[0, 3]", "[0]", ":2: hash_ids has 1 blocks, input_length=1000 tokens: must be one for"),
-        ("1000", '"many"', ':2: input_length="many": must be a whole number of tokens'),
         ("1000", "true", ":2: input_length=true: must be a whole number of tokens"),
         ("250", "null", ":2: timestamp=null: must be a number of milliseconds"),
-        ("250", "NaN", ":2: timestamp=NaN: must be a number of milliseconds"),
         ("250", "1" + "0" * 400, ":2: timestamp=1000000000"),
         ("250", "-250", ":2: timestamp is -0.25 s: must be from 0 to 1e+10 s"),
         ("1000", "1" + "0" * 20, ":2: input_length=100000000000000000000: must be a whole number"),
-        ("1000", "9" * 5000, ":2: not JSON: a number too long, or lists too deep"),
         ("[0, 3]", "[" * 100_000, ":2: not JSON: a number too long, or lists too deep"),
         ("250", "4000", ":3: timestamp is 1 s before the row above"),
         ("6,", "0,", ":2: output_length=0: must be at least 1"),
         ("[0, 3]}", "[0, 3]", ":2: not JSON: "),
-        ('{"timestamp": 250', '[{"timestamp": 250', ":2: not JSON: "),
     ],
 )
 def test_bad_mooncake_lines(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -228,7 +212,7 @@ def test_sharegpt_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert text.startswith("tokenizer=gpt2: needs tokenizers, which is not installed: pip ")
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "high", ""])
+@pytest.mark.parametrize("value", ["nan", "1e999", "high"])
 def test_priorities_of_a_file_are_finite_numbers(tmp_path: Path, value: str) -> None:
     text = f"arrived_at,num_prefill_tokens,num_decode_tokens,p\n0,5,5,1\n1,5,5,{value}\n"
     path = written(tmp_path, text)
@@ -241,7 +225,6 @@ def test_priorities_of_a_file_are_finite_numbers(tmp_path: Path, value: str) -> 
         (MOONCAKE, {"where": {"a": "b"}}, "where={'a': 'b'}: format mooncake has no use for it; "
          "formats that have: azure, burstgpt, lengths, plain"),
         (MOONCAKE, {"client_column": "who"}, "client_column=who: format mooncake has no use for"),
-        (MOONCAKE, {"priority_column": "p"}, "priority_column=p: format mooncake has no use for"),
         (MOONCAKE, {"tokenizer": "gpt2"}, "tokenizer=gpt2: format mooncake has no use for it; "
          "formats that have: sharegpt"),
         (PLAIN, {"tokenizer": len}, "tokenizer: format plain has no use for it"),
@@ -264,16 +247,11 @@ def test_settings_that_a_format_ignores(
         ({"rate": 2, "rate_scale": 2}, "set one of them"),
         ({"rate_scale": 2, "arrivals": "burst"}, "only with arrivals=trace"),
         ({"cv": 2}, "cv=2: a trace has its own arrivals"),
-        ({"arrivals": "poisson"}, "rate: must be given, for arrivals=poisson"),
-        ({"requests": 0}, "requests=0: must be a whole number of at least 1"),
-        ({"start": -1}, "start=-1: must be a number of at least 0"),
         ({"window": 0}, "window=0: must be a number above 0"),
-        ({"max_len": 1}, "max_len=1: must be a whole number from 2 to"),
         ({"rate": 1e-12}, "rate=1e-12: the last request would arrive at 3.5e+12 s: must be at"),
         ({"rate_scale": 1e-320}, "rate_scale=9.99989e-321: the last request would arrive at inf s"),
         ({"arrivals": "fixed", "rate": 1e-320}, "the last request would arrive at inf s: must be"),
         ({"sort": "yes"}, "sort='yes': must be true or false"),
-        ({"drop_empty": 7}, "drop_empty=7: must be true or false"),
         ({"client_column": 5}, "no column '5'"),
         ({"where": "red"}, "where='red': must be a mapping of columns to texts"),
         ({"where": {"colour": "red"}}, "no column 'colour'"),

@@ -20,7 +20,7 @@ from pagedsim.build import POLICIES, plugin_policies
 from pagedsim.core import ConfigError, Policy
 from pagedsim.run.runs import Runs
 from tests.conftest import Call
-from tests.metrics.standing import standing_of
+from tests.metrics.tables import standing_of
 from tests.run.studies import carried_out, command
 
 FEW = ("experiment=policy_zoo", "workload.requests=60", "seeds=2", "report=false")

@@ -6,34 +6,39 @@ byte, and 8 bytes a second go from replica to replica.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
 from pagedsim.core.errors import AnswerError
 from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.failures import ListedOutages, Outage
 from pagedsim.fleet.link import Network
-from pagedsim.fleet.replica import ReplicaHandle
 from policies.routing.router import Event, Move, Replica, Replicas, Router
 from policies.routing.simple import Central, RoundRobin
-from tests.fleet.fleets import Watching, whole
+from tests.fleet.fleets import NETWORK, Watching, server, whole
 from tests.sim.harness import Constant, Jobs
 
-NETWORK = Network(8e-9)
 APART = ("prefill", "decode", "decode")
 
 
-def scheduler(blocks: int = 64, **more: Any) -> Scheduler:
-    made = make_memory(blocks=blocks, block_size=4, cpu_blocks=16)
-    return make_scheduler(memory=made, **{"max_seqs": 4, "batching": "unified", **more})
+def draining(at: float, replica: int) -> Callable[[Dispatcher], None]:
+    """What drains a replica at that time."""
+
+    def begins(dispatcher: Dispatcher) -> None:
+        event = dispatcher.environment.at(at)
+        event.callbacks.append(lambda _: dispatcher.drain(dispatcher.replicas[replica]))
+
+    return begins
 
 
-def served(
+decoder = partial(server, max_seqs=4, batching="unified")
+
+
+def killed(
     deaths: dict[int, list[Outage]],
     rows: list[tuple[float, int, int]],
     schedulers: list[Scheduler] | None = None,
@@ -41,7 +46,7 @@ def served(
     router: Router | None = None,
     **more: Any,
 ) -> tuple[Dispatcher, list[dict[str, Any]]]:
-    schedulers = schedulers or [scheduler() for _ in roles]
+    schedulers = schedulers or [decoder() for _ in roles]
     dispatcher, recorder = whole(
         schedulers,
         Jobs(rows),
@@ -65,7 +70,7 @@ def served(
 def test_what_is_sent_to_a_replica_that_dies_is_sent_to_another() -> None:
     """On its way from 1 to 1.5, it is sent to replica 2 from 1.25 on, and decodes twice there."""
     router = Watching()
-    dispatcher, [row] = served({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], router=router)
+    dispatcher, [row] = killed({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], router=router)
     assert (row["replica"], row["first_token"], row["finished"]) == (2, 1.0, 3.75)
     assert dispatcher.retries[0] == 0
     assert router.seen[1:4] == [
@@ -78,7 +83,7 @@ def test_what_is_sent_to_a_replica_that_dies_is_sent_to_another() -> None:
 def test_or_it_is_computed_again_with_the_tokens_that_it_has() -> None:
     """From 1.25 to 2.25 it computes its prompt and the first token again, which gives the second;
     half a second and a byte later the last."""
-    dispatcher, [row] = served({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], on_receiver_death="recompute")
+    dispatcher, [row] = killed({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], on_receiver_death="recompute")
     assert (row["replica"], row["first_token"], row["finished"]) == (2, 1.0, 2.25 + 5 / 8 + 1.0)
     assert dispatcher.retries[0] == 1
 
@@ -86,29 +91,29 @@ def test_or_it_is_computed_again_with_the_tokens_that_it_has() -> None:
 @pytest.mark.parametrize("way", ["resend", "recompute"])
 def test_what_its_source_took_along_begins_anew(way: str) -> None:
     """The source is back at 2, and computes the prompt from then on."""
-    dispatcher, [row] = served({0: [(1.25, 0.75)]}, [(0.0, 4, 3)], on_receiver_death=way)
+    dispatcher, [row] = killed({0: [(1.25, 0.75)]}, [(0.0, 4, 3)], on_receiver_death=way)
     assert (row["first_token"], row["finished"]) == (3.0, 5.5)
     assert dispatcher.retries[0] == 1
 
 
 def test_both_ends_die() -> None:
-    dispatcher, [row] = served({0: [(1.25, 0.75)], 1: [(1.25, 9.0)]}, [(0.0, 4, 3)])
+    dispatcher, [row] = killed({0: [(1.25, 0.75)], 1: [(1.25, 9.0)]}, [(0.0, 4, 3)])
     assert (row["replica"], row["first_token"], row["finished"]) == (2, 3.0, 5.5)
     assert dispatcher.retries[0] == 1
 
 
 def test_a_source_that_dies_when_all_has_arrived_takes_nothing_along() -> None:
-    dispatcher, [row] = served({0: [(1.75, 9.0)]}, [(0.0, 4, 3)])
+    dispatcher, [row] = killed({0: [(1.75, 9.0)]}, [(0.0, 4, 3)])
     assert (row["first_token"], row["finished"]) == (1.0, 3.5)
     assert dispatcher.retries[0] == 0
 
 
 def test_a_request_waiting_for_memory_at_a_failed_replica_goes_elsewhere() -> None:
     """Request 0 has all memory of replica 1; request 1 waits for it from 1 on."""
-    schedulers = [scheduler(), scheduler(blocks=4), scheduler()]
+    schedulers = [decoder(), decoder(blocks=4), decoder()]
     rows = [(0.0, 8, 6), (0.0, 8, 3)]
     router = First()
-    dispatcher, [one, other] = served({1: [(3.25, 20.0)]}, rows, schedulers, router=router)
+    dispatcher, [one, other] = killed({1: [(3.25, 20.0)]}, rows, schedulers, router=router)
     # From the beginning: a step of prompt, a second on the way, decodes.
     assert (one["first_token"], dispatcher.retries[0]) == (4.25, 1)
     assert (other["finished"], dispatcher.retries[1]) == (3.25 + 1.0 + 2.0, 0)
@@ -126,23 +131,23 @@ class First(Router):
 
 def test_what_waits_for_a_seat_at_a_replica_that_dies_is_lost() -> None:
     """Its keys and values are there, and nowhere else."""
-    schedulers = [scheduler(), scheduler(max_seqs=1), scheduler()]
+    schedulers = [decoder(), decoder(max_seqs=1), decoder()]
     rows = [(0.0, 4, 9), (0.0, 4, 3)]
-    dispatcher, [_, other] = served({1: [(3.25, 20.0)]}, rows, schedulers, router=First())
+    dispatcher, [_, other] = killed({1: [(3.25, 20.0)]}, rows, schedulers, router=First())
     assert dispatcher.retries == {0: 1, 1: 1}
     assert other["first_token"] == 4.25
 
 
 def test_what_waits_for_a_replica_that_decodes_waits_until_one_is_back() -> None:
     roles = ("prefill", "decode")
-    dispatcher, [row] = served({1: [(0.5, 3.0)]}, [(0.0, 4, 3)], roles=roles)
+    dispatcher, [row] = killed({1: [(0.5, 3.0)]}, [(0.0, 4, 3)], roles=roles)
     assert (row["first_token"], row["finished"], dispatcher.retries[0]) == (1.0, 3.5 + 0.5 + 2.0, 0)
 
 
 def test_what_waits_for_a_replica_that_decodes_is_lost_with_its_source() -> None:
     roles = ("prefill", "decode")
     deaths = {0: [(2.0, 1.0)], 1: [(0.5, 5.0)]}
-    dispatcher, [row] = served(deaths, [(0.0, 4, 3)], roles=roles)
+    dispatcher, [row] = killed(deaths, [(0.0, 4, 3)], roles=roles)
     assert (row["first_token"], dispatcher.retries[0]) == (4.0, 1)
     assert row["finished"] == 5.5 + 0.5 + 2.0
 
@@ -159,36 +164,30 @@ class Moves(First):
 BOTH = ("both", "both")
 
 
-@pytest.mark.parametrize("at", [2.5, 2.9, 3.05])
+@pytest.mark.parametrize("at", [2.5, 3.05])
 def test_a_target_that_dies_while_a_request_moves_leaves_it_where_it_is(at: float) -> None:
     """Copies go from 2.25 on, and the last one from 3 to 3.125, for which it has parted."""
-    dispatcher, [row] = served({1: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
-    assert (
-        row["replica"],
-        dispatcher.retries[0],
-        dispatcher.migration and dispatcher.migration.migrations,
-    ) == (
-        *(0, 0),
-        0,
-    )
+    dispatcher, [row] = killed({1: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    assert (row["replica"], dispatcher.retries[0]) == (0, 0)
+    assert dispatcher.migration is not None and not dispatcher.migration.migrations
     assert row["finished"] == (8.0 if at < 3 else at + 5.0)
 
 
-@pytest.mark.parametrize("at", [2.5, 2.9, 3.05])
+@pytest.mark.parametrize("at", [2.5, 3.05])
 def test_a_source_that_dies_while_a_request_moves_takes_it_along(at: float) -> None:
-    dispatcher, [row] = served({0: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    dispatcher, [row] = killed({0: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
     assert (row["replica"], dispatcher.retries[0]) == (1, 1)
     assert row["finished"] == at + 8.0
 
 
 def test_a_source_that_dies_after_a_move_takes_nothing_along() -> None:
-    dispatcher, [row] = served({0: [(3.5, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    dispatcher, [row] = killed({0: [(3.5, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
     assert (row["replica"], dispatcher.retries[0], row["finished"]) == (1, 0, 8.125)
 
 
 def test_a_move_that_was_lost_leaves_no_journey() -> None:
     """It boards at 3.125, and the replica to which it moved dies at 4."""
-    dispatcher, [row] = served({1: [(4.0, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    dispatcher, [row] = killed({1: [(4.0, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
     assert (row["replica"], dispatcher.retries[0], row["finished"]) == (0, 1, 12.0)
     assert dispatcher.migration is not None and not dispatcher.migration.records
 
@@ -210,14 +209,14 @@ def test_a_router_observes_where_a_request_that_moves_is_lost(
 ) -> None:
     """At 3.05 it has parted, and its last tokens are on their way."""
     router = WatchedMoves()
-    served({dies: [(3.05, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=router)
+    killed({dies: [(3.05, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=router)
     assert [(round(at, 9), what, where) for at, what, where in router.seen] == seen
 
 
-@pytest.mark.parametrize("longest", [6, 7, 9, 10])
+@pytest.mark.parametrize("longest", [6, 9])
 def test_a_request_that_outgrows_its_target_in_migration_continues(longest: int) -> None:
     """At its source to the end, or at the target as long as it can be there."""
-    schedulers = [scheduler(), scheduler(max_model_len=longest)]
+    schedulers = [decoder(), decoder(max_model_len=longest)]
     settings: dict[str, Any] = {"token_bytes": 1.0, "network": NETWORK}
     jobs = Jobs([(0.0, 4, 8)])
     _, recorder = whole(schedulers, jobs, Often(), Constant(), BOTH, **settings)
@@ -235,30 +234,12 @@ class Often(Moves):
         return [Move(one, replicas[0], replicas[1]) for one in replicas[0].batch]
 
 
-def test_a_router_cannot_move_a_request_to_a_replica_that_is_down() -> None:
-    class Faithful(Moves):
-        """To the replica that it saw first."""
-
-        seen: Replicas | None = None
-
-        def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
-            self.seen = self.seen or list(replicas)  # type: ignore[assignment]
-            return replicas[0]
-
-        def migrate(self, replicas: Replicas, now: float) -> list[Move]:
-            assert self.seen is not None
-            return [Move(one, self.seen[0], self.seen[1]) for one in replicas[0].batch]
-
-    with pytest.raises(AnswerError, match=r"Faithful.migrate gave .*: must be a list of Move"):
-        served({1: [(1.0, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Faithful())
-
-
 @pytest.mark.parametrize(("most", "state"), [(3, "finished"), (2, "rejected")])
 def test_a_request_under_which_replicas_die_too_often_is_rejected(most: int, state: str) -> None:
     """It is sent to replica 1 from 1 on and thrice more; each time that dies before it is there."""
     deaths = [(1.25 + n, 0.5) for n in range(3)]
     dispatcher, recorder = whole(
-        [scheduler(), scheduler()],
+        [decoder(), decoder()],
         Jobs([(0.0, 4, 3), (5.0, 4, 1)]),
         RoundRobin(),
         Constant(),
@@ -274,7 +255,7 @@ def test_a_request_under_which_replicas_die_too_often_is_rejected(most: int, sta
     if state == "rejected":
         assert row["reason"] == "replicas died under it more than 2 times (fleet.max_retries)"
     for replica in dispatcher.replicas:
-        assert not replica.scheduler.migration.held and replica.scheduler.memory.used == 0
+        assert not replica.decoder.migration.held and replica.decoder.memory.used == 0
 
 
 @pytest.mark.parametrize(("most", "states"), [
@@ -285,7 +266,7 @@ def test_a_request_under_which_replicas_die_too_often_is_rejected(most: int, sta
 def test_a_run_whose_replicas_die_too_often_ends(most: int, states: list[str]) -> None:
     """Two deaths find request 0 at work; request 1 needs one step, between the two."""
     dispatcher, recorder = whole(
-        [scheduler()],
+        [decoder()],
         Jobs([(0.0, 4, 4), (1.5, 4, 1)]),
         RoundRobin(),
         Constant(),
@@ -301,7 +282,7 @@ def test_repeated_transfers_go_ahead_of_later_ones() -> None:
     """Request 0 is on its way from 1 on, request 1 waits from 2 on; the only receiver is down from
     2.5 to 3.5, and has one slot."""
     router, rows = Central(slots=1), [(0.0, 16, 3), (0.0, 16, 3)]
-    _, [one, other] = served({1: [(2.5, 1.0)]}, rows, roles=("prefill", "decode"), router=router)
+    _, [one, other] = killed({1: [(2.5, 1.0)]}, rows, roles=("prefill", "decode"), router=router)
     assert one["finished"] == 3.5 + 2.0 + 2.0
     assert other["finished"] > one["finished"]
 
@@ -310,14 +291,14 @@ def test_what_is_sent_again_was_not_sent_while_it_was_computed() -> None:
     """Layer by layer the first transfer is over at 1.25; the second takes half a second."""
     router = RoundRobin()
     network = Network(8e-9, layerwise=True)
-    _, [row] = served({1: [(1.125, 9.0)]}, [(0.0, 4, 3)], router=router, network=network, layers=2)
+    _, [row] = killed({1: [(1.125, 9.0)]}, [(0.0, 4, 3)], router=router, network=network, layers=2)
     assert row["finished"] == 1.125 + 0.5 + 2.0
 
 
 def test_lost_requests_that_arrived_at_once_keep_their_order() -> None:
     """The second of the batch was placed first in the queues of the replica that dies."""
     rows = [(0.0, 4, 3)] * 3
-    _, found = served({0: [(1.5, 1.0)]}, rows, [scheduler(max_seqs=1)], roles=("both",))
+    _, found = killed({0: [(1.5, 1.0)]}, rows, [decoder(max_seqs=1)], roles=("both",))
     assert [row["first_token"] for row in found] == [3.5, 6.5, 9.5]
 
 
@@ -325,7 +306,7 @@ def test_lost_requests_go_before_those_that_came_after_them() -> None:
     """Three arrive while all are down; what was lost when the first died arrived before them."""
     deaths = {0: [(0.5, 2.0)]}
     rows = [(0.0, 4, 2), (0.25, 4, 2), (1.0, 4, 2), (1.5, 4, 2)]
-    _, found = served(deaths, rows, [scheduler(max_seqs=1)], roles=("both",))
+    _, found = killed(deaths, rows, [decoder(max_seqs=1)], roles=("both",))
     assert [row["first_token"] for row in found] == [3.5, 5.5, 7.5, 9.5]
 
 
@@ -334,7 +315,7 @@ def test_lost_requests_go_between_those_that_came_before_and_after_them() -> Non
     two requests that came last."""
     deaths = {0: [(1.5, 20.0)], 1: [(1.75, 0.75)]}
     rows = [(0.0, 4, 2), (0.0, 4, 2), (1.0, 4, 2), (1.0, 4, 2)]
-    _, found = served(deaths, rows, roles=BOTH, router=Central(slots=1))
+    _, found = killed(deaths, rows, roles=BOTH, router=Central(slots=1))
     assert [row["first_token"] for row in found] == [3.5, 5.5, 7.5, 9.5]
 
 
@@ -342,22 +323,14 @@ def test_lost_requests_go_between_those_that_came_before_and_after_them() -> Non
 def test_a_draining_replica_stops_when_nothing_is_held_there(at: float) -> None:
     """Nothing is computed there from 1 on, and all is sent at 1.5."""
 
-    def drains(dispatcher: Dispatcher) -> None:
-        dispatcher.environment.at(at).callbacks.append(
-            lambda _: dispatcher.drain(dispatcher.replicas[0])
-        )
-
-    dispatcher, _ = served({}, [(0.0, 4, 3)], begins=drains)
+    drains = draining(at, 0)
+    dispatcher, _ = killed({}, [(0.0, 4, 3)], begins=drains)
     assert dispatcher.states.paid()[0] == [(0.0, 1.5)]
 
 
 def test_a_draining_replica_serves_what_is_on_its_way_to_it() -> None:
-    def drains(dispatcher: Dispatcher) -> None:
-        dispatcher.environment.at(1.25).callbacks.append(
-            lambda _: dispatcher.drain(dispatcher.replicas[1])
-        )
-
-    dispatcher, [row] = served({}, [(0.0, 4, 3)], begins=drains)
+    drains = draining(1.25, 1)
+    dispatcher, [row] = killed({}, [(0.0, 4, 3)], begins=drains)
     assert (row["replica"], row["finished"]) == (1, 3.5)
     assert dispatcher.states.paid()[1] == [(0.0, 3.5)]
 
@@ -370,14 +343,10 @@ def test_a_draining_replica_serves_what_waits_for_its_memory() -> None:
         def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
             return replicas[0 if replicas.role == "decode" else -int(request.id == 1)]
 
-    def drains(dispatcher: Dispatcher) -> None:
-        dispatcher.environment.at(1.25).callbacks.append(
-            lambda _: dispatcher.drain(dispatcher.replicas[2])
-        )
-
+    drains = draining(1.25, 2)
     roles = ("prefill", "prefill", "decode", "decode")
-    schedulers = [scheduler(), scheduler(), scheduler(blocks=4), scheduler()]
-    dispatcher, found = served(
+    schedulers = [decoder(), decoder(), decoder(blocks=4), decoder()]
+    dispatcher, found = killed(
         {0: [(1.5, 20.0)]}, [(0.0, 8, 3)] * 2, schedulers, roles, ById(), begins=drains
     )
     assert [row["replica"] for row in found] == [3, 2]
@@ -388,25 +357,16 @@ def test_a_draining_replica_serves_what_waits_for_its_memory() -> None:
 def test_a_draining_replica_stops_when_a_move_to_it_is_given_up() -> None:
     """The request ends at 3 where it is, while it is copied."""
 
-    def drains(dispatcher: Dispatcher) -> None:
-        dispatcher.environment.at(2.5).callbacks.append(
-            lambda _: dispatcher.drain(dispatcher.replicas[1])
-        )
-
-    dispatcher, [row] = served({}, [(0.0, 8, 3)], roles=BOTH, router=Moves(), begins=drains)
+    drains = draining(2.5, 1)
+    dispatcher, [row] = killed({}, [(0.0, 8, 3)], roles=BOTH, router=Moves(), begins=drains)
     assert (row["replica"], row["finished"]) == (0, 3.0)
     assert dispatcher.states.paid()[1] == [(0.0, 3.0)]
-
-
-def _drain(dispatcher: Dispatcher, at: float, replica: int) -> None:
-    event = dispatcher.environment.at(at)
-    event.callbacks.append(lambda _: dispatcher.drain(dispatcher.replicas[replica]))
 
 
 def test_a_router_observes_once_that_a_request_is_lost() -> None:
     """Its target dies on the way, then its source, while it waits for another target."""
     router = Watching()
-    served({1: [(1.25, 9.0)], 0: [(2.0, 1.0)]}, [(0.0, 4, 2)], roles=APART[:2], router=router)
+    killed({1: [(1.25, 9.0)], 0: [(2.0, 1.0)]}, [(0.0, 4, 2)], roles=APART[:2], router=router)
     assert router.seen == [
         (0.0, "Placed", 0, 0),
         (1.0, "Placed", 0, 1),
@@ -415,29 +375,6 @@ def test_a_router_observes_once_that_a_request_is_lost() -> None:
         (10.25, "Placed", 0, 1),
         (11.75, "Left", 0, 1),
     ]
-
-
-def _does(what: Callable[[ReplicaHandle], None], replica: ReplicaHandle, _: object) -> None:
-    what(replica)
-
-
-def test_a_replica_that_was_off_restarts_with_a_cold_cache() -> None:
-    class Same(Jobs):
-        def requests(self) -> Iterator[tuple[Request, int]]:
-            for request, output in super().requests():
-                yield Request(request.id, range(8), arrival=request.arrival), output
-
-    def begin(dispatcher: Dispatcher) -> None:
-        for at, what in ((2.0, dispatcher.drain), (3.0, dispatcher.bring_up)):
-            dispatcher.environment.at(at).callbacks.append(
-                partial(_does, what, dispatcher.replicas[0])
-            )
-
-    made = make_memory("prefix", blocks=16, block_size=4)
-    one = make_scheduler(memory=made, batching="unified")
-    jobs = Same([(0.0, 8, 1), (1.0, 8, 1), (4.0, 8, 1)])
-    _, recorder = whole([one], jobs, RoundRobin(), Constant(), begins=begin, together=True)
-    assert recorder.requests_table()["cached_tokens"].to_pylist() == [0, 4, 0]
 
 
 def test_a_newcomer_waits_behind_those_that_wait_for_a_replica() -> None:
@@ -450,7 +387,7 @@ def test_a_newcomer_waits_behind_those_that_wait_for_a_replica() -> None:
             return None if request.id == 1 and now < 5 else replicas[0]
 
     rows = [(0.0, 4, 6), (1.0, 4, 2), (2.0, 4, 2)]
-    _, found = served({}, rows, [scheduler()], roles=("both",), router=Slow())
+    _, found = killed({}, rows, [decoder()], roles=("both",), router=Slow())
     assert [row["first_token"] for row in found] == [1.0, 7.0, 7.0]
 
 
@@ -460,4 +397,4 @@ def test_a_router_cannot_have_a_prefill_replica_decode() -> None:
             return replicas.all_replicas[0]
 
     with pytest.raises(AnswerError, match=r"Wrong.route gave .* which may decode"):
-        served({}, [(0.0, 4, 3)], router=Wrong())
+        killed({}, [(0.0, 4, 3)], router=Wrong())

@@ -1,3 +1,5 @@
+"""Times of tokens that are not recorded one by one: gaps between them, and the QoE of a reader."""
+
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -7,12 +9,107 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from pagedsim.config import Qoe
 from pagedsim.core import ConfigError
+from pagedsim.metrics.gap import token_gaps, weighted_mean, weighted_percentiles
 from pagedsim.metrics.qoe import Reader, decoded
 from pagedsim.metrics.summary import summarise
 from tests.metrics.tables import NAN, SIZES, requests_of, steps_of
+
+Floats = NDArray[np.float64]
+
+
+def gaps(ends: list[float], *requests: tuple[float, float, int, int]) -> list[tuple[float, float]]:
+    first, last, tokens, preemptions = (np.asarray(c) for c in zip(*requests, strict=True))
+    values, weights = token_gaps(
+        np.asarray(ends), first.astype(float), last.astype(float), tokens, preemptions
+    )
+    order = np.argsort(values, kind="stable")
+    return list(zip(values[order].tolist(), weights[order].tolist(), strict=True))
+
+
+def test_no_request_has_no_gap() -> None:
+    empty, none = np.zeros(0), np.zeros(0, dtype=np.int64)
+    for ends in (empty, np.asarray([1.0, 2.0])):
+        values, weights = token_gaps(ends, empty, empty, none, none)
+        assert (len(values), len(weights)) == (0, 0)
+        assert np.isnan(weighted_mean(values, weights))
+        assert np.isnan(weighted_percentiles(values, weights, (50.0,))).all()
+
+
+def test_a_request_that_missed_steps_has_one_long_gap_a_preemption() -> None:
+    # Eight steps of a second, of which it missed three in one pause.
+    total = gaps([10.0 + t for t in range(1, 9)], (10.0, 18.0, 6, 1))
+    assert total[0] == pytest.approx((1.0, 0.5))
+    assert sum(weight for _, weight in total) == pytest.approx(5)
+    assert sum(value * weight for value, weight in total) == pytest.approx(8.0)
+    assert total[-1] == pytest.approx((4.0, 1.0))
+
+
+def test_a_request_that_was_held_back_has_a_long_gap_for_each_step_missed() -> None:
+    # Eight steps of a second and five gaps, although it was not preempted.
+    total = gaps([float(t) for t in range(1, 9)], (0.0, 8.0, 6, 0))
+    assert total[-1] == (2.0, 3.0)
+    assert sum(weight for value, weight in total if value == 1.0) == pytest.approx(2)
+    assert sum(value * weight for value, weight in total) == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "request_", "found"),
+    [
+        # The first gap runs from the prefill.
+        ([1.0, 2.0, 4.0], (1.5, 4.0, 3, 0), [(0.5, 1.0), (2.0, 1.0)]),
+        # Recomputed, a token is sampled by a prefill: four ordinary gaps, and one until then.
+        ([1.0, 2.0, 3.0, 4.0], (0.0, 6.5, 6, 1), [(1.0, 1.0)] * 4 + [(2.5, 1.0)]),
+        # No decode step is between its first token and its last.
+        ([9.0], (1.0, 5.0, 3, 2), [(2.0, 2.0)]),
+        # It lost its memory and came back between two decode steps: as many gaps as steps.
+        ([6.0, 7.0, 8.0], (5.0, 8.0, 4, 1), [(1.0, 1.0)] * 3),
+        # Five gaps in the time of two steps: beside four ordinary ones a pause would be below zero.
+        ([2.0, 3.0], (1.0, 3.0, 6, 1), [(1.0, 2.5), (1.0, 2.5)]),
+    ],
+)
+def test_gaps_by_hand(
+    ends: list[float], request_: tuple[float, float, int, int], found: list[tuple[float, float]]
+) -> None:
+    assert gaps(ends, request_) == found
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_exact_without_preemptions(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    ends = np.cumsum(random.random(200))
+    every, requests = [], []
+    for _ in range(50):
+        begin = int(random.integers(0, 150))
+        tokens = int(random.integers(2, 50))
+        # Its first token came in a prefill step, somewhere between two decode steps.
+        first = float(ends[begin] + random.random() * (ends[begin + 1] - ends[begin]) * 0.999)
+        times = [first, *ends[begin + 1 : begin + tokens]]
+        every += list(np.diff(times))
+        requests.append((first, float(times[-1]), len(times), 0))
+    columns = [np.asarray(column) for column in zip(*requests, strict=True)]
+    values, weights = token_gaps(ends, *columns)
+    percents = (0.0, 1.0, 50.0, 90.0, 99.0, 100.0)
+    assert weights.sum() == pytest.approx(len(every))
+    assert weighted_mean(values, weights) == pytest.approx(np.mean(every))
+    got = weighted_percentiles(values, weights, percents)
+    assert got == pytest.approx(np.percentile(every, percents))
+
+
+def test_who_came_from_elsewhere_has_had_no_step_before() -> None:
+    # Its first token at 1, it came at 4.5: steps that ended here before were not its own.
+    ends = np.array([2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    first, last, tokens, preemptions = (np.array([value]) for value in (1.0, 7.0, 4, 0))
+    values, weights = token_gaps(ends, first, last, tokens, preemptions, np.array([4.5]))
+    found = sorted(zip(values.tolist(), weights.tolist(), strict=True))
+    assert found == [(1.0, 1.0), (1.0, 1.0), (4.0, 1.0)]
+
+
+# -- quality of experience -------------------------------------------------------------------------
+
 
 READER = Reader(ttft=1.0, tokens_per_s=0.5)  # tokens at best 1, 3, 5 ... seconds after the arrival
 
@@ -22,23 +119,10 @@ def qoe(*rows: dict[str, Any], ends: list[float], reader: Reader = READER) -> di
     return summarise(requests_of(*rows), steps, **SIZES, reader=reader)
 
 
-def test_tokens_in_time_are_perfect() -> None:
-    """Early ones are read no sooner than at best, and make up for a gap."""
-    early = {"first_token": 0.5, "finished": 5.0, "output_tokens": 3}
-    assert qoe(early, ends=[0.7, 5.0])["qoe"] == 1
-    assert qoe({"first_token": 1.0, "finished": 1.0}, ends=[])["qoe"] == 1
-
-
 def test_a_late_first_token_delays_all_that_follow() -> None:
     """Tokens at 2, 2.1 and 2.2 are read at 2, 4 and 6, where 1, 3 and 5 were best."""
     row = {"first_token": 2.0, "finished": 2.2, "output_tokens": 3}
     assert qoe(row, ends=[2.1, 2.2])["qoe"] == pytest.approx(1 - 3 / (2 + 4 + 6))
-
-
-def test_a_gap_delays_from_then_on() -> None:
-    """Read at 1, 7 (there only then) and 9: late by 0, 4 and 4."""
-    row = {"first_token": 0.5, "finished": 7.5, "output_tokens": 3}
-    assert qoe(row, ends=[7.0, 7.5])["qoe"] == pytest.approx(1 - 8 / (1 + 7 + 9))
 
 
 def test_an_answer_of_one_token_is_late_by_its_ttft_alone() -> None:
@@ -66,17 +150,10 @@ def test_it_is_the_mean_over_finished_requests_and_told_of_each_client() -> None
 def test_readers_are_as_the_paper_has_them_unless_told() -> None:
     assert Reader() == Reader(ttft=1.3, tokens_per_s=4.8) == Reader(**asdict(Qoe()))
 
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"ttft": -1}, r"qoe\.ttft=-1: must be a number of at least 0"),
-        ({"tokens_per_s": 0}, r"qoe\.tokens_per_s=0: must be a number above 0"),
-    ],
-)
-def test_a_reader_that_cannot_be_is_refused(settings: dict[str, float], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        Reader(**settings)
+    with pytest.raises(ConfigError, match=r"qoe\.ttft=-1: must be a number of at least 0"):
+        Reader(ttft=-1)
+    with pytest.raises(ConfigError, match=r"qoe\.tokens_per_s=0: must be a number above 0"):
+        Reader(tokens_per_s=0)
 
 
 def read(reader: Reader, arrival: float, came: list[float]) -> float:

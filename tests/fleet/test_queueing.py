@@ -1,0 +1,468 @@
+"""Queueing theory of fleets: where there is a formula, the fleet agrees with it.
+
+Service is exponential to the last bit: a request is one step, which takes as long as was drawn for
+it. Times and lines are in units of the mean service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import factorial, inf, sqrt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Scheduler, StepPlan
+from pagedsim.fleet.failures import RandomOutages
+from pagedsim.fleet.link import Network
+from policies.routing.router import Router
+from policies.routing.simple import Central, LeastRequests, PowerOfTwo, RoundRobin, Uniform
+from tests.fleet.fleets import served
+from tests.sim.harness import Constant, Jobs
+
+Floats = NDArray[np.float64]
+SEEDS = range(12)
+T_999 = 4.437
+"""Student's t for 11 degrees of freedom, both sides, 99.9 %."""
+
+
+def slow(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@dataclass
+class Drawn(Constant):
+    """A step takes what was drawn for the one request in it, by its stage."""
+
+    by_totals = False  # the time of a decode depends on which request it is
+
+    each: Floats = field(default_factory=lambda: np.empty(0))
+    decode: Floats = field(default_factory=lambda: np.empty(0))
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        if plan.chunks:
+            return float(self.each[int(plan.chunks[0].request.id)])
+        return float(self.decode[int(plan.decodes[0].id)])
+
+
+def one_at_a_time() -> Scheduler:
+    """A server of one request at a time, in order of arrival, with memory for all that wait."""
+    return make_scheduler(memory=make_memory(blocks=4096, block_size=16), max_seqs=1)
+
+
+def interval(values: Iterable[float]) -> tuple[float, float]:
+    """The mean of one value for each seed, and half the width of its interval of 99.9 %."""
+    found = np.fromiter(values, dtype=np.float64)
+    assert len(found) == len(SEEDS), "T_999 is for so many seeds"
+    return float(found.mean()), float(T_999 * found.std(ddof=1) / sqrt(len(found)))
+
+
+def agrees(values: Iterable[float], expected: float, width: float = 0.3) -> None:
+    """Assert that the interval holds what theory says, and is no wider than this part of it."""
+    found, half = interval(values)
+    assert abs(found - expected) < half, f"{found:.4g} ± {half:.2g}, expected {expected:.4g}"
+    assert half < width * expected, "an interval so wide says nothing"
+
+
+def steady(times: Floats) -> float:
+    """The mean without the first fifth, which found empty servers."""
+    return float(times[len(times) // 5 :].mean())
+
+
+def table(
+    router: Router, servers: int, load: float, seed: int, count: int, **more: Any
+) -> pa.Table:
+    """Requests of Poisson arrivals and exponential service."""
+    random = np.random.default_rng(seed)
+    arrivals = random.exponential(1 / (servers * load), count).cumsum()
+    service = random.exponential(1.0, count)
+    jobs = Jobs([(float(at), 1, 1) for at in arrivals])
+    fleet = [one_at_a_time() for _ in range(servers)]
+    requests, _ = served(fleet, jobs, router, Drawn(each=service), **more)
+    assert requests["state"].unique().to_pylist() == ["finished"]
+    return requests
+
+
+def wait(*case: Any, **more: Any) -> float:
+    """Mean time from arrival to service."""
+    requests = table(*case, **more)
+    return steady(requests["scheduled"].to_numpy() - requests["arrival"].to_numpy())
+
+
+# -- many servers ----------------------------------------------------------------------------------
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """Mean wait of M/M/N: Erlang 1917."""
+    offered = servers * load
+    full = offered**servers / factorial(servers) / (1 - load)
+    waits = full / (sum(offered**n / factorial(n) for n in range(servers)) + full)
+    return waits / (servers * (1 - load))
+
+
+def erlang_arrivals(servers: int, load: float) -> float:
+    """Mean wait of E_N/M/1, which is what round robin makes of each server: σ/(1 - σ), with the
+    root σ < 1 of σ = A*(1 - σ) (Kleinrock, Queueing Systems I, 6.4)."""
+    rate, sigma = servers * load, 0.0
+    for _ in range(10_000):
+        sigma = (rate / (rate + 1 - sigma)) ** servers
+    return sigma / (1 - sigma)
+
+
+def shorter_of_two(load: float, longest: int = 60) -> float:
+    """Mean wait where the shorter of two lines is joined: the chain of both lengths, cut where it
+    hardly ever comes, and solved. No closed form is short (Kingman, Two Similar Queues in Parallel,
+    1961; Flatto & McKean 1977)."""
+    states = [(short, long) for long in range(longest + 1) for short in range(long + 1)]
+    place = {state: row for row, state in enumerate(states)}
+    flow = np.zeros((len(states), len(states)))
+
+    def goes(state: tuple[int, int], to: tuple[int, int], rate: float) -> None:
+        row, column = place[state], place[min(to), max(to)]
+        flow[row, column] += rate
+        flow[row, row] -= rate
+
+    for short, long in states:
+        if short < longest:
+            goes((short, long), (short + 1, long), 2 * load)
+        if short:
+            goes((short, long), (short - 1, long), 1.0)
+        if long:
+            goes((short, long), (short, long - 1), 1.0)
+    balance = flow.T
+    balance[0] = 1.0
+    chance = np.linalg.solve(balance, np.eye(len(states))[0])
+    return float(sum(part * short for part, (short, _) in zip(chance, states, strict=True)))
+
+
+def power_of(choices: int, load: float) -> float:
+    """Mean wait with infinitely many servers, of which so many are looked at: Mitzenmacher 2001,
+    the fixed point of his differential equations."""
+    powers = ((choices**i - choices) / (choices - 1) for i in range(2, 12))
+    return float(sum(load**power for power in powers))
+
+
+def two_choices(seed: int) -> Router:
+    return PowerOfTwo(2, seed)
+
+
+@pytest.mark.parametrize(
+    ("router", "servers", "load", "expected", "count"),
+    [
+        (lambda seed: Central(), 3, 0.7, erlang_c(3, 0.7), 1500),
+        (lambda seed: Uniform(seed), 3, 0.5, 1.0, 1000),
+        (lambda seed: RoundRobin(), 3, 0.7, erlang_arrivals(3, 0.7), 1000),
+        (lambda seed: LeastRequests(), 2, 0.7, shorter_of_two(0.7), 1500),
+        (two_choices, 50, 0.7, power_of(2, 0.7), 1000),
+        slow(lambda seed: Central(), 16, 0.95, erlang_c(16, 0.95), 40_000),
+        slow(lambda seed: LeastRequests(), 2, 0.9, shorter_of_two(0.9), 20_000),
+        slow(lambda seed: PowerOfTwo(3, seed), 300, 0.8, power_of(3, 0.8), 20_000),
+    ],
+)
+def test_waits_are_those_of_theory(
+    router: Callable[[int], Router], servers: int, load: float, expected: float, count: int
+) -> None:
+    agrees((wait(router(seed), servers, load, seed, count) for seed in SEEDS), expected)
+
+
+@pytest.mark.slow
+def test_the_shortest_line_lies_between_one_line_and_turns() -> None:
+    """No line of each server's own is shorter than the common one, and none is shorter in the
+    mean than where all join the shortest (Winston 1977). At high loads the two come together
+    (Foschini & Salz 1978): as a part of the wait, what lies between them vanishes."""
+    apart = []
+    for load, count in ((0.6, 10_000), (0.95, 40_000)):
+        common, shortest, turns = (
+            interval(wait(router(), 4, load, seed, count) for seed in SEEDS)[0]
+            for router in (Central, LeastRequests, RoundRobin)
+        )
+        assert common < shortest < turns
+        apart.append(shortest / common - 1)
+    assert apart[1] < 0.25 * apart[0]
+
+
+# -- old counts: Mitzenmacher, How Useful Is Old Information, IEEE TPDS 2000 -----------------------
+
+# All counts are looked at again when the first request arrives after `staleness`. Until the next
+# look they say the same, so that `least_requests` sends all requests to one replica: the herd.
+
+LONGEST = 50
+"""Lines beyond it are cut off in the chain; at the loads below they hardly ever occur."""
+
+
+def birth_and_death(rate: float, time: float) -> tuple[Floats, Floats]:
+    """Transition matrix of an M/M/1 line after `time`, and its integral over that time.
+
+    By the exponential of the generator beside the identity: halved until it is small, summed as
+    a series, and squared again.
+    """
+    size = LONGEST + 1
+    flow = np.zeros((2 * size, 2 * size))
+    up, down = np.arange(LONGEST), np.arange(1, size)
+    flow[up, up + 1], flow[down, down - 1] = rate, 1.0
+    flow[range(size), range(size)] = -flow[:size].sum(axis=1)
+    flow[range(size), range(size, 2 * size)] = 1.0
+    halvings = 12 + int(np.ceil(np.log2(max(time, 1.0))))
+    small, term, power = flow * time / 2**halvings, np.eye(2 * size), np.eye(2 * size)
+    for order in range(1, 8):
+        term = term @ small / order
+        power += term
+    for _ in range(halvings):
+        power = power @ power
+    return power[:size, :size], power[:size, size:]
+
+
+def herd_of_two(load: float, staleness: float) -> float:
+    """Mean wait at two servers, from the chain of both lengths at the looks.
+
+    From a look on, the shorter line is M/M/1 with all arrivals and begins with the one that caused
+    the look; the other one only empties. After `staleness` both only empty until the next arrival.
+    An arrival waits for as many services as there are requests before it (mean service 1).
+    """
+    rate = 2 * load
+    line, stayed = birth_and_death(rate, staleness)
+    empties, _ = birth_and_death(0.0, staleness)
+    nodes, weights = np.polynomial.laguerre.laggauss(12)
+    rests = [birth_and_death(0.0, float(node) / rate)[0] for node in nodes]
+    lengths = np.arange(LONGEST + 1.0)
+    joined = np.minimum(np.arange(LONGEST + 1) + 1, LONGEST)  # with the arrival at the look
+    chance = np.zeros((LONGEST + 1, LONGEST + 1))  # of (shorter line, longer line) at a look
+    chance[0, 0] = 1.0
+    for _ in range(10_000):
+        after = line[joined].T @ chance @ empties
+        following = sum(w * rest.T @ after @ rest for w, rest in zip(weights, rests, strict=True))
+        following = np.triu(following) + np.tril(following, -1).T
+        if np.abs(following - chance).max() < 1e-8:
+            break
+        chance = following
+    shorter = chance.sum(axis=1)
+    waits = shorter @ lengths + rate * shorter @ (stayed[joined] @ lengths)
+    return float(waits / (1 + rate * staleness))
+
+
+@pytest.mark.parametrize(
+    ("load", "staleness", "count", "width"),
+    [(0.7, 10.0, 1500, 0.2), slow(0.8, 3.0, 20_000, 0.06)],
+)
+def test_waits_of_a_herd_at_two_servers_are_those_of_its_chain(
+    load: float, staleness: float, count: int, width: float
+) -> None:
+    """Without staleness the chain is that of the shorter line."""
+    assert herd_of_two(0.6, 0.0) == pytest.approx(shorter_of_two(0.6), rel=1e-4)
+    cases = ((LeastRequests(), 2, load, seed, count) for seed in SEEDS)
+    waits = (wait(*case, staleness=staleness) for case in cases)
+    agrees(waits, herd_of_two(load, staleness), width)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("servers", "load", "ages", "count"),
+    [(8, 0.7, (0.0, 0.4, 1.5, 6.0), 800), (16, 0.9, (0.0, 0.1, 0.25, 0.5, 1, 2, 4), 15_000)],
+)
+def test_old_counts_turn_the_best_router_into_one_worse_than_chance(
+    servers: int, load: float, ages: tuple[float, ...], count: int
+) -> None:
+    """The wait grows with the age of the counts, from less than that of M/M/1 to more."""
+    waits = [
+        np.array(
+            [wait(LeastRequests(), servers, load, seed, count, staleness=age) for seed in SEEDS]
+        )
+        for age in ages
+    ]
+    for fresher, older in pairwise(waits):  # the same arrivals and services by seed
+        longer, half = interval(older - fresher)
+        assert longer - half > 0
+    chance = load / (1 - load)
+    (fresh, fresh_half), (old, old_half) = interval(waits[0]), interval(waits[-1])
+    assert fresh + fresh_half < chance < old - old_half
+
+
+# -- prefill and decode apart ----------------------------------------------------------------------
+
+# A network of two stations in Jackson's product form (1957). A request is one step at a replica
+# that prefills and one at a replica that decodes, and the transfer between takes no time.
+# Departures of M/M/1 are Poisson (Burke 1956), so that the decode station is M/M/c with a mean of
+# its own, and at any time the two stations are independent.
+
+
+@dataclass(frozen=True)
+class Tandem:
+    """Requests arrive at rate 1."""
+
+    prefill: float
+    """Mean service; with one server also the part of time in which it is busy."""
+    decode: float
+    servers: int
+    """Replicas that decode."""
+
+    def decode_idle(self) -> float:
+        """Probability that the decode station is empty."""
+        offered, full = self.decode, self.decode**self.servers / factorial(self.servers)
+        below = sum(offered**n / factorial(n) for n in range(self.servers))
+        return 1 / (below + full / (1 - offered / self.servers))
+
+    def decode_sojourn(self) -> float:
+        """Mean time at the decode station: M/M/c (Erlang 1917)."""
+        load = self.decode / self.servers
+        full = self.decode**self.servers / factorial(self.servers) / (1 - load)
+        return self.decode + full * self.decode_idle() * load / (1 - load)
+
+    def passage(self, router: Router, seed: int, count: int) -> list[Floats]:
+        """When requests arrived, left the prefill station, and left the decode station."""
+        random = np.random.default_rng(seed)
+        arrivals = random.exponential(1.0, count).cumsum()
+        each, decode = (random.exponential(mean, count) for mean in (self.prefill, self.decode))
+        requests, _ = served(
+            [one_at_a_time() for _ in range(1 + self.servers)],
+            Jobs([(float(at), 1, 2) for at in arrivals]),
+            router,
+            Drawn(each=each, decode=decode),
+            roles=("prefill", *["decode"] * self.servers),
+            network=Network(bandwidth_gb_s=1.0),
+        )
+        assert requests["state"].unique().to_pylist() == ["finished"]
+        return [requests[name].to_numpy() for name in ("arrival", "first_token", "finished")]
+
+
+def idle(arrived: Floats, left: Floats) -> float:
+    """Part of the time without a request at either station, first fifth of arrivals aside."""
+    first = len(arrived) // 5
+    gaps = np.maximum(arrived[first + 1 :] - np.maximum.accumulate(left)[first:-1], 0)
+    return float(gaps.sum() / (arrived[-1] - arrived[first]))
+
+
+@pytest.mark.parametrize(
+    ("tandem", "router", "count", "width"),
+    [
+        (Tandem(0.5, 1.5, 3), Central, 600, 0.3),
+        slow(Tandem(0.5, 0.7, 1), RoundRobin, 8_000, 0.15),
+    ],
+)
+def test_prefill_and_decode_are_stations_in_product_form(
+    tandem: Tandem, router: type[Router], count: int, width: float
+) -> None:
+    found = [tandem.passage(router(), seed, count) for seed in SEEDS]
+    prefill = (steady(between - arrived) for arrived, between, _ in found)
+    agrees(prefill, tandem.prefill / (1 - tandem.prefill), width)
+    decode = (steady(left - between) for _, between, left in found)
+    agrees(decode, tandem.decode_sojourn(), width)
+    both_idle = (1 - tandem.prefill) * tandem.decode_idle()
+    agrees((idle(arrived, left) for arrived, _, left in found), both_idle, width)
+
+
+# -- servers that break down -----------------------------------------------------------------------
+
+# The interrupted request is served from its start and keeps its length (preemptive-repeat-
+# identical). Failures have rate ξ while the server is up, idle or not; repairs are exponential.
+
+
+@dataclass(frozen=True)
+class Service:
+    """A distribution of service times with mean 1."""
+
+    draw: Callable[[np.random.Generator, int], Floats]
+    points: Floats
+    """Where its density stands, so that a mean over it is a sum."""
+    weights: Floats
+
+    def mean(self, of: Floats) -> float:
+        return float(self.weights @ of)
+
+
+FIXED = Service(lambda random, count: np.ones(count), np.ones(1), np.ones(1))
+# By Gauss-Laguerre quadrature, which converges fast for means of e^(ξs) with ξ < 1/2.
+EXPONENTIAL = Service(
+    lambda random, count: random.exponential(1.0, count), *np.polynomial.laguerre.laggauss(80)
+)
+
+
+@dataclass(frozen=True)
+class Breaking:
+    """A server with breakdowns."""
+
+    service: Service
+    between: float
+    repair: float
+
+    def completion(self) -> tuple[float, float]:
+        """First and second moment of the time from the start of a request to its end.
+
+        A service of s is begun anew N times, which is geometric with e^(ξs) - 1 as its mean. Each
+        time costs V: an up time that ended before s, and a repair.
+        """
+        rate, s = 1 / self.between, self.service.points
+        survives, fails = np.exp(-rate * s), -np.expm1(-rate * s)
+        up = 1 / rate - s * survives / fails
+        up_square = 2 / rate**2 - (s**2 + 2 * s / rate) * survives / fails
+        lost = up + self.repair
+        variance = up_square - up**2 + self.repair**2
+        times, times_square = fails / survives, fails * (1 + fails) / survives**2
+        mean = s + times * lost
+        square = s**2 + 2 * s * times * lost + times * variance + times_square * lost**2
+        return self.service.mean(mean), self.service.mean(square)
+
+    def sojourn(self, load: float) -> float:
+        """Mean time from arrival to end with Poisson arrivals.
+
+        M/G/1 with completion times for service. The first request of a busy period finds the
+        server down with probability ξ/(λ + ξ + 1/r), and waits for the rest of the repair, which
+        is exponential again: a set-up time D of the busy period (Welch 1964), which adds
+        (2 E[D] + λ E[D²]) / (2 (1 + λ E[D])).
+        """
+        first, second = self.completion()
+        down = (1 / self.between) / (load + 1 / self.between + 1 / self.repair)
+        setup, setup_square = down * self.repair, 2 * down * self.repair**2
+        queued = load * second / (2 * (1 - load * first))
+        held_up = (2 * setup + load * setup_square) / (2 * (1 + load * setup))
+        return queued + held_up + first
+
+    def sojourns(self, load: float, seed: int, count: int) -> Floats:
+        """Times from arrival to end. With a load of infinity a request arrives when one ends."""
+        random = np.random.default_rng(seed)
+        service = self.service.draw(random, count)
+        closed = load == inf
+        gaps = np.zeros(count) if closed else random.exponential(1 / load, count)
+        rows = [(float(at), 1, 1) for at in gaps.cumsum()]
+        jobs = Jobs(rows, "closed" if closed else "open", users=1 if closed else None)
+        failures = RandomOutages(self.between, self.repair)
+        costs = Drawn(each=service)
+        requests, _ = served(
+            [one_at_a_time()], jobs, RoundRobin(), costs, failures=failures, seed=seed
+        )
+        assert requests["state"].unique().to_pylist() == ["finished"]
+        times: Floats = requests["finished"].to_numpy() - requests["arrival"].to_numpy()
+        return times
+
+
+@pytest.mark.parametrize(
+    ("server", "count", "width"),
+    [(Breaking(FIXED, 2.0, 1.0), 1000, 0.1), slow(Breaking(EXPONENTIAL, 5.0, 2.0), 20_000, 0.05)],
+)
+def test_a_request_completes_in_the_mean_as_renewals_say(
+    server: Breaking, count: int, width: float
+) -> None:
+    """One request at a time: E[C] = (1/ξ + E[R]) (E[e^(ξS)] - 1)."""
+    growth = server.service.mean(np.exp(server.service.points / server.between))
+    expected = (server.between + server.repair) * (growth - 1)
+    assert expected == pytest.approx(server.completion()[0])
+    agrees((server.sojourns(inf, seed, count).mean() for seed in SEEDS), expected, width)
+
+
+@pytest.mark.parametrize(
+    ("server", "load", "count", "width"),
+    [
+        (Breaking(EXPONENTIAL, 8.0, 2.0), 0.3, 1000, 0.3),
+        slow(Breaking(FIXED, 4.0, 4.0), 0.3, 30_000, 0.12),
+    ],
+)
+def test_a_queue_with_breakdowns_is_one_of_completion_times(
+    server: Breaking, load: float, count: int, width: float
+) -> None:
+    times = (steady(server.sojourns(load, seed, count)) for seed in SEEDS)
+    agrees(times, server.sojourn(load), width)

@@ -1,0 +1,357 @@
+"""Shapes of models: parameters, bytes and FLOP as published, shipped or read from a config.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedsim.core import ConfigError
+from pagedsim.sim.huggingface import read_shape
+from pagedsim.sim.huggingface.family import FAMILIES
+from pagedsim.sim.model import MLA, MoE
+from tests.sim.shapes import MODELS, PUBLISHED, model
+
+SHIPPED = {  # model cards; OPT: the checkpoints' own counts
+    "opt-13b": 12_853_473_280,
+    "opt-66b": 65.7e9,
+    "opt-175b": 175e9,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "codellama-34b": 33_743_970_304,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "yi-34b": 34_388_917_248,
+    "bloom-176b": 176_247_271_424,
+    "qwen2-7b": 7_615_616_512,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-0.6b": 596_049_920,
+    "smollm2": 134_515_008,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v3": 671e9,
+}
+
+
+EXACT = {
+    *("llama-2-7b", "llama-2-13b", "llama-3.1-70b", "llama-3.2-3b", "mistral-7b", "mixtral-8x7b"),
+    *("yi-34b", "codellama-34b"),
+}
+"""Without biases."""
+
+
+def test_every_shipped_model_is_checked() -> None:
+    assert {*SHIPPED, "tiny"} == set(MODELS)
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_parameters_of_shipped_models_are_those_published(name: str) -> None:
+    assert model(name).name == name
+    close = 0 if name in EXACT else 0.003
+    assert model(name).weight_params == pytest.approx(SHIPPED[name], rel=close)
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [("mixtral-8x7b", 12.9e9), ("deepseek-v3", 37e9), ("qwen3-30b-a3b", 3.3e9)],
+)
+def test_active_parameters_are_those_published(name: str, active: float) -> None:
+    shape = model(name)
+    embedding = shape.vocab * shape.hidden
+    assert shape.body_params + shape.head_params + embedding == pytest.approx(active, rel=0.02)
+
+
+def test_weights_taken_as_exactly_seven_billion() -> None:
+    shape = replace(model("llama-2-7b"), params=7e9)
+    assert shape.weight_bytes == shape.read_bytes(1) == 14e9
+    assert shape.flop_per_token == 14e9
+    assert shape.flop_per_sample == 0
+
+
+def test_a_step_reads_no_input_embedding_unless_it_is_the_head_too() -> None:
+    untied = model("llama-2-7b")
+    embedding, norms = 32_000 * 4096, (2 * 32 + 1) * 4096
+    assert untied.read_bytes(1) == 2 * (untied.weight_params - embedding - norms)
+    tied = replace(untied, tied_embeddings=True)
+    assert tied.read_bytes(1) == untied.read_bytes(1)
+    assert tied.weight_params == untied.weight_params - embedding
+
+
+def test_experts_read_grow_with_the_batch_up_to_all() -> None:
+    shape = model("mixtral-8x7b")
+    one, two, many = (shape.read_bytes(tokens) for tokens in (1, 2, 1e6))
+    assert one == pytest.approx(2 * (shape.body_params + shape.head_params))
+    assert one < two < many
+    idle = 32_000 * 4096 + (2 * 32 + 1) * 4096
+    assert many == pytest.approx(2 * (shape.weight_params - idle))
+
+
+def test_expected_distinct_experts() -> None:
+    moe = MoE(experts=8, experts_per_token=2, intermediate=1)
+    assert moe.expected_experts(1) == pytest.approx(2)
+    assert moe.expected_experts(2) == pytest.approx(2 + 2 * 6 / 8)
+    assert moe.expected_experts(float("inf")) == 8
+
+
+def test_latent_attention_computes_more_in_decode_than_in_prefill() -> None:
+    shape = model("deepseek-v3")
+    assert shape.prefill_pair_flop == 2 * 61 * 128 * (128 + 64 + 128)
+    assert shape.decode_pair_flop == 2 * 61 * 128 * (512 + 64 + 512)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 0}, "model.layers=0: must be a whole number of at least 1"),
+        (
+            {"learned_positions": -1},
+            "model.learned_positions=-1: must be a whole number of at",
+        ),
+        ({"dtype_bytes": nan}, "model.dtype_bytes=nan: must be a number above 0"),
+        ({"tied_embeddings": "no"}, "model.tied_embeddings='no': must be true or false"),
+        ({"moe": 5}, "model.moe=5: must be settings with a _target_"),
+        (
+            {"moe": MoE(experts=8, experts_per_token=2, intermediate=1, dense_layers=32)},
+            "model.moe.dense_layers=32: must be below model.layers=32",
+        ),
+        ({"kv_heads": 5}, "model.kv_heads=5: must divide model.heads=32"),
+        ({"params": -1}, "model.params=-1: must be a number above 0"),
+    ],
+)
+def test_impossible_shapes_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(model("llama-2-7b"), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"experts": 0}, "model.moe.experts=0: must be a whole number of at least 1"),
+        ({"experts_per_token": 9}, "experts_per_token=9: must be between 1 and experts=8"),
+        ({"shared_experts": 0.5}, "model.moe.shared_experts=0.5: must be a whole number"),
+        ({"dtype_bytes": 0}, "model.moe.dtype_bytes=0: must be a number above 0"),
+    ],
+)
+def test_impossible_experts_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(MoE(experts=8, experts_per_token=2, intermediate=1), **change)
+
+
+def test_impossible_latent_attention_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.mla\.v_dim=0: must be a whole number of at"):
+        MLA(kv_lora_rank=512, rope_dim=64, nope_dim=128, v_dim=0)
+
+
+def test_experts_may_be_of_fewer_bits_than_the_rest() -> None:
+    full = model("mixtral-8x7b")
+    assert full.moe is not None
+    half = replace(full, moe=replace(full.moe, dtype_bytes=1.0))
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert full.weight_bytes - half.weight_bytes == experts
+    assert full.read_bytes(1e6) - half.read_bytes(1e6) == pytest.approx(experts)
+    assert full.read_bytes(1) - half.read_bytes(1) == pytest.approx(experts / 4)
+
+
+# -- config.json -----------------------------------------------------------------------------------
+
+
+CONFIGS: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "shipped_configs.json").read_text()
+)
+"""What config.json says of models that are shipped as well."""
+LLAMA = CONFIGS["llama-2-7b"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_gives_the_shipped_shape(name: str) -> None:
+    assert read_shape(CONFIGS[name], name) == model(name)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["folder", "file"])
+def test_from_a_folder_or_a_file(tmp_path: Path, whole: bool) -> None:
+    folder = tmp_path / "Llama-2-7b-hf"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    shape = read_shape(folder / "config.json" if whole else str(folder))
+    assert shape == replace(model("llama-2-7b"), name="llama-2-7b-hf")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name: str) -> None:
+    params, config = PUBLISHED[name]
+    assert read_shape(config).weight_params == pytest.approx(params, rel=1e-3)
+
+
+def test_every_family_is_checked() -> None:
+    seen = [config["model_type"] for _, config in PUBLISHED.values()]
+    assert {*seen, *(config["model_type"] for config in CONFIGS.values())} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes"),
+    [
+        ("falcon-7b", 2 * 32 * 64 * 2),  # one head of keys and values for all
+        ("falcon-40b", 2 * 60 * 8 * 64 * 2),
+        ("falcon-rw-1b", 2 * 24 * 2048 * 2),
+        ("starcoder-15b", 2 * 40 * 128 * 2),
+        ("gpt2", 2 * 12 * 768 * 2),
+        ("gemma-3-4b-text", 2 * 34 * 4 * 256 * 2),
+        ("deepseek-v2", 60 * 576 * 2),
+    ],
+)
+def test_kv_bytes_follow_the_heads_that_are_kept(name: str, kv_bytes: int) -> None:
+    assert read_shape(PUBLISHED[name][1]).kv_bytes_per_token == kv_bytes
+
+
+def test_layers_without_experts_are_counted() -> None:
+    qwen = PUBLISHED["qwen3-30b-a3b"][1]
+    some = read_shape(qwen | {"decoder_sparse_step": 2, "mlp_only_layers": [1, 3]})
+    assert (some.layers, some.moe_layers) == (48, 24 - 2)
+    maverick = PUBLISHED["llama-4-maverick-text"][1]
+    assert read_shape(maverick).moe_layers == 24
+    assert read_shape(maverick | {"moe_layers": [1, 3, 5]}).moe_layers == 3
+    deepseek = read_shape(PUBLISHED["deepseek-v2"][1] | {"moe_layer_freq": 2})
+    assert deepseek.moe_layers == 29  # 2, 4, and so on: the first layer never has any
+    third = read_shape(qwen | {"decoder_sparse_step": 3, "mlp_only_layers": [2, 3]})
+    assert third.moe_layers == 16 - 1  # of 2, 5, and so on
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("qwen3-30b-a3b", ["decoder_sparse_step"]),
+        ("deepseek-v2", ["moe_layer_freq"]),
+        ("llama-4-scout-text", ["interleave_moe_layer_step"]),
+    ],
+)
+def test_unless_said_otherwise_every_layer_has_experts(name: str, keys: list[str]) -> None:
+    config = PUBLISHED[name][1]
+    assert read_shape({k: config[k] for k in config if k not in keys}) == read_shape(config)
+
+
+@pytest.mark.parametrize("zero", [{}, {"value": 0}, {"value": None}], ids=["no", "0", "null"])
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("qwen1.5-moe-a2.7b", ["shared_expert_intermediate_size"]),
+        ("glm-4.5-air", ["n_shared_experts", "first_k_dense_replace"]),
+    ],
+)
+def test_what_is_not_said_of_experts_is_none(
+    name: str, keys: list[str], zero: dict[str, Any]
+) -> None:
+    config = {k: v for k, v in PUBLISHED[name][1].items() if k not in keys}
+    config |= dict.fromkeys(keys, zero["value"]) if zero else {}
+    moe = read_shape(config).moe
+    assert moe is not None
+    assert (moe.shared_experts, moe.dense_layers) == (0, 0)
+
+
+def compressed(**group: Any) -> dict[str, Any]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+def with_activations(bits: int, kind: str) -> dict[str, Any]:
+    into = {"num_bits": bits, "type": kind}
+    return compressed(weights={"num_bits": 8}, input_activations=into)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "weight", "products"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 0.5, "fp16"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 1.0, "fp16"),
+        ({"quant_method": "gptq", "bits": 8}, 1.0, "fp16"),
+        ({"quant_method": "fp8"}, 1.0, "fp8"),
+        ({"quant_method": "fbgemm_fp8"}, 1.0, "fp8"),
+        (compressed(weights={"num_bits": 4, "type": "int"}), 0.5, "fp16"),
+        (with_activations(8, "float"), 1.0, "fp8"),
+        (with_activations(8, "int"), 1.0, "int8"),
+        (with_activations(16, "float"), 1.0, "fp16"),
+        (None, 2.0, "fp16"),
+    ],
+)
+def test_bytes_of_a_weight_and_format_of_products(
+    quantization: dict[str, Any] | None, weight: float, products: str
+) -> None:
+    shape, ends = read_shape(LLAMA | {"quantization_config": quantization}), 2 * 32_000 * 4096
+    assert (shape.dtype_bytes, shape.head_dtype_bytes) == (weight, 2.0)
+    assert shape.products == products
+    # Embeddings and head keep their 16 bits.
+    assert shape.weight_bytes == weight * (6_738_415_616 - ends) + 2 * ends
+    assert shape.read_bytes(1) == weight * shape.body_params + 2 * 32_000 * 4096
+
+
+def test_of_a_model_that_sees_the_text_part_counts(tmp_path: Path) -> None:
+    params, text = PUBLISHED["gemma-3-4b-text"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
+    assert read_shape(path).weight_params == pytest.approx(params, rel=1e-3)
+    path.write_text(json.dumps({"model_type": "gemma3", "text_config": 5}))
+    with pytest.raises(ConfigError, match=r"text_config=5: must be an object"):
+        read_shape(path)
+
+
+def test_only_the_experts_of_gpt_oss_are_quantised() -> None:
+    """12.8 GiB is the size that the model card of gpt-oss-20b gives, 60.8 that of 120b."""
+    large = PUBLISHED["gpt-oss-120b"][1] | {"quantization_config": {"quant_method": "mxfp4"}}
+    small = large | {"num_hidden_layers": 24, "num_local_experts": 32}
+    for config, gib in ((large, 60.8), (small, 12.8)):
+        assert read_shape(config).weight_bytes / 2**30 == pytest.approx(gib, rel=0.01)
+    shape = read_shape(large)
+    expert = 3 * 2880 * 2880
+    more = shape.read_bytes(2) - shape.read_bytes(1)
+    assert more == pytest.approx(36 * (4 * (1 - 4 / 128)) * expert * 4.25 / 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (json.dumps({k: v for k, v in LLAMA.items() if k != "vocab_size"}), "has no vocab_size"),
+        (json.dumps(LLAMA | {"hidden_size": "big"}), "hidden_size='big': must be a whole number"),
+        (json.dumps({"hidden_size": 1}), "has no model_type"),
+        (json.dumps(LLAMA | {"model_type": "lama"}), "'lama': .*did you mean 'llama'"),
+        (json.dumps([1]), "must hold an object, not a list"),
+        ("{", "is not JSON"),
+        (json.dumps(CONFIGS["opt-13b"] | {"word_embed_proj_dim": 512}), "word_embed_proj_dim"),
+        (
+            json.dumps(LLAMA | {"quantization_config": {"quant_method": "new"}}),
+            "quantization_config.quant_method='new'",
+        ),
+        (
+            json.dumps(LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}}),
+            "config_groups: num_bits of weights is none: must be one number",
+        ),
+        (json.dumps(LLAMA | {"num_attention_heads": 33}), "33 heads do not divide 4096"),
+        (json.dumps(LLAMA | {"num_key_value_heads": 5}), "kv_heads=5: must divide"),
+        (
+            json.dumps(CONFIGS["mixtral-8x7b"] | {"num_experts_per_tok": 9}),
+            "experts_per_token=9: must be between 1 and experts=8",
+        ),
+        (
+            json.dumps(PUBLISHED["qwen1.5-moe-a2.7b"][1] | {"moe_intermediate_size": 1000}),
+            "shared_expert_intermediate_size=5632: must be a multiple",
+        ),
+        (
+            json.dumps(PUBLISHED["qwen1.5-moe-a2.7b"][1] | {"mlp_only_layers": "none"}),
+            "mlp_only_layers='none': must be a list of whole numbers",
+        ),
+    ],
+)
+def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_shape(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"nowhere\.json: cannot be read: No such file"):
+        read_shape(tmp_path / "nowhere.json")

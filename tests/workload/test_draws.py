@@ -1,0 +1,284 @@
+"""What is drawn: arrivals, lengths, and predictions of lengths, as configured and published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from pagedsim.core import ConfigError
+from pagedsim.run.objects import make
+from pagedsim.workload import (
+    Arrivals,
+    Bucket,
+    Fixed,
+    FixedInterval,
+    Gamma,
+    Lengths,
+    LogNormal,
+    Noisy,
+    Oracle,
+    Poisson,
+    Predictor,
+    Rank,
+    Uniform,
+    Workload,
+    make_arrivals,
+    make_lengths,
+    stream,
+    synthetic,
+)
+from pagedsim.workload.predictor import kendall
+from tests.workload.files import LENGTHS, written
+
+ARRIVALS = 40_000
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("process", "cv"),
+    [(Poisson(4.0), 1.0), (Gamma(4.0, 0.5), 0.5), (Gamma(4.0, 3.0), 3.0), (FixedInterval(4.0), 0)],
+)
+def test_rate_and_burstiness(process: Arrivals, cv: float, seed: int) -> None:
+    gaps = np.diff(process.times(ARRIVALS, stream(seed, "arrivals")))
+    error = cv / ARRIVALS**0.5  # standard error of the mean gap, relative
+    assert gaps.mean() == pytest.approx(1 / 4.0, rel=4 * error + 1e-9)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1, abs=1e-9)
+    assert (gaps >= 0).all()
+
+
+@pytest.mark.parametrize("process", [Poisson(2.0), Gamma(2.0, 3.0), FixedInterval(2.0)])
+def test_more_arrivals_begin_with_the_fewer(process: Arrivals) -> None:
+    few, many = (process.times(count, stream(1, "a")) for count in (10, 1000))
+    assert few.tolist() == many[:10].tolist()
+
+
+def test_streams_of_other_names_and_seeds_differ() -> None:
+    drawn = {stream(seed, name).random() for seed in (0, 1) for name in ("arrivals", "lengths")}
+    assert len(drawn) == 4
+    with pytest.raises(ConfigError, match="seed=-1"):
+        stream(-1, "arrivals")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "poisson", "rate": -1}, "rate=-1: must be a number above 0"),
+        ({"kind": "poisson"}, "rate: must be given, for arrivals=poisson"),
+        ({"kind": "poison", "rate": 1.0}, "did you mean 'poisson'"),
+        ({"kind": "poisson", "rate": 1.0, "cv": 2.0}, "cv=2.0: only arrivals=gamma takes it"),
+        ({"kind": "gamma", "rate": 1.0}, "cv: must be given, for arrivals=gamma"),
+        ({"kind": "gamma", "rate": 1.0, "cv": 0}, "cv=0: must be a number from 0.001 to 1000"),
+        ({"kind": "closed"}, "users: must be given, for arrivals=closed"),
+        ({"kind": "burst", "users": 3}, "users=3: only arrivals=closed takes it"),
+    ],
+)
+def test_arrivals_that_cannot_work_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_arrivals(**settings)
+    assert message in str(error.value)
+
+
+# -- lengths ---------------------------------------------------------------------------------------
+
+
+PUBLISHED = {"sharegpt": (161.31, 337.99), "alpaca": (19.31, 58.45)}
+COUNT = 200_000
+
+
+def sample(lengths: Lengths, seed: int, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
+    return lengths.sample(count, stream(seed, "lengths"))
+
+
+def close(drawn: np.ndarray, mean: float) -> bool:
+    """Whether the sample's mean is this one, within four standard errors."""
+    return abs(drawn.mean() - mean) < 4 * drawn.std() / len(drawn) ** 0.5
+
+
+@pytest.mark.parametrize(("max_len", "seed"), [(1024, 0), (2048, 1), (4096, 2)])
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_presets_have_the_published_means(preset: str, max_len: int, seed: int) -> None:
+    prompt, output = sample(make_lengths(preset, max_len), seed)
+    whole = sample(make_lengths(preset, None), seed)
+    for drawn in ((prompt, output), whole):
+        pairs = zip(drawn, PUBLISHED[preset], strict=True)
+        assert all(close(column, mean) for column, mean in pairs)
+    assert (prompt + output).max() <= max_len
+    assert min(prompt.min(), output.min()) >= 1
+
+
+def test_sharegpt_answers_spread_as_the_papers_memory_figure_implies() -> None:
+    # Orca (Oracle): reserved 25.2 % of 63.4 % in use, so E[o²] = 3.88 E[op].
+    prompt, output = (column.astype(float) for column in sample(make_lengths("sharegpt", 2048), 0))
+    assert (output**2).mean() / (output * prompt).mean() == pytest.approx(3.88, rel=0.03)
+
+
+@pytest.mark.parametrize(("mean", "cv", "max_len"), [(500, 2.0, 2048), (3, 0.5, 64), (30, 1, 80)])
+def test_any_lognormal_keeps_its_mean_when_cut(mean: float, cv: float, max_len: int) -> None:
+    drawn = sample(LogNormal(mean, cv, mean, cv, max_len), 0)
+    assert close(drawn[0], mean) and close(drawn[1], mean)
+
+
+def test_a_mean_that_the_cut_forbids_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lengths.prompt_mean=1500: max_len=2048 cuts prompts"):
+        LogNormal(1500, 1.0, 100, 1.0, 2048)
+    with pytest.raises(ConfigError, match=r"lengths.output_mean=2000: max_len=2048"):
+        LogNormal(500, 1.0, 2000, 1.0, 2048)
+
+
+def test_fixed_and_uniform() -> None:
+    prompt, output = sample(Fixed(7, 9), 0, 5)
+    assert prompt.tolist() == [7] * 5 and output.tolist() == [9] * 5
+    prompt, output = sample(Uniform(1, 4, 10, 10), 0, 10_000)
+    assert np.bincount(prompt)[1:] == pytest.approx(2500, abs=250)
+    assert set(output.tolist()) == {10}
+
+
+def test_quantiles_are_met_and_straight_between() -> None:
+    shape = {"shape": "quantiles", "prompt": {0: 1, 50: 101, "90": 501, 100: 1001}}
+    lengths = make_lengths({**shape, "output": {0: 8, 100: 8}}, None)
+    prompt, output = sample(lengths, 0)
+    assert (prompt.min(), prompt.max(), set(output)) == (1, 1001, {8})
+    for percent, tokens in ((25, 51), (50, 101), (70, 301), (90, 501), (95, 751)):
+        assert np.percentile(prompt, percent) == pytest.approx(tokens, rel=0.02)
+    assert close(prompt, 0.5 * 51 + 0.4 * 301 + 0.1 * 751)
+    cut = make_lengths({**shape, "output": {0: 1, 100: 2000}}, 1200)
+    prompt, output = sample(cut, 0)
+    assert (prompt + output).max() == 1200
+    assert cut.capped(prompt, output) == np.count_nonzero(prompt + output == 1200) > 0
+
+
+def test_empirical_keeps_pairs_together(tmp_path: Path) -> None:
+    path = written(tmp_path, LENGTHS)
+    by_sniffing = make_lengths({"shape": "empirical", "path": path}, None)
+    columns = {"prompt_column": "num_prefill_tokens", "output_column": "num_decode_tokens"}
+    by_name = make_lengths({"shape": "empirical", "path": path, **columns}, None)
+    for lengths in (by_sniffing, by_name):
+        prompt, output = sample(lengths, 0, 3000)
+        assert (prompt == 10 * output).all()
+        assert np.bincount(prompt // 100)[1:] == pytest.approx(1000, abs=150)
+
+
+@pytest.mark.parametrize("shape", ["sharegpt", "uniform", "quantiles", "empirical"])
+def test_fewer_are_the_beginning_of_more(shape: str, tmp_path: Path) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "sharegpt": {},
+        "uniform": {"prompt_min": 1, "prompt_max": 9, "output_min": 1, "output_max": 9},
+        "quantiles": {"prompt": {0: 1, 100: 9}, "output": {0: 1, 100: 9}},
+        "empirical": {"path": written(tmp_path, LENGTHS)},
+    }
+    lengths = make_lengths({"shape": shape, **settings[shape]}, 2048)
+    few, many = sample(lengths, 0, 10), sample(lengths, 0, 1000)
+    assert [c.tolist() for c in few] == [c[:10].tolist() for c in many]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ("shargpt", "unknown lengths.shape 'shargpt': did you mean 'sharegpt'"),
+        ({"shape": "fixed", "promt": 1, "output": 2}, "did you mean 'prompt'"),
+        ({"shape": "fixed", "prompt": 1}, "lengths.output: must be given, for lengths.shape=fixed"),
+        ({"shape": "fixed", "prompt": 0, "output": 2}, "lengths.prompt=0: must be a whole number"),
+        ({"prompt": 1}, "lengths: needs shape="),
+        ({"shape": "alpaca", "prompt": 1}, "lengths.prompt: no such setting of lengths.shape=al"),
+        ({"shape": "uniform", "prompt_min": 5, "prompt_max": 4, "output_min": 1, "output_max": 1},
+         "lengths.prompt_max=4: must be a whole number from 5"),
+        ({"shape": "empirical", "path": "/nowhere/x.csv"}, "there is no folder /nowhere"),
+        ({"shape": "sharegpt", "max_len": 5}, "is a setting of the workload"),
+        (7, "lengths=7: must be a shape"),
+        ({"shape": "quantiles", "prompt": {0: 1, 90: 5}, "output": {0: 1, 100: 2}},
+         "lengths.prompt: must have the percents 0 and 100"),
+        ({"shape": "quantiles", "prompt": {0: 7, 50: 5, 100: 9}, "output": {0: 1, 100: 2}},
+         "lengths.prompt.50=5: must be a whole number from 7"),
+        ({"shape": "quantiles", "prompt": {0: 1, "half": 5, 100: 9}, "output": {0: 1, 100: 2}},
+         "lengths.prompt='half': must be a number from 0 to 100"),
+        ({"shape": "quantiles", "prompt": 5, "output": {0: 1, 100: 2}},
+         "lengths.prompt=5: must be lengths by percent"),
+    ],
+)  # fmt: skip
+def test_lengths_that_cannot_work_are_refused(lengths: object, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        synthetic(requests=3, rate=1.0, lengths=lengths)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+# -- predictors ------------------------------------------------------------------------------------
+
+
+PREDICTORS = sorted((Path(__file__).parents[2] / "conf" / "predictor").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return synthetic(requests=20_000, rate=1.0, lengths="sharegpt")
+
+
+def errors(predictor: Predictor, workload: Workload) -> Any:
+    return np.log(predictor.applied(workload, 0).predicted_len / workload.output_len)
+
+
+@pytest.mark.parametrize("path", PREDICTORS, ids=lambda path: path.stem)
+def test_every_predictor_guesses_alike_for_a_seed_and_leaves_all_else(
+    path: Path, workload: Workload
+) -> None:
+    predictor: Any = make("predictor", dict(OmegaConf.load(path)), Predictor)
+    one, again = predictor.applied(workload, 1), predictor.applied(workload, 1)
+    other = predictor.applied(workload, 2)
+    np.testing.assert_array_equal(one.predicted_len, again.predicted_len)
+    assert one.drawn
+    if path.stem in ("none", "oracle"):
+        np.testing.assert_array_equal(one.predicted_len, other.predicted_len)
+        assert one.notices == workload.notices
+    else:
+        assert (one.predicted_len != other.predicted_len).any()
+        assert "Kendall's tau" in one.notices[-1]
+    for column in ("arrival", "prompt_len", "output_len", "priority", "client"):
+        assert getattr(one, column) is getattr(workload, column)
+
+
+def test_an_oracle_knows(workload: Workload) -> None:
+    assert (errors(Oracle(), workload) == 0).all()
+
+
+def test_noise_is_off_by_a_known_factor(workload: Workload) -> None:
+    error = errors(Noisy(0.5), workload)[workload.output_len > 20]
+    assert np.median(error) == pytest.approx(0, abs=0.01)
+    assert error.std() == pytest.approx(0.5, abs=0.01)
+
+
+def test_noise_without_bounds_is_still_a_number(workload: Workload) -> None:
+    with np.errstate(over="raise"):
+        assert np.isfinite(Noisy(5000.0).applied(workload, 0).predicted_len).all()
+
+
+def test_a_bucket_is_the_right_one_as_often_as_is_said(workload: Workload) -> None:
+    guess = Bucket(buckets=10, width=100, accuracy=0.8).applied(workload, 0).predicted_len
+    right = np.minimum((workload.output_len - 1) // 100, 9)
+    assert set(guess.tolist()) <= {50.0 + 100 * bucket for bucket in range(10)}
+    assert (guess == right * 100 + 50).mean() == pytest.approx(0.8, abs=0.01)
+    assert (np.abs((guess - 50) / 100 - right) <= 1).all()
+
+
+@pytest.mark.parametrize("tau", [-1.0, 0.4, 1.0])
+def test_ranks_agree_to_the_stated_degree(tau: float) -> None:
+    workload = Workload.of(range(3000), 8, np.random.default_rng(0).permutation(3000) + 1)
+    guess = Rank(tau).applied(workload, 0).predicted_len
+    assert sorted(guess) == sorted(workload.output_len)
+    assert kendall(workload.output_len.astype(float), guess) == pytest.approx(tau, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("make_one", "line"),
+    [
+        (lambda: Noisy(0), "sigma=0: must be a number above 0"),
+        (lambda: Bucket(buckets=1), "buckets=1: must be a whole number of at least 2"),
+        (lambda: Bucket(accuracy=1.5), "accuracy=1.5: must be a number from 0 to 1"),
+        (lambda: Rank(tau=2), "tau=2: must be a number from -1 to 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(make_one: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        make_one()
