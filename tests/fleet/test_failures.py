@@ -205,10 +205,7 @@ def test_a_run_continues_though_no_request_is_served_for_long() -> None:
         (3, "failures=3: must be a list, such as"),
         ([3], "failures[0]=3: must have replica, at, for, and no more"),
         ([{"replica": 0, "at": 1}], "failures[0]={'replica': 0, 'at': 1}: must have replica, at"),
-        (
-            [{"replica": 2, "at": 1, "for": 1}],
-            "failures[0].replica=2: must be a whole number from 0",
-        ),
+        ([{"replica": 2, "at": 1, "for": 1}], "failures[0].replica=2: must be a whole number"),
         ([{"replica": 0, "at": -1, "for": 1}], "failures[0].at=-1: must be a number"),
         ([{"replica": 0, "at": 1, "for": 0}], "failures[0].for=0: must be a number above 0"),
         (
@@ -216,10 +213,7 @@ def test_a_run_continues_though_no_request_is_served_for_long() -> None:
             "failures: replica 0 dies at 4 s, and is down from 1 to 6 s: its outages must not",
         ),
         ({"mean_between": 1}, "mean_repair"),
-        (
-            {"mean_between": 0, "mean_repair": 1},
-            "failures.mean_between=0: must be a number above 0",
-        ),
+        ({"mean_between": 0, "mean_repair": 1}, "failures.mean_between=0: must be a number above"),
         ({"mean_between": 1, "mean_repair": 1, "seed": -1}, "failures.seed=-1"),
         ({"mean_between": 1, "mean_repair": 1, "what": 1}, "what"),
     ],

@@ -118,10 +118,7 @@ class Answers(Router):
 @pytest.mark.parametrize(
     ("router", "said"),
     [
-        (
-            Answers(None),
-            "Answers.route returned None: a router that queues requests must set holds = True",
-        ),
+        (Answers(None), "Answers.route returned None: a router that queues requests must set"),
         (Answers("replica-0"), "Answers.route gave 'replica-0': must be one of the replicas"),
         (Answers(None, holds=True), "returned None although every replica is idle"),
     ],

@@ -154,7 +154,7 @@ def waits(client: int, columns: tuple[Any, ...], ends: Floats | None, times: Flo
 
 
 @pytest.mark.parametrize("stepwise", [True, False])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(answers=ANSWERS)
 def test_the_gap_is_the_largest_of_all_stretches_of_time(
     answers: list[tuple[Any, ...]], stepwise: bool

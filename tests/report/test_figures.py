@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,12 @@ from matplotlib.text import Annotation, Text
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import compare, estimate, values_of
 from pagedsim.metrics.pareto import Criterion, Standing
-from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep
-from pagedsim.report.figures import _for_page
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
-from pagedsim.report.labels import Label, place
-from pagedsim.report.load import draw_load, load_of
 from pagedsim.report.pareto import draw_pareto
 from pagedsim.report.plots import drawings_of
 from pagedsim.report.roofline import draw_roofline
-from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks, new_figure
+from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks
 from tests.metrics.tables import (
     Values,
     requests_of,
@@ -117,49 +111,6 @@ def test_service_is_drawn_for_each_client_of_each_arm(tmp_path: Path) -> None:
     assert "service" not in drawings_of(calm), "no two clients wait at once"
 
 
-def test_texts_of_a_figure_are_left_as_they_are() -> None:
-    svg = '<svg viewBox="0 0 1 1"><path d="M 1.23456 2"/><text x="1.999999">×0.001</text></svg>'
-    assert _for_page("x", svg).endswith('<path d="M 1.23 2"/><text x="1.99">×0.001</text></svg>')
-
-
-def test_long_names_stay_in_the_figure(tmp_path: Path) -> None:
-    arms = tuple(f"{i} a policy that goes by the name of a whole sentence" for i in range(4))
-    study = study_of(tmp_path, seeds=1, arms=arms)
-    for figure in (draw_load(study), draw_gantt(study)):
-        [legend] = figure.legends
-        figure.canvas.draw()
-        box = legend.get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
-        titles = [axes._left_title.get_window_extent() for axes in figure.axes]  # type: ignore[attr-defined]
-        assert all(title.y1 <= box.y0 + 1 for title in titles)
-        assert all(a.x1 < b.x0 for a, b in pairwise(titles) if a.y0 == b.y0)
-
-
-def test_latency_curves_rise_to_all_requests(tmp_path: Path) -> None:
-    study = study_of(tmp_path, seeds=2)
-    study.clients = ()
-    look = looks(study.arms)
-    for arm, line in zip(study.arms, draw_latency(study).axes[0].lines, strict=True):
-        times, shares = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
-        assert to_hex(line.get_color()) == look[arm].colour
-        assert (np.diff(times) >= 0).all() and (shares[0], shares[-1]) == (0, 1)
-        tables = [run.requests() for run in study.of(arm)]
-        waits = [np.subtract(one["first_token"], one["arrival"]) for one in tables]
-        median = np.median(np.concatenate(waits))
-        assert np.interp(0.5, shares, times) == pytest.approx(1e3 * median, rel=0.02)
-
-
-def test_the_load_is_each_arm_s_own(tmp_path: Path) -> None:
-    study = study_of(tmp_path, seeds=1)
-    look = looks(study.arms)
-    for axes, name in zip(draw_load(study).axes, ("waiting", "running", "kv"), strict=True):
-        for arm, stairs in zip(study.arms, axes.patches, strict=True):
-            _, series = load_of(study.of(arm)[0], 320)
-            drawn: Any = stairs
-            assert drawn.get_data().values == pytest.approx(series[name])
-            assert to_hex(stairs.get_edgecolor()) == look[arm].colour
-
-
 def bars(axes: Any, colour: str) -> np.ndarray:
     """Begin and end of each bar of a colour."""
     [found] = [one for one in axes.collections if to_hex(one.get_facecolor()[0]) == colour]
@@ -188,16 +139,6 @@ def test_rejected_requests_are_not_drawn_as_served(tmp_path: Path) -> None:
     assert (rejected[:, 0] == rejected[:, 1]).all()  # as they came
     assert list(busiest(study.runs[1], ROWS)) == list(range(35))
     assert len(busiest(with_rejected(study.runs[1], 40), ROWS)) == 40
-
-
-def test_arms_with_other_numbers_of_requests_are_drawn(tmp_path: Path) -> None:
-    study = study_of(tmp_path, seeds=1, arms=("long", "short"))
-    short = study.runs[1]
-    config = {**short.config, "workload": {"requests": 10}}
-    short = with_tables(short, short.requests().slice(0, 10), short.steps())
-    study.runs[1] = replace(short, config=config)
-    one, other = draw_gantt(study).axes
-    assert (len(bars(one, DECODE)), len(bars(other, DECODE))) == (40, 10)
 
 
 # -- Pareto plots ----------------------------------------------------------------------------------
@@ -274,13 +215,6 @@ def test_an_arm_without_a_value_is_in_the_list_alone() -> None:
     figure = draw_pareto(standing_of(arms, "e2e_mean", "ttft_p99"), [PLANE])
     assert set(names(figure.axes[0])) == {"all"}
     assert [text.get_text() for text in figure.texts] == ["1  all", "2  few"]
-
-
-def test_a_name_without_a_place_is_returned() -> None:
-    axes = new_figure(1.0).subplots()
-    wide = Label("w" * 300, (0.5, 0.5), {"fontsize": 9})
-    assert place(axes, [wide]) == [wide]
-    assert names(axes) == {}
 
 
 # -- roofline plots --------------------------------------------------------------------------------

@@ -181,9 +181,3 @@ def test_runs_without_results_are_drawn(swept: str | None, tmp_path: Path) -> No
     Reader(written(study).read_text(encoding="utf-8"))
     write_timeline(study, tmp_path / "timeline.json")
     report.show(result_of(study), study, Console(file=io.StringIO()))
-
-
-def test_a_narrow_page_scrolls_its_pictures_and_keeps_names_in_view(page: str) -> None:
-    assert page.count('<figure><div class="scroll"><svg') == 5
-    assert re.search(r"@media \(max-width: 40rem\) \{[^@]*figure svg \{ min-width: 44rem", page)
-    assert re.search(r"\.results td:first-child \{[^}]*position: sticky", page)

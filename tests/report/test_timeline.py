@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.colors import to_hex
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Scheduler
@@ -17,9 +16,7 @@ from pagedsim.metrics.files import PREEMPTIONS, write_run
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.summary import summarise
-from pagedsim.report.gantt import draw_gantt
 from pagedsim.report.stages import lives_of
-from pagedsim.report.style import AGAIN, DECODE, PREEMPTED
 from pagedsim.report.timeline import write_timeline
 from pagedsim.sim.simulate import simulate
 from policies.ordering import Priority
@@ -239,21 +236,6 @@ def test_replicas_have_marks_of_their_own(tmp_path: Path) -> None:
     assert sorted(rows) == [(2, 0, 0), (3, 1, 1)]
     for process, name in ((1, "preemption of 2"), (2, "preemption of 3")):
         assert {one["name"] for one in events(made, "i", process)} == {name}
-
-
-def test_the_plot_shows_the_wait_and_marks_its_begin(tmp_path: Path) -> None:
-    axes: Any
-    [axes] = draw_gantt(study_with(recorded(scheduler()), tmp_path)).axes
-    drawn = {
-        to_hex(one.get_facecolor()[0]): [
-            (path.vertices[0, 0], path.vertices[1, 0]) for path in one.get_paths()
-        ]
-        for one in axes.collections
-    }
-    assert (drawn[PREEMPTED], drawn[AGAIN]) == ([(3.0, 8.0)], [(8.0, 9.0)])
-    assert drawn[DECODE] == [(1.0, 8.0), (1.0, 3.0), (9.0, 13.0)]
-    assert list(axes.lines[0].get_xdata()) == [3.0]
-    assert [text.get_text() for text in axes.texts] == ["1 for 0"]
 
 
 def test_a_run_without_preemptions_leaves_no_file(tmp_path: Path) -> None:

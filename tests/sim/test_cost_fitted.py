@@ -332,10 +332,7 @@ def test_too_little_to_fit_is_refused(rows: list[Sample], message: str) -> None:
         ('{"prefill": {}, "decode": {}, "large_batch": 9}', "give both or neither"),
         ('{"prefill": {}, "decode": {}, "limits": {"x": 9}}', "unknown feature in cost.limits"),
         ('{"prefill": {}, "decode": {}, "fitted_for": {"gpu": 1}}', "unknown key in cost.fitted_f"),
-        (
-            '{"prefill": {}, "decode": {}, "bus_efficiency": 0}',
-            "cost.bus_efficiency=0: must be a number ab",
-        ),
+        ('{"prefill": {}, "decode": {}, "bus_efficiency": 0}', "cost.bus_efficiency=0: must be a"),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:

