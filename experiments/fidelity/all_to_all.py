@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named
+from pagedsim.fidelity.sheets import hardware_named, model_named
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import step
 from pagedsim.sim.replica import Replica

@@ -1,19 +1,40 @@
-"""Calibrate: fit step times in milliseconds to engine measurements or server logs."""
+"""Calibrate: fit step times in milliseconds to engine measurements, or constants to a server's log.
+
+For a log, the simulator serves its requests with one set of constants after another, until its
+latencies are nearest to those of the log. Only the first part of the requests is fitted; what the
+simulator then says of the others is compared with times that no fit has seen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from experiments.fidelity.external import read_external
+import numpy as np
+
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.fidelity.calibration import Calibration, fitted
-from pagedsim.fidelity.recorded import recorded_runs
+from pagedsim.fidelity.logs import report as report
+from pagedsim.fidelity.logs.consistency_checks import signs
+from pagedsim.fidelity.logs.fit import Found, fit_to_log
+from pagedsim.fidelity.logs.log import Log, read_log
+from pagedsim.fidelity.logs.score import Rows, Scores, score
+from pagedsim.fidelity.logs.server import (
+    Constant,
+    Constants,
+    ExternalServer,
+    Fit,
+    Served,
+    constants_of,
+    serve,
+    words,
+)
+from pagedsim.fidelity.recorded import StepLog, log_of, recorded_runs
 from pagedsim.fidelity.step_grid import profiled
-from pagedsim.fidelity.steplog import StepLog, log_of
-from pagedsim.run.backend import RunConfig
+from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -68,3 +89,137 @@ class Calibrate(Study):
             some = "1 run" if len(recorded) == 1 else f"{len(recorded)} runs"
             return log_of(recorded, f"{some} under {shown(Path(self.run).absolute())}")
         return profiled(runs.config, runs.config["seed"])
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+NEEDED = 20
+"""Minimum number of requests to fit to."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A log, simulated with given constants."""
+
+    server: ExternalServer
+    served: Served
+    scores: Mapping[str, Scores]
+    """By which requests: "all", or "fitted" and "unseen", and these "before the fit"."""
+
+
+def scored(config: Settings, log: Log, constants: Constants | None = None) -> Scored:
+    """Serve a log as `config` describes its server, and score all of it.
+
+    Without `constants` as `cost=` has them.
+    """
+    server = ExternalServer(config, log)
+    served = serve(server, constants_of(server) if constants is None else constants)
+    return Scored(server, served, {"all": score(log, served.latencies, np.arange(len(log)))})
+
+
+def fitted_and_scored(config: Settings, log: Log, split: float = 0.5) -> tuple[Found, Scored]:
+    """Fit to the first `split` of a log's requests, and score both parts."""
+    known = _known(log, split)
+    server = ExternalServer(config, log)
+    found = fit_to_log(server, known)
+    # The others are served by one whole simulation, so that they find the queue and the memory as
+    # the fitted left them.
+    after, before = (serve(server, of) for of in (found.constants, found.begin))
+    parts: dict[str, Rows] = {
+        "fitted": np.arange(found.cold.requests, known),
+        "unseen": np.arange(known, len(log)),
+    }
+    scores = {name: score(log, after.latencies, rows) for name, rows in parts.items()} | {
+        f"{name}, before the fit": score(log, before.latencies, rows)
+        for name, rows in parts.items()
+    }
+    return found, Scored(server, after, scores)
+
+
+def read_external(runs: Runs, requests: str, split: float) -> Analysis:
+    """Fit to the first `split` of the log `requests`, and predict the rest."""
+    log = read_log(requests)
+    found, done = fitted_and_scored(runs.config, log, split)
+    server, scores = done.server, done.scores
+    path = runs.command.folder / "fit.json"
+    largest = serve(server, found.constants, first=_known(log, split)).largest
+    fit = Fit(dict(found.constants), server.facts, largest, log.path.name, list(_loose(found)))
+    fit.save(path)
+    return Analysis(
+        finding=_finding(log, found, scores),
+        listings=[
+            report.constants(found),
+            *(
+                report.errors(part, scores[part])
+                for part in ("fitted", "unseen", "unseen, before the fit")
+            ),
+        ],
+        notes=[
+            *signs(server, done.served, found.begin),
+            *report.about_fit(found, scores),
+            *report.about_log(
+                log, found.cold, scores["unseen"], "unseen", done.served, server.guessed_blocks
+            ),
+        ],
+        data=_data(split, found, done, fit),
+        table=report.table(scores),
+        used={
+            "another log": f"experiment=predict fit={shown(path)} requests=...",
+            "simulate": words(server, found.constants, list(found.ranges)),
+        },
+    )
+
+
+def _known(log: Log, split: float) -> int:
+    """Number of fitted requests."""
+    known = round(split * len(log))
+    if known < NEEDED or known == len(log):
+        raise ConfigError(
+            f"{log.path}: study.split={split:g} fits to {known} of its {len(log)} "
+            f"requests: must be at least {NEEDED}, and leave some to predict"
+        )
+    return known
+
+
+def _loose(found: Found) -> list[str]:
+    """Notes on constants that the log does not determine."""
+    return [name for name, one in found.ranges.items() if not one.decided]
+
+
+def _finding(log: Log, found: Found, scores: Mapping[str, Scores]) -> list[str]:
+    unseen = scores["unseen"]
+    return [
+        f"{unseen.count} requests whose times no fit has seen, predicted against measured means: "
+        f"{report.off(unseen)}.",
+        f"{log.path.name}: {len(log)} requests within {log.arrived[-1]:.1f} s, answered after "
+        f"{(log.arrived + log.latencies.e2e).max():.1f} s; fitted by {found.simulations} "
+        f"simulations, requests are {100 * found.distance:.1f} % off on average, and were "
+        f"{100 * found.before:.1f} % off before.",
+    ]
+
+
+def _data(split: float, found: Found, done: Scored, fit: Fit) -> dict[str, Any]:
+    return {
+        "requests": fit.source,
+        "server": fit.server,
+        "split": split,
+        "constants": {
+            name: {
+                "meaning": Constant(name).meaning,
+                "unit": Constant(name).unit,
+                "value": value,
+                "before": found.begin[name],
+                "range": one._asdict() | {"decided": one.decided}
+                if (one := found.ranges.get(name))
+                else None,
+            }
+            for name, value in found.constants.items()
+        },
+        "words": words(done.server, found.constants, list(found.ranges)),
+        "cold": found.cold._asdict(),
+        "simulations": found.simulations,
+        "distance": found.distance,
+        "before": found.before,
+        "scores": {part: one.content() for part, one in done.scores.items()},
+        "simulated": {"steps": done.served.steps, "preemptions": done.served.preemptions},
+    }

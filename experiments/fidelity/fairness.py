@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
+from math import ceil
 from pathlib import Path
 from signal import SIG_DFL, SIGINT, signal
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from experiments.fidelity import fairness_report as words
-from experiments.fidelity.fairness_pair import Pair, Paired, Rules
-from experiments.fidelity.fairness_report import draw_gaps, gaps_of, notes
+import numpy as np
+
+from experiments.fidelity.fairness_pair import Pair, Paired, Rules, Side
 from pagedsim.build import inner_policy
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
-from pagedsim.fidelity.external_log import Log, read_log
-from pagedsim.metrics.result import PUBLISHED
+from pagedsim.fidelity.logs.log import Log, read_log
+from pagedsim.fidelity.logs.score import ClientService
+from pagedsim.metrics.result import PUBLISHED, Listing, Row
+from pagedsim.metrics.service import service_of
 from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent, signed
+from pagedsim.report.style import INK, Look, key, looks, margins, new_figure, short, tidy
 from pagedsim.run.backend import Settings
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.pool import inside_a_worker
 from pagedsim.run.runs import Runs, cores
 from pagedsim.run.study import Analysis, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 DATA = Path(__file__).parents[1] / "data"
 """Folder of the logs that come with pagedsim."""
@@ -67,18 +76,18 @@ class Fairness(Study):
     def __post_init__(self) -> None:
         require_kinds(self)
         require_number("known", self.known, above=0)
-        for key, at_least in {"least": FEWEST, "moves": 1, "prompts": 1}.items():
-            require_whole(key, getattr(self, key), at_least)
-        for key in ("more_prompt", "adapter"):
-            require_whole(key, getattr(self, key), 0)
+        for name, at_least in {"least": FEWEST, "moves": 1, "prompts": 1}.items():
+            require_whole(name, getattr(self, name), at_least)
+        for name in ("more_prompt", "adapter"):
+            require_whole(name, getattr(self, name), 0)
         require_flag("cold", self.cold)
         require_number("within", self.within, above=0)
-        for key, names in {"policy": [self.policy], "more": self.more}.items():
+        for setting, names in {"policy": [self.policy], "more": self.more}.items():
             for name in names:
                 try:
                     inner_policy(name)
                 except ConfigError as error:
-                    said = str(error).replace("unknown of", f"unknown {key}", 1)
+                    said = str(error).replace("unknown of", f"unknown {setting}", 1)
                     raise ConfigError(said) from error
         if "fcfs" in (self.policy, *self.more) or self.policy in self.more:
             raise ConfigError(
@@ -97,15 +106,15 @@ class Fairness(Study):
     def analyse(self, runs: Runs) -> Analysis:
         pairs = list(self._pairs(runs))
         done = _studied(pairs, runs)
-        rows = [row for pair in done for row in words.rows(pair, self.within)]
+        rows = [row for pair in done for row in rows_of(pair, self.within)]
         gaps = {pair.name: gaps_of(pair) for pair in done}
         return Analysis(
-            finding=words.finding(done, rows, self.within),
+            finding=finding(done, rows, self.within),
             rows=rows,
             beside=PUBLISHED if self.fcfs is None else ("measured", "simulated"),
-            listings=[words.clients(done), words.elsewise(done), words.others(done)],
+            listings=[clients(done), elsewise(done), others(done)],
             notes=list(notes(done, self.cold)),
-            data={"pairs": {pair.name: words.data(pair) for pair in done}, "gaps": gaps},
+            data={"pairs": {pair.name: data(pair) for pair in done}, "gaps": gaps},
             drawings={
                 "gaps": FigureSpec(
                     "How far apart clients are",
@@ -115,7 +124,7 @@ class Fairness(Study):
                     partial(draw_gaps, gaps),
                 )
             },
-            table=words.table(done),
+            table=table(done),
         )
 
     # -- the logs ----------------------------------------------------------------------------------
@@ -187,3 +196,321 @@ def _studied(pairs: Sequence[Pair], runs: Runs) -> list[Paired]:
         longest = sorted(pairs, key=lambda pair: len(pair.first), reverse=True)
         done = {pair.name: pool.submit(pair.studied) for pair in longest}
         return [done[pair.name].result() for pair in pairs]
+
+
+_NEAREST = 2
+"""Maximum number of alternative assumptions named for a deviating number."""
+
+
+class Told(NamedTuple):
+    """Metrics of a log or of its simulation."""
+
+    light: float
+    gap: float
+    gap_waiting: float | None
+    rate: float
+    rate_to_the_end: float
+
+    @classmethod
+    def of(cls, one: ClientService) -> Told:
+        """The metrics of one of them."""
+        light = one.ttft(one.light)
+        return cls(light, one.gap, one.gap_waiting, one.rate, one.rate_to_the_end)
+
+
+MEANINGS = {
+    "light": ("light client's TTFT", "s"),
+    "gap": ("largest difference", ""),
+    "gap_waiting": ("while both wait", ""),
+    "rate": ("answers", "tokens/s"),
+    "rate_to_the_end": ("answers to the end", "tokens/s"),
+}
+
+
+def rows_of(pair: Paired, within: float) -> Iterator[Row]:
+    """Rows of measured and simulated values, of both logs."""
+    for side in pair.sides:
+        measured, simulated = Told.of(side.measured), Told.of(side.simulated)
+        for name, (meaning, unit) in MEANINGS.items():
+            here, there = getattr(measured, name), getattr(simulated, name)
+            if here is None or there is None:
+                continue
+            row = Row(f"{pair.name}, {side.policy.upper()}: {meaning}", there, here, unit)
+            if abs(row.difference) > within:
+                row = Row(row.what, there, here, unit, _why(side, name, row))
+            yield row
+
+
+def _why(side: Side, name: str, row: Row) -> str:
+    """The reason for a deviating number."""
+    reasons = []
+    if name.startswith("gap"):
+        each = request_of(side.measured)
+        assert isinstance(row.published, float)
+        reasons.append(
+            f"a request gets {each:,.0f}: that of {row.published / each:.1f} against that of "
+            f"{row.ours / each:.1f}"
+        )
+    near = []
+    for what, other in side.elsewise.items():
+        if (value := getattr(Told.of(other), name)) is not None:
+            near.append((abs(off := Row(what, value, row.published).difference), off, what))
+    nearer = [one for one in sorted(near) if one[0] < abs(row.difference)][:_NEAREST]
+    return "; ".join([*reasons, *(f"{signed(off)} with {what}" for _, off, what in nearer)])
+
+
+def request_of(one: ClientService) -> float:
+    """Mean service of a request."""
+    log = one.log
+    return float(service_of(log.prompt, log.output, log.arrived).mean())
+
+
+def finding(pairs: Sequence[Paired], every: Sequence[Row], within: float) -> list[str]:
+    """Sentences: the number of values within tolerance, then the effect in each pair."""
+    near = sum(abs(row.difference) <= within for row in every)
+    names = ", ".join(dict.fromkeys(pair.other.policy.upper() for pair in pairs))
+    return [
+        f"Step times are fitted to logs under FCFS alone, and {names} is then simulated: {near} of "
+        f"{len(every)} numbers are within {percent(within, 0)} of what the logs say.",
+        *(_doubt(pair) for pair in pairs if pair.found.distance > within),
+        *(_effect(pair) for pair in pairs),
+    ]
+
+
+def _doubt(pair: Paired) -> str:
+    """A warning that the configuration does not match the logs' server."""
+    return (
+        f"{pair.name}: even requests that were fitted are {percent(pair.found.distance)} off on "
+        "average, so that little follows: batching=, server.max_seqs= or memory.blocks= is another "
+        "than that of the logs' server."
+    )
+
+
+def _effect(pair: Paired) -> str:
+    """The effect of the other policy, measured and simulated."""
+    old, new = (Told.of(side.measured) for side in pair.sides)
+    ours, then = (Told.of(side.simulated) for side in pair.sides)
+    return (
+        f"{pair.name}: from FCFS to {pair.other.policy.upper()} the light client's mean TTFT goes "
+        f"from {old.light:.1f} to {new.light:.1f} s (simulated: {ours.light:.1f} to "
+        f"{then.light:.1f} s), the largest difference in service from {old.gap:,.0f} to "
+        f"{new.gap:,.0f} ({ours.gap:,.0f} to {then.gap:,.0f})."
+    )
+
+
+def clients(pairs: Sequence[Paired]) -> Listing:
+    """Mean TTFT of each client."""
+    lines = []
+    for pair in pairs:
+        for side in pair.sides:
+            for client in side.measured.clients:
+                here, there = (one.ttft(client) for one in (side.measured, side.simulated))
+                light = " (light)" if client == side.measured.light else ""
+                name = f"{pair.name}, {side.policy.upper()}, {client or 'no name'}{light}"
+                lines.append([name, f"{here:.2f}", f"{there:.2f}", signed(there / here - 1, 1, "")])
+    head = ["client", "measured, s", "simulated, s", "off, %"]
+    return Listing("Mean time to the first token", head, lines)
+
+
+def elsewise(pairs: Sequence[Paired]) -> Listing:
+    """The effect of each assumption on the prediction of the other policy's log."""
+    lines = []
+    for pair in pairs:
+        side = pair.other
+        measured = Told.of(side.measured)
+        for what, one in {"as it is": side.simulated, **side.elsewise}.items():
+            told = Told.of(one)
+            cells = [
+                signed(getattr(told, name) / getattr(measured, name) - 1, 1, "")
+                for name in ("light", "gap", "rate")
+            ]
+            lines.append([f"{pair.name}, {side.policy.upper()}: {what}", *cells])
+    head = ["with", "light client's TTFT, %", "largest difference, %", "tokens/s, %"]
+    note = "how far the simulation is from the log where one thing is assumed otherwise"
+    return Listing("What each assumption is worth", head, lines, note)
+
+
+def others(pairs: Sequence[Paired]) -> Listing:
+    """Policies without a log."""
+    lines = []
+    for pair in pairs:
+        side = pair.other
+        for name, one in {side.policy: side.simulated, **side.policies}.items():
+            told = Told.of(one)
+            cells = [f"{told.light:.2f}", f"{told.gap:,.0f}", f"{told.rate:.1f}"]
+            lines.append([f"{pair.name}, {name.upper()}", *cells])
+    head = ["simulated", "light client's TTFT, s", "largest difference", "tokens/s"]
+    return Listing("Other policies on the same requests", head, lines)
+
+
+def data(pair: Paired) -> dict[str, Any]:
+    """All numbers of a pair, for result.json."""
+    return {
+        "server": dict(pair.facts),
+        "weights": pair.found.weights._asdict(),
+        "distance": pair.found.distance,
+        "simulations": pair.found.simulations,
+        "pace": pair.pace,
+        "logs": {side.policy: _side(side) for side in pair.sides},
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    named = {"measured": side.measured, "simulated": side.simulated}
+    every = {**named, **side.elsewise, **side.policies}
+    return {
+        name: Told.of(one)._asdict() | {"ttft": {name: one.ttft(name) for name in one.clients}}
+        for name, one in every.items()
+    }
+
+
+def table(pairs: Sequence[Paired]) -> list[dict[str, Any]]:
+    """One row per number, measured and simulated."""
+    return [
+        {
+            "logs": pair.name,
+            "policy": side.policy,
+            "metric": name,
+            "measured": getattr(Told.of(side.measured), name),
+            "simulated": getattr(Told.of(side.simulated), name),
+        }
+        for pair in pairs
+        for side in pair.sides
+        for name in MEANINGS
+    ]
+
+
+_WAVE = 0.7
+"""Share of the batch size; a gap of more requests is attributed to batch waves."""
+_APART = 1.5
+"""Ratio of simulated gaps above which there is a note."""
+_COLD = 0.3
+"""Additional seconds of the first answer that indicate a cold server."""
+_TERMS = (
+    "the light client asks for least, and its TTFT is a mean; differences are in service, 1 for a "
+    "token of a prompt and 2 for one of an answer: since the beginning until the last arrival, and "
+    "within times in which two clients have requests waiting; answers are tokens a second until "
+    "the last arrival, and until the last token"
+)
+
+
+def notes(pairs: Sequence[Paired], cold: bool) -> Iterator[str]:
+    """Notes of the report."""
+    yield _TERMS
+    for pair in pairs:
+        found, other = pair.found, pair.other
+        yield (
+            f"{pair.name}: {pair.facts['model']} on {pair.facts['hardware']}; requests that were "
+            f"fitted are {percent(found.distance)} off on average, after {found.simulations} "
+            f"simulations; the log under {other.policy.upper()} took {percent(pair.pace)} of the "
+            "simulated time between tokens: so much the server itself was not the same"
+        )
+        yield from _alike(pair)
+        yield from _waves(pair)
+        gaps = [one.gap for one in other.elsewise.values()]
+        if gaps and max(gaps) > _APART * min(gaps):
+            yield (
+                f"{pair.name}: with one thing assumed otherwise the simulated difference under "
+                f"{other.policy.upper()} is {min(gaps):,.0f} to {max(gaps):,.0f}: whose requests "
+                "are let in together settles early, and then comes again"
+            )
+    if cold and (late := [name for pair in pairs for name in _late(pair)]):
+        yield (
+            "a log's first answer says how cold its server was, and the first step takes as long: "
+            f"{', '.join(late)}"
+        )
+
+
+def _alike(pair: Paired) -> Iterator[str]:
+    """Notes if the logs have different clients, or are the same file."""
+    first, other = (side.measured for side in pair.sides)
+    if first.log.path.samefile(other.log.path):
+        yield (
+            f"{pair.name}: one file is both logs: what is measured under "
+            f"{pair.other.policy.upper()} is that under FCFS"
+        )
+    ends = zip(pair.sides, ((first, other), (other, first)), strict=True)
+    alone = {side.policy: sorted({*one.clients} - {*two.clients}) for side, (one, two) in ends}
+    told = [f"{', '.join(names)} only under {one.upper()}" for one, names in alone.items() if names]
+    if told:
+        yield (
+            f"{pair.name}: clients are not the same in both logs, so that little can be held "
+            f"against each other: {'; '.join(told)}"
+        )
+
+
+def _waves(pair: Paired) -> Iterator[str]:
+    """A note if the gap between clients corresponds to batch waves."""
+    other = pair.other.measured
+    requests = (other.gap_waiting or 0.0) / request_of(other)
+    if requests > _WAVE * other.at_once:
+        yield (
+            f"{pair.name}: {pair.other.policy.upper()}'s {other.gap_waiting:,.0f} between clients "
+            f"that both wait are what {requests:.0f} requests get, where {other.at_once:.0f} are "
+            "answered at once: they are let in together and end together, and most are of the "
+            "client that was behind"
+        )
+
+
+def _late(pair: Paired) -> Iterator[str]:
+    usual = pair.found.weights.mixed_step
+    for side in pair.sides:
+        first = float(side.measured.latencies.ttft[0])
+        if first > usual + _COLD:
+            yield f"{first:.2f} s in {pair.name}, {side.policy.upper()}"
+
+
+POINTS = 120
+"""Points per line."""
+ACROSS = 2
+"""Panels side by side."""
+LEAST = 100.0
+"""Lower end of the axis: less than the service of a request."""
+
+KINDS = (("measured", "-"), ("simulated", "--"))
+"""Line styles."""
+
+Gaps = Mapping[str, Mapping[str, Any]]
+
+
+def gaps_of(pair: Paired) -> dict[str, dict[str, Any]]:
+    """For each log, times in seconds and the service gap at each."""
+    found = {}
+    for side in pair.sides:
+        times = np.linspace(0.0, float(side.measured.log.arrived[-1]), POINTS)
+        found[side.policy] = {
+            "times": times.tolist(),
+            "measured": side.measured.gaps(times).tolist(),
+            "simulated": side.simulated.gaps(times).tolist(),
+        }
+    return found
+
+
+def draw_gaps(pairs: Mapping[str, Gaps]) -> Figure:
+    """One panel per pair of logs."""
+    rows = ceil(len(pairs) / ACROSS)
+    figure = new_figure(0.7 + 2.1 * rows)
+    panels = figure.subplots(rows, min(ACROSS, len(pairs)), squeeze=False)
+    look = looks(list(dict.fromkeys(policy for of in pairs.values() for policy in of)))
+    for axes, (name, of) in zip(panels.flat, pairs.items(), strict=False):
+        for policy, line in of.items():
+            for kind, dashes in KINDS:
+                values = np.maximum(line[kind], LEAST)
+                axes.plot(line["times"], values, color=look[policy].colour, ls=dashes, lw=1.3)
+        axes.set_yscale("log")
+        axes.set_title(short(name))
+        tidy(axes, x="seconds", y="difference in service")
+    for axes in list(panels.flat)[len(pairs) :]:
+        axes.set_visible(False)
+    margins(figure, top=0.75)
+    figure.subplots_adjust(hspace=0.55, wspace=0.3)
+    key(figure, _entries(look))
+    return figure
+
+
+def _entries(look: Mapping[str, Look]) -> dict[str, Any]:
+    """Colours for policies, solid lines for measured and dashes for simulated values."""
+    from matplotlib.lines import Line2D
+
+    kinds = {name: Line2D([], [], color=INK, ls=dashes, label=name) for name, dashes in KINDS}
+    return {**{name.upper(): one.colour for name, one in look.items()}, **kinds}

@@ -16,11 +16,10 @@ import numpy as np
 from rich.console import Console
 
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.external_log import Log
-from pagedsim.fidelity.external_score import distance
-from pagedsim.fidelity.external_server import ExternalServer
-from pagedsim.fidelity.external_service import ClientService
-from pagedsim.fidelity.simplex import Point, search
+from pagedsim.fidelity.logs.fit import Point, search
+from pagedsim.fidelity.logs.log import Log
+from pagedsim.fidelity.logs.score import ClientService, distance
+from pagedsim.fidelity.logs.server import ExternalServer
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.sim.cost import CostModel
 

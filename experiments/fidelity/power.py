@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagedsim.fidelity.step_tables.layouts import ALIASES
-from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, settings
+from pagedsim.fidelity.sheets import hardware_named, model_named, settings
+from pagedsim.fidelity.step_tables.tables import ALIASES
 from pagedsim.run.objects import make
 from pagedsim.sim.cost.base import step
 from pagedsim.sim.cost.fitting import nnls

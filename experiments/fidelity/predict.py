@@ -15,16 +15,14 @@ from functools import partial
 
 import numpy as np
 
-from experiments.fidelity.external import scored
+from experiments.fidelity.calibrate import scored
 from pagedsim.core import ConfigError
-from pagedsim.fidelity import external_report as report
-from pagedsim.fidelity.external_cold import cold_start
-from pagedsim.fidelity.external_course import Course, course_of_steps, read_course
-from pagedsim.fidelity.external_file import Fit
-from pagedsim.fidelity.external_log import Log, read_log
-from pagedsim.fidelity.external_score import score
-from pagedsim.fidelity.external_server import ExternalServer, Served
-from pagedsim.fidelity.external_signs import signs
+from pagedsim.fidelity.logs import report as report
+from pagedsim.fidelity.logs.consistency_checks import Course, course_of_steps, read_course, signs
+from pagedsim.fidelity.logs.fit import cold_start
+from pagedsim.fidelity.logs.log import Log, read_log
+from pagedsim.fidelity.logs.score import score
+from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
 from pagedsim.report.figures import FigureSpec
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs

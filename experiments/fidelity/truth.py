@@ -5,31 +5,67 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from math import ceil
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from experiments.fidelity import truth_report as words
-from experiments.fidelity.constants import Refits, constants_listing, left_out_listing, refitted
+import numpy as np
+
+from experiments.fidelity.constants import (
+    HELD,
+    MOST_SHARE,
+    NEAR,
+    Refits,
+    constants_listing,
+    left_out_listing,
+    medians,
+    pooled,
+    refitted,
+    worst_tokens,
+)
 from experiments.fidelity.truth_data import (
+    ALONE,
+    CLASSES,
+    FITTED,
+    ONE,
+    SEVERAL,
+    WITHIN,
     Scored,
     ServerLog,
+    by,
+    class_of,
     logs_listing,
     planned,
     read_logs,
+    score,
     scored,
     tables,
 )
-from experiments.fidelity.truth_report import draw_errors, draw_predicted, notes
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.external_score import Scores
-from pagedsim.fidelity.step_tables.constants import Constants
-from pagedsim.fidelity.step_tables.sheets import there
-from pagedsim.fidelity.step_tables.times import Points
+from pagedsim.fidelity.logs.score import Scores
+from pagedsim.fidelity.sheets import there
+from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Table
+from pagedsim.fidelity.step_tables.times import Constants, Points
 from pagedsim.metrics.result import Listing
 from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import percent, signed
+from pagedsim.report.style import (
+    MUTED,
+    key,
+    looks,
+    margins,
+    new_figure,
+    plain_log_ticks,
+    short,
+    tidy,
+)
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +114,12 @@ class Truth(Study):
         refits = refitted(rows, runs.say) if self.tables is None else None
         served = {log.name: log.scores() for log in logs}
         return Analysis(
-            finding=words.finding(every, refits, served),
-            listings=[*words.listings(every), *_more(refits, served)],
+            finding=finding(every, refits, served),
+            listings=[*listings(every), *_more(refits, served)],
             notes=list(notes(found, every, refits, logs)),
-            data=words.data(every, refits, served),
-            drawings=_drawings(words.usable(every)),
-            table=words.table(every),
+            data=data(every, refits, served),
+            drawings=_drawings(usable(every)),
+            table=table(every),
         )
 
     def _logs(self, runs: Runs) -> list[ServerLog]:
@@ -113,3 +149,413 @@ def _drawings(every: Sequence[Scored]) -> dict[str, FigureSpec]:
             partial(draw_errors, every),
         ),
     }
+
+
+# -- report ----------------------------------------------------------------------------------------
+
+FARTHEST = 10
+"""Number of worst rows listed."""
+_UNIT = "in %: median |error|, in brackets the 90th percentile, and the median with its sign"
+
+
+def usable(every: Sequence[Scored]) -> list[Scored]:
+    """Rows that the server could run as stated in the table."""
+    return [one for one in every if not one.point.mark]
+
+
+def table_of(one: Scored) -> str:
+    """The table and the GPU."""
+    cell = one.point.cell
+    known = " (fitted)" if cell.table in FITTED else ""
+    return f"{cell.table}, {cell.hardware.name}{known}"
+
+
+def _server_of(one: Scored) -> str:
+    """The table, the model and its GPUs."""
+    cell = one.point.cell
+    form = "" if cell.precision == "fp16" else f" {cell.precision}"
+    model = f"{cell.model.name}{form} on {cell.tensor_parallel} × {cell.hardware.name}"
+    return f"{cell.table}: {model}"
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def finding(
+    every: Sequence[Scored], refits: Refits | None, logs: Mapping[str, Scores]
+) -> list[str]:
+    """Sentences, most important first."""
+    told = usable(every)
+    fitted = [one for one in told if one.point.cell.table in FITTED]
+    if not told:
+        return ["No server could run any row as its table says: see the last of the tables below."]
+    if refits is None or not fitted:
+        return [_sentence("Uncalibrated step times against these tables, median errors", told)]
+    found = [
+        _sentence(
+            f"{len(every):,} measured numbers are held against uncalibrated step times. In the "
+            "tables that the constants are fitted to, median errors are",
+            fitted,
+        )
+    ]
+    unseen, _ = pooled(refits.models)
+    found.append(
+        "Where the model was left out of the fit, they are "
+        f"{_medians(unseen)}; limits are {_medians(WITHIN)}, and half as much again for what was "
+        f"left out. {_farthest(refits)}."
+    )
+    found.append(
+        "Tables that no fit has seen, tokens by a fit without them, and in brackets as constants "
+        f"stand: {_others(refits)}."
+    )
+    if logs:
+        means = "; ".join(f"{name}: {_means(one)}" for name, one in logs.items())
+        found.append(f"Means of whole logs, before any fit: {means}.")
+    return found
+
+
+def _farthest(refits: Refits) -> str:
+    parts = []
+    for group in (refits.models, refits.gpus):
+        what, of = worst_tokens(group)
+        parts.append(f"{what} {percent(of.median)}")
+    return f"The worst token errors of a model and a GPU left out are {' and '.join(parts)}"
+
+
+def _means(scores: Scores) -> str:
+    errors = scores.errors.items()
+    return ", ".join(f"{metric.upper()} {signed(error.off.mean)}" for metric, error in errors)
+
+
+def _sentence(begin: str, group: Sequence[Scored]) -> str:
+    return f"{begin} {_medians(medians(group))}."
+
+
+def _medians(of: Mapping[str, float]) -> str:
+    return ", ".join(f"{percent(of[name])} ({name})" for name in CLASSES if name in of)
+
+
+def _others(refits: Refits) -> str:
+    parts = []
+    for one in refits.others:
+        unseen, stands = (
+            score([each for each in group if class_of(each.point) in (ONE, SEVERAL)]).median
+            for group in (one.unseen, one.seen)
+        )
+        parts.append(f"{one.what} {percent(unseen)} ({percent(stands)})")
+    return ", ".join(parts)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def listings(every: Sequence[Scored]) -> Iterator[Listing]:
+    """Tables by table and GPU, by server, of rows that could not be run, and of the worst rows."""
+    told, marked = usable(every), [one for one in every if one.point.mark]
+    yield _grouped("By table and GPU", by(told, table_of))
+    yield _grouped("By model and number of GPUs", by(told, _server_of), worst=True)
+    if marked:
+        groups = by(marked, lambda one: f"{table_of(one)}: {one.point.mark}")
+        note = f"rows that their server could not run as the table says; {_UNIT}"
+        yield _grouped("Not as the table says", groups, note=note)
+    apart = [one for one in told if one.point.cell.hardware.family is not None]
+    yield _worst(f"The {FARTHEST} farthest off", told)
+    if apart and len(apart) < len(told):
+        yield _worst(f"The {FARTHEST} farthest off, of GPUs whose family is known", apart)
+
+
+def _grouped(
+    title: str, groups: Mapping[str, Sequence[Scored]], worst: bool = False, note: str = _UNIT
+) -> Listing:
+    rows = []
+    for name, group in groups.items():
+        classes = by(group, lambda one: class_of(one.point))
+        cells = [_cell(classes[one]) if one in classes else "–" for one in CLASSES]
+        if worst:
+            cells.append(_named(score(group).worst))
+        rows.append([name, *cells])
+    head = ["", *CLASSES, *(["worst row"] if worst else [])]
+    return Listing(title, head, rows, note)
+
+
+def _cell(group: Sequence[Scored]) -> str:
+    of = score(group)
+    size = f"{100 * of.median:.1f} ({100 * of.p90:.1f})"
+    return f"{of.rows}: {size} {signed(of.bias, 1, '')}"
+
+
+def _named(one: Scored) -> str:
+    """A row by its sizes."""
+    cell = one.point.cell
+    sizes = f"{cell.prompt:,}/{cell.output:,}×{cell.at_once}"
+    return f"{METRICS[one.point.metric]} {sizes}: {signed(one.error, 0)}"
+
+
+def _worst(title: str, group: Sequence[Scored]) -> Listing:
+    order = sorted(
+        group,
+        key=lambda one: (
+            max(one.predicted, one.point.measured) / min(one.predicted, one.point.measured)
+        ),
+        reverse=True,
+    )
+    rows = [
+        [
+            f"{one.point.cell.table}: {one.point.cell}",
+            METRICS[one.point.metric],
+            f"{1e3 * one.point.measured:,.4g} ms",
+            f"{1e3 * one.predicted:,.4g} ms",
+            signed(one.error, 0),
+        ]
+        for one in order[:FARTHEST]
+    ]
+    head = ["row", "what", "measured", "predicted", "off"]
+    return Listing(title, head, rows, "by how many times one is the other")
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def data(
+    every: Sequence[Scored], refits: Refits | None, logs: Mapping[str, Scores]
+) -> dict[str, Any]:
+    """For result.json."""
+    found: dict[str, Any] = {"rows": _groups(usable(every), _server_of)}
+    found["tables"] = _groups(usable(every), table_of)
+    found["not as the table says"] = _groups(
+        [one for one in every if one.point.mark], lambda one: f"{table_of(one)}: {one.point.mark}"
+    )
+    if refits is not None:
+        found["constants"] = {
+            name: {
+                "stands": refits.standing[name],
+                "fitted": value,
+                "errors rise": refits.minded[name],
+                "without a model": refits.reach(name, refits.models),
+                "without a GPU": refits.reach(name, refits.gpus),
+            }
+            for name, value in refits.whole.values.items()
+        }
+        found["left out"] = {
+            one.what: {"unseen": medians(one.unseen), "stands": medians(one.seen)}
+            for one in (*refits.models, *refits.gpus, *refits.others)
+        }
+    if logs:
+        found["logs"] = {name: one.content() for name, one in logs.items()}
+    return found
+
+
+def _groups(every: Sequence[Scored], key: Any) -> dict[str, Any]:
+    return {
+        name: {
+            kind: {
+                "rows": (of := score(part)).rows,
+                "median": of.median,
+                "p90": of.p90,
+                "bias": of.bias,
+                "worst": _named(of.worst),
+            }
+            for kind, part in by(group, lambda one: class_of(one.point)).items()
+        }
+        for name, group in by(every, key).items()
+    }
+
+
+def table(every: Sequence[Scored]) -> list[dict[str, object]]:
+    """Every number, for comparison.csv."""
+    return [
+        {
+            "table": (cell := one.point.cell).table,
+            "row": cell.place.rpartition("/")[2],
+            "model": cell.model.name,
+            "hardware": cell.hardware.name,
+            "tensor_parallel": cell.tensor_parallel,
+            "products": cell.precision,
+            "stack": cell.stack,
+            "prompt_tokens": cell.prompt,
+            "output_tokens": cell.output,
+            "at_once": cell.at_once,
+            "what": METRICS[one.point.metric],
+            "measured_s": one.point.measured,
+            "predicted_s": one.predicted,
+            "error": one.error,
+            "mark": one.point.mark,
+        }
+        for one in every
+    ]
+
+
+TAUGHT = {
+    "vllm-0.19-rtx4090-llama-3.1-8b.csv": "what GeForce cards reach is known from this log alone, "
+    "so that it tests nothing here",
+    **dict.fromkeys(
+        (f"{name}.csv" for name in ALONE),
+        "the constants are fitted to the tokens of its requests that were alone at the server, "
+        "fewer than a tenth of all, and to none under load",
+    ),
+}
+"""Logs from which values in `hardware.py` are derived."""
+
+
+def notes(
+    tables: Sequence[Table],
+    told: Sequence[Scored],
+    refits: Refits | None,
+    logs: Sequence[ServerLog],
+) -> Iterator[str]:
+    """Notes of the report."""
+    yield (
+        "a batch's time and TPOT count as tokens; TTFT is a server's, with the queue in it and "
+        "server_ms of the stack on its way"
+    )
+    yield from _believed(told)
+    for table in tables:
+        for model, count in table.left_out.items():
+            yield f"{table.name}: {count} rows of {model} are left out: {SHAPELESS[model]}"
+    if any(one.point.mark for one in told):
+        yield (
+            "rows that preempt in the simulation, or whose requests have no room in memory, are "
+            "told apart, and no constant is fitted to them: their times are the queue's"
+        )
+    if any(one.point.cell.way == "loop" for one in told):
+        yield (
+            "of a closed loop the tables say how many requests there are at a time, and not how "
+            "they begin, nor what clients and HTTP add: here all begin at once, lengths are drawn "
+            "from 0.8 of the nominal to all of it, each user asks ten times, a step computes up "
+            "to 8,192 tokens, and all requests count"
+        )
+    for log in logs:
+        if log.log.path.name in TAUGHT:
+            yield f"{log.name}: {TAUGHT[log.log.path.name]}"
+    if refits is not None:
+        yield from _constants(refits)
+
+
+def _believed(told: Sequence[Scored]) -> Iterator[str]:
+    """Median and 90th percentile errors by stack, and of GPUs of unknown families."""
+    usable = [one for one in told if not one.point.mark]
+    known = [one for one in usable if one.point.cell.hardware.family is not None]
+    for stack, group in by(known, lambda one: one.point.cell.stack).items():
+        scores = {
+            name: score(part) for name, part in by(group, lambda one: class_of(one.point)).items()
+        }
+        parts = [
+            f"{name} {percent(of.median, 0)} and {percent(of.p90, 0)}"
+            for name, of in scores.items()
+        ]
+        gpus = ", ".join(sorted({one.point.cell.hardware.name for one in group}))
+        yield (
+            f"{stack} on {gpus}: half and nine tenths of the rows are within " + ", ".join(parts)
+        )
+    strangers = [one for one in usable if one.point.cell.hardware.family is None]
+    tokens = [one for one in strangers if class_of(one.point) in (ONE, SEVERAL)]
+    for name, group in by(tokens, lambda one: one.point.cell.hardware.name).items():
+        yield (
+            f"{name}: no table in the repository has taught what its family reaches, nor its "
+            f"software; half of its tokens are {percent(score(group).median, 0)} off and more: "
+            "calibrate there"
+        )
+
+
+def _constants(refits: Refits) -> Iterator[str]:
+    open_ones = [name for name in refits.whole.values if not refits.decided(name)]
+    if open_ones:
+        yield (
+            "the tables do not decide these constants, since others make up for one that is held a "
+            f"fifth away, or at the bound of shares, {MOST_SHARE:g}: {', '.join(open_ones)}"
+        )
+    yield _standing(refits)
+    for name, why in HELD.items():
+        yield f"{name} is not fitted, but as it stands: {why}"
+    yield (
+        "attention and server_ms stay as they are in every fold, so that TTFT and prompt steps are "
+        "not wholly held out; and without h100, h200 and gh200 are still fitted, which have the "
+        "same die"
+    )
+    yield (
+        f"constants are fitted to {', '.join(FITTED)}; without a GPU, to all other NVIDIA GPUs, "
+        "since a table that goes with it is all that tells of its stack"
+    )
+
+
+def _standing(refits: Refits) -> str:
+    """Differences between the current constants and a new fit, and their effect on errors."""
+    values = refits.whole.values
+    far = [name for name in values if abs(refits.off(name)) > NEAR]
+    near = max(abs(refits.off(name)) for name in values if name not in far)
+    named = ", ".join(
+        f"{name} ({refits.standing[name]:.3g} stands, {values[name]:.3g} is fitted)" for name in far
+    )
+    return (
+        "the constants that stand are from an earlier fit of the same tables with other weights, "
+        f"and within {percent(near)} of this fit" + (f" but for {named}" if far else "") + "; mean "
+        f"errors are {percent(refits.stands, 2)} as they stand and "
+        f"{percent(refits.whole.distance, 2)} fitted, so that what differs makes up for itself; "
+        "held-out rows are reported under both"
+    )
+
+
+ACROSS = 3
+"""Panels side by side."""
+BAND = 0.2
+"""Half width of the grey band of errors."""
+MOST = 1.0
+"""End of the error axis, at which larger errors are clipped."""
+
+
+def draw_predicted(every: Sequence[Scored]) -> Figure:
+    """One panel per table, one dot per measurement."""
+    look = {name: one.colour for name, one in looks(CLASSES).items()}
+    groups = by(every, lambda one: one.point.cell.table)
+    rows = ceil(len(groups) / ACROSS)
+    figure = new_figure(0.75 + 2.6 * rows)
+    panels = figure.subplots(rows, min(ACROSS, len(groups)), squeeze=False)
+    for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
+        both = 1e3 * np.array([[one.point.measured, one.predicted] for one in group])
+        ends = np.array([both.min() * 0.8, both.max() * 1.25])
+        axes.fill_between(ends, ends / (1 + BAND), ends * (1 + BAND), color=MUTED, alpha=0.15, lw=0)
+        axes.plot(ends, ends, color=MUTED, lw=0.8)
+        for kind, part in by(group, lambda one: class_of(one.point)).items():
+            points = 1e3 * np.array([[one.point.measured, one.predicted] for one in part])
+            axes.plot(*points.T, ".", ms=3.5, alpha=0.6, color=look[kind])
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        for axis in (axes.xaxis, axes.yaxis):
+            plain_log_ticks(axis)
+        axes.set_title(short(name, 34))
+        tidy(axes, x="measured, ms")
+    _finish(figure, panels, len(groups), "predicted, ms")
+    key(figure, look)
+    return figure
+
+
+def draw_errors(every: Sequence[Scored]) -> Figure:
+    """Errors of token times over batch size and over sequence length."""
+    tokens = [one for one in every if class_of(one.point).startswith("tokens")]
+    gpus = by(tokens, lambda one: one.point.cell.hardware.name)
+    look = {name: one.colour for name, one in looks(list(gpus), ordered=True).items()}
+    figure = new_figure(3.9)
+    panels = figure.subplots(1, 2, squeeze=False, sharey=True)
+    for name, group in gpus.items():
+        off = np.clip([one.error for one in group], -MOST, MOST)
+        batch = [one.point.cell.at_once for one in group]
+        length = [one.point.cell.prompt + one.point.cell.output / 2 for one in group]
+        for axes, sizes in zip(panels[0], (batch, length), strict=True):
+            axes.plot(sizes, 100 * off, ".", ms=3.5, alpha=0.6, color=look[name])
+    for axes, what in zip(panels[0], ("requests at once", "tokens of a request"), strict=True):
+        axes.axhspan(-100 * BAND, 100 * BAND, color=MUTED, alpha=0.15, lw=0)
+        axes.set_xscale("log")
+        plain_log_ticks(axes.xaxis)
+        tidy(axes, x=what)
+    _finish(figure, panels, 2, "error of tokens, %")
+    key(figure, look)
+    return figure
+
+
+def _finish(figure: Figure, panels: np.ndarray, used: int, label: str) -> None:
+    every: list[Axes] = list(panels.flat)
+    for axes in every[used:]:
+        axes.set_visible(False)
+    for axes in panels[:, 0]:
+        tidy(axes, y=label)
+    margins(figure, left=0.85)
+    figure.subplots_adjust(hspace=0.45, wspace=0.28)

@@ -12,16 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.external_log import Log, read_log
-from pagedsim.fidelity.external_score import Scores
-from pagedsim.fidelity.external_score import score as score_log
-from pagedsim.fidelity.external_server import ExternalServer
-from pagedsim.fidelity.step_tables.alone import alone
-from pagedsim.fidelity.step_tables.cell import Cell
-from pagedsim.fidelity.step_tables.grid import grid
-from pagedsim.fidelity.step_tables.layouts import Table, read_table
+from pagedsim.fidelity.logs.log import Log, read_log
+from pagedsim.fidelity.logs.score import Scores
+from pagedsim.fidelity.logs.score import score as score_log
+from pagedsim.fidelity.logs.server import ExternalServer
+from pagedsim.fidelity.sheets import hardware_named, model_named
 from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled
-from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named
+from pagedsim.fidelity.step_tables.tables import Cell, Table, alone, grid, read_table
 from pagedsim.fidelity.step_tables.times import Point
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import percent, signed

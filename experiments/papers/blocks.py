@@ -15,7 +15,7 @@ import numpy as np
 from experiments.papers.panels import keyed
 from experiments.papers.reproduction import ByArm, Reproduction, arm
 from experiments.papers.settings import In, Number
-from experiments.studies.block_costs import require_sizes, unused_slots
+from experiments.studies.block_sizes import require_sizes, unused_slots
 from pagedsim.core import ConfigError
 from pagedsim.metrics.files import RESULT
 from pagedsim.metrics.jsons import read_json

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from experiments.papers.panels import keyed
 from experiments.papers.reproduction import ByArm, Reproduction, arm
 from experiments.papers.settings import Names, Number
-from experiments.studies.block_costs import require_sizes
-from experiments.studies.swap_prices import Price, Priced, require_prices
+from experiments.studies.block_sizes import require_sizes
+from experiments.studies.swap_map import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.block_sizes import by_size

@@ -1,12 +1,14 @@
-"""Compare named arms: lists of overrides on one base, fed with the same requests."""
+"""Compare named arms on the same requests; a sweep of one setting; load on an external server."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 from pagedsim.core import ConfigError
+from pagedsim.fidelity.logs.log import check_log, write_log
 from pagedsim.metrics.arms import DEFAULT_METRICS
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, values_of
@@ -14,10 +16,12 @@ from pagedsim.metrics.finding import finding
 from pagedsim.metrics.slo import slo_of
 from pagedsim.report.plots import drawings_of
 from pagedsim.run.compose import group_of
+from pagedsim.run.http.backend import VLLM_BENCH
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, BackendName, Study
+from pagedsim.user_error import shown
 
 _NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
 """Settings of the whole study, which arms cannot override."""
@@ -124,3 +128,82 @@ def refuse_of_an_arm(where: str, change: str) -> None:
 
 def _texts(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+
+
+# -- a sweep ---------------------------------------------------------------------------------------
+
+
+def sweep(
+    title: str,
+    question: str,
+    over: str,
+    values: Sequence[object],
+    baseline: object = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+) -> Compare:
+    """The comparison of `over=value` for each of `values`."""
+    if not isinstance(values, (list, tuple)) or not values:
+        raise ConfigError(f"values={values}: must be a list such as [8, 16]")
+    if not isinstance(over, str):
+        raise ConfigError(
+            f"over={over}: must be the name of one setting, such as memory.block_size, with values="
+        )
+    refuse_of_an_arm(f"over={over}", over)
+    arms = {_text(value): [f"{over}={_text(value)}"] for value in values}
+    if len(arms) < len(values):
+        raise ConfigError(f"values={list(values)}: must differ from each other")
+    if baseline is not None and _text(baseline) not in arms:
+        raise ConfigError(f"baseline={baseline}: must be one of the values {', '.join(arms)}")
+    return Compare(
+        title=title,
+        question=question,
+        arms=arms,
+        baseline=None if baseline is None else _text(baseline),
+        metrics=metrics,
+        swept=over,
+    )
+
+
+def _text(value: object) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# -- a server elsewhere ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bench(Compare):
+    """One workload against one server; `record` is where a log of its requests goes."""
+
+    backends: ClassVar[Sequence[BackendName]] = ("http",)
+    why: ClassVar[str] = "it is load on a server elsewhere"
+
+    record: str | None = None
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        super().check(jobs)
+        if self.record is None:
+            return
+        if len(jobs) > 1 or (seeds := jobs[0].config["seeds"]) > 1:
+            which = f"{len(jobs)} arms" if len(jobs) > 1 else f"seeds={seeds}"
+            raise ConfigError(f"record={self.record}: must be of one run, not of {which}")
+        check_log(Path(self.record).expanduser())
+
+    def analyse(self, runs: Runs) -> Analysis | None:
+        reading = super().analyse(runs)
+        if reading is None:
+            return None
+        (first, *_) = runs.in_order
+        used = {"as vLLM's": shown(first.folder / VLLM_BENCH)}
+        if self.record is not None:
+            path = Path(self.record).expanduser()
+            count = write_log(path, first.requests())
+            used |= {
+                "recorded": f"{count:,} requests: {shown(path)}",
+                "fit to it": f"experiment=calibrate requests={shown(path)}, with the server's own "
+                "model= and hardware=",
+            }
+        return replace(reading, used=used)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from experiments.studies.estimate_data import Case, data_of
-from experiments.studies.estimate_words import finding, listings, notes, rows
+from experiments.studies.estimate_data import MOST, Case, data_of
 from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
+from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import binary, decimal, percent
 from pagedsim.report.roofline import draw_roofline
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
@@ -20,6 +21,7 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.simulated import Simulated
 from pagedsim.run.study import Analysis, Study
 from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost.base import milliseconds
 
 PROMPT = 1024
 """Default context length in tokens."""
@@ -116,3 +118,275 @@ def case_of(config: Mapping[str, Any], prompt: int | None, batch: int | None, ou
         output=max(1, min(output, longest - prompt)),
         wanted=output,
     )
+
+
+Data = Mapping[str, Any]
+
+_NAMES = {"interconnect": "all-reduce"}
+"""Display names of resources."""
+
+
+def finding(data: Data) -> Iterator[str]:
+    """The main results as sentences."""
+    memory, steps = data["memory"], data["steps"]
+    prefill, one, full = (steps[name] for name in ("prefill", "decode_one", "decode_full"))
+    prompt, longest = data["prompt"], memory["max_model_len"]
+    held = f"{memory['contexts_of_prompt']:,} contexts of {prompt:,} tokens"
+    if longest != prompt:
+        held += f", or {memory['contexts_of_max_model_len']:,} of {longest:,}"
+    yield (
+        f"{data['model']} on {_gpus(data)}: {memory['blocks']:,} blocks of "
+        f"{memory['block_size']} tokens hold {held}."
+    )
+    yield (
+        f"A prompt of {prompt:,} tokens takes {milliseconds(prefill['seconds'])}, bound by "
+        f"{_binds(prefill)}. A decode takes {milliseconds(one['seconds'])} for one sequence, "
+        f"bound by {_binds(one)}, and {milliseconds(full['seconds'])} for "
+        f"{data['batches']['full']:,}, bound by {_binds(full)}: {one['tokens_per_s']:,.0f} and "
+        f"{full['tokens_per_s']:,.0f} tokens/s."
+    )
+    yield _products(data) + "."
+    asked = data["batches"].get("batch", data["batches"]["full"])
+    many = steps["decode_batch" if "batch" in data["batches"] else "decode_full"]
+    if one["watts"] is not None:
+        yield (
+            f"Power of {_gpus(data)}: about {prefill['watts']:,.0f} W in the prefill and "
+            f"{many['watts']:,.0f} W in a decode for {asked:,}, which gives "
+            f"{_number(many['tokens_per_joule'])} tokens per joule, against "
+            f"{_number(one['tokens_per_joule'])} for one sequence."
+        )
+    if (euros := data["euros_per_hour"]) is not None:
+        yield (
+            f"An hour of {_gpus(data)} costs {euros:,.2f} €: "
+            f"{many['tokens_per_euro'] / 1e6:,.2f} million tokens per euro in a decode for "
+            f"{asked:,}, against {one['tokens_per_euro'] / 1e6:,.2f} for one sequence."
+        )
+    if data["output"] > 1:
+        kept, again = (data["kv_cache"][key] for key in ("with", "without"))
+        yield (
+            f"Without a KV cache an answer of {data['output']:,} tokens would take "
+            f"{again['flop'] / kept['flop']:,.0f} times the FLOP, and "
+            f"{again['seconds'] / kept['seconds']:,.1f} times as long."
+        )
+
+
+def rows(data: Data) -> list[Row]:
+    """The main numbers."""
+    memory = data["memory"]
+    contexts = {
+        data["prompt"]: memory["contexts_of_prompt"],
+        memory["max_model_len"]: memory["contexts_of_max_model_len"],
+    }
+    return [
+        Row("keys and values of a token", memory["kv_bytes_per_token"], unit="B"),
+        Row("weights", sum(memory["weights"].values()) / 1e9, unit="GB"),
+        Row("blocks", memory["blocks"]),
+        *(Row(f"contexts of {tokens:,} tokens", held) for tokens, held in contexts.items()),
+        *(
+            Row(_named(name, data), 1e3 * one["seconds"], unit="ms")
+            for name, one in data["steps"].items()
+        ),
+    ]
+
+
+def listings(data: Data) -> list[Listing]:
+    """The tables."""
+    last = list(data["steps"])[-1]
+    shown = "decode_batch" if "decode_batch" in data["steps"] else last
+    return [
+        _memory(data["memory"]),
+        _steps(data),
+        _terms(data),
+        _bounds(data),
+        _product_table(data, "prefill"),
+        _product_table(data, shown),
+        _rates(data),
+        _saving(data),
+    ]
+
+
+def notes(case: Case, data: Data) -> list[str]:
+    """Notes of the report."""
+    found = ["times are by the efficiencies of cost=roofline; MFU and MBU are of the data sheet"]
+    found += case.cost.notices
+    hardware = case.replica.hardware
+    if case.power is not None and hardware.tdp_w is None:
+        found.append(f"hardware={hardware.name} has no tdp_w, without which there are no watts")
+    if hardware.price_per_hour is None:
+        found.append(
+            f"hardware={hardware.name} has no price_per_hour, without which there is no cost"
+        )
+    memory, groups = data["memory"], case.server.groups
+    seats = f"server.max_seqs={memory['max_seqs']}" + (
+        f" in each of {groups} groups" if groups > 1 else ""
+    )
+    if case.batch is not None and case.batch > case.full:
+        why = (
+            f"memory holds {case.fitting:,} contexts of {case.prompt:,} tokens"
+            if case.batch > case.fitting
+            else seats
+        )
+        found.append(f"batch={case.batch} does not fit: {why}")
+    if case.full < case.fitting:
+        found.append(f"the full batch is {seats}")
+    if case.prompt > memory["max_batched_tokens"]:
+        found.append(
+            f"a step computes at most {memory['max_batched_tokens']:,} tokens, so the prompt, "
+            "which is taken as one step here, would be computed in several"
+        )
+    if case.output < case.wanted:
+        found.append(f"an answer is cut to the {case.output:,} tokens that a context has left")
+    return found
+
+
+def _memory(memory: Data) -> Listing:
+    def part(name: str, value: float) -> list[str]:
+        return [name, binary(value)]
+
+    def parts(name: str, of: Mapping[str, float]) -> Iterator[list[str]]:
+        yield part(name, sum(of.values()))
+        yield from (part(f"  {key}", value) for key, value in of.items())
+
+    share = f"{memory['gpu_memory_utilization']:g} × {binary(memory['memory_bytes'])}"
+    step = f"{memory['max_batched_tokens']:,} tokens, {memory['max_seqs']:,} sequences"
+    table = [
+        part(f"usable ({share})", memory["usable_bytes"]),
+        *parts("weights", memory["weights"]),
+        *parts(f"activations of a step ({step})", memory["activations"]),
+        part("reserved", memory["reserved_bytes"]),
+        part("left for keys and values", memory["left_bytes"]),
+        part("keys and values of a token", memory["kv_bytes_per_token"]),
+        part(f"a block of {memory['block_size']} tokens", memory["block_bytes"]),
+    ]
+    return Listing("Memory of a GPU", ["", "bytes"], table)
+
+
+def _steps(data: Data) -> Listing:
+    head = ["", "time", "bound by", "FLOP", "bytes", "MFU", "MBU", "tokens/s"]
+    table = [
+        [
+            _named(name, data),
+            milliseconds(one["seconds"]),
+            _resource(one),
+            decimal(one["flop"], ""),
+            decimal(one["bytes"], ""),
+            percent(one["mfu"], 1),
+            percent(one["mbu"], 1),
+            f"{one['tokens_per_s']:,.0f}",
+        ]
+        for name, one in data["steps"].items()
+    ]
+    return Listing("Steps (FLOP, bytes, MFU and MBU of a GPU)", head, table)
+
+
+def _terms(data: Data) -> Listing:
+    steps = data["steps"]
+    times = {
+        name: {term["name"]: term["seconds"] for term in one["terms"]}
+        for name, one in steps.items()
+    }
+    names = dict.fromkeys(term for one in times.values() for term in one)
+    table = [
+        [term, *(milliseconds(one[term]) if term in one else "–" for one in times.values())]
+        for term in names
+    ]
+    return Listing("Where the time goes", ["", *(_named(name, data) for name in steps)], table)
+
+
+def _bounds(data: Data) -> Listing:
+    table = [
+        [what, f"{one['from']:,}", _resource(one), one["term"]]
+        for kind, what in (("prefill", "tokens of a prompt"), ("decode", "sequences that decode"))
+        for one in data["bounds"][kind]
+    ]
+    title = f"What binds a step, up to {MOST:,} (contexts of {data['prompt']:,} tokens)"
+    return Listing(title, ["", "from", "bound by", "longest part"], table)
+
+
+def _product_table(data: Data, name: str) -> Listing:
+    many = data["gpus"]
+    of = "" if many == 1 else f"; shapes of the whole, all else of one of {many} GPUs"
+    table = [
+        [
+            one["name"],
+            _shape(one),
+            _number(one["times"]),
+            decimal(one["flop"], ""),
+            decimal(one["bytes"], ""),
+            _number(1e3 * one["computing_s"]),
+            _number(1e3 * one["reading_s"]),
+            one["bound"],
+        ]
+        for one in data["products"][name]
+    ]
+    head = ["", "shape", "count", "FLOP", "bytes", "compute", "read", "bound by"]
+    return Listing(f"Products: {_named(name, data)} (times in ms{of})", head, table)
+
+
+def _shape(product: Data) -> str:
+    sizes = [product[key] for key in ("rows", "inputs", "outputs")]
+    return "–" if None in sizes else "×".join(map(_number, sizes))
+
+
+def _rates(data: Data) -> Listing:
+    """Rates by number format, and the time of the products with weights at each."""
+    peak, reached = data["peak"], data["reached"]
+    efficiency = reached["flop_rate"] / peak["flop_rates"]["fp16"]
+    flop = sum(one["flop"] for one in data["products"]["prefill"] if not one["attention"])
+    table = [
+        [
+            name,
+            decimal(rate, "FLOP/s"),
+            f"{rate / peak['bandwidth']:,.0f}",
+            milliseconds(flop / (rate * efficiency)),
+        ]
+        for name, rate in peak["flop_rates"].items()
+    ]
+    head = ["", "data sheet", "FLOP a byte to compute", "prefill's products with weights"]
+    return Listing("Rates by the format of what is multiplied", head, table)
+
+
+def _saving(data: Data) -> Listing:
+    table = [
+        [name, decimal(one["flop"], "FLOP"), milliseconds(one["seconds"])]
+        for name, one in data["kv_cache"].items()
+    ]
+    title = f"An answer of {data['output']:,} tokens, with and without a KV cache"
+    return Listing(title, ["", "FLOP", "time"], table)
+
+
+def _named(name: str, data: Data) -> str:
+    if name == "prefill":
+        return f"prefill, {data['prompt']:,}"
+    return f"decode, {data['batches'][name.removeprefix('decode_')]:,}"
+
+
+def _resource(step: Data) -> str:
+    bound: str = step["bound"]
+    return _NAMES.get(bound, bound)
+
+
+def _binds(step: Data) -> str:
+    """Such as "bandwidth (weights)"."""
+    bound = _resource(step)
+    return bound if step["term"] == bound else f"{bound} ({step['term']})"
+
+
+def _products(data: Data) -> str:
+    size, what = data["bounds"]["products_compute_from"], "Products of decodes with weights"
+    if size is None:
+        return f"{what} are bound by bandwidth, up to {MOST:,} sequences"
+    if size == 1:
+        return f"{what} are bound by compute"
+    return f"{what} are bound by bandwidth, from {size:,} sequences by compute"
+
+
+def _gpus(data: Data) -> str:
+    many = data["gpus"]
+    return data["hardware"] if many == 1 else f"{many} × {data['hardware']}"
+
+
+def _number(value: float) -> str:
+    """Three digits at least."""
+    whole = value >= 100 or value == int(value)
+    return f"{value:.0f}" if whole else f"{value:.3f}" if value < 1 else f"{value:.3g}"

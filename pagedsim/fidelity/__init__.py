@@ -1,1 +1,1 @@
-"""How true the simulator is: recorded runs, replayed and fitted, and logs of other servers."""
+"""Accuracy of the simulator: recorded engine runs, step tables, and logs of external servers."""

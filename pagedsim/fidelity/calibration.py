@@ -1,18 +1,20 @@
-"""Step times fitted to a log of steps: coefficients, how far off they are, and where most."""
+"""Step times fitted to a log of steps: coefficients, and residuals by kind and range."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.engine_model import data_sheet
-from pagedsim.fidelity.residual import Weakest, residuals, weakest
-from pagedsim.fidelity.steplog import StepLog, predicted
+from pagedsim.fidelity.recorded import StepLog, predicted
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import percent, signed
 from pagedsim.sim.cost import Fitted, Roofline
-from pagedsim.sim.cost.fitting import FEATURES, SWAP, fit_kinds
+from pagedsim.sim.cost.fitting import FEATURES, KINDS, STALL, SWAP, Sample, fit_kinds
 
 UNITS = {
     "constant": ("ms", 1e3, "a step"),
@@ -140,4 +142,85 @@ def _where(weak: Weakest) -> str:
     return (
         f"{weak.kind} steps with {weak.feature} of {weak.low:,.0f} to {weak.high:,.0f}: "
         f"{percent(abs(weak.total))} {way} ({weak.steps} steps)"
+    )
+
+
+# -- residuals -------------------------------------------------------------------------------------
+
+RANGES = 4
+"""Parts that the steps of a kind are cut into, by each of what they have to do."""
+FEWEST = 0.05
+"""A range with a smaller share of a kind's steps tells nothing."""
+
+
+class Residual(NamedTuple):
+    """Of the steps of one kind."""
+
+    steps: int
+    total: float
+    """Predicted over measured time of all of them, less 1; a stalled step's counts as in a fit."""
+    median: float
+    """Of |predicted / measured - 1|, step by step."""
+    p90: float
+    stalled: float
+    """The share of their time in which the machine did something else."""
+
+
+class Weakest(NamedTuple):
+    """The range of steps that is predicted worst, all its steps together."""
+
+    kind: str
+    feature: str
+    low: float
+    high: float
+    steps: int
+    total: float
+    """As in `Residual`."""
+
+
+def residuals(samples: Sequence[Sample], seconds: Sequence[float]) -> dict[str, Residual]:
+    """For each kind of step; `seconds` are what is predicted."""
+    return {
+        kind: _residual(np.array([samples[i].seconds for i in rows]), np.array(seconds)[rows])
+        for kind, rows in _by_kind(samples).items()
+    }
+
+
+def weakest(samples: Sequence[Sample], seconds: Sequence[float]) -> Weakest | None:
+    """Where predictions are farthest off; None where every range is too small to tell."""
+    found = []
+    every = np.array(seconds)
+    for kind, rows in _by_kind(samples).items():
+        measured = np.array([samples[i].seconds for i in rows])
+        for feature in KINDS.get(kind, ("swapped_blocks",)):
+            if feature == "constant":
+                continue
+            values = np.array([getattr(samples[i], feature) for i in rows], dtype=float)
+            bounds = np.unique(np.quantile(values, np.linspace(0, 1, RANGES + 1)))
+            for low, high in pairwise(bounds):
+                inside = (values >= low) & ((values < high) | (high == bounds[-1]))
+                if inside.sum() >= max(FEWEST * len(rows), 2):
+                    one = _residual(measured[inside], every[rows][inside])
+                    reach = float(values[inside].min()), float(values[inside].max())
+                    found.append(Weakest(kind, feature, *reach, int(inside.sum()), one.total))
+    return max(found, key=lambda one: abs(one.total), default=None)
+
+
+def _by_kind(samples: Sequence[Sample]) -> Mapping[str, list[int]]:
+    """Rows of each kind of step; those that moved blocks are a kind of their own."""
+    kinds: dict[str, list[int]] = {}
+    for row, sample in enumerate(samples):
+        kinds.setdefault("swap" if sample.swaps else sample.kind, []).append(row)
+    return {kind: kinds[kind] for kind in (*KINDS, "swap") if kind in kinds}
+
+
+def _residual(measured: np.ndarray, seconds: np.ndarray) -> Residual:
+    counted = np.minimum(measured, STALL * np.maximum(seconds, np.finfo(float).tiny))
+    off = np.abs(seconds / measured - 1)
+    return Residual(
+        len(measured),
+        float(seconds.sum() / counted.sum() - 1),
+        float(np.median(off)),
+        float(np.quantile(off, 0.9)),
+        float(1 - counted.sum() / measured.sum()),
     )

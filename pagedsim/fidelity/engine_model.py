@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-
 from pagedsim.config import CARRIED
 from pagedsim.core import ConfigError, Scheduler
+from pagedsim.fidelity.sheets import settings, there
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import Backend, BackendRun, RunConfig, Settings
 from pagedsim.run.objects import make
@@ -106,7 +104,7 @@ def _shape(config: Settings) -> ModelShape:
     if name is None:
         return make("model", config.get("model"), ModelShape)
     if name in CARRIED:
-        return make("model", _option("model", name), ModelShape)
+        return make("model", settings("model", name), ModelShape)
     if Path(name).expanduser().is_dir():
         return read_shape(name)
     from transformers import AutoConfig
@@ -120,8 +118,8 @@ def _shape(config: Settings) -> ModelShape:
 def _hardware(config: Settings, machine: Settings) -> Hardware:
     """That of conf/hardware which the machine's device is called like; else the configured one."""
     name = data_sheet(machine)
-    settings = _option("hardware", name) if name else config.get("hardware")
-    return make("hardware", settings, Hardware)
+    sheet = settings("hardware", name) if name else config.get("hardware")
+    return make("hardware", sheet, Hardware)
 
 
 def data_sheet(machine: Settings) -> str | None:
@@ -130,15 +128,5 @@ def data_sheet(machine: Settings) -> str | None:
         return "cpu"
     words = re.findall(r"[a-z0-9]+", machine["device"].lower())
     names = {*words, *(a + b for a, b in pairwise(words))}
-    known = sorted(path.name.removesuffix(".yaml") for path in _folder("hardware").iterdir())
-    found = [name for name in known if set(name.split("-")) <= names]
+    found = [name for name in sorted(there("hardware")) if set(name.split("-")) <= names]
     return max(found, key=len, default=None)
-
-
-def _option(group: str, name: str) -> Any:
-    text = _folder(group).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    return OmegaConf.to_container(OmegaConf.create(text))
-
-
-def _folder(group: str) -> Any:
-    return files("conf").joinpath(group)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pagedsim.core import ConfigError, Request, StepPlan
 from pagedsim.engine.filler import Filler
 from pagedsim.fidelity.engine_model import replica_of
-from pagedsim.fidelity.steplog import StepLog, samples_of
+from pagedsim.fidelity.recorded import StepLog, samples_of
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.pool import on_terminal

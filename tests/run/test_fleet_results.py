@@ -26,7 +26,7 @@ RIGHT = {
     "pagedsim/report/timeline.py": "by replica",
     "pagedsim/report/service.py": "a fleet's steps are not looked at",
     "pagedsim/tracking.py": "a number of rows",
-    "experiments/studies/block_costs.py": "each step by itself",
+    "experiments/studies/block_sizes.py": "each step by itself",
 }
 """Who reads the steps of a run, and how that is right where replicas come one after the other."""
 ONE_SERVER = {

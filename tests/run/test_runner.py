@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.compare import Compare
-from experiments.studies.sweep import sweep
+from experiments.studies.compare import Compare, sweep
 from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.metrics.arms import DEFAULT_METRICS, Run
 from pagedsim.metrics.compare import baseline_of

@@ -32,7 +32,7 @@ STUDIES = (
     "pagedsim.__main__",
     "pagedsim.run.serving",
     "experiments.fidelity.calibrate",
-    "experiments.fidelity.parity",
+    "experiments.fidelity.validate",
     "experiments.studies.compare",
 )
 """The modules that studies run."""

@@ -1,1 +1,1 @@
-"""Tables of measured steps and small runs, and what a cost model says of each of their rows."""
+"""Tables of measured steps and small runs, and predictions of cost models for their rows."""

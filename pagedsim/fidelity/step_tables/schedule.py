@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.source import Job, Mode
-from pagedsim.fidelity.step_tables.cell import SHORTEST, Cell, Metric
+from pagedsim.fidelity.step_tables.tables import SHORTEST, Cell, Metric
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.simulate import simulate

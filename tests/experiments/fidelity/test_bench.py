@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hydra import compose
 
-from pagedsim.fidelity.external_log import read_log
+from pagedsim.fidelity.logs.log import read_log
 from pagedsim.run.help import BENCH_HELP, WIDTH
 from tests.conftest import Call
 from tests.run.http.fake import Fake

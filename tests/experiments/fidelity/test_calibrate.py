@@ -15,10 +15,8 @@ import pytest
 
 import pagedsim
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.calibration import Calibration, fitted
-from pagedsim.fidelity.recorded import recorded_runs
-from pagedsim.fidelity.residual import residuals, weakest
-from pagedsim.fidelity.steplog import StepLog, log_of, predicted
+from pagedsim.fidelity.calibration import Calibration, fitted, residuals, weakest
+from pagedsim.fidelity.recorded import StepLog, log_of, predicted, recorded_runs
 from pagedsim.run.serving import CpuClock
 from pagedsim.sim.cost import Fitted, Sample
 from tests.run.studies import carried_out

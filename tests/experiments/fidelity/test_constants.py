@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from experiments.fidelity.constants import (
+    BEGIN,
+    MOST_SHARE,
     Refits,
     constants_listing,
+    fitted,
     medians,
     moved,
     pooled,
     refitted,
     worst_tokens,
 )
-from experiments.fidelity.constants_fit import BEGIN, MOST_SHARE, fitted
 from experiments.fidelity.truth_data import (
     FITTED,
     ONE,
@@ -31,10 +33,9 @@ from experiments.fidelity.truth_data import (
     scored,
     tables,
 )
-from pagedsim.fidelity.step_tables.cell import Cell
-from pagedsim.fidelity.step_tables.constants import Constants
 from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled
-from pagedsim.fidelity.step_tables.times import Points
+from pagedsim.fidelity.step_tables.tables import Cell
+from pagedsim.fidelity.step_tables.times import Constants, Points
 
 LOOSER = 1.5
 """Errors of what was left out may be so many times as large as those of what was fitted."""

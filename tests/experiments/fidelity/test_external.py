@@ -16,15 +16,13 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from experiments.fidelity.external import scored
+from experiments.fidelity.calibrate import scored
 from pagedsim.core import ConfigError
-from pagedsim.fidelity import external_fit, external_ranges, external_report
-from pagedsim.fidelity.external_constants import serve
-from pagedsim.fidelity.external_file import Fit
-from pagedsim.fidelity.external_log import Latencies, Log, read_log
-from pagedsim.fidelity.external_score import Error, Scores, Spread, Worst, score
-from pagedsim.fidelity.external_server import ExternalServer
-from pagedsim.fidelity.simplex import search
+from pagedsim.fidelity.logs import fit, report
+from pagedsim.fidelity.logs.fit import search
+from pagedsim.fidelity.logs.log import Latencies, Log, read_log
+from pagedsim.fidelity.logs.score import Error, Scores, Spread, Worst, score
+from pagedsim.fidelity.logs.server import ExternalServer, Fit, serve
 from tests.run.studies import carried_out
 
 SERVER = [
@@ -54,12 +52,12 @@ def configuration(*words: str) -> Any:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at anything but how good a fit is."""
-    monkeypatch.setattr(external_fit, "TRIES", 1)
-    monkeypatch.setattr(external_fit, "BEGINNINGS", 1)
-    monkeypatch.setattr(external_fit, "DESCENTS", 1)
-    monkeypatch.setattr(external_fit, "SIZES", (0.3,))
-    monkeypatch.setattr(external_fit, "MOVES", 2)
-    monkeypatch.setattr(external_ranges, "STEPS", (0.1,))
+    monkeypatch.setattr(fit, "TRIES", 1)
+    monkeypatch.setattr(fit, "BEGINNINGS", 1)
+    monkeypatch.setattr(fit, "DESCENTS", 1)
+    monkeypatch.setattr(fit, "SIZES", (0.3,))
+    monkeypatch.setattr(fit, "MOVES", 2)
+    monkeypatch.setattr(fit, "STEPS", (0.1,))
 
 
 def server(log: Log, *words: str) -> ExternalServer:
@@ -369,5 +367,5 @@ def test_short_times_are_told_with_two_digits() -> None:
         for one, two in ((0.01384, 0.0142), (2.7012, 12.31))
     )
     scores = Scores(2, {"ttft": ttft, "e2e": e2e}, Worst("ttft", "prompt tokens", 1, 2, 0.0))
-    rows = external_report.errors("unseen", scores).rows
+    rows = report.errors("unseen", scores).rows
     assert [row[:3] for row in rows] == [["TTFT, s", "0.014", "0.014"], ["E2E, s", "2.70", "12.31"]]

@@ -13,8 +13,8 @@ import pytest
 from experiments.fidelity.fairness import DATA
 from experiments.fidelity.fairness_pair import Rules
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.external_log import Latencies, Log, read_log
-from pagedsim.fidelity.external_service import ClientService
+from pagedsim.fidelity.logs.log import Latencies, Log, read_log
+from pagedsim.fidelity.logs.score import ClientService
 from tests.run.studies import carried_out
 
 pytestmark = pytest.mark.usefixtures("hydra")

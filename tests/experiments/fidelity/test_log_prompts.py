@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.external_constants import serve
-from pagedsim.fidelity.external_log import read_log
-from pagedsim.fidelity.external_signs import signs
+from pagedsim.fidelity.logs.consistency_checks import signs
+from pagedsim.fidelity.logs.log import read_log
+from pagedsim.fidelity.logs.server import serve
 from tests.experiments.fidelity.test_external import TRUE, server
 
 pytestmark = pytest.mark.usefixtures("hydra")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.fidelity import validate
-from experiments.fidelity.parity import Parity
-from experiments.fidelity.validate import Validated
+from experiments.fidelity.validate import Parity, Validated
 from pagedsim.core import ConfigError
 from pagedsim.run.job import Arm
 from pagedsim.run.study import Analysis

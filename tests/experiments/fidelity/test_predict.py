@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.fidelity.external import scored
+from experiments.fidelity.calibrate import scored
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.external_cold import cold_start
-from pagedsim.fidelity.external_constants import serve
-from pagedsim.fidelity.external_course import Course, course_of_steps, read_course
-from pagedsim.fidelity.external_file import Fit
-from pagedsim.fidelity.external_log import Latencies, read_log
-from pagedsim.fidelity.external_score import score
-from pagedsim.fidelity.external_signs import signs
-from pagedsim.fidelity.simplex import spread
+from pagedsim.fidelity.logs.consistency_checks import Course, course_of_steps, read_course, signs
+from pagedsim.fidelity.logs.fit import cold_start, spread
+from pagedsim.fidelity.logs.log import Latencies, read_log
+from pagedsim.fidelity.logs.score import score
+from pagedsim.fidelity.logs.server import Fit, serve
 from tests.experiments.fidelity.test_external import TRUE, answered, asked, perform, server
 
 pytestmark = pytest.mark.usefixtures("hydra")

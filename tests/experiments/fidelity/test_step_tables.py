@@ -13,11 +13,8 @@ import pytest
 from experiments.fidelity.truth_data import ALONE, DATA, FITTED, tables
 from experiments.regenerate import RESULTS
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
-from pagedsim.fidelity.external_log import Latencies, Log
-from pagedsim.fidelity.step_tables.alone import alone
-from pagedsim.fidelity.step_tables.cell import Cell
-from pagedsim.fidelity.step_tables.constants import LINK, Constants
-from pagedsim.fidelity.step_tables.layouts import SHAPELESS, read_table
+from pagedsim.fidelity.logs.log import Latencies, Log
+from pagedsim.fidelity.sheets import hardware_named, model_named, stack_named
 from pagedsim.fidelity.step_tables.schedule import (
     PREEMPTS,
     TOO_LARGE,
@@ -25,8 +22,8 @@ from pagedsim.fidelity.step_tables.schedule import (
     scheduled,
     server_of,
 )
-from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, stack_named
-from pagedsim.fidelity.step_tables.times import Points
+from pagedsim.fidelity.step_tables.tables import SHAPELESS, Cell, alone, read_table
+from pagedsim.fidelity.step_tables.times import LINK, Constants, Points
 from pagedsim.metrics.files import RESULT
 from pagedsim.metrics.jsons import read_json
 from pagedsim.sim.cost import Roofline

@@ -19,7 +19,7 @@ from experiments.fidelity.truth_data import (
     scored,
 )
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.step_tables.layouts import read_table
+from pagedsim.fidelity.step_tables.tables import read_table
 from pagedsim.fidelity.step_tables.times import Point
 from tests.run.studies import carried_out
 

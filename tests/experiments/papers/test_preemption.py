@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.papers.preemption import Preemptions
-from experiments.studies.swap_prices import Priced
+from experiments.studies.swap_map import Priced
 from pagedsim.metrics.arms import Run
 from tests.sim.shapes import CONF
 

@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from experiments.studies.block_costs import unused_slots
-from experiments.studies.block_sizes import BlockSizes
+from experiments.studies.block_sizes import BlockSizes, unused_slots
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 
@@ -130,7 +129,7 @@ def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_kernel_is_timed_by_the_clock_it_is_given() -> None:
     pytest.importorskip("torch")
-    from experiments.studies.block_costs import CALLS, Decodes, attention_seconds
+    from experiments.studies.block_sizes import CALLS, Decodes, attention_seconds
     from tests.sim.shapes import model
 
     ticks = count()

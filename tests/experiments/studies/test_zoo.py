@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.zoo import Zoo
+from experiments.studies.zoo import Zoo, listings, sentences
 from experiments.studies.zoo_arms import every_policy
-from experiments.studies.zoo_report import listings, sentences
 from pagedsim import build
 from pagedsim.build import POLICIES, plugin_policies
 from pagedsim.core import ConfigError, Policy

@@ -1,4 +1,9 @@
-"""The log of a server that is not ours: when each request came, and when its answer did."""
+"""Request logs of external servers: arrival and answer times, prompt contents, and recording.
+
+A log may state which prompts begin alike, for a server with a prefix cache: `prefix_id` with
+`prefix_tokens`, `hash_ids` of blocks as in Mooncake's traces, `prompt_token_ids`, or
+`cached_tokens`, the server's own cache hits. Without any of these all prompts are different.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.external_prompts import Contents, contents_of
 from pagedsim.workload.limits import LONGEST
+from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts
+from pagedsim.workload.traces.formats import CONTENTS
 from pagedsim.workload.traces.rows import file_at, opened, readable
 
 Column = NDArray[np.float64]
 Row = Mapping[str, Any]
+Rows = Sequence[tuple[str, Row]]
+"""Each row after the place where it stands."""
+Contents = Sequence[Sequence[int]]
+"""By row, each prompt's tokens, or runs that are equal exactly where the tokens are."""
 
 
 class Layout(NamedTuple):
@@ -169,7 +181,6 @@ def _object(where: str, line: str) -> Row:
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    import pyarrow as pa
     from pyarrow import parquet
 
     try:
@@ -179,7 +190,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
     yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
+def _log(path: Path, layout: Layout, rows: Rows) -> Log:
     arrived = _column(rows, layout.arrived)
     first, last = (_times(rows, names, arrived) for names in (layout.first, layout.last))
     if layout.queued is not None:
@@ -214,7 +225,7 @@ def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
     )
 
 
-def _times(rows: Sequence[tuple[str, Row]], names: Sequence[str], arrived: Column) -> Column:
+def _times(rows: Rows, names: Sequence[str], arrived: Column) -> Column:
     """A column of times, or of what has passed since the arrival."""
     name = next((name for name in names if name in rows[0][1]), None)
     if name is None:
@@ -223,7 +234,7 @@ def _times(rows: Sequence[tuple[str, Row]], names: Sequence[str], arrived: Colum
     return arrived + column if name in SPANS else column
 
 
-def _queue(layout: Layout, rows: Sequence[tuple[str, Row]]) -> Column | None:
+def _queue(layout: Layout, rows: Rows) -> Column | None:
     """Seconds in the server's queue, where the log has them."""
     name = layout.scheduled or QUEUE
     if name not in rows[0][1]:
@@ -240,13 +251,13 @@ def _queue(layout: Layout, rows: Sequence[tuple[str, Row]]) -> Column | None:
     return queue
 
 
-def _column(rows: Sequence[tuple[str, Row]], name: str) -> Column:
+def _column(rows: Rows, name: str) -> Column:
     if name not in rows[0][1]:
         raise _missing(rows, name)
     return np.array([_number(where, name, row.get(name)) for where, row in rows])
 
 
-def _missing(rows: Sequence[tuple[str, Row]], name: str) -> ConfigError:
+def _missing(rows: Rows, name: str) -> ConfigError:
     where, row = rows[0]
     return ConfigError(f"{where}: has no {name}, only {', '.join(map(str, row)):.200}")
 
@@ -269,10 +280,177 @@ def _name(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _tokens(rows: Sequence[tuple[str, Row]], name: str) -> NDArray[np.int64]:
+def _tokens(rows: Rows, name: str) -> NDArray[np.int64]:
     column = _column(rows, name)
     for (where, row), value in zip(rows, column, strict=True):
         if not (1 <= value <= LONGEST and value.is_integer()):
             allowed = f"a whole number of tokens from 1 to {LONGEST}"
             raise ConfigError(f"{where}: {name}={row[name]}: must be {allowed}")
     return column.astype(np.int64)
+
+
+# -- contents of prompts ---------------------------------------------------------------------------
+
+PREFIX, HASHES, IDS, CACHED = CONTENTS
+PREFIX_TOKENS = "prefix_tokens"
+STATED = f"{PREFIX} with {PREFIX_TOKENS}, {HASHES}, {IDS} or {CACHED}"
+"""The columns that say which prompts begin alike."""
+BLOCKS = tuple(1 << power for power in range(12, -1, -1))
+"""Tokens that a hash id may stand for, the most likely where several fit being the largest."""
+
+
+def contents_of(rows: Rows, prompt: NDArray[np.int64]) -> Contents | None:
+    """What the rows say of prompts of these lengths; None where they say nothing.
+
+    Raises ConfigError with the place of what is wrong.
+    """
+    there = [name for name in CONTENTS if name in rows[0][1]]
+    if len(there) > 1:
+        raise ConfigError(f"{rows[0][0]}: has {' and '.join(there)}: must have one of them")
+    if not there:
+        return None
+    if there == [PREFIX]:
+        return _prefixed(rows, prompt)
+    if there == [CACHED]:
+        shared = _lengths(rows, CACHED, prompt)
+        return _Listed(
+            PrefixedPrompts(np.where(shared > 0, 0, -1), shared, _narrow(prompt)), prompt
+        )
+    return _hashed(rows, prompt) if there == [HASHES] else _listed_tokens(rows, prompt)
+
+
+def _prefixed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
+    """Rows of one `prefix_id` share their first `prefix_tokens`; those without one share none."""
+    if PREFIX_TOKENS not in rows[0][1]:
+        raise ConfigError(f"{rows[0][0]}: has {PREFIX} without {PREFIX_TOKENS}: needs both")
+    number: dict[str, int] = {}
+    names = ["" if (name := row[PREFIX]) is None else str(name).strip() for _, row in rows]
+    which = np.array(
+        [number.setdefault(name, len(number)) if name else -1 for name in names], np.int32
+    )
+    shared = _lengths(rows, PREFIX_TOKENS, prompt, empty=[not name for name in names])
+    return _Listed(PrefixedPrompts(which, shared, _narrow(prompt)), prompt)
+
+
+def _hashed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
+    ids = [_integers(where, HASHES, row[HASHES]) for where, row in rows]
+    counts = np.array([len(each) for each in ids])
+    block = next((size for size in BLOCKS if (-(-prompt // size) == counts).all()), None)
+    if block is None:
+        raise ConfigError(
+            f"{rows[0][0]}: {HASHES} has {len(ids[0])} blocks for {prompt[0]} tokens: must have as "
+            "many as the prompt has blocks of one size, the same in all rows, such as 16 or 512"
+        )
+    number: dict[int, int] = {}
+    flat = np.array([number.setdefault(name, len(number)) for each in ids for name in each])
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return _Listed(BlockPrompts(flat, starts, _narrow(prompt), block), prompt)
+
+
+def _listed_tokens(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
+    found = [_integers(where, IDS, row[IDS]) for where, row in rows]
+    for (where, _), ids, length in zip(rows, found, prompt.tolist(), strict=True):
+        if len(ids) != length:
+            raise ConfigError(f"{where}: {IDS} has {len(ids)} tokens, and the prompt {length}")
+    return found
+
+
+class _Listed(Sequence[Sequence[int]]):
+    """Prompts that are made when they are asked for."""
+
+    def __init__(self, prompts: PrefixedPrompts | BlockPrompts, lengths: NDArray[np.int64]) -> None:
+        self.prompts, self.lengths = prompts, lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.prompts[row]
+
+
+def _narrow(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+    return lengths.astype(np.int32)
+
+
+def _lengths(
+    rows: Rows, name: str, prompt: NDArray[np.int64], empty: Sequence[bool] | None = None
+) -> NDArray[np.int32]:
+    """Tokens at the beginning of each prompt; none where the row may leave them out."""
+    found = np.zeros(len(rows), np.int32)
+    for at, (where, row) in enumerate(rows):
+        text = row.get(name)
+        if (text is None or text == "") and (empty is None or empty[at]):
+            continue
+        try:
+            value = float("nan" if isinstance(text, bool) or text is None else text)
+        except (TypeError, ValueError):
+            value = float("nan")
+        if not (0 <= value <= prompt[at] and value.is_integer()):
+            raise ConfigError(
+                f"{where}: {name}={text!r:.60}: must be a whole number from 0 to the "
+                f"{prompt[at]} tokens of the prompt"
+            )
+        found[at] = int(value)
+    return found
+
+
+def _integers(where: str, name: str, value: Any) -> list[int]:
+    """A list of whole numbers, as such or in JSON, or separated by spaces."""
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            value = json.loads(text) if text[:1] == "[" else [int(one) for one in text.split()]
+        except ValueError:
+            value = text
+    whole = isinstance(value, list) and all(type(one) is int for one in value)
+    if not whole:
+        raise ConfigError(f"{where}: {name}={value!r:.60}: must be a list of whole numbers")
+    found: list[int] = value
+    return found
+
+
+# -- recording -------------------------------------------------------------------------------------
+
+RECORDED = {
+    "arrived_at": "sent",
+    "num_prefill_tokens": "prompt_tokens",
+    "num_decode_tokens": "output_tokens",
+    "first_token_at": "first_token",
+    "finished_at": "finished",
+    "client": "client",
+}
+"""Those of a log, and of the recorded requests: what the server saw arrive is what was sent."""
+
+
+def check_log(path: Path) -> None:
+    """Raise ConfigError where `write_log` could not write, or would write over something else."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"record={path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"record={path}: is a folder, must be a file")
+    if path.suffix != ".csv":
+        raise ConfigError(f"record={path}: must end in .csv")
+    if path.exists() and path.stat().st_size and not _is_log(path):
+        raise ConfigError(f"record={path}: is there already, and no log that was recorded so")
+
+
+def _is_log(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline().strip() == ",".join(RECORDED).encode()
+
+
+def write_log(path: Path, requests: pa.Table) -> int:
+    """Write the requests that were answered, in order of arrival; returns how many they are."""
+    whole = requests.filter(pc.equal(requests["state"].cast(pa.string()), "finished"))
+    rows = whole.select([*RECORDED.values()]).sort_by(RECORDED["arrived_at"])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(RECORDED)
+        writer.writerows(zip(*(_texts(column) for column in rows.columns), strict=True))
+    return rows.num_rows
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    """Times to a microsecond, everything else as it is."""
+    floats = pa.types.is_floating(column.type)
+    return [f"{value:.6f}" if floats else str(value) for value in column.to_pylist()]

@@ -1,21 +1,82 @@
-"""Files of measured cases, in the layouts of three benchmarks; the header tells which it is."""
+"""Rows of measured cases: from files of three benchmarks, from logs, and from published fits.
+
+The header of a file tells its layout.
+"""
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pagedsim.core import ConfigError
-from pagedsim.fidelity.step_tables.cell import SHORTEST, Cell
-from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, there
+import numpy as np
+
+from pagedsim.core import ConfigError, Request, StepPlan
+from pagedsim.core.plan import Chunk
+from pagedsim.fidelity.logs.log import Log
+from pagedsim.fidelity.sheets import hardware_named, model_named, settings, there
+from pagedsim.run.objects import make
+from pagedsim.sim.cost import Fitted
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Replica
 from pagedsim.workload.traces.rows import file_at, opened, readable
+
+Metric = Literal["prompt", "token", "latency", "ttft", "tpot"]
+METRICS: Mapping[Metric, str] = {
+    "prompt": "prompt step",
+    "token": "token step",
+    "latency": "batch",
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+}
+"""What each is called on a page."""
+Way = Literal["steps", "batch", "loop"]
+"""How it was measured: a step of prompts and one of tokens; requests that all come at once; as many
+requests at a time, each followed by another."""
+SHORTEST = 0.8
+"""Lengths of such a loop are drawn from this share of what its row says up to all of it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Requests of one size on one server, all times in seconds."""
+
+    table: str
+    place: str
+    """The file, and the line in it."""
+    model: ModelShape
+    hardware: Hardware
+    tensor_parallel: int
+    stack: str
+    way: Way
+    prompt: int
+    output: int
+    at_once: int
+    measured: Mapping[Metric, float]
+
+    @property
+    def replica(self) -> Replica:
+        """The model on its GPUs."""
+        return Replica(self.model, self.hardware, self.tensor_parallel)
+
+    @property
+    def precision(self) -> str:
+        """What its products are computed in."""
+        return self.model.products
+
+    def __str__(self) -> str:
+        gpus = f"{self.tensor_parallel} × {self.hardware.name}"
+        form = "" if self.precision == "fp16" else f" {self.precision}"
+        sizes = f"{self.prompt:,} in, {self.output:,} out, {self.at_once} at once"
+        return f"{self.model.name}{form} on {gpus}: {sizes}"
+
+
+# -- files -----------------------------------------------------------------------------------------
 
 ALIASES = {
     "meta-llama/Llama-2-7b-hf": "llama-2-7b",
@@ -229,3 +290,75 @@ def _layout(file: Path, header: Sequence[str]) -> Layout:
             return layout
     known = "; or ".join(", ".join(layout.columns) for layout in LAYOUTS.values())
     raise ConfigError(f"{file}: has the columns {', '.join(header):.200}: must have {known}")
+
+
+# -- requests of a log that were alone -------------------------------------------------------------
+
+COLD_REQUESTS = 2
+"""Requests at the beginning of a log that may still have waited for the server to warm up."""
+
+
+def alone(log: Log, table: str, model: ModelShape, hardware: Hardware, stack: str) -> list[Cell]:
+    """Rows of requests that were alone from arrival to finish.
+
+    What lies between their first and their last token are steps of one sequence each.
+    """
+    return [
+        Cell(
+            *(table, log.places[row], model, hardware, 1, stack),
+            way="steps",
+            prompt=int(log.prompt[row]),
+            output=int(log.output[row]),
+            at_once=1,
+            measured={
+                "ttft": float(log.latencies.ttft[row]),
+                "token": float(log.latencies.tpot[row]),
+            },
+        )
+        for row in _alone(log)
+    ]
+
+
+def _alone(log: Log) -> Iterator[int]:
+    ends = log.arrived + log.latencies.e2e
+    before = np.concatenate([[0.0], np.maximum.accumulate(ends)[:-1]])
+    after = np.concatenate([log.arrived[1:], [np.inf]])
+    for row in np.flatnonzero((log.arrived >= before) & (ends <= after)).tolist():
+        if row >= COLD_REQUESTS and log.output[row] > 1:
+            yield row
+
+
+# -- published fits --------------------------------------------------------------------------------
+
+LENGTHS = (128, 256, 512, 1024)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+ANSWER = 128
+"""Tokens: the step of decodes is the one in the middle."""
+STEP_TOKENS = 4096
+"""Prompts of a step have so many tokens at most; nothing says that more were measured."""
+
+
+def grid(table: str, name: str, stack: str) -> Iterator[Cell]:
+    """Rows of the fit in conf/cost of that name."""
+    words: Mapping[str, Any] = settings("cost", name)
+    fitted_for = words["fitted_for"]
+    model, hardware = model_named(fitted_for["model"]), hardware_named(fitted_for["hardware"])
+    replica = Replica(model, hardware, fitted_for["tensor_parallel"])
+    cost = make("cost", words, Fitted, replica=replica)
+    for length in LENGTHS:
+        for count in BATCHES:
+            context = count * (length + ANSWER // 2)
+            measured: dict[Metric, float] = {"token": cost.decode_seconds(count, context)}
+            if count * length <= STEP_TOKENS:
+                measured = {"prompt": cost.step_seconds(_prompts(count, length)), **measured}
+            yield Cell(
+                *(table, f"cost={name}", model, hardware, replica.tensor_parallel, stack),
+                *("steps", length, ANSWER, count, measured),
+            )
+
+
+def _prompts(count: int, length: int) -> StepPlan:
+    plan = StepPlan(0, 0.0)
+    for number in range(count):
+        plan.add_chunk(Chunk(Request(number, length), 0, length, samples=True))
+    return plan

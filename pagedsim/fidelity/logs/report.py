@@ -1,17 +1,14 @@
-"""What came out of a fit to a server's log, or of a prediction of one, as tables and words."""
+"""Tables and notes of a fit to a log, or of the prediction of one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pagedsim.fidelity.external_cold import Cold
-from pagedsim.fidelity.external_constants import FRONT, Constant
-from pagedsim.fidelity.external_fit import Found
-from pagedsim.fidelity.external_log import Log
-from pagedsim.fidelity.external_ranges import Range
-from pagedsim.fidelity.external_score import METRICS, Scores
-from pagedsim.fidelity.external_server import Served
+from pagedsim.fidelity.logs.fit import Cold, Found, Range
+from pagedsim.fidelity.logs.log import Log
+from pagedsim.fidelity.logs.score import METRICS, Scores
+from pagedsim.fidelity.logs.server import FRONT, Constant, Served
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
 

@@ -1,0 +1,1 @@
+"""Logs of server requests: reading, simulating, fitting and scoring them."""

@@ -1,0 +1,461 @@
+"""The simulated server in place of an external one, and the constants that its data sheet omits.
+
+The constants are those of the roofline and the time before the scheduler. They belong to the GPU
+and the software, not to a model, so that a fit to one model applies to another.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from math import isnan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
+from pagedsim.core.contracts import vet
+from pagedsim.core.memory import PrefixMemory
+from pagedsim.core.source import Job, Mode
+from pagedsim.fidelity import sheets
+from pagedsim.fidelity.logs.log import Latencies, Log
+from pagedsim.run.backend import RunConfig, Settings
+from pagedsim.run.objects import make
+from pagedsim.run.simulated import Simulated
+from pagedsim.run.simulation import Simulation
+from pagedsim.sim.cost import CostModel, Roofline
+from pagedsim.sim.simulate import simulate
+from pagedsim.workload.draws import stream
+from pagedsim.workload.predictor import CONTRACT, NoPredictor, Predictor
+
+
+@dataclass(frozen=True)
+class LogRequests:
+    """The log as a workload."""
+
+    log: Log
+    named: bool
+    """Whether prompts have token contents for a prefix cache; otherwise all differ."""
+    guesses: Sequence[float | None]
+    """How long each answer is taken to be."""
+    front: float = 0.0
+    """Seconds from when a request comes until the scheduler has it."""
+    mode: Mode = "open"
+    users: int | None = None
+    think_time: float = 0.0
+    turns: None = None
+
+    def requests(self) -> Iterator[Job]:
+        log, token = self.log, 0
+        for row in range(len(log)):
+            length = int(log.prompt[row])
+            prompt: Sequence[int] | int = length
+            if self.named and log.contents is not None:
+                prompt = log.contents[row]
+            elif self.named:
+                prompt = range(token, token + length)
+            token += length
+            known: dict[str, Any] = {"client": log.client[row], "predicted_len": self.guesses[row]}
+            arrival = float(log.arrived[row]) + self.front
+            request = Request(row, prompt, arrival=arrival, **known)
+            yield request, int(log.output[row])
+
+
+def guesses(config: Settings, log: Log) -> list[float | None]:
+    """What `predictor=` says of each answer's length; None where it says nothing."""
+    settings = config.get("predictor")
+    made = NoPredictor() if settings is None else make("predictor", settings, Predictor)
+    predictor = vet(made, CONTRACT)
+    said = predictor.guesses(log.output.astype(np.int32), stream(config["seed"], "predictions"))
+    return [None if isnan(guess) else guess for guess in said.tolist()]
+
+
+class ExternalServer:
+    """A server with the outside one's settings."""
+
+    def __init__(self, config: Settings, log: Log, first_step: float = 0.0) -> None:
+        """`first_step`: seconds that its first answer takes at least, where it was cold."""
+        backend = RunConfig(config).backend
+        if not isinstance(backend, Simulated):
+            raise ConfigError("backend=engine: must be sim: requests= are of a server elsewhere")
+        self.config, self.log, self.backend = config, log, backend
+        self.first_step = first_step
+
+    @property
+    def facts(self) -> Settings:
+        """What this server is of all that its speed depends on."""
+        replica = self._stage.replica
+        return replica.more_than_shared | {
+            "model": replica.model.name,
+            "hardware": replica.hardware.name,
+            "tensor_parallel": replica.tensor_parallel,
+            "kv_cache_dtype": replica.kv_format,
+            "quantization": replica.quantization or "none",
+            "stack": str(self.config["stack"]["name"]),
+            "batching": str(self.config["batching"]["_target_"]).rpartition(".")[2],
+            "async_scheduling": bool(self.config["server"]["async_scheduling"]),
+        }
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """One of such a server's, with nothing to do."""
+        return self._stage.scheduler
+
+    @property
+    def guessed_blocks(self) -> int | None:
+        """How many blocks it is taken to have, where the configuration does not say."""
+        if self.config["memory"].get("blocks") is not None:
+            return None
+        return self.scheduler.memory.total
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether its memory finds beginnings of prompts that it has computed before."""
+        return isinstance(self.scheduler.memory, PrefixMemory)
+
+    @property
+    def cost(self) -> CostModel:
+        """What `cost=` says before any fit."""
+        return self._stage.cost
+
+    @property
+    def _stage(self) -> Simulation:
+        return self.backend.simulation(RunConfig(self.config))
+
+    def serve(
+        self, cost: Settings | None = None, front: float | None = None, first: int | None = None
+    ) -> Served:
+        """Serve the log's requests.
+
+        `cost`: settings in the place of the configuration's. `front`: seconds from when a request
+        comes until the scheduler has it, in the place of what the cost model says. `first`: until
+        so many of the earliest are answered.
+        """
+        config = self.config if cost is None else {**self.config, "cost": cost}
+        backend = self.backend
+        stage = backend.simulation(RunConfig(config))
+        if front is None:
+            front = stage.cost.server_seconds
+        served = Served(self.log, first or len(self.log), front)
+        with suppress(_Enough):
+            simulate(
+                stage.scheduler,
+                LogRequests(self.log, self.finds_prefixes, guesses(config, self.log), front),
+                _Cold(stage.cost, self.first_step - front),
+                served,
+                overlap=backend.overlap,
+                fast_forward=backend.fast_forward,
+            )
+        return served
+
+
+class _Cold:
+    """A cost model whose first step takes `least` seconds at least."""
+
+    def __init__(self, cost: CostModel, least: float) -> None:
+        self.cost, self.least = cost, least
+        self.by_totals = cost.by_totals
+        self.decode_seconds, self.swap_seconds = cost.decode_seconds, cost.swap_seconds
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        least, self.least = self.least, 0.0
+        return max(self.cost.step_seconds(plan), least)
+
+
+class _Enough(Exception):
+    """All requests that are scored have finished."""
+
+
+@dataclass
+class Served:
+    """A recorder of what the simulated server did."""
+
+    log: Log
+    wanted: int
+    front: float = 0.0
+    steps: int = 0
+    preemptions: int = 0
+    largest: dict[str, int] = field(default_factory=dict)
+    """The largest steps: what one may know from this log."""
+    ends: list[float] = field(default_factory=list)
+    """Of every step, in seconds; `running`, `waiting` and `used` are what each had."""
+    running: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    """Blocks."""
+
+    def __post_init__(self) -> None:
+        self._first = np.full(len(self.log), np.nan)
+        self._last, self._begun = self._first.copy(), self._first.copy()
+        self._left = self.wanted
+        self._plan: StepPlan | None = None
+
+    @property
+    def latencies(self) -> Latencies:
+        """Of all requests; NaN for those that were not answered."""
+        arrived, output = self.log.arrived, self.log.output
+        waited = np.maximum(self._begun - arrived - self.front, 0.0)
+        return Latencies(self._first - arrived, self._last - arrived, output, waited)
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        for rejection in plan.rejected:
+            place = self.log.places[int(rejection.request.id)]
+            raise ConfigError(f"{place} is refused by the simulated server: {rejection.reason}")
+        self._plan = plan
+        self.preemptions += len(plan.preemptions)
+        self._count(plan, end, scheduler.memory.used)
+
+    def again(self, end: float, used_blocks: int) -> None:
+        assert self._plan is not None
+        self._count(self._plan, end, used_blocks)
+
+    def left(self, request: Request) -> None:
+        row = int(request.id)
+        assert request.first_token_at is not None and request.finished_at is not None
+        assert request.scheduled_at is not None
+        self._begun[row] = request.scheduled_at
+        self._first[row], self._last[row] = request.first_token_at, request.finished_at
+        self._left -= row < self.wanted
+        if not self._left:
+            raise _Enough
+
+    def _count(self, plan: StepPlan, end: float, used: int) -> None:
+        self.steps += 1
+        self.ends.append(end)
+        self.running.append(plan.running)
+        self.waiting.append(plan.waiting)
+        self.used.append(used)
+        for name in _SIZES:
+            if (size := getattr(plan, name)) > self.largest.get(name, 0):
+                self.largest[name] = size
+
+
+_SIZES = (
+    "prefill_tokens",
+    "prefill_attention",
+    "prefill_context",
+    "decode_count",
+    "decode_context",
+)
+
+
+# -- constants -------------------------------------------------------------------------------------
+
+FRONT = "front_ms"
+"""From when a request comes until the scheduler has it: HTTP, tokenising, handing over."""
+MEANING = {
+    "compute_efficiency": "FLOP/s, of the data sheet's",
+    "bandwidth_efficiency": "bytes/s of weights",
+    "cache_efficiency": "bytes/s of keys and values",
+    "bus_efficiency": "bytes/s over the bus",
+    "interconnect_efficiency": "bytes/s between GPUs",
+    "host_step_ms": "the host, a step",
+    "host_request_us": "and a sequence of it",
+    "block_tokens": "finding a block, as reading",
+    FRONT: "to the scheduler, a request",
+}
+UNITS = {"_efficiency": "share", "_ms": "ms", "_us": "µs", "_tokens": "tokens"}
+
+TIED = {"attention_efficiency": "compute_efficiency"}
+"""Which goes with which, since latencies of requests cannot tell them apart."""
+
+Constants = Mapping[str, float]
+"""The roofline's by their keywords, and FRONT."""
+
+
+class Constant(NamedTuple):
+    """One of them."""
+
+    name: str
+
+    @property
+    def share(self) -> bool:
+        """Whether it is part of what a data sheet says, so that it cannot be above 1."""
+        return self.name.endswith("_efficiency")
+
+    @property
+    def unit(self) -> str:
+        return next((unit for end, unit in UNITS.items() if self.name.endswith(end)), "")
+
+    @property
+    def meaning(self) -> str:
+        return MEANING.get(self.name, self.name.replace("_", " "))
+
+    def seconds(self, value: float) -> float:
+        """What a step's time is proportional to: for a share, what is left of it upside down."""
+        return 1.0 / value if self.share else value
+
+    @property
+    def likely(self) -> float:
+        """How far it may well be from what step tables say, in logarithms."""
+        return 0.1 if self.share else 0.7
+
+    @property
+    def least(self) -> float:
+        """The least that `seconds` can be."""
+        return 1.0 if self.share else 0.0
+
+    def held(self, seconds: float) -> float:
+        """The value of so many `seconds`, or of the nearest that can be."""
+        return self.seconds(max(seconds, self.least))
+
+
+def constants_of(server: ExternalServer) -> dict[str, float]:
+    """Those that `cost=` has; raises ConfigError where it is no roofline."""
+    cost = server.cost
+    settings = server.config["cost"]
+    if not isinstance(cost, Roofline):
+        raise ConfigError(
+            f"cost._target_={settings.get('_target_')}: must be cost=roofline, whose constants are "
+            "what a log of requests is fitted with"
+        )
+    own = {name: value for name, value in cost.constants.items() if name not in TIED}
+    return own | {FRONT: 1e3 * cost.server_seconds}
+
+
+def with_constants(server: ExternalServer, constants: Constants) -> Settings:
+    """The settings of its cost model with these."""
+    settings = {name: value for name, value in constants.items() if name != FRONT}
+    if isinstance(server.cost, Roofline):
+        own = server.cost.constants
+        for name, leader in TIED.items():
+            if leader in constants:
+                settings[name] = min(own[name] * constants[leader] / own[leader], 1.0)
+    return {**server.config["cost"], **settings}
+
+
+def serve(server: ExternalServer, constants: Constants, first: int | None = None) -> Served:
+    """Serve the log with these; `first` as for `ExternalServer.serve`."""
+    cost = with_constants(server, constants)
+    return server.serve(cost, 1e-3 * constants.get(FRONT, 0.0), first)
+
+
+def at_the_peak(server: ExternalServer) -> ExternalServer:
+    """The same at all that the data sheet has, and with software that takes no time."""
+    constants_of(server)
+    assert isinstance(server.cost, Roofline)
+    peak = {name: 1.0 if Constant(name).share else 0.0 for name in server.cost.constants}
+    stack = sheets.settings("stack", "ideal")
+    cost = {**server.config["cost"], "stack": stack, **peak}
+    return ExternalServer({**server.config, "cost": cost}, server.log)
+
+
+def words(server: ExternalServer, constants: Constants, names: Collection[str]) -> str:
+    """Some constants, and those that go with them, as the command line takes them."""
+    settings = with_constants(server, constants)
+    named = [*names, *(name for name, leader in TIED.items() if leader in names)]
+    found = [f"cost.{name}={settings[name]:.4g}" for name in named if name != FRONT]
+    if FRONT in named:
+        found.append(f"stack.server_ms={constants[FRONT]:.4g}")
+    return " ".join(found)
+
+
+# -- the file of a fit -----------------------------------------------------------------------------
+
+NAME = "fit.json"
+TRAVELS = ("model",)
+"""What may be another than it was fitted for: the roofline works that out."""
+WHY = {
+    "hardware": "another GPU reaches other shares of its data sheet",
+    **dict.fromkeys(
+        ("tensor_parallel", "pipeline_parallel", "expert_parallel"),
+        "what is lost between GPUs was not measured so",
+    ),
+    "kv_cache_dtype": "attention has other kernels for it",
+    "quantization": "products have other kernels for it",
+    "stack": "another serving stack has other kernels and another host",
+    "batching": "prompts that ride along with decodes have other kernels than those by themselves",
+    "async_scheduling": "the host works beside the GPU in one of them alone",
+}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Constants, and where they are from."""
+
+    constants: Constants
+    server: Settings
+    """What they were fitted for."""
+    largest: Mapping[str, int]
+    """The largest steps that were fitted."""
+    source: str
+    """The log."""
+    undecided: Sequence[str]
+    """Those that the log did not decide."""
+
+    def save(self, path: Path) -> None:
+        """Write it."""
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Fit:
+        """From the file, or from the folder of the calibration; raises ConfigError."""
+        file = Path(path).expanduser()
+        if file.is_dir():
+            file /= NAME
+        try:
+            found = json.loads(file.read_text())
+        except OSError as error:
+            raise ConfigError(
+                f"fit={path}: {file} cannot be read ({error.strerror}): must be the folder or the "
+                f"{NAME} of an experiment=calibrate requests="
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"fit={path}: is not JSON: {error}") from None
+        needed = [one.name for one in fields(cls)]
+        if not isinstance(found, dict) or set(found) != set(needed):
+            raise ConfigError(f"fit={path}: must hold an object with {', '.join(needed)}")
+        _check_constants(path, found["constants"])
+        return cls(**found)
+
+    def of(self, server: ExternalServer) -> dict[str, float]:
+        """All constants of a server: these, and its own where the fit says nothing."""
+        own = constants_of(server)
+        if strange := [name for name in self.constants if name not in own]:
+            raise ConfigError(f"fit: has {', '.join(strange)}: cost= has only {', '.join(own)}")
+        return own | dict(self.constants)
+
+    def doubts(self, server: ExternalServer, served: Served) -> Iterator[str]:
+        """What this server is that the fitted one was not, in a line each."""
+        facts, degrees = server.facts, tuple(name for name in WHY if name.endswith("_parallel"))
+        for name in dict.fromkeys([*facts, *(name for name in degrees if name in self.server)]):
+            usual = 1 if name in degrees else None  # a degree that is not named
+            here, there = facts.get(name, usual), self.server.get(name, usual)
+            if there == here:
+                continue
+            if name in TRAVELS:
+                yield (
+                    f"fitted for {name}={there}, and {here} is predicted: the constants are those "
+                    "of the GPU and the stack, and the model's shape says the rest"
+                )
+            else:
+                yield (
+                    f"fitted for {name}={there}, but {name}={here} is predicted: {WHY[name]}, so "
+                    "that this is no more than a guess"
+                )
+        beyond = [
+            f"{name.replace('_', ' ')} {served.largest[name]:,} (fitted: {most:,})"
+            for name, most in self.largest.items()
+            if served.largest.get(name, 0) > 1.5 * most
+        ]
+        if beyond:
+            yield f"some steps are far larger than any that was fitted: {', '.join(beyond)}"
+        if self.undecided:
+            yield f"the fitted log did not decide {', '.join(self.undecided)}"
+
+
+def _check_constants(path: str | Path, constants: Any) -> None:
+    if not isinstance(constants, dict) or FRONT not in constants:
+        raise ConfigError(f"fit={path}: constants must be an object that has {FRONT}")
+    for name, value in constants.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        most = 1.0 if Constant(name).share else sys.float_info.max
+        if not number or not 0 <= value <= most or (Constant(name).share and not value):
+            raise ConfigError(
+                f"fit={path}: constants.{name}={value!r}: must be a number of 0 or more, and a "
+                "share above 0 and at most 1"
+            )
