@@ -178,22 +178,6 @@ def test_waits_are_those_of_theory(
     agrees(waits, expected)
 
 
-@pytest.mark.slow
-def test_the_shortest_line_lies_between_one_line_and_turns() -> None:
-    """No line of each server's own is shorter than the common one, and none is shorter in the
-    mean than where all join the shortest (Winston 1977). At high loads the two come together
-    (Foschini & Salz 1978): as a part of the wait, what lies between them vanishes."""
-    apart = []
-    for load, count in ((0.6, 10_000), (0.95, 40_000)):
-        common, shortest, turns = (
-            interval(wait(router(), 4, load, seed, count) for seed in SEEDS)[0]
-            for router in (Central, LeastRequests, RoundRobin)
-        )
-        assert common < shortest < turns
-        apart.append(shortest / common - 1)
-    assert apart[1] < 0.25 * apart[0]
-
-
 # -- old counts: Mitzenmacher, How Useful Is Old Information, IEEE TPDS 2000 -----------------------
 
 # All counts are looked at again when the first request arrives after `staleness`. Until the next

@@ -43,7 +43,7 @@ def test_the_frontier_goes_the_better_way_of_each_metric() -> None:
     assert standing.frontier(E2E, Criterion("output_tokens_per_s")) == ["fast", "best"]
 
 
-def test_who_is_best_who_may_be_as_good_and_what_it_costs() -> None:
+def test_the_best_arm_its_equals_and_what_it_costs() -> None:
     standing = standing_of({"slow": SLOW, "fast": FAST, "about": ABOUT}, "e2e_mean", "ttft_p99")
     assert standing.best(E2E) == "fast"
     assert standing.as_good(E2E) == ["about"]
@@ -54,19 +54,21 @@ def test_who_is_best_who_may_be_as_good_and_what_it_costs() -> None:
     assert standing.best(Criterion("mfu")) is None
 
 
-def test_beaten_is_who_is_nowhere_better_and_somewhere_surely_worse() -> None:
+def test_dominated_arms_are_nowhere_better_and_somewhere_surely_worse() -> None:
     standing = standing_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean", "ttft_p99")
     assert standing.beaten() == {"late": Dominated("slow", 1)}
     by_one = standing_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean")
     assert by_one.beaten().keys() == {"slow", "late"}
+    alike = standing_of({"slow": SLOW, "twin": SLOW, "late": LATE}, "e2e_mean", "ttft_p99")
+    assert alike.same() == ["twin"]
 
 
-def test_who_only_seems_worse_is_not_beaten() -> None:
+def test_an_arm_that_only_seems_worse_is_not_dominated() -> None:
     near = {"e2e_mean": [10.1, 11.9, 11.2]}
     assert standing_of({"slow": SLOW, "near": near}, "e2e_mean").beaten() == {}
 
 
-def test_who_served_fewer_stands_in_no_comparison_of_latencies() -> None:
+def test_an_arm_that_finished_fewer_is_in_no_comparison_of_latencies() -> None:
     few = {"e2e_mean": [1.0, 1.1, 1.2], "output_tokens_per_s": [3.0, 3.1, 3.2]}
     all_ = SLOW | {"output_tokens_per_s": [1.0, 1.1, 1.2]}
     arms = {"all": all_, "few": few | {"finished": [9, 10, 9]}}
@@ -76,11 +78,6 @@ def test_who_served_fewer_stands_in_no_comparison_of_latencies() -> None:
     assert standing.compared("few", "all", E2E) is None
     assert standing.frontier(E2E, Criterion("output_tokens_per_s")) == ["all"]
     assert standing.beaten() == {}
-
-
-def test_the_same_as_the_baseline_in_every_number() -> None:
-    standing = standing_of({"slow": SLOW, "twin": SLOW, "late": LATE}, "e2e_mean", "ttft_p99")
-    assert standing.same() == ["twin"]
 
 
 def test_classes_take_the_place_of_clients_and_have_the_workload_s_names() -> None:
@@ -114,10 +111,6 @@ def test_arms_that_finished_different_requests_are_pointed_out(tmp_path: Path) -
         "the arms finished different requests (fcfs 120, urgent 117), and their latencies are of "
         "those alone: compare them with care"
     )
-
-
-def test_but_not_where_they_were_asked_different_ones(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    run = with_rejected(study.runs[4], 3)
+    run = study.runs[4]  # unless they were sent different ones
     study.runs[4] = replace(run, config={**run.config, "workload": {"rate": 2}})
     assert study.notes == []

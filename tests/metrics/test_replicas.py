@@ -123,7 +123,7 @@ def test_roles_are_not_held_against_each_other() -> None:
     assert summary["imbalance_over_time"] == pytest.approx(2 * 1 / 12)
 
 
-def test_prompts_belong_to_whom_requests_came_from() -> None:
+def test_prompts_belong_to_the_replica_that_computed_them() -> None:
     requests = requests_of(
         {"replica": 1, "came_from": 0.0, "output_tokens": 3, "finished": 3.0},
         {
@@ -142,7 +142,7 @@ def test_prompts_belong_to_whom_requests_came_from() -> None:
     assert isnan(prefill["tpot_mean"]) and decode["tpot_mean"] == 1.0
 
 
-def test_who_was_refused_at_the_door_is_no_replica_s() -> None:
+def test_requests_refused_by_the_router_belong_to_no_replica() -> None:
     refused = {"replica": -1, "state": "rejected", "scheduled": float("nan")}
     requests = requests_of({"replica": 0}, refused, {"replica": 1, "state": "unfinished"})
     summary = summarise(requests, fleet_steps(*FLEET_STEPS), **FLEET)

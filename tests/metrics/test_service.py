@@ -69,7 +69,7 @@ def test_service_over_time_by_hand() -> None:
     assert by_hand().at(0, times).tolist() == pytest.approx([0, 12, 13, 14, 17.8, 18, 30, 30])
 
 
-def test_who_is_never_scheduled_waits_until_it_leaves_or_the_run_ends() -> None:
+def test_a_request_that_is_never_scheduled_waits_until_it_leaves_or_the_run_ends() -> None:
     arrival, none = np.array([1.0, 2.0]), np.full(2, NAN)
     over = ServiceOverTime(
         np.arange(2), arrival, none, np.array([4.0, NAN]), arrival, 0 * arrival, ends=arrival * 4

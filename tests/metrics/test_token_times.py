@@ -99,7 +99,7 @@ def test_exact_without_preemptions(seed: int) -> None:
     assert got == pytest.approx(np.percentile(every, percents))
 
 
-def test_who_came_from_elsewhere_has_had_no_step_before() -> None:
+def test_a_migrated_request_has_had_no_step_before() -> None:
     # Its first token at 1, it came at 4.5: steps that ended here before were not its own.
     ends = np.array([2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
     first, last, tokens, preemptions = (np.array([value]) for value in (1.0, 7.0, 4, 0))
@@ -200,7 +200,7 @@ def test_it_is_what_reading_token_by_token_gives(
 @given(
     tokens=st.integers(2, 12), steps=st.integers(0, 12), length=st.integers(8, 80), preempted=TIMES
 )
-def test_who_missed_steps_has_its_tokens_spread_over_them(
+def test_an_answer_that_missed_steps_has_its_tokens_spread_over_them(
     tokens: int, steps: int, length: int, preempted: float
 ) -> None:
     first, last = 1.0 + preempted, 1.0 + preempted + length / 8

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from pagedsim.metrics.compare import compare, estimate, values_of
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.files import SUMMARY
 from pagedsim.metrics.metric import LESS, MORE, Metrics
-from pagedsim.metrics.result import Listing
 from pagedsim.metrics.tables import Floats, Requests, RunTables, Served, StepPart
 from pagedsim.report.comparison import COLUMNS, write_comparison, write_rows
 from pagedsim.report.console import _change
@@ -76,18 +74,6 @@ def test_a_name_is_no_markup(tmp_path: Path) -> None:
         name for name, *_ in rows_of(shown(study), study.arms)
     )
     assert "[name]" in text and text.endswith("[bold][/a]" * 3)
-
-
-def test_tables_of_a_result_stand_below_its_arms(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    more = Listing("More", ["", "of it"], [["first", "1"]], "Counted by hand.")
-    out = io.StringIO()
-    result = replace(result_of(study), listings=[more], notes=["it was warm"])
-    report.show(result, study, Console(file=out, width=100))
-    *_, title, head, row, note, warm = (line.strip() for line in out.getvalue().splitlines())
-    assert (title, head, row.split()) == ("More", "of it", ["first", "1"])
-    assert (note, warm) == ("Counted by hand.", "note: it was warm")
-    assert out.getvalue().index("Means over 3 seeds") < out.getvalue().index("More")
 
 
 def test_what_has_no_ratio_shows_its_difference(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -113,16 +112,3 @@ def test_the_page_has_a_panel_a_load_and_latency(validation: Validation, tmp_pat
         axes = drawing.draw().axes
     assert [one.get_title(loc="left") for one in axes] == titles
     assert all(len(one.lines) == 3 for one in axes)  # two runs of the engine, one simulated
-
-
-def test_one_run_of_the_engine_has_no_spread(validation: Validation) -> None:
-    regime = validation.regimes[0]
-    alone = Regime(
-        **vars(regime)
-        | {name: getattr(regime, name)[:1] for name in ("engine", "pace", "paced")}
-        | {"engine_requests": regime.engine_requests[:1]}
-    )
-    one = Validation([alone], validation.machine, 1, {}, [])
-    assert all(math.isnan(found.spread) for found in alone.agreements().values())
-    first, _ = one.listings()
-    assert {row[2] for row in first.rows} == {"–"}

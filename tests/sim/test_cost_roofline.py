@@ -28,7 +28,6 @@ from tests.sim.shapes import (
     MODELS,
     PUBLISHED,
     hardware,
-    ideal_stack,
     plan,
     replica,
     shipped,
@@ -246,19 +245,6 @@ def test_8_bits_of_keys_and_values_are_read_and_moved_in_half_the_time() -> None
     assert half.work(step).bytes < whole.work(step).bytes
 
 
-def test_small_blocks_swap_slowly_and_large_ones_do_not() -> None:
-    """The paper's figure 19: one copy a layer and block makes small blocks slow to move."""
-    tokens = 1024
-
-    def swap(block_size: int) -> float:
-        where = replica("opt-13b", "a100-40gb", block_size=block_size, kv_layout="layer")
-        return Roofline(where).prices().swap_seconds(tokens // block_size)
-
-    recompute = Roofline(replica("opt-13b", "a100-40gb")).recompute_seconds(tokens)
-    assert swap(1) > 3 * recompute
-    assert swap(256) < recompute
-
-
 def test_attention_of_unlike_chunks_is_that_of_each() -> None:
     """The end of a long prompt beside a whole one: no sum of products stands for both."""
     cost = Roofline(replica("llama-3.1-8b", "h100"))
@@ -292,19 +278,6 @@ def test_every_shipped_model_and_every_shipped_gpu(name: str, gpu: str) -> None:
 def test_impossible_settings_are_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Roofline(replica("tiny", "a10"), **setting)
-
-
-def test_utilisation_is_against_the_data_sheet() -> None:
-    cost = Roofline(
-        replica("llama-2-7b", "a10"),
-        stack=ideal_stack(),
-        bandwidth_efficiency=0.8,
-        compute_efficiency=0.6,
-    )
-    decode = cost.explain(plan(decodes=1, context=1))
-    assert decode.mbu(hardware("a10")) == pytest.approx(0.8)
-    prefill = cost.explain(plan(4096))
-    assert prefill.mfu(hardware("a10")) == pytest.approx(0.6)
 
 
 # -- attention over small blocks -------------------------------------------------------------------

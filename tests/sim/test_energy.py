@@ -33,6 +33,7 @@ def test_a_step_by_hand() -> None:
     kept = (96 + 900) * model.kv_bytes_per_token
     assert found.bytes == pytest.approx((2 * (body + head) + kept) / 2)
     assert step_work(where, plan()) == Work(0.0, 0.0)
+    assert total_work(where, Recorder().steps_table()) == Work(0.0, 0.0)
 
 
 def test_a_chunk_that_ends_before_its_prompt_samples_nothing() -> None:
@@ -82,10 +83,6 @@ def test_the_work_of_a_run_is_that_of_its_steps(
     assert sum(recorder.requests_table()["preemptions"].to_pylist()) > 0
     assert total.flop == pytest.approx(sum(work.flop for work in recorder.works))
     assert total.bytes == pytest.approx(sum(work.bytes for work in recorder.works))
-
-
-def test_no_steps_are_no_work() -> None:
-    assert total_work(replica("tiny", "a10"), Recorder().steps_table()) == Work(0.0, 0.0)
 
 
 # -- power -----------------------------------------------------------------------------------------
@@ -176,8 +173,5 @@ def test_impossible_shares_are_refused(key: str, value: object) -> None:
     changed: dict[str, Any] = {key: value}
     with pytest.raises(ConfigError, match=rf"power\.{key}=.*: must be a number"):
         replace(POWER, **changed)
-
-
-def test_work_takes_no_less_than_idling() -> None:
     with pytest.raises(ConfigError, match=r"power\.busy=0\.3: must be at least power\.idle=0\.4"):
         replace(POWER, idle=0.4)

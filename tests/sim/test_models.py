@@ -69,13 +69,6 @@ def test_active_parameters_are_those_published(name: str, active: float) -> None
     assert shape.body_params + shape.head_params + embedding == pytest.approx(active, rel=0.02)
 
 
-def test_weights_taken_as_exactly_seven_billion() -> None:
-    shape = replace(model("llama-2-7b"), params=7e9)
-    assert shape.weight_bytes == shape.read_bytes(1) == 14e9
-    assert shape.flop_per_token == 14e9
-    assert shape.flop_per_sample == 0
-
-
 def test_a_step_reads_no_input_embedding_unless_it_is_the_head_too() -> None:
     untied = model("llama-2-7b")
     embedding, norms = 32_000 * 4096, (2 * 32 + 1) * 4096
@@ -90,15 +83,10 @@ def test_experts_read_grow_with_the_batch_up_to_all() -> None:
     one, two, many = (shape.read_bytes(tokens) for tokens in (1, 2, 1e6))
     assert one == pytest.approx(2 * (shape.body_params + shape.head_params))
     assert one < two < many
+    assert shape.moe is not None
+    assert shape.moe.expected_experts(2) == pytest.approx(2 + 2 * 6 / 8)
     idle = 32_000 * 4096 + (2 * 32 + 1) * 4096
     assert many == pytest.approx(2 * (shape.weight_params - idle))
-
-
-def test_expected_distinct_experts() -> None:
-    moe = MoE(experts=8, experts_per_token=2, intermediate=1)
-    assert moe.expected_experts(1) == pytest.approx(2)
-    assert moe.expected_experts(2) == pytest.approx(2 + 2 * 6 / 8)
-    assert moe.expected_experts(float("inf")) == 8
 
 
 def test_latent_attention_computes_more_in_decode_than_in_prefill() -> None:

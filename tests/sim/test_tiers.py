@@ -151,12 +151,6 @@ def test_a_load_waits_for_the_write_of_its_blocks() -> None:
     assert steps["end"].to_pylist()[-1] == 40.0 + 3.0 + 2.0
 
 
-def test_without_tiers_there_are_no_columns_of_them() -> None:
-    memory = TieredMemory(8, 4)
-    _, steps = run(make_scheduler(memory=memory), TWICE)
-    assert not [name for name in steps.column_names if name.startswith(("loaded", "written"))]
-
-
 def test_what_is_swapped_beyond_the_cpu_takes_the_disk_s_time_as_well() -> None:
     def made(cpu: int) -> list[dict[str, Any]]:
         levels = [

@@ -172,17 +172,6 @@ def test_changes_are_found_where_they_are(sizes: object, expected: list[object])
     assert changes(sizes, 100) == expected
 
 
-def test_changes_are_those_that_a_walk_over_all_sizes_finds() -> None:
-    cost = Roofline(replica("deepseek-v3", "h200", tensor_parallel=8))
-
-    def bound(size: int) -> object:
-        return bound_of(cost.explain(step(size)))
-
-    walked = [(n, bound(n)) for n in range(1, 2049) if n == 1 or bound(n) != bound(n - 1)]
-    assert changes(bound, 2048) == walked
-    assert len(walked) == 3  # all-reduce, weights, products
-
-
 def test_a_kv_cache_saves_all_but_the_last_token_of_each_prefill() -> None:
     cost = ideal(SEVEN_BILLION)
     kept, again = (way(cost, 100, 4, False) for way in (with_cache, without_cache))

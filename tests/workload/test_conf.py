@@ -68,8 +68,3 @@ def test_rows_of_a_trace_may_be_chosen_on_a_command_line(tmp_path: Path) -> None
     path = f"workload.path={written(tmp_path, BURSTGPT)}"
     made = built("burstgpt", path, "workload.where={Model: GPT-4, Log Type: Conversation log}")
     assert made.prompt_len.tolist() == [906]
-
-
-def test_a_seed_may_be_given_when_building() -> None:
-    one, two = (built("alpaca", "workload.requests=5", seed=seed) for seed in (1, 2))
-    assert one.output_len.tolist() != two.output_len.tolist()

@@ -239,11 +239,8 @@ def test_every_predictor_guesses_alike_for_a_seed_and_leaves_all_else(
         assert getattr(one, column) is getattr(workload, column)
 
 
-def test_an_oracle_knows(workload: Workload) -> None:
-    assert (errors(Oracle(), workload) == 0).all()
-
-
 def test_noise_is_off_by_a_known_factor(workload: Workload) -> None:
+    assert (errors(Oracle(), workload) == 0).all()
     error = errors(Noisy(0.5), workload)[workload.output_len > 20]
     assert np.median(error) == pytest.approx(0, abs=0.01)
     assert error.std() == pytest.approx(0.5, abs=0.01)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, Request
 from pagedsim.workload import (
-    BlockPrompts,
     Poisson,
     PrefixedPrompts,
     Workload,
@@ -467,8 +466,3 @@ def test_prefixed_prompts_share_their_prefix_and_nothing_else() -> None:
     assert [len(prompts[row]) for row in range(3)] == [40, 30, 20]
     assert prompts[0][:16] == prompts[2][:16]  # the third is cut within its prefix
     assert prompts[0][32:40] != prompts[1][:8]
-
-
-def test_pieces_are_plain_numbers() -> None:
-    prompts = BlockPrompts(np.arange(3), np.array([0, 3]), np.array([10], np.int32), 4)
-    assert repr(prompts[0][0:8]) == "((0, 0, 4), (1, 0, 4))"

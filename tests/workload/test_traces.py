@@ -245,11 +245,11 @@ def test_a_format_of_json_lines_is_its_fields(
 
 
 def turns(made: Workload) -> list[tuple[str | None, int, list[int]]]:
-    """Session, turn and whom it waits for, of each row."""
+    """Session, turn, and the rows for which it waits, of each row."""
     assert made.turns is not None
     waits = map(made.turns.after, range(len(made)))
     known = ((one.session, one.turn) for one, _ in made.requests())
-    return [(*who, after) for who, after in zip(known, waits, strict=True)]
+    return [(*one, after) for one, after in zip(known, waits, strict=True)]
 
 
 def test_bailian_says_what_each_request_goes_on_from(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_turns_begin_with_all_that_was_said_if_they_are_long_enough(tmp_path: Pa
 def test_a_column_of_a_csv_file_may_say_whose_turn_it_is(tmp_path: Path) -> None:
     path = written(tmp_path, BURSTGPT)
     made = trace(path=path, session_column="Session ID", drop_empty=True)
-    assert [who for who, *_ in turns(made)] == ["0", "1", "2"]
+    assert [session for session, *_ in turns(made)] == ["0", "1", "2"]
     whole = trace(path=path, session_column="Log Type", drop_empty=True)
     assert turns(whole) == [("0", 1, []), ("0", 2, [0]), ("1", 1, [])]
 
