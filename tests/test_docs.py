@@ -59,7 +59,11 @@ def commands(program: str) -> list[tuple[str, tuple[str, ...]]]:
 # -- Python ----------------------------------------------------------------------------------------
 
 
-ALONE = [one for one in blocks("python") if "localhost:" not in one[1]]
+ALONE = [
+    pytest.param(*one, marks=[pytest.mark.slow] if one[0] == "docs/engine.md" else [])
+    for one in blocks("python")
+    if "localhost:" not in one[1]
+]
 """Blocks that ask no server; tests/serve/test_serving_page.py has one for the others."""
 
 
@@ -88,6 +92,7 @@ def composed(words: tuple[str, ...], root: str = "config") -> DictConfig:
     return compose(root, overrides=overrides)
 
 
+@pytest.mark.slow
 def test_every_command_composes(hydra: None) -> None:
     there = commands("python -m pagedsim")
     assert len(there) > 30

@@ -56,6 +56,7 @@ def test_help_is_a_manual_page(call: Call) -> None:
     assert "$" not in page
 
 
+@pytest.mark.slow
 def test_every_example_of_the_manual_page_composes(call: Call) -> None:
     _, page, _ = call("--help")
     lines = page.replace("\\\n", " ").splitlines()
@@ -79,6 +80,7 @@ def test_the_settings_of_the_manual_page_are_the_configuration_s(call: Call) -> 
         assert value == ("null" if there is None else str(there).lower()), key
 
 
+@pytest.mark.slow
 def test_info_works(tmp_path: Path) -> None:
     done = command(tmp_path, "--info", "config")
     assert done.returncode == 0
@@ -280,6 +282,7 @@ def test_a_single_process_too(tmp_path: Path, number: signal.Signals) -> None:
     assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_runs_that_wait_for_a_process_are_not_begun(tmp_path: Path) -> None:
     process = begin(tmp_path, *LONG, "seeds=40")
     wait_for(tmp_path / "out/runs/short/seed-0/run.json")
@@ -291,6 +294,7 @@ def test_runs_that_wait_for_a_process_are_not_begun(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out/runs").glob("*/*"))) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_that_dies_ends_the_others(tmp_path: Path) -> None:
     process = begin(tmp_path, *LONG, "seeds=2")
@@ -358,6 +362,7 @@ def test_a_sweep_over_an_unknown_option_begins_nothing(call: Call) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_sweep_into_a_folder_of_another_shows_its_own_jobs(call: Call) -> None:
     words = ("-m", "hydra/launcher=basic", "experiment=single", *QUICK, "seeds=1", "jobs=1")
     assert call(*words, "hydra.sweep.dir=out", "server.max_seqs=1,2,3")[0] == 0

@@ -207,6 +207,7 @@ def test_a_trace_whose_prompts_begin_alike_by_a_column_that_is_not_read(
     assert f"note: {column} of the trace are not read, so that all its prompts are unlike" in told
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_the_notes_of_its_jobs_once(call: Call) -> None:
     Path("t.csv").write_text(
         "arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,2\n1,5,2\n2,5,2\n"

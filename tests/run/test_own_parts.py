@@ -395,11 +395,16 @@ UNASKED = {
 
 
 def refused(asked: bool) -> list[Any]:
+    """Answers that are not allowed; runs with more than two of a hook are slow tests."""
     return [
-        pytest.param(name, hook, answer, case[0], id=f"{name}.{hook}-{shown(answer)}")
+        pytest.param(
+            *(name, hook, answer, case[0]),
+            id=f"{name}.{hook}-{shown(answer)}",
+            marks=[pytest.mark.slow] if asked and at > 1 else [],
+        )
         for (name, hook), case in CASES.items()
         if isinstance(case, tuple) and asked is ((name, hook) not in UNASKED)
-        for answer in case[1]
+        for at, answer in enumerate(case[1])
     ]
 
 
@@ -515,7 +520,10 @@ def helper():
 
 
 @pytest.mark.parametrize(("name", "hook"), [one for one in METHODS if one not in UNASKED])
-@pytest.mark.parametrize("error", [KeyError, SystemExit, StopIteration])
+@pytest.mark.parametrize(
+    "error",
+    [KeyError, *(pytest.param(one, marks=pytest.mark.slow) for one in (SystemExit, StopIteration))],
+)
 def test_an_error_in_a_hook_names_the_part_and_the_place(
     served: Any, name: str, hook: str, error: type[BaseException]
 ) -> None:

@@ -164,8 +164,16 @@ def test_cheapest_gets_prices_of_this_machine(tmp_path: Path) -> None:
     assert set(served.requests["state"].to_pylist()) == {"finished"}
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
+@pytest.mark.parametrize(
+    ("batching", "preemption"),
+    [
+        ("prefill_first", "swap"),
+        ("unified", "recompute"),
+        pytest.param("unified", "swap", marks=pytest.mark.slow),
+        pytest.param("prefill_first", "recompute", marks=pytest.mark.slow),
+        ("static", "recompute"),
+    ],
+)
 def test_every_axis(batching: str, preemption: str, tmp_path: Path) -> None:
     """Twelve blocks of four tokens for requests of up to 40: requests are preempted."""
     served = run(
@@ -360,6 +368,7 @@ OUTGROWS = (
 """What is swapped out comes to more than the GPU holds."""
 
 
+@pytest.mark.slow
 def test_swaps_are_bounded_by_the_gpu_s_pool_on_the_engine_and_in_the_simulator(
     tmp_path: Path,
 ) -> None:
