@@ -25,11 +25,9 @@ NEEDS = ("mypy==2.4.1", "setuptools>=77", "simpy>=4.1")
 constraints.txt, with which this code is tested."""
 COMPILED = (
     "pagedsim/core/**/*.py",
-    *(f"pagedsim/sim/{name}.py" for name in ("ahead", "arrivals", "beams", "environment")),
-    *(f"pagedsim/sim/{name}.py" for name in ("feed", "server")),
-    "pagedsim/sim/tiers.py",
-    *(f"pagedsim/sim/cost/{name}.py" for name in ("base", "split", "terms")),
-    *(f"pagedsim/metrics/{name}.py" for name in ("columns", "preemptions", "recorder")),
+    *(f"pagedsim/sim/{name}.py" for name in ("beams", "environment", "feed", "server", "tiers")),
+    *(f"pagedsim/sim/cost/{name}.py" for name in ("base", "terms")),
+    "pagedsim/metrics/recorder.py",
 )
 """What a simulation spends its time in."""
 INTERPRETED = {

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pagedsim.metrics.files import RESULT
-from pagedsim.metrics.jsons import read_json
+from pagedsim.metrics.files import RESULT, read_json
 
 RESULTS = Path(__file__).parent / "results"
 STUDIES = (

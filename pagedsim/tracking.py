@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.result import Listing, Result
-from pagedsim.report.comparison import COLUMNS, columns_of, comparison_rows
 from pagedsim.report.load import load_of
-from pagedsim.report.table import tables
+from pagedsim.report.table import COLUMNS, columns_of, comparison_rows, tables
 
 SETTINGS = ("mode", "project", "entity")
 """The keys of the group `tracking`."""

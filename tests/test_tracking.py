@@ -18,8 +18,8 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.result import Listing, Result, Row
-from pagedsim.report.comparison import comparison_rows
 from pagedsim.report.plots import drawings_of
+from pagedsim.report.table import comparison_rows
 from pagedsim.tracking import track
 from tests.metrics.tables import fleet_study, result_of, study_of
 from tests.wandb_files import (

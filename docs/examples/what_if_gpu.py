@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.summary import summarise
 from pagedsim.server import ServerSpec
+from pagedsim.sim.capacity import sized
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
-from pagedsim.sim.sizing import sized
 from pagedsim.workload import synthetic
 
 

@@ -59,7 +59,7 @@ PROCESSES, OTHER = "processes", "the rest"
 PARTS = {
     "composing": ("hydra._internal.hydra:Hydra.compose_config",),
     "workloads and servers": ("pagedsim.run.job:build",),
-    "simulating": ("pagedsim.run.simulation:Simulation.run",),
+    "simulating": ("pagedsim.run.simulated:Simulation.run",),
     "tables and summaries": ("pagedsim.run.job:_finish",),
     "plots": ("pagedsim.report.figures:drawn",),
     "report and timeline": ("pagedsim.run.publish:write", "pagedsim.run.publish:write_timeline"),

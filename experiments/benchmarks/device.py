@@ -25,7 +25,7 @@ import torch
 from experiments.benchmarks.harness import ROOT, Parser, keep, positive_int
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
-from pagedsim.metrics.jsons import read_json
+from pagedsim.metrics.files import read_json
 
 # -- options ---------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
-from pagedsim.metrics.jsons import write_json
+from pagedsim.metrics.files import write_json
 
 ROOT = Path(__file__).parents[2]
 """The root of the repository."""

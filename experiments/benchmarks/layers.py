@@ -64,7 +64,7 @@ COUNTED = (SIMPY, *(f"{TREE}{folder}/" for folder in ("pagedsim", "policies", "e
 LOOP = ("scheduler", "policy", "driver", "cost", "recorder", "SimPy", "workload")
 """Layers that work while simulated time passes."""
 LAYERS = (*LOOP, "tables", "summary", "plots", "imports", "command")
-_DRIVER = ("ahead", "arrivals", "beams", "environment", "feed", "server", "simulate", "tiers")
+_DRIVER = ("beams", "environment", "feed", "server", "simulate", "tiers")
 PLACES: Mapping[str, str] = {
     "pagedsim/core/": "scheduler",
     "policies/": "policy",
@@ -74,7 +74,6 @@ PLACES: Mapping[str, str] = {
     "pagedsim/workload/": "workload",
     "pagedsim/metrics/": "summary",
     "pagedsim/metrics/recorder.py": "recorder",
-    "pagedsim/metrics/columns.py": "recorder",
     "pagedsim/run/backend.py": "recorder",
     "pagedsim/metrics/steps.py": "tables",
     "pagedsim/metrics/files.py": "tables",

@@ -326,7 +326,7 @@ def serve_fleet(router: str | None, replicas: int, workload: Workload) -> int:
     if router is None:
         simulate(units[0].scheduler, workload, cost, recorder)
     else:
-        lanes = [recorder.lane() for _ in units]
+        lanes = [recorder.add_replica() for _ in units]
         simulate_fleet(units, workload, make_router(router), lanes, recorder)
     return write_tables(
         recorder,

@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
+from pagedsim.fidelity.agreement import JUDGED, Regime
 from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import Recorded, StepLog, log_of, recorded_runs
 from pagedsim.fidelity.replay import replayed
 from pagedsim.fidelity.validation import Validation, doubts, measured, requests_per_s
-from pagedsim.metrics.agreement import JUDGED, Regime
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
@@ -87,10 +87,10 @@ class Validate(Study):
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
         check_workload(runs.config["workload"])
-        return Validated(self, runs).ask()
+        return Validated(self, runs).next_runs()
 
     def analyse(self, runs: Runs) -> Analysis | None:
-        return Validated(self, runs).read()
+        return Validated(self, runs).analyse()
 
     def progress(self, runs: Runs) -> str:
         wanted = self.repeats * (len(self.calibration) + len(self.regimes)) + len(self.regimes)
@@ -134,7 +134,7 @@ class Validated:
         self.seed: int = self.config["seed"]
         self.path = (runs.command.folder if place is None else place) / "cost.json"
 
-    def ask(self) -> list[Arm]:
+    def next_runs(self) -> list[Arm]:
         """A calibration; each round's loads with the next; at last the simulator's runs."""
         if self.runs.failed:
             ((arm, _), failure) = next(iter(self.runs.failed.items()))
@@ -164,7 +164,7 @@ class Validated:
         else:
             new.replace(self.path)
 
-    def read(self) -> Analysis:
+    def analyse(self) -> Analysis:
         """The result, once complete."""
         study = self.study
         log = self._log()
@@ -385,7 +385,7 @@ class Parity(Validate):
             if not some.runs.jobs:
                 runs.say(f"\n{number} of {len(self._combinations())}: {_said(changes)}")
             try:
-                arms = some.ask()
+                arms = some.next_runs()
             except Exception as error:
                 self._fail(changes, error, runs)
                 continue
@@ -401,7 +401,7 @@ class Parity(Validate):
             if changes in self._failed or not one.complete:
                 continue
             try:
-                readings[changes] = one.read()
+                readings[changes] = one.analyse()
             except Exception as error:
                 self._fail(changes, error, runs)
         wrong = {_said(changes): failure for changes, failure in self._failed.items()}

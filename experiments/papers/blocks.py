@@ -16,11 +16,10 @@ from experiments.papers.panels import keyed
 from experiments.papers.reproduction import ByArm, Reproduction, arm
 from experiments.papers.settings import In, Number
 from experiments.studies.block_sizes import require_sizes, unused_slots
+from experiments.studies.block_sizes_figure import by_size
 from pagedsim.core import ConfigError
-from pagedsim.metrics.files import RESULT
-from pagedsim.metrics.jsons import read_json
+from pagedsim.metrics.files import RESULT, read_json
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.block_sizes import by_size
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent
 from pagedsim.report.style import GRID, MUTED, looks, new_figure, plain_log_ticks

@@ -22,7 +22,7 @@ from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
-from pagedsim.metrics.gap import token_gaps
+from pagedsim.metrics.metric import token_gaps
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.run.backend import RunConfig

@@ -18,8 +18,7 @@ import pyarrow as pa
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.errors import require_whole
 from pagedsim.run.backend import RunConfig, StoppableRecorder
-from pagedsim.run.simulated import Simulated
-from pagedsim.run.simulation import Simulation
+from pagedsim.run.simulated import Simulated, Simulation
 from pagedsim.workload import Workload
 
 KINDS = ("stored", "reserved", "internal", "external")

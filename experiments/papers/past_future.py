@@ -16,7 +16,7 @@ from experiments.papers.reproduction import ByArm, Floats, Reproduction, arm, ar
 from experiments.papers.settings import Count, In, Names, Number, Range
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.gap import token_gaps
+from pagedsim.metrics.metric import token_gaps
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent

@@ -13,10 +13,10 @@ from experiments.papers.panels import keyed
 from experiments.papers.reproduction import ByArm, Reproduction, arm
 from experiments.papers.settings import Names, Number
 from experiments.studies.block_sizes import require_sizes
+from experiments.studies.block_sizes_figure import by_size
 from experiments.studies.swap_map import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.block_sizes import by_size
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent
 from pagedsim.report.style import looks, new_figure, plain_log_ticks

@@ -20,7 +20,7 @@ from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent
 from pagedsim.run.study import Analysis
-from pagedsim.workload.stages import stages_of
+from pagedsim.workload.generated import stages_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

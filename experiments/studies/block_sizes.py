@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.papers.reproduction import Reproduction
+from experiments.studies.block_sizes_figure import draw_sizes
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.fidelity.engine_model import replica_of
@@ -19,7 +20,6 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.block_sizes import draw_sizes
 from pagedsim.report.figures import FigureSpec
 from pagedsim.run.serving import the_machine, threads
 from pagedsim.run.study import Analysis

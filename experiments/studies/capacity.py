@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from experiments.studies import capacity_figures as report
 from experiments.studies.bisection import Bisection
 from experiments.studies.compare import check_overrides
 from experiments.studies.objective import bounds_of, missed, refuse_strangers
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.notice import added_up
-from pagedsim.report import capacity as report
+from pagedsim.metrics.result import added_up
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent
 from pagedsim.run.backend import RunConfig

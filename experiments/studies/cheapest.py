@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isinf
 
+from experiments.studies import cheapest_figures as report
 from experiments.studies.capacity import WITHOUT_RATE
 from experiments.studies.fleet_options import (
     REPLICAS,
@@ -21,9 +22,8 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole, shown
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import estimate, value_of
-from pagedsim.metrics.notice import added_up
+from pagedsim.metrics.result import added_up
 from pagedsim.metrics.slo import BOUNDED, slo_of
-from pagedsim.report import cheapest as report
 from pagedsim.run.compose import single
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs

@@ -11,8 +11,7 @@ from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.log import check_log, write_log
 from pagedsim.metrics.arms import DEFAULT_METRICS
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.compare import estimate, values_of
-from pagedsim.metrics.finding import finding
+from pagedsim.metrics.compare import estimate, finding, values_of
 from pagedsim.metrics.slo import slo_of
 from pagedsim.report.plots import drawings_of
 from pagedsim.run.compose import group_of

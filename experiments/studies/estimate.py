@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from experiments.studies.estimate_data import MOST, Case, data_of
+from experiments.studies.estimate_figure import draw_roofline
 from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import binary, decimal, percent
-from pagedsim.report.roofline import draw_roofline
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
 from pagedsim.run.parts import refuse_fleet

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pagedsim.core import Scheduler, StepPlan
-from pagedsim.server import ServerSpec
-from pagedsim.sim.cost import Roofline
-from pagedsim.sim.cost.base import step
-from pagedsim.sim.cost.roofline import PRODUCTS
-from pagedsim.sim.estimate import (
+from experiments.studies.estimate_arithmetic import (
     ProductTime,
     StepEstimate,
     bound_of,
     changes,
     estimate,
+    footprint,
     with_cache,
     without_cache,
 )
-from pagedsim.sim.footprint import footprint
+from pagedsim.core import Scheduler, StepPlan
+from pagedsim.server import ServerSpec
+from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost.base import step
+from pagedsim.sim.cost.roofline import PRODUCTS
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pagedsim.core import ConfigError
-from pagedsim.metrics.notice import added_up
-from pagedsim.metrics.result import Listing
+from pagedsim.metrics.result import Listing, added_up
 from pagedsim.report.numbers import percent
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm, Job

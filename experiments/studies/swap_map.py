@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from experiments.papers.reproduction import Reproduction
 from experiments.studies.block_sizes import require_sizes
+from experiments.studies.swap_map_figure import draw_map
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.fidelity.engine_model import RecordedPrices
@@ -17,7 +18,6 @@ from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
-from pagedsim.report.swap_map import draw_map
 from pagedsim.run.backend import Backend
 from pagedsim.run.objects import make
 from pagedsim.run.study import Analysis

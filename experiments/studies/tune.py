@@ -18,11 +18,11 @@ from dataclasses import field
 from functools import partial
 from importlib.util import find_spec
 
+from experiments.studies import tune_figures as report
 from experiments.studies.compare import check_objective
 from pagedsim.core.errors import not_installed, require_whole
 from pagedsim.metrics.catalogue import metric_of
 from pagedsim.metrics.compare import value_of
-from pagedsim.report import tune as report
 from pagedsim.report.figures import FigureSpec
 from pagedsim.run.compose import single
 from pagedsim.run.job import Arm, Failure, Job

@@ -9,20 +9,24 @@ from typing import Any
 
 from experiments.studies.compare import Decisions, check_metrics, check_overrides
 from experiments.studies.zoo_arms import Feed, by_client, every_policy, guessed
+from experiments.studies.zoo_pareto import Criterion, Plane, Ranking, draw_pareto
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.arms import Arms, by_class
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, summary_key, text_of
-from pagedsim.metrics.compare import Comparison, estimate, groups_of, values_of
-from pagedsim.metrics.finding import finding, in_words, sureness
-from pagedsim.metrics.notice import Notice, of_one_kind
-from pagedsim.metrics.pareto import Criterion, Standing
-from pagedsim.metrics.result import Listing
-from pagedsim.report.comparison import COLUMNS, comparison_rows
+from pagedsim.metrics.compare import (
+    Comparison,
+    estimate,
+    finding,
+    groups_of,
+    in_words,
+    sureness,
+    values_of,
+)
+from pagedsim.metrics.result import Listing, Notice, of_one_kind
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
-from pagedsim.report.pareto import Plane, draw_pareto
-from pagedsim.report.table import Section, sections
+from pagedsim.report.table import COLUMNS, Section, comparison_rows, sections
 from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
@@ -147,19 +151,19 @@ class Zoo(Decisions):
         arms = arms_of(self, runs)
         if not arms.runs:
             return None
-        standing = self._standing(arms)
-        planes = self._drawn(standing) if len(arms.arms) > 1 else []
+        ranking = self._ranking(arms)
+        planes = self._drawn(ranking) if len(arms.arms) > 1 else []
         return Analysis(
-            finding=sentences(standing, planes, self.predictors),
-            listings=listings(standing),
+            finding=sentences(ranking, planes, self.predictors),
+            listings=listings(ranking),
             notes=[*self.notes_of_left_out(), *self._notes(arms), *gathered(arms)],
-            data=data_of(standing, planes) | {"left out": self._left_out},
-            drawings={"pareto": _drawing(standing, planes)} if planes else {},
-            table=_table(arms, standing) if len(arms.arms) > 1 else None,
+            data=data_of(ranking, planes) | {"left out": self._left_out},
+            drawings={"pareto": _drawing(ranking, planes)} if planes else {},
+            table=_table(arms, ranking) if len(arms.arms) > 1 else None,
             compares=True,
         )
 
-    def _standing(self, arms: Arms) -> Standing:
+    def _ranking(self, arms: Arms) -> Ranking:
         """The ranking by all criteria for which any arm has a value."""
         classes = by_class(arms)
         every = [
@@ -169,12 +173,12 @@ class Zoo(Decisions):
             if group is None or metric_of(key).unit in ("s", "share")
         ]
         told = [one for one in every if _told(classes, one)]
-        return Standing(classes, told)
+        return Ranking(classes, told)
 
-    def _drawn(self, standing: Standing) -> list[Plane]:
+    def _drawn(self, ranking: Ranking) -> list[Plane]:
         """The planes in which any arm has a point."""
         every = [(Criterion(first), Criterion(second)) for first, second in self.planes]
-        return [plane for plane in every if standing.frontier(*plane)]
+        return [plane for plane in every if ranking.frontier(*plane)]
 
     def notes_of_left_out(self) -> Iterator[str]:
         """Notes on omitted arms, one per reason."""
@@ -213,20 +217,20 @@ def _told(arms: Arms, one: Criterion) -> bool:
     return any(values_of(arms, arm, one.key, one.group) for arm in arms.arms)
 
 
-def _table(arms: Arms, standing: Standing) -> list[dict[str, object]]:
+def _table(arms: Arms, ranking: Ranking) -> list[dict[str, object]]:
     """Every arm against the baseline: by client, by class, and over all requests."""
-    classes = [row for row in comparison_rows(standing.arms) if row[0] != "all"]
+    classes = [row for row in comparison_rows(ranking.arms) if row[0] != "all"]
     rows = [*classes, *comparison_rows(arms)]
     return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
-def _drawing(standing: Standing, planes: Sequence[Plane]) -> FigureSpec:
+def _drawing(ranking: Ranking, planes: Sequence[Plane]) -> FigureSpec:
     caption = (
         "Means over the seeds. Named are the arms that no other beats in both (joined by a line), "
-        f"and {standing.baseline} (orange), which all are held against; the others have the "
+        f"and {ranking.baseline} (orange), which all are held against; the others have the "
         "numbers of the list. Log scales where values are far apart."
     )
-    return FigureSpec("Pareto fronts", caption, partial(draw_pareto, standing, planes))
+    return FigureSpec("Pareto fronts", caption, partial(draw_pareto, ranking, planes))
 
 
 HOLDS = (
@@ -244,51 +248,51 @@ _FRONT = 10
 """Maximum number of arms named of a Pareto front."""
 
 
-def sentences(standing: Standing, planes: Sequence[Plane], predictors: Sequence[str]) -> list[str]:
+def sentences(ranking: Ranking, planes: Sequence[Plane], predictors: Sequence[str]) -> list[str]:
     """Pareto fronts, best arms, dominated arms, effect of predictors, and caveats."""
-    if len(standing.arms.arms) < 2 or not standing.arms.finished:
-        return finding(standing.arms)
+    if len(ranking.arms.arms) < 2 or not ranking.arms.finished:
+        return finding(ranking.arms)
     axes = dict.fromkeys(one for plane in planes for one in plane)
     return [
-        *(_front(standing, plane) for plane in planes),
-        *(_best(standing, one) for one in axes),
-        *_beaten(standing),
-        *(line for one in list(axes)[:1] for line in _guesses(standing, one, predictors)),
-        *_same(standing),
-        *_selective(standing),
-        *sureness(standing.arms),
+        *(_front(ranking, plane) for plane in planes),
+        *(_best(ranking, one) for one in axes),
+        *_dominated(ranking),
+        *(line for one in list(axes)[:1] for line in _guesses(ranking, one, predictors)),
+        *_same(ranking),
+        *_selective(ranking),
+        *sureness(ranking.arms),
     ]
 
 
-def _front(standing: Standing, plane: Plane) -> str:
-    front = standing.frontier(*plane)
+def _front(ranking: Ranking, plane: Plane) -> str:
+    front = ranking.frontier(*plane)
     return f"Pareto front of {plane[0].label} and {plane[1].label}: {_some(front, _FRONT)}."
 
 
-def _best(standing: Standing, one: Criterion) -> str:
-    best = standing.best(one)
+def _best(ranking: Ranking, one: Criterion) -> str:
+    best = ranking.best(one)
     assert best is not None
-    value = text_of(one.key, standing.mean(best, one))
-    alike = standing.as_good(one)
+    value = text_of(one.key, ranking.mean(best, one))
+    alike = ranking.as_good(one)
     doubt = f"; not surely behind it: {_some(alike)}" if alike else ""
-    if best == standing.baseline:
+    if best == ranking.baseline:
         return f"{one.label}: best with {best} ({value}){doubt}."
-    gain = standing.compared(best, standing.baseline, one)
-    told = f"against {standing.baseline} it {in_words(gain)}" if gain else value
+    gain = ranking.compared(best, ranking.baseline, one)
+    told = f"against {ranking.baseline} it {in_words(gain)}" if gain else value
     told += "" if gain is None or gain.sure else ", which is not sure"
-    return f"{one.label}: best with {best}; {told}{doubt}. {_price(standing, best)}"
+    return f"{one.label}: best with {best}; {told}{doubt}. {_price(ranking, best)}"
 
 
-def _price(standing: Standing, arm: str) -> str:
-    cost = standing.price(arm)
+def _price(ranking: Ranking, arm: str) -> str:
+    cost = ranking.price(arm)
     if cost is None:
         return "It costs nothing that is sure."
     return f"What it costs most: it {in_words(cost)}."
 
 
-def _beaten(standing: Standing) -> Iterator[str]:
-    found = standing.beaten()
-    arms = len(standing.arms.arms)
+def _dominated(ranking: Ranking) -> Iterator[str]:
+    found = ranking.dominated()
+    arms = len(ranking.arms.arms)
     if not found:
         yield f"None of {arms} arms is behind another by every criterion."
         return
@@ -299,15 +303,15 @@ def _beaten(standing: Standing) -> Iterator[str]:
     )
 
 
-def _guesses(standing: Standing, one: Criterion, predictors: Sequence[str]) -> Iterator[str]:
+def _guesses(ranking: Ranking, one: Criterion, predictors: Sequence[str]) -> Iterator[str]:
     """The effect of other predictors than the first."""
     first, *others = predictors
     for other in others:
         told = []
-        for arm in standing.arms.arms:
+        for arm in ranking.arms.arms:
             name = arm.removesuffix(guessed("", other))
-            if name != arm and guessed(name, first) in standing.arms.arms:
-                found = standing.compared(arm, guessed(name, first), one)
+            if name != arm and guessed(name, first) in ranking.arms.arms:
+                found = ranking.compared(arm, guessed(name, first), one)
                 told += [f"{name} {_change(found)}"] if found else []
         if told:
             yield (
@@ -321,13 +325,13 @@ def _change(one: Comparison) -> str:
     return text if one.sure else f"({text})"
 
 
-def _same(standing: Standing) -> Iterator[str]:
-    if same := standing.same():
-        yield f"Here the same as {standing.baseline} in every number: {', '.join(same)}."
+def _same(ranking: Ranking) -> Iterator[str]:
+    if same := ranking.same():
+        yield f"Here the same as {ranking.baseline} in every number: {', '.join(same)}."
 
 
-def _selective(standing: Standing) -> Iterator[str]:
-    if left := standing.selective:
+def _selective(ranking: Ranking) -> Iterator[str]:
+    if left := ranking.selective:
         told = ", ".join(f"{arm} ({count:,})" for arm, count in left.items())
         yield (
             f"Fewer requests than others finished {told}: their latencies are of those alone, and "
@@ -338,56 +342,54 @@ def _selective(standing: Standing) -> Iterator[str]:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def listings(standing: Standing) -> list[Listing]:
+def listings(ranking: Ranking) -> list[Listing]:
     """All tables."""
-    if len(standing.arms.arms) < 2 or not standing.arms.finished:
+    if len(ranking.arms.arms) < 2 or not ranking.arms.finished:
         return []
-    return [_winners(standing), *_losers(standing), *_classes(standing)]
+    return [_winners(ranking), *_losers(ranking), *_classes(ranking)]
 
 
-def _winners(standing: Standing) -> Listing:
+def _winners(ranking: Ranking) -> Listing:
     """The best arm by each criterion, those not significantly worse, and the best arm's costs."""
     rows = []
-    for one in standing.criteria:
-        if (best := standing.best(one)) is None:
+    for one in ranking.criteria:
+        if (best := ranking.best(one)) is None:
             continue
-        gain, cost = standing.compared(best, standing.baseline, one), standing.price(best)
+        gain, cost = ranking.compared(best, ranking.baseline, one), ranking.price(best)
         rows.append(
             [
                 one.label,
                 best,
-                text_of(one.key, standing.mean(best, one)),
-                "" if best == standing.baseline or gain is None else _ratio(gain),
-                _some(standing.as_good(one)),
+                text_of(one.key, ranking.mean(best, one)),
+                "" if best == ranking.baseline or gain is None else _ratio(gain),
+                _some(ranking.as_good(one)),
                 "" if cost is None else f"{_name(cost)} {_ratio(cost)}",
             ]
         )
-    baseline = f"against {standing.baseline}"
+    baseline = f"against {ranking.baseline}"
     head = ["", "best", "", baseline, "not surely worse", "what the best costs most"]
     note = (
-        f"Of the best mean over the seeds. Costs are against {standing.baseline}, too: what is "
+        f"Of the best mean over the seeds. Costs are against {ranking.baseline}, too: what is "
         "surely worse (95 %), and in proportion the most. Changes in brackets are not sure."
     )
     return Listing("Which one wins where", head, rows, note)
 
 
-def _losers(standing: Standing) -> list[Listing]:
+def _losers(ranking: Ranking) -> list[Listing]:
     """Dominated arms."""
-    found = standing.beaten()
+    found = ranking.dominated()
     if not found:
         return []
-    rows = [
-        [arm, one.by, f"{one.surely} of {len(standing.criteria)}"] for arm, one in found.items()
-    ]
+    rows = [[arm, one.by, f"{one.surely} of {len(ranking.criteria)}"] for arm, one in found.items()]
     note = "As good or better in the mean by every criterion; surely better by so many of them."
     return [Listing("Nowhere better than another", ["", "beaten by", "surely"], rows, note)]
 
 
-def _classes(standing: Standing) -> list[Listing]:
+def _classes(ranking: Ranking) -> list[Listing]:
     """One table per class of requests."""
     return [
         Listing(part.title, ["", *part.labels], _rows(part), "Means over the seeds.")
-        for part in sections(standing.arms)
+        for part in sections(ranking.arms)
         if part.client is not None
     ]
 
@@ -416,21 +418,20 @@ def _some(arms: Sequence[str], most: int = _NAMED) -> str:
     return ", ".join(arms[:most]) + more
 
 
-def data_of(standing: Standing, planes: Sequence[Plane]) -> dict[str, Any]:
+def data_of(ranking: Ranking, planes: Sequence[Plane]) -> dict[str, Any]:
     """Means by group and arm, Pareto fronts, best and dominated arms, for result.json."""
-    arms = standing.arms
+    arms = ranking.arms
     return {
         "means": {group or "all": _means(arms, group) for group in groups_of(arms)},
         "frontiers": [
-            {"of": [one.key for one in plane], "arms": standing.frontier(*plane)}
-            for plane in planes
+            {"of": [one.key for one in plane], "arms": ranking.frontier(*plane)} for plane in planes
         ],
         "best": {
-            one.label: {"arm": standing.best(one), "not surely worse": standing.as_good(one)}
-            for one in standing.criteria
+            one.label: {"arm": ranking.best(one), "not surely worse": ranking.as_good(one)}
+            for one in ranking.criteria
         },
         "beaten": {
-            arm: {"by": one.by, "surely": one.surely} for arm, one in standing.beaten().items()
+            arm: {"by": one.by, "surely": one.surely} for arm, one in ranking.dominated().items()
         },
     }
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from pagedsim.fidelity.agreement import JUDGED, Agreement, Regime
 from pagedsim.fidelity.engine_model import ModelledEngine
 from pagedsim.fidelity.recorded import Recorded, predicted, samples_of
-from pagedsim.metrics.agreement import JUDGED, Agreement, Regime
+from pagedsim.fidelity.validation_figure import draw_validation
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import label_of, scale_of
 from pagedsim.metrics.recorder import Recorder
@@ -19,7 +20,6 @@ from pagedsim.metrics.result import Listing
 from pagedsim.metrics.summary import summarise
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
-from pagedsim.report.validation import draw_validation
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Job
 from pagedsim.sim.cost import Fitted

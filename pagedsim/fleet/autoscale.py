@@ -91,10 +91,8 @@ class Autoscale:
         return -1 if mean < sign * self.down and count > self.min_replicas else 0
 
 
-def autoscale_of(settings: Any, replicas: Mapping[str, int]) -> Autoscale | None:
+def autoscale_of(settings: Any, replicas: Mapping[str, int]) -> Autoscale:
     """The setting `fleet.autoscale`, validated against the number of replicas of each role."""
-    if settings is None:
-        return None
     if not isinstance(settings, Mapping):
         raise ConfigError(
             f"autoscale={shown(settings)}: must be settings, such as "

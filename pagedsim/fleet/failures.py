@@ -61,10 +61,8 @@ class RandomOutages:
             at += seconds
 
 
-def failures_of(settings: Any, replicas: int) -> Failures | None:
+def failures_of(settings: Any, replicas: int) -> Failures:
     """The setting `fleet.failures`, validated against the number of replicas."""
-    if settings is None:
-        return None
     if isinstance(settings, Mapping):
         given = {str(key): value for key, value in settings.items()}
         refuse_settings("failures", given, RandomOutages, "failures")

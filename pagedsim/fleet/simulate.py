@@ -14,8 +14,7 @@ from pagedsim.fleet.dispatcher import MAX_RETRIES, MIN_INTERVAL_S, Dispatcher
 from pagedsim.fleet.failures import Failures, fail
 from pagedsim.fleet.kv_migration import RESEND, KVMigration
 from pagedsim.fleet.link import Fabric, Network
-from pagedsim.fleet.replica import ReplicaHandle, Unit
-from pagedsim.fleet.replica_load import ReplicaRecorder
+from pagedsim.fleet.replica import ReplicaHandle, ReplicaRecorder, Unit
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import feed
 from pagedsim.sim.server import Recorder

@@ -110,11 +110,13 @@ class FleetSpec:
     @cached_property
     def dying(self) -> Failures | None:
         """The validated setting `failures`."""
-        return failures_of(self.failures, self._count)
+        return None if self.failures is None else failures_of(self.failures, self._count)
 
     @cached_property
     def scaling(self) -> Autoscale | None:
         """The validated setting `autoscale`."""
+        if self.autoscale is None:
+            return None
         counts = Counter[str]()
         for pool in self.kinds.values():
             counts[pool.role] += pool.replicas

@@ -130,8 +130,11 @@ class ReplicaView:
         )
 
 
-def _sampled(name: str) -> Any:
-    return property(lambda self: self.counts()[name])
+_COUNTS = (
+    *("waiting", "running", "swapped", "requests", "free_blocks", "wanted_blocks"),
+    *("owed_tokens", "stored_tokens", "predicted_tokens", "batch"),
+)
+"""Properties that are sampled."""
 
 
 class StaleReplicaView(ReplicaView):
@@ -169,31 +172,24 @@ class StaleReplicaView(ReplicaView):
         if not self._fresh_enough(now):
             self._sampled_at = now
             self.catch_up()
-            self._counts = {name: seen.fget(self) for name, seen in _COUNTS.items()}
+            self._counts = {name: getattr(ReplicaView, name).fget(self) for name in _COUNTS}
             self._counts["batch"] = tuple(self._counts["batch"])
         return self._counts
 
-    waiting = _sampled("waiting")
-    running = _sampled("running")
-    swapped = _sampled("swapped")
-    requests = _sampled("requests")
-    free_blocks = _sampled("free_blocks")
-    wanted_blocks = _sampled("wanted_blocks")
-    owed_tokens = _sampled("owed_tokens")
-    stored_tokens = _sampled("stored_tokens")
-    predicted_tokens = _sampled("predicted_tokens")
-    batch = _sampled("batch")
+    waiting = property(lambda self: self.counts()["waiting"])
+    running = property(lambda self: self.counts()["running"])
+    swapped = property(lambda self: self.counts()["swapped"])
+    requests = property(lambda self: self.counts()["requests"])
+    free_blocks = property(lambda self: self.counts()["free_blocks"])
+    wanted_blocks = property(lambda self: self.counts()["wanted_blocks"])
+    owed_tokens = property(lambda self: self.counts()["owed_tokens"])
+    stored_tokens = property(lambda self: self.counts()["stored_tokens"])
+    predicted_tokens = property(lambda self: self.counts()["predicted_tokens"])
+    batch = property(lambda self: self.counts()["batch"])
 
     def cached_tokens(self, request: Request) -> int:
         self.catch_up()
         return super().cached_tokens(request)
-
-
-_COUNTS = {
-    name: getattr(ReplicaView, name)
-    for name in vars(StaleReplicaView)
-    if isinstance(getattr(ReplicaView, name, None), property)
-}
 
 
 class Candidates(Replicas):

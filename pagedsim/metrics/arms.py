@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.metrics.files import PREEMPTIONS, REQUESTS, STEPS, read_table
-from pagedsim.metrics.notice import added_up
+from pagedsim.metrics.result import added_up
 from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
 
@@ -157,6 +157,11 @@ class Arms:
             f"the arms finished different requests ({counts}), and their latencies are of those "
             "alone: compare them with care"
         ]
+
+    @property
+    def of_fleets(self) -> bool:
+        """Whether any arm had several replicas."""
+        return any(self.of(arm)[0].replicas for arm in self.arms)
 
     @property
     def finished(self) -> int:

@@ -3,12 +3,12 @@
 A metric is a decorated function, in the order of the summary; its docstring is its explanation in
 reports. `latency` is for one value per request, `tally` for one number of a group of requests,
 `whole` for one of the run. Their arguments are in `tables.py`, the column names in `recorder.py`
-and `steps.py`. Metrics of sessions are in `sessions.py`, those of memory, batches and hardware in
-`use.py`.
+and `steps.py`.
 
 `output_tokens` are those of one sequence; token rates and service count all `sequences`. Latencies
 are of finished requests; rejected, aborted and unfinished ones are only counted. A metric without
-data is NaN.
+data is NaN. A session is finished when all its requests are; one with a rejected, aborted or
+unfinished request is not counted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pagedsim.metrics.gap import token_gaps
-from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
+from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics, token_gaps
 from pagedsim.metrics.service import jain
-from pagedsim.metrics.sessions import SESSIONS
-from pagedsim.metrics.tables import NAN, Floats, Requests, RunTables, Served, ratio
-from pagedsim.metrics.use import USE
+from pagedsim.metrics.tables import NAN, Floats, Requests, RunTables, Served, StepPart, ratio
 
 METRICS = Metrics()
 
@@ -130,7 +128,51 @@ def queue_time(each: Requests) -> Floats:
     return np.asarray(each["scheduled"] - each["arrival"])
 
 
-METRICS.update(SESSIONS)
+class SessionTimes(NamedTuple):
+    """Finished sessions: duration, time without a request at the server, tokens generated."""
+
+    seconds: Floats
+    away: Floats
+    tokens: Floats
+
+
+@METRICS.tally("Sessions finished", "count", MORE)
+def sessions_finished(served: Served) -> int | None:
+    """Sessions all of whose requests were served to their end."""
+    spans = _session_times(served)
+    return None if spans is None else len(spans.seconds)
+
+
+@METRICS.spread("Session time")
+def session_time(served: Served) -> tuple[Floats, Floats] | None:
+    """From the first arrival of a finished session to its last answer."""
+    spans = _session_times(served)
+    return None if spans is None else _unweighted(spans.seconds)
+
+
+@METRICS.spread("Session at server")
+def session_served_time(served: Served) -> tuple[Floats, Floats] | None:
+    """The part of a finished session in which any of its requests waited or was served: without
+    the time in which its user thinks or its tools run."""
+    spans = _session_times(served)
+    return None if spans is None else _unweighted(spans.seconds - spans.away)
+
+
+@METRICS.spread("Session per token")
+def session_time_per_token(served: Served) -> tuple[Floats, Floats] | None:
+    """Session time divided by the tokens generated in the session, those of all sequences of all
+    its requests: one value a finished session that generated any."""
+    if (spans := _session_times(served)) is None:
+        return None
+    some = spans.tokens > 0
+    return _unweighted(spans.seconds[some] / spans.tokens[some])
+
+
+@METRICS.tally("Sessions", "1/s", MORE)
+def sessions_per_s(served: Served) -> float | None:
+    """Sessions finished, over the makespan."""
+    spans = _session_times(served)
+    return None if spans is None else served.per_second(len(spans.seconds))
 
 
 @METRICS.tally("Requests", "1/s", MORE)
@@ -261,16 +303,150 @@ def in_system_mean(run: RunTables) -> float:
     return littles_law(run.requests).number
 
 
-METRICS.update(USE)
+def _used(steps: StepPart) -> tuple[float, ...]:
+    return (steps.seconds @ steps["used_blocks"] * steps.block_size,)
+
+
+@METRICS.whole("KV use", "share", NEITHER, sums=_used)
+def kv_utilisation_mean(run: RunTables, used: float) -> float:
+    """Blocks in use as a share of all, averaged over the makespan; blocks of unlike sizes count by
+    their slots."""
+    return ratio(used, run.makespan * run.slots)
+
+
+def _shared_and_used(steps: StepPart) -> tuple[float, ...]:
+    shared, used = (steps.seconds @ steps[name] for name in ("shared_blocks", "used_blocks"))
+    return shared * steps.block_size, used * steps.block_size
+
+
+@METRICS.whole("KV shared", "share", MORE, sums=_shared_and_used)
+def kv_shared_mean(run: RunTables, shared: float, used: float) -> float:
+    """Blocks that sharing saves, as a share of those that would be in use without it, over time:
+    beyond its first owner, each owner of a block would need one of its own."""
+    return ratio(shared, used + shared)
+
+
+def _wasted(steps: StepPart) -> tuple[float, ...]:
+    used, decodes = steps["used_blocks"], steps["decode_seqs"]
+    # Tokens in memory are not recorded for partially computed prompts.
+    known = (decodes > 0) & (decodes == steps["running"]) & (used > 0)
+    waste = 1 - steps["decode_context"][known] / (used[known] * float(steps.block_size))
+    return steps.seconds[known] @ waste, steps.seconds[known].sum()
+
+
+@METRICS.whole("KV waste", "share", LESS, sums=_wasted)
+def kv_waste_mean(run: RunTables, waste: float, known: float) -> float:
+    """Slots of used blocks that hold no token, as a share, averaged over the time of steps in
+    which all requests in memory decode; undefined where requests share blocks, whose slots count
+    for several at once."""
+    # Blocks are shared where a prefix is found in the cache, or a request has several sequences.
+    found, sequences = run.requests["cached_tokens"], run.requests["sequences"]
+    return NAN if (found > 0).any() or (sequences > 1).any() else ratio(waste, known)
+
+
+def _batch(steps: StepPart) -> tuple[float, ...]:
+    served = steps["decode_seqs"] + steps["prefill_requests"]
+    return steps.seconds @ served, steps.seconds.sum()
+
+
+@METRICS.whole("Batch size", "count", NEITHER, sums=_batch)
+def batch_size_mean(run: RunTables, sequences: float, busy: float) -> float:
+    """Sequences served in a step, averaged over the time that steps take."""
+    return ratio(sequences, busy)
+
+
+@METRICS.whole("Batch fill", "share", NEITHER, sums=_batch)
+def batch_fill_mean(run: RunTables, sequences: float, busy: float) -> float:
+    """Batch size as a share of max_seqs."""
+    return ratio(ratio(sequences, busy), run.max_seqs)
+
+
+def _busy(steps: StepPart) -> tuple[float, ...]:
+    return (steps.seconds.sum(),)
+
+
+@METRICS.whole("MFU", "share", MORE, sums=_busy)
+def mfu(run: RunTables, busy: float) -> float | None:
+    """Model FLOP/s utilisation: floating point operations done in the time that steps take, as a
+    share of the peak."""
+    return _of_peak(run.flops, run.peak_flops, busy)
+
+
+@METRICS.whole("MBU", "share", MORE, sums=_busy)
+def mbu(run: RunTables, busy: float) -> float | None:
+    """Model bandwidth utilisation: bytes of weights and KV read in the time that steps take, as a
+    share of the peak."""
+    return _of_peak(run.bytes, run.peak_bandwidth, busy)
+
+
+@METRICS.whole("Energy", "J", LESS, sums=_busy)
+def energy_j(run: RunTables, busy: float) -> float | None:
+    """Energy of all GPUs over the makespan, by the backend's model of their power: what steps draw
+    by their FLOP and bytes, and idle GPUs between them."""
+    if run.joules is None or run.idle_watts is None:
+        return None
+    mean = run.idle_watts / run.servers
+    if run.spans is None:
+        return run.joules + mean * max(run.server_seconds - busy, 0.0)
+    idle = run.of_spans(lambda span: span.idle_watts if span.there else 0.0)
+    return None if idle is None else run.joules + idle - mean * busy
+
+
+@METRICS.whole("Mean power", "W", LESS, sums=_busy)
+def mean_watts(run: RunTables, busy: float) -> float | None:
+    """Energy of all GPUs, over the makespan."""
+    joules = energy_j(run, busy)
+    return None if joules is None else ratio(joules, run.makespan)
+
+
+@METRICS.whole("Tokens per joule", "1/J", MORE, sums=_busy)
+def tokens_per_joule(run: RunTables, busy: float) -> float | None:
+    """Tokens generated for finished requests, over the energy of all GPUs."""
+    joules = energy_j(run, busy)
+    return None if joules is None else ratio(_answered(run), joules)
+
+
+@METRICS.whole("Availability", "share", MORE)
+def availability(run: RunTables) -> float | None:
+    """Of the time for which replicas were to be there, the share in which they were: the rest they
+    were dead."""
+    if run.spans is None or (down := run.of_spans(lambda span: not span.there)) is None:
+        return None
+    return ratio(run.server_seconds, run.server_seconds + down)
+
+
+@METRICS.whole("Cost", "€", LESS)
+def cost_eur(run: RunTables) -> float | None:
+    """What all GPUs cost over the makespan, at work or not; a replica while it is there."""
+    if run.euros_per_hour is None:
+        return None
+    if run.spans is None:
+        return run.euros_per_hour / run.servers * run.server_seconds / 3600
+    hourly = run.of_spans(lambda span: span.euros_per_hour if span.there else 0.0)
+    return None if hourly is None else hourly / 3600
+
+
+@METRICS.whole("Tokens per euro", "1/€", MORE)
+def tokens_per_euro(run: RunTables) -> float | None:
+    """Tokens generated for finished requests, over the cost of all GPUs."""
+    euros = cost_eur(run)
+    return None if euros is None else ratio(_answered(run), euros)
+
+
+@METRICS.whole("Per million tokens", "€", LESS)
+def euro_per_million_tokens(run: RunTables) -> float | None:
+    """The cost of all GPUs for a million tokens generated for finished requests."""
+    euros = cost_eur(run)
+    return None if euros is None else ratio(1e6 * euros, _answered(run))
 
 
 @METRICS.whole("Load imbalance", "share", LESS)
 def load_imbalance(run: RunTables) -> float | None:
     """Tokens that the steps of the busiest replica computed, of prompts and answers, as a share of
     the mean over all replicas of its role: 100 % is even. Of several roles it is the largest."""
-    if run.lanes is None:
+    if run.replica_sums is None:
         return None
-    return float(np.fmax.reduce(run.lanes.load))
+    return float(np.fmax.reduce(run.replica_sums.load))
 
 
 @METRICS.whole("Imbalance over time", "share", LESS)
@@ -278,7 +454,7 @@ def imbalance_over_time(run: RunTables) -> float | None:
     """How unevenly requests, waiting or served, lie on the replicas of a role: the standard
     deviation of their numbers as a share of the mean, over all moments, each counted by the
     requests that are there then. Replicas that differ in speed are not even at their best."""
-    return None if run.lanes is None else run.lanes.imbalance()
+    return None if run.replica_sums is None else run.replica_sums.imbalance()
 
 
 def _met(served: Served) -> int | None:
@@ -296,3 +472,45 @@ def _tokens(each: Requests) -> Floats:
 
 def _divided(times: Floats, by: Floats) -> Floats:
     return np.divide(times, by, out=np.full(len(times), NAN), where=by > 0)
+
+
+def _unweighted(values: Floats) -> tuple[Floats, Floats]:
+    return values, np.ones(len(values))
+
+
+def _session_times(served: Served) -> SessionTimes | None:
+    """The finished sessions; None if no request belongs to one."""
+    if (session := served.requests.session) is None:
+        return None
+    rows = np.flatnonzero(served.mask & (session >= 0))
+    arrival, finished = (served.requests[name][rows] for name in ("arrival", "finished"))
+    order = np.lexsort((arrival, session[rows]))
+    rows, arrival, finished = rows[order], arrival[order], finished[order]
+    begins = np.flatnonzero(np.diff(session[rows], prepend=-1))
+    whole = np.logical_and.reduceat(served.finished[rows], begins) if len(rows) else begins > 0
+    last = _latest(finished, begins)
+    ends = np.append(begins[1:], len(rows)) - 1
+    gaps = np.concatenate([[0.0], np.maximum(arrival[1:] - last[:-1], 0.0)])[: len(rows)]
+    gaps[begins] = 0.0
+    generated = served.requests.generated[rows].astype(np.float64)
+    away, tokens = (
+        np.add.reduceat(each, begins) if len(rows) else each for each in (gaps, generated)
+    )
+    return SessionTimes((last[ends] - arrival[begins])[whole], away[whole], tokens[whole])
+
+
+def _latest(finished: Floats, begins: NDArray[np.int64]) -> Floats:
+    """The running maximum of the ends within each session."""
+    latest = np.empty(len(finished))
+    for begin, end in zip(begins, np.append(begins[1:], len(finished)), strict=True):
+        latest[begin:end] = np.maximum.accumulate(finished[begin:end])
+    return latest
+
+
+def _answered(run: RunTables) -> int:
+    """Tokens generated for finished requests."""
+    return int(run.requests.generated[run.requests.are("finished")].sum())
+
+
+def _of_peak(work: float | None, peak: float | None, busy: float) -> float | None:
+    return None if work is None or not peak else ratio(work, busy * peak)

@@ -1,15 +1,19 @@
-"""A run's tables and summary on disk; equal runs give identical bytes."""
+"""A run's tables and summary on disk; equal runs give identical bytes.
+
+pyarrow is imported where a table is read or written: JSON files need the standard library alone.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from pyarrow import parquet
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-from pagedsim.metrics.jsons import read_json, write_json
-from pagedsim.metrics.steps import Batches
+    from pagedsim.metrics.steps import Batches
 
 REQUESTS, STEPS, SUMMARY = "requests.parquet", "steps.parquet", "summary.json"
 PREEMPTIONS = "preemptions.parquet"
@@ -28,6 +32,8 @@ def write_run(
 ) -> None:
     """Write requests.parquet, steps.parquet and summary.json into `folder`, which is created; and
     preemptions.parquet if there were any."""
+    from pyarrow import parquet
+
     folder.mkdir(parents=True, exist_ok=True)
     parquet.write_table(requests, folder / REQUESTS, compression="zstd")
     with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
@@ -42,6 +48,8 @@ def write_run(
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a run; raises OSError or ValueError if a file of `write_run` is missing."""
+    from pyarrow import parquet
+
     for name in (REQUESTS, STEPS):
         parquet.read_metadata(folder / name)  # at the end of a file, so the file is complete
     return read_json(folder / SUMMARY)
@@ -49,6 +57,36 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def read_table(path: Path, *columns: str) -> pa.Table:
     """One of a run's tables, or the given columns."""
+    from pyarrow import parquet
+
     # For a single column, threads and pre-buffering cost more than they save.
     with parquet.ParquetFile(path, pre_buffer=False) as file:
         return file.read(columns or None, use_threads=len(columns) != 1)
+
+
+def write_json(path: Path, content: dict[str, Any], ordered: bool = False) -> None:
+    """Write with sorted keys unless `ordered`, and with null for NaN, which JSON lacks."""
+    text = json.dumps(_without_nan(content), indent=2, sort_keys=not ordered, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file of `write_json`, with NaN for null."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return _with_nan(content)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _with_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_nan(inner) for inner in value]
+    return math.nan if value is None else value

@@ -1,30 +1,203 @@
-"""Recorder of steps, requests and preemptions, as columns."""
+"""Recorder of steps, requests and preemptions, as compact columns of up to millions of rows."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from math import isnan
+from math import isnan, nan
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from pagedsim.core import Request, Scheduler, StepPlan
+from pagedsim.core import Request, Scheduler, StepPlan, Tier
 from pagedsim.core.compiled import mypyc_attr
-from pagedsim.core.plan import prefill_left
-from pagedsim.metrics.columns import PACKED, Numbers, Sparse, Words
-from pagedsim.metrics.preemptions import Absence, preemptions_table
+from pagedsim.core.plan import PreemptionCause, prefill_left
+from pagedsim.core.request import RequestId
 from pagedsim.metrics.service import service_of
 from pagedsim.metrics.steps import (
+    LOADED,
     REPLICA,
     STEP_COLUMNS,
+    WRITTEN,
     Batches,
     FleetSteps,
     Sliced,
     Steps,
 )
-from pagedsim.metrics.tiers import Moved
+
+PACKED = 1 << 12
+"""Number of buffered rows at which they are packed."""
+
+
+class Numbers:
+    """Rows of numbers, packed in batches into typed columns.
+
+    Callers append to `rows` and call `pack` once it has `PACKED` rows. None becomes NaN.
+    """
+
+    def __init__(self, types: Mapping[str, type[np.generic]]) -> None:
+        self._types = dict(types)
+        # One growing array each: many small ones would fragment memory.
+        self._columns = {name: array(np.dtype(kind).char) for name, kind in types.items()}
+        self.rows: list[tuple[float | None, ...]] = []
+
+    def pack(self) -> None:
+        """Move the buffered rows into the columns."""
+        if not self.rows:
+            return
+        values = zip(*self.rows, strict=True)
+        for column, kind, more in zip(
+            self._columns.values(), self._types.values(), values, strict=True
+        ):
+            try:
+                column += array(column.typecode, more)  # the usual case
+            except TypeError:  # there is a None
+                column.frombytes(np.array(more, kind).tobytes())
+        self.rows.clear()
+
+    def take(self, name: str) -> NDArray[Any]:
+        """Return a whole column and release it, so that a table needs no second copy."""
+        self.pack()
+        return np.frombuffer(self._columns.pop(name), self._types[name])
+
+
+class Sparse(Numbers):
+    """Columns that are mostly 0; only other rows are stored, led by their row number."""
+
+    def __init__(self, types: Mapping[str, type[np.generic]]) -> None:
+        super().__init__({_ROW: np.int32, **types})
+
+    def drop(self, row: int) -> None:
+        """Remove the last stored row if it has this number."""
+        if self.rows and self.rows[-1][0] == row:
+            self.rows.pop()
+
+    def spread(self) -> dict[str, Spread]:
+        """Return the columns with all rows, and release them."""
+        which = self.take(_ROW)
+        return {name: Spread(which, self.take(name)) for name in list(self._columns)}
+
+
+class Spread:
+    """A sparse column; slices are materialised on access."""
+
+    def __init__(self, which: NDArray[np.int32], values: NDArray[Any]) -> None:
+        """Rows `which`, in order, have these values; all others are 0."""
+        self._which, self._values = which, values
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        made = np.zeros(part.stop - part.start, self._values.dtype)
+        low, high = np.searchsorted(self._which, (part.start, part.stop))
+        made[self._which[low:high] - part.start] = self._values[low:high]
+        return made
+
+
+_ROW = "row"
+
+
+class Words:
+    """Columns of strings with few distinct combinations."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._rows = array("i")
+
+    def append(self, words: tuple[str, ...]) -> None:
+        """Append a row with one string per column."""
+        self._rows.append(self._numbers.setdefault(words, len(self._numbers)))
+
+    def columns(self, order: NDArray[np.int64]) -> dict[str, pa.Array]:
+        """The columns with their rows in this order."""
+        numbers = np.frombuffer(self._rows, dtype=np.int32)[order]
+        made = {}
+        for place, name in enumerate(self._names):
+            words = pa.array([row[place] for row in self._numbers], pa.string())
+            made[name] = pa.DictionaryArray.from_arrays(numbers, words).dictionary_decode()
+        return made
+
+
+class Absence:
+    """A preemption of one request, until it decodes again."""
+
+    __slots__ = ("back_at", "by", "decoding_at", "how", "request", "time", "wanted", "why")
+
+    def __init__(self, cause: PreemptionCause, time: float) -> None:
+        self.time = time
+        self.request: RequestId = cause.request.id
+        self.by: RequestId | None = None if cause.by is None else cause.by.id
+        self.why = "displaced" if cause.displaced else "memory"
+        self.wanted = cause.wanted
+        self.how = "swap" if cause.swapped else "recompute"
+        self.back_at = nan
+        """Start of the step that readmits it; NaN if none does."""
+        self.decoding_at = nan
+        """When its KV cache is recomputed or swapped in; NaN if never."""
+
+
+def preemptions_table(replicas: Sequence[Sequence[Absence]]) -> pa.Table:
+    """One row per preemption, by time; with a replica column if there are several `replicas`."""
+    rows = [one for replica in replicas for one in replica]
+    times = np.array([one.time for one in rows], dtype=np.float64)
+    order = np.argsort(times, kind="stable")
+    rows = [rows[index] for index in order.tolist()]
+    columns = {
+        "time": times[order],
+        "request": pa.array([one.request for one in rows]),
+        "by": pa.array([one.by for one in rows]),
+        "why": pa.array([one.why for one in rows], pa.string()),
+        "wanted": pa.array([one.wanted for one in rows], pa.string()),
+        "how": pa.array([one.how for one in rows], pa.string()),
+        "back_at": np.array([one.back_at for one in rows], dtype=np.float64),
+        "decoding_at": np.array([one.decoding_at for one in rows], dtype=np.float64),
+    }
+    if len(replicas) > 1:
+        sizes = [len(replica) for replica in replicas]
+        which = np.repeat(np.arange(len(replicas), dtype=np.int32), sizes)
+        columns[REPLICA] = which[order]
+    return pa.table(columns)
+
+
+class TierMoves:
+    """Block moves of steps; sparse, one row per move."""
+
+    def __init__(self) -> None:
+        self._steps = array("q")  # which of all
+        self._levels = array("q")
+        self._loads = array("q")  # 1: to the GPU; 0: down to that level
+        self._tiers: Sequence[Tier] = ()
+
+    def of(self, tiers: Sequence[Tier]) -> None:
+        """Set the tiers."""
+        self._tiers = tiers
+
+    def step(self, number: int, plan: StepPlan) -> None:
+        """Record the moves of step `number`."""
+        for source, target in plan.moves:
+            self._steps.append(number)
+            self._levels.append(target.level or source.level)
+            self._loads.append(not target.level)
+
+    def undo(self, number: int) -> None:
+        """Remove the moves of step `number`, the last one."""
+        while self._steps and self._steps[-1] == number:
+            for column in (self._steps, self._levels, self._loads):
+                column.pop()
+
+    def columns(self, steps: int) -> dict[str, pa.Array]:
+        """Blocks by tier for each of `steps` steps; empty without tiers."""
+        which, levels, loads = map(np.array, (self._steps, self._levels, self._loads))
+        found = {}
+        for what, loaded in ((LOADED, 1), (WRITTEN, 0)):
+            for level, tier in enumerate(self._tiers, 1):
+                mine = which[(levels == level) & (loads == loaded)]
+                blocks = np.bincount(mine, minlength=steps).astype(np.int32)
+                found[what + tier.name] = pa.array(blocks)
+        return found
+
 
 _EACH_STEP = ("end", "used_blocks")
 """Columns with a value per step; the others have one row per run of uneventful steps."""
@@ -73,7 +246,7 @@ class StepRecorder:
         self._ends: list[float] = []  # not yet packed
         self._used: list[int] = []
         self._count = 0  # rows
-        self._moved = Moved()
+        self._moved = TierMoves()
         self._absences: list[Absence] = []
         self._absent: dict[Request, Absence] = {}  # preempted, and not decoding again
         self._preempted_in = -1  # the last step that preempted any request
@@ -237,12 +410,12 @@ class StepRecorder:
 class Recorder(StepRecorder):
     """Records steps and requests, and creates their tables.
 
-    A fleet has a lane of steps per replica.
+    The steps of a fleet are in a recorder per replica.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.lanes: list[Lane] = []
+        self.replicas: list[ReplicaRecorder] = []
         self._requests = Numbers(REQUEST_COLUMNS)
         self._ids: array[int] | list[int | str] = array("q")  # a list if any is a string
         self._words = Words("client", "state", "reason")
@@ -251,10 +424,10 @@ class Recorder(StepRecorder):
         self._turns = array("i")
         self._requests_table: pa.Table | None = None
 
-    def lane(self) -> Lane:
-        """Add a lane for the next replica."""
-        self.lanes.append(Lane(self, len(self.lanes)))
-        return self.lanes[-1]
+    def add_replica(self) -> ReplicaRecorder:
+        """Add a recorder for the steps of the next replica."""
+        self.replicas.append(ReplicaRecorder(self, len(self.replicas)))
+        return self.replicas[-1]
 
     def left(self, request: Request) -> None:
         """Record a request that finished, was aborted or rejected, or is alive at the run's end."""
@@ -266,8 +439,8 @@ class Recorder(StepRecorder):
             self._ids.append(request.id)  # type: ignore[arg-type]
         except TypeError:  # the first string id
             self._ids = [*self._ids, request.id]
-        if self.lanes:
-            self._places.append(-1)  # not at a replica, unless its lane sets it
+        if self.replicas:
+            self._places.append(-1)  # not at a replica, unless its recorder sets it
         state = "unfinished" if request.alive else request.state._value_  # faster than .value
         self._words.append((request.client, state, request.finish_reason or ""))
         rows = self._requests.rows
@@ -292,9 +465,9 @@ class Recorder(StepRecorder):
 
     def steps(self) -> Batches:
         """The steps in order; for a fleet, replica by replica."""
-        if len(self.lanes) > 1:
-            return FleetSteps([lane.own_steps() for lane in self.lanes])
-        return self.lanes[0].own_steps() if self.lanes else self.own_steps()
+        if len(self.replicas) > 1:
+            return FleetSteps([replica.own_steps() for replica in self.replicas])
+        return self.replicas[0].own_steps() if self.replicas else self.own_steps()
 
     def steps_table(self) -> pa.Table:
         """One row per step, in order."""
@@ -302,8 +475,8 @@ class Recorder(StepRecorder):
 
     def preemptions_table(self) -> pa.Table:
         """One row per preemption, by time."""
-        lanes: Sequence[StepRecorder] = self.lanes or [self]
-        return preemptions_table([lane._absences for lane in lanes])
+        replicas: Sequence[StepRecorder] = self.replicas or [self]
+        return preemptions_table([replica._absences for replica in replicas])
 
     def requests_table(self) -> pa.Table:
         """One row per request, by id."""
@@ -315,7 +488,7 @@ class Recorder(StepRecorder):
             service = service_of(numbers["prompt_tokens"], tokens, numbers["first_token"])
             words = self._words.columns(order)
             columns = {"request": ids.take(order), "client": words.pop("client")}
-            if len(self.lanes) > 1:
+            if len(self.replicas) > 1:
                 columns[REPLICA] = np.frombuffer(self._places, dtype=np.int32)[order]
             if self._sessions:
                 columns["session"] = pa.array(self._sessions, pa.string()).take(pa.array(order))
@@ -325,7 +498,7 @@ class Recorder(StepRecorder):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Lane(StepRecorder):
+class ReplicaRecorder(StepRecorder):
     """Records the steps of one replica of a fleet; its requests go to the fleet's table."""
 
     def __init__(self, whole: Recorder, index: int) -> None:

@@ -31,7 +31,7 @@ class Columns(Protocol):
     def __getitem__(self, name: str, /) -> Array: ...
 
 
-class Lanes:
+class ReplicaSums:
     """Sums over the steps of each replica, and its number of requests over time."""
 
     def __init__(self, facts: Sequence[ReplicaFacts]) -> None:

@@ -1,9 +1,12 @@
-"""The steps of a run: stored run-length encoded, and expanded in chunks."""
+"""The steps of a run: stored run-length encoded, and expanded in chunks.
+
+With memory tiers, steps have a column of loaded and one of written blocks for each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -181,3 +184,33 @@ class FleetSteps:
                 nothing = pa.array(np.zeros(rows, dtype=np.int32))
                 columns = [batch[name] if name in has else nothing for name in schema.names[:-1]]
                 yield pa.record_batch([*columns, whose], schema=schema)
+
+
+LOADED, WRITTEN = "loaded_", "written_"
+"""Prefixes of the step columns, followed by the name of a tier."""
+
+
+class TierUse(NamedTuple):
+    """Traffic of one tier."""
+
+    loaded_tokens: int
+    """Cached tokens that were loaded instead of computed."""
+    written_blocks: int
+
+
+def tiers_of(steps: Batches, sizes: Sequence[float]) -> dict[str, TierUse] | None:
+    """Traffic of each tier; None without tiers. `sizes` are the block sizes of the replicas."""
+    names = [name.removeprefix(LOADED) for name in steps.schema.names if name.startswith(LOADED)]
+    if not names:
+        return None
+    use = {name: TierUse(0, 0) for name in names}
+    for batch in steps.to_batches():
+        size = sizes[batch[REPLICA][0].as_py() if len(sizes) > 1 else 0]
+        for name, before in use.items():
+            loaded, written = (
+                int(batch[what + name].to_numpy().sum()) for what in (LOADED, WRITTEN)
+            )
+            use[name] = TierUse(
+                before.loaded_tokens + int(loaded * size), before.written_blocks + written
+            )
+    return use

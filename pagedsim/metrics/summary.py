@@ -19,54 +19,52 @@ from numpy.typing import NDArray
 
 from pagedsim.metrics.definitions import METRICS, e2e, tpot, ttft
 from pagedsim.metrics.metric import Percents, Whole
-from pagedsim.metrics.qoe import Reader
-from pagedsim.metrics.replica_columns import Lanes, ReplicaFacts
-from pagedsim.metrics.slo import Slo
-from pagedsim.metrics.steps import CAME_FROM, REPLICA, Batches
+from pagedsim.metrics.replica_columns import ReplicaFacts, ReplicaSums
+from pagedsim.metrics.slo import Reader, Slo
+from pagedsim.metrics.steps import CAME_FROM, REPLICA, Batches, tiers_of
 from pagedsim.metrics.tables import NAN, Floats, Mask, Requests, RunTables, Served, Span, StepPart
-from pagedsim.metrics.tiers import tiers_of
 
 Whose = NDArray[np.int64]
 """The replica of each of some values; negative: of none."""
 
 
-def replica_rows(run: RunTables, lanes: Lanes) -> list[dict[str, Any]]:
+def replica_rows(run: RunTables, replica_sums: ReplicaSums) -> list[dict[str, Any]]:
     """One row a replica, in their order.
 
     Of a request that was handed on, its prompt, what a cache had of it and its first token are
     those of the replica that it came from, everything else of the one that it left.
     """
-    columns = {name: values.tolist() for name, values in _columns(run, lanes).items()}
+    columns = {name: values.tolist() for name, values in _columns(run, replica_sums).items()}
     return [
         {"name": one.name, "pool": one.pool, "role": one.role, "hardware": one.hardware}
         | {"total_blocks": one.total_blocks}
         | {name: values[index] for name, values in columns.items()}
-        for index, one in enumerate(lanes.facts)
+        for index, one in enumerate(replica_sums.facts)
     ]
 
 
-def _columns(run: RunTables, lanes: Lanes) -> Mapping[str, NDArray[Any]]:
-    each, count = run.requests, len(lanes.facts)
+def _columns(run: RunTables, replica_sums: ReplicaSums) -> Mapping[str, NDArray[Any]]:
+    each, count = run.requests, len(replica_sums.facts)
     left: Whose = each[REPLICA].astype(np.int64)
     came = each.optional(CAME_FROM)
     first: Whose = left if came is None else np.where(np.isnan(came), left, came).astype(np.int64)
     prompts, cached = (
         _sums_by_replica(first, each[name], count) for name in ("prompt_tokens", _CACHED)
     )
-    blocks = np.array([one.total_blocks for one in lanes.facts])
+    blocks = np.array([one.total_blocks for one in replica_sums.facts])
     return {
         "requests": _counts(left, count) + _counts(np.where(first == left, -1, first), count),
         "prompt_tokens": prompts,
         "cached_tokens": cached,
         "hit_rate": _ratios(cached, prompts),
         "output_tokens": _sums_by_replica(left, each.generated, count),
-        "computed_tokens": lanes.computed,
-        "load": lanes.load,
+        "computed_tokens": replica_sums.computed,
+        "load": replica_sums.load,
         "preemptions": _sums_by_replica(left, each["preemptions"], count),
-        "busy": lanes.busy / run.makespan,
-        "kv_utilisation_mean": lanes.used / (run.makespan * blocks),
-        "batch_size_mean": _ratios(lanes.batches, lanes.busy),
-        "in_system_mean": lanes.here / run.makespan,
+        "busy": replica_sums.busy / run.makespan,
+        "kv_utilisation_mean": replica_sums.used / (run.makespan * blocks),
+        "batch_size_mean": _ratios(replica_sums.batches, replica_sums.busy),
+        "in_system_mean": replica_sums.here / run.makespan,
         **_latencies(each, first, left, count),
     }
 
@@ -154,14 +152,16 @@ def summarise(
     `spans` are those in which each was there, or was dead, where they come and go.
     """
     view = Requests.of(requests)
-    lanes = Lanes(replicas) if len(replicas) > 1 else None
-    ends, last, sums = _over_steps(steps, block_size, lanes, end)
+    replica_sums = ReplicaSums(replicas) if len(replicas) > 1 else None
+    ends, last, sums = _over_steps(steps, block_size, replica_sums, end)
     work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
-    tiers = tiers_of(steps, [one.block_size for one in lanes.facts] if lanes else [block_size])
-    drawn = (joules, idle_watts, euros_per_hour, lanes, spans)
+    tiers = tiers_of(
+        steps, [one.block_size for one in replica_sums.facts] if replica_sums else [block_size]
+    )
+    drawn = (joules, idle_watts, euros_per_hour, replica_sums, spans)
     slots = total_blocks * block_size
-    if lanes is not None:
-        slots = sum(one.total_blocks * one.block_size for one in lanes.facts)
+    if replica_sums is not None:
+        slots = sum(one.total_blocks * one.block_size for one in replica_sums.facts)
     run = RunTables(view, ends, last, slots, max_seqs, slo, *work, tiers, *drawn)
     more = percentiles or {}
     summary = _of_requests(run, more, np.ones(requests.num_rows, dtype=bool))
@@ -175,7 +175,7 @@ def summarise(
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
     if tiers is not None:
         summary["tiers"] = {name: use._asdict() for name, use in tiers.items()}
-    rows = {} if lanes is None else {"replicas": replica_rows(run, lanes)}
+    rows = {} if replica_sums is None else {"replicas": replica_rows(run, replica_sums)}
     return summary | {"clients": groups} | _classes(run, more, groups) | rows
 
 
@@ -211,22 +211,22 @@ def _of_requests(run: RunTables, more: Mapping[str, Percents], mask: Mask) -> di
 
 
 def _over_steps(
-    steps: Batches, block_size: float, lanes: Lanes | None, end: float
+    steps: Batches, block_size: float, replica_sums: ReplicaSums | None, end: float
 ) -> tuple[list[Floats], float, dict[str, Sequence[float]]]:
     """Ends of the steps with decodes by replica, the end of the last step, and the metrics' sums;
-    also adds all steps to `lanes`."""
+    also adds all steps to `replica_sums`."""
     wholes = {name: one.how for name, one in METRICS.items() if isinstance(one.how, Whole)}
     nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0)
     sums = {name: _sums(whole, nothing) for name, whole in wholes.items()}
-    decodes, last = [[np.empty(0)] for _ in (lanes.facts if lanes else [None])], end
+    decodes, last = [[np.empty(0)] for _ in (replica_sums.facts if replica_sums else [None])], end
     for batch in steps.to_batches():
         index, size = 0, block_size
-        if lanes is not None:
+        if replica_sums is not None:
             index = batch[REPLICA][0].as_py()
-            size = lanes.facts[index].block_size
+            size = replica_sums.facts[index].block_size
         part = StepPart(batch, size)
-        if lanes is not None:
-            lanes.add(index, part)
+        if replica_sums is not None:
+            replica_sums.add(index, part)
         decodes[index].append(part["end"][part["decode_seqs"] > 0])
         ended = float(part["end"][-1])
         last = last if last > ended else ended  # NaN is not

@@ -13,12 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.metrics.qoe import Reader, decoded
-from pagedsim.metrics.replica_columns import Lanes
+from pagedsim.metrics.replica_columns import ReplicaSums
 from pagedsim.metrics.service import ServiceOverTime, service_of
-from pagedsim.metrics.slo import Slo
-from pagedsim.metrics.steps import REPLICA
-from pagedsim.metrics.tiers import TierUse
+from pagedsim.metrics.slo import Reader, Slo, decoded
+from pagedsim.metrics.steps import REPLICA, TierUse
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -212,7 +210,7 @@ class RunTables:
     """Their total power between steps."""
     euros_per_hour: float | None
     """Their total price, busy or idle."""
-    lanes: Lanes | None = None
+    replica_sums: ReplicaSums | None = None
     """Sums per replica, if there are several."""
     spans: Sequence[Span] | None = None
     """Periods of up and down time of a dynamic fleet; None: all were up all the time."""
@@ -220,7 +218,7 @@ class RunTables:
     @property
     def servers(self) -> int:
         """Number of replicas."""
-        return len(self.lanes.facts) if self.lanes is not None else 1
+        return len(self.replica_sums.facts) if self.replica_sums is not None else 1
 
     def of_spans(self, value: Callable[[Span], float | None]) -> float | None:
         """The integral of a value over all spans within the makespan; None if it is not known for

@@ -13,15 +13,6 @@ from numpy.typing import NDArray
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.report import style
-from pagedsim.report.stages import (
-    AGAIN,
-    REJECTED,
-    SWAPPED_OUT,
-    WAITS_AGAIN,
-    Life,
-    Preemption,
-    lives_of,
-)
 from pagedsim.report.style import (
     DECODE,
     INK,
@@ -37,6 +28,15 @@ from pagedsim.report.style import (
     short,
     tidy,
     time_label,
+)
+from pagedsim.report.timeline import (
+    AGAIN,
+    REJECTED,
+    SWAPPED_OUT,
+    WAITS_AGAIN,
+    Life,
+    Preemption,
+    lives_of,
 )
 
 if TYPE_CHECKING:

@@ -1,22 +1,48 @@
-"""The standard plots of a comparison."""
+"""The standard plots of a comparison: effects or a sweep, latency distributions, and others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.compare import baseline_of
-from pagedsim.report.balance import draw_balance, draw_replicas, is_fleet
-from pagedsim.report.distribution import draw_latency
-from pagedsim.report.effect import draw_effect, draw_sweep, without_ratio
+from pagedsim.metrics.catalogue import Scale, keys_of, label_of, latency_of, scale_of
+from pagedsim.metrics.compare import (
+    Comparison,
+    baseline_of,
+    compare,
+    estimate,
+    groups_of,
+    values_of,
+)
+from pagedsim.metrics.tables import Requests
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
-from pagedsim.report.load import draw_load
-from pagedsim.report.service import draw_service, tells_of_service
+from pagedsim.report.load import draw_load, draw_service, tells_of_service
+from pagedsim.report.replicas import draw_balance, draw_replicas
+from pagedsim.report.style import (
+    GRID,
+    INK,
+    MUTED,
+    Look,
+    entries,
+    key,
+    looks,
+    margins,
+    new_figure,
+    plain_log_ticks,
+    short,
+    tidy,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -57,7 +83,7 @@ def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figur
         _load_caption(study) + f"; seed {first}.",
         draw_load,
     )
-    if is_fleet(study):
+    if study.of_fleets:
         yield (
             "replicas",
             "Replica by replica",
@@ -109,3 +135,228 @@ def _bars_caption(study: Arms) -> str:
         " A mark says when a request was preempted; where few were, words beside the bar say which "
         "and for which (5 for 3: 5 made room for 3). timeline.json names all, with causes."
     )
+
+
+def without_ratio(study: Arms) -> list[str]:
+    """Labels of differing metrics without a ratio, because a value is 0 or negative."""
+    found = [one for one in compare(study) if not one.ratio.mean > 0 and one.ours != one.theirs]
+    return list(dict.fromkeys(_name(one.client, one.key) for one in found))
+
+
+def draw_effect(study: Arms) -> Figure:
+    """Ratios to the baseline with intervals, one row per metric and client."""
+    found = [one for one in compare(study) if one.ratio.mean > 0]
+    others = [arm for arm in study.arms if arm != baseline_of(study)]
+    look = looks(study.arms)
+    rows = list(dict.fromkeys((one.client, one.key) for one in found))
+    figure = new_figure(0.95 + 0.27 * (len(rows) + len({client for client, _ in rows})))
+    axes = figure.subplots()
+    places, y, last = {}, 0.0, rows[0][0] if rows else None
+    for client, name in rows:
+        y += 0.55 if client != last else 0
+        places[client, name], last = y, client
+        y += 1
+    for one in found:
+        shift = (others.index(one.arm) - (len(others) - 1) / 2) * 0.5 / max(len(others) - 1, 1)
+        _mark(axes, one, places[one.client, one.key] + shift, look[one.arm].colour, len(others))
+    axes.axvline(1, color=MUTED, lw=1)
+    axes.set_yticks(list(places.values()), [_name(*row) for row in places], color=INK)
+    axes.set_ylim(y - 0.4, -0.6)
+    _ratio_axis(axes, found)
+    tidy(axes, x=f"relative to {short(baseline_of(study), 60)} (bars: 95 % confidence)")
+    single = len(others) == 1
+    margins(figure, left=2.2, right=1.9 if single else 0.3, top=0.4 if single else 0.62)
+    if len(others) > 1:
+        key(figure, {arm: look[arm] for arm in others})
+    else:
+        axes.set_title(f"{short(others[0], 60)} against {short(baseline_of(study), 60)}")
+    return figure
+
+
+def draw_sweep(study: Arms) -> Figure:
+    """Each metric over the swept setting, with intervals."""
+    keys = keys_of(study.metrics)
+    columns = min(3, len(keys))
+    lines = -(-len(keys) // columns)
+    figure = new_figure(0.6 + 2.0 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False)
+    where, numeric = _positions(study.arms)
+    look = looks(study.arms[:1])[study.arms[0]]
+    for i, (name, axes) in enumerate(zip(keys, panels.flat, strict=False)):
+        values = [estimate(list(values_of(study, arm, name).values())) for arm in study.arms]
+        scale = scale_of(name, [value.mean for value in values])
+        means = [value.mean * scale.factor for value in values]
+        bars = [max(0.0, (v.high - v.mean) * scale.factor) if v.known else 0.0 for v in values]
+        axes.errorbar(where, means, bars, marker="o", ms=4, color=look.colour, ecolor=MUTED, lw=1.5)
+        axes.set_title(label_of(name) + (f" ({scale.suffix})" if scale.suffix else ""))
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        axes.set_xticks(where, study.arms)
+        tidy(axes, x=study.swept if i >= len(keys) - columns else None)
+        if len(study.arms) > 6 and not numeric:
+            axes.tick_params(axis="x", rotation=45)
+    for axes in panels.flat[len(keys) :]:
+        axes.set_visible(False)
+    margins(figure, top=0.35)
+    figure.subplots_adjust(hspace=0.45, wspace=0.24)
+    return figure
+
+
+def _mark(axes: Axes, one: Comparison, y: float, colour: str, arms: int) -> None:
+    """A dot with its interval; hollow if the interval includes "no difference"."""
+    ratio = one.ratio
+    if ratio.known:
+        axes.plot([ratio.low, ratio.high], [y, y], color=colour, lw=2, solid_capstyle="butt")
+    sure = one.sure or not ratio.known
+    axes.plot(ratio.mean, y, "o", ms=6, color=colour, mfc=colour if sure else "#ffffff", mew=1.5)
+    if arms == 1:
+        scale = scale_of(one.key, (one.theirs,)), scale_of(one.key, (one.ours,))
+        text = f"{scale[0].text(one.theirs)} → {scale[1].text(one.ours)}"
+        axes.annotate(
+            text,
+            (1, y),
+            (8, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            color=INK,
+            fontsize=8.5,
+        )
+
+
+def _ratio_axis(axes: Axes, found: list[Comparison]) -> None:
+    """A logarithmic axis of ratios that covers the intervals, up to a limit."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator
+
+    means = [one.ratio.mean for one in found] or [1.0]
+    lows = [one.ratio.low for one in found if one.ratio.known]
+    highs = [one.ratio.high for one in found if one.ratio.known]
+    low = max(min([*means, *lows, 0.8]), min(*means, 1) / 10) / 1.1
+    high = min(max([*means, *highs, 1.25]), max(*means, 1) * 10) * 1.1
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    wide = math.log10(high / low)
+    steps = (1, 10) if wide > 3 else (1, 2, 5) if wide > 1 else (1, 1.25, 1.5, 2, 3, 5, 6, 8)
+    ticks = sorted({s * 10.0**e for e in range(-6, 7) for s in steps if low <= s * 10.0**e <= high})
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FixedFormatter([f"×{tick:.4g}" for tick in ticks]))
+    axes.grid(axis="y", color=GRID, lw=0.5)
+
+
+def _name(client: str | None, name: str) -> str:
+    return label_of(name) if client is None else f"{client}: {label_of(name)}"
+
+
+def _positions(arms: list[str]) -> tuple[list[float], bool]:
+    """Positions of the arms: their values if roughly evenly spaced numbers, otherwise 0, 1, 2..."""
+    try:
+        numbers = [float(arm) for arm in arms]
+    except ValueError:
+        return [float(i) for i in range(len(arms))], False
+    steps = [b - a for a, b in pairwise(numbers)]
+    even = bool(steps) and max(steps) <= 3 * min(steps)
+    return (numbers if even else [float(i) for i in range(len(arms))]), True
+
+
+Curves = dict[str, NDArray[np.float64]]
+"""The quantiles `_SHARES` of each arm."""
+
+_NAMES = ("ttft", "tpot", "e2e")
+_SHARES = np.linspace(0, 1, 241)
+_MOST_CLIENTS = 4
+
+
+def draw_latency(study: Arms) -> Figure:
+    """A row of panels per client with TTFT, TPOT and E2E, pooled over seeds."""
+    groups = groups_of(study)
+    groups = groups[:-1] if 1 < len(groups) <= _MOST_CLIENTS + 1 else [None]  # without all together
+    look = looks(study.arms, bool(study.swept))
+    figure = new_figure(0.75 + 2.0 * len(groups))
+    panels = figure.subplots(len(groups), len(_NAMES), squeeze=False, sharey=True, sharex="col")
+    for column, (name, curves) in enumerate(_curves(study, groups).items()):
+        scale = _axis(panels[-1, column], name, curves)
+        for axes, group in zip(panels[:, column], groups, strict=True):
+            for arm, curve in curves[group].items():
+                style = look[arm]
+                axes.plot(curve * scale.factor, _SHARES, color=style.colour, linestyle=style.dashes)
+            axes.set_title(label_of(name) + (f", {group}" if group else ""))
+            tidy(axes)
+            if len(curves[group]) == 2:
+                _name_both(axes, curves[group], look, scale)
+    for axes in panels[:, 0]:
+        axes.set_ylim(0, 1.01)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "25 %", "50 %", "75 %", "99 %"])
+        axes.set_ylabel("share of requests")
+    margins(figure)
+    figure.subplots_adjust(hspace=0.3, wspace=0.12)
+    key(figure, entries(study, look))
+    return figure
+
+
+def _axis(axes: Axes, name: str, curves: dict[str | None, Curves]) -> Scale:
+    """Set a common scale for the panels of one metric, logarithmic for a wide range."""
+    every = [curve for group in curves.values() for curve in group.values()]
+    if not every:
+        return Scale(1.0, "s")
+    scale = scale_of(f"{name}_mean", [float(np.median(np.concatenate(every)))])
+    low, high = min(float(c[1]) for c in every), max(float(c[-2]) for c in every)
+    if low > 0 and high > 20 * low:
+        axes.set_xscale("log")
+        axes.set_xlim(low * scale.factor * 0.9, high * scale.factor * 1.1)
+        plain_log_ticks(axes.xaxis)
+    else:
+        axes.set_xlim(low * scale.factor * 0.9, high * scale.factor * 1.05)
+    axes.set_xlabel(f"{label_of(name)} ({scale.suffix})")
+    return scale
+
+
+def _curves(study: Arms, groups: list[str | None]) -> dict[str, dict[str | None, Curves]]:
+    """Curves by latency and group; every run is read once, and one at a time."""
+    curves: dict[str, dict[str | None, Curves]]
+    curves = {name: {group: {} for group in groups} for name in _NAMES}
+    for arm in study.arms:
+        runs = [_values(run.by_column(), groups) for run in study.of(arm)]
+        for name, of_groups in curves.items():
+            for group, found in of_groups.items():
+                some = np.concatenate([values[name, group] for values in runs])
+                if len(some):
+                    found[arm] = np.quantile(some, _SHARES)
+    return curves
+
+
+def _values(
+    requests: Requests, groups: list[str | None]
+) -> dict[tuple[str, str | None], NDArray[np.float64]]:
+    """One run's latencies by group."""
+    found = {}
+    whose = {group: requests.where("client", group) for group in groups if group is not None}
+    for name in _NAMES:
+        values = latency_of(name, requests)
+        for group in groups:
+            some = values if group is None else values[whose[group]]
+            found[name, group] = some[~np.isnan(some)]
+    return found
+
+
+def _name_both(axes: Axes, curves: Curves, look: dict[str, Look], scale: Scale) -> None:
+    """Label two curves where they are farthest apart."""
+    (one, a), (other, b) = curves.items()
+    inner = slice(36, 216)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        apart = np.nan_to_num(np.abs(np.log(a[inner] / b[inner])), posinf=0)
+    at = 36 + int(np.argmax(apart))
+    left, right = ((one, a), (other, b)) if a[at] <= b[at] else ((other, b), (one, a))
+    for (arm, curve), side in ((left, "right"), (right, "left")):
+        x, y = curve[at] * scale.factor, _SHARES[at]
+        place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
+        if (place > 0.3 if side == "right" else place < 0.7) and apart.max() > 0.05:
+            offset = (-5, 0) if side == "right" else (5, 0)
+            axes.annotate(
+                short(arm, 12),
+                (x, y),
+                offset,
+                textcoords="offset points",
+                ha=side,
+                va="center",
+                color=look[arm].colour,
+                fontsize=8.5,
+            )

@@ -21,9 +21,8 @@ from pagedsim.core import Batching, ConfigError, Policy, Preemption, RequestId, 
 from pagedsim.core.contracts import vet
 from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.fleet.spec import FleetSpec
-from pagedsim.metrics.qoe import Reader
-from pagedsim.metrics.recorder import Lane, Recorder
-from pagedsim.metrics.slo import Slo, slo_of
+from pagedsim.metrics.recorder import Recorder, ReplicaRecorder
+from pagedsim.metrics.slo import Reader, Slo, slo_of
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN
 from pagedsim.run.objects import draws, make, said_of, seeded, takes
@@ -346,9 +345,9 @@ class StoppableRecorder(Recorder):
     now = 0.0
     """The time of a run whose steps are not seen, in its seconds."""
 
-    def lane(self) -> Lane:
-        self.lanes.append(_Lane(self, len(self.lanes)))
-        return self.lanes[-1]
+    def add_replica(self) -> ReplicaRecorder:
+        self.replicas.append(_ReplicaRecorder(self, len(self.replicas)))
+        return self.replicas[-1]
 
     @property
     def left_count(self) -> int:
@@ -358,28 +357,32 @@ class StoppableRecorder(Recorder):
     @property
     def begun(self) -> bool:
         """Whether there is anything to keep."""
-        return self.now > 0 or any(one.last_end is not None for one in (self, *self.lanes))
+        return self.now > 0 or any(one.last_end is not None for one in (self, *self.replicas))
 
     @property
     def time(self) -> float:
         """The end of the last step, in seconds of the run."""
-        ends = (one.last_end for one in (self, *self.lanes))
+        ends = (one.last_end for one in (self, *self.replicas))
         return max((end for end in ends if end is not None), default=self.now)
 
     def stop(self) -> None:
         """Raise `Stopped` at the next step, where everything recorded is whole."""
         self.stopping = True
-        everywhere: list[Recorder | Lane] = [self, *self.lanes]
+        everywhere: list[Recorder | ReplicaRecorder] = [self, *self.replicas]
         for one in everywhere:
             one.step = partial(_stop, one)  # type: ignore[method-assign]
 
 
-class _Lane(Lane):
+class _ReplicaRecorder(ReplicaRecorder):
     """A replica's, whose `step` may be replaced: of a class that is compiled it may not."""
 
 
 def _stop(
-    recorder: Recorder | Lane, plan: StepPlan, start: float, end: float, scheduler: Scheduler
+    recorder: Recorder | ReplicaRecorder,
+    plan: StepPlan,
+    start: float,
+    end: float,
+    scheduler: Scheduler,
 ) -> None:
     for rejection in plan.rejected:  # no longer the scheduler's, and not recorded yet
         recorder.left(rejection.request)

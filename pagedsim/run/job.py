@@ -18,7 +18,7 @@ from pagedsim.core import PagedsimError, Scheduler
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
 from pagedsim.metrics.files import write_run
-from pagedsim.metrics.notice import Notice, as_records, notice_of
+from pagedsim.metrics.result import Notice, as_records, notice_of
 from pagedsim.metrics.steps import Batches, Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.run.backend import Settings, StoppableRecorder, Stopped

@@ -23,7 +23,7 @@ from rich.text import Text
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
-from pagedsim.metrics.notice import Notice, of_one_kind
+from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.report.console import fitting
 from pagedsim.run.pool import on_terminal
 from pagedsim.run.publish import Published, block_size_notes

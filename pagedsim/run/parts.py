@@ -11,8 +11,7 @@ from pagedsim.core import ConfigError, Policy, PolicyWrapper, Scheduler
 from pagedsim.core.errors import unknown_client
 from pagedsim.core.policy import Need
 from pagedsim.fleet.spec import FleetSpec
-from pagedsim.metrics.qoe import Reader
-from pagedsim.metrics.slo import Slo, refuse_strangers
+from pagedsim.metrics.slo import Reader, Slo, refuse_strangers
 from pagedsim.run.backend import BackendRun, RunConfig, Settings
 from pagedsim.run.objects import make
 from pagedsim.workload import Workload

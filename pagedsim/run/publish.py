@@ -8,12 +8,11 @@ from pathlib import Path
 
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE
-from pagedsim.metrics.jsons import write_json
+from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report import show, write
-from pagedsim.report.comparison import write_comparison, write_rows
 from pagedsim.report.replicas import replica_listings
+from pagedsim.report.table import write_comparison, write_rows
 from pagedsim.report.timeline import write_timeline
 from pagedsim.run.job import Failure
 from pagedsim.run.runs import Runs, changed_note, goes_on
@@ -136,7 +135,9 @@ def _seed_notes(runs: Runs, arms: Arms | None) -> Iterator[str]:
 
 
 def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> Result:
-    replicas = replica_listings(arms) if arms is not None and reading.compares else []
+    replicas = []
+    if arms is not None and reading.compares and arms.of_fleets:
+        replicas = replica_listings(arms)
     return Result(
         name=runs.command.experiment,
         title=study.title,

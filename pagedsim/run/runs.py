@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.notice import Notice, of_one_kind
+from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.run.backend import Settings
 from pagedsim.run.compose import Command
 from pagedsim.run.job import Arm, Failure, Job, Outcome, Repeated, failure_of

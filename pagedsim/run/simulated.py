@@ -1,27 +1,345 @@
-"""The backend `sim`: simulated time, by a SimPy process and a cost model."""
+"""The backend `sim`: one replica in simulated time, or a fleet of them behind a router."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.core import ConfigError, PagedsimError, Policy, RequestId, policy_validation
 from pagedsim.core.errors import require_flag, require_number, shown, unknown
-from pagedsim.fleet.spec import Pool
-from pagedsim.run.backend import Backend, RunConfig, Settings
-from pagedsim.run.simulation import FleetRun, Place, Simulation
+from pagedsim.fleet.dispatcher import Dispatcher
+from pagedsim.fleet.failures import RandomOutages
+from pagedsim.fleet.replica import Unit
+from pagedsim.fleet.simulate import simulate_fleet
+from pagedsim.fleet.spec import FleetSpec, Pool
+from pagedsim.metrics.recorder import ReplicaRecorder
+from pagedsim.metrics.replica_columns import ReplicaFacts
+from pagedsim.metrics.steps import Batches
+from pagedsim.metrics.tables import NAN, Span
+from pagedsim.run.backend import Backend, BackendRun, RunConfig, Settings, StoppableRecorder
+from pagedsim.run.objects import draws
 from pagedsim.server import ServerSpec
 from pagedsim.sim.beams import TURNOVER, Beams
+from pagedsim.sim.capacity import sized
 from pagedsim.sim.cost import CostModel, Decodes
 from pagedsim.sim.cost.base import refuse_attributes
+from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.sizing import sized
+from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiering import tiered
 from pagedsim.sim.tiers import Tiers
 from pagedsim.workload import Workload
+from policies.routing.router import Router
+
+
+class Simulation(BackendRun):
+    """One replica in simulated time."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        cost: CostModel,
+        server: ServerSpec,
+        beams: Beams,
+        tiers: Tiers | None = None,
+        *,
+        fast_forward: bool = True,
+        overlap: bool = False,
+        copy_seconds: float = 0.0,
+        power: EnergyRoofline | None = None,
+        decodes_only: bool = False,
+    ) -> None:
+        """`server` has all its sizes, and `tiers` what its memory may have below the GPU."""
+        self.replica = replica
+        self.cost = cost
+        self.server = server
+        self.scheduler = server.scheduler()
+        self.tiers = tiers
+        self.fast_forward = fast_forward
+        self.power = power
+        self.decodes_only = decodes_only
+        """Whether prompts are computed by another server."""
+        self.settings: Settings = {
+            "overlap": overlap,
+            "copy_seconds": copy_seconds,
+            "beams": beams,
+            "tiers": tiers,
+        }
+        """The arguments of a `Server` beside its scheduler and its costs."""
+
+    @property
+    def drawn(self) -> bool:
+        return draws(self.scheduler.policy)
+
+    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        simulate(
+            self.scheduler,
+            workload,
+            self.cost,
+            recorder,
+            fast_forward=self.fast_forward,
+            way=self.cost.server_seconds,
+            **self.settings,
+        )
+
+    def work(self, steps: Batches) -> Mapping[str, float | None]:
+        done, hardware = total_work(self.replica, steps), self.replica.hardware
+        known: dict[str, float | None] = {
+            "flops": done.flop,
+            "bytes": done.bytes,
+            "peak_flops": hardware.flop_rate,
+            "peak_bandwidth": hardware.bandwidth,
+            "euros_per_hour": self.replica.euros_per_hour,
+        }
+        if self.decodes_only:  # steps have prompts that were computed elsewhere
+            return known | {"flops": None, "bytes": None}
+        if (power := self.power) is not None:
+            known["joules"] = power.joules(self.replica, steps)
+            known["idle_watts"] = power.idle_watts(self.replica)
+        return known
+
+    def notices(self) -> list[str]:
+        return policy_validation.lines(self.cost, "notices", self.cost.notices)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One replica of a fleet."""
+
+    name: str
+    pool: str
+    role: str
+    simulation: Simulation
+
+    def described(self) -> ReplicaFacts:
+        """What a summary has to know of it."""
+        sizes, replica = self.simulation.sizes(), self.simulation.replica
+        gpus = f"{replica.tensor_parallel} × " if replica.tensor_parallel > 1 else ""
+        return ReplicaFacts(
+            self.name,
+            total_blocks=sizes["total_blocks"],
+            block_size=sizes["block_size"],
+            max_seqs=sizes["max_seqs"],
+            pool=self.pool,
+            role=self.role,
+            hardware=f"{gpus}{replica.hardware.name}",
+        )
+
+
+class FleetRun(BackendRun):
+    """Many replicas in simulated time behind a router."""
+
+    def __init__(self, spec: FleetSpec, places: Sequence[Place], router: Router, seed: int) -> None:
+        self.spec = spec
+        self.places = places
+        self.router = router
+        self.seed = seed
+        self.scheduler = places[0].simulation.scheduler
+        self._recorders: Sequence[ReplicaRecorder] = ()
+        self._dispatcher: Dispatcher | None = None
+        for place in places:
+            if not place.simulation.cost.by_totals:
+                raise ConfigError("cost: times of recorded steps are one server's, not a fleet's")
+        self._refuse_misfits()
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """One of each pool."""
+        each = {place.pool: place.simulation.scheduler.policy for place in self.places}
+        return tuple(each.values())
+
+    @property
+    def drawn(self) -> bool:
+        failing = isinstance(self.spec.dying, RandomOutages)
+        lossy = self.spec.link is not None and self.spec.link.failure_rate > 0
+        policies = [place.simulation.scheduler.policy for place in self.places]
+        return failing or lossy or any(map(draws, (self.router, *policies)))
+
+    def _refuse_misfits(self) -> None:
+        """Raise ConfigError for a replica that cannot send, or receive, migrated requests."""
+        moving = self.router.migrates_every is not None
+        if self.spec.link is None and (moving or any(one.role == "prefill" for one in self.places)):
+            raise ConfigError(
+                "fleet.link=null: must be given where requests go from replica to replica"
+            )
+        self._refuse_strangers(moving)
+        for place in self.places:
+            migration = place.simulation.scheduler.migration
+            gives = migration.detach_error if moving or place.role == "prefill" else None
+            takes = migration.attach_error if moving or place.role == "decode" else None
+            if reason := gives or takes:
+                why = "its router moves requests" if moving else f"role={place.role}"
+                raise ConfigError(f"fleet.pools.{place.pool or place.name}: {why}: {reason}")
+
+    def _refuse_strangers(self, moving: bool) -> None:
+        """Raise ConfigError where keys and values go to whom they mean nothing, or requests come
+        through one door at unlike times."""
+        roles = {place.role for place in self.places}
+        first = self.places[0].simulation
+        for place in self.places[1:] if moving or roles != {"both"} else ():
+            one, other = place.simulation.replica, first.replica
+            for key, own, theirs in (
+                ("model", one.model.name, other.model.name),
+                ("kv_cache_dtype", one.kv_format, other.kv_format),
+            ):
+                if own != theirs:
+                    raise ConfigError(
+                        f"fleet.pools.{place.pool}: {key}={own}: must be {theirs}, as that of "
+                        f"{self.places[0].name}: requests go from one to the other"
+                    )
+        for place in self.places[1:]:
+            own_way, way = place.simulation.cost.server_seconds, first.cost.server_seconds
+            if own_way != way:
+                raise ConfigError(
+                    f"fleet.pools.{place.pool}: stack.server_ms={1e3 * own_way:g}: must be "
+                    f"{1e3 * way:g}, as that of {self.places[0].name}: requests come by one door"
+                )
+
+    def refuse(self, workload: Workload) -> None:
+        apart = any(place.role == "prefill" for place in self.places)
+        if apart and any(asked.width > 1 for asked in workload.asked):
+            raise ConfigError(
+                "fleet.pools: role=prefill: requests of several sequences (workload.n, "
+                "workload.beam) cannot go on at another replica"
+            )
+
+    @property
+    def outages(self) -> bool:
+        return self.spec.dying is not None
+
+    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        self._recorders = [recorder.add_replica() for _ in self.places]
+        simulate_fleet(
+            [self._unit(place) for place in self.places],
+            workload,
+            self.router,
+            self._recorders,
+            recorder,
+            staleness=self.spec.staleness,
+            network=self.spec.link,
+            failures=self.spec.dying,
+            autoscale=self.spec.scaling,
+            on_receiver_death=self.spec.on_receiver_death,
+            max_retries=self.spec.max_retries,
+            seed=self.seed,
+            way=self.places[0].simulation.cost.server_seconds,
+            begins=self._begin,
+        )
+
+    def _begin(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def _unit(self, place: Place) -> Unit:
+        one = place.simulation
+        settings = {"fast_forward": one.fast_forward, **one.settings}
+        return Unit(
+            place.name,
+            place.role,
+            one.scheduler,
+            one.cost,
+            settings,
+            token_bytes=one.replica.kv_bytes_per_token,
+            layers=one.replica.model.layers,
+        )
+
+    def sizes(self) -> Settings:
+        each = [place.simulation.sizes() for place in self.places]
+        peaks = [one["swapped_peak"] for one in each if one["swapped_peak"] is not None]
+        sizes = {one["block_size"] for one in each}
+        return {
+            "total_blocks": sum(one["total_blocks"] for one in each),
+            "block_size": sizes.pop() if len(sizes) == 1 else NAN,
+            "max_seqs": float(np.mean([one["max_seqs"] for one in each])),
+            "swapped_peak": max(peaks, default=None),
+            "replicas": [place.described() for place in self.places],
+            "spans": self._spans() if self.spec.changes else None,
+        }
+
+    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
+        dispatcher = self._dispatcher
+        made: dict[str, pa.Array] = {}
+        if dispatcher is not None and dispatcher.migration is not None:
+            seen = [dispatcher.migration.records.get(one) for one in ids]
+            made |= {
+                "came_from": pa.array([one and one.source for one in seen], pa.int32()),
+                "left": pa.array([one and one.ready for one in seen], pa.float64()),
+                "boarded": pa.array([one and one.attached for one in seen], pa.float64()),
+            }
+        if dispatcher is not None and self.spec.dying is not None:
+            made["retries"] = pa.array([dispatcher.retries[one] for one in ids], pa.int32())
+        return made
+
+    def _spans(self) -> list[Span] | None:
+        """When replicas were there, and when they were dead."""
+        if self._dispatcher is None:  # the run was stopped
+            return None
+        spans, states = [], self._dispatcher.states
+        for place, there, down in zip(self.places, states.paid(), states.down(), strict=True):
+            one = place.simulation
+            watts = one.power.idle_watts(one.replica) if one.power else None
+            spans += [Span(*when, True, watts, one.replica.euros_per_hour) for when in there]
+            spans += [Span(*when, False) for when in down]
+        return spans
+
+    def extra_summary(self) -> Settings:
+        migration = self._dispatcher.migration if self._dispatcher is not None else None
+        if migration is None:
+            return {}
+        return {"transfers": {**migration.fabric.facts(), "migrations": migration.migrations}}
+
+    def leave_off(self, recorder: StoppableRecorder) -> None:
+        """Record the requests in replicas, between them, and in the queue in front of them."""
+        if self._dispatcher is None:
+            return
+        told: set[RequestId] = set()
+        for replica, own in zip(self._dispatcher.replicas, self._recorders, strict=True):
+            for request in replica.alive:
+                if request.id not in told:
+                    told.add(request.id)
+                    own.left(request)
+        for request, _ in self._dispatcher.held:
+            recorder.left(request)
+
+    def work(self, steps: Batches) -> Mapping[str, float | None]:
+        """Work and energy are sums; a peak is the mean over the time that steps took."""
+        every = [recorder.own_steps() for recorder in self._recorders]
+        each = [place.simulation.work(own) for place, own in zip(self.places, every, strict=True)]
+        busy = [own.seconds for own in every]
+        known = {name: _sum(each, name) for name in ("flops", "bytes", "euros_per_hour")}
+        for peak in ("peak_flops", "peak_bandwidth"):
+            weighted = [
+                seconds * (one[peak] or 0.0) for seconds, one in zip(busy, each, strict=True)
+            ]
+            known[peak] = sum(weighted) / sum(busy) if sum(busy) else None
+        return known | self._energy(each, busy)
+
+    @staticmethod
+    def _energy(
+        each: Sequence[Mapping[str, float | None]], busy: Sequence[float]
+    ) -> dict[str, float | None]:
+        """Idle GPUs draw a mean in the summary; what each one's differ by in steps is put right."""
+        if any(one.get("joules") is None or one.get("idle_watts") is None for one in each):
+            return {}
+        idle = [one["idle_watts"] or 0.0 for one in each]
+        mean = sum(idle) / len(idle)
+        joules = sum(one["joules"] or 0.0 for one in each)
+        joules += sum((mean - own) * seconds for own, seconds in zip(idle, busy, strict=True))
+        return {"joules": joules, "idle_watts": sum(idle)}
+
+    def notices(self) -> list[str]:
+        told = [line for place in self.places for line in place.simulation.notices()]
+        return list(dict.fromkeys(told))
+
+
+def _sum(each: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [one[name] for one in each]
+    return None if None in values else sum(values)
+
 
 PHASES = ("prefill", "decode")
 
@@ -86,9 +404,16 @@ class Simulated(Backend):
         if self.only == "decode":
             cost = Decodes(cost)
         with config.errors_of("server", "memory"):
-            server, tiers = tiered(server.priced(cost.prices()), replica, cost)
+            server, tiers = self._tiered(server.priced(cost.prices()), replica, cost)
             reserved = config.settings["memory"].get("reserved_gib", 0.5)
             return self._simulation(replica, cost, sized(server, replica, reserved), config, tiers)
+
+    def _tiered(
+        self, server: ServerSpec, replica: Replica, cost: CostModel, beside: Tiers | None = None
+    ) -> tuple[ServerSpec, Tiers | None]:
+        if server.memory != "tiered":
+            return server, None
+        return tiered(server, replica, cost, beside)
 
     def _simulation(
         self,
@@ -128,6 +453,6 @@ class Simulated(Backend):
     def _like(self, one: Simulation, config: RunConfig) -> Simulation:
         """Another such server, with a policy and a memory of its own."""
         server = config.server.priced(one.cost.prices())
-        server, tiers = tiered(server, one.replica, one.cost, one.tiers)
+        server, tiers = self._tiered(server, one.replica, one.cost, one.tiers)
         server = server.of_sizes(one.server.sizes())
         return self._simulation(one.replica, one.cost, server, config, tiers)

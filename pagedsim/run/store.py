@@ -23,8 +23,7 @@ from typing import Any
 import pagedsim
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import lacks_percentiles
-from pagedsim.metrics.files import read_summary
-from pagedsim.metrics.jsons import read_json, write_json
+from pagedsim.metrics.files import read_json, read_summary, write_json
 from pagedsim.run.job import Job
 
 _NAME = "run.json"
@@ -158,7 +157,7 @@ _OURS = (
     *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.fleet"),
     *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels", "policies"),
     *("pagedsim.run.backend", "pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
-    *("pagedsim.run.simulated", "pagedsim.run.simulation", "pagedsim.run.serving"),
+    *("pagedsim.run.simulated", "pagedsim.run.simulated", "pagedsim.run.serving"),
     *("pagedsim.fidelity.engine_model", "pagedsim.fidelity.sheets"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""

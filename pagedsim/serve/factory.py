@@ -13,7 +13,7 @@ from pagedsim.core.errors import not_installed, require_number, require_whole, s
 from pagedsim.engine.observer import Observer
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.serving import Serving
-from pagedsim.run.simulation import Simulation
+from pagedsim.run.simulated import Simulation
 from pagedsim.serve.backend import Backend, Tokenizer
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 

@@ -15,10 +15,9 @@ from pagedsim.engine.output import RequestOutput
 from pagedsim.serve.backend import Tokenizer
 from pagedsim.serve.sim_events import FailureTrackingCost, SimEvents
 from pagedsim.serve.sim_output import FillerTokenizer, SimOutput
-from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
-from pagedsim.sim.server import Costs, Server
+from pagedsim.sim.server import AheadServer, Costs, Server
 from pagedsim.sim.tiers import Tiers
 
 SLICE = 0.05

@@ -1,4 +1,7 @@
-"""Feed a workload to a server: open-loop, burst, closed-loop, or sessions of dependent requests."""
+"""Feed a workload to a server: open-loop, burst, closed-loop, or sessions of dependent requests.
+
+`Arrivals`, whose times are known in advance, needs no simulation process.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,58 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import Protocol
 
 import simpy
 
 from pagedsim.core import Request
 from pagedsim.core.source import Agenda, Job, Source, arrives
-from pagedsim.sim.arrivals import Arrivals
 from pagedsim.sim.environment import Environment
-from pagedsim.sim.server import RequestSink
+
+
+class Arrivals:
+    """The requests of an open-loop or burst workload, in order of arrival."""
+
+    def __init__(self, source: Source, way: float = 0.0) -> None:
+        """Each arrives `way` seconds after it is sent."""
+        self._jobs = source.requests()
+        self._at_once = source.mode == "burst"
+        self._way = way
+        self.at = 0.0
+        """Time of the next arrival; infinity after the last."""
+        self._next: Job | None = None
+        self._advance()
+
+    def take(self) -> Job:
+        """Remove and return the next arrival."""
+        job = self._next
+        assert job is not None
+        self._advance()
+        return job
+
+    def _advance(self) -> None:
+        self._next = job = next(self._jobs, None)
+        if job is None:
+            self.at = inf
+            return
+        request = job[0]
+        if self._at_once:
+            arrives(request, 0.0)
+        if request.arrival is not None and (at := request.arrival + self._way) > self.at:
+            self.at = at
+
+
+class RequestSink(Protocol):
+    """An entry point for requests: a server, or the dispatcher of a fleet."""
+
+    done: dict[object, simpy.Event]
+    """Events that fire when a request departs."""
+
+    def submit(self, request: Request, output_len: int) -> None:
+        """A request arrives, now."""
+
+    def close(self) -> None:
+        """Declare that no further requests arrive."""
 
 
 def feed(environment: Environment, server: RequestSink, source: Source, way: float = 0.0) -> None:

@@ -6,12 +6,10 @@ import gc
 
 from pagedsim.core import Scheduler
 from pagedsim.core.source import Source
-from pagedsim.sim.ahead import AheadServer
-from pagedsim.sim.arrivals import Arrivals
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
-from pagedsim.sim.feed import feed
-from pagedsim.sim.server import Costs, Recorder, Server
+from pagedsim.sim.feed import Arrivals, feed
+from pagedsim.sim.server import AheadServer, Costs, Recorder, Server
 from pagedsim.sim.tiers import Tiers
 
 

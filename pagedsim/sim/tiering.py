@@ -92,13 +92,11 @@ class Prices:
 
 def tiered(
     server: ServerSpec, replica: Replica, cost: CostModel, beside: Tiers | None = None
-) -> tuple[ServerSpec, Tiers | None]:
-    """The server with its tiers if memory=tiered, else unchanged.
+) -> tuple[ServerSpec, Tiers]:
+    """The server with its tiers, where memory=tiered.
 
     Shared tiers are taken from `beside`, those of an identical server.
     """
-    if server.memory != "tiered":
-        return server, None
     if server.cpu_blocks:
         raise ConfigError(
             f"cpu_blocks={server.cpu_blocks}: memory.kind=tiered swaps to its tiers; "

@@ -18,7 +18,7 @@ from pagedsim.workload.arrivals import (
 )
 from pagedsim.workload.conversations import agents, chat_sessions
 from pagedsim.workload.draws import SharedPrefixes, stream
-from pagedsim.workload.generated import Traffic, mix, synthetic
+from pagedsim.workload.generated import Traffic, mix, shared_prefix, synthetic
 from pagedsim.workload.lengths import (
     SHAPES,
     Empirical,
@@ -30,8 +30,6 @@ from pagedsim.workload.lengths import (
 )
 from pagedsim.workload.predictor import Bucket, Noisy, NoPredictor, Oracle, Predictor, Rank
 from pagedsim.workload.recorded import trace
-from pagedsim.workload.sessions import Sessions
-from pagedsim.workload.stages import shared_prefix
 from pagedsim.workload.tokens import (
     BlockPrompts,
     GrowingPrompts,
@@ -39,7 +37,7 @@ from pagedsim.workload.tokens import (
     Prompts,
 )
 from pagedsim.workload.traces import FORMATS
-from pagedsim.workload.workload import Workload
+from pagedsim.workload.workload import Sessions, Workload
 
 __all__ = [
     "FORMATS",

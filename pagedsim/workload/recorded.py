@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, make_arrivals
-from pagedsim.workload.draws import stream
-from pagedsim.workload.labels import Labelled, Labels
+from pagedsim.workload.draws import Labelled, Labels, stream
 from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
-from pagedsim.workload.sessions import Sessions
 from pagedsim.workload.tokens import BlockPrompts, GrowingPrompts, Prompts
 from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
-from pagedsim.workload.workload import Workload
+from pagedsim.workload.workload import Sessions, Workload
 
 Floats = NDArray[np.float64]
 

@@ -65,7 +65,7 @@ def whole(
         )
         for index, one in enumerate(schedulers)
     ]
-    lanes = [recorder.lane() for _ in units]
+    lanes = [recorder.add_replica() for _ in units]
     dispatcher = simulate_fleet(units, source, router, lanes, recorder, **settings)
     return dispatcher, recorder
 

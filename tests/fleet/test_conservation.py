@@ -176,7 +176,7 @@ def holds(fleet: dict[str, Any]) -> None:
         assert not scheduler.migration.held
         assert scheduler.memory.used == 0
         assert scheduler.memory.cpu_free == scheduler.memory.cpu_total
-    for lane, there in zip(recorder.lanes, dispatcher.states.paid(), strict=True):
+    for lane, there in zip(recorder.replicas, dispatcher.states.paid(), strict=True):
         table = lane.own_steps().table()
         starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
         assert (starts <= ends).all()

@@ -153,7 +153,7 @@ def test_a_crash_finds_it_in_any_state(kind: dict[str, Any], at: float, overlap:
     for one in made:
         one.check()
         assert one.memory.used == 0
-    for lane in recorder.lanes:
+    for lane in recorder.replicas:
         table = lane.own_steps().table()
         starts, ends = (table[name].to_numpy() for name in ("start", "end"))
         assert (starts[1:] >= ends[:-1]).all()

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from experiments.studies.zoo_pareto import Criterion, Ranking
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.metrics.compare import estimate, finding, values_of
 from pagedsim.metrics.files import write_run
-from pagedsim.metrics.finding import finding
-from pagedsim.metrics.pareto import Criterion, Standing
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.result import Result
@@ -287,9 +286,9 @@ def arms_with(values: Mapping[str, Values], config: Mapping[str, object] | None 
     return Arms("small", "Small", "What?", Path(), "", runs, metrics=("e2e_mean", "ttft_p99"))
 
 
-def standing_of(values: Mapping[str, Values], *criteria: str) -> Standing:
+def ranking_of(values: Mapping[str, Values], *criteria: str) -> Ranking:
     """How they stand by these keys."""
-    return Standing(arms_with(values), [Criterion(key) for key in criteria])
+    return Ranking(arms_with(values), [Criterion(key) for key in criteria])
 
 
 def _by_seed(keys: Values) -> list[dict[str, object]]:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from pagedsim.metrics.arms import Arms, Run
-from pagedsim.metrics.compare import Comparison, Estimate, compare
-from pagedsim.metrics.finding import finding, in_words
-from pagedsim.metrics.notice import Notice, added_up, as_records, notice_of, of_one_kind
+from pagedsim.metrics.compare import Comparison, Estimate, compare, finding, in_words
+from pagedsim.metrics.result import Notice, added_up, as_records, notice_of, of_one_kind
 from tests.metrics.tables import study_of
 
 NAN = math.nan

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.studies.zoo_pareto import Criterion, Dominated, pareto_front
 from pagedsim.metrics.arms import by_class
-from pagedsim.metrics.pareto import Criterion, Dominated, unbeaten
-from tests.metrics.tables import arms_with, standing_of, study_of, with_rejected
+from tests.metrics.tables import arms_with, ranking_of, study_of, with_rejected
 
 E2E, TTFT = Criterion("e2e_mean"), Criterion("ttft_p99")
 SLOW = {"e2e_mean": [10.0, 12.0, 11.0], "ttft_p99": [5.0, 6.0, 5.5]}
@@ -23,7 +23,7 @@ ABOUT = {"e2e_mean": [5.5, 5.2, 6.1], "ttft_p99": [9.5, 10.5, 12.0]}
 def test_unbeaten_are_those_that_no_other_is_as_good_as(
     points: dict[str, tuple[float, float]],
 ) -> None:
-    found = unbeaten(points)
+    found = pareto_front(points)
     assert sorted(found) == sorted(
         name
         for name, (x, y) in points.items()
@@ -39,45 +39,45 @@ def test_the_frontier_goes_the_better_way_of_each_metric() -> None:
         "fast": {"e2e_mean": [4.0], "output_tokens_per_s": [8.0]},
         "neither": {"e2e_mean": [6.0], "output_tokens_per_s": [8.5]},
     }
-    standing = standing_of(arms, "e2e_mean", "output_tokens_per_s")
-    assert standing.frontier(E2E, Criterion("output_tokens_per_s")) == ["fast", "best"]
+    ranking = ranking_of(arms, "e2e_mean", "output_tokens_per_s")
+    assert ranking.frontier(E2E, Criterion("output_tokens_per_s")) == ["fast", "best"]
 
 
 def test_the_best_arm_its_equals_and_what_it_costs() -> None:
-    standing = standing_of({"slow": SLOW, "fast": FAST, "about": ABOUT}, "e2e_mean", "ttft_p99")
-    assert standing.best(E2E) == "fast"
-    assert standing.as_good(E2E) == ["about"]
-    assert standing.surely_better("fast", "slow", E2E)
-    cost = standing.price("fast")
+    ranking = ranking_of({"slow": SLOW, "fast": FAST, "about": ABOUT}, "e2e_mean", "ttft_p99")
+    assert ranking.best(E2E) == "fast"
+    assert ranking.as_good(E2E) == ["about"]
+    assert ranking.surely_better("fast", "slow", E2E)
+    cost = ranking.price("fast")
     assert cost is not None and (cost.key, cost.baseline) == ("ttft_p99", "slow")
-    assert standing.price("slow") is None
-    assert standing.best(Criterion("mfu")) is None
+    assert ranking.price("slow") is None
+    assert ranking.best(Criterion("mfu")) is None
 
 
 def test_dominated_arms_are_nowhere_better_and_somewhere_surely_worse() -> None:
-    standing = standing_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean", "ttft_p99")
-    assert standing.beaten() == {"late": Dominated("slow", 1)}
-    by_one = standing_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean")
-    assert by_one.beaten().keys() == {"slow", "late"}
-    alike = standing_of({"slow": SLOW, "twin": SLOW, "late": LATE}, "e2e_mean", "ttft_p99")
+    ranking = ranking_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean", "ttft_p99")
+    assert ranking.dominated() == {"late": Dominated("slow", 1)}
+    by_one = ranking_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean")
+    assert by_one.dominated().keys() == {"slow", "late"}
+    alike = ranking_of({"slow": SLOW, "twin": SLOW, "late": LATE}, "e2e_mean", "ttft_p99")
     assert alike.same() == ["twin"]
 
 
 def test_an_arm_that_only_seems_worse_is_not_dominated() -> None:
     near = {"e2e_mean": [10.1, 11.9, 11.2]}
-    assert standing_of({"slow": SLOW, "near": near}, "e2e_mean").beaten() == {}
+    assert ranking_of({"slow": SLOW, "near": near}, "e2e_mean").dominated() == {}
 
 
 def test_an_arm_that_finished_fewer_is_in_no_comparison_of_latencies() -> None:
     few = {"e2e_mean": [1.0, 1.1, 1.2], "output_tokens_per_s": [3.0, 3.1, 3.2]}
     all_ = SLOW | {"output_tokens_per_s": [1.0, 1.1, 1.2]}
     arms = {"all": all_, "few": few | {"finished": [9, 10, 9]}}
-    standing = standing_of(arms, "e2e_mean", "output_tokens_per_s")
-    assert standing.selective == {"few": 2}
-    assert standing.best(E2E) == "all" and standing.best(Criterion("output_tokens_per_s")) == "few"
-    assert standing.compared("few", "all", E2E) is None
-    assert standing.frontier(E2E, Criterion("output_tokens_per_s")) == ["all"]
-    assert standing.beaten() == {}
+    ranking = ranking_of(arms, "e2e_mean", "output_tokens_per_s")
+    assert ranking.selective == {"few": 2}
+    assert ranking.best(E2E) == "all" and ranking.best(Criterion("output_tokens_per_s")) == "few"
+    assert ranking.compared("few", "all", E2E) is None
+    assert ranking.frontier(E2E, Criterion("output_tokens_per_s")) == ["all"]
+    assert ranking.dominated() == {}
 
 
 def test_classes_take_the_place_of_clients_and_have_the_workload_s_names() -> None:

@@ -13,9 +13,8 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.plan import Chunk
-from pagedsim.metrics.columns import PACKED
 from pagedsim.metrics.files import read_summary, read_table, write_run
-from pagedsim.metrics.recorder import REQUEST_COLUMNS, Recorder
+from pagedsim.metrics.recorder import PACKED, REQUEST_COLUMNS, Recorder
 from pagedsim.metrics.steps import STEP_COLUMNS
 from pagedsim.metrics.summary import summarise
 from pagedsim.sim.simulate import simulate

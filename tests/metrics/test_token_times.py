@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from pagedsim.config import Qoe
 from pagedsim.core import ConfigError
-from pagedsim.metrics.gap import token_gaps, weighted_mean, weighted_percentiles
-from pagedsim.metrics.qoe import Reader, decoded
+from pagedsim.metrics.metric import token_gaps, weighted_mean, weighted_percentiles
+from pagedsim.metrics.slo import Reader, decoded
 from pagedsim.metrics.summary import summarise
 from tests.metrics.tables import NAN, SIZES, requests_of, steps_of
 
@@ -241,5 +241,5 @@ def test_it_is_the_same_however_many_tokens_are_looked_at_in_one_go(
     last = first + tokens * draw.uniform(0.2, 0.4, 30)  # not a token a step
     answers = (first - 1, first, last, tokens, *decoded(ends, first, last), ends)
     whole = READER.qoe(*answers)
-    monkeypatch.setattr("pagedsim.metrics.qoe._AT_ONCE", 7)
+    monkeypatch.setattr("pagedsim.metrics.slo._AT_ONCE", 7)
     assert READER.qoe(*answers).tolist() == whole.tolist()

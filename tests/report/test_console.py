@@ -19,9 +19,8 @@ from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.files import SUMMARY
 from pagedsim.metrics.metric import LESS, MORE, Metrics
 from pagedsim.metrics.tables import Floats, Requests, RunTables, Served, StepPart
-from pagedsim.report.comparison import COLUMNS, write_comparison, write_rows
 from pagedsim.report.console import _change
-from pagedsim.report.table import sections
+from pagedsim.report.table import COLUMNS, sections, write_comparison, write_rows
 from tests.metrics.tables import result_of, study_of, with_rejected
 
 

@@ -13,19 +13,17 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
+from experiments.studies.estimate_figure import draw_roofline
+from experiments.studies.zoo_pareto import Criterion, Ranking, draw_pareto
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import compare, estimate, values_of
-from pagedsim.metrics.pareto import Criterion, Standing
-from pagedsim.report.effect import draw_effect, draw_sweep
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
-from pagedsim.report.pareto import draw_pareto
-from pagedsim.report.plots import drawings_of
-from pagedsim.report.roofline import draw_roofline
+from pagedsim.report.plots import draw_effect, draw_sweep, drawings_of
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks
 from tests.metrics.tables import (
     Values,
+    ranking_of,
     requests_of,
-    standing_of,
     study_of,
     with_rejected,
     with_tables,
@@ -146,7 +144,7 @@ def test_rejected_requests_are_not_drawn_as_served(tmp_path: Path) -> None:
 PLANE = Criterion("e2e_mean"), Criterion("ttft_p99")
 
 
-def crowd(count: int, spread: float = 3.0) -> Standing:
+def crowd(count: int, spread: float = 3.0) -> Ranking:
     """Arms with a frontier among them, and a heap in a corner."""
     random = np.random.default_rng(1)
     first = np.exp(spread * random.random(count) ** 2)
@@ -155,7 +153,7 @@ def crowd(count: int, spread: float = 3.0) -> Standing:
         f"policy {i} by oracle": {"e2e_mean": [x], "ttft_p99": [y]}
         for i, (x, y) in enumerate(zip(first.tolist(), second.tolist(), strict=True))
     }
-    return standing_of(arms, "e2e_mean", "ttft_p99")
+    return ranking_of(arms, "e2e_mean", "ttft_p99")
 
 
 def names(axes: Axes) -> dict[str, Annotation]:
@@ -174,8 +172,8 @@ def overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 
 @pytest.mark.parametrize("count", [1, 27])
 def test_no_name_covers_another_or_a_dot(count: int) -> None:
-    standing = crowd(count)
-    figure = draw_pareto(standing, [PLANE])
+    ranking = crowd(count)
+    figure = draw_pareto(ranking, [PLANE])
     (axes,) = figure.axes
     found = boxes(figure, axes)
     assert len(found) == count
@@ -186,22 +184,22 @@ def test_no_name_covers_another_or_a_dot(count: int) -> None:
     room = axes.get_window_extent().extents
     assert all(room[0] <= a[0] and a[2] <= room[2] for a in found)
     # Named are the frontier and the baseline; all others have numbers.
-    front = {*standing.frontier(*PLANE), standing.baseline}
-    numbers = {str(i) for i, arm in enumerate(standing.arms.arms, 1) if arm not in front}
+    front = {*ranking.frontier(*PLANE), ranking.baseline}
+    numbers = {str(i) for i, arm in enumerate(ranking.arms.arms, 1) if arm not in front}
     assert set(names(axes)) == front | numbers
     listed = {text.get_text() for text in figure.texts}
-    assert listed == {f"{i}  {arm}" for i, arm in enumerate(standing.arms.arms, 1)}
+    assert listed == {f"{i}  {arm}" for i, arm in enumerate(ranking.arms.arms, 1)}
 
 
 def test_the_line_joins_the_frontier_and_stays_on_its_side() -> None:
-    standing = crowd(27)
-    (axes,) = draw_pareto(standing, [PLANE]).axes
+    ranking = crowd(27)
+    (axes,) = draw_pareto(ranking, [PLANE]).axes
     line = np.asarray(axes.lines[0].get_xydata())
     points = {
-        (standing.mean(arm, PLANE[0]), standing.mean(arm, PLANE[1])) for arm in standing.arms.arms
+        (ranking.mean(arm, PLANE[0]), ranking.mean(arm, PLANE[1])) for arm in ranking.arms.arms
     }
     front = {(float(x), float(y)) for x, y in line} & points
-    assert len(front) == len(standing.frontier(*PLANE))
+    assert len(front) == len(ranking.frontier(*PLANE))
     # No arm is beyond the line in both criteria: each of its points is reached by an arm.
     assert all(any(x <= at[0] and y <= at[1] for x, y in front) for at in line)
     assert not any(x < at[0] and y < at[1] for at in line for x, y in points)
@@ -212,7 +210,7 @@ def test_an_arm_without_a_value_is_in_the_list_alone() -> None:
         "all": {"e2e_mean": [5.0], "ttft_p99": [2.0], "finished": [10]},
         "few": {"e2e_mean": [1.0], "ttft_p99": [1.0], "finished": [3]},
     }
-    figure = draw_pareto(standing_of(arms, "e2e_mean", "ttft_p99"), [PLANE])
+    figure = draw_pareto(ranking_of(arms, "e2e_mean", "ttft_p99"), [PLANE])
     assert set(names(figure.axes[0])) == {"all"}
     assert [text.get_text() for text in figure.texts] == ["1  all", "2  few"]
 

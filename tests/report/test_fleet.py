@@ -12,11 +12,9 @@ import pyarrow as pa
 import pytest
 
 from pagedsim.metrics.arms import Arms, Run
-from pagedsim.report.balance import draw_balance, draw_replicas
-from pagedsim.report.load import load_of, mean_by_replica
+from pagedsim.report.load import _of, load_of, mean_by_replica
 from pagedsim.report.plots import drawings_of
-from pagedsim.report.replicas import MOST, replica_listings
-from pagedsim.report.service import _of
+from pagedsim.report.replicas import MOST, draw_balance, draw_replicas, replica_listings
 from pagedsim.report.style import drawing
 from pagedsim.report.timeline import REPLICAS, write_timeline
 from tests.metrics.tables import NAN, fleet_run, fleet_study, requests_of, study_of

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from pagedsim import report
-from pagedsim.metrics.files import RESULT
-from pagedsim.metrics.jsons import write_json
+from pagedsim.metrics.files import RESULT, write_json
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import margins, new_figure

@@ -16,8 +16,7 @@ from pagedsim.metrics.files import PREEMPTIONS, write_run
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.summary import summarise
-from pagedsim.report.stages import lives_of
-from pagedsim.report.timeline import write_timeline
+from pagedsim.report.timeline import lives_of, write_timeline
 from pagedsim.sim.simulate import simulate
 from policies.ordering import Priority
 from policies.routing.simple import RoundRobin

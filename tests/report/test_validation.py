@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from pagedsim import report
+from pagedsim.fidelity.agreement import JUDGED, KEYS, SHOWN, Regime
 from pagedsim.fidelity.validation import Validation
-from pagedsim.metrics.agreement import JUDGED, KEYS, SHOWN, Regime
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Result
 from pagedsim.report import style

@@ -22,9 +22,8 @@ pytestmark = pytest.mark.usefixtures("hydra")
 
 RIGHT = {
     "pagedsim/metrics/arms.py": "by replica, and the last end of all",
-    "pagedsim/report/load.py": "by replica",
     "pagedsim/report/timeline.py": "by replica",
-    "pagedsim/report/service.py": "a fleet's steps are not looked at",
+    "pagedsim/report/load.py": "by replica; of service, a fleet's steps are not looked at",
     "pagedsim/tracking.py": "a number of rows",
     "experiments/studies/block_sizes.py": "each step by itself",
 }
@@ -75,7 +74,7 @@ def test_a_pool_of_one_replica_is_a_server(tmp_path: Path) -> None:
 
 def test_who_is_refused_at_the_door_was_at_no_replica() -> None:
     recorder = Recorder()
-    lanes = [recorder.lane() for _ in range(2)]
+    lanes = [recorder.add_replica() for _ in range(2)]
     leave = [lanes[1].left, recorder.left, lanes[0].left]
     for number, left in enumerate(leave):
         left(Request(number, 4))

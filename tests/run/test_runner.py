@@ -15,10 +15,10 @@ from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.files import read_summary
 from pagedsim.run import store as of_store
 from pagedsim.run.backend import StoppableRecorder
-from pagedsim.run.check import unused_words
 from pagedsim.run.job import Failure, Interrupted, Job, Outcome, run_job
 from pagedsim.run.pool import run_jobs
 from pagedsim.run.publish import arms_of
+from pagedsim.run.runner import unused_words
 from pagedsim.run.runs import Runs
 from pagedsim.run.store import Recipe, Tables, recipe
 from pagedsim.run.study import Study

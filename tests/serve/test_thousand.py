@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from pagedsim.core import Request, SamplingParams
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import RunConfig
-from pagedsim.run.simulation import Simulation
+from pagedsim.run.simulated import Simulation
 from pagedsim.serve.factory import made
 from pagedsim.sim.simulate import simulate
 from tests.serve.asking import Answer, ask

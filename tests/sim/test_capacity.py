@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from experiments.studies.estimate_arithmetic import footprint, weights
 from pagedsim.core import ConfigError
 from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
-from pagedsim.sim.footprint import footprint, weights
 from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.replica import Replica
 from tests.sim.shapes import MODELS, hardware, model, replica

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.studies.estimate_arithmetic import products
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.sim.cost import CostModel, Roofline
 from pagedsim.sim.cost.base import Bound
 from pagedsim.sim.cost.roofline import slowdown
-from pagedsim.sim.cost.split import Totals
-from pagedsim.sim.cost.terms import ByTerms, CostTerm
+from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
 from pagedsim.sim.cost.work import step_work
 from pagedsim.sim.hardware import FAMILIES, family_of
 from pagedsim.sim.huggingface import read_shape
-from pagedsim.sim.products import products
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 from tests.sim.shapes import (

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.sim.huggingface import read_shape
-from pagedsim.sim.huggingface.family import FAMILIES
+from pagedsim.sim.huggingface import FAMILIES, read_shape
 from pagedsim.sim.model import MLA, MoE
 from tests.sim.shapes import MODELS, PUBLISHED, model
 

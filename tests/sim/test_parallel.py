@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from experiments.studies.estimate_arithmetic import weights_of
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError
 from pagedsim.metrics.recorder import Recorder
@@ -15,9 +16,8 @@ from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import Breakdown
-from pagedsim.sim.cost.split import Busiest
+from pagedsim.sim.cost.terms import Busiest
 from pagedsim.sim.cost.work import total_work
-from pagedsim.sim.footprint import weights_of
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.model import MoE
 from pagedsim.sim.replica import Replica

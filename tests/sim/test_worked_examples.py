@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 
+from experiments.studies.estimate_arithmetic import (
+    Product,
+    bound_of,
+    changes,
+    estimate,
+    products,
+    timed,
+    with_cache,
+    without_cache,
+)
 from pagedsim.core import StepPlan
 from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import step
 from pagedsim.sim.cost.work import step_work
-from pagedsim.sim.estimate import bound_of, changes, estimate, timed, with_cache, without_cache
 from pagedsim.sim.hardware import GIB, Hardware
-from pagedsim.sim.products import Product, products
 from pagedsim.sim.replica import Replica
 from tests.sim.shapes import MODELS, hardware, ideal_stack, model, plan, replica
 

@@ -21,7 +21,7 @@ from pagedsim.workload import (
     shared_prefix,
     synthetic,
 )
-from pagedsim.workload.merge import Source, merge
+from pagedsim.workload.arrivals import Source, merge
 
 TINY: dict[str, Any] = {"lengths": {"shape": "fixed", "prompt": 64, "output": 8}}
 COLUMNS = (

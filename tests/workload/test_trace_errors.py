@@ -7,7 +7,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.workload import trace
-from pagedsim.workload.traces import sharegpt
+from pagedsim.workload.traces import jsonlines
 from tests.workload.files import AZURE_2023, LENGTHS, MOONCAKE, PLAIN, SHAREGPT, packed, written
 
 HEADER = PLAIN.splitlines()[0]
@@ -207,7 +207,7 @@ def test_sharegpt_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(sharegpt, "import_module", missing)
+    monkeypatch.setattr(jsonlines, "import_module", missing)
     text = complaint(path, arrivals="burst", tokenizer="gpt2")
     assert text.startswith("tokenizer=gpt2: needs tokenizers, which is not installed: pip ")
 

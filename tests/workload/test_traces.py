@@ -9,7 +9,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.workload import SymbolicPrompt, Workload, trace
-from pagedsim.workload.traces import sniff
+from pagedsim.workload.traces import read
 from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
 from pagedsim.workload.traces.rows import Chunk, Clock, Options
 from tests.workload.files import (
@@ -233,7 +233,7 @@ class Gateway(JsonLines):
 def test_a_format_of_json_lines_is_its_fields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sniff, "FORMATS", {**sniff.FORMATS, "gateway": Gateway()})
+    monkeypatch.setattr(read, "FORMATS", {**read.FORMATS, "gateway": Gateway()})
     lines = '{"at": 0.5, "sent": 9, "answered": 2}\n{"at": 1.0, "sent": 8, "answered": 3}\n'
     assert rows(trace(path=written(tmp_path, lines))) == [(0.5, 9, 2), (1.0, 8, 3)]
     assert len(trace(path=written(tmp_path, MOONCAKE))) == 3

@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.benchmarks.gpu.parts import Part
 from experiments.benchmarks.harness import keep
-from pagedsim.metrics.jsons import read_json
+from pagedsim.metrics.files import read_json
 
 DONE, FAILED, CUT = "done", "failed", "out of time"
 BEGUN, AHEAD = "begun", "not begun"

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.workload.limits import LONGEST
 from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts
-from pagedsim.workload.traces.formats import CONTENTS
-from pagedsim.workload.traces.rows import file_at, opened, readable
+from pagedsim.workload.traces.rows import CONTENTS, file_at, opened, readable
 
 Column = NDArray[np.float64]
 Row = Mapping[str, Any]

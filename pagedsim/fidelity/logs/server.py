@@ -25,8 +25,7 @@ from pagedsim.fidelity import sheets
 from pagedsim.fidelity.logs.log import Latencies, Log
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.objects import make
-from pagedsim.run.simulated import Simulated
-from pagedsim.run.simulation import Simulation
+from pagedsim.run.simulated import Simulated, Simulation
 from pagedsim.sim.cost import CostModel, Roofline
 from pagedsim.sim.simulate import simulate
 from pagedsim.workload.draws import stream

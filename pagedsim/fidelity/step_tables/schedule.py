@@ -18,9 +18,9 @@ from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.source import Job, Mode
 from pagedsim.fidelity.step_tables.tables import SHORTEST, Cell, Metric
 from pagedsim.server import ServerSpec
+from pagedsim.sim.capacity import sized
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.simulate import simulate
-from pagedsim.sim.sizing import sized
 from pagedsim.sim.stack import Stack
 from pagedsim.workload.draws import stream
 

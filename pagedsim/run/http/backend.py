@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pagedsim.core import ConfigError, RequestId
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
-from pagedsim.metrics.jsons import write_json
+from pagedsim.metrics.files import write_json
 from pagedsim.metrics.tables import TOKEN_TIMES
 from pagedsim.run.backend import (
     Backend,

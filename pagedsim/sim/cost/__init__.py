@@ -2,10 +2,9 @@
 
 from pagedsim.core.compiled import own_abc_registry
 from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term
-from pagedsim.sim.cost.decodes import Decodes
 from pagedsim.sim.cost.fitted import Coefficients, Fitted
 from pagedsim.sim.cost.fitting import Fit, Sample
-from pagedsim.sim.cost.replay import Replay
+from pagedsim.sim.cost.replay import Decodes, Replay
 from pagedsim.sim.cost.roofline import Roofline
 
 __all__ = [

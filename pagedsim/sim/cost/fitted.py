@@ -16,7 +16,7 @@ from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, SWAP, Sample, fit_kinds, fit_swaps
 from pagedsim.sim.cost.roofline import move_seconds, slowdown
-from pagedsim.sim.cost.split import lengthened
+from pagedsim.sim.cost.terms import lengthened
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
 
@@ -284,7 +284,7 @@ class Fitted(CostModel):
         return one + sequences * sequence + context * read
 
     def _staged(self, whole: Coefficients, tokens: int, prompts: bool) -> Coefficients:
-        """Coefficients of a step split into micro-batches and stages as in `split.py`."""
+        """Coefficients of a step split into micro-batches and stages as in `Split`."""
         passes = min(tokens, self.replica.pipeline_parallel)
         long = lengthened(passes, self._slowest, prompts)
         constant, *others = whole
@@ -357,7 +357,7 @@ AHEAD = "async_scheduling"
 QUANTIZATION = "quantization"
 """In `fitted_for`, for quantised weights only."""
 
-SETTINGS = tuple(name for name in signature(Fitted).parameters if name != "replica")
+SETTINGS = tuple(signature(Fitted).parameters)[1:]
 
 
 def _features(plan: StepPlan) -> tuple[int, ...]:

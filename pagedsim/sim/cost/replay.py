@@ -1,4 +1,4 @@
-"""Cost model that replays the step durations of a recorded run."""
+"""Cost models around another one: recorded step durations, and decodes alone."""
 
 from __future__ import annotations
 
@@ -115,3 +115,42 @@ def _parquet(path: str | PathLike[str]) -> dict[int, float]:
         step: end - start
         for step, start, end in zip(*(table[name] for name in columns), strict=True)
     }
+
+
+class Decodes(CostModel):
+    """Steps take the time of their decodes alone."""
+
+    __slots__ = ("_whole", "by_totals")
+
+    def __init__(self, whole: CostModel) -> None:
+        self._whole = whole
+        self.by_totals = whole.by_totals
+
+    @property
+    def notices(self) -> list[str]:
+        return ["prompts take no time, as if they came computed", *self._whole.notices]
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return self._whole.step_seconds(_without_chunks(plan)) if plan.decode_count else 0.0
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        return self._whole.decode_seconds(sequences, context)
+
+    def swap_seconds(self, blocks: int) -> float:
+        return self._whole.swap_seconds(blocks)
+
+    def recompute_seconds(self, tokens: int) -> float:
+        return 0.0
+
+    def explain(self, plan: StepPlan) -> Breakdown:
+        return self._whole.explain(_without_chunks(plan))
+
+    def work(self, plan: StepPlan) -> Work:
+        return self._whole.work(_without_chunks(plan))
+
+
+def _without_chunks(plan: StepPlan) -> StepPlan:
+    part = StepPlan(plan.number, plan.now, plan.ahead)
+    part.decodes = plan.decodes
+    part.decode_count, part.decode_context = plan.decode_count, plan.decode_context
+    return part

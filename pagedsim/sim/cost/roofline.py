@@ -8,8 +8,7 @@ from typing import NamedTuple
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.sim.cost.base import Bound
-from pagedsim.sim.cost.split import Split, Totals
-from pagedsim.sim.cost.terms import ByTerms, CostTerm
+from pagedsim.sim.cost.terms import ByTerms, CostTerm, Split, Totals
 from pagedsim.sim.hardware import Family, family_of
 from pagedsim.sim.model import FP16
 from pagedsim.sim.replica import Replica
@@ -31,15 +30,14 @@ class Roofline(ByTerms):
 
     So prefill is compute-bound, decode bandwidth-bound, and chunks batched with decodes share the
     reading of the weights. Tensor parallelism divides products and attention and adds two ring
-    all-reduces per layer. Efficiencies of kernels default to those of the GPU's family
-    (`hardware.py`), software overheads to those of the stack (`stack.py`); arguments override
-    them. `bandwidth_efficiency` applies to weights, and to the KV cache unless `cache_efficiency`
-    is given; `compute_efficiency` to products, and to prefill attention unless
-    `attention_efficiency` is. `block_tokens` makes decodes read slower from small
-    blocks (see `slowdown`). With async scheduling host
-    work overlaps with the GPU, and only the excess counts. Pipelines and groups are those of
-    `split.py`; `expert_skew` is the long-run frequency with which the experts of the busiest GPU
-    are chosen, relative to the average.
+    all-reduces per layer. Efficiencies of kernels default to those of the GPU's `Family`, software
+    overheads to those of the `Stack`; arguments override them. `bandwidth_efficiency` applies to
+    weights, and to the KV cache unless `cache_efficiency` is given; `compute_efficiency` to
+    products, and to prefill attention unless `attention_efficiency` is. `block_tokens` makes
+    decodes read slower from small blocks (see `slowdown`). With async scheduling host work overlaps
+    with the GPU, and only the excess counts. Pipelines and groups are those of `Split`;
+    `expert_skew` is the long-run frequency with which the experts of the busiest GPU are chosen,
+    relative to the average.
     """
 
     __slots__ = (

@@ -1,7 +1,6 @@
 """Trace files: one reader a format; `read_table` reads any of them."""
 
-from pagedsim.workload.traces.read import Slice, Table, read_lengths, read_table
+from pagedsim.workload.traces.read import FORMATS, Slice, Table, read_lengths, read_table
 from pagedsim.workload.traces.rows import Options, Tokenizer
-from pagedsim.workload.traces.sniff import FORMATS
 
 __all__ = ["FORMATS", "Options", "Slice", "Table", "Tokenizer", "read_lengths", "read_table"]

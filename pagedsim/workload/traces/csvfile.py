@@ -1,4 +1,4 @@
-"""CSV traces: a header, then one row per request.
+"""CSV traces: a header, then one row per request; Azure, BurstGPT and the plain layout.
 
 This uses the standard library's reader. pyarrow.csv is three times as fast, but reports rows
 instead of lines in its errors (wrong after multi-line cells and empty lines) and does not accept
@@ -10,6 +10,8 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from io import StringIO
 from itertools import accumulate, compress, islice
@@ -20,7 +22,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.workload.traces.rows import Chunk, Clock, Format, Options, opened, wrong
+from pagedsim.workload.traces.rows import (
+    Chunk,
+    Clock,
+    Format,
+    Options,
+    opened,
+    unread_contents,
+    wrong,
+)
 
 CHUNK = 1 << 16
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -33,12 +43,6 @@ class CsvFormat(Format):
 
     options = ("where", "client_column", "priority_column", "session_column")
     is_table = True
-
-    def __init__(self, name: str, time: str | None, prompt: str, output: str) -> None:
-        self.name = name
-        self.time = time
-        self.prompt = prompt
-        self.output = output
 
     def fits(self, head: str) -> float:
         """Share of the required columns that the header has."""
@@ -238,3 +242,96 @@ def _whole(text: str) -> int:
     if not value.is_integer() or abs(value) >= 2**62:
         raise ValueError(text)
     return int(value)
+
+
+class Azure(CsvFormat):
+    """Azure's LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens.
+
+    https://github.com/Azure/AzurePublicDataset, CC-BY-4.0. Times are dates, in 2023 as
+    `2023-11-16 18:15:46.6805900`, in 2024 as `2024-05-10 00:00:00.009930+00:00`; the first row is
+    time 0.
+    """
+
+    name = "azure"
+    time = "TIMESTAMP"
+    prompt = "ContextTokens"
+    output = "GeneratedTokens"
+    epoch = True
+
+    def seconds(
+        self, path: Path, lines: Sequence[int], texts: Sequence[str]
+    ) -> NDArray[np.float64]:
+        plain = [text.removesuffix("+00:00") for text in texts]
+        try:
+            if not all(map(_PLAIN.fullmatch, plain)):
+                raise ValueError("a time zone, or no time at all")
+            moments = np.array(plain, "datetime64[ns]")
+        except ValueError:
+            assert self.time is not None
+            found = each(path, lines, self.time, texts, _moment, _WANTED)
+            moments = np.array(found, "datetime64[ns]")
+        seconds: NDArray[np.float64] = (moments - _ORIGIN) / np.timedelta64(1, "s")
+        return seconds
+
+
+# numpy parses 0 or 2023 as a year, and wraps around years out of the range of its nanoseconds.
+_PLAIN = re.compile(r"(1[7-9]|2[01])[0-9]{2}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9.]+")
+
+_WANTED = "a date and time of the years 1700 to 2199, as in 2023-11-16 18:15:46.68"
+
+# Close to the traces: seconds since 1970 would leave a float too few digits for their 0.1 µs.
+_ORIGIN = np.datetime64("2023-01-01", "ns")
+
+
+def _moment(text: str) -> datetime:
+    if not _PLAIN.match(text):
+        raise ValueError(text)
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
+
+
+class BurstGPT(CsvFormat):
+    """BurstGPT: Timestamp (s), Model, Request tokens, Response tokens, Total tokens, Log Type.
+
+    https://github.com/HPMLL/BurstGPT, CC-BY-4.0. Its third file adds Session ID and Elapsed time,
+    and counts from the start of all three; the first row is time 0. A response of 0 tokens is a
+    failed request.
+    """
+
+    name = "burstgpt"
+    time = "Timestamp"
+    prompt = "Request tokens"
+    output = "Response tokens"
+    epoch = True
+
+
+class Plain(CsvFormat):
+    """The plain CSV layout of simulators: arrived_at (s), num_prefill_tokens, num_decode_tokens.
+
+    Times are kept as they are.
+    """
+
+    name = "plain"
+    time = "arrived_at"
+    prompt = "num_prefill_tokens"
+    output = "num_decode_tokens"
+
+    def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
+        unread = unread_contents(read_header(path))
+        return (replace(chunk, unread=unread) for chunk in super().chunks(path, options))
+
+
+class LengthsOnly(CsvFormat):
+    """The plain CSV layout without arrivals."""
+
+    name = "lengths"
+    time = None
+    prompt = "num_prefill_tokens"
+    output = "num_decode_tokens"
+
+    @classmethod
+    def of(cls, prompt: str, output: str) -> LengthsOnly:
+        """The layout with other columns of lengths."""
+        made = cls()
+        made.prompt, made.output = prompt, output
+        return made

@@ -1,17 +1,29 @@
-"""JSON Lines traces: one object per request, with the fields of a format."""
+"""JSON traces: JSON Lines, one object per request with the fields of a format, and ShareGPT."""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pagedsim.workload.traces.rows import Chunk, Clock, Format, Options, opened, wrong
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import not_installed
+from pagedsim.workload.traces.rows import (
+    Chunk,
+    Clock,
+    Format,
+    Options,
+    Tokenizer,
+    opened,
+    unread_contents,
+    wrong,
+)
 
 CHUNK = 1 << 14
 
@@ -98,3 +110,240 @@ class JsonLines(Format):
             fields = ", ".join(self.fields)
             raise wrong(path, line, f"{text.strip():.60}: must be an object of {fields}")
         return row
+
+
+class Log(JsonLines):
+    """The plain layout as JSON Lines, which `experiment=calibrate requests=` reads."""
+
+    name = "log"
+    time = "arrived_at"
+    prompt = "num_prefill_tokens"
+    output = "num_decode_tokens"
+    options = ()
+    epoch = True
+    fields: ClassVar[Mapping[str, Field]] = {
+        time: (is_number, "a number of seconds"),
+        prompt: TOKENS,
+        output: TOKENS,
+    }
+
+    def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
+        return self.columns(lines, rows, unread=unread_contents(rows[0]))
+
+
+class VllmLog(Log):
+    """The log with vLLM's field names."""
+
+    name = "vllm"
+    time = "arrival_time"
+    prompt = "input_toks"
+    output = "output_toks"
+    fields: ClassVar[Mapping[str, Field]] = {
+        time: (is_number, "a number of seconds"),
+        prompt: TOKENS,
+        output: TOKENS,
+    }
+
+
+def names_blocks(value: Any) -> bool:
+    """Whether a value is a list of block ids."""
+    return type(value) is list and not set(map(type, value)) - {int}
+
+
+class Mooncake(JsonLines):
+    """Mooncake: JSON Lines of timestamp (ms), input_length, output_length and hash_ids.
+
+    https://github.com/kvcache-ai/Mooncake (FAST25-release), Apache-2.0. A hash id identifies a
+    block of 512 prompt tokens and everything before it, so equal leading ids are a shared prefix.
+    Times are kept as they are, in seconds.
+    """
+
+    name = "mooncake"
+    time = "timestamp"
+    per_second = 1000
+    prompt = "input_length"
+    output = "output_length"
+    blocks = "hash_ids"
+    options = ("block_tokens",)
+    fields: ClassVar[Mapping[str, Field]] = {
+        time: (is_number, "a number of milliseconds"),
+        prompt: TOKENS,
+        output: TOKENS,
+        blocks: (names_blocks, "a list of whole numbers"),
+    }
+
+    def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
+        ids = [row[self.blocks] for row in rows]
+        chunk = self.columns(lines, rows, blocks=ids, block_tokens=options.block_tokens)
+        check_blocks(path, chunk)
+        return chunk
+
+
+def check_blocks(path: Path, chunk: Chunk) -> None:
+    """Raise ConfigError if a prompt's number of blocks does not match its tokens."""
+    block = chunk.block_tokens
+    each = zip(chunk.lines, chunk.prompt_len.tolist(), chunk.blocks or (), strict=True)
+    for line, length, names in each:
+        if len(names) != -(-length // block) and length > 0:
+            what = f"hash_ids has {len(names)} blocks, input_length={length} tokens"
+            raise wrong(path, line, f"{what}: must be one for each {block} tokens begun")
+
+
+BLOCK = 16
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int
+
+
+class Bailian(JsonLines):
+    """Bailian (Qwen): JSON Lines of chat_id, parent_chat_id, timestamp (s), lengths, hash_ids.
+
+    https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon, Apache-2.0. A request continues
+    the one named by its parent_chat_id, or starts a session (-1). A hash id identifies a block of
+    16 prompt tokens; outputs have none. Times are kept as they are.
+    """
+
+    name = "bailian"
+    time = "timestamp"
+    prompt = "input_length"
+    output = "output_length"
+    options = ()
+    fields: ClassVar[Mapping[str, Field]] = {
+        "chat_id": (_is_id, "a whole number"),
+        "parent_chat_id": (_is_id, "a whole number"),
+        time: (is_number, "a number of seconds"),
+        prompt: TOKENS,
+        output: TOKENS,
+        "hash_ids": (names_blocks, "a list of whole numbers"),
+    }
+
+    def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
+        links = [(row["chat_id"], row["parent_chat_id"]) for row in rows]
+        chunk = self.columns(
+            lines, rows, blocks=[row["hash_ids"] for row in rows], block_tokens=BLOCK, links=links
+        )
+        check_blocks(path, chunk)
+        return chunk
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) in (int, str)
+
+
+class Turns(JsonLines):
+    """Turns: JSON Lines of session_id, timestamp (ms), input_length and output_length.
+
+    The format of load generators such as NVIDIA's AIPerf. A turn's prompt is assumed to start with
+    the conversation so far, up to its own length. Times are kept as they are, in seconds.
+    """
+
+    name = "turns"
+    time = "timestamp"
+    per_second = 1000
+    prompt = "input_length"
+    output = "output_length"
+    options = ()
+    fields: ClassVar[Mapping[str, Field]] = {
+        "session_id": (_is_name, "a name or a whole number"),
+        time: (is_number, "a number of milliseconds"),
+        prompt: TOKENS,
+        output: TOKENS,
+    }
+
+    def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
+        return self.columns(lines, rows, links=[(row["session_id"],) * 2 for row in rows])
+
+
+class ShareGPT(Format):
+    """Conversations, without times."""
+
+    name = "sharegpt"
+    time = None
+    prompt = "tokens of the first turn"
+    output = "tokens of the second turn"
+    options = ("tokenizer",)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("conversations",)
+
+    def fits(self, head: str) -> float:
+        return float(head.startswith("["))
+
+    def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
+        count = _counter(options.tokenizer)
+        try:
+            with opened(path) as file:
+                entries = json.load(file)
+        except json.JSONDecodeError as error:
+            what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+            raise wrong(path, error.lineno, what) from None
+        except (ValueError, RecursionError):
+            raise wrong(path, 1, "not JSON: a number too long, or lists too deep") from None
+        if not isinstance(entries, list):
+            raise wrong(path, 1, "must be a list of objects with conversations")
+        pairs = [self._pair(path, number, entry) for number, entry in enumerate(entries, 1)]
+        kept = [(number, pair) for number, pair in enumerate(pairs, 1) if pair is not None]
+        yield Chunk(
+            [number for number, _ in kept],
+            None,
+            None,
+            np.array([count(first) for _, (first, _) in kept], np.int64),
+            np.array([count(second) for _, (_, second) in kept], np.int64),
+        )
+
+    def wrong(self, path: Path, line: int, what: str) -> ConfigError:
+        """Errors refer to list entries, since those have no line numbers."""
+        return ConfigError(f"{path}: entry {line}: {what}")
+
+    def _pair(self, path: Path, number: int, entry: Any) -> tuple[str, str] | None:
+        """The first two turns; None if there are fewer."""
+        turns = entry.get("conversations", entry.get("conversation")) if _object(entry) else None
+        if not isinstance(turns, list):
+            raise self.wrong(path, number, "must be an object with a list conversations")
+        if len(turns) < 2:
+            return None
+        first, second = (turn.get("value") if _object(turn) else None for turn in turns[:2])
+        if not (isinstance(first, str) and isinstance(second, str)):
+            raise self.wrong(path, number, "each turn must have a text as its value")
+        return first, second
+
+
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+class _Counter:
+    def __init__(self, tokenize: Tokenizer) -> None:
+        self._tokenize = tokenize
+
+    def __call__(self, text: str) -> int:
+        found = self._tokenize(text)
+        return found if isinstance(found, int) else len(found)
+
+
+def _counter(tokenizer: str | Tokenizer | None) -> _Counter:
+    if tokenizer is None:
+        raise ConfigError(
+            "tokenizer: format sharegpt holds text, so it needs one: a model's name on the "
+            "Hugging Face Hub, a tokenizer.json, or a function"
+        )
+    if not isinstance(tokenizer, str):
+        return _Counter(tokenizer)
+    try:
+        # Imported by name: an optional dependency, installed with transformers.
+        library = import_module("tokenizers")
+    except ImportError:
+        raise not_installed(f"tokenizer={tokenizer}", "engine", "tokenizers") from None
+    path = Path(tokenizer).expanduser()
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        if path.is_file():
+            loaded = library.Tokenizer.from_file(str(path))
+        else:
+            loaded = library.Tokenizer.from_pretrained(tokenizer)
+    except Exception as error:  # the library raises bare Exception for every error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"tokenizer={tokenizer}: cannot be loaded: {reason}") from None
+    return _Counter(lambda text: len(loaded.encode(text, add_special_tokens=False).ids))

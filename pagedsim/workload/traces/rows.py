@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -131,6 +131,16 @@ class Format(ABC):
     def wrong(self, path: Path, line: int, what: str) -> ConfigError:
         """An error in a row, by the format's numbering."""
         return wrong(path, line, what)
+
+
+CONTENTS = ("prefix_id", "hash_ids", "prompt_token_ids", "cached_tokens")
+"""Columns of prompt contents in a log for `experiment=calibrate`."""
+
+
+def unread_contents(names: Iterable[str]) -> tuple[str, ...]:
+    """The columns of prompt contents among `names`."""
+    there = set(names)
+    return tuple(name for name in CONTENTS if name in there)
 
 
 def wrong(path: Path, line: int, what: str) -> ConfigError:

@@ -18,8 +18,7 @@ from experiments.benchmarks.layers import (
     place,
     stacks,
 )
-from pagedsim.metrics.columns import Numbers, Words
-from pagedsim.metrics.recorder import Recorder
+from pagedsim.metrics.recorder import Numbers, Recorder, Words
 
 CORE = f"{TREE}pagedsim/core/scheduler.py"
 NUMPY = "/usr/lib/numpy/core.py"
@@ -68,7 +67,7 @@ def test_a_sample_counts_once(stack: list[tuple[str, str]], layer: str, function
     ("file", "function", "layer"),
     [
         ("pagedsim/sim/server.py", "_serve", "driver"),
-        ("pagedsim/sim/arrivals.py", "take", "driver"),
+        ("pagedsim/sim/feed.py", "take", "driver"),
         ("pagedsim/sim/cost/terms.py", "decode_seconds", "cost"),
         ("pagedsim/sim/cost/work.py", "total_work", "summary"),
         ("pagedsim/metrics/recorder.py", "step", "recorder"),

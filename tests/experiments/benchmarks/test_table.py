@@ -23,7 +23,7 @@ from experiments.benchmarks import (
     table,
 )
 from experiments.benchmarks.shapes import BASE, DECODE, HEADLINES, WIDE, Case, grid
-from pagedsim.metrics.jsons import read_json, write_json
+from pagedsim.metrics.files import read_json, write_json
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "experiments" / "results" / "performance.md").read_text(encoding="utf-8")

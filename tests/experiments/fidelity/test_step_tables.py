@@ -24,12 +24,11 @@ from pagedsim.fidelity.step_tables.schedule import (
 )
 from pagedsim.fidelity.step_tables.tables import SHAPELESS, Cell, alone, read_table
 from pagedsim.fidelity.step_tables.times import LINK, Constants, Points
-from pagedsim.metrics.files import RESULT
-from pagedsim.metrics.jsons import read_json
+from pagedsim.metrics.files import RESULT, read_json
+from pagedsim.sim.capacity import sized
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
-from pagedsim.sim.sizing import sized
 from pagedsim.sim.stack import Stack
 from tests.sim.shapes import plan
 

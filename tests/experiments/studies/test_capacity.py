@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.studies.bisection import Bisection
+from experiments.studies.capacity_figures import Arm, Edge, Probe
 from experiments.studies.objective import bounds_of, missed
 from pagedsim.__main__ import main
 from pagedsim.core import ConfigError
-from pagedsim.report.capacity import Arm, Edge, Probe
 from pagedsim.run.runs import Runs
 
 # -- the search ------------------------------------------------------------------------------------

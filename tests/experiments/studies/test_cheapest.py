@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from experiments.studies import cheapest
+from experiments.studies.cheapest_figures import COLUMNS, Cheapest, Fleet, draw, front_of
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate
-from pagedsim.report.cheapest import COLUMNS, Cheapest, Fleet, draw, front_of
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.store import Store

@@ -13,8 +13,8 @@ import pytest
 
 from experiments.studies import tune
 from experiments.studies.tune import Choice, Range, space_of
+from experiments.studies.tune_figures import Tuning
 from pagedsim.core import ConfigError
-from pagedsim.report.tune import Tuning
 from pagedsim.run.runs import Runs
 
 Call = Callable[..., tuple[int, str, str]]

@@ -19,7 +19,7 @@ from pagedsim.build import POLICIES, plugin_policies
 from pagedsim.core import ConfigError, Policy
 from pagedsim.run.runs import Runs
 from tests.conftest import Call
-from tests.metrics.tables import standing_of
+from tests.metrics.tables import ranking_of
 from tests.run.studies import carried_out, command
 
 FEW = ("experiment=policy_zoo", "workload.requests=60", "seeds=2", "report=false")
@@ -162,9 +162,9 @@ def test_a_selection_that_leaves_no_arm_is_refused(hydra: None, tmp_path: Path) 
 
 def test_without_finished_requests_there_is_no_finding() -> None:
     nothing = {"e2e_mean": [nan], "finished": [0.0]}
-    standing = standing_of({"a": nothing, "b": nothing}, "e2e_mean")
-    assert sentences(standing, [], ["oracle"]) == ["No request finished."]
-    assert listings(standing) == []
+    ranking = ranking_of({"a": nothing, "b": nothing}, "e2e_mean")
+    assert sentences(ranking, [], ["oracle"]) == ["No request finished."]
+    assert listings(ranking) == []
 
 
 def test_a_policy_of_one_s_own_joins(call: Call) -> None:
@@ -235,9 +235,9 @@ def test_an_arm_with_a_space_in_its_name(hydra: None, tmp_path: Path) -> None:
 
 def test_of_a_long_pareto_front_some_are_named() -> None:
     alike = {f"arm{number}": {"e2e_mean": [1.0], "ttft_mean": [1.0]} for number in range(14)}
-    standing = standing_of(alike, "e2e_mean", "ttft_mean")
-    plane = (standing.criteria[0], standing.criteria[1])
-    (front, *_) = sentences(standing, [plane], ["oracle"])
+    ranking = ranking_of(alike, "e2e_mean", "ttft_mean")
+    plane = (ranking.criteria[0], ranking.criteria[1])
+    (front, *_) = sentences(ranking, [plane], ["oracle"])
     assert front.endswith("arm8, arm9 and 4 more.")
 
 

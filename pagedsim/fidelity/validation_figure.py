@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagedsim.metrics.agreement import SHOWN, Regime
+from pagedsim.fidelity.agreement import SHOWN, Regime
 from pagedsim.metrics.catalogue import label_of, latency_of, scale_of
 from pagedsim.metrics.tables import Requests
 from pagedsim.report.style import key, looks, margins, new_figure, plain_log_ticks, tidy

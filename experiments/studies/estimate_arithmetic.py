@@ -1,0 +1,329 @@
+"""Back-of-the-envelope estimates: step times and their bottlenecks, products, memory footprint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
+from typing import NamedTuple, TypeVar
+
+from pagedsim.core import StepPlan
+from pagedsim.sim.capacity import activations
+from pagedsim.sim.cost import Breakdown, CostModel, Roofline
+from pagedsim.sim.cost.base import Bound, step
+from pagedsim.sim.hardware import GIB
+from pagedsim.sim.model import Matrix, ModelShape, attention_matrices, mlp_matrices
+from pagedsim.sim.replica import Replica
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """The estimate of one step."""
+
+    plan: StepPlan
+    breakdown: Breakdown
+    products: list[ProductTime]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Throughput of the step."""
+        tokens = self.plan.prefill_tokens + self.plan.decode_count
+        return tokens / self.breakdown.seconds
+
+
+class ProductTime(NamedTuple):
+    """A product with its compute and read times."""
+
+    product: Product
+    computing: float
+    """Seconds."""
+    reading: float
+
+    @property
+    def bound(self) -> Bound:
+        """The longer of the two."""
+        return "compute" if self.computing >= self.reading else "bandwidth"
+
+    @property
+    def seconds(self) -> float:
+        """The longer of the two."""
+        return max(self.computing, self.reading)
+
+
+def estimate(cost: Roofline, plan: StepPlan) -> StepEstimate:
+    """Estimate a step: its time, parts and products."""
+    return StepEstimate(plan, cost.explain(plan), timed(cost, plan))
+
+
+def timed(cost: Roofline, plan: StepPlan) -> list[ProductTime]:
+    """The products of a step with their times."""
+
+    def time(product: Product) -> ProductTime:
+        if not product.attention:
+            rate = cost.head_rate if product.name == HEAD else cost.flop_rate
+            return ProductTime(product, product.flop / rate, product.bytes / cost.bandwidth)
+        longer = cost.paged if product.from_blocks else 1.0
+        read = product.bytes / cost.cache_bandwidth * longer
+        return ProductTime(product, product.flop / cost.attention_rate, read)
+
+    return [time(product) for product in products(cost.replica, plan)]
+
+
+def bound_of(told: Breakdown) -> tuple[Bound, str]:
+    """The bottleneck of a step, and the longest term of it."""
+    waits = [term for term in told.terms if term.bound == told.bound]
+    return told.bound, max(waits, key=lambda term: term.seconds).name
+
+
+def changes(of: Callable[[int], T], most: int) -> list[tuple[int, T]]:
+    """The sizes from 1 to `most` at which `of` changes, with its values.
+
+    Intervals between powers of two are bisected if their ends differ, so a change that reverts
+    within one is missed.
+
+    >>> changes(lambda size: "large" if size > 20 else "small", 100)
+    [(1, 'small'), (21, 'large')]
+    """
+    sizes = [2**i for i in range(most.bit_length())]
+    found = [(1, of(1))]
+    for low, high in pairwise([*sizes, most]):
+        found += _between(of, (low, of(low)), (high, of(high)))
+    return found
+
+
+def _between(
+    of: Callable[[int], T], low: tuple[int, T], high: tuple[int, T]
+) -> Iterator[tuple[int, T]]:
+    if low[1] == high[1]:
+        return
+    if high[0] - low[0] == 1:
+        yield high
+        return
+    middle = (low[0] + high[0]) // 2
+    found = middle, of(middle)
+    yield from _between(of, low, found)
+    yield from _between(of, found, high)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The generation of one answer on an idle server."""
+
+    seconds: float
+    flop: float
+    """Of one GPU."""
+
+
+def with_cache(cost: CostModel, prompt: int, output: int, ahead: bool) -> Generation:
+    """Generation with a KV cache: one prefill, then one token per step."""
+    decodes = (step(decodes=1, context=prompt + i, ahead=ahead) for i in range(1, output))
+    return _generation(cost, [step(prompt, ahead=ahead), *decodes])
+
+
+def without_cache(cost: CostModel, prompt: int, output: int, ahead: bool) -> Generation:
+    """Generation without a KV cache: each step recomputes all tokens."""
+    return _generation(cost, [step(prompt + i, ahead=ahead) for i in range(output)])
+
+
+def _generation(cost: CostModel, steps: list[StepPlan]) -> Generation:
+    seconds = fsum(cost.step_seconds(plan) for plan in steps)
+    return Generation(seconds, fsum(cost.work(plan).flop for plan in steps))
+
+
+HEAD = "LM head"
+
+
+class Product(NamedTuple):
+    """`times` products of `rows` × `inputs` by `inputs` × `outputs`, over the whole model.
+
+    In a pipeline, rows are those of a micro-batch. FLOP and bytes are per GPU; bytes are of weights
+    and KV cache, without activations, which the cost model does not count either. Numbers may be
+    means over experts, GPUs, chunks or contexts.
+    """
+
+    name: str
+    rows: float
+    inputs: float | None
+    """None if only the number of weights is known."""
+    outputs: float | None
+    times: float
+    flop: float
+    bytes: float
+    attention: bool = False
+    """Whether it multiplies keys or values rather than weights."""
+    from_blocks: bool = False
+    """Whether it reads paged blocks (decode attention)."""
+
+
+def products(replica: Replica, plan: StepPlan) -> list[Product]:
+    """The products of a step; their FLOP and bytes add up to the step's work."""
+    found = [*_with_weights(replica, plan)] if plan.prefill_tokens + plan.decode_count else []
+    if plan.chunks:
+        found += _of_chunks(replica, plan)
+    if plan.decode_count:
+        found += _of_decodes(replica, plan)
+    return found
+
+
+def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
+    model, whole = replica.model, plan.prefill_tokens + plan.decode_count
+    passes = replica.passes(whole)  # each reads the weights again
+    tokens = whole if passes == 1 else whole / passes
+
+    def product(matrix: Matrix, rows: float, times: float, each: float, of: str = "") -> Product:
+        times *= passes
+        holders = replica.gpus if of == "expert" else replica.gpus // replica.groups
+        flop = 2 * rows * matrix.params * times / replica.gpus
+        return Product(
+            *(f"{of} {matrix.name}".strip(), rows, matrix.inputs, matrix.outputs, times),
+            *(flop, matrix.params * times * each / holders),
+        )
+
+    if model.params is not None:
+        share = model.params * passes / replica.gpus
+        read = share * model.dtype_bytes
+        yield Product("all weights", tokens, None, None, passes, 2 * tokens * share, read)
+        return
+    for matrix in attention_matrices(model):
+        yield product(matrix, tokens, model.layers, model.dtype_bytes)
+    if dense := model.layers - model.moe_layers:
+        for matrix in mlp_matrices(model, model.intermediate):
+            yield product(matrix, tokens, dense, model.dtype_bytes)
+    if moe := model.moe:
+        router = Matrix("router", model.hidden, moe.experts)
+        yield product(router, tokens, model.moe_layers, model.dtype_bytes)
+        chosen = moe.expected_experts(tokens)
+        each = tokens * moe.experts_per_token / chosen
+        for matrix in mlp_matrices(model, moe.intermediate):
+            times = model.moe_layers * chosen
+            yield product(matrix, each, times, model.expert_dtype_bytes, "expert")
+        if shared := model.moe_layers * moe.shared_experts:
+            for matrix in mlp_matrices(model, moe.intermediate):
+                yield product(matrix, tokens, shared, model.dtype_bytes, "shared")
+    samples: float = sum(chunk.samples for chunk in plan.chunks) + plan.decode_count
+    samples = samples if passes == 1 else samples / passes
+    head = Matrix(HEAD, model.hidden, model.vocab)
+    yield product(head, samples, 1, model.head_dtype_bytes)
+
+
+def _of_chunks(replica: Replica, plan: StepPlan) -> list[Product]:
+    """Prefill attention; masked pairs do not count as FLOP."""
+    model, count = replica.model, len(plan.chunks)
+    key, value = model.prefill_dims
+    rows, context = plan.prefill_tokens / count, plan.prefill_context / count
+    times = model.layers * model.heads * count
+    flop = 2 * model.layers * model.heads * plan.prefill_pairs / replica.gpus
+    # The chunk's own keys and values are still in the GPU's caches.
+    before = plan.prefill_context - plan.prefill_tokens
+    keys, values = _read(replica, before)
+    return [
+        Product("scores", rows, key, context, times, flop * key, keys, True),
+        Product("values", rows, context, value, times, flop * value, values, True),
+    ]
+
+
+def _of_decodes(replica: Replica, plan: StepPlan) -> list[Product]:
+    """Decode attention, the query heads of one KV head in one product."""
+    model, count = replica.model, plan.decode_count
+    key, value = model.decode_dims
+    groups = 1 if model.mla else model.kv_heads
+    rows, context = model.heads / groups, plan.decode_context / count
+    times = model.layers * groups * count
+    flop = 2 * model.layers * model.heads * plan.decode_context / replica.gpus
+    keys, values = _read(replica, plan.decode_context)
+    return [
+        Product("scores", rows, key, context, times, flop * key, keys, True, True),
+        Product("values", rows, context, value, times, flop * value, values, True, True),
+    ]
+
+
+def _read(replica: Replica, tokens: int) -> tuple[float, float]:
+    """Bytes of keys and of values; compressed vectors of MLA serve as both and are read once."""
+    read = tokens * replica.kv_read_bytes
+    return (read, 0.0) if replica.model.mla else (read / 2, read / 2)
+
+
+EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one GPU."""
+
+    usable: float
+    """Usable memory."""
+    weights: dict[str, float]
+    activations: dict[str, float]
+    reserved: float
+    """Reserved for other uses."""
+    blocks: int
+    block_bytes: float
+
+    @property
+    def left(self) -> float:
+        """Left for the KV cache."""
+        beside = sum(self.weights.values()) + sum(self.activations.values()) + self.reserved
+        return self.usable - beside
+
+
+def footprint(
+    replica: Replica,
+    *,
+    blocks: int,
+    gpu_memory_utilization: float,
+    reserved_gib: float,
+    max_batched_tokens: int,
+    max_seqs: int,
+) -> Footprint:
+    """The footprint of a replica with a number of blocks."""
+    model, gpus = replica.model, replica.tensor_parallel
+    return Footprint(
+        usable=gpu_memory_utilization * replica.hardware.memory_bytes,
+        weights=weights_of(replica),
+        activations=activations(model, gpus, max_batched_tokens, max_seqs),
+        reserved=reserved_gib * GIB,
+        blocks=blocks,
+        block_bytes=replica.block_bytes,
+    )
+
+
+def weights_of(replica: Replica) -> dict[str, float]:
+    """Bytes of the weights of one GPU by part; they add up to `weight_bytes`."""
+    model, stage = replica.model, replica.fullest
+    found = {}
+    for part, each in weights(model).items():
+        gpus = replica.stage_gpus if part == "experts" else replica.tensor_parallel
+        found[part] = each / gpus
+        if part not in (EMBEDDINGS, HEAD):
+            found[part] *= stage.layers / model.layers
+    if not stage.first:
+        embeddings = found.pop(EMBEDDINGS, 0.0)
+        if stage.last and model.tied_embeddings:
+            found[HEAD] = embeddings * model.head_bytes / model.embedding_bytes
+    if not stage.last:
+        found.pop(HEAD, None)
+    return {part: each for part, each in found.items() if each}
+
+
+def weights(model: ModelShape) -> dict[str, float]:
+    """Bytes of a model's weights by part; they add up to `weight_bytes`."""
+    if model.params is not None:
+        return {"all": model.params * model.dtype_bytes}
+    attention = model.layers * sum(one.params for one in attention_matrices(model))
+    dense = model.layers - model.moe_layers
+    mlp = dense * sum(one.params for one in mlp_matrices(model, model.intermediate))
+    found = {"attention": attention * model.dtype_bytes, "MLP": mlp * model.dtype_bytes}
+    if moe := model.moe:
+        of = model.moe_layers * model.expert_params
+        found["experts"] = of * moe.experts * model.expert_dtype_bytes
+        found["shared experts"] = of * moe.shared_experts * model.dtype_bytes
+        found["routers"] = model.moe_layers * model.hidden * moe.experts * model.dtype_bytes
+    found["norms"] = (2 * model.layers + 1) * model.hidden * model.dtype_bytes
+    embeddings = (model.vocab + model.learned_positions) * model.hidden
+    found[EMBEDDINGS] = embeddings * model.head_dtype_bytes
+    if not model.tied_embeddings:
+        found[HEAD] = model.head_params * model.head_dtype_bytes
+    return {part: each for part, each in found.items() if each}
