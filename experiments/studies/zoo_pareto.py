@@ -1,4 +1,4 @@
-"""Pareto ranking of arms over several metrics."""
+"""Pareto ranking of arms over several metrics, and its figure."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Words:
         return made
 
 
-class Absence:
+class PreemptionRecord:
     """A preemption of one request, until it decodes again."""
 
     __slots__ = ("back_at", "by", "decoding_at", "how", "request", "time", "wanted", "why")
@@ -138,7 +138,7 @@ class Absence:
         """When its KV cache is recomputed or swapped in; NaN if never."""
 
 
-def preemptions_table(replicas: Sequence[Sequence[Absence]]) -> pa.Table:
+def preemptions_table(replicas: Sequence[Sequence[PreemptionRecord]]) -> pa.Table:
     """One row per preemption, by time; with a replica column if there are several `replicas`."""
     rows = [one for replica in replicas for one in replica]
     times = np.array([one.time for one in rows], dtype=np.float64)
@@ -247,10 +247,10 @@ class StepRecorder:
         self._used: list[int] = []
         self._count = 0  # rows
         self._moved = TierMoves()
-        self._absences: list[Absence] = []
-        self._absent: dict[Request, Absence] = {}  # preempted, and not decoding again
+        self._preemptions: list[PreemptionRecord] = []
+        self._preempted: dict[Request, PreemptionRecord] = {}  # preempted, and not decoding again
         self._preempted_in = -1  # the last step that preempted any request
-        self._absences_before = 0  # how many preemptions there were before it
+        self._preemptions_before = 0  # how many preemptions there were before it
         self._unfolded: Steps | None = None
 
     @property
@@ -284,7 +284,7 @@ class StepRecorder:
         )
         if plan.chunks:
             self._prefill(plan)
-            if self._absent:
+            if self._preempted:
                 self._recompute(plan, start, end, scheduler)
         if (
             plan.swapped
@@ -335,34 +335,34 @@ class StepRecorder:
         )
 
     def _preempt(self, plan: StepPlan, step: int, start: float) -> None:
-        self._preempted_in, self._absences_before = step, len(self._absences)
+        self._preempted_in, self._preemptions_before = step, len(self._preemptions)
         for cause in plan.preemptions:
-            absence = Absence(cause, start)
-            self._absences.append(absence)
-            self._absent[cause.request] = absence
+            record = PreemptionRecord(cause, start)
+            self._preemptions.append(record)
+            self._preempted[cause.request] = record
 
     def _recompute(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """Update preempted requests that are in the batch again and recompute."""
         planned: dict[Request, int] = {}
         for chunk in plan.chunks:
-            if chunk.request in self._absent:
+            if chunk.request in self._preempted:
                 planned[chunk.request] = planned.get(chunk.request, 0) + chunk.length
         launched = scheduler.pending is not plan  # if so, its tokens are already counted
         for request, tokens in planned.items():
-            absence = self._absent[request]
-            if isnan(absence.back_at):
-                absence.back_at = start
+            record = self._preempted[request]
+            if isnan(record.back_at):
+                record.back_at = start
             left = prefill_left(request, scheduler.memory)
             if request.decoding if launched else tokens >= left:
-                absence.decoding_at = end
-                del self._absent[request]
+                record.decoding_at = end
+                del self._preempted[request]
 
     def _resume(self, plan: StepPlan, start: float) -> None:
         """Update swapped requests that are on the GPU again; decoding ones have lost nothing."""
         chunked = {chunk.request for chunk in plan.chunks}
         for request in plan.resumed:
-            if request not in chunked and (absence := self._absent.pop(request, None)):
-                absence.back_at = absence.decoding_at = start
+            if request not in chunked and (record := self._preempted.pop(request, None)):
+                record.back_at = record.decoding_at = start
 
     def again(self, end: float, used_blocks: int) -> None:
         """Record a repetition of the last step, with one more token per sequence."""
@@ -378,7 +378,7 @@ class StepRecorder:
         if self._rows.rows[-1][0] == step:
             self._rows.rows.pop()
             if self._preempted_in == step:
-                del self._absences[self._absences_before :]
+                del self._preemptions[self._preemptions_before :]
             self._count -= 1
             for sparse in (self._prefills, self._events):
                 sparse.drop(self._count)
@@ -476,7 +476,7 @@ class Recorder(StepRecorder):
     def preemptions_table(self) -> pa.Table:
         """One row per preemption, by time."""
         replicas: Sequence[StepRecorder] = self.replicas or [self]
-        return preemptions_table([replica._absences for replica in replicas])
+        return preemptions_table([replica._preemptions for replica in replicas])
 
     def requests_table(self) -> pa.Table:
         """One row per request, by id."""
@@ -503,7 +503,7 @@ class ReplicaRecorder(StepRecorder):
 
     def __init__(self, whole: Recorder, index: int) -> None:
         super().__init__()
-        self._absent = whole._absent  # a preempted request may resume on another replica
+        self._preempted = whole._preempted  # a preempted request may resume on another replica
         self._whole = whole
         self._index = index
 

@@ -253,6 +253,6 @@ def test_a_step_that_did_not_end_preempts_no_request() -> None:
         recorder.step(plan, float(number), number + 1.0, server)
         if number < 3:
             server.commit(plan, number + 1.0)
-    assert len(recorder._absences) == 1
+    assert len(recorder._preemptions) == 1
     recorder.undo()
     assert recorder.preemptions_table().num_rows == 0
