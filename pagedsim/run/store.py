@@ -157,7 +157,7 @@ _OURS = (
     *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.fleet"),
     *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels", "policies"),
     *("pagedsim.run.backend", "pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
-    *("pagedsim.run.simulated", "pagedsim.run.simulated", "pagedsim.run.serving"),
+    *("pagedsim.run.simulated", "pagedsim.run.serving"),
     *("pagedsim.fidelity.engine_model", "pagedsim.fidelity.sheets"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""
