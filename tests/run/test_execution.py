@@ -1,4 +1,4 @@
-"""The life of a study: rounds, Ctrl-C at bad moments, and what is left of an earlier part."""
+"""The life of a study: its folder, its rounds, and interruptions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ import pytest
 
 from experiments.studies.compare import Compare
 from pagedsim.core import ConfigError
-from pagedsim.run import pool
+from pagedsim.run import pool, store
+from pagedsim.run.folder import claimed, keep_configuration
 from pagedsim.run.job import Arm
 from pagedsim.run.runner import Execution
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 from pagedsim.user_error import UserError
 from tests.run.studies import carried_out, command
+
+# -- the life of a study: rounds, Ctrl-C at bad moments, and what is left of an earlier part -------
+
 
 pytestmark = pytest.mark.usefixtures("hydra")
 
@@ -114,3 +118,156 @@ def test_nothing_of_other_arms_is_left_when_a_study_goes_on(tmp_path: Path) -> N
     assert left == {"runs", "config.yaml", "result.json", "comparison.csv", "plots"}
     assert list((tmp_path / "plots").iterdir()) == []
     assert "b" not in (tmp_path / "comparison.csv").read_text().replace("batch", "")[:60]
+
+
+# -- a study's folder belongs to one study ---------------------------------------------------------
+
+
+BASE = {"seeds": 3, "workload": {"rate": 2}, "study": {"arms": {"a": ["policy=fcfs"]}}}
+
+
+def test_two_studies_of_one_name_get_a_folder_each(tmp_path: Path) -> None:
+    wanted = tmp_path / "10-00-00-single"
+    found = []
+    for _ in range(3):
+        with claimed(wanted, own=False) as folder:
+            keep_configuration(BASE, folder)
+            found.append(folder.name)
+    assert found == ["10-00-00-single", "10-00-00-single-2", "10-00-00-single-3"]
+
+
+def test_while_the_first_has_written_nothing_yet(tmp_path: Path) -> None:
+    with claimed(tmp_path / "x", own=False) as one, claimed(tmp_path / "x", own=False) as other:
+        assert one != other
+
+
+def test_nothing_is_left_of_a_study_that_did_not_begin(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), claimed(tmp_path / "x", own=False):
+        raise ConfigError("refused")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_of_ones_own_is_gone_on_with(tmp_path: Path) -> None:
+    for changes in ({}, {"seeds": 5}, {"seed": 7}):
+        with claimed(tmp_path, own=True) as folder:
+            keep_configuration({**BASE, **changes}, folder)
+        assert folder == tmp_path
+    more = {"study": {"arms": {"a": ["policy=fcfs"], "b": []}, "title": "t"}}
+    keep_configuration({**BASE, **more}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"workload": {"rate": 4}}, "workload.rate=2, not 4"),
+        ({"workload": {}}, "workload.rate=2, not null"),
+        ({"hardware": "h100"}, "hardware=null, not h100"),
+        (
+            {"study": {"arms": {"a": ["policy=priority"]}}},
+            "study.arms.a=['policy=fcfs'], not ['policy=priority']",
+        ),
+        ({"study": {"arms": {"b": []}}}, "the arms a, not b"),
+    ],
+)
+def test_the_folder_of_another_study_is_refused(
+    changes: dict[str, object], difference: str, tmp_path: Path
+) -> None:
+    keep_configuration(BASE, tmp_path)
+    (tmp_path / "runs").mkdir()
+    before = (tmp_path / "config.yaml").read_text()
+    with pytest.raises(ConfigError) as error:
+        keep_configuration({**BASE, **changes}, tmp_path)
+    assert str(error.value) == (
+        f"hydra.run.dir={tmp_path}: has a study with {difference}; "
+        "choose another folder, or the same settings to go on with that study"
+    )
+    assert (tmp_path / "config.yaml").read_text() == before
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out", own=True) as folder:
+        with (
+            pytest.raises(ConfigError, match=r"run.dir=.*out: another run is at work there"),
+            claimed(folder, own=True),
+        ):
+            raise AssertionError("unreachable")
+        (folder / "kept").touch()
+    with claimed(folder, own=True):  # free again
+        pass
+    assert (folder / "kept").exists()
+
+
+# -- digests of code: whose files they are of, and that they follow what a policy imports ----------
+
+
+ROOT = Path(store.__file__).parents[2]
+
+
+def test_all_that_decides_a_run_is_ours() -> None:
+    files = {str(path.relative_to(ROOT)) for path in store._our_files()}
+    assert files >= {
+        *("pagedsim/core/scheduler.py", "pagedsim/sim/server.py", "pagedsim/sim/cost/roofline.py"),
+        *("pagedsim/build.py", "pagedsim/workload/generated.py", "pagedsim/metrics/summary.py"),
+        *("pagedsim/engine/runner.py", "pagedsim/kernels/decode.py", "pagedsim/run/serving.py"),
+        *("policies/ordering.py", "pagedsim/run/job.py", "pagedsim/run/parts.py"),
+    }
+    assert not [name for name in files if "report" in name or "tracking" in name]
+
+
+def test_every_file_counts(tmp_path: Path) -> None:
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    for file in files:
+        file.write_text("1\n")
+    before = store._digest(files)
+    assert store._digest(reversed(files)) == before
+    files[1].write_text("2\n")
+    assert store._digest(files) != before
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's package, in which a policy leans on several files."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = {
+        "__init__.py": "from .impl import Mine\n",
+        "impl.py": "import json\nfrom lab_weights import WEIGHT\nfrom . import tools\nMine = 1\n",
+        "tools/__init__.py": "def late():\n    from lab.tools.deep import x\n",
+        "tools/deep.py": "",
+        "unused.py": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / "lab" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "lab_weights.py").write_text("WEIGHT = 1\n")
+    return tmp_path
+
+
+def test_what_a_policy_imports_is_followed(lab: Path) -> None:
+    before = store.of_target("lab.Mine")
+    (lab / "lab/unused.py").write_text("# another\n")
+    assert store.of_target("lab.Mine") == before
+    for name in ("lab/impl.py", "lab/tools/__init__.py", "lab/tools/deep.py", "lab_weights.py"):
+        file = lab / name
+        file.write_text(file.read_text() + "# another\n")
+        after = store.of_target("lab.Mine")
+        assert after != before, name
+        before = after
+
+
+def test_own_and_unknown_modules_have_no_digest() -> None:
+    assert store.of_target("policies.ordering.FCFS") is None
+    assert store.of_target("there.is.none") is None
+    assert store.of_target("Mine") is None
+
+
+def test_code_that_cannot_be_read_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lab_unclosed.py").write_text("def broken(\n")
+    assert store.of_target("lab_unclosed.Mine") is not None
+
+
+def test_what_a_policy_stands_around_is_code_too() -> None:
+    inner = {"_target_": "lab.Inner", "of": "sjf"}
+    config = {"policy": {"_target_": "lab.Mine", "of": "lab.Other"}, "more": {"of": inner}}
+    assert sorted(store._paths(config)) == ["lab.Inner", "lab.Mine", "lab.Other"]

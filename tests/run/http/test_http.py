@@ -1,4 +1,4 @@
-"""A workload is sent over HTTP, and what its client sees becomes tables, metrics and files."""
+"""Servers over HTTP: tables, metrics and files of what a client sees."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from pagedsim.core import ConfigError, Request
 from pagedsim.metrics.arms import Run
 from pagedsim.report.load import load_of
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.http import backend
+from pagedsim.run.http.client import Address, base_of
+from pagedsim.run.http.load import Seen
+from pagedsim.run.http.results import benchmark
 from pagedsim.run.job import Failure, run_job
-from tests.run.http.fake import Fake
+from pagedsim.workload import Workload
+from tests.run.http.fake import Fake, serving
 from tests.run.studies import job_of, run_of
+
+# -- a workload is sent over HTTP, and what its client sees becomes tables, metrics and files ------
+
 
 pytestmark = pytest.mark.usefixtures("hydra")
 
@@ -300,3 +308,117 @@ def test_chats_take_no_ids(fake: Fake, tmp_path: Path) -> None:
     more = ("backend.endpoint=chat", "backend.prompt=ids")
     told = "backend.prompt=ids: must be text with backend.endpoint=chat"
     assert failed(fake, tmp_path, *more) == told
+
+
+# -- a server that is not there, or does not say what it serves, gives one line --------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://host:8000", "http://host:8000"),
+        ("host:8000/v1/", "http://host:8000"),
+        ("https://host/llm/v1", "https://host/llm"),
+        ("http://[::1]:80/", "http://[::1]:80"),
+    ],
+)
+def test_addresses(url: str, base: str) -> None:
+    assert base_of(url) == base
+
+
+@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://host:port", "http://h?a=b"])
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"backend\.url=.*: must be an address such as"):
+        base_of(url)
+
+
+def test_a_key_does_not_belong_into_an_address_and_is_not_told() -> None:
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY is for keys") as told:
+        base_of("http://me:secret@host")
+    assert "secret" not in str(told.value)
+
+
+def test_the_model_is_the_first_that_is_served_unless_it_is_named(fake: Fake) -> None:
+    assert Address.found(fake.url, None).model == "fake"
+    assert Address.found(fake.url, "mine").model == "mine"
+
+
+def test_a_server_without_a_list_of_models_serves_one_that_is_named(fake: Fake) -> None:
+    fake.models = 404
+    assert Address.found(fake.url, "mine").model == "mine"
+    with pytest.raises(ConfigError, match="gives HTTP 404; name the model"):
+        Address.found(fake.url, None)
+
+
+def test_a_key_is_asked_for_by_its_variable(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    Address.found(fake.url, None)
+    assert fake.headers[-1]["Authorization"] == "Bearer sesame"
+    fake.models = 401
+    with pytest.raises(ConfigError, match=r"refuses us \(HTTP 401\)") as told:
+        Address.found(fake.url, "mine")
+    assert "sesame" not in str(told.value)
+
+
+def test_a_key_goes_to_no_other_server(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    with serving(Fake()) as other:
+        fake.elsewhere = f"{other.url}/v1/models"
+        assert Address.found(fake.url, None).model == "fake"
+        assert "Authorization" not in other.headers[-1]
+    assert fake.headers[-1]["Authorization"] == "Bearer sesame"
+
+
+# -- names of vLLM's, of requests whose times are given --------------------------------------------
+
+
+CONFIG: dict[str, Any] = {
+    "workload": {},
+    "slo": {"ttft": None, "tpot": None, "e2e": None, "clients": {}},
+}
+
+
+def seen(sent: float, *times: float, error: str = "") -> Seen:
+    """A request that was sent then, and whose tokens came at these times."""
+    one = Seen(Request(0, 3), len(times))
+    one.sent, one.answer.error = sent, error
+    for time in times:
+        one.answer.feed(b'data: {"choices": [{"index": 0, "text": " x"}]}\n', time)
+    one.ended(times[-1])
+    return one
+
+
+def told(*some: Seen) -> dict[str, Any]:
+    ones = [1] * len(some)
+    workload = Workload.of(ones, ones, ones)
+    return benchmark(some, workload, "completions", "m", CONFIG)
+
+
+def test_peaks_are_of_whole_seconds_from_the_first_request_on() -> None:
+    one_after_another = [seen(0.5 + 0.2 * i, 0.6 + 0.2 * i, 0.65 + 0.2 * i) for i in range(4)]
+    found = told(*one_after_another, seen(1.45, 1.55, 1.6, 1.7), seen(0.5, 1.2, 1.3, error="x"))
+    assert found["max_concurrent_requests"] == 5  # in second 0.5 to 1.5; the last begins in it, too
+    assert found["max_output_tokens_per_s"] == 8
+
+
+def test_a_long_request_is_there_in_each_second_that_it_touches() -> None:
+    found = told(seen(0.0, 0.1, 3.5), seen(2.0, 2.1, 2.9), seen(3.1, 3.2, 3.4))
+    assert (found["max_concurrent_requests"], found["max_output_tokens_per_s"]) == (2, 3)
+
+
+def test_tokens_of_what_failed_are_not_counted() -> None:
+    found = told(seen(0.0, 0.1, 0.2), seen(0.0, 0.1, 0.2, 0.3, error="x"))
+    assert found["output_lens"] == [2, 0] and found["total_output_tokens"] == 2
+    assert (found["completed"], found["failed"]) == (1, 1)
+
+
+def test_without_an_answer_there_are_no_peaks() -> None:
+    found = told(seen(0.0, 0.1, error="x"))
+    assert (found["max_concurrent_requests"], found["max_output_tokens_per_s"]) == (0, 0)
+
+
+@pytest.mark.parametrize("bound", [0.05, 0.2])
+def test_goodput_is_of_those_within_the_bounds(bound: float, monkeypatch: Any) -> None:
+    monkeypatch.setitem(CONFIG, "slo", CONFIG["slo"] | {"ttft": bound})
+    found = told(seen(0.0, 0.1, 0.2), seen(0.0, 0.01, 0.5))
+    assert found["request_goodput"] == pytest.approx(4 if bound == 0.2 else 2)

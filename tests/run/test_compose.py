@@ -1,10 +1,13 @@
-"""What is put together of what was composed is what Hydra composes of all of it at once."""
+"""Compositions: arms and rounds have the configuration that Hydra composes of all words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose
@@ -12,8 +15,15 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
+from pagedsim.core import ConfigError
 from pagedsim.run import compose as composing
-from pagedsim.run.compose import Composition
+from pagedsim.run.compose import Composition, single
+from pagedsim.run.job import Job
+from pagedsim.run.objects import require_kinds
+from tests.run.studies import command
+
+# -- what is put together of what was composed is what Hydra composes of all of it at once ---------
+
 
 pytestmark = pytest.mark.usefixtures("hydra")
 WORDS = ["experiment=fcfs_vs_priority", "workload.rate=6", "+workload.extra={a: 1}"]
@@ -133,3 +143,73 @@ def test_every_option_is_exchanged_for_what_hydra_makes_of_it(experiment: str) -
             continue  # which must be given, or the option is of no use
         whole = compose("config", overrides=[*words, option])
         assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(whole), option
+
+
+# -- the command that repeats a run that a study made up -------------------------------------------
+
+
+def configured(*words: str) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(compose("config", overrides=[*words]), resolve=True)
+    return dict(plain)
+
+
+def test_what_a_study_set_itself_is_typed_so_that_it_can_be_composed(tmp_path: Path) -> None:
+    """Bounds of a client, below a key that holds nothing unless it is filled."""
+    words = ("experiment=single", "workload=chat_and_batch")
+    own = ("workload.rate=3", "+slo.clients.batch.e2e=9", "slo.ttft=1")
+    made = configured(*words, *own)
+    typed = single(command(tmp_path, *words), [], Job("a", 0, made, tmp_path))
+    again = configured(*shlex.split(typed.partition("pagedsim ")[2]))
+    assert again["slo"] == {**made["slo"], "clients": {"batch": {"e2e": 9}}}
+    assert again["workload"] == made["workload"]
+
+
+# -- kinds of settings: what a study is given by hand is what its fields say -----------------------
+
+
+@dataclass(frozen=True)
+class Study:
+    """One field of each kind."""
+
+    rate: float = 1.0
+    count: int = 1
+    name: str = "x"
+    sizes: Sequence[int] = (1, 2)
+    arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    loads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    variants: Mapping[str, float] | None = None
+    anything: Any = None
+    maker: object = None
+
+    def __post_init__(self) -> None:
+        require_kinds(self)
+
+
+def test_what_fits_is_taken() -> None:
+    Study(rate=2, sizes=[], arms={"a": []}, loads={"b": {"c": 1}}, variants={"d": 1}, anything="x")
+    Study(variants=None, maker=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"rate": "x"}, "^rate='x': must be a number$"),
+        ({"rate": None}, "^rate=None: must be a number$"),
+        ({"rate": float("nan")}, "^rate=nan: must be a number$"),
+        ({"count": 1.5}, "^count=1.5: must be a whole number$"),
+        ({"count": True}, "^count=True: must be a whole number$"),
+        ({"name": 5}, "^name=5: must be a text$"),
+        ({"sizes": 5}, "^sizes=5: must be a list$"),
+        ({"sizes": "16"}, "^sizes='16': must be a list$"),
+        ({"sizes": [1, "x"]}, "^sizes='x': must be a whole number$"),
+        ({"arms": [1]}, r"^arms=\[1\]: must be a mapping of names to settings$"),
+        ({"arms": {"a": 3}}, "^arms.a=3: must be a list$"),
+        ({"arms": {"a": [3]}}, "^arms.a=3: must be a text$"),
+        ({"loads": {"a": 3}}, "^loads.a=3: must be a mapping of names to settings$"),
+        ({"variants": 5}, "^variants=5: must be a mapping of names to settings$"),
+        ({"variants": {"a": None}}, "^variants.a=None: must be a number$"),
+    ],
+)
+def test_what_does_not_is_named(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Study(**settings)

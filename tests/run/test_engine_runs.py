@@ -1,8 +1,9 @@
-"""A study's runs on the engine: what is served, what is recorded, what is refused."""
+"""A study's runs on the engine: what is served, recorded and refused."""
 
 from __future__ import annotations
 
 import json
+import random
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,14 +18,19 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.fidelity.engine_model import replica_of
+from pagedsim.fidelity.replay import replayed
 from pagedsim.metrics.arms import Run
 from pagedsim.run import serving
 from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Failure, Interrupted, Job, run_job
 from pagedsim.run.parts import build
-from pagedsim.run.serving import Serving, the_machine
+from pagedsim.run.serving import ModelCache, Serving, the_machine
 from pagedsim.server import CACHE_DTYPES
+from tests.experiments.fidelity.test_replay import drawn, record
 from tests.workload.files import MOONCAKE, written
+
+# -- a study's runs on the engine: what is served, what is recorded, what is refused ---------------
+
 
 pytest.importorskip("torch")
 
@@ -400,3 +406,98 @@ def test_sessions_are_refused_since_their_answers_stand_in_their_prompts(limit: 
     config: Any = OmegaConf.to_container(compose("config", overrides=overrides), resolve=True)
     with pytest.raises(ConfigError, match="turns of sessions, and backend=engine cannot"):
         RunConfig(config).backend.traffic(config["workload"], 0)
+
+
+# -- a study loads its model once, not once a run --------------------------------------------------
+
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was loaded."""
+    from pagedsim.engine import assemble
+
+    seen: list[Any] = []
+
+    def load(model: Any, **settings: Any) -> Any:
+        seen.append(settings["seed"])
+        if settings["seed"] == 99:
+            raise ConfigError("nowhere to be found")
+        return object()
+
+    monkeypatch.setattr(assemble, "load_model", load)
+    return seen
+
+
+def arguments(model: Any = "tiny", **settings: Any) -> Any:
+    from pagedsim.engine.arguments import Arguments
+
+    return Arguments.of(model=model, device="cpu", **settings)
+
+
+def test_a_model_is_loaded_once_while_it_is_the_same(loads: list[Any]) -> None:
+    keeper = ModelCache()
+    first = keeper.model(arguments(block_size=8))
+    assert keeper.model(arguments(block_size=16, policy="priority")) is first
+    other = keeper.model(arguments(seed=1))
+    assert other is not first
+    assert keeper.model(arguments()) not in (first, other)
+    assert loads == [0, 1, 0]
+
+
+def test_configurations_are_told_by_what_is_in_them(loads: list[Any]) -> None:
+    from transformers import LlamaConfig
+
+    keeper = ModelCache()
+    first = keeper.model(arguments(LlamaConfig(hidden_size=64)))
+    assert keeper.model(arguments(LlamaConfig(hidden_size=64))) is first
+    assert keeper.model(arguments(LlamaConfig(hidden_size=32))) is not first
+
+
+def test_what_cannot_be_loaded_is_tried_once(loads: list[Any]) -> None:
+    keeper = ModelCache()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="nowhere to be found"):
+            keeper.model(arguments(seed=99))
+    assert loads == [99]
+
+
+def test_an_engine_takes_a_model_that_is_loaded_already() -> None:
+    from pagedsim.engine.engine import LLMEngine
+    from pagedsim.engine.models import load_model
+    from tests.engine.architectures import made
+
+    model = load_model(made("llama"), max_model_len=64)
+    for length in (None, 32):
+        engine = LLMEngine(model=model, device="cpu", blocks=8, max_model_len=length)
+        assert engine.model.module is model.module
+        assert engine.scheduler.max_model_len == (length or 64)
+    with pytest.raises(ConfigError, match="max_model_len=65: was loaded for 64"):
+        LLMEngine(model=model, device="cpu", blocks=8, max_model_len=65)
+
+
+# -- a study over several processes of one model ---------------------------------------------------
+
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.slow
+def test_the_simulator_plans_what_two_processes_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "CACHE", ModelCache())
+    monkeypatch.setattr(serving, "the_machine", nullcontext)
+    config = drawn(random.Random(1), "fcfs", "swap", "unified", "prefix")
+    config["tensor_parallel"] = 2
+    runs = [record(tmp_path, config, seed) for seed in range(2)]  # the second with what was kept
+    for run in runs:
+        assert run.steps.num_rows > 5
+        assert sum(run.requests["preemptions"].to_pylist()) > 0
+        assert replayed(run) is None
+    machine = runs[0].machine
+    replica = replica_of(config, machine)
+    assert replica.tensor_parallel == 2
+    assert machine["block_bytes"] == 2 * replica.block_bytes  # in float32, not in 16 bits

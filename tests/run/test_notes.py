@@ -1,0 +1,217 @@
+"""What a study and its runs say of settings that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+from pagedsim.core import ConfigError, Policy
+from pagedsim.metrics.arms import Run
+from pagedsim.run.backend import StoppableRecorder
+from pagedsim.run.job import Job, run_job
+from pagedsim.run.parts import refuse_unmet, remarks
+from pagedsim.workload import Workload
+from policies.aging import Aging
+from policies.fairness import DRR, VTC
+from policies.ordering import FCFS, Priority
+from policies.slo import SLO
+from policies.victims import VictimRule
+from tests.run.studies import carried_out
+
+# -- one run of one arm: what its summary says to a reader -----------------------------------------
+
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+
+def test_times_that_were_fitted_for_another_model_are_noticed(tmp_path: Path) -> None:
+    words = ["experiment=single", "workload.requests=3", "cost=distserve-opt-13b-tp1"]
+    words.append("+cost.limits.decode_count=1")
+    config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    run = run_job(Job("arm", 0, config, tmp_path), StoppableRecorder())
+    assert isinstance(run, Run)
+    said = [notice["what"] for notice in run.summary["notices"]]
+    assert "step times are fitted for model=opt-13b, but model=llama-2-7b is served" in said
+    assert "some steps are larger than any that was fitted (decode_count 1)" in said
+
+
+def test_a_policy_that_was_first_come_first_served_says_so(tmp_path: Path) -> None:
+    words = ["experiment=single", "workload.requests=3", "policy=vtc"]
+    config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    run = run_job(Job("arm", 0, config, tmp_path), StoppableRecorder())
+    assert isinstance(run, Run)
+    said = [notice["what"] for notice in run.summary["notices"]]
+    assert said[0].startswith("VTC goes by clients, and all requests are of one: alone it is first")
+
+
+ENERGY = ("energy_j", "mean_watts", "tokens_per_joule")
+
+
+def test_energy_lies_between_what_idle_gpus_draw_and_their_tdp(tmp_path: Path) -> None:
+    words = ["experiment=single", "workload.requests=5", "workload.rate=0.5", "tensor_parallel=2"]
+    told = _summary(tmp_path, *words, "hardware=a100-80gb")
+    joules, watts, tokens = (told[key] for key in ENERGY)
+    assert 0.16 * 400 * 2 < watts < 400 * 2
+    assert joules == pytest.approx(watts * told["makespan"])
+    assert tokens == pytest.approx(told["output_tokens_per_s"] / watts)
+    awake = _summary(tmp_path, *words, "hardware=a100-80gb", "backend.power.idle=0.3")
+    between = (awake["energy_j"] - joules) / ((0.3 - 0.16) * 400 * 2)  # seconds between steps
+    assert 0 < between < told["makespan"]
+
+
+@pytest.mark.parametrize("word", ["hardware=ascend-910b", "backend.power=null"])
+def test_energy_is_not_told_where_power_is_not_known(tmp_path: Path, word: str) -> None:
+    told = _summary(tmp_path, "experiment=single", "workload.requests=3", word)
+    assert "mfu" in told
+    assert set(ENERGY).isdisjoint(told)
+
+
+def test_a_phase_alone_takes_the_time_of_that_phase(tmp_path: Path) -> None:
+    words = ["experiment=single", "workload.requests=20", "workload.rate=2", "hardware=a100-80gb"]
+    told = {
+        only: _summary(tmp_path, *words, f"backend.only={only}")
+        for only in ("prefill", "decode", "null")
+    }
+    prefill, decode, both = told.values()
+    assert prefill["e2e_mean"] == prefill["ttft_mean"] <= both["ttft_mean"]
+    assert np.isnan(prefill["tpot_mean"])
+    assert decode["tpot_mean"] < both["tpot_mean"]
+    assert decode["ttft_mean"] < prefill["ttft_mean"]
+    assert {"mfu", "energy_j"}.isdisjoint(decode)
+    assert {"mfu", "energy_j"} <= prefill.keys()
+    for summary, word in ((prefill, "its first token"), (decode, "prompts take no time")):
+        assert any(word in notice["what"] for notice in summary["notices"])
+
+
+def test_cost_is_that_of_all_gpus_over_the_makespan(tmp_path: Path) -> None:
+    words = ["experiment=single", "workload.requests=3", "hardware=h100"]
+    one, two = (_summary(tmp_path, *words, f"tensor_parallel={n}") for n in (1, 2))
+    assert two["cost_eur"] == pytest.approx(2 * 3.393 * two["makespan"] / 3600)
+    assert one["cost_eur"] == pytest.approx(3.393 * one["makespan"] / 3600)
+    assert "cost_eur" not in _summary(tmp_path, *words[:2], "hardware=a30")
+
+
+def _summary(folder: Path, *words: str) -> dict[str, Any]:
+    config: Any = OmegaConf.to_container(compose("config", overrides=[*words]), resolve=True)
+    run = run_job(Job("arm", 0, config, folder), StoppableRecorder())
+    assert isinstance(run, Run)
+    return run.summary
+
+
+# -- what a policy goes by, and what is said where the requests lack it ----------------------------
+
+
+CLIENTS: dict[str, Any] = {"client": [0, 1, 1], "clients": ("a", "b")}
+
+
+def three(**columns: Any) -> Workload:
+    return Workload.of([0.0, 1.0, 2.0], [8, 8, 8], [4, 4, 4], **columns)
+
+
+@pytest.mark.parametrize(
+    ("policy", "lacks", "columns"),
+    [
+        (VTC(), "VTC goes by clients, and all requests are of one", CLIENTS),
+        (Aging(DRR()), "DRR goes by clients, and all requests are of one", CLIENTS),
+        (SLO(), "SLO goes by priorities, and all requests have the same", {"priority": [0, 0, 1]}),
+        (Priority(), "Priority goes by priorities, and all requests", {"priority": [0, 0, 1]}),
+    ],
+)
+def test_a_policy_that_finds_nothing_to_go_by_is_told(
+    policy: Policy, lacks: str, columns: dict[str, Any]
+) -> None:
+    (line,) = remarks(policy, three())
+    assert line.startswith(lacks) and ": alone it is first come, first served; set " in line
+    assert list(remarks(policy, three(**columns))) == []
+
+
+def test_who_goes_by_nothing_lacks_nothing() -> None:
+    assert list(remarks(FCFS(), three())) == []
+
+
+def test_requests_without_a_target_are_counted() -> None:
+    around = Aging(SLO({0: 1.0, 1: 5.0}))
+    assert list(remarks(around, three(priority=[0, 1, 2]))) == [
+        "1 of 3 requests have no target, since their priority is beyond those of "
+        "policy.of.targets (0, 1): they go last"
+    ]
+    assert list(remarks(around, three(priority=[0, 0.5, 1]))) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "key"),
+    [
+        (VTC(weights={"c": 2}), "policy"),
+        (VictimRule(DRR(weights={"c": 2}), "last"), "policy"),
+        (Aging(Aging(VTC(weights={"c": 2}))), "policy.of.of"),
+    ],
+)
+def test_a_weight_of_an_unknown_client_is_refused(policy: Policy, key: str) -> None:
+    for columns, there in (({}, "it has none with a name"), (CLIENTS, "choose from a, b")):
+        with pytest.raises(ConfigError) as error:
+            refuse_unmet(policy, three(**columns))
+        assert str(error.value) == f"{key}.weights.c: no such client in the workload; {there}"
+
+
+def test_a_weight_of_a_known_client_is_accepted() -> None:
+    refuse_unmet(VTC(weights={"a": 2}), three(**CLIENTS))
+
+
+# -- what a study over block sizes says of simulated kernels ---------------------------------------
+
+
+QUICK = ("workload.requests=10", "seeds=1", "report=false", "jobs=1")
+SAME = "simulated kernels take the same time with any block size"
+PRICED = "simulated attention takes as long to find a block as to read 3.68 tokens"
+
+
+def notes(folder: Path, *words: str) -> list[str]:
+    told = carried_out(folder, *words, *QUICK).get("notes", [])
+    return [note for note in told if note.startswith((SAME, PRICED))]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("experiment=block_sizes", "study.sizes=[8,16]"),
+        ("experiment=sweep", "study.over=memory.block_size", "study.values=[8,16]"),
+        ("experiment=compare", 'study.arms={a: [], b: ["memory.block_size=1"]}'),
+    ],
+)
+def test_a_table_over_block_sizes_says_that_kernels_do_not_depend_on_them(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    [note] = notes(tmp_path, *words)
+    assert note.startswith(f"{SAME}; on an A100") and "fewer than 16 tokens" in note
+
+
+@pytest.mark.parametrize("experiment", ["paper_fig18", "paper_fig19"])
+def test_a_study_with_and_without_a_price_of_blocks_says_both(
+    experiment: str, tmp_path: Path
+) -> None:
+    words = [f"experiment={experiment}", "study.sizes=[16,64]"]
+    if experiment == "paper_fig18":
+        words += [
+            f"study.loads.{load}.{key}"
+            for load in ("ShareGPT", "Alpaca")
+            for key in ("requests=10", "best=[16,64]")
+        ]
+    same, priced = notes(tmp_path, *words)
+    assert same.startswith(f"{SAME} where cost.block_tokens=0;")
+    assert priced.startswith(PRICED)
+
+
+def test_one_block_size_wants_no_note(tmp_path: Path) -> None:
+    arms = 'study.arms={a: [], b: ["memory=prefix"], c: ["memory=reserved_max"]}'
+    assert notes(tmp_path, "experiment=compare", arms) == []
+
+
+def test_blocks_that_cost_time_are_said_to_be_assumed(tmp_path: Path) -> None:
+    over = ("study.over=memory.block_size", "study.values=[8,16]")
+    [note] = notes(tmp_path, "experiment=sweep", *over, "cost.block_tokens=3.68")
+    assert note.startswith(PRICED)

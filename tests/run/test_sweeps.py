@@ -1,0 +1,264 @@
+"""Many studies in one command: launchers, folders of other studies, and the table at the end."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from experiments.studies.compare import Compare
+from experiments.studies.hit_rate import HitRate
+from pagedsim.run.help import Experiment, experiments
+from pagedsim.run.multirun import _tables
+from tests.conftest import Call
+
+# -- sweeps (`-m`) under each launcher: what fails is listed, what is done is kept -----------------
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SUBMITIT = pytest.param(
+    "submitit_local",
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(
+            importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None,
+            reason="the cluster extra is not installed",
+        ),
+    ],
+)
+POLICY = """
+import os
+import signal
+from pathlib import Path
+
+from pagedsim.core import Policy
+
+
+class Mortal(Policy):
+    def rank(self, request, state):
+        if state.now > 1 and Path("deadly").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return state.now
+"""
+
+
+def sweep(folder: Path, launcher: str, *words: str) -> subprocess.CompletedProcess[str]:
+    quick = ("experiment=single", "tracking=none", "report=false", "seeds=1")
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "pagedsim", "-m", f"hydra/launcher={launcher}", *quick),
+            *("workload.requests=30", "hydra.sweep.dir=out", *words),
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "out" / "sweep.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("joblib", marks=pytest.mark.slow), SUBMITIT])
+def test_a_job_that_fails_leaves_the_others_and_is_listed(tmp_path: Path, launcher: str) -> None:
+    done = sweep(tmp_path, launcher, "workload.rate=10,-1,20")
+    assert done.returncode == 1
+    assert "pagedsim: job 1 (workload.rate=-1): workload.rate=-1: must be" in done.stderr
+    assert [row["workload.rate"] for row in rows(tmp_path)] == ["10", "20"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", SUBMITIT])
+def test_a_sweep_goes_on_and_keeps_what_is_done(tmp_path: Path, launcher: str) -> None:
+    words = ("workload.rate=10,20",)
+    assert sweep(tmp_path, launcher, *words).returncode == 0
+    marks = sorted((tmp_path / "out").glob("*/runs/run/seed-0/run.json"))
+    assert len(marks) == 2
+    marks[1].unlink()  # as if it had been stopped before this run was whole
+    times = [mark.stat().st_mtime_ns for mark in marks[:1]]
+    assert sweep(tmp_path, launcher, *words).returncode == 0
+    assert marks[1].exists()
+    assert [mark.stat().st_mtime_ns for mark in marks[:1]] == times
+    assert len(rows(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("launcher", [SUBMITIT])
+def test_a_job_that_dies_leaves_the_others_and_comes_back(tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "mortal.py").write_text(POLICY)
+    (tmp_path / "deadly").touch()
+    words = ("policy._target_=policies.ordering.FCFS,mortal.Mortal", "workload.rate=10")
+    done = sweep(tmp_path, launcher, *words)
+    assert done.returncode == 1
+    assert "pagedsim: job 1: its process died before it had a result\n" in done.stderr
+    assert "1 job had ended; the same command with hydra.sweep.dir=out goes on" in done.stderr
+    assert len(rows(tmp_path)) == 1
+    (tmp_path / "deadly").unlink()
+    assert sweep(tmp_path, launcher, *words).returncode == 0
+    assert len(rows(tmp_path)) == 2
+
+
+# -- the table at the end of a sweep, on terminals of any width ------------------------------------
+
+
+METRICS = ("ttft_mean", "ttft_p99", "tpot_mean", "e2e_mean", "output_tokens_per_s")
+ROWS: list[dict[str, Any]] = [
+    {
+        **{"job": job, "server.max_seqs": str(8 << job), "workload.rate": "1.25"},
+        **dict.fromkeys(METRICS, 1234.5678 * (job + 1)),
+    }
+    for job in range(3)
+]
+
+
+def printed(width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in _tables(ROWS, ["server.max_seqs", "workload.rate"], width):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_cell_is_cut_and_no_metric_left_out(width: int) -> None:
+    wide, here = printed(300), printed(width)
+    assert "…" not in here
+    assert max(map(len, here.splitlines())) <= width
+    cells = {word for word in wide.split() if any(sign.isalnum() for sign in word)}
+    assert cells <= set(here.split())
+    assert here.count("rate") == here.count("max_seqs") >= 1  # each part says whose rows they are
+
+
+# -- at the front door: folders of other studies, and many studies in one command ------------------
+
+
+QUICK = ("experiment=single", "workload.requests=10", "workload.rate=20", "seeds=1", "jobs=1")
+
+
+def test_a_study_of_another_kind_wants_another_folder(tmp_path: Path, call: Call) -> None:
+    call(*QUICK, "tracking=none", "report=false", "hydra.run.dir=out")
+    tables = sorted(Path("out/runs").rglob("*.parquet"))
+    words = ("workload.requests=10", "workload.rate=20", "seeds=1", "workload=sharegpt")
+    own = ("+workload.prefixes={tokens: 64}", "tracking=none", "hydra.run.dir=out")
+    code, _, errors = call("experiment=hit_rate", *words, *own)
+    assert code == 1
+    assert f"study._target_={Compare.__module__}.Compare, not {HitRate.__module__}" in errors
+    assert sorted(Path("out/runs").rglob("*.parquet")) == tables and tables
+
+
+def test_several_studies_without_tables_say_what_each_found(call: Call) -> None:
+    words = ("experiment=estimate", "model=tiny", "hardware=a10,h100", "hydra.sweep.dir=out")
+    code, out, _ = call("-m", *words, "hydra/launcher=basic")
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith("job ")]
+    assert lines[0].startswith("job 0 (hardware=a10): tiny on a10: ")
+    assert lines[1].startswith("job 1 (hardware=h100): tiny on h100: ")
+    assert "results   out" in out
+
+
+def test_a_study_that_goes_on_tells_the_same_bytes(call: Call) -> None:
+    words = ("experiment=fcfs_vs_priority", "workload.requests=60", "seeds=2", "report=false")
+    call(*words, "tracking=none", "hydra.run.dir=out")
+    first = Path("out/comparison.csv").read_bytes()
+    code, out, _ = call(*words, "tracking=none", "hydra.run.dir=out")
+    assert code == 0 and "4 of 4 runs were there already" in out
+    assert Path("out/comparison.csv").read_bytes() == first
+
+
+def test_a_percentile_that_is_named_later_is_in_the_table(call: Call) -> None:
+    words = (*QUICK, "tracking=none", "report=false", "hydra.run.dir=out")
+    assert call(*words, "study.metrics=[ttft]")[0] == 0
+    more = "study.metrics=[ttft,ttft_p95,e2e_p99.9]"
+    for there in (False, True):
+        code, out, _ = call(*words, more)
+        assert code == 0
+        assert ("there already" in out) == there
+        with Path("out/comparison.csv").open() as file:
+            found = {row["metric"]: float(row["mean"]) for row in csv.DictReader(file)}
+        assert found["ttft_mean"] < found["ttft_p95"] <= found["ttft_p99"]
+        assert found["e2e_p99_9"] > found["ttft_p99"]
+
+
+def test_what_is_no_percentile_is_refused_before_anything_runs(call: Call) -> None:
+    code, _, errors = call(*QUICK, "tracking=none", "study.metrics=[ttft_p950]")
+    told = "study.metrics: unknown metric 'ttft_p950': percentiles are from p0 to p100"
+    assert (code, errors.strip()) == (1, f"pagedsim: {told}")
+
+
+# -- every experiment in conf/ says which backends serve it, and is refused with that on another---
+
+
+EVERY = experiments()
+ONE_SIDED = [one for one in EVERY if len(one.backends) == 1]
+
+
+@pytest.mark.parametrize("one", EVERY, ids=lambda one: one.name)
+def test_each_has_a_title_and_known_backends(one: Experiment) -> None:
+    assert one.title or one.name in ("parity",)
+    assert set(one.backends) <= {"sim", "engine", "http"} and one.backends
+    assert bool(one.why) == (len(one.backends) == 1)
+
+
+@pytest.mark.parametrize("one", ONE_SIDED, ids=lambda one: one.name)
+def test_on_another_backend_it_is_refused_with_what_it_takes(one: Experiment, call: Call) -> None:
+    (takes,) = one.backends
+    other = "engine" if takes == "sim" else "sim"
+    code, out, errors = call(f"experiment={one.name}", f"backend={other}", "tracking=none")
+    assert (code, out) == (1, "")
+    assert errors == (
+        f"pagedsim: backend={other}: experiment={one.name} takes backend={takes}: {one.why}\n"
+    )
+
+
+def test_the_manual_page_lists_each_with_its_backends(call: Call) -> None:
+    _, page, _ = call("--help")
+    lines = page.split("\nEXPERIMENTS", 1)[1].split("\nSETTINGS", 1)[0].splitlines()
+    told = {line.split()[0]: line for line in lines if line.startswith("  ") and line[2] != " "}
+    assert list(told) == [one.name for one in EVERY]
+    for one in EVERY:
+        assert ", ".join(one.backends) in told[one.name]
+
+
+# -- replicas that differ: what a pool sets is composed, and made for each of its replicas ---------
+
+
+FEW = (
+    *("experiment=single", "workload.requests=30", "workload.rate=4", "seeds=1", "jobs=1"),
+    *("report=false", "tracking=none", "hydra.run.dir=out", "study.metrics=[ttft_p50,cost_eur]"),
+)
+
+
+@pytest.mark.parametrize(("more", "priced"), [("set: []", False), ("set: ['hardware=h100']", True)])
+def test_each_pool_has_what_it_sets(call: Call, more: str, priced: bool) -> None:
+    """An A30 has no price, so a fleet with one has none."""
+    pools = "{fast: {set: ['hardware=h100', 'policy=priority']}, slow: {replicas: 2, " + more + "}}"
+    code, text, errors = call(*FEW, "hardware=a30", "model=qwen3-0.6b", f"fleet.pools={pools}")
+    assert (code, errors) == (0, ""), text
+    assert ("Cost" in text) is priced
+    assert "Priority goes by priorities" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("pools", "complaint"),
+    [
+        ("{a: {set: ['seeds=2']}}", "fleet.pools.a.set: seeds=2: is not a replica's own"),
+        ("{a: {sett: []}}", "fleet.pools.a.sett: no such setting"),
+        ("{a: 3}", "fleet.pools.a=3: must be settings"),
+        ("{a: {set: ['hardware=h1000']}}", "h1000"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(call: Call, pools: str, complaint: str) -> None:
+    code, _, errors = call(*FEW, f"fleet.pools={pools}")
+    assert code == 1
+    assert len(errors.splitlines()) == 1
+    assert complaint in errors
