@@ -38,17 +38,12 @@ def one(
             one(1.3, 10.0, 0.13, (0.10, 0.16), client="chat"),
             "cuts the chat TTFT P99 by 87 % (10.0 s to 1.30 s; 95 % CI 84–90)",
         ),
-        (
-            one(0.995, 1.0, 0.995, (0.993, 0.997)),
-            "cuts the TTFT P99 by 0.5 % (1.00 s to 995 ms; 95 % CI 0.3–0.7)",
-        ),
         (one(0.88, 1.0, 0.88, (0.7, 1.2)), "cuts the TTFT P99 by 12 % (1.00 s to 880 ms)"),
         (one(0.0004, 1.0, 0.0004), "cuts the TTFT P99 by 99.9 % (1.00 s to 400 µs)"),
         (
             one(1.9, 1.0, 1.9, (1.5, 2.4)),
             "raises the TTFT P99 by 90 % (1.00 s to 1.90 s; 95 % CI 50–140)",
         ),
-        (one(2.0, 1.0, 2.0), "raises the TTFT P99 2.0-fold (1.00 s to 2.00 s)"),
         (
             one(2.5, 1.0, 2.5, (2.2, 2.9)),
             "raises the TTFT P99 2.5-fold (1.00 s to 2.50 s; 95 % CI 2.2–2.9)",
@@ -57,11 +52,6 @@ def one(
         (one(0, 5, 0.0, key="preemptions"), "takes the preemptions from 5 to 0"),
         (one(5, 0, NAN, key="preemptions"), "takes the preemptions from 0 to 5"),
         (one(0.2, 0.4, 0.5, key="mfu"), "cuts the MFU by 50 % (40.0 % to 20.0 %)"),
-        (one(3.0, 2.0, 1.5, key="e2e_mean"), "raises the E2E mean by 50 % (2.00 s to 3.00 s)"),
-        (
-            one(3.0, 2.0, 1.5, key="goodput_per_s"),
-            "raises the goodput by 50 % (2.00 /s to 3.00 /s)",
-        ),
     ],
 )
 def test_a_comparison_in_words(comparison: Comparison, words: str) -> None:
@@ -99,7 +89,6 @@ def ttft(arms: dict[str, list[float]], **more: Any) -> Arms:
         ),
         ({"a": [1.0, 2.0, 3.0], "b": [2.0, 1.0, 3.5]}, "No difference between b and a is sure.*"),
         ({"a": [1.0, 2.0], "b": [1.0, 2.0]}, "b and a do not differ in any metric of this study."),
-        ({"a": [2.0], "b": [2.00001]}, "b and a do not differ in any metric of this study."),
     ],
 )
 def test_two_arms_in_a_sentence(arms: dict[str, list[float]], said: str) -> None:
@@ -280,14 +269,12 @@ OFF = [
             ["1 of 80 requests were rejected (in 1 of 2 seeds); the first, 7: too long"],
         ),
         ([[CUT]], ["1 of 40 answers were cut"]),
-        ([[OLD]], ["the file is old"]),
         ([[OLD]] * 2, ["the file is old (in all 2 seeds)"]),
         # What differs in numbers alone is one line.
         (
             [[one] for one in OFF],
             ["lengths are off by 9% to 31% in all; tau is -0.5 to 0.7 (in all 3 seeds)"],
         ),
-        ([OFF[:1]], ["lengths are off by 31% in all; tau is -0.5"]),
     ],
 )
 def test_notices_of_seeds_are_added_up(seeds: list[list[Notice]], lines: list[str]) -> None:
