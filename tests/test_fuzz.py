@@ -9,7 +9,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pagedsim.build import BATCHINGS, MEMORIES, POLICIES, PREEMPTIONS
 from policies.victims import VICTIMS
@@ -17,18 +17,15 @@ from tests import fuzz
 from tests.core.cases import ODD, Job, Server
 from tests.fuzz import Fleet, Simulation, compare, simulations
 
-QUICK = settings(max_examples=3 * settings().max_examples)
 MINUTES = float(os.environ.get("PAGEDSIM_FUZZ_MINUTES", "2"))
 """How long each of the slow tests searches."""
 
 
-@QUICK
 @given(case=simulations(fleets=False))
 def test_a_server_gives_the_same_bytes_step_by_step(case: Simulation) -> None:
     compare(case)
 
 
-@QUICK
 @given(case=simulations(fleets=True))
 def test_a_fleet_gives_the_same_bytes_step_by_step(case: Simulation) -> None:
     compare(case)
@@ -40,6 +37,7 @@ def test_no_search_finds_a_difference(fleets: bool) -> None:
     assert fuzz.search(MINUTES, 0, fleets) is None
 
 
+@pytest.mark.slow
 def test_every_part_that_has_a_name_is_drawn() -> None:
     drawn: dict[str, set[object]] = {}
 

@@ -5,16 +5,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pagedsim.build import (
-    BATCHINGS,
-    make_batching,
-    make_memory,
-    make_policy,
-    make_preemption,
-    make_scheduler,
-)
+from pagedsim.build import BATCHINGS, make_memory, make_scheduler
 from pagedsim.core import (
     ConfigError,
     Continuation,
@@ -22,18 +16,17 @@ from pagedsim.core import (
     PagedMemory,
     PagedsimError,
     PlanError,
-    Policy,
     PrefillFirst,
     Request,
     RequestError,
     ReservedMax,
     SamplingParams,
     Scheduler,
-    ServerState,
     Static,
-    Unified,
+    Tier,
+    TieredMemory,
 )
-from pagedsim.core.errors import PolicyError, choices
+from pagedsim.core.errors import require_flag, require_number, require_whole
 from policies.ordering import Priority
 from policies.preemption import Swap
 from tests.core.drive import Server, Tokens
@@ -44,26 +37,7 @@ def says(error: type[PagedsimError], message: str) -> Any:
     return pytest.raises(error, match=f"^{re.escape(message)}$")
 
 
-def test_names_with_commas_are_quoted_and_each_is_named_once() -> None:
-    assert choices("x", ["b, late", "a", "a", "b"]) == "choose from a, b, 'b, late'"
-
-
 # Infeasible requests are rejected in the plan, and the run goes on
-
-
-@pytest.mark.parametrize("batching", BATCHINGS)
-def test_a_prompt_with_max_tokens_beyond_capacity_is_rejected_with_the_numbers(
-    batching: str,
-) -> None:
-    server = Server(blocks=4, block_size=4, batching=batching)
-    a = server.add("a", 10, max_tokens=7)
-    server.add("b", 10, max_tokens=6)
-    plan = server.plan()
-    assert plan.rejected == ((a, "prompt of 10 + max_tokens 7 = 17 tokens: max_model_len is 16"),)
-    assert (a.state.value, a.finish_reason) == ("rejected", plan.rejected[0].reason)
-    server.commit(plan)
-    assert server.running == ["b"]
-    assert server.drain() == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -71,26 +45,31 @@ def test_a_prompt_with_max_tokens_beyond_capacity_is_rejected_with_the_numbers(
     [
         (17, SamplingParams(), "prompt of 17 tokens: max_model_len is 16"),
         (
+            10,
+            SamplingParams(max_tokens=7),
+            "prompt of 10 + max_tokens 7 = 17 tokens: max_model_len is 16",
+        ),
+        (
             9,
             SamplingParams(n=2, max_tokens=5),
             "2 sequences of 14 tokens: memory of 5 blocks × 4 tokens holds as many of 12",
         ),
         (4, SamplingParams(n=9), "9 sequences: max_seqs is 8"),
     ],
-    ids=["prompt", "group", "seats"],
 )
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_what_can_never_be_served_is_rejected(
     batching: str, prompt: int, params: SamplingParams, reason: str
 ) -> None:
     server = Server(blocks=5, block_size=4, batching=batching, max_model_len=16)
-    server.scheduler.add(Request("a", prompt, params), 0.0)
-    server.add("b", 4, output=1)
+    a = Request("a", prompt, params)
+    server.scheduler.add(a, 0.0)
+    server.add("b", 10, max_tokens=6)
     plan = server.plan()
-    assert [rejection.reason for rejection in plan.rejected] == [reason]
-    assert [chunk.request.id for chunk in plan.chunks] == ["b"]
+    assert plan.rejected == ((a, reason),)
+    assert (a.state.value, a.finish_reason) == ("rejected", reason)
     server.commit(plan)
-    assert server.queues == {}
+    assert server.drain() == ["b"]
 
 
 def test_what_the_watermark_never_lets_in_is_rejected() -> None:
@@ -109,90 +88,104 @@ def test_what_the_watermark_never_lets_in_is_rejected() -> None:
 # Settings that cannot work fail when the object is built
 
 
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"blocks": 8, "block_size": 0}, "block_size=0: must be a whole number of at least 1"),
-        ({"blocks": 8, "block_size": -16}, "block_size=-16: must be a whole number of at least 1"),
-        ({"blocks": 0}, "blocks=0: must be a whole number of at least 1"),
-        ({"blocks": 8, "cpu_blocks": -1}, "cpu_blocks=-1: must be a whole number of at least 0"),
-    ],
-)
-def test_sizes_that_make_no_memory(memory: str, settings: dict[str, int], message: str) -> None:
-    with says(ConfigError, message):
-        make_memory(memory, **settings)
-
-
-def test_a_pool_smaller_than_one_request() -> None:
-    with says(
-        ConfigError,
+WHOLE = "must be a whole number of at least"
+SETTINGS: list[tuple[Callable[[], object], str]] = [
+    (lambda: make_memory(blocks=8, block_size=0), f"block_size=0: {WHOLE} 1"),
+    (lambda: make_memory("prefix", blocks=8, block_size=-16), f"block_size=-16: {WHOLE} 1"),
+    (lambda: make_memory(blocks=0), f"blocks=0: {WHOLE} 1"),
+    (lambda: make_memory("prefix", blocks=8, cpu_blocks=-1), f"cpu_blocks=-1: {WHOLE} 0"),
+    (lambda: PagedMemory(4, swap_bound="no"), "swap_bound='no': must be true or false"),  # type: ignore[arg-type]
+    (lambda: ReservedMax(64, 0, max_model_len=16), f"block_size=0: {WHOLE} 1"),
+    (
+        lambda: make_scheduler(memory=PagedMemory(4), max_model_len=65),
         "max_model_len=65: memory of 4 blocks × 16 tokens holds no request longer than 64; "
         "lower max_model_len or give more blocks",
-    ):
-        make_scheduler(memory=PagedMemory(4), max_model_len=65)
-
-
-def test_a_reservation_that_no_run_can_hold() -> None:
-    """Of 100 slots the longest run is 64; 65 could be reserved nowhere."""
-    with says(
-        ConfigError,
+    ),
+    (  # of 100 slots the longest run is 64; 65 could be reserved nowhere
+        lambda: make_scheduler(memory=ReservedMax(100, max_model_len=65), max_model_len=65),
         "max_model_len=65: memory of 100 blocks × 1 tokens holds no request longer than 64; "
         "lower max_model_len or give more blocks",
-    ):
-        make_scheduler(memory=ReservedMax(100, max_model_len=65), max_model_len=65)
+    ),
+    (lambda: PrefillFirst(1.0), "watermark=1.0: must be a number of at least 0, below 1"),
+    (lambda: PrefillFirst(-0.01), "watermark=-0.01: must be a number of at least 0, below 1"),
+    (lambda: make_scheduler(memory=PagedMemory(4), max_seqs=0), f"max_seqs=0: {WHOLE} 1"),
+    (lambda: make_scheduler(memory=PagedMemory(4), max_model_len=0), f"max_model_len=0: {WHOLE} 1"),
+    (
+        lambda: make_scheduler(memory=PagedMemory(4), max_batched_tokens=0),
+        f"max_batched_tokens=0: {WHOLE} 1",
+    ),
+    (
+        lambda: make_scheduler(memory=PagedMemory(4), max_batched_tokens=63),
+        "max_batched_tokens=63: must be at least max_model_len=64, "
+        "since PrefillFirst never splits a prompt",
+    ),
+    (
+        lambda: make_scheduler(memory=PagedMemory(4), max_batched_tokens=64, max_seqs=65),
+        "max_batched_tokens=64: must be at least max_seqs=65, "
+        "since PrefillFirst never splits a prompt",
+    ),
+    (
+        lambda: make_scheduler(memory=PagedMemory(4), preemption="swap"),
+        "preemption that swaps needs cpu_blocks: at least 1, not 0",
+    ),
+    (
+        lambda: make_scheduler(memory=ReservedMax(64, max_model_len=8), preemption=Swap()),
+        "preemption that swaps needs paged memory: ReservedMax "
+        "keeps what it reserved until the end; choose preemption=recompute",
+    ),
+    (
+        lambda: Scheduler(memory=PagedMemory(4), batching=Static(), policy=Priority(displace=True)),
+        "Priority displaces running requests: "
+        "a static batch runs to its end; choose another batching or displace=false",
+    ),
+    (lambda: Tier("cpu", 0), f"tiers.cpu.blocks=0: {WHOLE} 1"),
+    (
+        lambda: TieredMemory(4, 4, [Tier("x", 1), Tier("x", 1)]),
+        "tiers=x, x: must have different names",
+    ),
+]
 
 
-@pytest.mark.parametrize("watermark", [1.0, 1.5, 100, -0.01])
-def test_a_watermark_of_all_blocks(watermark: float) -> None:
-    with says(ConfigError, f"watermark={watermark}: must be a number of at least 0, below 1"):
-        PrefillFirst(watermark)
+@pytest.mark.parametrize(("build", "message"), SETTINGS, ids=[line for _, line in SETTINGS])
+def test_settings_that_cannot_work(build: Callable[[], object], message: str) -> None:
+    with says(ConfigError, message):
+        build()
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("bounds", "allowed", "fine", "beyond"),
     [
-        ({"max_seqs": 0}, "max_seqs=0: must be a whole number of at least 1"),
-        ({"max_model_len": 0}, "max_model_len=0: must be a whole number of at least 1"),
-        ({"max_batched_tokens": 0}, "max_batched_tokens=0: must be a whole number of at least 1"),
-        (
-            {"max_batched_tokens": 63},
-            "max_batched_tokens=63: must be at least max_model_len=64, "
-            "since PrefillFirst never splits a prompt",
-        ),
-        (
-            {"max_batched_tokens": 64, "max_seqs": 65},
-            "max_batched_tokens=64: must be at least max_seqs=65, "
-            "since PrefillFirst never splits a prompt",
-        ),
+        ({}, "", [-1, 0.5, np.float64(2)], []),
+        ({"above": 0}, " above 0", [1e-9], [0, -1]),
+        ({"low": 0.001, "high": 0.5}, " from 0.001 to 0.5", [0.001, 0.5], [0, 1]),
+        ({"above": 0, "high": 1}, " above 0, at most 1", [0.1, 1], [0, 1.1]),
+        ({"low": 0, "below": 1}, " of at least 0, below 1", [0, 0.9], [-0.1, 1]),
     ],
 )
-def test_limits_that_serve_no_request(settings: dict[str, Any], message: str) -> None:
-    with says(ConfigError, message):
-        make_scheduler(memory=PagedMemory(4), **settings)
+def test_a_number_within_bounds(
+    bounds: dict[str, float], allowed: str, fine: list[float], beyond: list[float]
+) -> None:
+    for value in fine:
+        assert require_number("k", value, **bounds) == value
+        assert type(require_number("k", value, **bounds)) is float
+    others: list[Any] = [math.nan, math.inf, -math.inf, 10**400, "1", None, True, [1]]
+    for value in (*beyond, *others):
+        with says(ConfigError, f"k={value!r}: must be a number{allowed}"):
+            require_number("k", value, **bounds)
 
 
-def test_swap_without_cpu_blocks() -> None:
-    with says(ConfigError, "preemption that swaps needs cpu_blocks: at least 1, not 0"):
-        make_scheduler(memory=PagedMemory(4), preemption="swap")
-
-
-def test_swap_with_reserved_memory() -> None:
-    with says(
-        ConfigError,
-        "preemption that swaps needs paged memory: ReservedMax "
-        "keeps what it reserved until the end; choose preemption=recompute",
-    ):
-        make_scheduler(memory=ReservedMax(64, max_model_len=8), preemption=Swap())
-
-
-def test_displacement_from_a_static_batch() -> None:
-    with says(
-        ConfigError,
-        "Priority displaces running requests: "
-        "a static batch runs to its end; choose another batching or displace=false",
-    ):
-        Scheduler(memory=PagedMemory(4), batching=Static(), policy=Priority(displace=True))
+def test_a_whole_number_within_bounds_and_a_flag() -> None:
+    for value in (1, 10**6, np.int64(3)):
+        whole = require_whole("k", value, low=1, high=10**6)
+        assert (whole, type(whole)) == (value, int)
+    others: list[Any] = [0, 10**6 + 1, 1.0, "1", None, True]
+    for value in others:
+        with says(ConfigError, f"k={value!r}: must be a whole number from 1 to 1000000"):
+            require_whole("k", value, low=1, high=10**6)
+    assert require_flag("k", False) is False
+    for value in ("no", 0, None):
+        with says(ConfigError, f"k={value!r}: must be true or false"):
+            require_flag("k", value)
 
 
 # Calls out of turn change nothing
@@ -236,119 +229,49 @@ def refused(
     server.scheduler.check()
 
 
-def test_double_add() -> None:
-    server = busy()
-    refused(
-        server,
-        RequestError,
-        "request 'a' is already here; ids must be unique",
-        lambda: server.add("a", 3),
-    )
-    assert server.drain() == ["a", "b", "c"]
-
-
-def test_adding_a_request_that_has_already_been_served() -> None:
-    server = busy()
-    a = server.scheduler.requests["a"]
-    other = Server()
+def test_requests_that_cannot_be_added_or_aborted() -> None:
+    server, other = busy(), Server()
+    scheduler = server.scheduler
+    a = scheduler.requests["a"]
+    known = "request 'a' is already here; ids must be unique"
+    refused(server, RequestError, known, lambda: server.add("a", 3))
     refused(
         other,
         RequestError,
         "request 'a' was running already",
         lambda: other.scheduler.add(a, 0.0),
     )
-    server.scheduler.abort("a", 2.0)
-    refused(
-        server,
-        RequestError,
-        "request 'a' was aborted already",
-        lambda: server.scheduler.add(a, 2.0),
-    )
-    server.add("a", 3, output=1)  # the id itself is free again
-    assert "a" in server.drain()
-
-
-def test_an_output_of_no_tokens() -> None:
-    server = busy()
     refused(
         server,
         RequestError,
         "request 'd': output_len=0: at least 1",
         lambda: server.add("d", 3, output=0),
     )
+    ended = "cannot abort request '{}': not known, or ended already"
+    refused(server, RequestError, ended.format("x"), lambda: scheduler.abort("x", 9.0))
+    scheduler.abort("a", server.now)
+    refused(server, RequestError, ended.format("a"), lambda: scheduler.abort("a", 9.0))
+    again = "request 'a' was aborted already"
+    refused(server, RequestError, again, lambda: scheduler.add(a, 2.0))
+    server.add("a", 3, output=1)  # the id itself is free again
+    assert server.drain() == ["b", "a", "c"]
 
 
-def test_abort_of_an_unknown_id() -> None:
-    server = busy()
-    refused(
-        server,
-        RequestError,
-        "cannot abort request 'x': not known, or ended already",
-        lambda: server.scheduler.abort("x", 9.0),
-    )
-    server.scheduler.abort("a", server.now)
-    refused(
-        server,
-        RequestError,
-        "cannot abort request 'a': not known, or ended already",
-        lambda: server.scheduler.abort("a", 9.0),
-    )
-    assert server.drain() == ["b", "c"]
-
-
-def test_a_second_plan_before_the_commit_of_the_first() -> None:
-    server = busy()
-    plan = server.plan()
-    refused(server, PlanError, "plan 2 is not committed yet", lambda: server.scheduler.plan(9.0))
-    server.commit(plan)
-    assert server.drain() == ["a", "b", "c"]
-
-
-def test_commit_of_a_stale_plan() -> None:
-    server = busy()
-    stale = server.plan()
-    server.commit(stale)
-    plan = server.plan()
-    refused(
-        server,
-        PlanError,
-        "plan 2 is stale: the plan to commit is 3",
-        lambda: server.scheduler.commit(stale, 9.0),
-    )
-    server.commit(plan)
-    assert server.drain() == ["c"]
-
-
-def test_double_commit() -> None:
-    server = busy()
-    plan = server.plan()
-    server.commit(plan)
-    before = picture(server)
-    with pytest.raises(PlanError, match=r"^plan 2 is stale: "):
-        server.scheduler.commit(plan, 9.0)
-    assert picture(server) == before
-    assert server.drain() == ["a", "b", "c"]
-
-
-def test_double_commit_says_so() -> None:
-    server = busy()
-    plan = server.plan()
-    server.commit(plan)
-    with says(PlanError, "plan 2 is stale: it was committed already, or is not this scheduler's"):
-        server.scheduler.commit(plan, 9.0)
-
-
-def test_commit_of_a_plan_of_another_scheduler() -> None:
+def test_plans_out_of_turn() -> None:
     server, other = busy(), busy()
-    foreign = other.plan()
-    plan = server.plan()
-    refused(
-        server,
-        PlanError,
-        "plan 2 is stale: it is another scheduler's",
-        lambda: server.scheduler.commit(foreign, 9.0),
-    )
+    scheduler = server.scheduler
+    plan, foreign = server.plan(), other.plan()
+    refused(server, PlanError, "plan 2 is not committed yet", lambda: scheduler.plan(9.0))
+    stale = "plan 2 is stale: it is another scheduler's"
+    refused(server, PlanError, stale, lambda: scheduler.commit(foreign, 9.0))
     server.commit(plan)
+    stale = "plan 2 is stale: it was committed already, or is not this scheduler's"
+    refused(server, PlanError, stale, lambda: scheduler.commit(plan, 9.0))
+    following = server.plan()
+    stale = "plan 2 is stale: the plan to commit is 3"
+    refused(server, PlanError, stale, lambda: scheduler.commit(plan, 9.0))
+    assert server.commit(following) == ["a", "b"]
+    assert server.drain() == ["c"]
 
 
 # Answers that do not fit the plan
@@ -436,28 +359,12 @@ def test_tokens_told_late_are_refused() -> None:
     server.commit(plan)
 
 
-def test_a_chunk_that_does_not_end_its_prompt_samples_nothing() -> None:
-    server = Server(batching="unified", budget=4)
-    server.add("a", 6)
-    server.step({})
-    server.step({"a": 1})
-    assert server.scheduler.requests["a"].outputs == [[1]]
-
-
-def test_a_token_for_such_a_chunk_is_refused() -> None:
+def test_a_token_for_a_chunk_that_does_not_end_its_prompt_is_refused() -> None:
     server = Server(batching="unified", budget=4)
     server.add("a", 6)
     plan = server.plan()
     with says(PlanError, "plan 0: requests ['a'] sampled nothing in it"):
         server.scheduler.commit(plan, 1.0, {"a": 1})
-
-
-def test_answers_for_a_request_that_was_aborted_since_are_no_mistake() -> None:
-    server = told()
-    plan = server.plan()
-    server.scheduler.abort("b", server.now)
-    server.commit(plan, GOOD)
-    assert server.scheduler.requests["a"].outputs == [[1, 4]]
 
 
 def test_the_end_of_a_request_that_was_aborted_since_is_no_mistake() -> None:
@@ -473,35 +380,6 @@ def test_an_executor_may_end_a_request_and_say_why() -> None:
     a = server.scheduler.requests["a"]
     assert server.commit(plan, GOOD, {"a": "stop"}) == ["a"]
     assert (a.finish_reason, a.finished_at, a.num_tokens) == ("stop", 2.0, 8)
-
-
-# Policies that break their promise
-
-
-def test_a_victim_who_is_no_candidate() -> None:
-    class Stranger(Policy):
-        def choose_victim(self, running: Any, needy: Request, state: ServerState) -> Request:
-            return Request("x", 1)
-
-    server = Server(blocks=4, policy=Stranger())
-    server.add("a", 6)
-    server.add("b", 6)
-    server.step()
-    with says(
-        PolicyError,
-        "Stranger.choose_victim gave Request('x', new, 1+0 tokens): must be one of the requests "
-        "that it was given",
-    ):
-        server.plan()
-
-
-def test_a_hook_of_the_old_kind_is_refused_at_the_start() -> None:
-    class Old(Policy):
-        def rank(self, request: Request, now: float) -> float:  # type: ignore[override]
-            return -now
-
-    with says(ConfigError, "Old.rank takes now: it must take state, and state.now is the time"):
-        Server(policy=Old())
 
 
 # Requests and their sampling
@@ -527,15 +405,9 @@ def test_a_hook_of_the_old_kind_is_refused_at_the_start() -> None:
         ({"stop": ["a", ""]}, "stop='': must be strings of at least one character"),
         ({"temperature": -0.5}, "temperature=-0.5: must be a number of at least 0 (greedy)"),
         ({"top_p": 0}, "top_p=0: must be a number above 0, at most 1"),
-        ({"top_p": 1.5}, "top_p=1.5: must be a number above 0, at most 1"),
         ({"top_k": -2}, "top_k=-2: must be a whole number of at least -1 (off)"),
-        ({"top_k": 1.5}, "top_k=1.5: must be a whole number"),
-        ({"temperature": "hot"}, "temperature='hot': must be a number"),
         ({"top_p": math.nan}, "top_p=nan: must be a number"),
-        ({"n": None}, "n=None: must be a whole number"),
-        ({"max_tokens": 2.5}, "max_tokens=2.5: must be a whole number"),
         ({"logprobs": True}, "logprobs=True: must be a whole number"),
-        ({"presence_penalty": None}, "presence_penalty=None: must be a number"),
         ({"length_penalty": -1e6}, "length_penalty=-1000000.0: must be a number from -50 to 50"),
         ({"stop": [None]}, "stop=(None,): must be a list of strings"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids=('a',): must be a list of ids"),
@@ -548,18 +420,6 @@ def test_a_hook_of_the_old_kind_is_refused_at_the_start() -> None:
 def test_sampling_params_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
     with says(RequestError, f"SamplingParams.{message}"):
         SamplingParams(**settings)
-
-
-def test_stops_may_be_given_as_one_string_or_as_lists() -> None:
-    loose: dict[str, Any] = {"stop": "end", "stop_token_ids": [3, 4]}
-    assert SamplingParams(**loose) == SamplingParams(stop=("end",), stop_token_ids=(3, 4))
-
-
-@pytest.mark.parametrize(
-    ("settings", "width"), [({}, 1), ({"n": 3}, 3), ({"n": 2, "best_of": 5}, 5)]
-)
-def test_a_request_is_as_wide_as_its_sampling(settings: dict[str, Any], width: int) -> None:
-    assert Request("a", 4, SamplingParams(**settings)).width == width
 
 
 @pytest.mark.parametrize("prompt", [0, -3, [], ()])
@@ -575,15 +435,3 @@ def test_every_error_is_one_of_ours_and_of_python() -> None:
     assert issubclass(RequestError, PagedsimError) and issubclass(RequestError, ValueError)
     assert issubclass(PlanError, PagedsimError) and issubclass(PlanError, RuntimeError)
     assert issubclass(IntegrityError, PagedsimError) and issubclass(IntegrityError, AssertionError)
-
-
-def test_names_are_for_build_and_objects_for_the_core() -> None:
-    """The two ways to say the same thing."""
-    by_name = make_scheduler(
-        memory=make_memory("paged", blocks=4),
-        policy=make_policy("priority", displace=False),
-        preemption=make_preemption("recompute"),
-        batching=make_batching("unified"),
-    )
-    assert isinstance(by_name.policy, Priority)
-    assert isinstance(by_name.batching, Unified)

@@ -17,9 +17,10 @@ from hypothesis.errors import NoSuchExample
 
 from pagedsim.build import BATCHINGS, MEMORIES
 from tests.core.cases import Case, Job, Server, cases
-from tests.core.run import Run
+from tests.core.run import AheadRun, Run
 
 EXAMPLES = settings().max_examples  # for each pair of batching and memory
+HALF = settings(max_examples=EXAMPLES // 2)
 MORE = settings(max_examples=4 * EXAMPLES)
 FEWER = settings(max_examples=EXAMPLES // 6)
 UNTIL_FOUND = settings(max_examples=4000, derandomize=True, phases=[Phase.generate])
@@ -33,6 +34,15 @@ every_memory = pytest.mark.parametrize("memory", MEMORIES)
 @given(data=st.data())
 def test_invariants_hold(batching: str, memory: str, data: st.DataObject) -> None:
     Run(data.draw(cases(batching, memory))).go()
+
+
+@every_batching
+@every_memory
+@HALF
+@given(data=st.data())
+def test_invariants_hold_ahead(batching: str, memory: str, data: st.DataObject) -> None:
+    """With steps planned before the last is completed."""
+    AheadRun(data.draw(cases(batching, memory))).go()
 
 
 @every_batching
@@ -192,6 +202,7 @@ ONCE_BROKEN = {
 def test_what_was_broken_once(case: Case) -> None:
     """Small workloads, each found by chance, that random ones seldom come to."""
     Run(case).go()
+    AheadRun(case).go()
     compare_gliding(case)
 
 
@@ -204,6 +215,7 @@ def test_invariants_hold_for_many_more(batching: str, memory: str, data: st.Data
     case = data.draw(cases(batching, memory))
     Run(case).go()
     compare_gliding(case)
+    AheadRun(data.draw(cases(batching, memory))).go()
 
 
 PRESSED = {"preempt", "displace", "swap out", "resume", "copy", "rebuild", "reject"}
@@ -218,15 +230,27 @@ ABORTED = {"abort before commit", "abort after commit"}
         ("prefill_first", "prefix", {"hit"}),
         ("prefill_first", "reserved_oracle", {"copy"}),
         ("static", "paged", {"preempt", "resume"}),
-        ("unified", "paged", {"chunk", "hold", "rebuild", "swap out", "displace"}),
-        ("unified", "prefix", {"hit"}),
-        ("unified", "tiered", TIERED),
-        ("prefill_first", "tiered", TIERED),
+        ("unified", "prefix", {"hit", "chunk"}),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("unified", "paged", {"chunk", "hold", "rebuild", "swap out", "displace"}),
+                ("unified", "tiered", TIERED),
+                ("prefill_first", "tiered", TIERED),
+            )
+        ),
     ],
 )
 def test_the_workloads_make_every_move(batching: str, memory: str, moves: set[str]) -> None:
     """Or all that was checked above would be checked of nothing."""
     assert_made(moves, cases(batching, memory), Run)
+
+
+@pytest.mark.slow
+@every_batching
+def test_the_workloads_make_every_move_ahead(batching: str) -> None:
+    moves = {"ahead", "late", "preempt", "resume", "abort before commit"}
+    assert_made(moves, cases(batching, "paged"), AheadRun)
 
 
 def assert_made(moves: set[str], some: st.SearchStrategy[Case], kind: type[Run]) -> None:

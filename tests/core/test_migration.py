@@ -18,7 +18,6 @@ from pagedsim.core import (
 from policies.fairness import VTC
 from policies.ordering import Priority
 from tests.core.drive import Server
-from tests.core.odd_policies import Counting
 from tests.core.test_invariants import UNTIL_FOUND
 from tests.core.travel import OneWay, Travel, Trip, trips
 
@@ -75,43 +74,6 @@ def test_its_blocks_stay_until_they_are_let_go() -> None:
     assert here.free == 100
     with pytest.raises(RequestError, match="'r': no memory is held for it here"):
         here.scheduler.migration.release_reservation(request)
-
-
-def test_who_has_parted_may_come_back_to_its_blocks() -> None:
-    here = Server()
-    request = decoding(here)
-    blocks = request.tables
-    output_len = here.scheduler.migration.detach(request, here.now)
-    assert here.scheduler.migration.attach(request, here.now, output_len)
-    assert request.tables == blocks
-    assert here.drain() == ["r"]
-    assert request.generated == 9
-
-
-def test_blocks_of_who_was_elsewhere_meanwhile_are_not_its_own() -> None:
-    here, there = Server(), Server()
-    request = decoding(here)
-    output_len = here.scheduler.migration.detach(request, 1.0)
-    assert there.scheduler.migration.reserve(request, 1.0)
-    assert there.scheduler.migration.attach(request, 1.0, output_len)
-    there.step()
-    there.scheduler.migration.detach(request, 2.0)
-    with pytest.raises(RequestError, match="6 tokens are kept here, and it has computed 7 by now"):
-        here.scheduler.migration.attach(request, 2.0, output_len)
-    with pytest.raises(RequestError, match="its memory is kept here: attach or release it"):
-        here.scheduler.migration.reserve(request, 2.0)
-
-
-def test_memory_that_is_let_go_is_there_in_the_next_step() -> None:
-    here = Server(blocks=4)
-    request = decoding(here, prompt=14)
-    here.add("next", 9, 1)
-    here.scheduler.migration.detach(request, here.now)
-    plan = here.plan()
-    assert plan.idle
-    here.scheduler.migration.release_reservation(request)
-    here.commit(plan)
-    assert here.step() == {"prefill": {"next": 9}, "finished": ["next"]}
 
 
 # -- what comes ----------------------------------------------------------------------------------
@@ -182,65 +144,7 @@ def test_what_the_cache_has_need_not_be_brought() -> None:
     assert later.cached_tokens == 8
 
 
-def test_what_was_brought_is_found_once_it_has_come() -> None:
-    prompt = list(range(9))
-    here, there = Server(), Server(cache=True)
-    request = here.add("r", prompt, 9)
-    here.step()
-    twin = Request("twin", prompt)
-    assert there.scheduler.migration.reserve(request, 1.0)
-    assert not there.memory.lookup(twin)
-    move(request, here, there)
-    assert len(there.memory.lookup(twin)) == 2
-
-
-def test_an_answer_that_is_known_beforehand_is_found_where_it_was_brought() -> None:
-    here, there = Server(cache=True), Server(cache=True)
-    request = Request("r", range(6), answer=range(50, 62))
-    here.scheduler.add(request, 0.0, 12)
-    here.steps(4)
-    here.scheduler.migration.detach(request, here.now)
-    assert len(here.memory.lookup(Request("early", [*range(6), *range(50, 62)]))) == 2
-    assert here.scheduler.migration.attach(request, here.now, 12)
-    move(request, here, there)
-    there.drain()
-    quotes = there.add("quotes", [*range(6), *range(50, 62), 7], 1)
-    there.step()
-    assert quotes.cached_tokens == 16
-
-
-def test_keys_are_made_for_the_blocks_of_each_memory() -> None:
-    """A request may be looked up, and run, where blocks are of other sizes."""
-    prompt = list(range(16))
-    small, large = Server(block_size=2, cache=True), Server(block_size=8, cache=True)
-    request = Request("r", prompt)
-    for server in (small, large, small):
-        assert not server.memory.lookup(request)
-    large.scheduler.add(request, 0.0, 3)
-    large.drain()
-    half = large.add("half", [*prompt[:8], *range(90, 98), 1], 1)
-    large.step()
-    assert half.cached_tokens == 8
-
-
 # -- order ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batching", ["unified", "prefill_first"])
-def test_newcomers_wait_behind_who_asks_for_memory(batching: str) -> None:
-    here, there = Server(), Server(blocks=9, batching=batching)
-    request = decoding(here, prompt=20)
-    for index in range(4):
-        there.add(f"first{index}", 6, 2 + index % 2)
-    there.step()
-    for index in range(4):
-        there.add(f"later{index}", 6, 2)
-    rounds = 0
-    while not there.scheduler.migration.reserve(request, there.now):
-        assert not there.step().get("prefill"), "a newcomer took what was asked for"
-        rounds += 1
-    assert 0 < rounds <= 4
-    assert there.drain() == [f"later{index}" for index in range(4)]
 
 
 def test_newcomers_wait_behind_who_asks_for_a_seat() -> None:
@@ -304,21 +208,6 @@ def test_the_first_in_rank_of_deferred_reservations_gets_memory_first() -> None:
     assert not urgent.alive  # it ranks before the one who asks
 
 
-def test_those_who_are_swapped_out_come_before_those_who_ask() -> None:
-    here = Server()
-    request = decoding(here, prompt=4)
-    there = Server(blocks=4, cpu_blocks=4, preemption="swap")
-    for name in "ab":
-        there.add(name, 7, 12)
-    while not there.swapped:
-        there.step()
-    assert there.free >= 1
-    assert not there.scheduler.migration.reserve(request, there.now)
-    there.scheduler.migration.release_reservation(request)
-    assert not there.scheduler.migration.deferred
-    assert sorted(there.drain()) == ["a", "b"]
-
-
 @pytest.mark.parametrize(("level", "gets"), [(0, True), (2, False)])
 def test_a_request_that_is_swapped_out_comes_before_one_that_asks_if_it_ranks_before_it(
     level: int, gets: bool
@@ -359,19 +248,6 @@ def test_who_parts_while_a_step_is_under_way_loses_its_part_in_it(lasts: bool) -
     assert request.generated == 2
 
 
-def test_who_was_held_back_from_a_step_may_part_meanwhile() -> None:
-    here, there = Server(batching="one_by_one"), Server()
-    first, request = (here.add(name, 3, 9) for name in ("first", "r"))
-    here.step()
-    plan = here.plan()
-    assert plan.held == (request,)
-    move(request, here, there)
-    here.commit(plan)
-    assert (first.generated, request.generated) == (2, 1)
-    assert there.drain() == ["r"]
-    assert request.generated == 9
-
-
 @pytest.mark.parametrize("way", ["detach", "withdraw"])
 def test_blocks_that_a_step_was_to_fill_are_not_found(way: str) -> None:
     here = Server(cache=True)
@@ -387,29 +263,6 @@ def test_blocks_that_a_step_was_to_fill_are_not_found(way: str) -> None:
     here.commit(plan, {"r": 5})
 
 
-def test_who_leaves_while_its_prompt_is_computed_is_not_there_when_that_is_done() -> None:
-    here, there = Server(), Server()
-    request = here.add("r", 6, 9)
-    plan = here.plan()
-    output_len = here.scheduler.withdraw(request, 0.0)
-    there.scheduler.add(request, 0.0, output_len)
-    plans = [plan, there.plan()]
-    here.commit(plans[0])
-    assert (request.generated, request.first_token_at) == (0, None)
-    there.commit(plans[1])
-    assert request.first_token_at == 1.0
-    assert there.drain() == ["r"]
-
-
-def test_copies_for_who_is_withdrawn_are_not_made() -> None:
-    here = Server(memory=ReservedMax(64, max_model_len=16))
-    group = here.add("group", 6, 9, n=2)
-    here.step()
-    assert here.scheduler.queues.copies
-    here.scheduler.withdraw(group, here.now)
-    assert not here.plan().copies
-
-
 def test_steps_are_not_skipped_when_memory_was_let_go() -> None:
     here = Server(blocks=6)
     request = decoding(here, prompt=9)
@@ -422,54 +275,7 @@ def test_steps_are_not_skipped_when_memory_was_let_go() -> None:
     assert not here.scheduler.uneventful(plan)
 
 
-def test_an_executor_may_tell_tokens_of_who_has_gone() -> None:
-    here = Server()
-    request = here.add("r", 4)
-    here.step({"r": 7})
-    plan = here.plan()
-    here.scheduler.migration.detach(request, here.now)
-    here.commit(plan, {"r": 8}, finished={"r": "stop"})
-    assert request.outputs == [[7]]
-    assert request.alive
-
-
-def test_steps_that_were_planned_ahead_go_on_without_it() -> None:
-    here = Server(async_scheduling=True)
-    request = here.add("r", 4, 9)
-    scheduler = here.scheduler
-    first = scheduler.plan(0.0)
-    scheduler.dispatch(first)
-    second = scheduler.plan(0.0)
-    scheduler.dispatch(second)
-    with pytest.raises(RequestError, match="'r' cannot migrate: it does not decode yet"):
-        scheduler.migration.detach(request, 0.5)
-    scheduler.complete(first, 1.0)
-    assert request.generated == 2
-    scheduler.migration.detach(request, 1.0)
-    assert request.generated == 1
-    scheduler.complete(second, 2.0)
-    assert request.generated == 1
-    assert request.first_token_at == 1.0
-    scheduler.migration.release_reservation(request)
-    assert here.free == 100
-
-
 # -- what becomes of it --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_a_migrated_request_is_preempted_as_any_other(preemption: str) -> None:
-    here = Server()
-    there = Server(blocks=6, cpu_blocks=6, preemption=preemption)
-    there.add("first", 7, 12)
-    there.step()
-    request = decoding(here, prompt=7, output=12)
-    move(request, here, there)
-    ended = there.drain()
-    assert ended == ["first", "r"]
-    assert request.preemptions > 0
-    assert request.generated == 12
-    assert request.swapped_blocks > 0 if preemption == "swap" else request.recomputed_tokens > 0
 
 
 def test_abort_wherever_it_is() -> None:
@@ -493,44 +299,7 @@ def test_abort_wherever_it_is() -> None:
         here.scheduler.abort("kept", 4.0)
 
 
-def test_who_has_lost_its_keys_and_values_computes_them_again() -> None:
-    here, there = Server(), Server()
-    request = decoding(here)
-    here.steps(2)
-    output_len = here.scheduler.migration.detach(request, 3.0)
-    here.scheduler.migration.release_reservation(request)
-    there.scheduler.add(request, 3.0, output_len)
-    assert there.step() == {"prefill": {"r": 9}}
-    assert there.drain() == ["r"]
-    assert (request.generated, request.recomputed_tokens) == (9, 8)
-
-
-def test_any_request_can_be_withdrawn_and_added_elsewhere() -> None:
-    here, there = Server(blocks=6, cpu_blocks=6, preemption="swap", max_seqs=2), Server()
-    for name in "abc":
-        here.add(name, 9, 12)
-    while not here.swapped:
-        here.step()
-    assert here.queues == {"waiting": ["c"], "running": ["a"], "swapped": ["b"]}
-    for request in list(here.scheduler.requests.values()):
-        there.scheduler.add(request, here.now, here.scheduler.withdraw(request, here.now))
-        here.scheduler.check()
-    assert here.free == 6
-    assert there.drain() == ["a", "b", "c"]
-    assert there.scheduler.unfinished == 0
-
-
 # -- policies ------------------------------------------------------------------------------------
-
-
-def test_policies_see_it_leave_and_come() -> None:
-    policies = Counting(), Counting()
-    here, there = (Server(policy=policy) for policy in policies)
-    request = decoding(here)
-    move(request, here, there)
-    assert [(policy.arrived, policy.left) for policy in policies] == [(1, 1), (1, 0)]
-    there.drain()
-    assert (policies[1].arrived, policies[1].left) == (1, 1)
 
 
 def test_a_prompt_is_charged_for_where_it_is_computed() -> None:

@@ -40,9 +40,19 @@ def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
         ({"rank": lambda self, r: 0}, "Mine.rank(self, r): must be rank(self, request, state)"),
         ({"admit": lambda self, *, r: 0}, "Mine.admit(self, *, r): must be admit(self, request"),
         ({"choose_victim": 7}, "Mine.choose_victim=7: must be a method"),
+        (
+            {"rank": lambda self, request, now: -now},
+            "Mine.rank takes now: it must take state, and state.now is the time",
+        ),
+        (
+            {"may_preempt": lambda self, w, r, state: True, "displacing": False},
+            "Mine overrides may_preempt, which is never",
+        ),
     ],
 )
-def test_hooks_that_are_never_called_are_refused(members: dict[str, Any], line: str) -> None:
+def test_hooks_that_are_never_called_or_wrongly_declared_are_refused(
+    members: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         scheduler(type("Mine", (Policy,), members)())
     assert str(error.value).startswith(line)
@@ -51,9 +61,6 @@ def test_hooks_that_are_never_called_are_refused(members: dict[str, Any], line: 
 def test_helpers_beside_a_hook_are_one_s_own() -> None:
     members = {"_admit": lambda self: 0, "ranks": lambda self: 0, "rank": lambda self, r, state: 0}
     scheduler(type("Mine", (Policy,), members)())
-
-
-NEW = "Request('a', new, 8+0 tokens)"
 
 
 class Timed(Policy):
@@ -66,30 +73,80 @@ class Timed(Policy):
 
 
 @pytest.mark.parametrize(
-    ("hook", "answer", "line"),
-    [
-        ("stale", 1, "Mine.stale gave 1: must be true, false, or requests"),
-        ("stale", None, "Mine.stale gave None: must be true, false, or requests"),
-        ("stale", ["a"], "Mine.stale gave ['a']: must be true, false, or requests"),
-        (
-            "speed",
-            None,
-            "Mine.speed gave None for Request('a', new, 8+0 tokens): must be a finite number",
-        ),
-        (
-            "speed",
-            "1",
-            "Mine.speed gave '1' for Request('a', new, 8+0 tokens): must be a finite number",
-        ),
-    ],
+    "hook", [lambda self, *them: 0, lambda self, r, s, scale=1: 0, staticmethod(lambda r, s: 0)]
 )
-def test_an_answer_that_is_none_is_told_in_a_line(hook: str, answer: Any, line: str) -> None:
-    served = scheduler(type("Mine", (Timed,), {hook: lambda self, *asked: answer})())
+def test_a_hook_may_take_its_arguments_in_any_way(hook: Any) -> None:
+    served(scheduler(type("Mine", (Policy,), {"rank": hook})()))
+
+
+def served(one: Scheduler, names: str = "ab") -> None:
+    """Serve requests of which memory holds one at its longest."""
+    for name in names:
+        one.add(Request(name, prompt=8), now=0.0, output_len=12)
+    while one.unfinished:
+        one.commit(one.plan(0.0), 0.0)
+
+
+FOR_A = "for Request('a', new, 8+0 tokens)"
+ANSWERS: list[tuple[str, Any, str]] = [
+    ("rank", None, f"None {FOR_A}: must be "),
+    ("rank", (), f"() {FOR_A}: must be "),
+    ("rank", (1, "a"), f"(1, 'a') {FOR_A}: must be "),
+    ("stale", 1, "1: must be true, false, or requests"),
+    ("stale", None, "None: must be true, false, or requests"),
+    ("stale", ["a"], "['a']: must be true, false, or requests"),
+    ("speed", None, f"None {FOR_A}: must be a finite number"),
+    ("speed", "1", f"'1' {FOR_A}: must be a finite number"),
+    ("should_reject", 5, "5: must be a text that says why, or None"),
+    ("should_reject", "", "'': must be a text that says why, or None"),
+    ("admit", "no", "'no': must be True or False"),
+    ("admit", None, "None: must be True or False"),
+    ("may_preempt", "no", "'no': must be True or False"),
+    (
+        "choose_victim",
+        Request("x", 1),
+        "Request('x', new, 1+0 tokens): must be one of the requests",
+    ),
+    ("swap_or_recompute", "swpa", "'swpa': must be one of PreemptionMode"),
+]
+
+
+@pytest.mark.parametrize(("hook", "answer", "line"), ANSWERS)
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_an_answer_that_is_none_is_told_in_a_line(
+    batching: str, hook: str, answer: Any, line: str
+) -> None:
+    base, more = (Policy, {"displacing": True}) if hook == "may_preempt" else (Timed, {})
+    mine = type("Mine", (base,), {hook: lambda self, *_: answer, **more})()
+    one = scheduler(mine, batching)
     with pytest.raises(PolicyError) as error:
-        served.add(Request("a", prompt=8), now=0.0, output_len=12)
-        served.plan(0.0)
-    assert str(error.value) == line
-    assert len(served.waiting) == served.unfinished
+        served(one, "abcd")
+    assert str(error.value).startswith(f"Mine.{hook} gave {line}")
+    assert len(one.waiting) + len(one.running) == one.unfinished
+
+
+@pytest.mark.parametrize("around", [PolicyWrapper, Aging])
+@pytest.mark.parametrize(
+    ("hook", "answer"),
+    [("rank", (1, "a")), ("speed", "fast"), ("stale", 3), ("choose_victim", None)],
+)
+def test_the_policy_inside_is_named_for_what_it_answers(
+    around: type[PolicyWrapper], hook: str, answer: Any
+) -> None:
+    mine = type("Mine", (Timed,), {hook: lambda self, *_: answer})()
+    with pytest.raises(PolicyError, match=rf"^Mine\.{hook} gave .*: must be "):
+        served(scheduler(around(mine)))
+
+
+def test_an_error_names_the_policies_that_gave_the_value() -> None:
+    mine = type("Mine", (Policy,), {"admit": lambda self, *_: "no"})()
+    with pytest.raises(PolicyError, match=r"^Cap\.admit, around Mine, gave 'no'"):
+        served(scheduler(Cap(mine)))
+
+
+@pytest.mark.parametrize("answer", [1, np.True_])
+def test_what_is_as_good_as_true_will_do(answer: object) -> None:
+    served(scheduler(type("Mine", (Policy,), {"admit": lambda self, *_: answer})()))
 
 
 def test_what_stands_around_another_may_say_for_itself_when_ranks_change() -> None:
@@ -103,6 +160,14 @@ def test_what_stands_around_another_may_say_for_itself_when_ranks_change() -> No
     for policy in (Mine(), More(), More(Priority())):
         assert (policy.rank_changes, policy.displacing) == ("always", True)
     assert (Mine(Priority()).sorts_late, Mine(VTC()).by_client) == (True, True)
+
+
+def test_a_policy_around_another_that_does_not_call_the_init_of_its_base() -> None:
+    mine = type("Mine", (PolicyWrapper,), {"__init__": lambda self: None})()
+    with pytest.raises(
+        ConfigError, match=r"^Mine\.inner: is not set; __init__ must call super\(\)"
+    ):
+        scheduler(mine)
 
 
 class Slow(Timed):
@@ -128,95 +193,6 @@ def test_ranks_that_change_with_time_do_so_where_arrivals_are_sorted_late() -> N
         order += [request.id for request, _ in plan.hits]
         served.commit(plan, now)
     assert order == [0, 2, 1]
-
-
-@pytest.mark.parametrize(
-    "hook", [lambda self, *them: 0, lambda self, r, s, scale=1: 0, staticmethod(lambda r, s: 0)]
-)
-def test_a_hook_may_take_its_arguments_in_any_way(hook: Any) -> None:
-    served(scheduler(type("Mine", (Policy,), {"rank": hook})()))
-
-
-def served(one: Scheduler, names: str = "ab") -> None:
-    """Serve requests of which memory holds one at its longest."""
-    for name in names:
-        one.add(Request(name, prompt=8), now=0.0, output_len=12)
-    while one.unfinished:
-        one.commit(one.plan(0.0), 0.0)
-
-
-def test_an_answer_to_keep_that_is_none_is_told() -> None:
-    mine = type("Mine", (Policy,), {"swap_or_recompute": lambda self, victim, state: "swpa"})()
-    with pytest.raises(
-        PolicyError, match=r"Mine\.swap_or_recompute gave 'swpa': must be one of PreemptionMode"
-    ):
-        served(scheduler(mine))
-
-
-@pytest.mark.parametrize(
-    ("members", "line"),
-    [
-        (
-            {"should_reject": lambda s, *_: 5},
-            "Mine.should_reject gave 5: must be a text that says why, or None",
-        ),
-        (
-            {"should_reject": lambda s, *_: ""},
-            "Mine.should_reject gave '': must be a text that says why, or None",
-        ),
-        ({"should_reject": lambda s, *_: True}, "Mine.should_reject gave True: must be a text"),
-        ({"admit": lambda s, *_: "no"}, "Mine.admit gave 'no': must be True or False"),
-        ({"admit": lambda s, *_: None}, "Mine.admit gave None: must be True or False"),
-        (
-            {"may_preempt": lambda s, *_: "no", "displacing": True},
-            "Mine.may_preempt gave 'no': must be True or False",
-        ),
-    ],
-)
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-def test_an_answer_that_is_none_is_told(batching: str, members: dict[str, Any], line: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        served(scheduler(type("Mine", (Policy,), members)(), batching), "abcd")
-    assert str(error.value).startswith(line)
-
-
-def test_an_error_names_the_policy_that_gave_the_value() -> None:
-    mine = type("Mine", (Policy,), {"admit": lambda self, *_: "no"})()
-    for around, name in (
-        (PolicyWrapper(mine), "Mine.admit"),
-        (Cap(mine), "Cap.admit, around Mine,"),
-    ):
-        with pytest.raises(PolicyError, match=f"^{name} gave 'no'"):
-            served(scheduler(around))
-
-
-@pytest.mark.parametrize("around", [PolicyWrapper, Aging])
-@pytest.mark.parametrize(
-    ("hook", "answer"),
-    [
-        *(("rank", None), ("rank", ()), ("rank", (1, "a")), ("speed", "fast"), ("stale", 3)),
-        *(("choose_victim", None), ("swap_or_recompute", "swap")),
-    ],
-)
-def test_the_policy_inside_is_named_for_what_it_answers(
-    around: type[PolicyWrapper], hook: str, answer: Any
-) -> None:
-    mine = type("Mine", (Timed,), {hook: lambda self, *_: answer})()
-    with pytest.raises(PolicyError, match=rf"^Mine\.{hook} gave .*: must be "):
-        served(scheduler(around(mine)))
-
-
-def test_a_policy_around_another_that_does_not_call_the_init_of_its_base() -> None:
-    mine = type("Mine", (PolicyWrapper,), {"__init__": lambda self: None})()
-    with pytest.raises(
-        ConfigError, match=r"^Mine\.inner: is not set; __init__ must call super\(\)"
-    ):
-        scheduler(mine)
-
-
-@pytest.mark.parametrize("answer", [1, np.True_])
-def test_what_is_as_good_as_true_will_do(answer: object) -> None:
-    served(scheduler(type("Mine", (Policy,), {"admit": lambda self, *_: answer})()))
 
 
 @pytest.mark.parametrize("changes", ["never", "when stale", "while running", "with time", "always"])

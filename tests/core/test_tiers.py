@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.core import ConfigError, IntegrityError, Request, Tier, TieredMemory
+from pagedsim.core import ConfigError, Request, Tier, TieredMemory
 from pagedsim.core.memory import Move, Place
 from policies.preemption import Swap
 from tests.core.cases import Case, Prices, cases
@@ -67,14 +67,6 @@ def test_what_the_gpu_forgets_is_found_below_and_loaded() -> None:
     assert (tier.free, tier.used, tier.cached) == (2, 0, 6)
 
 
-def test_a_block_that_is_there_already_is_not_written_again() -> None:
-    memory = tiered(4, 8)
-    for name in "abab":
-        moves = serve(memory, prompt(name, ord(name), 3))
-    downs = [move for move in moves if move.target.level == CPU]
-    assert downs == []  # both are below by now, and stay there when they are loaded
-
-
 def test_one_of_equal_blocks_stays_on_the_gpu_and_nothing_is_written() -> None:
     memory = tiered(4, 8)
     a, b = prompt("a", 1, 1), prompt("b", 1, 1)
@@ -108,44 +100,6 @@ def test_through_writes_to_every_tier_when_the_block_is_computed() -> None:
     assert written(moves) == [(GPU, CPU), (GPU, DISK)] * 3
     assert memory.drain() == []
     assert written(serve(memory, prompt("b", 2, 3))) == []  # to forget a takes no time
-
-
-def test_through_waits_for_what_was_planned_twice() -> None:
-    memory = tiered(4, 8, write="through")
-    a = prompt("a", 1, 1)
-    for _ in range(2):  # at first it yields in the step that was to compute it
-        memory.admit(a, 5, ())
-        memory.retract(a, 0)
-        memory.release(a)
-        memory.drain()
-    memory.admit(a, 5, ())
-    assert memory.drain() == []
-    assert written(memory.drain()) == [(GPU, CPU)]
-
-
-def test_only_blocks_whose_tokens_are_known_go_down() -> None:
-    memory = tiered(3, 8)
-    memory.claim(lambda request: 100)
-    a = Request("a", range(4))
-    memory.admit(a, 4, ())
-    a._generated, a._prefilled = 5, 8  # these were not reported
-    memory.extend(a, 9, {})
-    memory.release(a)
-    assert memory.cached == 2
-    memory.admit(Request("x", 12), 12, ())
-    assert written(memory.drain()) == [(GPU, CPU)]
-
-
-def test_a_hit_below_takes_a_free_block_like_any_other() -> None:
-    memory = tiered(4, 8)
-    serve(memory, prompt("a", 1, 3))
-    serve(memory, prompt("b", 2, 3))
-    memory.admit(Request("x", 4), 4, ())
-    a = prompt("a", 1, 3)
-    hit = memory.lookup(a)
-    assert len(hit) == 3
-    assert memory.fit(a, a.num_tokens, 0, hit).value == "later"
-    assert memory.fit(a, a.num_tokens, 1, hit).value == "never"
 
 
 @pytest.mark.parametrize(("ratio", "levels"), [(1, [CPU, CPU, DISK]), (3, [CPU, CPU]), (6, [])])
@@ -256,17 +210,3 @@ def test_settings_that_cannot_be() -> None:
         Tier("a b", 1)
     with pytest.raises(ConfigError, match="tiers=x, x: must have different names"):
         TieredMemory(4, 4, [Tier("x", 1), Tier("x", 1)])
-
-
-def test_check_finds_what_is_wrong() -> None:
-    memory = tiered(4, 8)
-    serve(memory, prompt("a", 1, 3))
-    serve(memory, prompt("b", 2, 3))
-    (tier,) = memory.tiers
-    tier._free.append(0)
-    with pytest.raises(IntegrityError, match="blocks are lost, or in two places"):
-        memory.check([])
-    tier._free.clear()
-    tier._block_of.clear()
-    with pytest.raises(IntegrityError, match="its two indexes disagree"):
-        memory.check([])

@@ -1,0 +1,347 @@
+"""Steps that change nothing are not planned one by one, and each change comes in its step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import pytest
+
+from pagedsim.build import make_memory, make_policy, make_scheduler
+from pagedsim.core import (
+    PlanError,
+    Policy,
+    PrefillFirst,
+    Request,
+    SamplingParams,
+    Scheduler,
+    ServerState,
+    StepPlan,
+)
+from pagedsim.core.policy import RankChanges
+from pagedsim.core.request import Rank
+from policies.admission import Reserve
+from policies.fairness import VTC
+from policies.mlfq import MLFQ
+from policies.ordering import EDF, HRRN, SRPT
+from policies.past_future import PastFuture
+from tests.core.odd_policies import Aging, ShortestRemaining, SmallBatches
+
+LONG = 40
+"""Tokens of each output: as many steps pass until any request ends."""
+
+both = pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+
+
+def waiting(policy: Policy, batching: str = "prefill_first", prompt: int = 8) -> Scheduler:
+    """Two decode, and a third, which came later, waits: for memory, if its prompt is long."""
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=64, block_size=4), policy=policy, batching=batching
+    )
+    for number, size in enumerate((40, 40, prompt)):
+        request = Request(number, size, SamplingParams(max_tokens=LONG, temperature=0.0))
+        request.client, request.priority, request.deadline = "abc"[number], number, 1e6 + number
+        request.predicted_len = LONG + number
+        scheduler.add(request, scheduler.now, output_len=LONG)
+        scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
+    for _ in range(2):
+        scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
+    assert (len(scheduler.running), len(scheduler.waiting)) == (2, 1)
+    return scheduler
+
+
+def repeat(scheduler: Scheduler, plan: StepPlan) -> tuple[int, bool]:
+    """Number of steps repeated after `plan`, and whether the last of them is to be committed."""
+    steps, quiet = 0, scheduler.uneventful(plan)
+    while steps < quiet and scheduler.fast_forward(plan, scheduler.now + 1.0):
+        steps += 1
+    return steps, steps == quiet
+
+
+def carry_out(scheduler: Scheduler, plan: StepPlan, skips: bool) -> None:
+    """The plan, and with `skips` all steps that repeat it."""
+    if not skips or repeat(scheduler, plan)[1]:
+        scheduler.commit(plan, scheduler.now + 1.0)
+
+
+@both
+@pytest.mark.parametrize(
+    ("make", "prompt"),
+    [
+        *[(make, 180) for make in (HRRN, VTC, SRPT, Aging)],
+        (lambda: MLFQ(displace=False), 180),
+        (lambda: EDF(shed=True), 180),
+        *[(make, 100) for make in (lambda: SmallBatches(2), Reserve, PastFuture)],
+    ],
+)
+def test_no_step_is_planned_while_a_request_lacks_memory_or_may_not_start(
+    make: Callable[[], Policy], prompt: int, batching: str
+) -> None:
+    scheduler = waiting(make(), batching, prompt)
+    assert repeat(scheduler, scheduler.plan(scheduler.now))[0] > 20
+
+
+# A policy changes its mind at 12 s
+
+
+class Opening(Policy):
+    """Admits no request beside another until then."""
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        return not state.batch_size or request.id == 1 or state.now >= 12.0
+
+
+class Moving(Policy):
+    """One request gets another rank, with `stale` as the notice."""
+
+    rank_changes: RankChanges = "when stale"
+    displacing = True
+
+    def __init__(self, name: int, rank: Rank) -> None:
+        self.name, self.late, self.moved = name, rank, list[Request]()
+
+    def rank(self, request: Request, state: ServerState) -> Rank:
+        if request.id == self.name:
+            self.moved = [request]
+            if state.now >= 12.0:
+                return self.late
+        return int(request.id)
+
+    def stale(self, state: ServerState) -> Collection[Request]:
+        return self.moved if state.now == 12.0 else ()
+
+
+class Pushing(Policy):
+    """From then on, the waiting request may displace others."""
+
+    displacing = True
+
+    def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
+        return state.now >= 12.0
+
+
+class Shedding(Policy):
+    """From then on, no request is served that has not run yet."""
+
+    def should_reject(self, request: Request, state: ServerState) -> str | None:
+        return "late" if state.now >= 12.0 else None
+
+
+@both
+@pytest.mark.parametrize(
+    ("policy", "prompt", "field", "names"),
+    [
+        (Opening, 8, "chunks", [2]),
+        (Pushing, 180, "displaced", [1]),
+        (lambda: Moving(2, -1), 180, "displaced", [1]),
+        (lambda: Moving(0, 9), 180, "displaced", [0]),
+        (Shedding, 180, "rejected", [2]),
+    ],
+    ids=["may start", "may displace", "rises", "a running one falls back", "is rejected"],
+)
+def test_a_request_is_served_otherwise_in_the_step_in_which_the_policy_changes_its_mind(
+    policy: Callable[[], Policy], prompt: int, field: str, names: list[int], batching: str
+) -> None:
+    scheduler = waiting(policy(), batching, prompt)
+    steps, _ = repeat(scheduler, scheduler.plan(scheduler.now))
+    assert scheduler.now == 12.0 and steps > 0
+    found = getattr(scheduler.plan(12.0), field)
+    ids = [one.id if field == "displaced" else one.request.id for one in found]
+    assert ids[: len(names)] == names
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_seqs": 2}, {"batching": PrefillFirst(max_wait_tokens=30)}],
+    ids=["no seat is free", "the batch is closed"],
+)
+def test_a_request_displaces_others_in_that_step_where_none_could_start(
+    limits: dict[str, Any],
+) -> None:
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=64, block_size=4), policy=Pushing(), **limits
+    )
+    for number, size in enumerate((40, 40, 180)):
+        scheduler.add(Request(number, size), scheduler.now, output_len=LONG)
+        if number:
+            scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
+    while not (plan := scheduler.plan(scheduler.now)).displaced and scheduler.now < LONG:
+        carry_out(scheduler, plan, skips=True)
+    assert scheduler.now == 12.0
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_request_held_back_by_a_swapped_one_displaces_the_last_once_its_room_is_gone(
+    skips: bool,
+) -> None:
+    """The newcomer fits, but the swapped request, which does not, precedes it; and so it displaces
+    nothing until the batch has grown into its room."""
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=24, block_size=4, cpu_blocks=40),
+        policy=make_policy("priority", displace=True, victim="largest"),
+        preemption="swap",
+        batching="unified",
+    )
+    for name, prompt, priority in (("first", 2, 0), ("swapped", 28, 1), ("last", 9, 3)):
+        scheduler.add(Request(name, prompt, priority=priority), scheduler.now, output_len=60)
+    while not scheduler.swapped:
+        carry_out(scheduler, scheduler.plan(scheduler.now), skips=False)
+    scheduler.add(Request("newcomer", 6, priority=2), scheduler.now, output_len=60)
+    while not (plan := scheduler.plan(scheduler.now)).displaced:
+        carry_out(scheduler, plan, skips)
+    assert (scheduler.now, [one.id for one in plan.displaced]) == (39.0, ["last"])
+
+
+class Overtaking(Policy):
+    """The largest yields; the newcomer ranks behind all, and from 30 s on before them."""
+
+    rank_changes: RankChanges = "when stale"
+
+    def __init__(self) -> None:
+        self.late: list[Request] = []
+
+    def rank(self, request: Request, state: ServerState) -> Rank:
+        if request.id != "newcomer":
+            return 0.0
+        self.late = [request]
+        return 1.0 if state.now < 30.0 else -1.0
+
+    def stale(self, state: ServerState) -> Collection[Request]:
+        return self.late if state.now == 30.0 else ()
+
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
+        return max(running, key=lambda request: request.num_tokens)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_request_that_fits_starts_in_the_step_in_which_it_ranks_before_a_swapped_one(
+    skips: bool,
+) -> None:
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=24, block_size=4, cpu_blocks=40),
+        policy=Overtaking(),
+        preemption="swap",
+        batching="unified",
+    )
+    for name, prompt in (("first", 2), ("swapped", 28), ("last", 9)):
+        scheduler.add(Request(name, prompt), scheduler.now, output_len=60)
+    while not scheduler.swapped:
+        carry_out(scheduler, scheduler.plan(scheduler.now), skips)
+    newcomer = Request("newcomer", 6)
+    scheduler.add(newcomer, scheduler.now, output_len=60)
+    while newcomer.scheduled_at is None:
+        carry_out(scheduler, scheduler.plan(scheduler.now), skips)
+    assert newcomer.scheduled_at == 30.0 and scheduler.swapped
+
+
+# Steps that are planned one by one
+
+
+@pytest.mark.parametrize(("policy", "skips"), [(Policy, True), (Aging, False), (HRRN, False)])
+def test_no_step_is_skipped_while_memory_is_asked_for_in_an_order_that_changes(
+    policy: Callable[[], Policy], skips: bool
+) -> None:
+    scheduler = waiting(policy(), "unified", prompt=180)
+    other = make_scheduler(memory=make_memory(blocks=64, block_size=4))
+    coming = Request(9, 200, SamplingParams(max_tokens=LONG))
+    other.add(coming, 0.0, output_len=LONG)
+    other.commit(other.plan(0.0), 1.0)
+    scheduler.abort(2, scheduler.now)
+    assert not scheduler.migration.reserve(coming, scheduler.now)
+    plan = scheduler.plan(scheduler.now)
+    assert (scheduler.uneventful(plan) > 0) is skips
+
+
+def test_a_batch_that_is_put_in_order_in_each_step_is_planned_in_each() -> None:
+    scheduler = waiting(ShortestRemaining(displace=True), prompt=180)
+    assert scheduler.uneventful(scheduler.plan(scheduler.now)) == 0
+
+
+def test_no_step_is_skipped_after_an_arrival_since_the_plan() -> None:
+    scheduler = decoding("a")
+    plan = scheduler.plan(1.0)
+    assert scheduler.uneventful(plan)
+    scheduler.add(Request("b", 4), 1.0, output_len=9)
+    assert scheduler.uneventful(plan) == 0
+    scheduler.commit(plan, 2.0)
+    with pytest.raises(PlanError, match="stale"):
+        scheduler.fast_forward(plan, 2.0)
+
+
+class Lingering(Policy):
+    """What a request leaves in the cache is kept for 20 s."""
+
+    def pin_prefix_for(self, request: Request, state: ServerState) -> float:
+        return 20.0
+
+
+def test_no_step_is_skipped_while_memory_that_another_wants_is_kept_for_a_time() -> None:
+    """Of 32 blocks, 10 are kept from 1 s to 21 s, and one request runs; another wants 15."""
+    memory = make_memory("prefix", blocks=32, block_size=4)
+    scheduler = make_scheduler(memory=memory, policy=Lingering())
+    scheduler.add(Request(0, range(40)), 0.0, output_len=1)
+    scheduler.add(Request(1, range(100, 130)), 0.0, output_len=LONG)
+    scheduler.commit(scheduler.plan(0.0), 1.0)
+    scheduler.add(Request(2, range(200, 260)), 1.0, output_len=LONG)
+    scheduler.commit(scheduler.plan(1.0), 2.0)
+    plan = scheduler.plan(2.0)
+    assert not plan.chunks and scheduler.uneventful(plan) == 0
+    scheduler.commit(plan, 21.0)
+    assert scheduler.plan(21.0).chunks
+
+
+# The decodes of a plan, read early and late
+
+
+def decoding(*names: str, lasting: bool = False) -> Scheduler:
+    """Each is to generate nine tokens, and the first of them two."""
+    scheduler = make_scheduler(memory=make_memory(blocks=16, block_size=4))
+    scheduler.lasting_plans = lasting
+    for name in names:
+        scheduler.add(Request(name, 4), now=0.0, output_len=2 if name == "short" else 9)
+    scheduler.commit(scheduler.plan(0.0), 1.0)
+    return scheduler
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_the_decodes_of_a_plan_are_read_before_the_batch_changes_unless_plans_last(
+    lasting: bool,
+) -> None:
+    scheduler = decoding("short", "long", lasting=lasting)
+    plan = scheduler.plan(1.0)
+    scheduler.commit(plan, 2.0)
+    if lasting:
+        assert [request.id for request in plan.decodes] == ["short", "long"]
+        return
+    with pytest.raises(PlanError, match="the batch has changed since the plan"):
+        _ = plan.decodes
+    following = scheduler.plan(2.0)
+    decodes = following.decodes
+    assert [request.id for request in decodes] == ["long"]
+    scheduler.abort("long", 2.5)
+    assert following.decodes is decodes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda scheduler, away: scheduler.migration.attach(away, 1.5, 9),
+        lambda scheduler, away: scheduler.migration.detach(scheduler.requests["one"], 1.5),
+        lambda scheduler, away: scheduler.withdraw(scheduler.requests["one"], 1.5),
+        lambda scheduler, away: scheduler.abort("one", 1.5),
+    ],
+    ids=["attach", "detach", "withdraw", "abort"],
+)
+def test_a_request_that_comes_or_goes_while_a_step_runs_does_not_change_its_decodes(
+    change: Callable[[Scheduler, Request], object],
+) -> None:
+    scheduler = decoding("one", "two", "away")
+    away = scheduler.requests["away"]
+    scheduler.migration.detach(away, 1.0)
+    plan = scheduler.plan(1.0)
+    change(scheduler, away)
+    assert [request.id for request in plan.decodes] == ["one", "two"]
+    scheduler.commit(plan, 2.0)
+    scheduler.check()

@@ -1,0 +1,284 @@
+"""Hooks of a policy: when they are called, what they decide, and what they may know."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from pagedsim.build import BATCHINGS
+from pagedsim.core import (
+    Admitted,
+    Arrived,
+    Event,
+    Left,
+    Policy,
+    Preempted,
+    PreemptionMode,
+    Request,
+    ServerState,
+    StepPlan,
+)
+from policies.ordering import Priority
+from tests.core.drive import Server, shown
+
+# A victim that this step had served
+
+
+class FirstYields(Priority):
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
+        return running[0]
+
+
+def test_a_victim_gives_back_the_chunk_that_this_step_planned_for_it() -> None:
+    """Of 7 tokens p, first in order, had 6 and b 1; b takes p's memory, and c gets a token too."""
+
+    policy = FirstYields(displace=True)  # so that the batch is sorted, and p comes first
+    server = Server(6, batching="unified", policy=policy, budget=8, cache=True)
+    server.add("b", range(7), priority=5)
+    server.add("c", range(50, 51), priority=6)
+    server.step()
+    server.add("p", range(20, 31), priority=1)
+    assert server.step() == {"decode": ["b", "c"], "prefill": {"p": 6}}
+    plan = server.plan()
+    assert shown(plan) == {"decode": ["b", "c"], "preempted": ["p"]}
+    assert (plan.prefill_tokens, plan.prefill_context) == (0, 0)
+    assert (plan.prefill_attention, plan.prefill_pairs) == (0, 0)
+    assert server.memory.cached == 1  # of p's blocks, the one that an earlier step had filled
+    server.commit(plan)
+
+
+@pytest.mark.parametrize(
+    ("preemption", "swap_out"), [("recompute", []), ("swap", [(0, 0), (1, 1), (1, 2)])]
+)
+def test_a_victim_takes_back_the_copies_that_this_step_planned_for_it(
+    preemption: str, swap_out: list[tuple[int, int]]
+) -> None:
+    """a's second sequence was given block 4, a copy of 1: it goes to the CPU straight from 1."""
+
+    server = Server(
+        5,
+        cpu_blocks=4,
+        batching="unified",
+        policy=FirstYields(displace=False),
+        preemption=preemption,
+    )
+    server.add("a", 6, n=2)
+    server.add("b", 8)
+    server.step()
+    plan = server.plan()
+    assert shown(plan)["preempted"] == ["a"]
+    assert (plan.copies, list(plan.swap_out)) == ({}, swap_out)
+    server.commit(plan)
+
+
+def test_blocks_that_an_aborted_request_was_to_compute_are_not_found() -> None:
+    server = Server(cache=True)
+    server.add("a", range(8))
+    plan = server.plan()
+    server.scheduler.abort("a", 0.0)
+    server.commit(plan)
+    assert server.memory.cached == 0
+    server.add("b", range(9))
+    assert server.step() == {"prefill": {"b": 9}}
+
+
+# When hooks are called
+
+
+class Witness(Policy):
+    """Logs each call of a hook, and answers as the default does."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        self.log.append(f"admit {request.id}")
+        return True
+
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
+        self.log.append(f"victim of {[r.id for r in running]} for {needy.id}")
+        return super().choose_victim(running, needy, state)
+
+    def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
+        self.log.append(f"swap or recompute {victim.id}")
+        return None
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case Arrived(request, now):
+                self.log.append(f"arrived {request.id} at {now:g}")
+            case Admitted(request, now):
+                self.log.append(f"admitted {request.id} at {now:g}")
+            case Preempted(request, now):
+                self.log.append(f"preempted {request.id} at {now:g}")
+            case Left(request, now):
+                self.log.append(f"left {request.id}, {request.state.value} at {now:g}")
+
+    def served(self, plan: StepPlan, state: ServerState) -> None:
+        self.log.append(f"served {plan.number} at {state.now:g}")
+
+    def logged(self) -> list[str]:
+        log, self.log = self.log, []
+        return log
+
+
+def test_hooks_are_called_at_their_moments() -> None:
+    policy = Witness()
+    server = Server(4, policy=policy, preemption="swap", cpu_blocks=4)
+    server.add("a", 6, output=3)
+    server.add("b", 6)
+    plan = server.plan()
+    arrivals = ["arrived a at 0", "arrived b at 0"]
+    assert policy.logged() == [
+        *arrivals,
+        "admit a",
+        "admitted a at 0",
+        "admit b",
+        "admitted b at 0",
+    ]
+    server.commit(plan)
+    assert policy.logged() == ["served 0 at 1"]
+    server.step()
+    assert policy.logged() == [
+        "victim of ['b'] for a",
+        "swap or recompute b",
+        "preempted b at 1",
+        "served 1 at 2",
+    ]
+    server.step()
+    assert policy.logged() == ["admitted b at 2", "served 2 at 3", "left a, finished at 3"]
+    server.scheduler.abort("b", 4.0)
+    assert policy.logged() == ["left b, aborted at 4"]
+    server.add("c", 99)
+    server.step()
+    assert policy.logged() == ["arrived c at 3", "left c, rejected at 3", "served 3 at 4"]
+
+
+def test_arrivals_during_a_step_are_observed_after_it() -> None:
+    policy = Witness()
+    server = Server(4, policy=policy)
+    server.add("a", 6, output=1)
+    plan = server.plan()
+    policy.logged()
+    server.add("b", 6)
+    server.add("c", 6)
+    server.commit(plan)
+    assert policy.logged() == ["served 0 at 1", "left a, finished at 1"]
+    server.scheduler.abort("c", 1.0)
+    assert policy.logged() == ["arrived b at 0", "arrived c at 0", "left c, aborted at 1"]
+    server.plan()
+    assert policy.logged() == ["admit b", "admitted b at 1"]
+
+
+def test_no_request_is_displaced_for_one_that_the_policy_does_not_admit() -> None:
+    class Gate(Priority):
+        def admit(self, request: Request, state: ServerState) -> bool:
+            return request.client != "banned"
+
+    server = Server(policy=Gate(displace=True), max_seqs=1)
+    server.add("a", 4, priority=5, output=3)
+    server.step()
+    server.add("u", 4, priority=1, client="banned")
+    assert server.step() == {"decode": ["a"]}
+
+
+def test_a_no_to_one_holds_back_all_behind_it_until_it_is_a_yes() -> None:
+    class AfterTwo(Policy):
+        def admit(self, request: Request, state: ServerState) -> bool:
+            return request.id != "b" or state.now >= 2
+
+    server = Server(policy=AfterTwo(), batching="unified")
+    for name in "abc":
+        server.add(name, 4)
+    assert server.steps(3) == [
+        {"prefill": {"a": 4}},
+        {"decode": ["a"]},
+        {"prefill": {"b": 4, "c": 4}, "decode": ["a"]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cpu_blocks", "prompt", "swapped"), [(8, 8, 2), (8, 6, 0), (0, 8, 0)], ids=str
+)
+def test_swap_or_recompute_overrules_the_preemption_in_force(
+    cpu_blocks: int, prompt: int, swapped: int
+) -> None:
+    """Without a CPU pool there is no swap, and no choice."""
+
+    class SwapLong(Policy):
+        def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
+            assert cpu_blocks, "called without a choice"
+            return PreemptionMode.SWAP if victim.prompt_len > 6 else None
+
+    server = Server(4, cpu_blocks=cpu_blocks, policy=SwapLong(), preemption="recompute")
+    server.add("a", 6)
+    server.add("b", prompt)
+    server.step()
+    plan = server.plan()
+    assert (shown(plan)["preempted"], len(plan.swap_out)) == (["b"], swapped)
+
+
+# What a policy may know
+
+
+HIDDEN = 7919
+"""A length that occurs nowhere by chance."""
+
+
+def values(thing: object, private: bool, depth: int = 4) -> Iterator[object]:
+    """All that can be read from something by following its attributes and items."""
+    yield thing
+    if depth == 0 or isinstance(thing, str | bytes | type) or callable(thing):
+        return
+    if isinstance(thing, dict):
+        parts = [*thing.keys(), *thing.values()]
+    elif hasattr(thing, "__iter__"):
+        parts = list(thing)
+    else:
+        parts = []
+    module = type(thing).__module__
+    if module.startswith(("pagedsim", "policies")):
+        wanted = (name for name in dir(thing) if not name.startswith("__"))
+        parts += [getattr(thing, name) for name in wanted if private or not name.startswith("_")]
+    for part in parts:
+        yield from values(part, False, depth - 1)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_no_policy_can_read_how_long_an_output_will_be(batching: str) -> None:
+    """Not from the request (its private attributes included), the state, or any event."""
+    peeks: set[str] = set()
+
+    class Spy(Policy):
+        def look(self, where: str, *things: object) -> None:
+            peeks.add(where)
+            found = {value for thing in things for value in numbers(thing)}
+            assert not found & {HIDDEN, HIDDEN + 8}, f"{where} shows it"
+
+        def rank(self, request: Request, state: ServerState) -> float:
+            self.look("rank", request, *public(state))
+            return 0.0
+
+        def admit(self, request: Request, state: ServerState) -> bool:
+            self.look("admit", request, *public(state))
+            return True
+
+        def observe(self, event: Event) -> None:
+            self.look("observe", *event)
+
+    server = Server(4000, cpu_blocks=1, policy=Spy(), batching=batching)
+    server.add("a", 8, HIDDEN)
+    server.steps(3)
+    assert peeks == {"rank", "admit", "observe"}
+    assert HIDDEN + 8 in numbers(server.scheduler.queues._ends), "the walk sees what is there"
+
+
+def public(state: ServerState) -> list[object]:
+    return [getattr(state, name) for name in dir(state) if not name.startswith("_")]
+
+
+def numbers(thing: object) -> set[float]:
+    return {value for value in values(thing, True) if isinstance(value, int | float)}

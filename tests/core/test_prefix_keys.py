@@ -1,0 +1,251 @@
+"""Names of prompts' blocks: symbolic prompts, keys, eviction, and an index of caches."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Memory, PagedMemory, PrefixMemory, Request
+from pagedsim.core.memory.eviction import Idle
+from pagedsim.core.memory.prefix import PrefixIndex, add_keys, depths, known_to_others, own_keys
+from pagedsim.core.memory.tier import Tier
+from pagedsim.core.memory.tiered import TieredMemory
+from pagedsim.core.symbolic_prompt import SymbolicPrompt
+
+# Symbolic prompts
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=6)
+
+
+def ids(runs: SymbolicPrompt, start: int, stop: int) -> list[int]:
+    return [runs[i] for i in range(*slice(start, stop).indices(len(runs)))]
+
+
+@given(RUNS, RUNS, st.integers(0, 40), st.integers(0, 40), st.integers(0, 20))
+def test_two_slices_are_equal_exactly_where_their_tokens_are(
+    one: list[tuple[int, int]], two: list[tuple[int, int]], i: int, j: int, size: int
+) -> None:
+    a, b = SymbolicPrompt(one), SymbolicPrompt(two)
+    same = ids(a, i, i + size) == ids(b, j, j + size)
+    assert (a[i : i + size] == b[j : j + size]) is same
+    if same:
+        assert hash(a[i : i + size]) == hash(b[j : j + size])
+
+
+@given(RUNS, st.integers(-40, 40), st.integers(-40, 40))
+def test_a_slice_has_the_tokens_of_its_bounds(runs: list[tuple[int, int]], i: int, j: int) -> None:
+    prompt = SymbolicPrompt(runs)
+    assert len(prompt) == sum(length for _, length in runs)
+    assert sum(piece[2] for piece in prompt[i:j]) == len(range(*slice(i, j).indices(len(prompt))))
+    assert [prompt[k] for k in range(-len(prompt), 0)] == list(prompt)
+
+
+def test_tokens_are_numbered_within_their_stream() -> None:
+    prompt = SymbolicPrompt([(3, 2), (0, 1)])
+    assert list(prompt) == [3 << 32, (3 << 32) + 1, 0]
+    long = SymbolicPrompt([(0, 200_000), (1, 10)])  # longer than the context of any model
+    assert long[199_999] < long[200_000] == 1 << 32
+    with pytest.raises(IndexError):
+        prompt[3]
+    with pytest.raises(ValueError, match="steps of 1"):
+        prompt[::2]
+
+
+@given(RUNS, RUNS)
+def test_runs_added_are_tokens_one_after_another(
+    one: list[tuple[int, int]], two: list[tuple[int, int]]
+) -> None:
+    assert list(SymbolicPrompt(one) + SymbolicPrompt(two)) == [
+        *SymbolicPrompt(one),
+        *SymbolicPrompt(two),
+    ]
+
+
+# Keys: equal exactly where all tokens up to the end of the block are
+
+
+PROMPTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=6).map(
+    lambda runs: SymbolicPrompt([(9, 1), *runs])
+)
+LISTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+
+
+def keys_of(request: Request, size: int, tokens: int | None = None) -> list[Hashable]:
+    keys: list[Hashable] = []
+    add_keys(keys, request, (tokens or request.prompt_len) // size, size)
+    return keys
+
+
+@pytest.mark.parametrize("texts", [PROMPTS, LISTS], ids=["runs", "lists"])
+@given(st.data())
+def test_keys_are_equal_exactly_where_all_tokens_up_to_there_are(
+    texts: st.SearchStrategy[Sequence[int]], data: st.DataObject
+) -> None:
+    one, two, size = data.draw(texts), data.draw(texts), data.draw(st.integers(1, 5))
+    ours, theirs = keys_of(Request(1, one), size), keys_of(Request(2, two), size)
+    assert (len(ours), len(theirs)) == (len(one) // size, len(two) // size)
+    for i, our in enumerate(ours):
+        for j, their in enumerate(theirs):
+            begin, other = list(one)[: (i + 1) * size], list(two)[: (j + 1) * size]
+            assert (our == their) is (begin == other)
+
+
+@given(PROMPTS, PROMPTS, st.integers(1, 5), st.integers(0, 9))
+def test_a_prompt_that_quotes_an_answer_has_its_keys(
+    asked: SymbolicPrompt, more: SymbolicPrompt, size: int, said: int
+) -> None:
+    answer = SymbolicPrompt([(7, 1000)])
+    asking = Request(1, asked, answer=answer)
+    quoting = Request(2, asked + SymbolicPrompt([(7, said)]) + more)
+    both = len(asked) + said
+    assert keys_of(asking, size, both) == keys_of(quoting, size)[: both // size]
+    assert keys_of(asking, size, both + size)[-1] not in keys_of(quoting, size)
+
+
+@given(PROMPTS, LISTS, LISTS)
+def test_told_tokens_go_on_from_runs(text: SymbolicPrompt, one: list[int], two: list[int]) -> None:
+    ours, theirs = Request(1, text), Request(2, text)
+    ours.outputs, theirs.outputs = [one], [two]
+    mine = keys_of(ours, 1, len(text) + len(one))
+    others = keys_of(theirs, 1, len(text) + len(two))
+    for at, (our, their) in enumerate(zip(mine, others, strict=False)):
+        told = at + 1 - len(text)
+        assert (our == their) is (told <= 0 or one[:told] == two[:told])
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    number: Any = np.int64
+    theirs = keys_of(Request(2, SymbolicPrompt([(3, 20), (4, 20)])), 16)
+    for text in (
+        SymbolicPrompt([(number(3), number(20)), (number(4), number(20))]),
+        SymbolicPrompt.blocks([number(3), number(4)], number(20), number(40)),
+    ):
+        assert {type(one) for one in (*text.streams, *text.ends)} == {int}
+        assert keys_of(Request(1, text), 16) == theirs
+
+
+def test_unknown_tokens_have_keys_of_their_own() -> None:
+    request = Request(1, [1, 2, 3, 4])
+    made = [*keys_of(request, 2), *own_keys(object(), range(2, 4)), *own_keys(object(), range(2))]
+    assert len(set(made)) == 6
+    assert [known_to_others(key) for key in made] == [True] * 2 + [False] * 4
+
+
+# Free blocks of a cache: in the order of release, of those released together the last first
+
+
+TOTAL = 12
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "pop", "take_out"]), st.randoms()), max_size=30))
+def test_idle_blocks_are_a_queue_from_which_any_may_be_taken(
+    moves: list[tuple[str, Random]],
+) -> None:
+    idle, queue, held = Idle(TOTAL), list[int](), list(range(TOTAL))
+    for move, random in moves:
+        some = random.sample(range(TOTAL), random.randrange(TOTAL + 1))
+        if move == "add" and (bundle := [block for block in some if block in held]):
+            idle.add(list(bundle))
+            queue += reversed(bundle)
+            held = [block for block in held if block not in bundle]
+        elif move == "pop":
+            gone, queue = queue[: len(some)], queue[len(some) :]
+            assert idle.pop(len(some)) == gone
+            held += gone
+        elif move == "take_out":
+            assert idle.among(some) == sum(block in queue for block in some)
+            assert idle.take_out(some) == [block for block in some if block not in queue]
+            held += [block for block in some if block in queue]
+            queue = [block for block in queue if block not in some]
+        assert list(idle) == queue
+        assert idle.count == len(queue)
+        assert [block in idle for block in range(TOTAL)] == [
+            block in queue for block in range(TOTAL)
+        ]
+
+
+def test_nothing_is_left_of_bundles_that_are_found_again() -> None:
+    idle = Idle(TOTAL)
+    for _ in range(100):
+        idle.add([3, 4, 5])
+        assert idle.take_out([3, 4, 5]) == []
+    assert not idle._bundles
+
+
+# One index of several caches
+
+
+def test_depths_of_each_place_are_counted_from_the_first_key_on() -> None:
+    where = {"a": 0b1011, "b": 0b0011, "c": 0b0001, "d": 0b1111}
+    assert dict(depths("abcd", where, 0b1111)) == {0: 4, 1: 2, 3: 1}
+    assert dict(depths("ab", where, 0b0110)) == {1: 2}
+    assert dict(depths("xd", where, 0b1111)) == {}
+    assert dict(depths("", where, 0b1111)) == {}
+
+
+def asked(memories: list[Memory], request: Request) -> list[int]:
+    return [len(memory.lookup(request)) * memory.block_size for memory in memories]
+
+
+def prompt(random: Random) -> list[int]:
+    """One of a few beginnings, some of it, and a little of its own."""
+    begin = random.randrange(5)
+    length = random.randrange(1, 60)
+    return [begin * 1000 + at for at in range(length)] + [random.randrange(10**6) for _ in "abc"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("late", [False, True])
+def test_the_index_says_what_each_cache_would_say(seed: int, late: bool) -> None:
+    random = Random(seed)
+    sizes = [4, 4, 8, 4] if seed % 2 else [4, 4, 4, 4]
+    schedulers = [
+        make_scheduler(
+            memory=make_memory("prefix", blocks=30, block_size=size, cpu_blocks=20),
+            batching="unified",
+            preemption="swap" if seed % 3 else "recompute",
+            max_seqs=4,
+            max_batched_tokens=32,
+        )
+        for size in sizes
+    ]
+    memories = [one.memory for one in schedulers]
+    index = None if late else PrefixIndex(memories)
+    found = 0
+    for number in range(250):
+        one = random.choice(schedulers)
+        if random.random() < 0.5:
+            one.add(Request(number, prompt(random)), float(number), random.randrange(1, 30))
+        elif random.random() < 0.05:
+            one.memory.forget()
+        for each in schedulers:
+            each.commit(each.plan(float(number)), float(number))
+        if number == 100 and index is None:
+            index = PrefixIndex(memories)
+        if index is not None:
+            request = Request("new", prompt(random))
+            said = list(index.tokens(request))
+            assert said == asked(memories, request)
+            found += sum(said)
+    assert found > 500
+
+
+def test_memory_with_a_lookup_of_its_own_is_asked_itself() -> None:
+    tiered = TieredMemory(3, 8, [Tier("cpu", 9)])
+    memories: list[Memory] = [PrefixMemory(20, 4), PagedMemory(20, 4), tiered]
+    for memory in memories:
+        request = Request("a", list(range(17)))
+        memory.admit(request, 17, ())
+        memory.release(request)
+    tiered.admit(Request("b", list(range(100, 117))), 17, ())  # what the first had is below now
+    index = PrefixIndex(memories)
+    assert index.tokens(Request("c", list(range(30)))) == [16, 0, 16]
+    assert index.tokens(Request("d", 30)) == [0, 0, 0]
