@@ -17,8 +17,7 @@ from pagedsim.engine.models.dtypes import parse_dtype
 from pagedsim.engine.models.dummy import dummy
 from pagedsim.engine.models.loaded import LoadedModel
 from pagedsim.engine.models.native import Native
-from pagedsim.engine.models.native.reach import FAMILIES, SPLIT
-from pagedsim.engine.models.native.reach import unknown as unknown_to_native
+from pagedsim.engine.models.native.decoder import FAMILIES, SPLIT, native_refusal
 from pagedsim.engine.models.positions import hold_frequencies, longest
 from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
 from pagedsim.engine.models.quantization import check_quantization, quantize
@@ -180,7 +179,7 @@ class Source:
             ) from error
         with suppress(Unanswered):  # the loaded model will answer
             sights = probe(empty, self.text_config.num_hidden_layers, length)
-            if model_impl == "transformers" or unknown_to_native(empty) is not None:
+            if model_impl == "transformers" or native_refusal(empty) is not None:
                 _check_dims(sights, empty, model_impl)
         _native(self, empty, model_impl)
         return empty
@@ -246,7 +245,7 @@ def _native(source: Source, module: Any, model_impl: str) -> bool:
     """Whether the native decoder runs; raises ConfigError where it was asked for and cannot."""
     if model_impl == "transformers":
         return False
-    why = unknown_to_native(module)
+    why = native_refusal(module)
     if why is not None and model_impl == "native":
         raise ConfigError(
             f"model_impl=native: model={source.name}: {why}; auto takes transformers for it"
@@ -268,7 +267,7 @@ def _check_dims(sights: list[Sight], module: Any, model_impl: str) -> None:
     one = sights[0]
     if one.head_dim == one.value_dim:
         return
-    why = f"model_impl={model_impl}" if model_impl == "transformers" else unknown_to_native(module)
+    why = f"model_impl={model_impl}" if model_impl == "transformers" else native_refusal(module)
     raise Refusal(
         f"its keys have {one.head_dim} dimensions and its values {one.value_dim}, and the native "
         f"decoder does not take it: {why}"
@@ -278,7 +277,7 @@ def _check_dims(sights: list[Sight], module: Any, model_impl: str) -> None:
 def _require_dense(source: Source, module: Any, quantization: str, native: bool) -> None:
     """Raise ConfigError for a model whose layers have no weights in 8 bits."""
     if not native:
-        why = unknown_to_native(module) or "model_impl=transformers"
+        why = native_refusal(module) or "model_impl=transformers"
     elif type(module).__name__ not in SPLIT:
         why = f"it is none of {', '.join(SPLIT)}"
     else:
@@ -291,7 +290,7 @@ def _require_dense(source: Source, module: Any, quantization: str, native: bool)
 
 def _require_native(source: Source, module: Any, shard: Shard) -> None:
     """Raise ConfigError for a model of which there are no shards."""
-    if (why := unknown_to_native(module)) is not None:
+    if (why := native_refusal(module)) is not None:
         raise ConfigError(
             f"tensor_parallel={shard.size}: model={source.name}: {why}; only the native "
             "decoder is split"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from pagedsim.engine.models.native.linear import Linear
-from pagedsim.engine.models.native.stream import Norm, Stream
+from pagedsim.engine.models.native.linear import Linear, Norm, Stream
 
 HIDDEN, OUT, TOKENS = 32, 24, 5
 

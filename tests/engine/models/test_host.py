@@ -10,11 +10,19 @@ import pytest
 import torch
 
 from pagedsim.engine.models import load_model
-from pagedsim.engine.models.native import host
-from pagedsim.engine.models.native.host import HostLinear, may_copy, on_host
-from pagedsim.engine.models.native.linear import Linear
+from pagedsim.engine.models.native.linear import (
+    COPY_SHARE,
+    INT8_INPUTS,
+    INT8_TOKENS,
+    WEIGHTS_BEHIND,
+    HostLinear,
+    Linear,
+    may_copy,
+    on_host,
+)
 
-ROWS = [0, 1, 2, host.FEW, host.FEW + 1, host.MANY - 1, host.MANY, host.MANY + 3]
+EDGES = (INT8_TOKENS, INT8_TOKENS + 1, WEIGHTS_BEHIND - 1, WEIGHTS_BEHIND)
+ROWS = [0, 1, 2, *EDGES, WEIGHTS_BEHIND + 3]
 
 
 def linear(
@@ -29,7 +37,7 @@ def linear(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("weights", [None, torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("inputs", [40, 2 * host.INPUTS])
+@pytest.mark.parametrize("inputs", [40, 2 * INT8_INPUTS])
 def test_any_number_of_tokens(
     weights: torch.dtype | None, dtype: torch.dtype, bias: bool, inputs: int
 ) -> None:
@@ -55,7 +63,7 @@ def test_copies_are_of_float32_alone_and_where_there_is_room(
     size = sum(weight.nbytes for weight in module.parameters())
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    for room, copied in ((host.SHARE * size, True), (host.SHARE * size - 1, False)):
+    for room, copied in ((COPY_SHARE * size, True), (COPY_SHARE * size - 1, False)):
         monkeypatch.setattr(os, "sysconf", lambda name, room=room: room if "PAGES" in name else 1)
         assert may_copy(module) is copied
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")

@@ -24,12 +24,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models import LoadedModel, load_model
-from pagedsim.engine.models.native.attention import GroupedQuery
-from pagedsim.engine.models.native.experts import Experts
-from pagedsim.engine.models.native.latent import Latent
-from pagedsim.engine.models.native.mlp import MLP
-from pagedsim.engine.models.native.packing import packed
-from pagedsim.engine.models.native.rotation import Rotation
+from pagedsim.engine.models.native.attention import GroupedQuery, Latent
+from pagedsim.engine.models.native.decoder import Rotation
+from pagedsim.engine.models.native.feed_forward import MLP, Experts
+from pagedsim.engine.models.native.linear import packed
 from pagedsim.engine.models.positions import hold_frequencies
 from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build, reference
 from tests.engine.models.serving import alone, served, staggered, texts

@@ -1,9 +1,4 @@
-"""Our own forward pass, over the weights of transformers' model.
-
-`decoder.py` is the pass, `reach.py` says which models it takes. A layer (`layer.py`) is an
-attention part and a feed-forward part; both read the residual stream (`stream.py`), add to it, and
-multiply by their weights through `linear.py`.
-"""
+"""Our own forward pass for some families: `decoder.py` is the pass, the others are its layers."""
 
 from pagedsim.engine.models.native.decoder import Native
 
