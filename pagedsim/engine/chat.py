@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from pagedsim.core import RequestError
-from pagedsim.engine.models.reading import brief
+from pagedsim.engine.models.source import brief
 from pagedsim.engine.tokenizer import NO_TEMPLATE
 
 Message = Mapping[str, Any]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pagedsim.core.errors import ConfigError, RequestError
-from pagedsim.engine.models import tiny
-from pagedsim.engine.models.reading import brief
-from pagedsim.engine.models.source import folder_of
+from pagedsim.engine.models.source import brief, folder_of
+from pagedsim.engine.models.weights import TINY, TINY_EOS
 
 VOCABULARIES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json",
@@ -47,7 +46,7 @@ class ByteTokenizer:
     'né'
     """
 
-    eos_token_id: int = tiny.EOS
+    eos_token_id: int = TINY_EOS
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode(errors="replace"))
@@ -117,7 +116,7 @@ def load_tokenizer(model: str | os.PathLike[str] | Any) -> Tokenizer | None:
     """
     if not isinstance(model, str | os.PathLike):
         return None
-    if model == tiny.NAME:
+    if model == TINY:
         return ByteTokenizer()
     folder = folder_of(model)
     if folder is not None and not any((folder / name).is_file() for name in VOCABULARIES):

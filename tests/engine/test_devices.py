@@ -16,7 +16,7 @@ import torch
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.inflight import SamplingJob
-from pagedsim.engine.models.tiny import fill, tiny_config
+from pagedsim.engine.models.weights import fill_tiny, tiny_config
 
 GPU = [
     pytest.mark.gpu,
@@ -129,7 +129,7 @@ def reference(dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(tiny_config(), attn_implementation="eager")
-    fill(model)
+    fill_tiny(model)
     for weight in model.parameters():
         weight.data = weight.data.to(dtype).float()
     return model.eval()

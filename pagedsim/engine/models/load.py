@@ -1,30 +1,40 @@
-"""Loading: configuration, checks, weights, proof."""
+"""Loading of models: configuration, checks, weights, probe and proof."""
 
 from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
-from pagedsim.core.errors import ConfigError, unknown
-from pagedsim.engine.models import attention, tiny, weights
-from pagedsim.engine.models.attention import Layer, Step
-from pagedsim.engine.models.dtypes import parse_dtype
-from pagedsim.engine.models.dummy import dummy
-from pagedsim.engine.models.loaded import LoadedModel
+from pagedsim.core.errors import ConfigError, require_whole, unknown
+from pagedsim.engine.models import weights
+from pagedsim.engine.models.loaded import (
+    ATTENTION,
+    ATTRIBUTE,
+    LoadedModel,
+    PagedLayer,
+    StepContext,
+    register_attention,
+)
 from pagedsim.engine.models.native import Native
 from pagedsim.engine.models.native.decoder import FAMILIES, SPLIT, native_refusal
-from pagedsim.engine.models.positions import hold_frequencies, longest
-from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
+from pagedsim.engine.models.probe import (
+    AttentionSpec,
+    NeedsData,
+    Refusal,
+    probe,
+    set_attention,
+    try_out,
+)
 from pagedsim.engine.models.quantization import check_quantization, quantize
-from pagedsim.engine.models.reading import brief
-from pagedsim.engine.models.shard import WHOLE, Shard
-from pagedsim.engine.models.source import folder_of, read_config
-from pagedsim.engine.models.trial import try_out
+from pagedsim.engine.models.shard import WHOLE, Shard, dummy
+from pagedsim.engine.models.source import brief, folder_of, read_config
 
 FORMATS = ("auto", "dummy")
 IMPLEMENTATIONS = ("auto", "native", "transformers")
@@ -35,7 +45,7 @@ REACH = (
 )
 
 
-@torch.inference_mode(False)  # derivatives are taken, whatever the caller is about
+@torch.inference_mode(False)  # the probe takes derivatives, whatever mode the caller is in
 def load_model(
     model: str | os.PathLike[str] | Any,
     *,
@@ -50,19 +60,19 @@ def load_model(
 ) -> LoadedModel:
     """Load a model that attends through the paged kernels; raises ConfigError where it cannot.
 
-    `model` is `"tiny"` (see tiny.py), `"smollm2"` or a GGUF file (see gguf.py), a folder with a
+    `model` is `"tiny"` (weights.py), `"smollm2"` or a GGUF file (gguf.py), a folder with a
     config.json, a name on the Hugging Face hub, or a transformers object: a configuration, which
-    gets random weights, or a model, which is taken over and belongs to the engine from then on.
+    gets random weights, or a model, which belongs to the engine from then on.
     `load_format="dummy"` makes random weights from the configuration alone; on one kind of device
-    they follow from `seed`. `dtype="auto"` is what the configuration says. `model_impl` is whose
-    forward pass runs: `"transformers"`, or `"native"`, our own (native/), which is refused for
-    models that it does not know; `"auto"` is native where that knows the model. `max_model_len` may
-    be less than the model's. Of a native model it may be one rank's `shard` alone, which computes
-    as if there were no other ranks until its native pass is given their group. `quantization` has a
-    native model's layers hold their weights in 8 bits (quantization.py).
+    they follow from `seed`. `dtype="auto"` is that of the configuration. `model_impl` selects the
+    forward pass: `"transformers"`, or `"native"`, our own (native/), which is refused for
+    unsupported models; `"auto"` is native where it is supported. `max_model_len` may be less than
+    the model's. Of a native model one rank's `shard` can be loaded alone, which computes as if
+    there were no other ranks until its native pass has their group. With `quantization` a native
+    model's layers have weights in 8 bits (quantization.py).
 
-    Before it returns, a few tokens are computed through a paged cache and compared with what
-    transformers computes for them.
+    Before it returns, the logits of a few tokens through a paged cache are compared with those of
+    transformers.
 
     >>> loaded = load_model("tiny")
     >>> loaded.num_layers, loaded.num_kv_heads, loaded.head_dim, loaded.max_model_len
@@ -73,12 +83,12 @@ def load_model(
     if model_impl not in IMPLEMENTATIONS:
         raise unknown("model_impl", model_impl, IMPLEMENTATIONS)
     wanted, place = parse_dtype(dtype), _device(device)
-    attention.register()
+    register_attention()
     check_quantization(quantization, place)
     source = _source(model)
     try:
         source.check_kind()
-        length = longest(source.text_config, max_model_len, f"model={source.name}")
+        length = max_length(source.text_config, max_model_len, f"model={source.name}")
         if source.module is None:
             source.check_skeleton(length, model_impl)
         module = source.build(wanted, place, load_format, seed, shard)
@@ -88,13 +98,13 @@ def load_model(
             _require_dense(source, module, quantization, native)
             quantize(module, quantization)
         module = module.to(place)
-        hold_frequencies(module)
-        sights = probe(module, source.text_config.num_hidden_layers, length)
+        fix_rotary_frequencies(module)
+        specs = probe(module, source.text_config.num_hidden_layers, length)
         if not native:
-            _check_dims(sights, module, model_impl)
-        loaded = _assemble(source, module, sights, length, wanted or module.dtype)
+            _check_dims(specs, module, model_impl)
+        loaded = _assemble(source, module, specs, length, wanted or module.dtype)
         if native:
-            loaded = _made_native(loaded, source.text_config, sights)
+            loaded = _made_native(loaded, source.text_config, specs)
         try_out(loaded)
     except Refusal as refusal:
         raise ConfigError(
@@ -127,7 +137,7 @@ def check_shards(model: Any, size: int, model_impl: str = "auto") -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """What `model=` stands for."""
+    """The model that the setting `model` names."""
 
     name: str
     config: Any
@@ -177,10 +187,10 @@ class Source:
             raise ConfigError(
                 f"model={self.name}: its configuration makes no model: {brief(error)}"
             ) from error
-        with suppress(Unanswered):  # the loaded model will answer
-            sights = probe(empty, self.text_config.num_hidden_layers, length)
+        with suppress(NeedsData):  # the loaded model will answer
+            specs = probe(empty, self.text_config.num_hidden_layers, length)
             if model_impl == "transformers" or native_refusal(empty) is not None:
-                _check_dims(sights, empty, model_impl)
+                _check_dims(specs, empty, model_impl)
         _native(self, empty, model_impl)
         return empty
 
@@ -200,7 +210,7 @@ class Source:
                 for parameter in self.module.parameters():
                     parameter.data = parameter.data.to(dtype)
             return self.module
-        if self.name == tiny.NAME:
+        if self.name == weights.TINY:
             module = weights.tiny_model(dtype)
             return module if shard is WHOLE else shard.of(module, module.dtype, device)
         if self.stored and load_format == "auto":
@@ -236,8 +246,8 @@ def _source(model: Any) -> Source:
             f"model={type(model).__name__}: must be a name, a folder, or a transformers model or "
             "configuration"
         )
-    if model == tiny.NAME:
-        return Source(tiny.NAME, tiny.tiny_config())
+    if model == weights.TINY:
+        return Source(weights.TINY, weights.tiny_config())
     return Source(os.fspath(model), read_config(model), stored=True)
 
 
@@ -253,18 +263,18 @@ def _native(source: Source, module: Any, model_impl: str) -> bool:
     return why is None
 
 
-def _made_native(loaded: LoadedModel, config: Any, sights: list[Sight]) -> LoadedModel:
+def _made_native(loaded: LoadedModel, config: Any, specs: list[AttentionSpec]) -> LoadedModel:
     """The model with our own forward pass, and with the cache that this has."""
-    native = Native(loaded.module, sights, loaded.max_model_len)
+    native = Native(loaded.module, specs, loaded.max_model_len)
     loaded = replace(loaded, native=native, vocab_size=config.vocab_size)  # a shard's head has less
     if (width := native.latent) is None:
         return loaded
     return replace(loaded, planes=1, num_kv_heads=1, head_dim=width)
 
 
-def _check_dims(sights: list[Sight], module: Any, model_impl: str) -> None:
+def _check_dims(specs: list[AttentionSpec], module: Any, model_impl: str) -> None:
     """Raise Refusal for keys and values that only the native decoder knows, compressed (MLA)."""
-    one = sights[0]
+    one = specs[0]
     if one.head_dim == one.value_dim:
         return
     why = f"model_impl={model_impl}" if model_impl == "transformers" else native_refusal(module)
@@ -303,25 +313,25 @@ def _require_native(source: Source, module: Any, shard: Shard) -> None:
 
 
 def _assemble(
-    source: Source, module: Any, sights: list[Sight], length: int, dtype: torch.dtype
+    source: Source, module: Any, specs: list[AttentionSpec], length: int, dtype: torch.dtype
 ) -> LoadedModel:
-    """Tie the module's layers to one step; from here on it attends through the cache."""
+    """Tie the module's layers to one step context; from here on it attends through the cache."""
     # A model that another engine has taken over already shares its step with that one: each begins
     # its own before every forward.
-    known = getattr(sights[0].module, attention.ATTRIBUTE, None)
-    step = Step() if known is None else known.step
-    for number, sight in enumerate(sights):
-        layer = Layer(number, sight.scale, sight.window, sight.softcap, step)
-        setattr(sight.module, attention.ATTRIBUTE, layer)
-    set_attention(module, attention.NAME)
+    known = getattr(specs[0].module, ATTRIBUTE, None)
+    step = StepContext() if known is None else known.step
+    for number, spec in enumerate(specs):
+        layer = PagedLayer(number, spec.scale, spec.window, spec.softcap, step)
+        setattr(spec.module, ATTRIBUTE, layer)
+    set_attention(module, ATTENTION)
     head = module.get_output_embeddings()
     return LoadedModel(
         name=source.name,
         module=module,
         config=source.text_config,
-        num_layers=len(sights),
-        num_kv_heads=sights[0].kv_heads,
-        head_dim=sights[0].head_dim,
+        num_layers=len(specs),
+        num_kv_heads=specs[0].kv_heads,
+        head_dim=specs[0].head_dim,
         vocab_size=source.text_config.vocab_size if head is None else head.weight.shape[0],
         max_model_len=length,
         dtype=dtype,
@@ -332,7 +342,7 @@ def _assemble(
 
 
 def _ends(config: Any, module: Any) -> tuple[int, ...]:
-    """The tokens that end a text: the generation config's, or else the config's."""
+    """End-of-text tokens: the generation config's, or else the config's."""
     ends = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
     if ends is None:
         ends = getattr(config, "eos_token_id", None)
@@ -355,3 +365,88 @@ def _device(device: str | torch.device) -> torch.device:
         if (place.index or 0) >= count:
             raise ConfigError(f"device={device}: there are {count} CUDA devices")
     return place
+
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def parse_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
+    """A data type to compute in, by name or as it is; None for `"auto"`, the model's own.
+
+    >>> parse_dtype("half")
+    torch.float16
+    >>> parse_dtype("int8")
+    Traceback (most recent call last):
+    pagedsim.core.errors.ConfigError: unknown dtype 'int8': choose from auto, bfloat16, float, \
+float16, float32, half
+    """
+    if dtype == "auto":
+        return None
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
+        return dtype
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    if not isinstance(name, str):
+        raise ConfigError(f"dtype={dtype!r}: must be a name or a torch.dtype")
+    if name not in DTYPES:
+        raise unknown("dtype", name, ["auto", *DTYPES])
+    return DTYPES[name]
+
+
+SWITCHING = ("dynamic", "longrope")
+
+
+def max_length(config: Any, asked: int | None, where: str) -> int:
+    """The longest sequence, prompt and output: `asked`, by default the model's maximum.
+
+    Two kinds of rotary scaling, `dynamic` and `longrope`, choose their frequencies by the longest
+    sequence of a forward pass. In a step of many sequences one would change another's tokens, and
+    keys in the cache were rotated by earlier frequencies. So such a model goes only up to the
+    length where the choice begins, with the frequencies of short sequences.
+
+    `config` is that of the text model; `where` begins the error for a length beyond the maximum.
+    """
+    stated = getattr(config, "max_position_embeddings", None)
+    limit, why = stated, "its max_position_embeddings"
+    for rope in _ropes(config):
+        if rope.get("rope_type") in SWITCHING:
+            begins = rope.get("original_max_position_embeddings") or stated
+            if begins is not None and (limit is None or begins < limit):
+                limit, why = begins, f"where its {rope['rope_type']} rotary scaling begins"
+    if asked is None:
+        if limit is None:
+            raise ConfigError(f"{where}: its config has no max_position_embeddings: "
+                              "give max_model_len")  # fmt: skip
+        return int(limit)
+    require_whole("max_model_len", asked, 1)
+    if limit is not None and asked > limit:
+        raise ConfigError(f"max_model_len={asked}: {where} goes up to {limit}, {why}")
+    return asked
+
+
+def fix_rotary_frequencies(module: nn.Module) -> None:
+    """Fix rotary embeddings at the frequencies of short sequences."""
+    part: Any
+    for part in module.modules():
+        kinds = getattr(part, "rope_type", None)
+        if kinds in SWITCHING:
+            part.rope_type = "held"
+            if hasattr(part, "original_inv_freq"):  # the module may have seen long ones already
+                part.inv_freq.copy_(part.original_inv_freq)
+        elif isinstance(kinds, dict):
+            part.rope_type = {
+                layers: "held" if kind in SWITCHING else kind for layers, kind in kinds.items()
+            }
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The rotary settings: of all layers, or of each kind of layer."""
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict):
+        return []
+    return [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]

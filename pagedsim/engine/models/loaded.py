@@ -1,4 +1,9 @@
-"""A model that is ready to run steps."""
+"""A model that is ready to run steps, and the attention function of its layers.
+
+transformers looks attention up by name and calls it once a layer with that layer's module. The
+`PagedLayer` of each layer is put on the module when the model is loaded; so there is no global
+state, and several models in one process do not interfere.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,89 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pagedsim.engine.models.attention import Step
 from pagedsim.engine.models.native import Native
 from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import is_float8
+from pagedsim.kernels.ops import attend
 
 if TYPE_CHECKING:
     from pagedsim.engine.parallel.group import RankGroup
     from pagedsim.engine.parallel.ranks import Ranks
+
+ATTENTION = "pagedsim"
+"""The attention's name in transformers. It has no mask function, so no mask is built."""
+
+ATTRIBUTE = "pagedsim_layer"
+"""The attribute of an attention module that holds its `PagedLayer`."""
+
+
+class StepContext:
+    """The step that is being computed, shared by the layers of one model."""
+
+    __slots__ = ("_cache", "batch", "views")
+
+    def __init__(self) -> None:
+        self.batch: AttentionBatch | None = None
+        self.views: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._cache: torch.Tensor | None = None
+
+    def begin(self, batch: AttentionBatch, cache: torch.Tensor) -> None:
+        """The next forward computes `batch` in `cache`."""
+        self.batch = batch
+        if cache is not self._cache:  # a cache lives as long as its engine: cut it up once
+            self._cache = cache
+            # Where keys are compressed the values are in them, and there is but one plane.
+            self.views = [(cache[:, i, 0], cache[:, i, -1]) for i in range(cache.shape[1])]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayer:
+    """One attention layer: where its keys and values lie, and how it attends."""
+
+    number: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    step: StepContext
+
+
+def paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, dim], as transformers
+    gives them; returns [1, tokens, heads, dim]. Its other arguments were read at loading."""
+    layer: PagedLayer = getattr(module, ATTRIBUTE)
+    k_cache, v_cache = layer.step.views[layer.number]
+    q = query[0].transpose(0, 1)
+    computed = value.dtype if is_float8(k_cache.dtype) else k_cache.dtype
+    if q.dtype != computed:  # some models rotate in float32 and leave it at that
+        q = q.to(computed)
+    assert layer.step.batch is not None, "a forward without a step"
+    out = attend(
+        q,
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        k_cache,
+        v_cache,
+        layer.step.batch,
+        scale=layer.scale,
+        window=layer.window,
+        softcap=layer.softcap,
+    )
+    return out.to(query.dtype).unsqueeze(0), None
+
+
+def register_attention() -> None:
+    """Register the attention with transformers; idempotent."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, paged_attention)
+
 
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 _SAMPLING = {"max_new_tokens": "max_tokens"}
@@ -22,7 +103,7 @@ _SAMPLING = {"max_new_tokens": "max_tokens"}
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A decoder with its weights on the device, and the facts that the rest of the engine needs."""
+    """A decoder with its weights on the device, and its sizes."""
 
     name: str
     module: nn.Module
@@ -38,21 +119,21 @@ class LoadedModel:
     """Of the weights and of computation."""
     device: torch.device
     eos_token_ids: tuple[int, ...]
-    step: Step
+    step: StepContext
     planes: int = 2
     """Keys and values; 1 where both are one vector of `head_dim` elements (MLA)."""
     native: Native | None = None
     """Our own forward pass over the module's weights; None: the module's."""
     ranks: Ranks | None = None
-    """On rank 0 of several, the others. What this model has is then a shard (`shard.py`), with the
-    KV heads of one rank; its vocabulary counts as a whole."""
+    """On rank 0 of several, the others. The module is then a shard (`shard.py`), with the KV heads
+    of one rank; `vocab_size` is that of the whole model."""
 
     @property
     def default_sampling(self) -> dict[str, Any]:
-        """What its generation_config.json says of sampling, under the names of SamplingParams."""
+        """Sampling settings of its generation_config.json, under the names of SamplingParams."""
         config = getattr(self.module, "generation_config", None)
-        said = {} if config is None else config.to_diff_dict()
-        named = {_SAMPLING.get(name, name): value for name, value in said.items()}
+        stated = {} if config is None else config.to_diff_dict()
+        named = {_SAMPLING.get(name, name): value for name, value in stated.items()}
         return {name: named[name] for name in _SAMPLED if named.get(name) is not None}
 
     @property

@@ -1,10 +1,13 @@
-"""What a model's attention does, found out by watching it.
+"""How a model's layers attend, observed on a few tokens, and the proof of the loaded model.
 
-No list of architectures says what can be served. The model runs on a few tokens with an attention
-function that records its calls instead: by which module, with which shapes, settings and
-mask. transformers builds masks from functions of two positions, so the mask that a layer would get
-at any length can be asked for, row by row, without being built: that tells its sliding window. And
-since no token sees another through this attention, any that still does is found out.
+No list of architectures decides what can be served. `probe` runs the model with an attention
+function that records its calls instead: module, shapes, settings and mask. transformers builds
+masks from functions of two positions, so the mask of a layer at any length can be evaluated row by
+row without being built: that gives its sliding window. And since no token sees another through this
+attention, any other path between tokens shows.
+
+`try_out` compares logits through the paged cache with transformers' own. That finds what the probe
+cannot: positions that are counted instead of taken, attention that does more than it declares.
 """
 
 from __future__ import annotations
@@ -13,15 +16,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from pagedsim.engine.models.reading import quiet
+from pagedsim.engine.models.source import quiet
+from pagedsim.kernels.batch import AttentionBatch
 
-NAME = "pagedsim_probe"
+if TYPE_CHECKING:
+    from pagedsim.engine.models.loaded import LoadedModel
+
+PROBE = "pagedsim_probe"
+"""The recording attention's name in transformers."""
 TOKENS = 4
+_ALONE = Lock()
 
 HARMLESS = frozenset(
     {
@@ -41,12 +50,12 @@ class Refusal(Exception):
     """Why a model cannot be served: a clause without a subject's name or a full stop."""
 
 
-class Unanswered(Exception):
+class NeedsData(Exception):
     """The model does not run on a device without data."""
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionSpec:
     """One layer's attention, as it was called."""
 
     module: nn.Module
@@ -59,25 +68,25 @@ class Sight:
     softcap: float | None
 
 
-def probe(model: Any, layers: int, max_model_len: int) -> list[Sight]:
+def probe(model: Any, layers: int, max_model_len: int) -> list[AttentionSpec]:
     """How each of `layers` layers attends, in their order; raises Refusal.
 
     The model is a transformers model on any device; on `meta`, which has no data, not all models
-    can run, and those raise Unanswered. Windows of `max_model_len` and more hide nothing and are
+    can run, and those raise NeedsData. Windows of `max_model_len` and more hide nothing and are
     left out.
     """
-    notes = Notes(max_model_len)
-    with notes.taken(), attention(model, NAME):
+    recorded = AttentionProbe(max_model_len)
+    with recorded.installed(), attention(model, PROBE):
         embedded, logits = _run(model)
-    if not notes.calls:
+    if not recorded.calls:
         raise Refusal("its attention does not go through transformers' AttentionInterface")
     if logits.device.type != "meta":
         _check_apart(embedded, logits)
-    return notes.sights(layers)
+    return recorded.specs(layers)
 
 
-class Notes:
-    """What the attention function and the mask function were called with."""
+class AttentionProbe:
+    """The recorded calls of the attention function and of the mask function."""
 
     def __init__(self, max_model_len: int) -> None:
         self._length = max_model_len
@@ -86,13 +95,13 @@ class Notes:
         self._windows: dict[int, int | None] = {}
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Within, what models with the probe's attention do is noted here; one at a time."""
+    def installed(self) -> Iterator[None]:
+        """Within, calls of models with the probe's attention are recorded; one model at a time."""
         from transformers import AttentionInterface, AttentionMaskInterface
 
         with _ALONE:
-            AttentionInterface.register(NAME, self._attend)
-            AttentionMaskInterface.register(NAME, self._mask)
+            AttentionInterface.register(PROBE, self._attend)
+            AttentionMaskInterface.register(PROBE, self._mask)
             yield
 
     def _attend(
@@ -114,7 +123,7 @@ class Notes:
         self._masks.append((mask, mask_function))
         return mask
 
-    def sights(self, layers: int) -> list[Sight]:
+    def specs(self, layers: int) -> list[AttentionSpec]:
         """The layers in their order."""
         modules = [id(call[0]) for call in self.calls]
         if len(modules) != layers or len(set(modules)) != layers:
@@ -122,22 +131,22 @@ class Notes:
                 f"{len(set(modules))} of its {layers} layers attend, in {len(modules)} calls of "
                 "transformers' AttentionInterface; each must, once"
             )
-        sights = [self._sight(*call) for call in self.calls]
-        shapes = sorted({(sight.kv_heads, sight.head_dim) for sight in sights})
+        specs = [self._spec(*call) for call in self.calls]
+        shapes = sorted({(spec.kv_heads, spec.head_dim) for spec in specs})
         if len(shapes) > 1:
             listed = " and ".join(f"{heads}×{dim}" for heads, dim in shapes)
             raise Refusal(f"its layers have KV heads of different shapes ({listed})")
-        return sights
+        return specs
 
-    def _sight(
+    def _spec(
         self, module: nn.Module, key: torch.Tensor, value: torch.Tensor, mask: Any, settings: Any
-    ) -> Sight:
+    ) -> AttentionSpec:
         for name, given in settings.items():
             if name not in HARMLESS and given is not None and given is not False:
                 raise Refusal(f"its attention takes {name}, which the kernels do not know")
         _, heads, _, head_dim = key.shape
         scale, softcap = settings.get("scaling"), settings.get("softcap")
-        return Sight(
+        return AttentionSpec(
             module,
             heads,
             head_dim,
@@ -180,7 +189,7 @@ def window_of(sees: MaskFunction, length: int) -> int | None:
 
 
 def _run(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings and the last token's logits; raises Unanswered on `meta`, Refusal elsewhere."""
+    """Embeddings and the last token's logits; raises NeedsData on `meta`, Refusal elsewhere."""
     device = model.device
     ids = torch.arange(TOKENS, device=device).unsqueeze(0)
     inputs = {"input_ids": ids, "position_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -189,7 +198,7 @@ def _run(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
             output = model(**inputs, use_cache=False, return_dict=True)
     except Exception as error:
         if device.type == "meta":
-            raise Unanswered from error
+            raise NeedsData from error
         reason = str(error).split("\n")[0]
         raise Refusal(f"it fails on {TOKENS} tokens: {type(error).__name__}: {reason}") from error
     return embedded[0], output.logits[0, -1]
@@ -227,7 +236,7 @@ def _embedding(model: Any) -> Iterator[list[torch.Tensor]]:
 
 @contextmanager
 def attention(model: Any, name: str) -> Iterator[None]:
-    """Within, the model attends by the function of that name, if it asks for one at all."""
+    """Within, the model attends by the function of that name."""
     before = model.config._attn_implementation
     set_attention(model, name)
     try:
@@ -237,9 +246,77 @@ def attention(model: Any, name: str) -> Iterator[None]:
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Have the model attend by the function of that name, if it asks for one at all."""
-    with quiet():  # what does not ask shows in the probe
+    """Set the attention function of that name, if the model looks one up at all."""
+    with quiet():  # a model that looks none up is found by the probe
         model.set_attn_implementation(name)
 
 
-_ALONE = Lock()
+TRIAL_LENGTHS = (7, 5)
+"""Tokens of the two sequences that share the steps."""
+TRIAL_BLOCK_SIZE = 4
+TRIAL_TABLES = ((2, 0), (3, 1))
+
+
+def try_out(model: LoadedModel) -> None:
+    """Raise Refusal unless two short sequences come out as each does alone."""
+    lengths = [min(length, model.max_model_len) for length in TRIAL_LENGTHS]
+    prompts = [
+        torch.arange(length, device=model.device) * 37 % model.vocab_size + i
+        for i, length in enumerate(lengths)
+    ]
+    prompts = [prompt.clamp(max=model.vocab_size - 1) for prompt in prompts]
+    alone = torch.stack([_alone(model, prompt) for prompt in prompts])
+    off = float((_together(model, prompts) - alone).abs().mean() / alone.abs().mean())
+    # Half precision rounds, and rounding may send a token to other experts; what is wrong in
+    # float32 is wrong by far more than its rounding.
+    allowed = 1e-3 if model.dtype == torch.float32 else 0.25
+    if off > allowed:  # not so for NaN: what is no number alone cannot be compared
+        raise Refusal(
+            f"its logits through the paged cache differ from transformers' own by {off:.2%}"
+        )
+
+
+def _alone(model: LoadedModel, prompt: torch.Tensor) -> torch.Tensor:
+    """The logits after `prompt`, as transformers computes them."""
+    with attention(model.module, "eager"), torch.no_grad():
+        output = model.module(input_ids=prompt.unsqueeze(0), use_cache=False, return_dict=True)
+    last: torch.Tensor = output.logits[0, -1]
+    return last.float()
+
+
+def _together(model: LoadedModel, prompts: list[torch.Tensor]) -> torch.Tensor:
+    """The logits after each of two prompts, in three steps that they share.
+
+    The first is cut into a prefill, a chunk and a decode, the second begins with the chunk.
+    """
+    cache = model.new_cache(4, TRIAL_BLOCK_SIZE)
+    first, second = (len(prompt) for prompt in prompts)
+    half = first // 2
+    _forward(model, cache, prompts, [0, 0], [half, 0])
+    _forward(model, cache, prompts, [half, 0], [first - 1, second - 1])
+    return _forward(model, cache, prompts, [first - 1, second - 1], [first, second])
+
+
+def _forward(
+    model: LoadedModel,
+    cache: torch.Tensor,
+    prompts: list[torch.Tensor],
+    begins: list[int],
+    ends: list[int],
+) -> torch.Tensor:
+    """The logits after the part of each prompt that begins and ends there, if it is not empty."""
+    parts = [i for i in range(len(prompts)) if begins[i] < ends[i]]
+    if not parts:
+        return torch.empty(0)
+    lengths = [ends[i] - begins[i] for i in parts]
+    batch = AttentionBatch.build(
+        [TRIAL_TABLES[i] for i in parts],
+        [begins[i] for i in parts],
+        lengths,
+        block_size=TRIAL_BLOCK_SIZE,
+        device=model.device,
+    )
+    ids = torch.cat([prompts[i][begins[i] : ends[i]] for i in parts])
+    positions = torch.cat([torch.arange(begins[i], ends[i]) for i in parts]).to(model.device)
+    last = torch.tensor(lengths).cumsum(0).sub(1).to(model.device)
+    return model.forward(ids, positions, batch, cache, last)

@@ -1,9 +1,9 @@
-"""What one rank of several has of a native model: a model of the same family, only narrower.
+"""One rank's share of a native model: a model of the same family, only narrower.
 
-Each rank has whole heads, of the MLP a stripe, and of the head some rows of the vocabulary; what
-attention and the MLP give is summed over the ranks, and the logits are put side by side. The
-embedding and the norms every rank has whole: of the embedding a step reads a few rows, which to
-split would cost a third kind of exchange, while the head is read from end to end.
+Each rank has whole heads, a stripe of the MLP and some rows of the head; the results of attention
+and of the MLP are summed over the ranks, and the logits are put side by side. Every rank has the
+whole embedding and all norms: a step reads a few rows of the embedding, and splitting it would cost
+a third kind of exchange, while the head is read from end to end.
 
 Since a shard is itself a model that transformers can build, it is probed and tried like any other.
 """
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pagedsim.core import ConfigError
+from pagedsim.engine.memory_check import require_host
 from pagedsim.engine.models.weights import skeleton
 
 
@@ -128,3 +129,35 @@ def _head_dim(config: Any) -> int:
 
 def _rows(weight: torch.Tensor, parts: range, each: int = 1) -> torch.Tensor:
     return weight[parts.start * each : parts.stop * each]
+
+
+def dummy(config: Any, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard) -> Any:
+    """A shard of a native model with random weights, made on the device matrix by matrix.
+
+    Of the other ranks' weights one matrix exists at a time, so a model may be larger than a GPU.
+    Values follow from the seed and the matrix's place in the model, so any number of ranks have the
+    same model.
+    """
+    whole, mine = skeleton(config), skeleton(shard.config(config))
+    if device.type == "cpu":  # a GPU raises an error of its own
+        needed = sum(weight.numel() for weight in mine.parameters()) * dtype.itemsize
+        require_host("the weights", needed, "take a smaller model or dtype")
+    mine.config.dtype = dtype
+    generator, mix = torch.Generator(device), 0x9E3779B97F4A7C15
+    for number, (name, weight) in enumerate(whole.named_parameters()):
+        generator.manual_seed((seed + mix * number) % 2**63)
+        drawn = torch.empty(weight.shape, dtype=dtype, device=device)
+        if weight.dim() == 1:  # of norms; and biases
+            drawn.fill_(1.0 if name.endswith("weight") else 0.0)
+        else:
+            drawn.normal_(0.0, config.initializer_range, generator=generator)
+        part = shard.cut(name, drawn, config)
+        put(mine, name, part.clone(memory_format=torch.contiguous_format))
+    for name, buffer in whole.named_buffers():
+        if not name.startswith("model.rotary_emb."):  # biases of a router, which every rank has
+            place, _, kind = name.rpartition(".")
+            zeros = torch.zeros_like(buffer, device=device)
+            mine.get_submodule(place).register_buffer(kind, zeros)
+    mine.model.rotary_emb = type(whole.model.rotary_emb)(config=config).to(device)
+    shard.finish(mine, config)
+    return mine

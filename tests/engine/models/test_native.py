@@ -24,11 +24,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.models.load import fix_rotary_frequencies
 from pagedsim.engine.models.native.attention import GroupedQuery, Latent
 from pagedsim.engine.models.native.decoder import Rotation
 from pagedsim.engine.models.native.feed_forward import MLP, Experts
 from pagedsim.engine.models.native.linear import packed
-from pagedsim.engine.models.positions import hold_frequencies
 from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build, reference
 from tests.engine.models.serving import alone, served, staggered, texts
 
@@ -231,7 +231,7 @@ def test_angles_are_the_modules_own_to_the_bit(dtype: torch.dtype) -> None:
     length = 40
     for rope in ropes(dim=20):
         rotary = LlamaRotaryEmbedding(LlamaConfig(**SHAPE, head_dim=20, rope_parameters=rope))
-        hold_frequencies(rotary)
+        fix_rotary_frequencies(rotary)
         like = torch.zeros(1, dtype=dtype)
         rotation = Rotation(rotary, like, length)
         for positions in (torch.tensor([7]), torch.tensor([length, 0, 3]), torch.arange(length)):

@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from pagedsim.engine.models import load_model
-from pagedsim.engine.models.tiny import _uniform
+from pagedsim.engine.models.weights import _uniform
 from tests.engine.models.serving import alone, chunked, served, texts
 
 DIGEST = "77db110af03f14723b12cd1b7e33e8f09cc82ff4958070665e4db98fede9b3a6"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pagedsim.engine.models.native.linear import Linear, Norm, Stream, linear_of, packed
-from pagedsim.engine.models.probe import Sight
+from pagedsim.engine.models.probe import AttentionSpec
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.ops import attend_cached, attend_latent, compress, rms_norm, rotate
 
@@ -52,26 +52,26 @@ class GroupedQuery:
         self.out.add_to(stream, seen)
 
 
-def grouped_query_of(layer: Any, sight: Sight, eps: float) -> GroupedQuery:
+def grouped_query_of(layer: Any, spec: AttentionSpec, eps: float) -> GroupedQuery:
     """The attention of a transformers layer, which goes on working, with the same memory."""
     attention = layer.self_attn
-    heads = _head_norms(attention, sight)  # of the width that the projection says
+    heads = _head_norms(attention, spec)  # of the width that the projection says
     return GroupedQuery(
         norm=Norm(layer.input_layernorm.weight.data, eps),
         qkv=linear_of(attention.q_proj, attention.k_proj, attention.v_proj),
         heads=heads,
         out=linear_of(attention.o_proj),
-        scale=sight.scale,
-        window=sight.window,
+        scale=spec.scale,
+        window=spec.window,
     )
 
 
-def _head_norms(attention: Any, sight: Sight) -> torch.Tensor | None:
+def _head_norms(attention: Any, spec: AttentionSpec) -> torch.Tensor | None:
     if not hasattr(attention, "q_norm"):
         return None
-    heads = attention.q_proj.out_features // sight.head_dim
+    heads = attention.q_proj.out_features // spec.head_dim
     weights = attention.q_norm.weight.data, attention.k_norm.weight.data
-    counts = torch.tensor([heads, sight.kv_heads], device=weights[0].device)
+    counts = torch.tensor([heads, spec.kv_heads], device=weights[0].device)
     return torch.stack(weights).repeat_interleave(counts, dim=0)
 
 
@@ -131,7 +131,7 @@ def _by_head(x: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor) -> None
     torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))
 
 
-def latent_of(layer: Any, sight: Sight, eps: float) -> Latent:
+def latent_of(layer: Any, spec: AttentionSpec, eps: float) -> Latent:
     """The attention of a transformers layer, which goes on working, with the same memory."""
     attention = layer.self_attn
     both = attention.kv_b_proj.weight.data.view(attention.num_heads, -1, attention.kv_lora_rank)
@@ -148,7 +148,7 @@ def latent_of(layer: Any, sight: Sight, eps: float) -> Latent:
         keys=keys,
         values=values.transpose(1, 2),
         out=linear_of(attention.o_proj),
-        scale=sight.scale,
+        scale=spec.scale,
         interleaved=attention.config.rope_interleave,
         width=attention.kv_lora_rank + attention.qk_rope_head_dim,
     )

@@ -29,7 +29,7 @@ from pagedsim.engine.models.native.attention import (
 )
 from pagedsim.engine.models.native.feed_forward import MLP, Experts, feed_forward_of
 from pagedsim.engine.models.native.linear import Norm, Stream, linear_of, may_copy, on_host
-from pagedsim.engine.models.probe import Sight
+from pagedsim.engine.models.probe import AttentionSpec
 from pagedsim.engine.models.weights import skeleton
 from pagedsim.kernels.batch import AttentionBatch
 
@@ -111,15 +111,15 @@ class Native:
     Large weights are shared with the module, whose projections become views of the packed ones.
     """
 
-    def __init__(self, module: Any, sights: Sequence[Sight], length: int) -> None:
+    def __init__(self, module: Any, specs: Sequence[AttentionSpec], length: int) -> None:
         """For sequences of up to `length` tokens."""
         decoder, eps = module.model, module.config.rms_norm_eps
         self._embedding: torch.Tensor = decoder.embed_tokens.weight
         self._layers: list[Layer] = []
-        for layer, sight in zip(decoder.layers, sights, strict=True):
+        for layer, spec in zip(decoder.layers, specs, strict=True):
             latent = hasattr(layer.self_attn, "kv_lora_rank")
             attention = latent_of if latent else grouped_query_of
-            self._layers.append(Layer(attention(layer, sight, eps), feed_forward_of(layer, eps)))
+            self._layers.append(Layer(attention(layer, spec, eps), feed_forward_of(layer, eps)))
             if self._embedding.is_cuda:  # the parts, too small to hold the next layer's whole
                 torch.cuda.empty_cache()
         self._rotation = Rotation(decoder.rotary_emb, self._embedding, length)
