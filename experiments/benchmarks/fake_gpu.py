@@ -42,7 +42,7 @@ from torch.utils._pytree import tree_leaves
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from pagedsim.engine import fetch
+from pagedsim.engine import runtime
 from pagedsim.kernels import ops, tuning
 
 # -- compiled kernels ------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class FakeGPU(TorchDispatchMode):
         for one in (
             pinned,
             patch.object(ops, "on_gpu", lambda tensor: tensor.is_meta),
-            patch.object(fetch, "apart", lambda device: device == FAKE),
+            patch.object(runtime, "is_async", lambda device: device == FAKE),
             patch.object(torch.cuda, "Event", Event),
             patch.object(JITFunction, "__getitem__", self._launcher()),
         ):

@@ -31,8 +31,7 @@ from experiments.benchmarks.harness import table
 from experiments.benchmarks.shapes import SHAPES, TINY, Shape
 from pagedsim.core import StepPlan
 from pagedsim.core.memory import Pairs
-from pagedsim.engine.cache import Cache, CacheShape
-from pagedsim.engine.mover import LAYOUTS, Mover
+from pagedsim.engine.cache import LAYOUTS, Cache, CacheShape, Mover
 from pagedsim.kernels.float8 import AUTO, FORMATS
 
 SIZES, FEW_SIZES = (8, 16, 32, 64, 128), (8, 16)

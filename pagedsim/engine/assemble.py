@@ -9,17 +9,15 @@ from typing import Any
 import torch
 
 from pagedsim.core import ConfigError, Scheduler
-from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.cache import Cache, CacheShape, cache_dtype
-from pagedsim.engine.memory_check import GIB, in_memory, require_host
+from pagedsim.engine.engine_args import Arguments
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.load import check_shards
 from pagedsim.engine.models.shard import Shard
-from pagedsim.engine.parallel.leader import Leader
-from pagedsim.engine.parallel.ranks import Ranks
-from pagedsim.engine.prices import MeasuredPrices
-from pagedsim.engine.profile import fitting_blocks
+from pagedsim.engine.parallel.ranks import Leader, Ranks
+from pagedsim.engine.profile import MeasuredPrices, fitting_blocks
 from pagedsim.engine.runner import Runner
+from pagedsim.engine.runtime import GIB, in_memory, require_host
 from pagedsim.engine.sampler import rehearse_sampling
 from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
 from pagedsim.kernels.float8 import is_float8, name_of

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pagedsim.core import Continuation, Request, RequestError
+from pagedsim.engine.detokenizer import Detokenizer, Text, ends_of
 from pagedsim.engine.output import CompletionOutput, RequestOutput
 from pagedsim.engine.sampler import forbid, penalise, penalties
-from pagedsim.engine.stop import Streamer, Text, ends_of
 
 
 class Candidate(NamedTuple):
@@ -65,7 +65,7 @@ class Beams:
         *,
         eos: Collection[int] = (),
         limit: int | None = None,
-        detokenizer: Callable[[], Streamer] | None = None,
+        detokenizer: Callable[[], Detokenizer] | None = None,
         prompt: str | None = None,
     ) -> None:
         """`limit`: how many tokens it may generate, if that is less than its max_tokens."""

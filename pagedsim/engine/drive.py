@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from pagedsim.core import Request, SamplingParams
 from pagedsim.core.source import Job, Source, arrives
-from pagedsim.engine.engine import LLMEngine
-from pagedsim.engine.filler import Filler
 
-NAP = 0.02
-"""Polling interval of `stopping` while idle, in seconds."""
+if TYPE_CHECKING:
+    from pagedsim.engine.engine import LLMEngine
+
+POLL_S = 0.02
+"""Polling interval of `stopping` while idle."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def drive(
@@ -45,7 +53,7 @@ def drive(
             return
         begin = max(begin, engine.end)
         if (wait := begin - engine.now) > 0:
-            sleep(min(wait, NAP))
+            sleep(min(wait, POLL_S))
             continue
         for request, output_len in feed.due(begin, busy):
             engine.submit(fill(request), output_len, now=request.arrival)
@@ -94,3 +102,38 @@ class _Feed:
         """A request finished; in a closed loop its user sends the next after the think time."""
         if self._mode == "closed":
             heapq.heappush(self._asking, now + self._think_time)
+
+
+class Filler:
+    """Gives requests of a workload token ids, and no end but their length.
+
+    A prompt that is only a number of tokens gets tokens from `seed` and the number of requests
+    before; ids that a workload made up are mapped into the vocabulary.
+    """
+
+    def __init__(self, vocab: int, seed: int) -> None:
+        self._vocab = vocab
+        self._seed = seed
+        self._count = 0
+
+    def __call__(self, request: Request) -> Request:
+        """The request itself, filled."""
+        request.params = _endless(request.params)
+        self._count += 1
+        if request.prompt is None:
+            random = np.random.default_rng((self._seed, self._count))
+            tokens = random.integers(0, self._vocab, request.prompt_len)
+        else:
+            tokens = self._in_vocabulary(request.prompt)
+        request.prompt = tokens.tolist()
+        return request
+
+    def _in_vocabulary(self, prompt: Sequence[int]) -> np.ndarray:
+        """Equal tokens stay equal, and different ones seldom become equal."""
+        named = np.array(list(prompt), dtype=np.uint64)
+        return ((named * _MIX) >> np.uint64(32)) % np.uint64(self._vocab)
+
+
+@lru_cache(maxsize=64)
+def _endless(params: SamplingParams) -> SamplingParams:
+    return replace(params, temperature=0.0, ignore_eos=True)

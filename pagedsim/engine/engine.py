@@ -20,15 +20,13 @@ from pagedsim.core import (
     SamplingParams,
     StepPlan,
 )
-from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.assemble import assemble, device_of
-from pagedsim.engine.engine_args import EngineArgs, vllm_errors
+from pagedsim.engine.engine_args import Arguments, EngineArgs, vllm_errors
 from pagedsim.engine.inflight import InflightStep, SamplingJob, StepResults
 from pagedsim.engine.models import LoadedModel
-from pagedsim.engine.observer import Observer
-from pagedsim.engine.output import RequestOutput
+from pagedsim.engine.output import Observer, RequestOutput
 from pagedsim.engine.parallel.ranks import RankError
-from pagedsim.engine.process import THREADS, uninterrupted
+from pagedsim.engine.runtime import THREADS, uninterrupted
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
 from pagedsim.engine.step_inputs import StepInputs, samplers_of

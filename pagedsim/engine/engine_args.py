@@ -1,4 +1,4 @@
-"""Engine settings under vLLM's names: translation, and the reasons for refused ones.
+"""Engine settings: the model, its execution and the server's specification; vLLM's names for them.
 
 vLLM's names are translated here and nowhere else. They change with its versions; listed are those
 of 0.6, 0.7 and later.
@@ -9,12 +9,99 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_flag, shown, unknown
-from pagedsim.engine.arguments import SETTINGS, Arguments
+from pagedsim.core.errors import require_flag, require_whole, shown, unknown
+from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
+from pagedsim.server import MOST_THREADS, ServerSpec
+
+DEVICES = ("auto", "cuda", "cpu")
+GENERATION_CONFIGS = ("auto", "vllm")
+MEMORIES = ("paged", "prefix")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Settings of an engine.
+
+    The server's policies are given as a name, a path to a user-defined class, or an object. None
+    selects a default from the model and the machine.
+    """
+
+    model: Any = "tiny"
+    """A folder, a GGUF file, a name on the Hugging Face Hub, "tiny", which needs no download,
+    "smollm2", which a package carries, one of transformers' own objects: a configuration, or a
+    model; or a model that is loaded already."""
+    tokenizer: str | None = None
+    """None: the model's own."""
+    dtype: str = "auto"
+    """Of weights and computation, and of the cache by default (`kv_cache_dtype`)."""
+    device: str = "auto"
+    load_format: str = "auto"
+    """dummy: random weights, from the configuration alone."""
+    model_impl: str = "auto"
+    """The forward pass: transformers', or the faster native one for Llama, Mistral, Qwen2 and
+    Qwen3. auto: native where supported."""
+    enforce_eager: bool = False
+    """Disable CUDA graphs."""
+    generation_config: str = "auto"
+    """Sampling defaults of requests: auto, those of the model's
+    generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens),
+    or vllm, those of SamplingParams."""
+    num_threads: int = 1
+    """CPU threads, shared by the ranks. More threads help a large model on an otherwise idle
+    machine; beside other load they wait for each other in every matmul."""
+    seed: int = 0
+    """For random weights, and for sampling of requests without a seed."""
+    server: ServerSpec = field(default_factory=ServerSpec)
+    """Each `tensor_parallel` rank is a process, on a GPU of its own or sharing the CPU."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("device", self.device, DEVICES),
+            ("load_format", self.load_format, FORMATS),
+            ("model_impl", self.model_impl, IMPLEMENTATIONS),
+            ("generation_config", self.generation_config, GENERATION_CONFIGS),
+            ("memory", self.server.memory, MEMORIES),
+        ):
+            if value not in known:
+                raise unknown(name, str(value), known)
+        for name in ("pipeline_parallel", "expert_parallel"):
+            if (size := getattr(self.server, name)) > 1:
+                raise ConfigError(f"{name}={size}: must be 1; the engine has tensor_parallel alone")
+        require_whole("seed", self.seed, 0, 2**63 - 1)
+        require_whole("num_threads", self.num_threads, 1, MOST_THREADS)
+        require_flag("enforce_eager", self.enforce_eager)
+
+    @classmethod
+    def of(cls, **settings: Any) -> Arguments:
+        """Build from the flat settings of Arguments and ServerSpec.
+
+        >>> Arguments.of(model="tiny", block_size=8).server.block_size
+        8
+        """
+        for name in settings:
+            if name not in SETTINGS:
+                raise unknown("engine setting", name, SETTINGS)
+        server = {name: settings.pop(name) for name in _SERVER if name in settings}
+        return cls(**settings, server=ServerSpec(**server))
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Settings that determine the loaded weights, besides model and device."""
+        names = ("dtype", "load_format", "model_impl", "seed")
+        own = {name: getattr(self, name) for name in names}
+        server = {name: getattr(self.server, name) for name in ("max_model_len", "quantization")}
+        return {**own, **server}
+
+
+_SERVER = [each.name for each in fields(ServerSpec)]
+SETTINGS = [*(each.name for each in fields(Arguments) if each.name != "server"), *_SERVER]
+"""Setting names of `Arguments.of`."""
+
 
 VLLM_NAMES: Mapping[str, str] = {
     "max_seqs": "max_num_seqs",
@@ -24,10 +111,10 @@ VLLM_NAMES: Mapping[str, str] = {
     "swap_space_gib": "swap_space",
     "tensor_parallel": "tensor_parallel_size",
 }
-"""What vLLM calls some of our settings, which are called so here, too, and in errors."""
+"""Settings that have vLLM's name in `LLM`, and in its errors."""
 
 OURS: Mapping[str, str] = {VLLM_NAMES.get(name, name): name for name in SETTINGS}
-"""What is given as it is, by its name here."""
+"""Settings that are passed on unchanged: name in `LLM` -> name in `Arguments`."""
 
 
 TRANSLATED: Mapping[str, tuple[str, Mapping[bool, str] | None]] = {
@@ -37,14 +124,14 @@ TRANSLATED: Mapping[str, tuple[str, Mapping[bool, str] | None]] = {
     "scheduling_policy": ("policy", None),
     "preemption_mode": ("preemption", None),
 }
-"""Which setting each of these stands for, and, of a flag, what true and false are there."""
+"""vLLM's setting -> ours, and for a flag the values of true and false."""
 
 NONE_IS_UNSET = {
     *TRANSLATED,
     *("max_num_seqs", "block_size", "enforce_eager", "seed", "swap_space", "async_scheduling"),
     "generation_config",
 }
-"""None means the default to vLLM, where it does not to us."""
+"""Settings for which None is vLLM's default, but not ours."""
 
 _WITHOUT_EFFECT = """
     aggregate_engine_logging disable_async_output_proc disable_cascade_attn
@@ -58,7 +145,7 @@ _WITHOUT_EFFECT = """
     use_v2_block_manager
 """
 WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT.split())
-"""Any value: tokens and answers are the same, and there is nothing here that it would tune."""
+"""Accepted with any value: they change no token here and tune nothing."""
 
 _REFUSED: Mapping[str, str] = {
     "pagedsim has no speculative decoding": """
@@ -140,7 +227,7 @@ _REFUSED: Mapping[str, str] = {
 REFUSED: Mapping[str, str] = {
     name: reason for reason, names in _REFUSED.items() for name in names.split()
 }
-"""Why a setting is refused, unless it is off or as vLLM has it."""
+"""Reason for which a setting is refused, unless it is off or vLLM's default."""
 
 DEFAULTS: Mapping[str, Any] = {
     "all2all_backend": "allgather_reducescatter",
@@ -188,12 +275,12 @@ DEFAULTS: Mapping[str, Any] = {
     "task": "generate",
     "tokenizer_pool_type": "ray",
 }
-"""What some of these may be because it changes nothing, beside None, False, 0, "auto" and empty."""
+"""Values of refused settings that change nothing, beside None, False, 0, "auto" and empty."""
 
 
 def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under our names; raises ConfigError for what is not to be had."""
-    found: dict[str, tuple[str, Any]] = {}  # by our name: the name that was given, and the value
+    """The settings under our names; raises ConfigError for unsupported ones."""
+    found: dict[str, tuple[str, Any]] = {}  # our name: (name as given, value)
     for name, value in settings.items():
         if name in WITHOUT_EFFECT or (value is None and name in NONE_IS_UNSET):
             continue
@@ -224,7 +311,7 @@ def _refuse(name: str, value: Any) -> None:
 
 @contextmanager
 def vllm_errors() -> Iterator[None]:
-    """Within it, errors name settings as they were given, as in num_gpu_blocks=3."""
+    """Within, errors have vLLM's names of settings, as in num_gpu_blocks=3."""
     try:
         yield
     except ConfigError as error:
@@ -237,7 +324,7 @@ def _to_vllm(text: str) -> str:
 
 
 class EngineArgs(SimpleNamespace):
-    """What `LLM` and `LLMEngine.from_engine_args` take.
+    """Settings of `LLM` and `LLMEngine.from_engine_args`.
 
     >>> args = EngineArgs(model="tiny", max_num_seqs=8, enable_prefix_caching=True)
     >>> args.arguments().server.max_seqs, args.arguments().server.memory
@@ -245,14 +332,12 @@ class EngineArgs(SimpleNamespace):
     """
 
     def __init__(self, model: Any = "tiny", **settings: Any) -> None:
-        """`settings` are those of `Arguments` and `ServerSpec`, or vLLM's.
-
-        Raises ConfigError for a name or a value that is not to be had, with the reason.
-        """
+        """`settings` are those of `Arguments` and `ServerSpec`, or vLLM's; ConfigError says why one
+        is not supported."""
         super().__init__(model=model, **settings)
         self.arguments()
 
     def arguments(self) -> Arguments:
-        """The same under our names."""
+        """The settings under our names."""
         with vllm_errors():
             return Arguments.of(**from_vllm(vars(self)))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagedsim.core import Continuation, Request, RequestId, StepPlan
 from pagedsim.engine.beam import Beams
-from pagedsim.engine.fetch import Fetch, sent
+from pagedsim.engine.runtime import Fetch, sent
 from pagedsim.engine.sampler import Draw, Row, Sampler
 from pagedsim.engine.sequence import Group
 from pagedsim.engine.step_inputs import Samplers

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pagedsim.engine.rows import Changes, Column, Computing, rows_for
-from pagedsim.engine.step_inputs import Mixed
+from pagedsim.engine.step_inputs import Changes, Column, Computing, Mixed, rows_for
 from pagedsim.kernels.batch import AttentionBatch
 
 

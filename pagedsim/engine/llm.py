@@ -10,11 +10,10 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from pagedsim.core import RequestError, SamplingParams
 from pagedsim.core.errors import is_number
-from pagedsim.engine.chat import Chat, chat_tokens
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.engine_args import EngineArgs
 from pagedsim.engine.output import RequestOutput
-from pagedsim.engine.tokenizer import wrapped
+from pagedsim.engine.tokenizer import Chat, chat_tokens, wrapped
 
 
 class Progress:

@@ -1,10 +1,13 @@
-"""Memory profiling: the number of KV blocks that fit beside the peak of a worst-case step."""
+"""Start-up: dummy steps, the number of KV blocks that fit, and the costs of preemption."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,13 +15,85 @@ from pagedsim.core import ConfigError
 from pagedsim.engine.cache import CacheShape
 from pagedsim.engine.graphs import Graphs, Recorder, Unrecordable, recorder_of
 from pagedsim.engine.inputs import Places
-from pagedsim.engine.memory_check import GIB
 from pagedsim.engine.models import LoadedModel
-from pagedsim.engine.rehearsal import rehearse
+from pagedsim.engine.runtime import GIB
 from pagedsim.engine.sampler import Sampler, sample_with_everything
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.ops import on_gpu
+
+if TYPE_CHECKING:
+    from pagedsim.engine.runner import Runner
+
+Step = Sequence[tuple[int, int]]
+"""(tokens in the cache, tokens to compute) of each sequence, decodes first."""
+
+UNCOMPILED_TOKENS = 64
+"""Tokens of the longest dummy step where no kernel is compiled."""
+DECODE_CONTEXT = 31
+"""Tokens in the cache of a dummy decode."""
+
+
+def rehearsals(gpu: torch.Tensor, room: int, seqs: int) -> Iterator[Step]:
+    """Dummy steps that use all kernels of any step of at most `room` tokens and `seqs` sequences.
+
+    Tiles depend on the number of tokens and change behind powers of two alone
+    (`kernels/tiles.py`): so there is a step of each power, in one chunk, in decodes, and in a chunk
+    beside decodes.
+    """
+    kernels = on_gpu(gpu)
+    decode = min(DECODE_CONTEXT, room - 1), 1
+    for length in powers_of_two(2, room) if kernels else [min(room, UNCOMPILED_TOKENS)]:
+        yield [(0, length)]
+        if length + 2 <= room and seqs > 2:
+            yield [decode, decode, (0, length)]
+    for count in powers_of_two(1, min(seqs, room)) if kernels else [1]:
+        yield [decode] * count
+
+
+def powers_of_two(first: int, last: int) -> list[int]:
+    """Powers of two from `first` on, and `last`; none if that is less.
+
+    >>> powers_of_two(2, 10), powers_of_two(2, 8), powers_of_two(2, 1)
+    ([2, 4, 8, 10], [2, 4, 8], [])
+    """
+    if last < first:
+        return []
+    found = []
+    while first < last:
+        found.append(first)
+        first *= 2
+    return [*found, last]
+
+
+@torch.inference_mode()
+def rehearse(
+    model: LoadedModel, gpu: torch.Tensor, block_size: int, sequences: Step, width: int = 0
+) -> torch.Tensor:
+    """The logits of a dummy step over the pool `gpu`, before any request has a block.
+
+    All sequences write to the same few blocks, since only the number of tokens matters and the
+    width of the tables: that of the step, or `width` blocks.
+    """
+    device = gpu.device
+    computed, lengths = (list(column) for column in zip(*sequences, strict=True))
+    width = max(width, -(-max(map(sum, sequences)) // block_size))
+    blocks = [block % len(gpu) for block in range(width)]
+    batch = AttentionBatch.build(
+        [blocks] * len(sequences), computed, lengths, block_size=block_size, device=device
+    )
+    # As in a real step tables have rows, here one per sequence.
+    rows = torch.arange(len(sequences), dtype=torch.int32, device=device)
+    tables = torch.tensor(blocks, dtype=torch.int32, device=device).repeat(len(sequences), 1)
+    batch = replace(batch, block_tables=tables, rows=rows)
+    ids = torch.zeros(sum(lengths), dtype=torch.int64, device=device)
+    positions = torch.cat([torch.arange(at, at + n, device=device) for at, n in sequences])
+    positions.clamp_(max=model.max_model_len - 1)  # beyond the last position one stands for several
+    ends = torch.tensor(lengths, device=device).cumsum(0) - 1
+    return model.forward(ids, positions, batch, gpu, ends)
+
 
 HOST_POOL = 1 * GIB
-"""The most that the cache takes by default where there is no GPU, over all ranks."""
+"""Bytes of the largest default cache without a GPU, over all ranks."""
 
 
 def fitting_blocks(
@@ -31,8 +106,8 @@ def fitting_blocks(
     utilization: float,
     graphs: bool,
 ) -> int:
-    """The blocks of a cache beside the weights, the activations of the largest step and, if there
-    are to be any, the CUDA graphs."""
+    """The blocks that fit beside the weights, the activations of the largest step and, with
+    `graphs`, the CUDA graphs."""
     needed = -(-max_model_len // shape.block_size)
     useful = max_seqs * needed
     if model.device.type != "cuda":
@@ -62,12 +137,12 @@ def fitting_blocks(
 
 
 def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int, blocks: int) -> None:
-    """Compute as many tokens as a step may, in as many sequences as may sample.
+    """Compute the most tokens of a step, in the most sequences that sample.
 
-    All but one decode: what their contexts' parts leave behind has as much room as tables of
-    `blocks` blocks ask for. Each sequence asks for all that sampling knows, penalties included,
-    which take several times what the logits do. It is computed twice, since the counts that
-    penalties go by are kept while the next step is computed.
+    All but one decode: the partial results of their contexts take the memory that tables of
+    `blocks` blocks need. Each sequence uses all sampling settings, penalties included, which take
+    several times the memory of the logits. Computed twice, since the penalties' token counts are
+    kept while the next step is computed.
     """
     seqs = min(seqs, tokens)
     lengths = [1] * (seqs - 1) + [tokens - seqs + 1]
@@ -86,10 +161,10 @@ def graph_bytes(
     recorder: Recorder,
     free: Callable[[], int],
 ) -> int:
-    """What graphs for `seqs` sequences take.
+    """Bytes of all graphs for `seqs` sequences.
 
-    The two largest are made, over a cache of one block, since each other takes no more than the
-    second: they share their memory with the largest. `free` tells the bytes that are left.
+    The two largest are captured, over a cache of one block; each other takes no more than the
+    second, since they share memory with the largest. `free` returns the bytes that are left.
     """
     cache = shape.blank(1, model.device)
     graphs = Graphs(model, cache, places, seqs, recorder)
@@ -98,7 +173,7 @@ def graph_bytes(
         for size in graphs.sizes[:-3:-1]:
             graphs.capture(size)
             left.append(free())
-    except Unrecordable:  # as on all ranks; it is said when all are to be made
+    except Unrecordable:  # as on all ranks; logged when all are captured
         return 0
     first, *others = (max(before - after, 0) for before, after in pairwise(left))
     more = sum(others) * (len(graphs.sizes) - 1)
@@ -109,3 +184,72 @@ def _free(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
+
+
+PRICE_REPEATS = 3
+PRICE_TOKENS = 1024
+"""Tokens of the longest prefill that is timed."""
+PRICE_BLOCKS = 64
+"""Blocks of the largest copy that is timed."""
+
+
+class LinearCost(NamedTuple):
+    """Seconds, linear in a size."""
+
+    base: float
+    each: float
+
+    @classmethod
+    def through(cls, seconds: Callable[[int], float], small: int, large: int) -> LinearCost:
+        """The line through two measurements, with neither part below 0."""
+        low, high = seconds(small), seconds(large)
+        each = max(high - low, 0.0) / max(large - small, 1)
+        return cls(max(low - each * small, 0.0), each)
+
+    def at(self, size: int) -> float:
+        """The seconds for a size."""
+        return self.base + self.each * size
+
+
+class MeasuredPrices:
+    """Costs of preemption for `preemption=cheapest`; zero until measured."""
+
+    def __init__(self) -> None:
+        self.prefill = self.transfer = LinearCost(0.0, 0.0)
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Time to prefill `tokens` tokens."""
+        return self.prefill.at(tokens)
+
+    def swap_seconds(self, blocks: int) -> float:
+        """Time to move `blocks` blocks out and in again."""
+        return 2 * self.transfer.at(blocks)
+
+    def measure(self, runner: Runner, max_tokens: int) -> None:
+        """Time a short and a long prefill, and a small and a large copy, on an empty cache.
+
+        A step computes `max_tokens` at most.
+        """
+        gpu, cpu, copy = runner.cache.gpu, runner.cache.cpu, runner.mover.copy
+        most = min(PRICE_TOKENS, max_tokens, len(gpu) * runner.cache.shape.block_size)
+        self.prefill = LinearCost.through(
+            lambda n: _timed(lambda: runner.rehearse([(0, n)])), 1, most
+        )
+
+        def copied(blocks: int) -> float:
+            return _timed(lambda: copy(gpu, cpu, [(block, block) for block in range(blocks)]))
+
+        if len(cpu):
+            self.transfer = LinearCost.through(copied, 1, min(PRICE_BLOCKS, len(gpu), len(cpu)))
+
+
+def _timed(work: Callable[[], object]) -> float:
+    """The shortest of several runs, in seconds, a GPU's work included."""
+    best = float("inf")
+    for _ in range(PRICE_REPEATS + 1):  # one to warm up
+        start = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best

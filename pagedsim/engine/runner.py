@@ -8,14 +8,12 @@ from functools import partial
 import torch
 
 from pagedsim.core import ConfigError, StepPlan
-from pagedsim.engine.cache import Cache
+from pagedsim.engine.cache import Cache, Mover
 from pagedsim.engine.graphs import Graphs, recorder_of
 from pagedsim.engine.inputs import Batch, Inputs, Places, feed
 from pagedsim.engine.models import LoadedModel
-from pagedsim.engine.mover import Mover
-from pagedsim.engine.rehearsal import rehearsals, rehearse
-from pagedsim.engine.rows import Rows, rows_for
-from pagedsim.engine.step_inputs import StepInputs, inputs_of
+from pagedsim.engine.profile import rehearsals, rehearse
+from pagedsim.engine.step_inputs import Rows, StepInputs, inputs_of, rows_for
 from pagedsim.kernels.ops import copy_blocks
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf, log
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +20,13 @@ import torch
 from torch import Tensor
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.fetch import Fetch, sent
-from pagedsim.engine.token_counts import TokenCounts, Tokens, places
+from pagedsim.engine.runtime import Fetch, sent
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.reference.gumbel import gumbel as gumbel_of
 from pagedsim.kernels.reference.gumbel import hashed, token_hashes
 from pagedsim.kernels.sampling_params import SamplingTensors
 
+Tokens = Sequence[int]
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: consecutive numbers land far apart
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64's multipliers
@@ -62,6 +64,54 @@ def _mixed(x: int) -> int:
     return x ^ (x >> 31)
 
 
+class TokenCounts:
+    """Token counts of the last batch's sequences on the device, for penalties, one row each.
+
+    A sequence is identified by its token list, which only grows. While a batch has the same lists
+    as the last one, only new tokens are sent to the device; another batch is counted anew.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: list[Tokens] = []
+        self._outputs: list[Tokens] = []
+        self._known: list[int] = []  # how many tokens of each output are counted
+        self._counts: Tensor | None = None
+        self._seen: Tensor | None = None
+
+    def counts(
+        self, prompts: Sequence[Tokens], outputs: Sequence[Tokens], like: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Count of each token in each output, [rows, vocab] as `like`, in int32; and a mask of the
+        prompt's tokens. Valid until the next call."""
+        if self._counts is None or self._seen is None or not self._same(prompts, outputs):
+            self._prompts, self._outputs = list(prompts), list(outputs)
+            self._known = [0] * len(outputs)
+            self._counts = torch.zeros(like.shape, dtype=torch.int32, device=like.device)
+            self._seen = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+            self._seen.view(-1).index_fill_(0, places(prompts, like), True)
+        new = [output[known:] for output, known in zip(outputs, self._known, strict=True)]
+        self._known = [len(output) for output in outputs]
+        at = places(new, like)
+        self._counts.view(-1).scatter_add_(0, at, torch.ones_like(at, dtype=torch.int32))
+        return self._counts, self._seen
+
+    def _same(self, prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> bool:
+        return (
+            len(outputs) == len(self._outputs)
+            and all(map(is_, prompts, self._prompts))
+            and all(map(is_, outputs, self._outputs))
+            and all(len(one) >= known for one, known in zip(outputs, self._known, strict=True))
+        )
+
+
+def places(texts: Sequence[Tokens], like: Tensor) -> Tensor:
+    """Flat indices of each row's tokens in a [rows, vocab] tensor."""
+    sizes = [len(text) for text in texts]
+    flat = np.fromiter(chain.from_iterable(texts), np.int64, sum(sizes))
+    flat += np.repeat(np.arange(len(texts)) * like.shape[1], sizes)
+    return sent(torch.from_numpy(flat), like.device)
+
+
 def penalties(params: Sequence[SamplingParams], device: torch.device) -> Tensor:
     """[3, rows, 1]: each row's penalties for repetition, presence and frequency."""
     settings = [[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in params]
@@ -73,19 +123,19 @@ def penalise(
     settings: Tensor,
     prompts: Sequence[Tokens],
     outputs: Sequence[Tokens],
-    said: TokenCounts | None = None,
+    known: TokenCounts | None = None,
 ) -> Tensor:
     """Apply penalties for earlier tokens; `settings` are those of `penalties`.
 
     Repetition looks at prompt and output and scales (as in transformers); presence and frequency
-    look at the output alone and subtract (as in vLLM and OpenAI's API). `said` holds the counts.
+    look at the output alone and subtract (as in vLLM and OpenAI's API). `known` holds the counts.
     """
     repetition, presence, frequency = settings
-    counts, seen = (said or TokenCounts()).counts(prompts, outputs, logits)
-    spoken = counts > 0
+    counts, seen = (known or TokenCounts()).counts(prompts, outputs, logits)
+    present = counts > 0
     scaled = torch.where(logits < 0, logits * repetition, logits / repetition)
-    logits = torch.where(seen | spoken, scaled, logits)
-    return logits - frequency * counts - presence * spoken
+    logits = torch.where(seen | present, scaled, logits)
+    return logits - frequency * counts - presence * present
 
 
 def forbid(logits: Tensor, tokens: Sequence[Tokens]) -> Tensor:
@@ -152,7 +202,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._columns: Columns | None = None
-        self._said = TokenCounts()
+        self._counts = TokenCounts()
 
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Sample]:
         """One sample for each row of `logits` [rows, vocab] in float32, which stay as they are."""
@@ -180,7 +230,7 @@ class Sampler:
         if (at := columns.penalised).rows:
             asked = [rows[i] for i in at.rows]
             prompts, outputs = [row.prompt for row in asked], [row.output for row in asked]
-            values = penalise(at.of(logits), columns.penalties, prompts, outputs, self._said)
+            values = penalise(at.of(logits), columns.penalties, prompts, outputs, self._counts)
             logits = at.put(logits, values)
         if any(row.forbidden for row in rows):
             logits = forbid(logits, [row.forbidden for row in rows])

@@ -14,10 +14,10 @@ from functools import partial
 
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
 from pagedsim.engine.beam import Beams
+from pagedsim.engine.detokenizer import Detokenizer, Text, ends_of
 from pagedsim.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedsim.engine.sampler import COLDEST, Row, Sample, stream_key, wants_logprob
-from pagedsim.engine.stop import Streamer, Text, ends_of
-from pagedsim.engine.tokenizer import Detokenizer, Tokenizer
+from pagedsim.engine.tokenizer import Tokenizer
 
 
 class Line:
@@ -86,7 +86,7 @@ class Sequences:
         *,
         eos: Collection[int] = (),
         seed: int = 0,
-        detokenizer: Callable[[], Streamer] | None = None,
+        detokenizer: Callable[[], Detokenizer] | None = None,
         prompt: str | None = None,
     ) -> None:
         """`seed` names the random streams unless the request brings its own; `prompt` its text."""

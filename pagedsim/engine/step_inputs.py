@@ -1,7 +1,9 @@
-"""What a plan has done: moves, and one flat batch of tokens, decodes first and then the chunks.
+"""A plan as numbers: block moves, and one flat batch of tokens, decodes first and then the chunks.
 
-Numbers alone, in lists and NumPy's arrays: no request is in it and nothing of a device, so it can
-be carried out elsewhere than where it was planned.
+Lists and NumPy arrays alone, without requests or device tensors, so that another process can
+execute them. Block tables stay on the device, in a store with a row for every running sequence
+(`TableRows`): a step names the rows of its sequences and the entries to set first, which are all of
+a new sequence and from then on a block now and then.
 """
 
 from __future__ import annotations
@@ -9,26 +11,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter, is_
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedsim.core import Chunk, Request, StepPlan
 from pagedsim.core.memory import Copies, Pairs
-from pagedsim.engine.rows import Changes, Column, Computing, Rows
+
+Column = NDArray[np.int64]
 
 Samplers = list[tuple[Request, int]]
 """Each request that samples and how many rows of logits it has, in the order of the rows: one a
 sequence, but a single one for a request that has not sampled yet."""
 
 
+class Changes(NamedTuple):
+    """Entries of the store of block tables to set before a step."""
+
+    places: Column
+    """Row × width of the store + index of the block in its table; no duplicates."""
+    blocks: NDArray[np.int32]
+
+
+class Computing(NamedTuple):
+    """The tokens that some sequences compute in a step, and their places."""
+
+    ids: Column
+    """The tokens, sequence after sequence; ~i for the token that the step before samples at index
+    i, which may be on the device alone. So with the next two."""
+    positions: Column
+    slots: Column
+    """Of their keys and values in the cache."""
+    contexts: Column
+    """One per sequence; so with the next."""
+    rows: NDArray[np.int32]
+    """Of the store of block tables."""
+
+
 class Mixed(NamedTuple):
-    """What a batch with chunks in it has beyond its columns."""
+    """Layout of a batch with chunks."""
 
     starts: Column
     """[sequences + 1]: where each sequence's tokens begin, and the end of the last."""
     sampling: Column
-    """The tokens after which something is sampled."""
+    """The tokens after which a token is sampled."""
     decodes: int
     """Sequences at the front that compute one token each."""
     chunks: tuple[tuple[int, int], ...]
@@ -37,29 +65,29 @@ class Mixed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """All that one step does, moves first; they are as a plan has them."""
+    """All that one step does, first the moves of its plan."""
 
     swap_out: Pairs
     copies: Copies
     swap_in: Pairs
     computing: Computing | None
-    """Nothing may be computed at all."""
+    """None: moves alone."""
     mixed: Mixed | None
     """None: decodes alone, which all sample."""
     changes: Changes
     """Of the store of block tables."""
 
     def written(self, block_size: int) -> set[int]:
-        """The blocks that what is computed is written to."""
+        """The blocks that the computation writes to."""
         if self.computing is None:
             return set()
         return set(np.unique(self.computing.slots // block_size).tolist())
 
 
 def inputs_of(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> StepInputs:
-    """What a plan has done, with the block tables as they are now.
+    """The inputs of a plan, with the current block tables.
 
-    `before`: the step before it, if its tokens were not told yet.
+    `before` is the step before it, while its tokens are in flight.
     """
     rows.begin(plan)
     computing, mixed = None, None
@@ -78,12 +106,12 @@ def samplers_of(plan: StepPlan) -> Samplers:
 
 
 def places_of(plan: StepPlan) -> dict[Request, int]:
-    """At which place a step picks whose token, where each samples one sequence."""
+    """Index of each request's sampled token, where each samples one sequence."""
     return {request: place for place, (request, _) in enumerate(samplers_of(plan))}
 
 
 def flat(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> tuple[Computing, Mixed]:
-    """Decodes and chunks in one."""
+    """Decodes and chunks as one batch."""
     first = [rows.decoding(plan, _last_tokens(plan, before))] if plan.decodes else []
     rest = [rows.chunk(chunk, np.array(tokens_of(chunk))) for chunk in plan.chunks]
     computing = Computing(*map(np.concatenate, zip(*first, *rest, strict=True)))
@@ -103,7 +131,7 @@ def flat(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> tuple[Co
 
 
 def _last_tokens(plan: StepPlan, before: StepPlan | None) -> Column:
-    """The last token of each sequence that decodes; ~i where the step before picks it, at i."""
+    """The last token of each decoding sequence; ~i where the step before samples it, at i."""
     if before is None:
         if plan.decode_count == len(plan.decodes):
             return np.array([request.outputs[0][-1] for request in plan.decodes])
@@ -125,6 +153,182 @@ def tokens_of(chunk: Chunk) -> Sequence[int]:
     assert request.prompt is not None
     length = request.prompt_len
     ids = list(request.prompt[start : min(end, length)])
-    if end > length:  # what it had generated before it lost its memory
+    if end > length:  # tokens generated before it lost its memory
         ids += request.outputs[chunk.sequence][max(start - length, 0) : end - length]
     return ids
+
+
+def rows_for(seqs: int) -> int:
+    """Rows of a store for `seqs` sequences at a time.
+
+    With steps planned ahead, a finished sequence keeps its memory until its step is completed, and
+    another may have its seat already.
+    """
+    return 2 * seqs
+
+
+class Rows:
+    """The row of each block table in the store, and the part of it that the store has.
+
+    The scheduler keeps a table in one list until its request loses its memory. Blocks are appended
+    to it, and only the block that is being written may change, where a plan copies blocks. So a
+    table is sent when its list is seen for the first time, and from then on the new blocks at its
+    end. All plans must come, in the order of their execution.
+    """
+
+    def __init__(self, rows: int, blocks: int, block_size: int) -> None:
+        """For a store of `rows` rows of `blocks` blocks."""
+        self.block_size = block_size
+        self._count, self._width = rows, blocks
+        self.forget()
+
+    def forget(self) -> None:
+        """Reset: the store's content is undefined and no table has a row."""
+        self._owners: list[tuple[Request, list[int]] | None] = [None] * self._count
+        # Tables are identified by id(), which is unique while they are referenced.
+        self._seats: dict[int, int] = {}
+        self._free = list(range(self._count))[::-1]
+        self._at = [-1] * self._count  # index of the last block of each row that the store has
+        self._last = [-1] * self._count  # and the block
+        self._places: list[int] = []
+        self._blocks: list[int] = []
+        self._copied = False
+        self._decoding = _Decoding()
+
+    def begin(self, plan: StepPlan) -> None:
+        """Begin the next plan."""
+        self._copied |= bool(plan.copies)
+
+    def changes(self) -> Changes:
+        """Entries to set in the store for all that was called since the last `changes`."""
+        found = Changes(np.array(self._places, np.int64), np.array(self._blocks, np.int32))
+        self._places, self._blocks = [], []
+        return found
+
+    def decoding(self, plan: StepPlan, ids: Column) -> Computing:
+        """The decodes of a plan; `ids` are their last tokens."""
+        now = self._decoding
+        if not now.stays(plan):
+            now = self._seated(plan)
+        elif self._copied or not now.goes_on(plan):
+            now = self._placed(now)
+        else:
+            now = self._next(now)
+        self._decoding, self._copied = now, False
+        return Computing(ids, now.contexts - 1, now.slots, now.contexts, now.rows)
+
+    def _next(self, now: _Decoding) -> _Decoding:
+        """The same sequences one token later; only those that begin a block are visited."""
+        contexts, slots, offsets = now.contexts + 1, now.slots + 1, now.offsets + 1
+        full = (offsets == self.block_size).nonzero()[0]
+        blocks = (contexts[full] - 1) // self.block_size
+        first = []
+        for i, block in zip(full.tolist(), blocks.tolist(), strict=True):
+            table = now.tables[i]
+            self._know(now.seats[i], table, block)
+            first.append(table[block])
+        slots[full], offsets[full] = np.array(first, np.int64) * self.block_size, 0
+        return now._replace(contexts=contexts, slots=slots, offsets=offsets)
+
+    def _placed(self, now: _Decoding) -> _Decoding:
+        """The same sequences at any lengths."""
+        contexts = _contexts(now.requests)
+        blocks, offsets = np.divmod(contexts - 1, self.block_size)
+        written = []
+        for seat, table, block in zip(now.seats, now.tables, blocks.tolist(), strict=True):
+            written.append(last := table[block])
+            if self._at[seat] != block or self._last[seat] != last:
+                self._know(seat, table, block)
+        slots = np.array(written) * self.block_size + offsets
+        return now._replace(contexts=contexts, slots=slots, offsets=offsets)
+
+    def chunk(self, chunk: Chunk, ids: Column) -> Computing:
+        """The tokens of a chunk; its table may be longer than it needs yet."""
+        table = chunk.request.tables[chunk.sequence]
+        row = self._seat(chunk.request, table)
+        positions = np.arange(chunk.start, chunk.context)
+        blocks, offsets = np.divmod(positions, self.block_size)
+        first, last = int(blocks[0]), int(blocks[-1])
+        self._know(row, table, last)
+        slots = np.array(table[first : last + 1])[blocks - first] * self.block_size + offsets
+        contexts, rows = np.array([chunk.context]), np.array([row], dtype=np.int32)
+        return Computing(ids, positions, slots, contexts, rows)
+
+    def _know(self, row: int, table: list[int], block: int) -> None:
+        """Record the entries that the store lacks of a table up to a block."""
+        begin = min(self._at[row], block)
+        # The last block may have been replaced (copied) before it was full.
+        if begin < 0 or (begin == self._at[row] and table[begin] == self._last[row]):
+            begin += 1
+        place = row * self._width
+        self._places += range(place + begin, place + block + 1)
+        self._blocks += table[begin : block + 1]
+        self._at[row], self._last[row] = block, table[block]
+
+    def _seated(self, plan: StepPlan) -> _Decoding:
+        """Other sequences than before, or in another order."""
+        requests = plan.decodes
+        tables = [table for request in requests for table in request.tables]
+        seats = [self._seat(request, table) for request in requests for table in request.tables]
+        outer, rows = list(map(_tables_of, requests)), np.array(seats, np.int32)
+        return self._placed(_Decoding(requests, outer, tables, seats, rows))
+
+    def _seat(self, request: Request, table: list[int]) -> int:
+        """The row of a table, assigned if it has none."""
+        row = self._seats.get(id(table))
+        if row is None:
+            if not self._free:
+                self._sweep()
+            row = self._free.pop()
+            self._seats[id(table)] = row
+            self._owners[row] = request, table
+            self._at[row] = -1
+        return row
+
+    def _sweep(self) -> None:
+        """Free the rows of tables that no request has any more; some exist (`rows_for`)."""
+        for row, owner in enumerate(self._owners):
+            if owner is None:
+                continue
+            request, table = owner
+            if not any(table is one for one in request.tables):
+                del self._seats[id(table)]
+                self._owners[row] = None
+                self._free.append(row)
+
+
+class _Decoding(NamedTuple):
+    """The last decodes."""
+
+    requests: Sequence[Request] = ()
+    outer: Sequence[list[list[int]]] = ()
+    """Each request's list of tables, which is replaced when its sequences fork."""
+    tables: Sequence[list[int]] = ()
+    seats: Sequence[int] = ()
+    """Their rows, one per sequence as `tables`; so with the next."""
+    rows: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+    contexts: Column = np.zeros(0, dtype=np.int64)
+    slots: Column = contexts
+    offsets: Column = contexts
+    """Of the slots within their blocks."""
+
+    def stays(self, plan: StepPlan) -> bool:
+        """Whether the same sequences decode in the same order; the scheduler gives the same object
+        for the same requests."""
+        if plan.decodes is not self.requests:
+            return False
+        return len(self.tables) == len(self.requests) or all(
+            map(is_, map(_tables_of, self.requests), self.outer)
+        )
+
+    def goes_on(self, plan: StepPlan) -> bool:
+        """Whether each of them is just one token longer, as the plan's sum says."""
+        return int(self.contexts.sum()) + len(self.contexts) == plan.decode_context
+
+
+_tables_of = attrgetter("tables")
+
+
+def _contexts(requests: Sequence[Request]) -> Column:
+    """The length of each sequence."""
+    return np.array([request.num_tokens for request in requests for _ in request.tables])

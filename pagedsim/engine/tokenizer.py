@@ -1,9 +1,9 @@
-"""Text to tokens and back, and a sequence's text while it grows."""
+"""Tokenizers, and chat templates: from a text or a conversation to tokens."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pagedsim.core.errors import ConfigError, RequestError
@@ -16,28 +16,25 @@ VOCABULARIES = (
 )  # fmt: skip
 """The files of which a folder with a tokenizer has at least one."""
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""What bytes decode to that are not a character, or not yet."""
-
 NO_TEMPLATE = "chat: the model's tokenizer has no chat template"
 
 
 class Tokenizer(Protocol):
-    """What the engine needs of a tokenizer."""
+    """A tokenizer for the engine; `chat`, as below, is optional."""
 
     @property
     def eos_token_id(self) -> int | None:
         """The token that ends a text."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt, with what the tokenizer puts around one."""
+        """The tokens of a prompt, special tokens around it included."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones."""
 
 
 class ByteTokenizer:
-    """The tiny model's tokenizer: a token is a byte of UTF-8, and what is no byte has no text.
+    """The tiny model's tokenizer: a token is a byte of UTF-8; other tokens have no text.
 
     >>> tokenizer = ByteTokenizer()
     >>> tokenizer.encode("né")
@@ -88,7 +85,7 @@ class HuggingFaceTokenizer:
     def chat(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, **settings: Any
     ) -> list[int]:
-        """As the model's chat template, or another `chat_template`, puts it."""
+        """Tokens by the model's chat template, or by another `chat_template`."""
         if getattr(self.backend, "chat_template", None) is None and "chat_template" not in settings:
             raise RequestError(NO_TEMPLATE)
         encoded = self.backend.apply_chat_template(
@@ -102,7 +99,7 @@ class HuggingFaceTokenizer:
 
 
 def wrapped(tokenizer: Any) -> Tokenizer:
-    """A tokenizer of ours as it is, one of transformers' as the engine calls it."""
+    """Wrap a transformers tokenizer; return any other as it is."""
     ours = not hasattr(tokenizer, "convert_ids_to_tokens")
     return tokenizer if ours else HuggingFaceTokenizer(tokenizer)
 
@@ -125,7 +122,7 @@ def load_tokenizer(model: str | os.PathLike[str] | Any) -> Tokenizer | None:
 
     try:
         backend = AutoTokenizer.from_pretrained(os.fspath(folder or model))
-    except Exception as error:  # transformers raises what comes
+    except Exception as error:  # transformers may raise anything
         raise ConfigError(
             f"model={model}: its tokenizer cannot be loaded: {brief(error)}"
         ) from error
@@ -134,76 +131,62 @@ def load_tokenizer(model: str | os.PathLike[str] | Any) -> Tokenizer | None:
     return HuggingFaceTokenizer(backend)
 
 
-class Detokenizer:
-    """The text of one sequence, token by token.
+Message = Mapping[str, Any]
+"""A `role` and a `content`, a text or text parts; and whatever else the template reads."""
 
-    A token's text may depend on its neighbours: bytes join to a character, a word loses its space
-    at the beginning of a text. So new tokens are decoded behind some whose text is out already,
-    and what goes beyond their text is new. Text that ends in half a character waits for the rest.
+Chat = Sequence[Message]
 
-    >>> detokenizer = Detokenizer(ByteTokenizer())
-    >>> [detokenizer.push(token) for token in (110, 195, 169)]
-    ['n', '', 'é']
+
+def chat_tokens(
+    tokenizer: object,
+    messages: Chat,
+    add_generation_prompt: bool = True,
+    **settings: Any,
+) -> list[int]:
+    """The prompt tokens of a conversation by the model's chat template.
+
+    With `add_generation_prompt` they end where the next answer begins. `settings` go to the
+    template, such as a `chat_template` in place of the model's own. Raises RequestError for
+    malformed messages, and where there is no template.
+
+    >>> bytes(chat_tokens(ByteTokenizer(), [{"role": "user", "content": "Hello"}]))
+    b'user: Hello\\nassistant:'
     """
+    given = _checked(messages)
+    chat: Callable[..., list[int]] | None = getattr(tokenizer, "chat", None)
+    if chat is None:
+        raise RequestError(NO_TEMPLATE)
+    try:
+        return chat(given, add_generation_prompt=add_generation_prompt, **settings)
+    except RequestError:
+        raise
+    except Exception as error:  # a template may raise anything
+        raise RequestError(f"messages: the template refuses them: {brief(error)}") from error
 
-    PROMPT = 6
-    """How many of the prompt's last tokens the first ones of the output are decoded behind."""
-    PATIENCE = 64
-    """Tokens without an end in sight; by then it is no character that is being spelled."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self.text = ""
-        self._tokenizer = tokenizer
-        self._pending: list[int] = []
-        self._shown = 0
-        """How much of the pending tokens' text is out."""
-        self._context: list[int] = []
-        self._context_length = 0
-        self._stand_on(list(prompt[-self.PROMPT :]))
-        # A prompt may end within a character; then the output spells the rest of it.
-        self._context_length = len(self._decode(self._context).rstrip(UNKNOWN))
+def _checked(messages: Any) -> list[dict[str, Any]]:
+    """The messages with their contents as texts."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RequestError(f"messages={messages!r}: must be a list of at least one message")
+    return [_message(f"messages[{place}]", one) for place, one in enumerate(messages)]
 
-    def push(self, token: int) -> str:
-        """Take the next token; returns the text that is certain now and was not before."""
-        self._pending.append(token)
-        text = self._pending_text()
-        whole = text.rstrip(UNKNOWN)
-        if len(whole) < len(text) and len(self._pending) < self.PATIENCE:
-            return self._show(whole)
-        new = self._show(text)
-        if text:
-            self._stand_on(self._pending)
-        elif len(self._pending) >= self.PATIENCE:  # special tokens, which have no text
-            self._pending = []
-        return new
 
-    def finish(self) -> str:
-        """The rest: there will be no more tokens, and half a character is what it is."""
-        return self._show(self._pending_text())
+def _message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where}={message!r}: must have a role and a content")
+    if not isinstance(role := message.get("role"), str) or not role:
+        raise RequestError(f"{where}.role={role!r}: must be a text, such as user")
+    return {**message, "content": _text(f"{where}.content", message.get("content"))}
 
-    def copy(self) -> Detokenizer:
-        """The same for a sequence that begins as this one did."""
-        twin = Detokenizer(self._tokenizer)
-        twin.text, twin._shown = self.text, self._shown
-        twin._pending, twin._context = list(self._pending), self._context
-        twin._context_length = self._context_length
-        return twin
 
-    def _pending_text(self) -> str:
-        if not self._pending:
-            return ""
-        return self._decode(self._context + self._pending)[self._context_length :]
-
-    def _show(self, text: str) -> str:
-        new = text[self._shown :]
-        self._shown += len(new)
-        self.text += new
-        return new
-
-    def _stand_on(self, tokens: list[int]) -> None:
-        """Decode what follows behind these tokens, whose text is out."""
-        self._context, self._pending, self._shown = tokens, [], 0
-        self._context_length = len(self._decode(tokens))
-
-    def _decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens) if tokens else ""
+def _text(where: str, content: Any) -> str:
+    """The text of a message's content, which may be a list of text parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise RequestError(f"{where}={content!r}: must be a text")
+    for place, part in enumerate(content):
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise RequestError(f"{where}[{place}]: {kind!r}: a part must be a text")
+    return "".join(part["text"] for part in content)

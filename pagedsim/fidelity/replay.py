@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError, Continuation, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.source import Job, Mode
-from pagedsim.engine.filler import Filler
+from pagedsim.engine.drive import Filler
 from pagedsim.fidelity.engine_model import scheduler_of
 from pagedsim.fidelity.recorded import Recorded
 from pagedsim.metrics.files import REQUESTS, STEPS

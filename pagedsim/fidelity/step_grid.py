@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from pagedsim.core import ConfigError, Request, StepPlan
-from pagedsim.engine.filler import Filler
+from pagedsim.engine.drive import Filler
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.fidelity.recorded import StepLog, samples_of
 from pagedsim.metrics.recorder import Recorder

@@ -39,10 +39,10 @@ from pagedsim.workload import Workload
 from pagedsim.workload.tokens import Prompts
 
 if TYPE_CHECKING:
-    from pagedsim.engine.arguments import Arguments
     from pagedsim.engine.engine import LLMEngine
+    from pagedsim.engine.engine_args import Arguments
     from pagedsim.engine.models import LoadedModel
-    from pagedsim.engine.observer import Observer
+    from pagedsim.engine.output import Observer
 
 
 TIMES = ("feed", "plan", "launch", "sample", "commit")
@@ -123,8 +123,8 @@ class Engine(Backend):
 
     def prepare(self, config: RunConfig) -> Serving:
         try:
-            from pagedsim.engine.arguments import Arguments
             from pagedsim.engine.assemble import check_split, device_of
+            from pagedsim.engine.engine_args import Arguments
         except ModuleNotFoundError as error:
             raise not_installed("backend=engine", "engine", error.name) from error
         with said_of("backend", {"device": self.device}):

@@ -10,7 +10,7 @@ from typing import Any
 from pagedsim.config import Serve
 from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.core.errors import not_installed, require_number, require_whole, shown
-from pagedsim.engine.observer import Observer
+from pagedsim.engine.output import Observer
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.serving import Serving
 from pagedsim.run.simulated import Simulation

@@ -18,7 +18,7 @@ import uvicorn
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole, shown
-from pagedsim.engine.observer import Observers
+from pagedsim.engine.output import Observers
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.api.live import Live, add_live
 from pagedsim.serve.async_engine import AsyncLLMEngine

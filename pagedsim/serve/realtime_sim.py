@@ -10,8 +10,7 @@ from typing import Any
 import simpy
 
 from pagedsim.core import Request, RequestError, RequestId, SamplingParams, Scheduler, StepPlan
-from pagedsim.engine.observer import Observer
-from pagedsim.engine.output import RequestOutput
+from pagedsim.engine.output import Observer, RequestOutput
 from pagedsim.serve.backend import Tokenizer
 from pagedsim.serve.sim_events import FailureTrackingCost, SimEvents
 from pagedsim.serve.sim_output import FillerTokenizer, SimOutput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.core.plan import sampled_in
-from pagedsim.engine.observer import Observer
+from pagedsim.engine.output import Observer
 from pagedsim.sim.server import Costs
 
 

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from experiments.benchmarks.fake_gpu import use_target
 from pagedsim.core import SamplingParams
-from pagedsim.engine import rehearsal
+from pagedsim.engine import profile
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.models import load_model
 from pagedsim.kernels import ops
@@ -43,7 +43,7 @@ def main() -> None:
     )  # tried out in plain torch, since nothing is right from here on
     use_target(90)
     setattr(ops, "on_gpu", lambda tensor: True)  # noqa: B010
-    setattr(rehearsal, "on_gpu", ops.on_gpu)  # noqa: B010
+    setattr(profile, "on_gpu", ops.on_gpu)  # noqa: B010
     compiled: list[str] = []
     note_down(compiled)
     engine = LLMEngine(

@@ -14,8 +14,15 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine import inputs as inputs_module
 from pagedsim.engine.inputs import ALIGNMENT, Batch, Inputs, Places, Tables
-from pagedsim.engine.rows import Changes, Computing, Rows
-from pagedsim.engine.step_inputs import Mixed, StepInputs, inputs_of, samplers_of
+from pagedsim.engine.step_inputs import (
+    Changes,
+    Computing,
+    Mixed,
+    Rows,
+    StepInputs,
+    inputs_of,
+    samplers_of,
+)
 
 
 def server(**settings: Any) -> Scheduler:

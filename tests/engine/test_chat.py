@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pagedsim.core import RequestError
-from pagedsim.engine.chat import chat_tokens
-from pagedsim.engine.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from pagedsim.engine.tokenizer import ByteTokenizer, HuggingFaceTokenizer, chat_tokens
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.cache import Cache, CacheShape
+from pagedsim.engine.cache import Cache, CacheShape, Mover
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.inflight import InflightStep
-from pagedsim.engine.mover import Mover
 from pagedsim.engine.sampler import Sampler
 from pagedsim.kernels.float8 import FORMATS
 

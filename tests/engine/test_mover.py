@@ -10,8 +10,16 @@ import torch
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
-from pagedsim.engine.cache import Cache, CacheShape
-from pagedsim.engine.mover import Bus, Mark, Mover, NoBus, copy_pieces, copy_runs, runs
+from pagedsim.engine.cache import (
+    Bus,
+    Cache,
+    CacheShape,
+    Mark,
+    Mover,
+    copy_pieces,
+    copy_runs,
+    runs,
+)
 
 SHAPE = CacheShape(layers=2, block_size=4, kv_heads=1, head_dim=3, dtype=torch.float32)
 BLOCKS, CPU_BLOCKS = 12, 9
@@ -50,7 +58,7 @@ class Witness:
         return self.cache.gpu[table[position // size], :, :, position % size]
 
 
-class SlowBus:
+class SlowBus(Bus):
     """Executes queued copies when they are waited for, and otherwise at random times."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -80,7 +88,7 @@ class Queued:
     def __init__(self, bus: SlowBus, work: Callable[[], None]) -> None:
         self.bus, self.work = bus, work
 
-    def passed(self) -> bool:
+    def query(self) -> bool:
         if self.bus.waiting and self.bus.rng.random() < 0.2:
             self.bus.go_on()
         return self not in self.bus.waiting
@@ -115,7 +123,7 @@ def drive(seed: int, batching: str, memory: str, bus: Bus | None = None) -> Witn
         max_model_len=40,
     )
     cache = Cache(SHAPE, BLOCKS, CPU_BLOCKS, torch.device("cpu"))
-    witness = Witness(cache, scheduler, bus or NoBus())
+    witness = Witness(cache, scheduler, bus or Bus())
     for number in range(8):
         width = rng.choice((1, 1, 2))
         params = SamplingParams(n=width, max_tokens=rng.randint(1, 16))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pagedsim.core import ConfigError
-from pagedsim.engine import cache, memory_check
+from pagedsim.engine import cache, runtime
 from pagedsim.engine.cache import Cache, CacheShape
 
 CUDA = torch.device("cuda")
@@ -78,11 +78,11 @@ def test_what_cannot_be_registered_is_torch_s_if_the_next_power_of_two_is_there(
     monkeypatch.setattr(cache, "_forget", lambda device: cuda.calls.append(("forget", device)))
     rounded = 4096
     assert NEEDED < rounded < 2 * NEEDED
-    monkeypatch.setattr(memory_check, "host_bytes", lambda: rounded)
+    monkeypatch.setattr(runtime, "host_bytes", lambda: rounded)
     owner = Owner()
     cache.pinned((5, *SHAPE.block), SHAPE.dtype, CUDA, owner)
     assert asked == [((5, *SHAPE.block), SHAPE.dtype)]
-    monkeypatch.setattr(memory_check, "host_bytes", lambda: rounded - 1)
+    monkeypatch.setattr(runtime, "host_bytes", lambda: rounded - 1)
     with pytest.raises(ConfigError, match=r"power of two.*lower swap_space_gib or cpu_blocks"):
         cache.pinned((5, *SHAPE.block), SHAPE.dtype, CUDA, owner)
     assert len(asked) == 1

@@ -12,7 +12,7 @@ from pagedsim.core import ConfigError
 from pagedsim.engine import engine
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.llm import LLM
-from pagedsim.engine.process import Threads
+from pagedsim.engine.runtime import Threads
 from pagedsim.run.backend import Backend, RunConfig
 from pagedsim.run.serving import Engine
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from pagedsim.engine import rehearsal
-from pagedsim.engine.rehearsal import rehearsals
+from pagedsim.engine import profile
+from pagedsim.engine.profile import rehearsals
 from pagedsim.kernels.grouped import grouped_tiles
 from pagedsim.kernels.tiles import prefill_tiles, product_tiles
 
@@ -57,7 +57,7 @@ def test_nothing_is_compiled_while_serving(settings: dict[str, Any], kernels: se
 
 @pytest.mark.parametrize("room", [2, 3, 48, 1000, 8192])
 def test_steps_lead_to_every_choice_of_tiles(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(profile, "on_gpu", lambda tensor: True)
     steps = list(rehearsals(torch.zeros(0), room, seqs=256))
     assert all(sum(length for _, length in step) <= room for step in steps)
     alone = [step[0][1] for step in steps if len(step) == 1 and step[0][1] > 1]

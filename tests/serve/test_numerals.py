@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.engine.stop import first_stop
+from pagedsim.engine.detokenizer import first_stop
 from pagedsim.serve.numerals import first_end, position
 from pagedsim.serve.sim_output import said
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from pagedsim.core import ConfigError
-from pagedsim.engine.memory_check import require_host
 from pagedsim.engine.models.weights import skeleton
+from pagedsim.engine.runtime import require_host
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from torch._C._distributed_c10d import TCPStore
 
 from pagedsim.core import PagedsimError
 from pagedsim.engine.cache import Cache, CacheShape
-from pagedsim.engine.memory_check import in_memory
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.shard import Shard
 from pagedsim.engine.parallel.group import Parted, RankGroup
 from pagedsim.engine.parallel.ranks import HOST, PARTED, PATIENCE, Failure
 from pagedsim.engine.profile import fitting_blocks
 from pagedsim.engine.runner import Runner
+from pagedsim.engine.runtime import in_memory
 from pagedsim.engine.step_inputs import StepInputs
 
 LOOK = 0.5

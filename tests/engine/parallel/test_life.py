@@ -16,13 +16,13 @@ import torch
 from transformers import LlamaConfig
 
 from pagedsim.core import ConfigError, SamplingParams
-from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.engine_args import Arguments
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel import ranks as ranks_module
 from pagedsim.engine.parallel.ranks import RankError
-from pagedsim.engine.process import uninterrupted
+from pagedsim.engine.runtime import uninterrupted
 from pagedsim.run.serving import ModelCache
 from tests.engine.models.architectures import SHAPE
 

@@ -12,8 +12,8 @@ import torch
 
 from pagedsim.core import ConfigError
 from pagedsim.engine import runner as runner_module
-from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.engine_args import Arguments
 from tests.engine.architectures import CONFIGS
 from tests.engine.parallel.together import OneProcess, groups, shards
 from tests.engine.test_equality import BLOCK, BLOCKS, GREEDY, LONGEST, PROMPTS, TOKENS, served

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from pagedsim.core import ConfigError, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine import assemble
-from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.assemble import loaded
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.engine_args import Arguments
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel.ranks import Ranks
 from pagedsim.engine.profile import fitting_blocks

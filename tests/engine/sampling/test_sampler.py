@@ -19,13 +19,14 @@ from pagedsim.engine.sampler import (
     Row,
     Sample,
     Sampler,
+    TokenCounts,
     forbid,
     gumbel,
     penalise,
     penalties,
+    places,
     stream_key,
 )
-from pagedsim.engine.token_counts import TokenCounts, places
 from pagedsim.kernels.reference.draw import keep_min_p, keep_top_k
 from pagedsim.kernels.reference.nucleus import keep_top_p
 
@@ -213,7 +214,7 @@ def test_what_was_said_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(sum(map(len, texts)))
         return places(texts, like)
 
-    monkeypatch.setattr("pagedsim.engine.token_counts.places", counted)
+    monkeypatch.setattr("pagedsim.engine.sampler.places", counted)
     said, logits = TokenCounts(), some_logits(3)
     texts: list[list[int]] = [[5], [7, 7], []]
     prompts = [(1, 2), (2, 3), ()]

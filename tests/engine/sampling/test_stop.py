@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.stop import Text, ends_of, first_stop, held_back
+from pagedsim.engine.detokenizer import Text, ends_of, first_stop, held_back
 from tests.engine.sampling.fake import Words
 
 

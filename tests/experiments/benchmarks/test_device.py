@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import device, swap  # noqa: E402
 from experiments.benchmarks.device import Copy, Results, files, noise  # noqa: E402
-from pagedsim.engine.mover import Mover  # noqa: E402
+from pagedsim.engine.cache import Mover  # noqa: E402
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[3]

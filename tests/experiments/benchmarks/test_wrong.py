@@ -19,10 +19,15 @@ from experiments.benchmarks.products import Layer  # noqa: E402
 from experiments.benchmarks.shapes import Case, Problem, grid  # noqa: E402
 from experiments.benchmarks.step import Arm, Judge, arms, same_samples  # noqa: E402
 from pagedsim.engine import graphs, inputs, runner  # noqa: E402
-from pagedsim.engine.cache import Cache  # noqa: E402
+from pagedsim.engine.cache import (  # noqa: E402
+    LAYOUTS,
+    Cache,
+    Mover,
+    copy_runs,
+    runs,
+)
 from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
-from pagedsim.engine.mover import LAYOUTS, Mover, copy_runs, runs  # noqa: E402
 from pagedsim.engine.sampler import Row  # noqa: E402
 from pagedsim.kernels import ops  # noqa: E402
 
