@@ -1,9 +1,9 @@
 """Beam search of one request: the same steps, and so the same answers, as transformers' generate.
 
 The request is a group of fixed width. Each step extends every running beam by every token and
-keeps the best `width` that go on; those that ended compete, under the length penalty, for the
-`width` places among the finished. More candidates are looked at than there are beams, so that
-enough are left when ends are among them.
+keeps the best `width` that go on; ended beams compete, under the length penalty, for the `width`
+places among the finished. There are more candidates than beams, so that enough are left when some
+of them end.
 """
 
 from __future__ import annotations
@@ -41,23 +41,9 @@ class Finished(NamedTuple):
 class Beams:
     """The beams of one request: `best_of` (or `n`) wide, of which the `n` best are returned.
 
-    Called like Sequences, except that it takes logits. Temperature and truncation have no say;
-    penalties and `min_tokens` apply to the log-probabilities, as they do in transformers.
+    Called like Sequences, but with logits. Temperature and truncation have no effect; penalties and
+    `min_tokens` apply to the log-probabilities, as in transformers.
     """
-
-    __slots__ = (
-        "_contenders",
-        "_eos",
-        "_finished",
-        "_limit",
-        "_logprobs",
-        "_prompt",
-        "_streamer",
-        "deltas",
-        "ends",
-        "plain",
-        "request",
-    )
 
     def __init__(
         self,
@@ -68,7 +54,7 @@ class Beams:
         detokenizer: Callable[[], Detokenizer] | None = None,
         prompt: str | None = None,
     ) -> None:
-        """`limit`: how many tokens it may generate, if that is less than its max_tokens."""
+        """`limit`: the most tokens that it may generate, if less than its max_tokens."""
         params = request.params
         for name in ("stop", "logprobs"):
             if value := getattr(params, name):
@@ -78,12 +64,12 @@ class Beams:
         self.request = request
         self.plain = False
         self.deltas = False
-        """Whether each output is to hold what is new since the last one; never, as `ranked`."""
+        """Never, as `ranked`."""
         self.ends = ends_of(params, eos)
         """Tokens that end a beam."""
         self._eos = frozenset(eos)
         self._limit: float = min(limit or inf, params.max_tokens or inf)
-        self._streamer = detokenizer
+        self._detokenizer = detokenizer
         self._prompt = prompt
         # Until the first token all beams are the same one, and only the first may have successors.
         self._logprobs = [0.0] + [-1e9] * (request.width - 1)
@@ -92,13 +78,13 @@ class Beams:
 
     @property
     def ranked(self) -> bool:
-        """Whether which sequences are returned is known only at the end."""
+        """Whether the returned sequences are known only at the end."""
         return True
 
     def take(self, logits: Tensor) -> tuple[Continuation, str | None]:
-        """The logits of this step, [width, vocab], or [1, vocab] before the first token.
+        """Take the logits of this step, [width, vocab], or [1, vocab] before the first token.
 
-        Returns what to tell commit, and why the request has ended.
+        Returns the request's result for `Scheduler.complete`, and its finish reason, if any.
         """
         request, width = self.request, self.request.width
         candidates = self._candidates(logits)
@@ -117,14 +103,14 @@ class Beams:
         return answer, None if self._may_improve(length) else "stop"
 
     def close(self, reason: str) -> None:
-        """The scheduler ended the request. Unless that was our wish, running beams end as well."""
+        """End the request; unless beam search itself has ended it, running beams end as well."""
         if reason != "stop":
             count = self._contenders if reason == "length" else self.request.width
             running = self._running()[:count]
             self._finish((logprob, tokens, reason) for logprob, tokens in running)
 
     def output(self, finished: bool) -> RequestOutput:
-        """The best beams; until it is `finished`, of those that still run, which may change."""
+        """The best beams; before the request is `finished`, of the running ones, which may change."""
         if finished:
             beams = self._finished
         else:
@@ -132,8 +118,6 @@ class Beams:
         best = beams[: self.request.params.n]
         outputs = [self._completion(index, beam) for index, beam in enumerate(best)]
         return RequestOutput.of(self.request, self._prompt, outputs, finished)
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _running(self) -> list[tuple[float, list[int]]]:
         """Log-probability and tokens of the running beams, best first."""
@@ -156,7 +140,7 @@ class Beams:
         ]
 
     def _adjusted(self, logprobs: Tensor) -> Tensor:
-        """The log-probabilities after penalties, and without ends that would come too early."""
+        """The log-probabilities after penalties, without ends before `min_tokens`."""
         request, params, rows = self.request, self.request.params, len(logprobs)
         if params.penalised:
             outputs = request.outputs or [[]] * rows
@@ -167,7 +151,7 @@ class Beams:
         return logprobs
 
     def _finish(self, beams: Iterable[tuple[float, list[int], str]]) -> None:
-        """Beams that ended compete for a place among the finished."""
+        """Have ended beams compete for places among the finished."""
         new = [Finished(self._score(p, len(ids)), p, ids, why) for p, ids, why in beams]
         ranked = sorted(self._finished + new, key=lambda beam: -beam.score)
         self._finished = ranked[: self.request.width]
@@ -176,7 +160,7 @@ class Beams:
         return float(logprob / max(length, 1) ** self.request.params.length_penalty)
 
     def _may_improve(self, length: int) -> bool:
-        """Whether a running beam may yet come in among the finished, all of `length` tokens now."""
+        """Whether a running beam, of `length` tokens now, may still join the finished."""
         params = self.request.params
         if len(self._finished) < self.request.width:
             return True
@@ -200,10 +184,10 @@ class Beams:
         )
 
     def _text(self, beam: Finished, stop: int | None) -> str:
-        if self._streamer is None:
+        if self._detokenizer is None:
             return ""
         wanted = self.request.params.include_stop_str_in_output and stop is not None
-        text = Text(self._streamer)
+        text = Text(self._detokenizer)
         text.catch_up(beam.tokens if wanted or beam.reason != "stop" else beam.tokens[:-1])
         if beam.reason:
             text.finish()

@@ -29,7 +29,7 @@ from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.runtime import THREADS, uninterrupted
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
-from pagedsim.engine.step_inputs import StepInputs, samplers_of
+from pagedsim.engine.step_inputs import samplers_of
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class StepTimes(NamedTuple):
     """Where the host's time went in the last step, in seconds."""
 
     feed: float
-    """From when the step counts to when it was planned."""
+    """From the step's start to its planning."""
     plan: float
     launch: float
     """Inputs, moves and kernel launches; on a CPU the computation itself."""
@@ -91,11 +91,11 @@ class LLMEngine:
         self.failure = ""
         """Error of the last failed step."""
         self.stuck = False
-        """Whether the last step found nothing to do, and none will until requests come or go."""
+        """Whether the last step was idle, and all will be until requests come or go."""
         self._sampler = Sampler()
-        self._flight: InflightStep | None = None  # planned, and not told of; the oldest
-        self._untold: list[StepPlan] = []  # all such plans
-        # A CPU would do nothing else meanwhile: it plans the next step first.
+        self._oldest: InflightStep | None = None  # the oldest step in flight
+        self._in_flight: list[StepPlan] = []  # all plans that are not completed
+        # A CPU computes during the launch: the next step is planned first.
         self._defers = self.server.async_scheduling and self.model.device.type == "cpu"
         self.scheduler.expect_tokens()
         self._groups: dict[RequestId, Group] = {}
@@ -105,7 +105,7 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, *, observer: Observer | None = None) -> LLMEngine:
-        """An engine whose settings have vLLM's names, and errors, too."""
+        """An engine with vLLM's names of settings, in errors, too."""
         with vllm_errors():
             return cls(args.arguments(), observer=observer)
 
@@ -116,17 +116,17 @@ class LLMEngine:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next step is due: 0, or infinity where none will do anything."""
+        """Seconds until the next step is due: 0, or infinity if it would be idle."""
         return inf if self.stuck else 0.0
 
     @property
     def lag(self) -> float:
-        """0: its steps end when they end, and are not due at a time."""
+        """Always 0: steps have no due time."""
         return 0.0
 
     @property
     def default_sampling(self) -> dict[str, Any]:
-        """Values of SamplingParams for requests that say none: the model's own, if any."""
+        """Defaults of SamplingParams: the model's own, if any."""
         own = self.arguments.generation_config == "auto"
         return self.model.default_sampling if own else {}
 
@@ -137,9 +137,9 @@ class LLMEngine:
     def close(self) -> None:
         """Release the engine's resources; it must not be used afterwards.
 
-        Where a model is shared by several processes they end with this, or else when the engine is
-        not used any more. A model that was loaded before stays, for its next engine. After the last
-        engine torch has as many threads as before the first.
+        The processes of a tensor-parallel model end with this, or when the engine is deleted. A
+        model that was loaded before stays, for its next engine. After the last engine torch has as
+        many threads as before the first.
         """
         self.runner.close()
         self._give_threads_back()
@@ -152,7 +152,7 @@ class LLMEngine:
             THREADS.give_back()
 
     def check_progress(self) -> None:
-        """Raise PagedsimError if requests are left that nothing can be done for."""
+        """Raise PagedsimError if requests are left and none can run."""
         if self.stuck and self.scheduler.unfinished:
             raise PagedsimError(
                 f"nothing can run at {self.now:.6g} s: {len(self.scheduler.waiting)} requests "
@@ -162,10 +162,10 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self.scheduler.unfinished or self._flight)
+        return bool(self.scheduler.unfinished or self._oldest)
 
     def get_num_unfinished_requests(self) -> int:
-        """How many requests are not served to the end yet."""
+        """The number of unfinished requests."""
         return self.scheduler.unfinished
 
     # -- requests ------------------------------------------------------------------------------
@@ -182,10 +182,10 @@ class LLMEngine:
     ) -> None:
         """Queue a prompt, a text or token ids; raises RequestError if it can never be served.
 
-        `labels` are what policies see: priority, client, deadline, predicted_len, arrival. With
-        `stream`, every step that gives it a token returns what there is of it; with `delta`, too,
-        only what is new since its last output, in the last one as well. Where it is known only at
-        the end which sequences are returned (beams, `best_of`), a stream of deltas is one output.
+        `labels` are for policies: priority, client, deadline, predicted_len, arrival. With
+        `stream`, every step that generates a token for it returns its output so far; with `delta`,
+        too, only what is new since its last output, also in the last one. Where the returned
+        sequences are known only at the end (beams, `best_of`), a stream of deltas is one output.
         """
         params = params or SamplingParams()
         text = prompt if isinstance(prompt, str) else None
@@ -206,10 +206,10 @@ class LLMEngine:
         text: str | None = None,
         now: float | None = None,
     ) -> None:
-        """Queue a request of the core's own; its prompt must be token ids.
+        """Queue a `Request` of the core; its prompt must be token ids.
 
-        With `output_len` its output ends there at the latest, which no policy sees. One that can
-        never be served leaves with the next step, rejected. `now` is when it came, if not now.
+        `output_len` limits its output, invisibly for policies. An infeasible request is rejected by
+        the next step. `now` is its arrival, if not now.
         """
         self._check_ids(request)
         longest = max(self.scheduler.max_model_len - request.prompt_len, 1)
@@ -265,24 +265,24 @@ class LLMEngine:
         The step's time counts from `since`, by default now. A driver that keeps the engine busy
         passes the end of the last step: then steps follow without gaps, as in a simulation, and the
         host's work in between counts as part of the next one. With `async_scheduling` the following
-        step is planned and launched before this one is waited for; the next call waits for it.
+        step is planned and launched before this one ends; the next call waits for it.
 
-        Returns the requests that ended in it, and of those that stream what there is so far. If
-        carrying it out fails, the requests of this step, and of one that was planned on top of it,
-        end with finish reason "error", and the engine goes on serving the others.
+        Returns the requests that ended in it, and the outputs so far of those that stream. If its
+        execution fails, the requests of this step, and of one that was planned on top of it, end
+        with finish reason "error", and the engine goes on serving the others.
         """
         begun, self.times = self.now, None
         start = begun if since is None else since
         outputs: list[RequestOutput] = []
         planning: list[float] = []
         try:
-            if self._flight is None:
-                self._flight = self._planned(start, None, outputs, planning)
-                self.stuck = self._flight.plan.idle
-            elif since is None:  # it is under way since the last one ended
+            if self._oldest is None:
+                self._oldest = self._planned(start, None, outputs, planning)
+                self.stuck = self._oldest.plan.idle
+            elif since is None:  # in flight since the last one ended
                 start = self.end
-            current, following = self._flight, None
-            if self._goes_ahead(current):
+            current, following = self._oldest, None
+            if self._plans_ahead(current):
                 following = self._planned(start, current, outputs, planning)
             launched = self.now
             current.launch(self._sampler)
@@ -293,8 +293,8 @@ class LLMEngine:
             done = self.now
             with uninterrupted():
                 self.end = start if current.plan.empty else done
-                self._land(current.plan, start, outcome, outputs)
-                self._flight = following
+                self._complete(current.plan, start, outcome, outputs)
+                self._oldest = following
         except BaseException as error:
             # E.g. Ctrl-C: end the step's requests. After a RankError no request can be served.
             if not isinstance(error, Exception) or isinstance(error, RankError):
@@ -309,7 +309,7 @@ class LLMEngine:
         )
         return outputs
 
-    def _goes_ahead(self, current: InflightStep) -> bool:
+    def _plans_ahead(self, current: InflightStep) -> bool:
         """Whether another step can be planned before this one's tokens are committed."""
         scheduler = self.scheduler
         ahead = scheduler.async_scheduling and not scheduler.looks_back
@@ -322,15 +322,13 @@ class LLMEngine:
         outputs: list[RequestOutput],
         planning: list[float],
     ) -> InflightStep:
-        """Plan a step after the one that is under way, if one is, and launch it.
-
-        `planning` gets the seconds that planning took.
-        """
+        """Plan a step after the one in flight, if any, and launch it; the seconds of planning are
+        appended to `planning`."""
         with uninterrupted():
             begun = self.now
             plan = self.scheduler.plan(now)
             planning.append(self.now - begun)
-            self._untold.append(plan)
+            self._in_flight.append(plan)
             outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
             flight = InflightStep(plan)
             flight.prepare(partial(self._parts, plan, before))
@@ -342,27 +340,27 @@ class LLMEngine:
     def _parts(
         self, plan: StepPlan, before: InflightStep | None
     ) -> tuple[Callable[[], Tensor], SamplingJob]:
-        """What computes its logits, and what they are asked; before the scheduler counts it."""
+        """The computation of the logits and the sampling of a step, before it is dispatched."""
         inputs = self.runner.inputs_of(plan, None if before is None else before.plan)
-        question = SamplingJob(samplers_of(plan), self._groups)
-        return partial(self._compute, inputs, before), question
 
-    def _compute(self, inputs: StepInputs, before: InflightStep | None) -> Tensor:
-        return self.runner.carry_out(inputs, None if before is None else before.picked)
+        def compute() -> Tensor:
+            return self.runner.carry_out(inputs, None if before is None else before.picked)
 
-    def _land(
-        self, plan: StepPlan, start: float, answers: StepResults, outputs: list[RequestOutput]
+        return compute, SamplingJob(samplers_of(plan), self._groups)
+
+    def _complete(
+        self, plan: StepPlan, start: float, results: StepResults, outputs: list[RequestOutput]
     ) -> None:
-        """A step has ended, now."""
+        """Complete a step that has ended, and collect the outputs."""
         if self.observer is not None:
             self.observer.step(plan, start, self.end, self.scheduler)
-        self._untold.remove(plan)
-        finished = self.scheduler.complete(plan, self.end, *answers)
+        self._in_flight.remove(plan)
+        finished = self.scheduler.complete(plan, self.end, *results)
         outputs += [self._leave(request, request.finish_reason or "") for request in finished]
         if self._streamed:
             outputs += [
                 self._groups[name].output(finished=False)
-                for name in answers[0]
+                for name in results[0]
                 if name in self._streamed
             ]
 
@@ -375,12 +373,12 @@ class LLMEngine:
         return group.output(finished=True)
 
     def _fail(self, error: BaseException) -> list[RequestOutput]:
-        """End all whose memory is touched by what is under way: it may hold anything now."""
+        """End all requests whose memory the steps in flight touch: its content is undefined."""
         outputs: list[RequestOutput] = []
         with uninterrupted():
             self.end = now = self.now
             self.failure = f"{type(error).__name__}: {error}"
-            plans, self._untold, self._flight = self._untold, [], None
+            plans, self._in_flight, self._oldest = self._in_flight, [], None
             for plan in plans:
                 if isinstance(error, Exception):
                     log.error("step %d failed: %s", plan.number, self.failure)

@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from pagedsim.core import Continuation, Request, RequestId, StepPlan
+from pagedsim.core import Continuation, RequestId, StepPlan
 from pagedsim.engine.beam import Beams
 from pagedsim.engine.runtime import Fetch, sent
 from pagedsim.engine.sampler import Draw, Row, Sampler
@@ -17,21 +17,21 @@ from pagedsim.engine.sequence import Group
 from pagedsim.engine.step_inputs import Samplers
 
 StepResults = tuple[dict[RequestId, "int | Continuation"], dict[RequestId, str]]
-"""Tokens and finish reasons, as `Scheduler.commit` takes them."""
+"""Tokens and finish reasons, as `Scheduler.complete` takes them."""
 
 
 class SamplingJob:
     """The sampling of one step.
 
-    Created when the step is launched, before the scheduler commits it; `draw` samples on the
-    device asynchronously, and `answers`, which may follow a step later, waits for the tokens.
+    Created before the scheduler dispatches the step; `draw` samples on the device asynchronously,
+    and `results`, which may follow a step later, waits for the tokens.
     """
 
     def __init__(self, samplers: Samplers, groups: Mapping[RequestId, Group]) -> None:
         self.picked: Tensor | None = None
         """Sampled tokens on the device; row i is request i if each has one sequence."""
         self._samplers, self._groups = samplers, groups
-        self._asked: list[Group] = []
+        self._sampled: list[Group] = []
         self._plain = all(groups[request.id].plain for request, _ in samplers)
         self._rows: list[Row] = []
         self._places: list[int] = []  # of these rows among the logits
@@ -40,9 +40,9 @@ class SamplingJob:
         self._draw: Draw | None = None
         self._logits: Tensor | None = None
         if not self._plain:
-            self._ask()
+            self._prepare()
 
-    def _ask(self) -> None:
+    def _prepare(self) -> None:
         start = 0
         for request, count in self._samplers:
             group = self._groups[request.id]
@@ -51,17 +51,17 @@ class SamplingJob:
             here = count == len(mine)
             self._places += range(start, start + count) if here else [start] * len(mine)
             self._rows += mine
-            self._asked.append(group)
+            self._sampled.append(group)
             self._counts.append(len(mine))
             start += count
 
     def draw(self, logits: Tensor, sampler: Sampler) -> None:
-        """Launch sampling; beam search processes its logits in `answers`."""
+        """Launch sampling; beam search processes its logits in `results`."""
         if self._plain:
             self.picked = logits.argmax(1)
             self._coming = Fetch([self.picked])
             return
-        if any(isinstance(group, Beams) for group in self._asked):
+        if any(isinstance(group, Beams) for group in self._sampled):
             self._logits = logits
         if self._rows:
             if self._places != list(range(len(logits))):
@@ -69,8 +69,8 @@ class SamplingJob:
             self._draw = sampler.draw(logits, self._rows)
             self.picked = self._draw.picked
 
-    def answers(self) -> StepResults:
-        """Results of all requests that are still alive; called once."""
+    def results(self) -> StepResults:
+        """Wait for the tokens; results of all requests that are still alive. Called once."""
         tokens: dict[RequestId, int | Continuation] = {}
         ended: dict[RequestId, str] = {}
         if self._coming is not None:
@@ -86,29 +86,19 @@ class SamplingJob:
         samples = iter(self._draw.samples() if self._draw is not None else ())
         start = 0
         for (request, count), group, rows in zip(
-            self._samplers, self._asked, self._counts, strict=True
+            self._samplers, self._sampled, self._counts, strict=True
         ):
             mine = list(islice(samples, rows))
             if request.alive:
                 if isinstance(group, Beams):
                     assert self._logits is not None
-                    taken = group.take(self._logits[start : start + count])
-                    _tell(request, taken, tokens, ended)
+                    tokens[request.id], reason = group.take(self._logits[start : start + count])
                 else:
-                    _tell(request, group.take(mine), tokens, ended)
+                    tokens[request.id], reason = group.take(mine)
+                if reason is not None:
+                    ended[request.id] = reason
             start += count
         return tokens, ended
-
-
-def _tell(
-    request: Request,
-    answer: tuple[int | Continuation, str | None],
-    tokens: dict[RequestId, int | Continuation],
-    ended: dict[RequestId, str],
-) -> None:
-    tokens[request.id], reason = answer
-    if reason is not None:
-        ended[request.id] = reason
 
 
 class InflightStep:
@@ -120,7 +110,7 @@ class InflightStep:
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
-        self.question: SamplingJob | None = None
+        self.sampling: SamplingJob | None = None
         self.error: Exception | None = None
         """The error that prevents its execution."""
         self._compute: Callable[[], Tensor] | None = None
@@ -128,26 +118,26 @@ class InflightStep:
     @property
     def picked(self) -> Tensor | None:
         """Sampled tokens on the device, as in `SamplingJob`, once launched."""
-        return None if self.question is None else self.question.picked
+        return None if self.sampling is None else self.sampling.picked
 
     def prepare(self, parts: Callable[[], tuple[Callable[[], Tensor], SamplingJob]]) -> None:
         """Build the computation of the logits and the sampling job by `parts`."""
         with self._failing():
-            self._compute, self.question = parts()
+            self._compute, self.sampling = parts()
 
     def launch(self, sampler: Sampler) -> None:
         """Launch computation and sampling; idempotent."""
         compute, self._compute = self._compute, None
-        if compute is not None and self.question is not None:
+        if compute is not None and self.sampling is not None:
             with self._failing():
-                self.question.draw(compute(), sampler)
+                self.sampling.draw(compute(), sampler)
 
     def outcome(self) -> StepResults | Exception:
         """Wait for the results, or return the error."""
-        if self.error is None and self.question is not None:
+        if self.error is None and self.sampling is not None:
             with self._failing():
-                return self.question.answers()
-        assert self.error is not None, "neither a question nor an error"
+                return self.sampling.results()
+        assert self.error is not None, "neither a sampling job nor an error"
         return self.error
 
     @contextmanager
