@@ -44,7 +44,7 @@ def answers(
     """Ask, draw and answer in one."""
     question = SamplingJob(samplers, groups)
     question.draw(logits, sampler)
-    return question.answers()
+    return question.results()
 
 
 class Letters:
