@@ -119,14 +119,14 @@ def test_bytes_that_are_no_character_are_shown_when_that_is_certain() -> None:
 def test_garbage_without_end_is_not_held_for_ever() -> None:
     out = pieces(BYTES, [0x80] * 1000)
     assert "".join(out) == "\ufffd" * 1000
-    assert max(map(len, out)) <= Detokenizer.PATIENCE
+    assert max(map(len, out)) <= Detokenizer.MAX_PENDING
 
 
 @pytest.mark.parametrize("silent", [300, 257])
 def test_silence_without_end_is_not_kept(silent: int) -> None:
     detokenizer = Detokenizer(BYTES)
     assert {detokenizer.push(silent) for _ in range(1000)} == {""}
-    assert len(detokenizer._pending) < Detokenizer.PATIENCE
+    assert len(detokenizer._pending) < Detokenizer.MAX_PENDING
     assert detokenizer.push(97) == "a"
 
 
