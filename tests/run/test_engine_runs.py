@@ -432,7 +432,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def arguments(model: Any = "tiny", **settings: Any) -> Any:
-    from pagedsim.engine.arguments import Arguments
+    from pagedsim.engine.engine_args import Arguments
 
     return Arguments.of(model=model, device="cpu", **settings)
 
