@@ -29,20 +29,6 @@ def test_as_many_beams_die_out_as_the_law_says(width: int) -> None:
     assert dead / steps / width == pytest.approx(expected, rel=0.05)
 
 
-def test_at_turnover_1_two_beams_were_one_as_many_steps_ago_as_there_are_beams() -> None:
-    beams, request = Beams(1.0), search("a", 4)
-    history = [beams.chosen(request) or range(4) for _ in range(40_000)]
-    ages, begin = [], len(history)
-    while begin > 200:
-        one, other, age = 0, 1, 0
-        while one != other:
-            age += 1
-            one, other = history[begin - age][one], history[begin - age][other]
-        ages.append(age)
-        begin -= age
-    assert sum(ages) / len(ages) == pytest.approx(4.0, rel=0.05)
-
-
 def test_without_turnover_every_beam_continues() -> None:
     assert Beams(0.0).chosen(search("a", 4)) is None
     for turnover in (-0.1, 1.1, float("nan")):
