@@ -247,7 +247,7 @@ def _loads(run: Run, warm_up: float) -> tuple[list[float], Floats, NDArray[Any],
     requests = run.by_column()
     arrival, finished = requests["arrival"], requests["finished"]
     left, boarded = requests["left"], requests["boarded"]
-    refused = requests.are("rejected")
+    refused = requests.in_state("rejected")
     late = refused & ~np.isnan(requests["first_token"])
     with np.errstate(invalid="ignore", divide="ignore"):
         between = (finished - boarded) / (requests["output_tokens"] - 1)

@@ -99,10 +99,10 @@ def _texts(settings: object) -> set[str]:
 
 def latency_of(name: str, requests: Requests) -> Floats:
     """A latency with one value per request; NaN if it has none."""
-    how = metric_of(name).how
-    if not isinstance(how, Latency):
+    kind = metric_of(name).kind
+    if not isinstance(kind, Latency):
         raise ConfigError(f"metric {name}: has no value for each request")
-    return requests.each(how.of)
+    return requests.per_request(kind.of)
 
 
 def keys_of(names: Iterable[str]) -> list[str]:

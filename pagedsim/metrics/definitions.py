@@ -1,8 +1,8 @@
 """Definitions of all metrics, for summaries, tables, plots and pages.
 
 A metric is a decorated function, in the order of the summary; its docstring is its explanation in
-reports. `latency` is for one value per request, `tally` for one number of a group of requests,
-`whole` for one of the run. Their arguments are in `tables.py`, the column names in `recorder.py`
+reports. `latency` is for one value per request, `group` for one number of a group of requests,
+`run` for one of the run. Their arguments are in `tables.py`, the column names in `recorder.py`
 and `steps.py`.
 
 `output_tokens` are those of one sequence; token rates and service count all `sequences`. Latencies
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics, token_gaps
 from pagedsim.metrics.service import jain
-from pagedsim.metrics.tables import NAN, Floats, Requests, RunTables, Served, StepPart, ratio
+from pagedsim.metrics.tables import NAN, Floats, RequestGroup, Requests, RunTables, StepPart, ratio
 
 METRICS = Metrics()
 
@@ -36,7 +36,7 @@ class LittlesLaw(NamedTuple):
 
 def littles_law(requests: Requests) -> LittlesLaw:
     """Both sides of Little's law over the finished requests; NaN for none."""
-    done = requests.are("finished")
+    done = requests.in_state("finished")
     arrival, finished = requests["arrival"][done], requests["finished"][done]
     if not len(arrival) or (span := float(finished.max() - arrival.min())) == 0:
         return LittlesLaw(NAN, NAN)
@@ -47,34 +47,34 @@ def littles_law(requests: Requests) -> LittlesLaw:
     return LittlesLaw(number, len(arrival) / span * float(np.mean(finished - arrival)))
 
 
-@METRICS.tally("Requests sent", "count", NEITHER)
-def requests(served: Served) -> int:
+@METRICS.group("Requests sent", "count", NEITHER)
+def requests(group: RequestGroup) -> int:
     """Requests that arrived."""
-    return int(served.mask.sum())
+    return int(group.mask.sum())
 
 
-@METRICS.tally("Finished", "count", MORE)
-def finished(served: Served) -> int:
+@METRICS.group("Finished", "count", MORE)
+def finished(group: RequestGroup) -> int:
     """Requests served to their end."""
-    return served.count("finished")
+    return group.count("finished")
 
 
-@METRICS.tally("Rejected", "count", LESS)
-def rejected(served: Served) -> int:
+@METRICS.group("Rejected", "count", LESS)
+def rejected(group: RequestGroup) -> int:
     """Requests that could never have been served."""
-    return served.count("rejected")
+    return group.count("rejected")
 
 
-@METRICS.tally("Aborted", "count", LESS)
-def aborted(served: Served) -> int:
+@METRICS.group("Aborted", "count", LESS)
+def aborted(group: RequestGroup) -> int:
     """Requests given up on the way."""
-    return served.count("aborted")
+    return group.count("aborted")
 
 
-@METRICS.tally("Unfinished", "count", LESS)
-def unfinished(served: Served) -> int:
+@METRICS.group("Unfinished", "count", LESS)
+def unfinished(group: RequestGroup) -> int:
     """Requests still alive at the run's end."""
-    return served.count("unfinished")
+    return group.count("unfinished")
 
 
 @METRICS.latency("TTFT")
@@ -90,19 +90,19 @@ def tpot(each: Requests) -> Floats:
     return _divided(each["finished"] - each["first_token"], _tokens(each) - 1)
 
 
-@METRICS.spread("ITL")
-def itl(served: Served) -> tuple[Floats, Floats]:
+@METRICS.distribution("ITL")
+def itl(group: RequestGroup) -> tuple[Floats, Floats]:
     """Inter-token latency: every gap between two tokens of one request; one value a token."""
-    if (times := served.run.token_times) is not None:
-        gaps = times.gaps(served.finished)
+    if (times := group.run.token_times) is not None:
+        gaps = times.gaps(group.finished)
         return gaps, np.ones(len(gaps))
-    several = served.finished & (served.requests["output_tokens"] > 1)
+    several = group.finished & (group.requests["output_tokens"] > 1)
     names = ("first_token", "finished", "output_tokens", "preemptions")
     found = []
-    for rows, ends in served.run.by_replica():
+    for rows, ends in group.run.by_replica():
         some = rows[several[rows]]
-        first, last, tokens, preemptions = (served.requests[name][some] for name in names)
-        begun = served.run.begun[some]
+        first, last, tokens, preemptions = (group.requests[name][some] for name in names)
+        begun = group.run.decode_start[some]
         found.append(token_gaps(ends, first, last, tokens, preemptions, begun))
     if len(found) == 1:
         return found[0]
@@ -136,147 +136,147 @@ class SessionTimes(NamedTuple):
     tokens: Floats
 
 
-@METRICS.tally("Sessions finished", "count", MORE)
-def sessions_finished(served: Served) -> int | None:
+@METRICS.group("Sessions finished", "count", MORE)
+def sessions_finished(group: RequestGroup) -> int | None:
     """Sessions all of whose requests were served to their end."""
-    spans = _session_times(served)
+    spans = _session_times(group)
     return None if spans is None else len(spans.seconds)
 
 
-@METRICS.spread("Session time")
-def session_time(served: Served) -> tuple[Floats, Floats] | None:
+@METRICS.distribution("Session time")
+def session_time(group: RequestGroup) -> tuple[Floats, Floats] | None:
     """From the first arrival of a finished session to its last answer."""
-    spans = _session_times(served)
+    spans = _session_times(group)
     return None if spans is None else _unweighted(spans.seconds)
 
 
-@METRICS.spread("Session at server")
-def session_served_time(served: Served) -> tuple[Floats, Floats] | None:
+@METRICS.distribution("Session at server")
+def session_served_time(group: RequestGroup) -> tuple[Floats, Floats] | None:
     """The part of a finished session in which any of its requests waited or was served: without
     the time in which its user thinks or its tools run."""
-    spans = _session_times(served)
+    spans = _session_times(group)
     return None if spans is None else _unweighted(spans.seconds - spans.away)
 
 
-@METRICS.spread("Session per token")
-def session_time_per_token(served: Served) -> tuple[Floats, Floats] | None:
+@METRICS.distribution("Session per token")
+def session_time_per_token(group: RequestGroup) -> tuple[Floats, Floats] | None:
     """Session time divided by the tokens generated in the session, those of all sequences of all
     its requests: one value a finished session that generated any."""
-    if (spans := _session_times(served)) is None:
+    if (spans := _session_times(group)) is None:
         return None
     some = spans.tokens > 0
     return _unweighted(spans.seconds[some] / spans.tokens[some])
 
 
-@METRICS.tally("Sessions", "1/s", MORE)
-def sessions_per_s(served: Served) -> float | None:
+@METRICS.group("Sessions", "1/s", MORE)
+def sessions_per_s(group: RequestGroup) -> float | None:
     """Sessions finished, over the makespan."""
-    spans = _session_times(served)
-    return None if spans is None else served.per_second(len(spans.seconds))
+    spans = _session_times(group)
+    return None if spans is None else group.per_second(len(spans.seconds))
 
 
-@METRICS.tally("Requests", "1/s", MORE)
-def requests_per_s(served: Served) -> float:
+@METRICS.group("Requests", "1/s", MORE)
+def requests_per_s(group: RequestGroup) -> float:
     """Requests finished, over the makespan."""
-    return served.per_second(served.count("finished"))
+    return group.per_second(group.count("finished"))
 
 
-@METRICS.tally("Output tokens", "1/s", MORE)
-def output_tokens_per_s(served: Served) -> float:
+@METRICS.group("Output tokens", "1/s", MORE)
+def output_tokens_per_s(group: RequestGroup) -> float:
     """Tokens generated for finished requests, over the makespan."""
-    return served.per_second(int(served.requests.generated[served.finished].sum()))
+    return group.per_second(int(group.requests.generated[group.finished].sum()))
 
 
-@METRICS.tally("Goodput", "1/s", MORE)
-def goodput_per_s(served: Served) -> float | None:
+@METRICS.group("Goodput", "1/s", MORE)
+def goodput_per_s(group: RequestGroup) -> float | None:
     """Requests that met every bound of the service level objective, those of their own client
     where it has any, over the makespan."""
-    met = _met(served)
-    return None if met is None else served.per_second(met)
+    met = _met(group)
+    return None if met is None else group.per_second(met)
 
 
-@METRICS.tally("SLO attainment", "share", MORE)
-def slo_attainment(served: Served) -> float | None:
+@METRICS.group("SLO attainment", "share", MORE)
+def slo_attainment(group: RequestGroup) -> float | None:
     """Requests that met every bound of the service level objective, as a share of those that
     arrived."""
-    met = _met(served)
-    return None if met is None else ratio(met, int(served.mask.sum()))
+    met = _met(group)
+    return None if met is None else ratio(met, int(group.mask.sum()))
 
 
-@METRICS.tally("Preemptions", "count", LESS)
-def preemptions(served: Served) -> float:
+@METRICS.group("Preemptions", "count", LESS)
+def preemptions(group: RequestGroup) -> float:
     """Times a request lost its memory."""
-    return served.total("preemptions")
+    return group.total("preemptions")
 
 
-@METRICS.tally("Retries", "count", LESS)
-def retries(served: Served) -> float | None:
+@METRICS.group("Retries", "count", LESS)
+def retries(group: RequestGroup) -> float | None:
     """Times a request began anew, for its replica had died."""
-    return served.total("retries") if served.requests.has("retries") else None
+    return group.total("retries") if group.requests.has("retries") else None
 
 
-@METRICS.tally("Recomputed tokens", "count", LESS)
-def recomputed_tokens(served: Served) -> float:
+@METRICS.group("Recomputed tokens", "count", LESS)
+def recomputed_tokens(group: RequestGroup) -> float:
     """Tokens whose keys and values were thrown away and computed again."""
-    return served.total("recomputed_tokens")
+    return group.total("recomputed_tokens")
 
 
-@METRICS.tally("Swapped blocks", "count", LESS)
-def swapped_blocks(served: Served) -> float:
+@METRICS.group("Swapped blocks", "count", LESS)
+def swapped_blocks(group: RequestGroup) -> float:
     """Blocks copied between GPU and CPU, out and in."""
-    return served.total("swapped_blocks")
+    return group.total("swapped_blocks")
 
 
-@METRICS.tally("Cached tokens", "count", MORE)
-def cached_tokens(served: Served) -> float:
+@METRICS.group("Cached tokens", "count", MORE)
+def cached_tokens(group: RequestGroup) -> float:
     """Prompt tokens found in the prefix cache at first admission."""
-    return served.total("cached_tokens")
+    return group.total("cached_tokens")
 
 
-@METRICS.tally("Prefix hits", "share", MORE)
-def hit_rate(served: Served) -> float:
+@METRICS.group("Prefix hits", "share", MORE)
+def hit_rate(group: RequestGroup) -> float:
     """Cached tokens, as a share of the prompt tokens of all requests that were not rejected."""
-    wanted = served.mask & ~served.requests.are("rejected")
-    prompts = served.requests["prompt_tokens"][wanted].sum()
-    return ratio(served.total("cached_tokens"), float(prompts))
+    wanted = group.mask & ~group.requests.in_state("rejected")
+    prompts = group.requests["prompt_tokens"][wanted].sum()
+    return ratio(group.total("cached_tokens"), float(prompts))
 
 
-@METRICS.whole("Loaded tokens", "count", NEITHER)
+@METRICS.run("Loaded tokens", "count", NEITHER)
 def loaded_tokens(run: RunTables) -> int | None:
     """Tokens that were found in the tiers below the GPU and loaded; again where a request that
     lost its memory comes back."""
     return None if run.tiers is None else sum(use.loaded_tokens for use in run.tiers.values())
 
 
-@METRICS.whole("Written blocks", "count", LESS)
+@METRICS.run("Written blocks", "count", LESS)
 def written_blocks(run: RunTables) -> int | None:
     """Blocks that were written to the tiers below the GPU, swaps left out."""
     return None if run.tiers is None else sum(use.written_blocks for use in run.tiers.values())
 
 
-@METRICS.whole("Swapped at once", "count", LESS)
+@METRICS.run("Swapped at once", "count", LESS)
 def swapped_peak(run: RunTables) -> int | None:
     """The most blocks that were on the CPU at once."""
     return run.swapped_peak
 
 
-@METRICS.tally("Service", "count", NEITHER)
-def service(served: Served) -> float:
+@METRICS.group("Service", "count", NEITHER)
+def service(group: RequestGroup) -> float:
     """What requests got, finished or not: 1 for each token of a prompt whose first token came,
     and 2 for each token generated."""
-    return float(served.run.service[served.mask].sum())
+    return float(group.run.service[group.mask].sum())
 
 
-@METRICS.tally("QoE", "share", MORE)
-def qoe(served: Served) -> float:
+@METRICS.group("QoE", "share", MORE)
+def qoe(group: RequestGroup) -> float:
     """Quality of experience (Andes): of the time that a reader spent until each token, the share
     that was no delay against an answer that begins after qoe.ttft and comes at
     qoe.tokens_per_s; mean over finished requests."""
-    values = served.run.qoe[served.finished]
+    values = group.run.qoe[group.finished]
     return float(np.mean(values)) if len(values) else NAN
 
 
-@METRICS.whole("Service gap", "count", LESS)
+@METRICS.run("Service gap", "count", LESS)
 def service_gap(run: RunTables) -> float | None:
     """The largest difference between the service that two clients got within any time in which
     both had requests in the queue that had not been scheduled; of more than 32 clients, those
@@ -284,20 +284,20 @@ def service_gap(run: RunTables) -> float | None:
     return run.service_over_time.gap_while_waiting() if len(run.clients) > 1 else None
 
 
-@METRICS.whole("Service Jain", "share", MORE)
+@METRICS.run("Service Jain", "share", MORE)
 def service_jain(run: RunTables) -> float | None:
     """Jain's index of the clients' service a second while they had requests in the queue that had
     not been scheduled: 100 % where all are alike; clients that never had any are left out."""
     return jain(run.service_over_time.rates_while_waiting()) if len(run.clients) > 1 else None
 
 
-@METRICS.whole("Makespan", "s", LESS)
+@METRICS.run("Makespan", "s", LESS)
 def makespan(run: RunTables) -> float:
     """From the first arrival to the last finish."""
     return run.makespan
 
 
-@METRICS.whole("In system", "count", NEITHER)
+@METRICS.run("In system", "count", NEITHER)
 def in_system_mean(run: RunTables) -> float:
     """Finished requests that are waiting or being served, averaged over the makespan."""
     return littles_law(run.requests).number
@@ -307,7 +307,7 @@ def _used(steps: StepPart) -> tuple[float, ...]:
     return (steps.seconds @ steps["used_blocks"] * steps.block_size,)
 
 
-@METRICS.whole("KV use", "share", NEITHER, sums=_used)
+@METRICS.run("KV use", "share", NEITHER, sums=_used)
 def kv_utilisation_mean(run: RunTables, used: float) -> float:
     """Blocks in use as a share of all, averaged over the makespan; blocks of unlike sizes count by
     their slots."""
@@ -319,7 +319,7 @@ def _shared_and_used(steps: StepPart) -> tuple[float, ...]:
     return shared * steps.block_size, used * steps.block_size
 
 
-@METRICS.whole("KV shared", "share", MORE, sums=_shared_and_used)
+@METRICS.run("KV shared", "share", MORE, sums=_shared_and_used)
 def kv_shared_mean(run: RunTables, shared: float, used: float) -> float:
     """Blocks that sharing saves, as a share of those that would be in use without it, over time:
     beyond its first owner, each owner of a block would need one of its own."""
@@ -334,7 +334,7 @@ def _wasted(steps: StepPart) -> tuple[float, ...]:
     return steps.seconds[known] @ waste, steps.seconds[known].sum()
 
 
-@METRICS.whole("KV waste", "share", LESS, sums=_wasted)
+@METRICS.run("KV waste", "share", LESS, sums=_wasted)
 def kv_waste_mean(run: RunTables, waste: float, known: float) -> float:
     """Slots of used blocks that hold no token, as a share, averaged over the time of steps in
     which all requests in memory decode; undefined where requests share blocks, whose slots count
@@ -345,17 +345,17 @@ def kv_waste_mean(run: RunTables, waste: float, known: float) -> float:
 
 
 def _batch(steps: StepPart) -> tuple[float, ...]:
-    served = steps["decode_seqs"] + steps["prefill_requests"]
-    return steps.seconds @ served, steps.seconds.sum()
+    group = steps["decode_seqs"] + steps["prefill_requests"]
+    return steps.seconds @ group, steps.seconds.sum()
 
 
-@METRICS.whole("Batch size", "count", NEITHER, sums=_batch)
+@METRICS.run("Batch size", "count", NEITHER, sums=_batch)
 def batch_size_mean(run: RunTables, sequences: float, busy: float) -> float:
     """Sequences served in a step, averaged over the time that steps take."""
     return ratio(sequences, busy)
 
 
-@METRICS.whole("Batch fill", "share", NEITHER, sums=_batch)
+@METRICS.run("Batch fill", "share", NEITHER, sums=_batch)
 def batch_fill_mean(run: RunTables, sequences: float, busy: float) -> float:
     """Batch size as a share of max_seqs."""
     return ratio(ratio(sequences, busy), run.max_seqs)
@@ -365,21 +365,21 @@ def _busy(steps: StepPart) -> tuple[float, ...]:
     return (steps.seconds.sum(),)
 
 
-@METRICS.whole("MFU", "share", MORE, sums=_busy)
+@METRICS.run("MFU", "share", MORE, sums=_busy)
 def mfu(run: RunTables, busy: float) -> float | None:
     """Model FLOP/s utilisation: floating point operations done in the time that steps take, as a
     share of the peak."""
     return _of_peak(run.flops, run.peak_flops, busy)
 
 
-@METRICS.whole("MBU", "share", MORE, sums=_busy)
+@METRICS.run("MBU", "share", MORE, sums=_busy)
 def mbu(run: RunTables, busy: float) -> float | None:
     """Model bandwidth utilisation: bytes of weights and KV read in the time that steps take, as a
     share of the peak."""
     return _of_peak(run.bytes, run.peak_bandwidth, busy)
 
 
-@METRICS.whole("Energy", "J", LESS, sums=_busy)
+@METRICS.run("Energy", "J", LESS, sums=_busy)
 def energy_j(run: RunTables, busy: float) -> float | None:
     """Energy of all GPUs over the makespan, by the backend's model of their power: what steps draw
     by their FLOP and bytes, and idle GPUs between them."""
@@ -392,21 +392,21 @@ def energy_j(run: RunTables, busy: float) -> float | None:
     return None if idle is None else run.joules + idle - mean * busy
 
 
-@METRICS.whole("Mean power", "W", LESS, sums=_busy)
+@METRICS.run("Mean power", "W", LESS, sums=_busy)
 def mean_watts(run: RunTables, busy: float) -> float | None:
     """Energy of all GPUs, over the makespan."""
     joules = energy_j(run, busy)
     return None if joules is None else ratio(joules, run.makespan)
 
 
-@METRICS.whole("Tokens per joule", "1/J", MORE, sums=_busy)
+@METRICS.run("Tokens per joule", "1/J", MORE, sums=_busy)
 def tokens_per_joule(run: RunTables, busy: float) -> float | None:
     """Tokens generated for finished requests, over the energy of all GPUs."""
     joules = energy_j(run, busy)
     return None if joules is None else ratio(_answered(run), joules)
 
 
-@METRICS.whole("Availability", "share", MORE)
+@METRICS.run("Availability", "share", MORE)
 def availability(run: RunTables) -> float | None:
     """Of the time for which replicas were to be there, the share in which they were: the rest they
     were dead."""
@@ -415,7 +415,7 @@ def availability(run: RunTables) -> float | None:
     return ratio(run.server_seconds, run.server_seconds + down)
 
 
-@METRICS.whole("Cost", "€", LESS)
+@METRICS.run("Cost", "€", LESS)
 def cost_eur(run: RunTables) -> float | None:
     """What all GPUs cost over the makespan, at work or not; a replica while it is there."""
     if run.euros_per_hour is None:
@@ -426,21 +426,21 @@ def cost_eur(run: RunTables) -> float | None:
     return None if hourly is None else hourly / 3600
 
 
-@METRICS.whole("Tokens per euro", "1/€", MORE)
+@METRICS.run("Tokens per euro", "1/€", MORE)
 def tokens_per_euro(run: RunTables) -> float | None:
     """Tokens generated for finished requests, over the cost of all GPUs."""
     euros = cost_eur(run)
     return None if euros is None else ratio(_answered(run), euros)
 
 
-@METRICS.whole("Per million tokens", "€", LESS)
+@METRICS.run("Per million tokens", "€", LESS)
 def euro_per_million_tokens(run: RunTables) -> float | None:
     """The cost of all GPUs for a million tokens generated for finished requests."""
     euros = cost_eur(run)
     return None if euros is None else ratio(1e6 * euros, _answered(run))
 
 
-@METRICS.whole("Load imbalance", "share", LESS)
+@METRICS.run("Load imbalance", "share", LESS)
 def load_imbalance(run: RunTables) -> float | None:
     """Tokens that the steps of the busiest replica computed, of prompts and answers, as a share of
     the mean over all replicas of its role: 100 % is even. Of several roles it is the largest."""
@@ -449,7 +449,7 @@ def load_imbalance(run: RunTables) -> float | None:
     return float(np.fmax.reduce(run.replica_sums.load))
 
 
-@METRICS.whole("Imbalance over time", "share", LESS)
+@METRICS.run("Imbalance over time", "share", LESS)
 def imbalance_over_time(run: RunTables) -> float | None:
     """How unevenly requests, waiting or served, lie on the replicas of a role: the standard
     deviation of their numbers as a share of the mean, over all moments, each counted by the
@@ -457,13 +457,13 @@ def imbalance_over_time(run: RunTables) -> float | None:
     return None if run.replica_sums is None else run.replica_sums.imbalance()
 
 
-def _met(served: Served) -> int | None:
+def _met(group: RequestGroup) -> int | None:
     """Number of requests that met the SLO; None without one."""
-    if served.run.slo is None:
+    if group.run.slo is None:
         return None
-    latencies = {one.__name__: served.requests.each(one) for one in (ttft, tpot, e2e)}
-    met = served.run.slo.met(latencies, lambda client: served.requests.where("client", client))
-    return int(np.sum(met & served.mask))
+    latencies = {one.__name__: group.requests.per_request(one) for one in (ttft, tpot, e2e)}
+    met = group.run.slo.met(latencies, lambda client: group.requests.where("client", client))
+    return int(np.sum(met & group.mask))
 
 
 def _tokens(each: Requests) -> Floats:
@@ -478,21 +478,21 @@ def _unweighted(values: Floats) -> tuple[Floats, Floats]:
     return values, np.ones(len(values))
 
 
-def _session_times(served: Served) -> SessionTimes | None:
+def _session_times(group: RequestGroup) -> SessionTimes | None:
     """The finished sessions; None if no request belongs to one."""
-    if (session := served.requests.session) is None:
+    if (session := group.requests.session) is None:
         return None
-    rows = np.flatnonzero(served.mask & (session >= 0))
-    arrival, finished = (served.requests[name][rows] for name in ("arrival", "finished"))
+    rows = np.flatnonzero(group.mask & (session >= 0))
+    arrival, finished = (group.requests[name][rows] for name in ("arrival", "finished"))
     order = np.lexsort((arrival, session[rows]))
     rows, arrival, finished = rows[order], arrival[order], finished[order]
     begins = np.flatnonzero(np.diff(session[rows], prepend=-1))
-    whole = np.logical_and.reduceat(served.finished[rows], begins) if len(rows) else begins > 0
+    whole = np.logical_and.reduceat(group.finished[rows], begins) if len(rows) else begins > 0
     last = _latest(finished, begins)
     ends = np.append(begins[1:], len(rows)) - 1
     gaps = np.concatenate([[0.0], np.maximum(arrival[1:] - last[:-1], 0.0)])[: len(rows)]
     gaps[begins] = 0.0
-    generated = served.requests.generated[rows].astype(np.float64)
+    generated = group.requests.generated[rows].astype(np.float64)
     away, tokens = (
         np.add.reduceat(each, begins) if len(rows) else each for each in (gaps, generated)
     )
@@ -509,7 +509,7 @@ def _latest(finished: Floats, begins: NDArray[np.int64]) -> Floats:
 
 def _answered(run: RunTables) -> int:
     """Tokens generated for finished requests."""
-    return int(run.requests.generated[run.requests.are("finished")].sum())
+    return int(run.requests.generated[run.requests.in_state("finished")].sum())
 
 
 def _of_peak(work: float | None, peak: float | None, busy: float) -> float | None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.metrics.tables import EachRequest, Floats, RunTables, Served, StepPart
+from pagedsim.metrics.tables import EachRequest, Floats, RequestGroup, RunTables, StepPart
 
 AT_ONCE = 1 << 18
 """Steps per vectorised chunk."""
@@ -115,9 +115,9 @@ MORE: Way = 1
 """The better direction."""
 
 Number = int | float
-EachValue = Callable[[Served], tuple[Floats, Floats] | None]
+EachValue = Callable[[RequestGroup], tuple[Floats, Floats] | None]
 """Values of a group of requests and their weights; None if not defined."""
-OfRequests = Callable[[Served], Number | None]
+OfRequests = Callable[[RequestGroup], Number | None]
 """A number; None if not defined, in which case the summary lacks the key."""
 OfRun = Callable[..., Number | None]
 """The same of a run and of sums over its steps."""
@@ -138,33 +138,33 @@ class Latency:
 
     of: EachRequest
 
-    def values(self, served: Served) -> tuple[Floats, Floats]:
+    def values(self, group: RequestGroup) -> tuple[Floats, Floats]:
         """The values, and how often each came."""
-        values = served.requests.each(self.of)[served.finished]
+        values = group.requests.per_request(self.of)[group.finished]
         values = values[~np.isnan(values)]
         return values, np.ones(len(values))
 
 
 @dataclass(frozen=True)
-class Spread:
+class Distribution:
     """Any number of durations per request, summarised as mean and percentiles."""
 
     of: EachValue
 
-    def values(self, served: Served) -> tuple[Floats, Floats] | None:
+    def values(self, group: RequestGroup) -> tuple[Floats, Floats] | None:
         """The values, and how often each came; None where it cannot be told."""
-        return self.of(served)
+        return self.of(group)
 
 
 @dataclass(frozen=True)
-class Tally:
+class GroupMetric:
     """A count or rate of requests, of all and of each client."""
 
     of: OfRequests
 
 
 @dataclass(frozen=True)
-class Whole:
+class RunMetric:
     """A number of the whole run.
 
     Steps are processed in chunks, since a run may have millions: `sums` returns the contributions
@@ -175,7 +175,7 @@ class Whole:
     sums: Sums
 
 
-How = Latency | Spread | Tally | Whole
+Kind = Latency | Distribution | GroupMetric | RunMetric
 
 
 @dataclass(frozen=True)
@@ -188,21 +188,21 @@ class Metric:
     unit: Unit
     better: Way
     meaning: str
-    how: How
+    kind: Kind
 
     @property
     def latency(self) -> bool:
         """Whether it has a key for each of `STATISTICS`."""
-        return isinstance(self.how, Latency | Spread)
+        return isinstance(self.kind, Latency | Distribution)
 
-    def of_requests(self, served: Served, more: Percents = _NO_MORE) -> dict[str, Number]:
+    def of_requests(self, group: RequestGroup, more: Percents = _NO_MORE) -> dict[str, Number]:
         """Its summary entries for a group of requests, with `more` percentiles of a latency; empty
         for a metric of the whole run."""
-        if isinstance(self.how, Whole):
+        if isinstance(self.kind, RunMetric):
             return {}
-        if isinstance(self.how, Tally):
-            return _told(self.name, self.how.of(served))
-        if (told := self.how.values(served)) is None:
+        if isinstance(self.kind, GroupMetric):
+            return _entry(self.name, self.kind.of(group))
+        if (told := self.kind.values(group)) is None:
             return {}
         values, weights = told
         percents = {**_PERCENTS, **more}
@@ -214,7 +214,8 @@ class Metric:
 
     def of_run(self, run: RunTables, sums: Sequence[float]) -> dict[str, Number]:
         """Its summary entry, if it is a metric of the whole run."""
-        return _told(self.name, self.how.of(run, *sums)) if isinstance(self.how, Whole) else {}
+        kind = self.kind
+        return _entry(self.name, kind.of(run, *sums)) if isinstance(kind, RunMetric) else {}
 
 
 class Metrics(dict[str, Metric]):
@@ -233,39 +234,39 @@ class Metrics(dict[str, Metric]):
 
         return define
 
-    def spread(self, label: str) -> Callable[[EachValue], EachValue]:
+    def distribution(self, label: str) -> Callable[[EachValue], EachValue]:
         """Any number of durations per request."""
 
         def define(of: EachValue) -> EachValue:
-            self._define(of, label, "s", LESS, Spread(of))
+            self._define(of, label, "s", LESS, Distribution(of))
             return of
 
         return define
 
-    def tally(self, label: str, unit: Unit, better: Way) -> Callable[[OfRequests], OfRequests]:
+    def group(self, label: str, unit: Unit, better: Way) -> Callable[[OfRequests], OfRequests]:
         """One number of a group of requests."""
 
         def define(of: OfRequests) -> OfRequests:
-            self._define(of, label, unit, better, Tally(of))
+            self._define(of, label, unit, better, GroupMetric(of))
             return of
 
         return define
 
-    def whole(
+    def run(
         self, label: str, unit: Unit, better: Way, sums: Sums = lambda steps: ()
     ) -> Callable[[OfRun], OfRun]:
         """One number of the run."""
 
         def define(of: OfRun) -> OfRun:
-            self._define(of, label, unit, better, Whole(of, sums))
+            self._define(of, label, unit, better, RunMetric(of, sums))
             return of
 
         return define
 
-    def _define(self, of: Function, label: str, unit: Unit, better: Way, how: How) -> None:
+    def _define(self, of: Function, label: str, unit: Unit, better: Way, kind: Kind) -> None:
         name, meaning = of.__name__, " ".join((of.__doc__ or "").split())
-        self[name] = Metric(name, label, unit, better, meaning, how)
+        self[name] = Metric(name, label, unit, better, meaning, kind)
 
 
-def _told(name: str, value: Number | None) -> dict[str, Number]:
+def _entry(name: str, value: Number | None) -> dict[str, Number]:
     return {} if value is None else {name: value}

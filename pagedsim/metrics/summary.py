@@ -18,11 +18,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.metrics.definitions import METRICS, e2e, tpot, ttft
-from pagedsim.metrics.metric import Percents, Whole
+from pagedsim.metrics.metric import Percents, RunMetric
 from pagedsim.metrics.replica_columns import ReplicaFacts, ReplicaSums
 from pagedsim.metrics.slo import Reader, Slo
 from pagedsim.metrics.steps import CAME_FROM, REPLICA, Batches, tiers_of
-from pagedsim.metrics.tables import NAN, Floats, Mask, Requests, RunTables, Served, Span, StepPart
+from pagedsim.metrics.tables import (
+    NAN,
+    Floats,
+    Mask,
+    RequestGroup,
+    Requests,
+    RunTables,
+    Span,
+    StepPart,
+)
 
 Whose = NDArray[np.int64]
 """The replica of each of some values; negative: of none."""
@@ -73,8 +82,8 @@ _CACHED = "cached_tokens"
 
 
 def _latencies(each: Requests, first: Whose, left: Whose, count: int) -> dict[str, Floats]:
-    kinds = {"ttft": (each.each(ttft), first), "tpot": (each.each(tpot), left)}
-    kinds["e2e"] = (each.each(e2e), left)
+    kinds = {"ttft": (each.per_request(ttft), first), "tpot": (each.per_request(tpot), left)}
+    kinds["e2e"] = (each.per_request(e2e), left)
     found = {}
     for name, (values, whose) in kinds.items():
         known = ~np.isnan(values) & (whose >= 0)
@@ -190,7 +199,7 @@ def _classes(
     levels = np.unique(priority)
     if len(levels) < 2:
         return {}
-    names, whose = run.requests.numbered("client")
+    names, whose = run.requests.encoded("client")
     classes: dict[str, Any] = {}
     for level in levels.tolist():
         mask = priority == level
@@ -203,10 +212,10 @@ def _classes(
 
 
 def _of_requests(run: RunTables, more: Mapping[str, Percents], mask: Mask) -> dict[str, Any]:
-    served = Served(run, mask)
+    group = RequestGroup(run, mask)
     summary: dict[str, Any] = {}
     for metric in METRICS.values():
-        summary |= metric.of_requests(served, more.get(metric.name, {}))
+        summary |= metric.of_requests(group, more.get(metric.name, {}))
     return summary
 
 
@@ -215,9 +224,9 @@ def _over_steps(
 ) -> tuple[list[Floats], float, dict[str, Sequence[float]]]:
     """Ends of the steps with decodes by replica, the end of the last step, and the metrics' sums;
     also adds all steps to `replica_sums`."""
-    wholes = {name: one.how for name, one in METRICS.items() if isinstance(one.how, Whole)}
+    metrics = {name: one.kind for name, one in METRICS.items() if isinstance(one.kind, RunMetric)}
     nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0)
-    sums = {name: _sums(whole, nothing) for name, whole in wholes.items()}
+    sums = {name: _sums(metric, nothing) for name, metric in metrics.items()}
     decodes, last = [[np.empty(0)] for _ in (replica_sums.facts if replica_sums else [None])], end
     for batch in steps.to_batches():
         index, size = 0, block_size
@@ -230,17 +239,17 @@ def _over_steps(
         decodes[index].append(part["end"][part["decode_seqs"] > 0])
         ended = float(part["end"][-1])
         last = last if last > ended else ended  # NaN is not
-        for name, whole in wholes.items():
-            sums[name] = tuple(map(add, sums[name], _sums(whole, part)))
+        for name, metric in metrics.items():
+            sums[name] = tuple(map(add, sums[name], _sums(metric, part)))
     return [np.concatenate(ends) for ends in decodes], last, sums
 
 
-def _sums(whole: Whole, part: StepPart) -> Sequence[float]:
-    return tuple(map(float, whole.sums(part)))
+def _sums(metric: RunMetric, part: StepPart) -> Sequence[float]:
+    return tuple(map(float, metric.sums(part)))
 
 
 def _by_urgency(requests: Requests) -> list[str]:
     """The clients, those with the smallest priorities first."""
-    clients, whose = requests.numbered("client")
+    clients, whose = requests.encoded("client")
     means = np.bincount(whose, requests["priority"]) / np.bincount(whose)
     return [client for _, client in sorted(zip(means.tolist(), clients, strict=True))]

@@ -84,7 +84,7 @@ class Requests:
         """Output tokens of each request, over all its sequences."""
         return np.asarray(self["output_tokens"] * self["sequences"].astype(np.int64))
 
-    def are(self, state: str) -> Mask:
+    def in_state(self, state: str) -> Mask:
         """Mask of the requests in a state: finished, rejected, aborted or unfinished."""
         if state not in self._states:
             self._states[state] = self.where("state", state)
@@ -112,7 +112,7 @@ class Requests:
         except KeyError:
             return None
 
-    def numbered(self, name: str) -> tuple[list[str], NDArray[np.int64]]:
+    def encoded(self, name: str) -> tuple[list[str], NDArray[np.int64]]:
         """Dictionary encoding of a string column: distinct values, and an index per request."""
         coded = pc.dictionary_encode(self._column(name).combine_chunks())
         return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), dtype=np.int64)
@@ -126,10 +126,10 @@ class Requests:
             return None
         return np.asarray(pc.fill_null(coded.indices, -1).to_numpy(), dtype=np.int64)
 
-    def each(self, of: EachRequest) -> Floats:
+    def per_request(self, of: EachRequest) -> Floats:
         """One value per request, cached; NaN for unfinished requests."""
         if of not in self._values:
-            self._values[of] = np.where(self.are("finished"), of(self), NAN)
+            self._values[of] = np.where(self.in_state("finished"), of(self), NAN)
         return self._values[of]
 
 
@@ -256,7 +256,7 @@ class RunTables:
         return order, np.searchsorted(where[order], np.arange(len(self.decode_ends) + 1))
 
     @cached_property
-    def begun(self) -> Floats:
+    def decode_start(self) -> Floats:
         """When each request started to decode on its last replica: at its first token, or at its
         arrival there after a migration."""
         first = self.requests["first_token"]
@@ -270,11 +270,11 @@ class RunTables:
     def makespan(self) -> float:
         """From the first arrival to the last finish, or to the last step's end if any request is
         unfinished."""
-        arrived, finished = self.requests["arrival"], self.requests.are("finished")
+        arrived, finished = self.requests["arrival"], self.requests.in_state("finished")
         if not len(arrived):
             return NAN
         over = float(self.requests["finished"][finished].max()) if finished.any() else NAN
-        if self.requests.are("unfinished").any():
+        if self.requests.in_state("unfinished").any():
             over = self.last_end
         return over - float(arrived.min())
 
@@ -285,7 +285,7 @@ class RunTables:
 
     @cached_property
     def _numbered(self) -> tuple[list[str], NDArray[np.int64]]:
-        return self.requests.numbered("client")
+        return self.requests.encoded("client")
 
     @cached_property
     def service(self) -> Floats:
@@ -303,7 +303,7 @@ class RunTables:
     @cached_property
     def qoe(self) -> Floats:
         """One value per request; NaN for unfinished requests."""
-        finished = self.requests.are("finished")
+        finished = self.requests.in_state("finished")
         names = ("arrival", "output_tokens", "first_token", "finished")
         found = np.full(len(finished), NAN)
         if (times := self.token_times) is not None:
@@ -338,7 +338,7 @@ class RunTables:
 
 
 @dataclass(frozen=True)
-class Served:
+class RequestGroup:
     """A group of requests of a run: all, or those of one client."""
 
     run: RunTables
@@ -353,11 +353,11 @@ class Served:
     @cached_property
     def finished(self) -> Mask:
         """Mask of the finished requests of the group."""
-        return self.mask & self.requests.are("finished")
+        return self.mask & self.requests.in_state("finished")
 
     def count(self, state: str) -> int:
         """Number of requests in a state."""
-        return int(np.sum(self.mask & self.requests.are(state)))
+        return int(np.sum(self.mask & self.requests.in_state(state)))
 
     def total(self, name: str) -> float:
         """The sum of a column of counts; NaN if not known."""

@@ -191,7 +191,7 @@ def _of(run: Run) -> tuple[list[str], ServiceOverTime, float]:
     requests = run.by_column()
     end, decoding = (run.steps(name)[name].to_numpy() for name in ("end", "decode_seqs"))
     ends = end[decoding > 0] if not run.replicas else np.empty(0)  # as in the summary
-    clients, numbers = requests.numbered("client")
+    clients, numbers = requests.encoded("client")
     return clients, service_over_time(requests, numbers, ends), run.end or 1.0
 
 

@@ -18,7 +18,7 @@ from pagedsim.metrics.compare import compare, estimate, values_of
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.files import SUMMARY
 from pagedsim.metrics.metric import LESS, MORE, Metrics
-from pagedsim.metrics.tables import Floats, Requests, RunTables, Served, StepPart
+from pagedsim.metrics.tables import Floats, RequestGroup, Requests, RunTables, StepPart
 from pagedsim.report.console import _change
 from pagedsim.report.table import COLUMNS, sections, write_comparison, write_rows
 from tests.metrics.tables import result_of, study_of, with_rejected
@@ -178,12 +178,12 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
         to the last."""
         return np.asarray(each["finished"] - each["first_token"])
 
-    @made.tally("Long answers", "count", MORE)
-    def long_answers(served: Served) -> int:
+    @made.group("Long answers", "count", MORE)
+    def long_answers(group: RequestGroup) -> int:
         """Answers of more than four tokens."""
-        return int((served.requests["output_tokens"][served.finished] > 4).sum())
+        return int((group.requests["output_tokens"][group.finished] > 4).sum())
 
-    @made.whole("Queue", "count", LESS, sums=_waiting)
+    @made.run("Queue", "count", LESS, sums=_waiting)
     def queue_mean(run: RunTables, waiting: float, seconds: float) -> float:
         """Requests that wait, over time."""
         return waiting / seconds
