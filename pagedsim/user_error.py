@@ -199,6 +199,8 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     *above, name = names
     if above == ["study", "arms"]:
         return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
+    if names == ["fleet", "link", "lanes"]:
+        return "key; it is now called 'channels'"
     if names == ["workload", "requests"] and "sessions" in there:
         return "key; use workload.sessions="  # the root's `requests` is a log of them
     if len(above) == 1 and name in root and names != ["router", "seed"]:  # which draws nothing

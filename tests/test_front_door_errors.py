@@ -141,6 +141,10 @@ COMPOSITION = {
         f"{SINGLE} fleet.replicas=2 router.seed=3",
         "router.seed: no such key; there are none below router",
     ),
+    "renamed setting of the link": (
+        f"{SINGLE} fleet.link.lanes=2",
+        "fleet.link.lanes: no such key; it is now called 'channels'",
+    ),
     "requests of sessions": (
         f"{SINGLE} workload=agents workload.requests=5",
         "workload.requests: no such key; use workload.sessions=",

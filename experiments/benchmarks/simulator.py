@@ -326,8 +326,8 @@ def serve_fleet(router: str | None, replicas: int, workload: Workload) -> int:
     if router is None:
         simulate(units[0].scheduler, workload, cost, recorder)
     else:
-        lanes = [recorder.add_replica() for _ in units]
-        simulate_fleet(units, workload, make_router(router), lanes, recorder)
+        recorders = [recorder.add_replica() for _ in units]
+        simulate_fleet(units, workload, make_router(router), recorders, recorder)
     return write_tables(
         recorder,
         total_blocks=replicas * BLOCKS,

@@ -195,8 +195,8 @@ class Network:
     topology: str = "nic"
     """`nic`: each replica has an outgoing and an incoming link, and a transfer occupies one of
     each; `shared`: one link carries all transfers."""
-    lanes: int = 1
-    """Channels of a link: concurrent transfers, each at the full bandwidth."""
+    channels: int = 1
+    """Of a link: concurrent transfers, each at the full bandwidth."""
     sharing: str = "fifo"
     """Among more transfers than channels: `fifo`, one after the other; `fair`, all at once at
     max-min fair rates."""
@@ -219,7 +219,7 @@ class Network:
         for key in ("latency_us", "timeout_s"):
             require_number(f"link.{key}", getattr(self, key), 0)
         require_number("link.failure_rate", self.failure_rate, 0, 1)
-        for key, least in (("lanes", 1), ("node_replicas", 1), ("retries", 0)):
+        for key, least in (("channels", 1), ("node_replicas", 1), ("retries", 0)):
             require_whole(f"link.{key}", getattr(self, key), least)
         require_flag("link.layerwise", self.layerwise)
         for key, known in (("topology", TOPOLOGIES), ("sharing", tuple(SHARING))):
@@ -312,7 +312,7 @@ class Fabric:
         network = self.network
         if (what, replica) not in self.links:
             rate = network.node_gb_s if what.startswith("node") else network.bandwidth_gb_s
-            self.links[what, replica] = Link(self.environment, 1e9 * rate, network.lanes)
+            self.links[what, replica] = Link(self.environment, 1e9 * rate, network.channels)
         return self.links[what, replica]
 
     def _sent_before(self, route: Route, nbytes: float, since: float | None, layers: int) -> float:

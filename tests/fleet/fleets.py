@@ -65,8 +65,8 @@ def whole(
         )
         for index, one in enumerate(schedulers)
     ]
-    lanes = [recorder.add_replica() for _ in units]
-    dispatcher = simulate_fleet(units, source, router, lanes, recorder, **settings)
+    recorders = [recorder.add_replica() for _ in units]
+    dispatcher = simulate_fleet(units, source, router, recorders, recorder, **settings)
     return dispatcher, recorder
 
 

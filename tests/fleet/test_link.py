@@ -64,8 +64,8 @@ def test_two_transfers_on_one_link(sharing: str, expected: list[float]) -> None:
     assert fabric.facts()["busy_s"] == pytest.approx(3)
     assert fabric.facts()["waiting_s"] == pytest.approx(sum(expected) - 0.5 - 3)
     assert ends(Network(1.0, sharing=sharing), sent)[0] == pytest.approx([2, 1.5])  # four NICs
-    two_lanes = Network(1.0, topology="shared", sharing=sharing, lanes=2)
-    assert ends(two_lanes, sent)[0] == pytest.approx([2, 1.5])
+    two_channels = Network(1.0, topology="shared", sharing=sharing, channels=2)
+    assert ends(two_channels, sent)[0] == pytest.approx([2, 1.5])
 
 
 def test_a_transfer_takes_a_link_at_both_ends() -> None:
@@ -214,7 +214,7 @@ def test_waiting_is_that_of_queueing_theory(sharing: str, expected: float) -> No
         ("node_gb_s", "fast", "must be a number above 0"),
         ("latency_us", -1, "must be a number of at least 0"),
         ("failure_rate", 1.5, "must be a number from 0 to 1"),
-        ("lanes", 0, "must be a whole number of at least 1"),
+        ("channels", 0, "must be a whole number of at least 1"),
         ("retries", 0.5, "must be a whole number of at least 0"),
         ("layerwise", "yes", "must be true or false"),
     ],

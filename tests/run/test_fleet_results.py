@@ -74,8 +74,8 @@ def test_a_pool_of_one_replica_is_a_server(tmp_path: Path) -> None:
 
 def test_who_is_refused_at_the_door_was_at_no_replica() -> None:
     recorder = Recorder()
-    lanes = [recorder.add_replica() for _ in range(2)]
-    leave = [lanes[1].left, recorder.left, lanes[0].left]
+    replicas = [recorder.add_replica() for _ in range(2)]
+    leave = [replicas[1].left, recorder.left, replicas[0].left]
     for number, left in enumerate(leave):
         left(Request(number, 4))
     assert recorder.requests_table()["replica"].to_pylist() == [1, -1, 0]
