@@ -61,14 +61,6 @@ def began(outcome: Outcome) -> list[tuple[int, Any]]:
     return [(step, one.id) for step, plan in enumerate(outcome.plans) for one, _ in plan.hits]
 
 
-def test_past_future_lets_one_in_once_its_end_comes_late_enough() -> None:
-    """15 slots may be used. When `a` holds its last, 9, the other, let in as `a` has 1, 2 or 3
-    tokens, would hold 8, 7 or 6 of its own: the last of these fits."""
-    jobs = [Job(0, 2, 8, {"predicted_len": 8.0}), Job(0, 1, 8, {"predicted_len": 8.0})]
-    found = served(jobs, PastFuture(reserve=0.0), blocks=16, block_size=1)
-    assert began(found) == [(0, 0), (3, 1)]
-
-
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
 @given(rows=JOBS, blocks=st.integers(11, 30), seed=st.integers(0, 99))
 def test_past_future_with_any_lengths_never_stops(
@@ -97,25 +89,6 @@ def test_swapped_requests_do_not_block_admission_while_none_runs(policy: str) ->
     )  # fmt: skip
     assert found.requests[0].swapped_blocks > 0
     assert [r.id for r in sorted(found.requests, key=lambda r: r.finished_at or 0)] == [1, 2, 0]
-
-
-def test_past_future_keeps_room_for_a_request_that_is_swapped_out() -> None:
-    """`a` and `b` say more than was thought, and `b` is swapped out until `a` has ended. `c`, which
-    goes before `b`, fits beside `a`, but not beside both at their longest."""
-    jobs = [
-        Job(at, prompt, output, {"priority": priority, "predicted_len": 2.0, "params": longest})
-        for at, prompt, output, priority, longest in (
-            (0, 2, 60, 0, SamplingParams(max_tokens=60)),
-            (0, 28, 40, 1, SamplingParams(max_tokens=40)),
-            (40, 1, 2, 0, SamplingParams(max_tokens=60)),
-        )
-    ]
-    policy = PastFuture(of=Priority(displace=False), reserve=0.0)
-    a, b, c = served(
-        jobs, policy, preemption="swap", batching="unified", blocks=20, cpu_blocks=20
-    ).requests
-    assert b.swapped_blocks > 0
-    assert c.scheduled_at == a.finished_at == 60.0
 
 
 def test_a_full_reservation_counts_a_request_that_is_swapped_out() -> None:
@@ -234,15 +207,6 @@ def steps_until_urgent(
     assert urgent.arrival is not None
     plans = [plan for plan in found.plans if plan.now >= urgent.arrival]
     return next(i for i, plan in enumerate(plans) if any(r is urgent for r, _ in plan.hits))
-
-
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@given(rows=JOBS)
-def test_an_urgent_request_waits_for_the_step_that_makes_room(
-    batching: str, rows: list[tuple[int, int, int]]
-) -> None:
-    policy = Priority(displace=True)
-    assert steps_until_urgent(rows, 8, policy, batching=batching, max_seqs=3) <= 1
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])

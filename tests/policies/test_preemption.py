@@ -1,10 +1,113 @@
-"""`preemption=`: recompute, swap, or whichever costs this victim less."""
+"""Preemption: which request loses its memory, and whether that is swapped or recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
 
 import pytest
 
-from pagedsim.core import Preemption, PreemptionMode
-from policies.preemption import Cheapest, Recompute, Swap
+from pagedsim.build import make_memory, make_policy, make_scheduler
+from pagedsim.core import Preemption, Request, SamplingParams
+from policies.preemption import Cheapest
+from policies.victims import VICTIMS
 from tests.core.drive import Server
+
+# Which request
+
+
+@dataclass(frozen=True)
+class Running:
+    """A request that decodes when memory is full."""
+
+    at: int
+    prompt: int
+    output: int
+    """As predicted, or the most that it may be."""
+    priority: int = 0
+
+
+# Each rule takes another request, and none takes b for its output, which is the longest in all.
+BATCH = {
+    "a": Running(0, 9, 30, priority=4),  # the last in rank
+    "b": Running(0, 25, 40, priority=1),  # the most blocks
+    "c": Running(8, 9, 36, priority=3),  # the most tokens left
+    "e": Running(8, 2, 12, priority=2),  # the fewest tokens to compute again
+    "d": Running(9, 9, 12, priority=0),  # the last admitted
+}
+EQUALS = {name: Running(0, 25, 30) for name in "abc"}
+
+
+def yields(
+    victim: str,
+    policy: str = "fcfs",
+    batch: dict[str, Running] = BATCH,
+    blocks: int = 24,
+    predicted: bool = True,
+    **settings: bool,
+) -> str:
+    """The first request preempted when the batch has filled its memory."""
+    scheduler = make_scheduler(
+        memory=make_memory("paged", blocks=blocks, block_size=4),
+        batching="unified",
+        policy=make_policy(policy, victim=victim, **settings),
+    )
+    for now in range(60):
+        for name, one in batch.items():
+            if one.at == now:
+                most = 60 if predicted else one.output
+                request = Request(
+                    name, one.prompt, SamplingParams(max_tokens=most), priority=one.priority
+                )
+                request.predicted_len = one.output if predicted else None
+                scheduler.add(request, now, most)
+        plan = scheduler.plan(now)
+        if plan.preempted:
+            assert len(scheduler.running) + len(plan.preempted) == len(batch)
+            return str(plan.preempted[0].id)
+        scheduler.commit(plan, now + 1.0)
+    raise AssertionError("memory was never full")
+
+
+RULES = {"last": "d", "rank": "a", "longest": "c", "cheapest": "e", "largest": "b"}
+
+
+@pytest.mark.parametrize("predicted", [True, False])
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_the_victim_is_the_one_that_the_rule_names(victim: str, predicted: bool) -> None:
+    policy = "priority" if victim == "rank" else "fcfs"
+    assert yields(victim, policy, predicted=predicted) == RULES[victim]
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_of_equals_the_last_yields(victim: str) -> None:
+    assert yields(victim, batch=EQUALS) == "c"
+
+
+# Under a displacing policy the batch is in order of rank, d b e c a, and who needs memory depends
+# on how much there is.
+@pytest.mark.parametrize(
+    ("victim", "of_all", "behind_e"),
+    [
+        ("last", "a", "a"),
+        ("rank", "a", "a"),
+        ("longest", "c", "c"),
+        ("cheapest", "e", "c"),  # not e itself
+        ("largest", "b", "a"),  # not b, which is before e
+    ],
+)
+def test_where_the_policy_displaces_only_those_behind_the_needy_yield(
+    victim: str, of_all: str, behind_e: str
+) -> None:
+    assert yields(victim, "priority", blocks=25, displace=True) == of_all  # d is the needy
+    assert yields(victim, "priority", blocks=26, displace=True) == behind_e
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_where_the_policy_displaces_the_last_in_rank_yields_itself(victim: str) -> None:
+    assert yields(victim, "priority", blocks=24, displace=True) == "a"
+
+
+# Swapped or recomputed
 
 
 class Prices:
@@ -28,18 +131,6 @@ def victim_of(preemption: str | Preemption, n: int = 1) -> Server:
     server.steps(2)
     assert server.running == ["a"]
     return server
-
-
-def test_recompute_throws_away() -> None:
-    server = victim_of(Recompute())
-    assert server.waiting == ["b"]
-    assert server.scheduler.requests["b"].recomputed_tokens == 6
-
-
-def test_swap_moves() -> None:
-    server = victim_of(Swap())
-    assert server.swapped == ["b"]
-    assert server.scheduler.requests["b"].recomputed_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -78,19 +169,3 @@ def test_cheapest_counts_a_shared_prompt_once() -> None:
     server.add("b", 7, n=2)
     server.steps(2)
     assert asked == [7 + 3]  # the second sequence shares the first block, and computes 3 again
-
-
-def test_cheapest_without_room_on_the_cpu_is_not_even_asked() -> None:
-    class Never(Cheapest):
-        def swap_or_recompute(self, *args: object) -> PreemptionMode:
-            raise AssertionError("asked")
-
-    server = Server(4, cpu_blocks=1, preemption=Never(Prices(0.0)))
-    server.add("a", 6)
-    server.add("b", 6)
-    assert server.steps(2)[1] == {"decode": ["a"], "preempted": ["b"]}
-
-
-@pytest.mark.parametrize(("kind", "swaps"), [(Recompute, False), (Swap, True), (Cheapest, True)])
-def test_who_may_swap(kind: type[Preemption], swaps: bool) -> None:
-    assert kind.swaps is swaps

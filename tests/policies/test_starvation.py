@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.core import Policy, Request, Scheduler, ServerState, StepPlan
+from pagedsim.core import Scheduler, StepPlan
 from policies.aging import Aging
 from policies.ltr import LTR
 from policies.mlfq import MLFQ
@@ -69,20 +69,6 @@ def test_ltr_makes_idle_requests_urgent(starve: int) -> None:
     assert longest_gap(LTR(starve=2 * FLOOD), jobs) > 30
 
 
-def test_ltr_is_urgent_for_a_period_and_no_longer() -> None:
-    jobs = [Job(0.5, 1, 40, {"predicted_len": 40.0}), *flood(predicted_len=1.0)]
-    runs: list[int] = []
-
-    def look(scheduler: Scheduler, plan: StepPlan) -> None:
-        if any(r.id == 0 for r in (*plan.decodes, *(c.request for c in plan.chunks))):
-            runs.append(plan.number)
-
-    served(jobs, LTR(starve=30, period=3), max_seqs=1, look=look)
-    first, again = runs[0], runs[3]
-    assert runs[:6] == [first, first + 1, first + 2, again, again + 1, again + 2]
-    assert again - first > 30
-
-
 def test_of_a_rank_of_several_numbers_the_last_ages() -> None:
     """Whom `ltr` would let starve for ever, were there no urgency, is served when it is due."""
     jobs = [Job(0.5, 1, 1, {"predicted_len": 9.0}), *flood(predicted_len=1.0)]
@@ -93,28 +79,6 @@ def test_of_a_rank_of_several_numbers_the_last_ages() -> None:
     assert waited.scheduled_at is not None and waited.scheduled_at - 0.5 <= 16 + 2
     starved = next(r for r in served(jobs, patient, max_seqs=1).requests if r.id == 0)
     assert starved.scheduled_at == FLOOD
-
-
-def test_mlfq_lets_no_request_fall_before_it_has_gained_a_token() -> None:
-    """A prompt that takes three steps outlasts the first two levels; the other request, which comes
-    in the first of them, goes before it only when the prompt is computed."""
-    jobs = [Job(0, 12, 3), Job(0.5, 4, 1)]
-    policy = MLFQ(quantum=0.5, starve=FLOOD)
-    limits: dict[str, Any] = {"max_seqs": 1, "max_batched_tokens": 4}
-    long, short = served(jobs, policy, batching="unified", **limits).requests
-    assert (long.first_token_at, short.first_token_at) == (3.0, 4.0)
-    assert long.preemptions == 1
-
-
-def test_aging_leaves_all_but_the_last_number_of_a_rank_as_they_are() -> None:
-    class Levels(Policy):
-        def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
-            return (request.priority, request.prompt_len)
-
-    # Of level 0 are the second and the third, with 9 + 10 * 0.5 and 11 + 10 * 0.2.
-    rows = [(0.0, 1, 0), (0.5, 9, 0), (0.2, 11, 0), (0.1, 1, 1)]
-    jobs = [Job(at, prompt, 1, {"priority": priority}) for at, prompt, priority in rows]
-    assert started(served(jobs, Aging(Levels(), rate=10), max_seqs=1)) == [0, 2, 1, 3]
 
 
 def test_hrrn_counts_what_the_prefix_cache_has_by_now() -> None:

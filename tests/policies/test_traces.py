@@ -68,24 +68,12 @@ CASES = {
         [guess(0, 9, 9), guess(0, 20, 1)],
         "11111111111111111111000000000",
     ),
-    "two are starved": Case(
-        "ltr",
-        {"starve": 5, "period": 4},
-        [guess(0, 9, 9), guess(1, 9, 8), guess(0, 30, 1)],
-        "222221111222211112222100022220222200002222022222",
-    ),
     "starved in a prefill": Case(
         "ltr",
         {"starve": 4, "period": 3},
         [guess(0, 6, 9, prompt=10), guess(0, 20, 1)],
         "111100011111000111111000111111110001111111110001111111111100011111111110000000000",
         CHUNKS,
-    ),
-    "without a prediction": Case(
-        "ltr",
-        {"starve": 40, "period": 3},
-        [job(0, 3), guess(0, 5, 9), guess(1, 3, 1)],
-        "12221111000",
     ),
     "a level each time": Case(
         "mlfq", LEVELS, [job(0, 12), job(0.5, 3), job(4.5, 6)], "001102200012222000000"
@@ -102,19 +90,6 @@ CASES = {
         {"quantum": 2.0, "levels": 4, "starve": 6.0},
         [job(0, 12), *(job(2 + at, 1) for at in range(9))],
         "001234560078900000000",
-    ),
-    "the last level has no end": Case(
-        "mlfq",
-        {**LEVELS, "quantum": 1.0},
-        [job(0, 10), job(0, 10), job(0, 10)],
-        "012001122000000011111112222222",
-    ),
-    "no fall before a token": Case(
-        "mlfq",
-        LEVELS,
-        [job(0, 4, prompt=8), job(0, 4, prompt=8)],
-        "000011110000011111000000111111",
-        CHUNKS,
     ),
     "joined where the prefill fits": Case(
         "skip_join",
@@ -148,58 +123,12 @@ CASES = {
         "0100211011",
         {"blocks": 10},
     ),
-    "urgency in a small memory": Case(
-        "ltr",
-        {"starve": 2, "period": 4},
-        [
-            guess(0, 3, 2, prompt=4),
-            guess(0, 5, 3, prompt=4),
-            guess(1, 7, 3),
-            guess(3, 2, 3, prompt=7),
-            guess(10, 1, 5, prompt=4),
-        ],
-        "0 10 10 21 21 2 32 3 13 1 21 24 42 2",
-        {"max_seqs": 2, "batching": "unified", "max_batched_tokens": 4, "blocks": 10},
-    ),
-    "idle since the first step": Case(
-        "ltr",
-        {"starve": 2, "period": 3},
-        [guess(4.5, 3, 3), guess(5.5, 1, 3)],
-        "0001",
-        {"batching": "unified", "max_batched_tokens": 3},
-    ),
-    # Request 1 is swapped without being ranked in that step, and yields once more to 3.
-    "idle since it was swapped": Case(
-        "ltr",
-        {"starve": 2, "period": 4, "displace": False},
-        [
-            guess(0, 1, 4, prompt=4),
-            guess(0, 10, 5, prompt=7),
-            guess(1, 3, 4, prompt=7),
-            guess(8, 5, 2, prompt=4),
-        ],
-        "01 2 12 21 1 1 1 1 3 3 31 3 31 1",
-        {"max_seqs": 2, "preemption": "swap", "cpu_blocks": 100, "blocks": 6},
-    ),
     # Displaced twice at one level, request 1 has both shares of its quantum counted.
     "displaced twice within a quantum": Case(
         "mlfq",
         {"quantum": 2.0, "levels": 4, "starve": 5.0},
         [job(0, 7), job(2, 7), job(3, 1), job(5.5, 2)],
         "00112033011001110",
-    ),
-    "a whole quantum on the first level again": Case(
-        "mlfq",
-        {"quantum": 1.5, "levels": 4, "starve": 3.0},
-        [job(0, 6, prompt=4), job(0, 7), job(2, 1)],
-        "00112001100111",
-    ),
-    "from the last level to the first": Case(
-        "mlfq",
-        {"quantum": 1.5, "levels": 3, "starve": 5.0},
-        [job(0, 6, prompt=4), job(0, 8, prompt=7), job(3, 1), job(8, 5, prompt=7)],
-        "00112000333330111111",
-        {"preemption": "swap", "cpu_blocks": 100},
     ),
     # On the first level a wait takes nothing from what a request was served.
     "starved on the first level": Case(
@@ -222,20 +151,6 @@ CASES = {
         [job(4.5, 8, prompt=7), job(5.5, 3)],
         "00001110000000000",
         CHUNKS,
-    ),
-    "a fall by several levels in a batch": Case(
-        "mlfq",
-        {"quantum": 1.0, "levels": 4, "starve": 3.0},
-        [job(0, 7, prompt=4), job(0, 5, prompt=7), job(0, 2), job(1, 2, prompt=4)],
-        "01 1 120 20 30 130 10 10 1 1 1",
-        {"max_seqs": 3, "batching": "unified", "max_batched_tokens": 5, "blocks": 12},
-    ),
-    "a fall in the batch": Case(
-        "mlfq",
-        {"quantum": 2.0, "levels": 2, "starve": 3.0},
-        [job(0, 3), job(0, 9, prompt=4), job(1, 1), job(10, 1)],
-        "01 10 1 21 10 1 1 1 1 1 31",
-        {"max_seqs": 2, "preemption": "swap", "cpu_blocks": 100, **CHUNKS},
     ),
     # Request 1 is displaced, and both parts of its time count for the session.
     "a session served in two parts": Case(

@@ -72,11 +72,6 @@ def cached(requests: Any) -> int:
 
 
 @every_router
-def test_it_serves_all_requests(name: str) -> None:
-    table(name, [scheduler() for _ in range(4)])
-
-
-@every_router
 def test_it_serves_with_unlike_replicas_and_old_news(name: str) -> None:
     unlike = [scheduler(), scheduler(90, 32), scheduler(500, 8, policy="priority")]
     table(name, unlike, rate=15.0, staleness=0.1)

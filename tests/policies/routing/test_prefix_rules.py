@@ -45,14 +45,6 @@ def test_the_stalest_are_forgotten_where_memory_ends_tails_first() -> None:
     assert sent.tokens(ask((5000, 2 * BLOCK)), there) == [2 * BLOCK]
 
 
-def test_a_prompt_that_is_sent_again_is_the_freshest() -> None:
-    sent, there = Sent(), fleet({"total_blocks": 2 * BLOCK, "block_size": 1})
-    for start in (0, 5000, 0, 7000):
-        sent.sent(ask((start, BLOCK)), there[0])
-    asked = [ask((start, BLOCK + 1)) for start in (0, 5000, 7000)]
-    assert [sent.tokens(one, there) for one in asked] == [[BLOCK], [0], [BLOCK]]
-
-
 def test_who_comes_back_has_forgotten_everything() -> None:
     sent, there = Sent(), fleet({}, {})
     request = ask((0, 2 * BLOCK))
@@ -179,11 +171,6 @@ def test_the_cost_is_blocks_to_compute_and_to_decode_with() -> None:
     assert named(make_router("dynamo", prefill=2), there, ask((0, 320))) == 0  # 70, 75, 74
     there.role = "decode"
     assert named(make_router("dynamo", prefill=2), there, ask((0, 320))) == 2
-
-
-def test_what_is_cached_saves_no_more_than_there_is() -> None:
-    there = fleet({"cached": 319, "free_blocks": 900}, {"cached": 310, "free_blocks": 901})
-    assert named(make_router("dynamo", overlap=9), there, ask((0, 320))) == 1
 
 
 def test_a_temperature_draws_by_the_cost() -> None:
@@ -315,20 +302,6 @@ def test_answers_that_would_be_slow_are_refused_when_it_is_said(
     router = make_router("conductor", tbt=tbt, refuse=refuse, stay=7.0)
     assert named(router, apart("prefill"), 100, now=8.0) == on_arrival
     assert named(router, apart("decode"), 100, now=9.0) == later
-
-
-@pytest.mark.parametrize(
-    ("tbt", "answer"),
-    [
-        # Its first token comes in 1.1 s, and answers take 0.2 s: who decodes now has left then,
-        # and of the 2 before it but the share 0.2 / 1.1, rounded up to one.
-        (0.0121, 0),
-        (0.0119, "Refusal"),
-    ],
-)
-def test_who_will_have_left_by_then_is_not_counted(tbt: float, answer: int | str) -> None:
-    router = make_router("conductor", tbt=tbt, stay=0.2)
-    assert named(router, apart("prefill"), 100, now=8.0) == answer
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,6 @@ def test_round_robin_takes_turns_and_counts_each_role_by_itself() -> None:
     assert named(router, there) == 1
 
 
-def test_random_sends_to_each_about_as_much() -> None:
-    router, there = make_router("random", seed=3), fleet({}, {}, {}, {})
-    counts = Counter(named(router, there) for _ in range(4000))
-    assert set(counts) == {0, 1, 2, 3}
-    assert max(counts.values()) - min(counts.values()) < 200  # 7 standard deviations
-
-
 def test_the_power_of_two_never_takes_the_worst_and_takes_the_best_half_of_the_time() -> None:
     router = make_router("power_of_two")
     there = fleet({"waiting": 3}, {"running": 2}, {"swapped": 1}, {})
@@ -70,13 +63,6 @@ def test_least_work_goes_by_the_speed_of_each_and_by_the_bound_of_an_answer() ->
     assert named(router, there, long) == 0  # 100 steps at half the speed
     there.role = "decode"
     assert named(router, there, 100) == 1  # no prompt is to be computed
-
-
-def test_least_work_steps_are_no_fuller_than_a_replica_allows() -> None:
-    """100 tokens: one a step of 11.1 ms at the first, and two a step of 12.1 ms at the other."""
-    crowded = {"running": 1, "waiting": 3, "max_seqs": 1, "predicted_tokens": 90.0}
-    there = fleet(crowded, {"running": 1, "predicted_tokens": 90.0})
-    assert named(make_router("least_work"), there, Request("a", 100, predicted_len=10)) == 1
 
 
 def test_a_backlog_is_computed_in_full_steps() -> None:
@@ -130,11 +116,6 @@ def test_each_role_is_looked_at_by_itself() -> None:
     assert [named(router, decode) for _ in range(2)] == [0, 1]
 
 
-def test_without_staleness_no_request_is_counted_twice() -> None:
-    router, there = make_router("vllm_dp"), fleet({}, {"running": 5})
-    assert [named(router, there) for _ in range(3)] == [0, 0, 0]
-
-
 # -- sticky ----------------------------------------------------------------------------------------
 
 
@@ -182,15 +163,6 @@ def test_a_session_precedes_its_client() -> None:
         )
 
 
-def test_the_mean_counts_the_request_itself() -> None:
-    there = fleet({}, {}, {}, {})
-    home = homes(there, 1)["s0"]
-    assert isinstance(home, int)
-    for away, running in enumerate((3, 1, 1, 2)):
-        there.fakes[(home + away) % 4].running = running
-    assert homes(there, 1)["s0"] == home  # 4 is twice the mean of 8, and not more
-
-
 def test_where_home_is_crowded_the_fewest_requests_decide() -> None:
     there = fleet({}, {}, {}, {})
     home = homes(there, 1)["s0"]
@@ -203,14 +175,6 @@ def test_where_home_is_crowded_the_fewest_requests_decide() -> None:
     there.fakes[home].running = 8  # 9 against twice 17 / 4
     assert homes(there, 1)["s0"] == (home + 1) % 4
     assert homes(there, 1, bound=None)["s0"] == home
-
-
-def test_an_idle_home_is_never_crowded_and_no_session_is_none() -> None:
-    there = fleet({}, {}, {}, {})
-    home = homes(there, 1)["s0"]
-    assert homes(there, 1, bound=1)["s0"] == home
-    there.fakes[0].running = 1
-    assert named(make_router("sticky"), there) == 1
 
 
 # -- Llumnix ---------------------------------------------------------------------------------------

@@ -1,0 +1,237 @@
+"""Orders by size, priority, deadline and cached prefix, each by what it is known for."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedsim.build import POLICIES
+from pagedsim.core import ConfigError, Request, ServerState, State
+from policies.longest_prefix import LongestPrefix
+from policies.ordering import EDF, Priority
+from policies.slo import SLO
+from tests.core.drive import Server
+from tests.policies.served import Job, served, started
+
+# By size
+
+
+SIZED = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), min_size=1, max_size=7)
+
+
+def jobs_of(pairs: list[tuple[int, int]]) -> list[Job]:
+    return [
+        Job(at, 1, output, {"predicted_len": float(output), "client": "ab"[output % 2]})
+        for at, output in pairs
+    ]
+
+
+def least_mean_response(pairs: list[tuple[int, int]]) -> float:
+    """What is possible at best where a job computes one token a second, on any of them."""
+    left = {number: output for number, (_, output) in enumerate(pairs)}
+    now, total = 0, 0
+    while left:
+        here = [number for number in left if pairs[number][0] <= now]
+        now += 1
+        if not here:
+            continue
+        shortest = min(here, key=left.__getitem__)
+        left[shortest] -= 1
+        if not left[shortest]:
+            total += now - pairs[shortest][0]
+            del left[shortest]
+    return total / len(pairs)
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@given(pairs=SIZED)
+def test_no_order_has_a_lower_mean_response_than_srpt(
+    batching: str, pairs: list[tuple[int, int]]
+) -> None:
+    jobs = jobs_of(pairs)
+    best = least_mean_response(pairs)
+    settings: dict[str, Any] = {"batching": batching, "max_seqs": 1}
+    assert served(jobs, "srpt", **settings).mean_response == pytest.approx(best)
+    for name in ("fcfs", "sjf", "hrrn", "mlfq"):
+        assert served(jobs, name, **settings).mean_response >= best - 1e-9
+
+
+def test_sjf_finishes_what_it_began_and_srpt_does_not() -> None:
+    jobs = jobs_of([(0, 9), (2, 3)])
+    assert [r.finished_at for r in served(jobs, "sjf", max_seqs=1).requests] == [9, 12]
+    assert [r.finished_at for r in served(jobs, "srpt", max_seqs=1).requests] == [12, 5]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if kind.needs])
+def test_without_what_it_needs_it_is_first_come_first_served(name: str) -> None:
+    jobs = [Job(at, 4, 3) for at in range(6)]
+    assert started(served(jobs, name, max_seqs=2, memory="prefix")) == list(range(6))
+
+
+def test_the_response_ratio_grows_with_the_wait_and_falls_with_the_prompt() -> None:
+    # At 8 s the short one has waited 1 s for 2 tokens, the long one 8 s for 20.
+    jobs = [Job(0, 1, 8), Job(0, 20, 1), Job(7, 2, 1)]
+    assert started(served(jobs, "hrrn", max_seqs=1)) == [0, 2, 1]
+    jobs[2] = Job(7.5, 2, 1)
+    assert started(served(jobs, "hrrn", max_seqs=1)) == [0, 1, 2]
+
+
+def test_mlfq_lets_the_short_overtake_what_has_had_its_quantum() -> None:
+    jobs = [Job(0, 1, 20), Job(3, 1, 2)]
+    found = served(jobs, "mlfq", max_seqs=1)  # a step of 1 s is many quanta
+    assert [request.finished_at for request in found.requests] == [22, 5]
+
+
+def test_skip_join_begins_where_the_prefill_fits() -> None:
+    from policies.mlfq import SkipJoin
+
+    policy = SkipJoin(quantum=1.0, levels=4, prefill_rate=10.0)
+    found = served([Job(0, tokens, 1) for tokens in (5, 10, 11, 40, 41)], policy, max_seqs=8)
+    assert [policy.entry(request) for request in found.requests] == [0, 0, 1, 2, 3]
+
+
+# By priority
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
+def test_the_urgent_go_first_and_by_arrival_among_equals(batching: str) -> None:
+    server = Server(batching=batching, policy=Priority(displace=False), max_seqs=1)
+    for name, priority in (("a", 5), ("b", 1), ("c", 5), ("d", 1), ("e", -2.5)):
+        server.add(name, 4, priority=priority, output=2)
+    assert server.waiting == ["e", "b", "d", "a", "c"]
+    assert server.drain() == ["e", "b", "d", "a", "c"]
+
+
+def test_arrival_counts_before_the_order_of_adding() -> None:
+    server = Server(policy=Priority(displace=False))
+    server.add("added first", 4, arrival=3.0)
+    server.add("came first", 4, arrival=1.0)
+    assert server.waiting == ["came first", "added first"]
+
+
+# By deadline: a request that is too late is shed
+
+
+DUE = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 20)), min_size=1, max_size=5)
+
+
+def some_order_meets_all(pairs: list[tuple[int, int]]) -> bool:
+    for order in permutations(pairs):
+        now = 0
+        for output, due in order:
+            now += output
+            if now > due:
+                break
+        else:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@given(pairs=DUE)
+def test_edf_meets_all_deadlines_whenever_some_order_does(
+    batching: str, pairs: list[tuple[int, int]]
+) -> None:
+    jobs = [Job(0, 1, output, {"deadline": float(due)}) for output, due in pairs]
+    found = served(jobs, "edf", batching=batching, max_seqs=1).requests
+    met = all((r.finished_at or 0) <= (r.deadline or 0) for r in found)
+    assert met == some_order_meets_all(pairs)
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_who_is_too_late_before_it_began_is_shed(batching: str) -> None:
+    jobs = [Job(0, 1, 5, {"deadline": due}) for due in (4.0, 5.0, 3.0, 20.0)]
+    found = served(jobs, EDF(shed=True), batching=batching, max_seqs=1).requests
+    late = [request for request in found if request.state is State.REJECTED]
+    assert [request.id for request in late] == [0]
+    assert late[0].finish_reason == "its deadline, 4 s, has passed"
+    kept = served(jobs, "edf", batching=batching, max_seqs=1).requests
+    assert all(request.state is State.FINISHED for request in kept)
+
+
+def test_a_class_may_wait_as_long_as_its_target_says() -> None:
+    jobs = [Job(0, 1, 9), *(Job(at, 1, 1, {"priority": at % 2}) for at in (1, 2, 3, 4))]
+    policy = SLO({0: 1.0, 1: 2.5})
+    # Due at 3.5 (arrived at 1), 3 (2), 5.5 (3) and 5 (4).
+    assert started(served(jobs, policy, max_seqs=1)) == [0, 2, 1, 4, 3]
+
+
+def test_a_priority_between_two_targets_has_that_of_the_less_urgent() -> None:
+    jobs = [Job(1, 1, 1, {"priority": level}) for level in (-1, 0, 0.5, 1, 2)]
+    policy = SLO({0: 1.0, 1: 2.5})
+    found = served(jobs, policy).requests
+    assert [policy.due(request) for request in found] == [2, 2, 3.5, 3.5, float("inf")]
+
+
+def test_who_waited_longer_than_its_class_may_is_shed_on_request() -> None:
+    jobs = [Job(0, 1, 9), Job(1, 1, 1), Job(1, 1, 1, {"priority": 1})]
+    found = served(jobs, SLO({0: 3.0, 1: 30.0}, shed=True), max_seqs=1).requests
+    assert [request.state.value for request in found] == ["finished", "rejected", "finished"]
+    assert found[1].finish_reason == "its first token was due at 4 s"
+
+
+@pytest.mark.parametrize(
+    ("targets", "line"),
+    [
+        (3, r"targets=3: must be seconds by priority, such as \{0: 1, 1: 10\}"),
+        ({}, r"targets=\{\}: must be seconds by priority"),
+        ({"a": 1}, "targets.a: a priority must be a number"),
+        ({0: -1}, "targets.0=-1: must be a number above 0"),
+    ],
+)
+def test_targets_that_are_none(targets: object, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        SLO(targets)  # type: ignore[arg-type]
+
+
+# By the longest cached prefix
+
+
+SHARED = list(range(32))
+
+
+def job(name: int, shared: list[int], length: int, output: int = 1) -> Job:
+    """A request whose prompt begins with `shared`, and goes on with tokens of its own."""
+    own = [1000 * name + place for place in range(length - len(shared))]
+    return Job(prompt=shared + own, output=output)  # type: ignore[arg-type]
+
+
+def test_a_beginning_that_waiting_requests_share_is_computed_once() -> None:
+    """The third request, which shares nothing, starts beside the first; then the second hits."""
+    jobs = [job(1, SHARED, 40), job(2, SHARED, 40), job(3, [], 40)]
+    outcome = served(jobs, "longest_prefix", memory="prefix", max_seqs=2)
+    assert started(outcome) == [0, 2, 1]
+    assert [request.cached_tokens for request in outcome.requests] == [0, 32, 0]
+
+
+class Watched(LongestPrefix):
+    """Counts the steps in which a preempted request waits, and those with stale ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = self.stale_steps = 0
+        self.queued: set[Request] = set()
+
+    def rank(self, request: Request, state: ServerState) -> tuple[int, int]:
+        if request.preemptions:
+            self.queued.add(request)
+        return super().rank(request, state)
+
+    def stale(self, state: ServerState) -> bool:
+        answer = super().stale(state)
+        if any(one.state.value == "waiting" for one in self.queued):
+            self.steps += 1
+            self.stale_steps += answer
+        return answer
+
+
+def test_a_preempted_request_that_waits_does_not_expire_all_ranks_in_each_step() -> None:
+    policy = Watched()
+    jobs = [job(1, [], 40, output=24), job(2, [], 40, output=24)]
+    served(jobs, policy, memory="prefix", blocks=7, block_size=16, batching="unified")
+    assert policy.steps > 10
+    assert policy.stale_steps <= 2
