@@ -314,3 +314,28 @@ def test_every_command_of_make_is_one() -> None:
 def test_make_installs_what_the_readme_installs() -> None:
     install = re.search(r"pip install .*", MAKEFILE)
     assert install and install[0] in PAGES["README.md"]
+
+
+# -- the batching of its page ----------------------------------------------------------------------
+
+TABLES = ("requests", "steps", "preemptions")
+
+
+def test_the_batching_of_its_page_preempts_and_may_be_fast_forwarded(call: Call) -> None:
+    marked = re.search(
+        r"<!-- test:batching -->\n```python\n(.*?)^```", PAGES["docs/batching.md"], re.S | re.M
+    )
+    assert marked
+    Path("page_batching.py").write_text(marked[1], encoding="utf-8")
+    words = (
+        *("experiment=single", "batching._target_=page_batching.Iterations", "memory=prefix"),
+        *("memory.blocks=300", "workload.rate=8", "workload.requests=60", "seeds=1", "jobs=1"),
+        *("tracking=none", "report=false"),
+    )
+    left = []
+    for fast in ("true", "false"):
+        code, _, errors = call(*words, f"backend.fast_forward={fast}", f"hydra.run.dir={fast}")
+        assert (code, errors) == (0, "")
+        tables = (Path(fast, "runs/run/seed-0") / f"{name}.parquet" for name in TABLES)
+        left.append([table.read_bytes() for table in tables])
+    assert left[0] == left[1]
