@@ -334,8 +334,8 @@ def test_the_batching_of_its_page_preempts_and_may_be_fast_forwarded(call: Call)
     )
     left = []
     for fast in ("true", "false"):
-        code, _, errors = call(*words, f"backend.fast_forward={fast}", f"hydra.run.dir={fast}")
+        code, _, errors = call(*words, f"backend.fast_forward={fast}", f"hydra.run.dir=out-{fast}")
         assert (code, errors) == (0, "")
-        tables = (Path(fast, "runs/run/seed-0") / f"{name}.parquet" for name in TABLES)
+        tables = (Path(f"out-{fast}/runs/run/seed-0") / f"{name}.parquet" for name in TABLES)
         left.append([table.read_bytes() for table in tables])
     assert left[0] == left[1]
