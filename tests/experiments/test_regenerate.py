@@ -1,16 +1,50 @@
-"""The committed findings are what their commands give."""
+"""Committed findings are what their commands give, and every experiment leaves what --help says."""
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 
 import pytest
 
 from experiments import regenerate
+from experiments.fidelity import validate
 from experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
+from pagedsim.fidelity import step_grid
 from pagedsim.metrics.files import RESULT
-from pagedsim.run.help import experiments
-from tests.experiments.leaves import check_leaves
+from pagedsim.run.help import Experiment, experiments
+from tests.run.studies import carried_out
+
+ALWAYS = {"config.yaml", "result.json", "comparison.csv", "report.html", "plots"}
+
+
+def check_leaves(folder: Path, one: Experiment) -> None:
+    """Fail unless it is all there, whole, and nothing that --help does not tell of."""
+    left = {path.name for path in folder.iterdir()} - {"wandb"}
+    tables = {"runs", "timeline.json"} if one.keeps_tables else {"runs"} if one.runs else set()
+    assert (
+        left - {"cost.json", "fit.json"} - {name for name in left if "=" in name} == ALWAYS | tables
+    )
+    result = json.loads((folder / "result.json").read_text())
+    assert result["experiment"] == one.name and result["finding"] and result["title"]
+    with (folder / "comparison.csv").open() as file:
+        assert all(row.values() for row in csv.DictReader(file))
+    page = (folder / "report.html").read_text()
+    assert result["finding"][0].split()[0] in page and "To run it again" in page
+    for name in result["pictures"]:
+        assert (folder / "plots" / f"{name}.png").stat().st_size > 0
+    if one.keeps_tables:
+        runs = list((folder / "runs").glob("*/seed-*"))
+        assert runs
+        for run in runs:
+            assert {"requests.parquet", "steps.parquet", "summary.json", "run.json"} <= {
+                path.name for path in run.iterdir()
+            }
+        assert json.loads((folder / "timeline.json").read_text())["traceEvents"]
+
+
+# -- committed results -----------------------------------------------------------------------------
 
 QUICK = ("fcfs_vs_priority",)
 """Studies that take a few seconds."""
@@ -42,3 +76,131 @@ def test_an_unknown_study(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         regenerate.main(["paper_fig99"])
     assert "paper_fig99: must be one of paper_fig2, " in capsys.readouterr().err
+
+
+# -- every experiment ------------------------------------------------------------------------------
+
+FEW = ("workload.requests=40", "seeds=1")
+ENGINE = ("backend=engine", "backend.clock=cpu", "backend.cache_tokens=128", "backend.shrink=1")
+LENGTHS = {"prompt_min": 1, "prompt_max": 24, "output_min": 2, "output_max": 8}
+SHORT = (
+    *("workload.max_len=40", "workload.lengths.shape=uniform"),
+    *(f"+workload.lengths.{name}={value}" for name, value in LENGTHS.items()),
+)
+VALIDATED = (
+    *(*ENGINE, *SHORT, "study.repeats=1", "study.seconds=0.1"),
+    *(f"study.calibration.{one}.workload.requests=8" for one in ("few", "some", "many")),
+    *(
+        f"study.calibration.{one}.workload.lengths.{name}={value}"
+        for one in ("few", "some", "many")
+        for name, value in LENGTHS.items()
+    ),
+)
+LOGS = Path(__file__).parents[2] / "experiments" / "data" / "slora-vtc"
+RTX4090 = Path(__file__).parent / "data" / "vllm-0.19-rtx4090-llama-3.1-8b.csv"
+TABLES = LOGS.with_name("step-tables")
+BURSTS = {"fcfs": "a10g-on_off_less-fcfs.csv.gz", "other": "a10g-on_off_less-vtc.csv.gz"}
+SMALLEST: dict[str, tuple[str, ...]] = {
+    "agents": (
+        *("seeds=1", "~study.loads.chats"),
+        *("study.loads.agents.sessions=12", "study.loads.agents.rates=[0.2]"),
+    ),
+    "bench": ("workload=alpaca", "workload.requests=8", "workload.rate=100"),
+    "block_sizes": (*FEW, "study.sizes=[8,16]"),
+    "calibrate": ENGINE,
+    "capacity": (*FEW, "study.arms={a: []}", "study.tolerance=0.3"),
+    "chunk_budget": (
+        *("seeds=1", "workload.requests=24", "study.capacity=null", "study.crossing=null"),
+    ),
+    "cheapest_fleet": (
+        *(*FEW, "study.short=20", "study.gpus=[l4]", "study.routers=[round_robin]"),
+        *("~study.splits", "+study.splits={a: []}"),
+    ),
+    "compare": (*FEW, "study.arms={a: ['policy=fcfs'], b: ['policy=priority']}"),
+    "early_rejection": (
+        *(*FEW, "model=llama-2-7b", "tensor_parallel=1", "study.warm_up=0"),
+        *("fleet.pools.prefill.replicas=1", "fleet.pools.decode.replicas=1"),
+        *("~study.cases", '+study.cases={a: ["router.tbt=0.1"]}'),
+        "study.shown=a",
+    ),
+    "estimate": (),
+    "fairness": (
+        *(f"study.{one}={LOGS / name}" for one, name in BURSTS.items()),
+        *("model=llama-2-7b", "hardware=a10g", "memory.blocks=10000"),
+        *("study.known=20", "study.least=20", "study.moves=2", "study.more=[]"),
+    ),
+    "fcfs_vs_priority": FEW,
+    "hit_rate": ("workload=sharegpt", *FEW, "+workload.prefixes={tokens: 64}", "memory.blocks=900"),
+    "kv_tiers": ("seeds=1", "workload.sessions=8", "study.sizes.gib=[8,16]"),
+    "migration": (
+        *(*FEW, "study.rates=[7]", "study.at=7", "~study.variants", "+study.variants={}"),
+        "fleet.replicas=2",
+    ),
+    "parity": (*VALIDATED, "study.over=['policy=fcfs']"),
+    "past_future": (
+        *("seeds=1", "~study.loads.reasoning", "study.loads.decode-heavy.users=[6,16]"),
+        "study.loads.decode-heavy.warm_up=0",
+        'study.loads.decode-heavy.overrides=["workload.requests=60"]',
+        *("workload.max_len=2048", "memory.blocks=200"),
+    ),
+    "placement": (
+        *(*FEW, "study.tolerance=0.3"),
+        "study.arms={a: ['cost=distserve-own-opt-13b-tp1']}",
+    ),
+    "policy_zoo": (*FEW, "study.only=[fcfs,vtc]"),
+    "preemption": FEW,
+    "prefix_routing": (
+        *("fleet.replicas=2", "study.stages=[{rate: 9, seconds: 4}, {rate: 60, seconds: 1}]"),
+        *("~study.others", "+study.others={}", "~study.variants", "+study.variants={}"),
+    ),
+    "predict": (
+        *(f"fit={RESULTS / 'rtx4090'}", f"requests={RTX4090}", "model=llama-3.1-8b"),
+        *("hardware=rtx4090", "batching=unified", "memory=prefix", "memory.blocks=2588"),
+        "server.max_batched_tokens=2048",
+    ),
+    "record": (*FEW, *ENGINE, *SHORT),
+    "replay": (),
+    "single": FEW,
+    "size_based": (*FEW, "study.only=[Alpaca]"),
+    "staleness": (*FEW, "study.ages=[0,0.1]", "~study.variants", "+study.variants={}"),
+    "swap_vs_recompute": (*FEW, "study.models=[opt-13b]", "study.modern=opt-13b"),
+    "sweep": (*FEW, "study.over=server.max_seqs", "study.values=[8,16]"),
+    "truth": (f"study.tables=[{TABLES / 'splitwise.csv'}]",),
+    "tune": (*FEW, "study.trials=2", "study.batch=2", "workload.rate=6"),
+    "validate": VALIDATED,
+}
+"""The least of each that says something. A new experiment wants a line here; the paper's figures
+are run whole below, with a check of what they leave."""
+SMALL = [one for one in experiments() if not one.name.startswith("paper_")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", SMALL, ids=lambda one: one.name)
+@pytest.mark.usefixtures("hydra")
+def test_it_leaves_what_the_manual_says(
+    one: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    words = SMALLEST[one.name]
+    if ENGINE[0] in words or one.name == "replay":
+        pytest.importorskip("torch")
+        request.getfixturevalue("a_small_model")
+        monkeypatch.setattr(validate, "FEWEST", 4)
+        monkeypatch.setattr(step_grid, "ROUNDS", 1)
+    if one.name == "replay":
+        carried_out(tmp_path / "recorded", "experiment=record", *SMALLEST["record"])
+        words = (f"run={tmp_path / 'recorded'}",)
+    if one.name == "bench":
+        words = (*words, f"backend.url={request.getfixturevalue('fake').url}")
+    if one.name == "tune":
+        pytest.importorskip("optuna")
+    folder = tmp_path / "out"
+    carried_out(folder, f"experiment={one.name}", "report=true", "tracking=wandb", *words)
+    check_leaves(folder, one)
+
+
+def test_the_paper_s_figures_are_run_whole() -> None:
+    assert {one.name for one in experiments() if one not in SMALL} <= set(STUDIES)
+
+
+def test_every_other_experiment_has_its_least() -> None:
+    assert {one.name for one in SMALL} == SMALLEST.keys()

@@ -31,11 +31,6 @@ BLOCKS = (
     *("experiment=block_sizes", "study.sizes=[8,32]", "seeds=2", "workload.requests=40"),
     *("workload.rate=20", "report=false", *OFFLINE),
 )
-SWAP = (
-    *("experiment=swap_vs_recompute", "study.models=[opt-13b]", "study.modern=opt-13b"),
-    *("~study.machines.H100", "~study.batchings.prefill_first", "study.sizes=[16]", "seeds=1"),
-    *("workload.requests=30", "report=false", *OFFLINE),
-)
 CAPACITY = (
     *("experiment=capacity", "study.arms={fcfs: [], small: ['server.max_seqs=4']}", "seeds=1"),
     *("workload.requests=40", "study.tolerance=0.2", *OFFLINE),
@@ -97,22 +92,6 @@ def test_block_sizes_are_runs_to_plot_by_their_configuration(tmp_path: Path) -> 
         summary = summary_of(records(run))
         for key in ("kv_waste_mean", "e2e_mean"):
             assert summary[key] == pytest.approx(sum(one[key] for one in seeds) / 2)
-
-
-def test_every_way_of_a_preemption_is_a_run(tmp_path: Path) -> None:
-    runs = compared(tmp_path, carried_out(tmp_path, *SWAP))
-    ways = {name.partition(": ")[2] for name in runs if name != "comparison"}
-    assert ways == {
-        "recompute",
-        *(f"{way}, a copy a {what}" for way in ("swap", "cheapest") for what in ("layer", "block")),
-    }
-    run = runs["opt-13b, A100, unified: swap, a copy a layer"]
-    assert config_of(run)["memory"]["kv_layout"] == "layer"
-    folder = tmp_path / "runs" / "opt-13b, A100, unified%3A swap, a copy a layer" / "seed-0"
-    stored = read_summary(folder)
-    assert summary_of(records(run))["output_tokens_per_s"] == stored["output_tokens_per_s"]
-    prices = table_of(runs["comparison"], "tables/0")
-    assert prices["data"]
 
 
 def test_probes_are_runs_to_plot_by_rate(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from tests.run.studies import carried_out
 pytestmark = pytest.mark.usefixtures("hydra")
 
 LOGS = DATA / "slora-vtc"
-HEAD = ("arrived_at", "client", "num_prefill_tokens", "num_decode_tokens", "ttft", "e2e")
 QUICK = (
     *("experiment=fairness", "model=llama-2-7b", "hardware=a10g", "memory.blocks=10000"),
     *(
@@ -68,10 +67,7 @@ def test_what_clients_got_by_hand() -> None:
         ("a10g-overload-fcfs", 484.9, 263_300),
         ("a10g-overload-vtc", 124.5, 7_940),
         ("a10g-on_off_less-fcfs", 85.25, None),
-        ("a10g-on_off_less-vtc", 3.50, None),
-        ("a10g-proportional-fcfs", 97.2, None),
         ("a10g-proportional-vtc", 4.76, None),
-        ("a100-13b-overload-fcfs", 287.9, 926_600),
         ("a100-13b-overload-vtc", 91.04, 71_260),
     ],
 )
@@ -108,7 +104,7 @@ def test_a_pair_of_ones_own(tmp_path: Path) -> None:
 
 def test_every_rule_of_the_server_matters(tmp_path: Path) -> None:
     """What is assumed of it is named where it is not as clients would have it, and only then."""
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
     plain = ("more_prompt=0", "adapter=0", "cold=false")
     words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "batching.max_wait_tokens=0"]
     words += [f"study.{word}" for word in plain]
@@ -119,7 +115,7 @@ def test_every_rule_of_the_server_matters(tmp_path: Path) -> None:
 
 
 def test_logs_that_are_no_pair_are_told(tmp_path: Path) -> None:
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
     renamed = tmp_path / "renamed.csv"
     renamed.write_text(fcfs.read_text().replace(",1,256,", ",bob,256,"))
     for other, says in {
@@ -135,7 +131,7 @@ def test_logs_that_are_no_pair_are_told(tmp_path: Path) -> None:
 def test_what_the_logs_decide_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
     words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}"]
     carried_out(tmp_path / "out", *words, "workload.rate=4", "seeds=3")
     said = " ".join(capsys.readouterr().out.split())
@@ -145,7 +141,7 @@ def test_what_the_logs_decide_changes_nothing(
 
 
 def test_a_server_that_does_not_fit_its_log_is_told(tmp_path: Path) -> None:
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
     words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "server.max_seqs=1"]
     finding = carried_out(tmp_path / "out", *words)["finding"]
     assert finding[1].startswith("your logs: even requests that were fitted are ")
@@ -164,10 +160,8 @@ def change(line: int, to: str) -> Callable[[list[str]], list[str]]:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (change(3, "1,0,256,many,1,2"), "{path}:4: num_decode_tokens='many': must be a number"),
         (change(5, "9,0,256,256,3,2"), "{path}:6: arrives at 9, has its first token at 12"),
         (change(5, "9,,256,256,3,12"), "{path}:6: client is empty: must be a name"),
-        (change(0, HEAD[0]), "{path}:2: has "),
         (lambda lines: lines[:1], "study.fcfs={path}: holds no requests"),
         (lambda lines: lines[:9], "study.fcfs={path}: 8 requests within"),
         (
@@ -183,7 +177,7 @@ def change(line: int, to: str) -> Callable[[list[str]], list[str]]:
 def test_a_bad_log_is_named_with_its_line(
     edit: Callable[[list[str]], list[str]], says: str, tmp_path: Path
 ) -> None:
-    path = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    path = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
     path.write_text("\n".join(edit(path.read_text().splitlines())) + "\n")
     said = refused(f"study.fcfs={path}", f"study.other={path}", "memory.blocks=10000")
     assert said.startswith(says.format(path=path))
@@ -199,7 +193,6 @@ def test_a_bad_log_is_named_with_its_line(
             "study.fcfs=no.csv: no such file",
         ),
         (["study.policy=fcfs"], "policy=fcfs, more=['drr']: must be different policies"),
-        (["study.policy=fairest"], "study.policy=fairest: unknown; choose from "),
         (["policy=vtc", "~policy.reserve"], "policy: must be one that wraps another"),
         (["study.known=0"], "known=0: must be a number above 0"),
         (["+study.pairs={a: {machine: T4, fcfs: x, other: y}}"], "study.pairs.a.machine=T4: must"),
@@ -215,7 +208,7 @@ def test_what_makes_no_sense_is_refused(words: list[str], says: str) -> None:
 
 
 def test_a_pool_that_adapters_fill_is_refused(tmp_path: Path) -> None:
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
     words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "study.adapter=5000"]
     with pytest.raises(ConfigError, match="a pool of 10,000 tokens holds no more than the adapt"):
         carried_out(tmp_path / "out", *words)

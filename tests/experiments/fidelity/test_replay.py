@@ -105,20 +105,22 @@ def record(folder: Path, config: dict[str, Any], seed: int = 0) -> Recorded:
 
 
 EVERY = [
-    *COMBINATIONS,
-    *(
-        pytest.param(one, marks=pytest.mark.slow if number % 3 else ())
-        for number, one in enumerate(OTHERS)
-    ),
+    pytest.param(
+        *(combination, ahead),
+        id="-".join((*combination, "ahead" if ahead else "in turn")),
+        marks=() if ahead == (number % 2 == 0) and number % every == 0 else pytest.mark.slow,
+    )
+    for some, every in ((COMBINATIONS, 1), (OTHERS, 3))
+    for number, combination in enumerate(some)
+    for ahead in (False, True)
 ]
-"""Those of a third of the other policies quickly."""
+"""Quick: each combination in one of the two ways, and a third of the other policies."""
 
 
 either_way = pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 
 
-@either_way
-@pytest.mark.parametrize("combination", EVERY, ids="-".join)
+@pytest.mark.parametrize(("combination", "ahead"), EVERY)
 def test_the_simulator_plans_what_the_engine_planned(
     combination: tuple[str, ...], ahead: bool, tmp_path: Path
 ) -> None:
@@ -129,8 +131,7 @@ def test_the_simulator_plans_what_the_engine_planned(
 
 
 @either_way
-@pytest.mark.parametrize("policy", ["vtc", "drr"])
-@pytest.mark.parametrize("seed", [24, 36, 45, 93])
+@pytest.mark.parametrize(("policy", "seed"), [("vtc", 24), ("vtc", 45), ("drr", 36), ("drr", 93)])
 def test_what_is_fair_to_who_comes_during_a_step(
     policy: str, seed: int, ahead: bool, tmp_path: Path
 ) -> None:
@@ -141,9 +142,15 @@ def test_what_is_fair_to_who_comes_during_a_step(
 
 
 @either_way
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
+@pytest.mark.parametrize(
+    ("preemption", "batching", "memory"),
+    [
+        ("recompute", "prefill_first", "paged"),
+        ("recompute", "unified", "prefix"),
+        ("swap", "unified", "paged"),
+        ("swap", "prefill_first", "prefix"),
+    ],
+)
 def test_groups_of_sequences_are_planned_alike(
     preemption: str, batching: str, memory: str, ahead: bool, tmp_path: Path
 ) -> None:
@@ -292,19 +299,14 @@ SIMULATED = {"_target_": "pagedsim.run.simulated.Simulated"}
         (without("steps.parquet"), "{1}/steps.parquet: is missing, so the run is not whole"),
         (halved("steps.parquet"), "{1}/steps.parquet: is no parquet file, or not whole: "),
         (written("requests.parquet", b""), "{1}/requests.parquet: is no parquet file, or not "),
-        (halved("run.json"), "{1}/run.json: is not JSON, or not whole: "),
         (written("run.json", b"[1]"), "{1}/run.json: must hold an object, not [1]"),
         (written("run.json", b"\xff{"), "{1}/run.json: is not JSON, or not whole: "),
-        (written("summary.json", b"null"), "{1}/summary.json: must hold an object, not None"),
         (edited("run.json", "version"), "{1}/run.json: has no version"),
         (edited("run.json", "version", value="0.0.1"), "{1}: was recorded by pagedsim 0.0.1, and "),
         (edited("run.json", "seed", value="x"), "{1}/run.json: seed='x': must be a whole number"),
-        (edited("run.json", "config"), "{1}/run.json: config has no settings of backend"),
         (edited("run.json", "config", "policy"), "{1}/run.json: config has no settings of policy"),
         (edited("summary.json", "machine"), "{1}/summary.json: has no facts of the machine that "),
-        (edited("summary.json", "machine", value=[1]), "{1}/summary.json: has no facts of the mac"),
         (edited("summary.json", "machine", "device"), "{1}/summary.json: machine.device=None: mus"),
-        (edited("summary.json", "machine", "blocks", value="many"), "{1}/summary.json: machine.bl"),
         (edited("summary.json", "machine", "blocks", value=0), "{1}/summary.json: machine.blocks="),
     ],
 )

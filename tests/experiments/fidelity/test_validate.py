@@ -1,7 +1,8 @@
-"""Validation: the simulator held against the engine, and what stops it."""
+"""Validation, alone and in a grid: the simulator against the engine, and what stops it."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments.fidelity import validate
-from experiments.fidelity.validate import Validate
+from experiments.fidelity.validate import Parity, Validate, Validated
 from pagedsim.core import ConfigError
 from pagedsim.fidelity import step_grid as profile
 from pagedsim.fidelity.agreement import KEYS, Regime
@@ -22,7 +23,9 @@ from pagedsim.fidelity.replay import Difference
 from pagedsim.fidelity.step_grid import Cell, profiled
 from pagedsim.fidelity.validation import doubts
 from pagedsim.metrics.files import read_summary
+from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
+from pagedsim.run.study import Analysis
 from pagedsim.sim.cost import Fitted
 from pagedsim.user_error import UserError
 from tests.run.studies import carried_out
@@ -89,11 +92,7 @@ def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (tmp_path / "plots/validation.png").stat().st_size > 1000
     assert {"comparison.csv", "timeline.json"} <= {path.name for path in tmp_path.iterdir()}
     Fitted.load(tmp_path / "cost.json", replica("tiny", "cpu"))
-
-
-def test_both_sides_are_runs_with_the_same_requests_and_metrics(tmp_path: Path) -> None:
-    """What the result tells of the simulator is what its run on disk says."""
-    regimes = validated(tmp_path, None, "report=false")["data"]["regimes"]
+    # Both sides are runs with the same requests, and the result has what their files have.
     for name, found in regimes.items():
         engine, simulator = (
             tmp_path / "runs" / f"{name}, {side}" / "seed-0" for side in ("engine", "simulator")
@@ -120,10 +119,10 @@ def test_it_goes_on_where_it_was_stopped(
 
     monkeypatch.setattr(Runs, "serve", two_rounds)
     with pytest.raises(KeyboardInterrupt, match=r"3 of 8 runs are complete; .* goes on from there"):
-        validated(tmp_path)
+        validated(tmp_path, None, "report=false")
     first = [line for line in capsys.readouterr().out.splitlines() if "planned alike" in line]
     monkeypatch.setattr(Runs, "serve", serve)
-    validated(tmp_path)
+    validated(tmp_path, None, "report=false")
     told = capsys.readouterr().out.splitlines()
     again = [line for line in told if "all planned alike" in line]
     assert len(first) == 3 and again[:3] == first and len(again) == 6
@@ -136,7 +135,7 @@ def test_two_classes_are_calibrated_on_one_workload_of_their_own(tmp_path: Path)
     for name in ("interactive", "batch"):
         own += [f"++workload.classes.{name}.lengths.{key}={LENGTHS[key]}" for key in LENGTHS]
     words = ("experiment=validate", "workload=chat_and_batch", "workload.max_len=40", *OWN, *own)
-    carried_out(tmp_path, *words, study=small_study(repeats=1))
+    carried_out(tmp_path, *words, "report=false", study=small_study(repeats=1))
     for name, clients in (
         ("half load, engine", {"interactive", "batch"}),
         ("calibration-all", {""}),
@@ -185,16 +184,10 @@ def test_what_cannot_be_validated(words: list[str], message: str, tmp_path: Path
     ("settings", "message"),
     [
         ({"repeats": 0}, "repeats=0: must be"),
-        ({"seconds": 0.0}, "seconds=0.0: must be"),
         ({"calibration": {}}, "calibration={}: must be a mapping of names to settings"),
         ({"calibration": {"a": 3}}, "calibration.a=3: must be a mapping of settings"),
-        ({"regimes": None}, "regimes=None: must be a mapping of names to settings"),
         ({"regimes": {"a": {"load": 1}}}, "regimes.a.tolerance=None: must be a number above 0"),
         ({"regimes": {"a": {"laod": 1}}}, "regimes.a.laod: must be load, tolerance or blocks"),
-        (
-            {"regimes": {"a": {"load": "x", "tolerance": 0.1}}},
-            "regimes.a.load='x': must be a number above 0",
-        ),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
@@ -315,3 +308,118 @@ def test_request_by_request_by_hand() -> None:
     assert near.spread == pytest.approx(1 / 6)
     assert np.isnan(near.pearson)  # the engine's do not differ
     assert regime([1.0], 1.0).nearness()["tpot"].mape == pytest.approx(0)
+
+
+# -- a grid of validations -------------------------------------------------------------------------
+
+GRID = ("experiment=parity", "backend=engine", "backend.cache_tokens=128")
+OVER = ("policy=fcfs,priority", "memory.block_size=8,16")
+FOUR = [
+    f"policy={one} memory.block_size={size}" for one in ("fcfs", "priority") for size in (8, 16)
+]
+
+
+def grid_result(error: float) -> dict[str, Any]:
+    """As a validation leaves it, under one load."""
+    metric = {"engine": 3.0, "simulator": 4.0, "error": error, "spread": 0.01, "at_pace": 0.0}
+    keys = ("ttft_mean", "tpot_mean", "output_tokens_per_s")
+    regime = {
+        "metrics": dict.fromkeys((*keys, "preemptions"), metric),
+        "verdicts": dict.fromkeys(keys, "beyond" if error > 0.1 else "within 5 %"),
+    }
+    return {"replayed_steps": 10, "regimes": {"knee": regime}}
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A validation reads a result and runs nothing; returns which were to run."""
+    asked: list[str] = []
+
+    def ask(self: Validated) -> list[Arm]:
+        asked.append(" ".join(self.overrides))
+        if asked[-1] == FOUR[1]:
+            raise ConfigError("the engine has blocks=7, not 8")
+        return []
+
+    def read(self: Validated) -> Analysis:
+        error = 0.5 if "policy=priority" in self.overrides else 0.01
+        return Analysis(finding=[], notes=["it is uneven"], data=grid_result(error))
+
+    monkeypatch.setattr(Validated, "complete", True)
+    monkeypatch.setattr(Validated, "ask", ask)
+    monkeypatch.setattr(Validated, "read", read)
+    return asked
+
+
+def grid(over: Any = OVER) -> Parity:
+    regimes = {"knee": {"load": 0.8, "tolerance": 0.05}}
+    more: dict[str, Any] = {"title": "t", "question": "q", "calibration": {"all": {}}}
+    return Parity(**more, regimes=regimes, seconds=1.0, repeats=1, over=over)
+
+
+def test_one_that_fails_leaves_the_others(
+    no_engine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError) as error:
+        carried_out(tmp_path, *GRID, study=grid())
+    assert str(error.value) == "policy=fcfs memory.block_size=16: the engine has blocks=7, not 8"
+    assert no_engine == FOUR
+    told = capsys.readouterr().out
+    assert "4 of 4: policy=priority memory.block_size=16" in told
+    assert "+50.0 %*" in told and "+1.0 %*" not in told
+    assert "All 30 steps of 3 validations were planned alike" in told
+    assert "note: policy=fcfs memory.block_size=8: it is uneven" in told
+    with (tmp_path / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["memory.block_size"] for row in rows] == ["8", "8", "16"]
+    assert rows[1]["ttft_mean_error"] == "0.5" and rows[1]["preemptions_engine"] == "3.0"
+
+
+def test_each_is_a_validation_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(validate, "FEWEST", 4)
+    workload = {"arrivals": "burst", "requests": 12, "lengths": LENGTHS}
+    made = Parity(
+        title="t",
+        question="q",
+        calibration={"all": {"workload": workload}},
+        regimes={"knee": {"load": 0.8, "tolerance": 0.05}},
+        seconds=0.1,
+        repeats=1,
+        over=["policy=fcfs,priority"],
+    )
+    found = carried_out(tmp_path, *WORDS, *OWN, "report=false", study=made)["data"]
+    assert set(found["validations"]) == {"policy=fcfs", "policy=priority"}
+    served = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert served == sorted(
+        f"{policy}%3A {run}"
+        for policy in ("policy=fcfs", "policy=priority")
+        for run in ("calibration-all", "knee, engine", "knee, simulator")
+    )
+    assert (tmp_path / "policy=priority/cost.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("over", "line"),
+    [
+        ([], "over=[]: must be a list such as"),
+        ("policy=fcfs", "over=policy=fcfs: must be a list such as"),
+        (["policy"], "over: policy: must be of the form key=value,value"),
+        (["policy=fcfs,"], "over: policy=fcfs,: must be of the form key=value,value"),
+        (["policy=fcfs,fifo"], "policy=fifo: policy=fifo: unknown; "),
+        (
+            ["memory.kind=paged,reserved_max"],
+            "memory.kind=reserved_max: backend=engine has paged and prefix",
+        ),
+        (["backend=sim"], "backend=sim: must be engine, which is validated"),
+        (["backend.clock=cpu,moon"], "backend.clock=moon: unknown; choose from"),
+    ],
+)
+def test_all_is_refused_before_anything_runs(
+    over: Any, line: str, no_engine: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        carried_out(tmp_path, *GRID, study=grid(over))
+    assert str(error.value).startswith(line)
+    assert no_engine == []

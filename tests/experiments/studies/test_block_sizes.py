@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +52,7 @@ def run(e2e: float = 1.0, steps: dict[str, Any] = STEPS, seed: int = 0, **summar
 
 def test_unused_slots_are_weighted_by_time_and_of_steps_in_which_all_decode() -> None:
     assert unused_slots(run(), 16) == pytest.approx((3 * 5 + 1 * 1) / 4)
-
-
-def test_where_not_all_ever_decode_unused_slots_are_not_known() -> None:
-    prefills = {**STEPS, "running": [3, 3, 3]}
-    assert unused_slots(run(steps=prefills), 16) != unused_slots(run(steps=prefills), 16)  # NaN
-
-
-def test_the_best_is_not_held_against_itself() -> None:
-    times = dict(zip(SIZES, (1.0, 2.0, 3.0), strict=True))
-    reading = study().read_arms({f"blocks of {size}": [run(e2e)] for size, e2e in times.items()})
-    assert reading.finding[0].endswith("average; it takes 3.00 times as long with 256.")
-
-
-def test_an_arm_a_size() -> None:
-    assert study().arms()["blocks of 256"] == ["memory.block_size=256"]
+    assert isnan(unused_slots(run(steps={**STEPS, "running": [3, 3, 3]}), 16))
 
 
 def test_the_finding_names_the_size_that_answers_soonest() -> None:

@@ -68,11 +68,6 @@ def test_where_no_rate_meets_or_none_misses_it_ends() -> None:
     assert always.high is None and max(always.answers) > 2**12
 
 
-def test_every_rate_can_be_typed_as_it_was_probed() -> None:
-    for rate in searched(lambda rate: rate < 1234.5).answers:
-        assert float(f"{rate:g}") == rate
-
-
 # -- the objective ---------------------------------------------------------------------------------
 
 
@@ -86,13 +81,9 @@ def test_bounds_are_of_all_requests_or_of_a_client() -> None:
     assert [bound.name for bound in missed(bounds, summary)] == ["batch: E2E mean"]
 
 
-@pytest.mark.parametrize("name", ["e2e_p99_9", "e2e_p99.9"])
-def test_a_bound_may_be_of_any_percentile(name: str) -> None:
-    [bound] = bounds_of({name: 2})
+def test_a_bound_may_be_of_any_percentile_and_what_was_not_measured_misses_none() -> None:
+    [bound] = bounds_of({"e2e_p99.9": 2})
     assert (bound.name, missed([bound], {"e2e_p99_9": 2.1})) == ("E2E P99.9", [bound])
-
-
-def test_what_was_not_measured_misses_nothing() -> None:
     assert missed(bounds_of({"tpot_p99": 0.1}), {"tpot_p99": float("nan")}) == []
 
 
@@ -100,9 +91,7 @@ def test_what_was_not_measured_misses_nothing() -> None:
     ("bounds", "text"),
     [
         ({}, "bounds: must have at least one"),
-        (3, "bounds=3: must be a mapping"),
         ({"ttft": 1}, "bounds.ttft: must be a latency with its statistic, such as ttft_p99"),
-        ({"preemptions": 1}, "bounds.preemptions: must be a latency"),
         ({"tftt_p99": 1}, "bounds.tftt_p99: unknown metric 'tftt_p99'"),
         ({"ttft_p99": "soon"}, "bounds.ttft_p99='soon': must be a number"),
         ({"batch": {"ttft_p99": -1}}, "bounds.batch.ttft_p99=-1: must be a number of at least 0"),
@@ -155,7 +144,7 @@ def result() -> dict[str, Any]:
 
 
 def test_a_search_ends_with_table_report_and_a_result(call: Call) -> None:
-    code, out, _ = call(ARMS)
+    code, out, _ = call(ARMS, "study.tolerance=0.1")
     assert code == 0
     assert "results   out\nreport    out/report.html" in out
     assert Path("out/plots/capacity.png").stat().st_size > 0
@@ -169,12 +158,12 @@ def test_a_search_ends_with_table_report_and_a_result(call: Call) -> None:
             met, over = by_rate[one["met_up_to"]], by_rate[one["missed_from"]]
             assert met["values"]["TTFT P99"] <= 0.5 and not met["missed"]
             assert over["missed"]
-            assert over["rate"] / met["rate"] <= 1.02
+            assert over["rate"] / met["rate"] <= 1.1
 
 
 def test_a_probe_is_the_run_that_its_command_gives(call: Call, monkeypatch: Any) -> None:
     arms = "study.arms={small: ['server.max_seqs=4']}"
-    call(arms, "memory.block_size=8", "jobs=2", "report=false")
+    call(arms, "memory.block_size=8", "jobs=2", "report=false", "study.tolerance=0.2")
     arm = result()["arms"]["small"]
     one = arm["seeds"]["0"]
     words = shlex.split(arm["command"])[3:]
@@ -222,7 +211,7 @@ def test_an_arm_that_fails_leaves_the_others(call: Call) -> None:
         "    def rank(self, request, state):\n        raise RuntimeError('lost')\n"
     )
     arms = "study.arms={fcfs: [], bad: ['policy._target_=lost.Lost']}"
-    code, out, errors = call(arms, "report=false")
+    code, out, errors = call(arms, "report=false", "seeds=1", "study.tolerance=0.2")
     assert code == 1
     assert "pagedsim: bad: policy=lost.Lost failed: RuntimeError: lost" in errors
     assert list(result()["arms"]) == ["fcfs"]
@@ -250,7 +239,7 @@ def test_a_trace_is_searched_once_whatever_the_seeds(call: Call, tmp_path: Path)
     (tmp_path / "trace.csv").write_text("\n".join([head, *rows]) + "\n")
     code, out, _ = call(
         *("workload=trace", "workload.path=trace.csv"),
-        *("study.arms={fcfs: []}", "report=false"),
+        *("study.arms={fcfs: []}", "report=false", "study.tolerance=0.2"),
     )
     assert code == 0
     assert list(result()["arms"]["fcfs"]["seeds"]) == ["0"]
@@ -266,9 +255,7 @@ def test_a_trace_is_searched_once_whatever_the_seeds(call: Call, tmp_path: Path)
             "backend=engine: experiment=capacity takes backend=sim: a search takes",
         ),
         (["study.arms={a: ['workload.rate=3']}"], "study.arms.a: workload.rate=3: is what"),
-        (["study.arms={a: ['workload.rte=3']}"], "study.arms.a: workload.rte: no such key"),
         (["study.tolerance=2"], "study.tolerance=2: must be a number from 0.001 to 0.5"),
-        (["study.bounds.ttft_p99=-1"], "study.bounds.ttft_p99=-1: must be a number of at least 0"),
         (["study.baseline=x", ARMS], "study.baseline=x: must be one of the arms fcfs, small"),
     ],
 )

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,20 @@ def plausible(found: dict[str, Any]) -> None:
     assert found["kv_cache"]["without"]["flop"] > found["kv_cache"]["with"]["flop"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+def some(names: Sequence[str], every: int) -> list[Any]:
+    """All of them; of these, quickly one in so many."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if number % every else ())
+        for number, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize("name", some(MODELS, 6))
 def test_every_model(call: Call, name: str) -> None:
     plausible(fitting(call, f"model={name}", "hardware=mi300x"))
 
 
-@pytest.mark.parametrize("name", [*HARDWARE, "cpu"])
+@pytest.mark.parametrize("name", some(["cpu", *HARDWARE], 6))
 def test_every_hardware(call: Call, name: str) -> None:
     model = "tiny" if name == "cpu" else "qwen3-0.6b"
     plausible(fitting(call, f"model={model}", f"hardware={name}"))
@@ -179,9 +187,7 @@ def test_tokens_per_joule(call: Call) -> None:
     ("words", "expected"),
     [
         (("model=opt-13b", "hardware=a100-40gb"), 819_200),
-        (("model=llama-2-7b",), 512 * 1024),
         (("model=llama-2-7b", "kv_cache_dtype=fp8"), 256 * 1024),
-        (("model=llama-2-7b", "tensor_parallel=2"), 256 * 1024),
         (("model=llama-3.1-8b",), 128 * 1024),
         (("model=deepseek-v3", "hardware=h200", "tensor_parallel=8"), 576 * 2 * 61),
     ],
@@ -237,13 +243,6 @@ def test_blocks_and_contexts_follow_from_the_settings(call: Call) -> None:
     assert data(call, *words, "memory.blocks=777")["memory"]["blocks"] == 777
 
 
-def test_a_batch_is_one_more_step(call: Call) -> None:
-    found = data(call, "prompt=512", "batch=8")
-    assert found["batches"]["batch"] == found["steps"]["decode_batch"]["tokens"] == 8
-    step = found["steps"]["decode_batch"]
-    assert step["tokens_per_s"] == pytest.approx(8 / step["seconds"], rel=1e-4)
-
-
 def test_what_binds_is_told_by_size(call: Call) -> None:
     decode = data(call, "cost.host_step_ms=100")["bounds"]["decode"]
     assert decode[0] == {"from": 1, "bound": "host", "term": "host"}
@@ -281,7 +280,6 @@ ESTIMATE = "experiment=estimate"
     ("words", "expected"),
     [
         ((ESTIMATE, "prompt=0"), "study.prompt=0: must be a whole number of at least 1"),
-        ((ESTIMATE, "batch=-1"), "study.batch=-1: must be a whole number of at least 1"),
         ((ESTIMATE, "prompt=9999"), "prompt=9999: must be at most 4,096, the longest context"),
         ((ESTIMATE, "backend=engine"), "backend=engine: experiment=estimate takes backend=sim: an"),
         (
@@ -291,7 +289,6 @@ ESTIMATE = "experiment=estimate"
         ),
         ((ESTIMATE, "memory=reserved_max"), "memory.kind=reserved_max: must be paged or prefix"),
         (("experiment=single", "prompt=5"), "prompt=5: changes nothing here; experiment=estimate"),
-        (("experiment=replay", "batch=5"), "batch=5: changes nothing here; experiment=estimate"),
     ],
 )
 def test_it_refuses_in_one_line(call: Call, words: tuple[str, ...], expected: str) -> None:

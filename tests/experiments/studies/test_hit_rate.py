@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from experiments.studies.hit_rate import ideal
-from pagedsim.__main__ import main
 from pagedsim.workload import trace
+from tests.conftest import Call
 
+STUDY = ("experiment=hit_rate", "hydra.run.dir=out")
 # Of 13 blocks, 2 + 3 were there: the third prompt goes on with a block that stands elsewhere.
 PROMPTS = [[0, 1, 2], [0, 1, 3], [4, 1], [0, 1, 2, 5, 6]]
 
@@ -29,16 +27,6 @@ def written(folder: Path) -> Path:
     return path
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str, str]:
-    argv = ["pagedsim", "experiment=hit_rate", "hydra.run.dir=out", *words]
-    monkeypatch.setattr(sys, "argv", argv)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return (int(ended.value.code or 0), *capsys.readouterr())
-
-
 def found() -> dict[str, Any]:
     record: dict[str, Any] = json.loads(Path("out/result.json").read_text())["data"]
     return record
@@ -50,36 +38,25 @@ def test_the_ideal_counts_what_began_alike(tmp_path: Path) -> None:
     assert ideal(workload, 256)[:2] == (26, 10)
 
 
-def test_with_room_for_everything_the_ideal_comes_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_with_room_for_everything_the_ideal_comes_out(call: Call, tmp_path: Path) -> None:
     path = f"workload.path={written(tmp_path)}"
-    code, out, _ = run(monkeypatch, capsys, path, "memory.blocks=1000")
+    code, out, _ = call(*STUDY, path, "memory.blocks=1000")
     assert code == 0
     assert "The cache finds 38.46 % of the blocks" in out
     assert found()["cached_tokens"] == 5 * 512
 
 
-def test_a_small_memory_forgets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_small_memory_forgets(call: Call, tmp_path: Path) -> None:
     path = f"workload.path={written(tmp_path)}"
     few = ("memory.block_size=256", "memory.blocks=12", "server.max_model_len=2800")
-    code, _, errors = run(monkeypatch, capsys, path, *few)
+    code, _, errors = call(*STUDY, path, *few)
     assert (code, errors) == (0, "")
     assert 0 < found()["share_of_blocks"] < found()["ideal_share_of_blocks"]
 
 
-def test_what_has_no_prefixes_is_refused_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, errors = run(monkeypatch, capsys, "workload=sharegpt")
+def test_what_has_no_prefixes_is_refused_in_a_line(call: Call, tmp_path: Path) -> None:
+    code, out, errors = call(*STUDY, "workload=sharegpt")
     assert (code, out) == (1, "")
     assert errors.startswith("pagedsim: workload: says nothing of what is in its prompts")
-    code, _, errors = run(
-        monkeypatch, capsys, "workload=sharegpt", "memory=paged", "hydra.run.dir=other"
-    )
+    _, _, errors = call(*STUDY, "workload=sharegpt", "memory=paged")
     assert errors.startswith("pagedsim: memory.kind=paged: must be prefix")

@@ -15,7 +15,7 @@ ARMS = (
     'TP 2: ["tensor_parallel=2", "cost=distserve-own-opt-13b-tp2"]}'
 )
 FEW = (
-    *("experiment=placement", "workload=fixed", "workload.requests=150", "seeds=1"),
+    *("experiment=placement", "workload=fixed", "workload.requests=100", "seeds=1"),
     *("workload.arrivals=fixed", "workload.lengths.prompt=1000", "workload.lengths.output=101"),
     *(
         "study.tolerance=0.05",

@@ -22,7 +22,7 @@ HAS_OPTUNA = importlib.util.find_spec("optuna") is not None
 needs_optuna = pytest.mark.skipif(not HAS_OPTUNA, reason="the tune extra is not installed")
 QUICK = (
     *("experiment=tune", "tracking=none", "seeds=2", "jobs=1", "hydra.run.dir=out"),
-    *("workload.requests=40", "workload.rate=6", "study.trials=6", "study.batch=3"),
+    *("workload.requests=30", "workload.rate=6", "study.trials=6", "study.batch=3"),
 )
 
 
@@ -44,7 +44,6 @@ def test_a_space_is_of_choices_and_ranges() -> None:
     ("space", "text"),
     [
         ({}, "space: must have at least one setting"),
-        ([], "space=[]: must be a mapping"),
         ({"a": 3}, "space.a=3: must be a list of values"),
         ({"a": {"low": 3, "high": 1}}, "space.a={'low': 3, 'high': 1}: must be a list"),
         ({"a": {"low": 0, "high": 1, "log": True}}, "space.a.low=0: must be above 0"),
@@ -140,7 +139,6 @@ def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
     [
         (["study.goal=nothing"], "study.goal: unknown metric 'nothing'"),
         (["study.goal=batch_size_mean"], "study.goal=batch_size_mean: neither more nor less"),
-        (["study.trials=0"], "study.trials=0: must be a whole number of at least 1"),
         (
             ["backend=engine"],
             "backend=engine: experiment=tune takes backend=sim: a search takes many runs",

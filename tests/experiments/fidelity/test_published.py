@@ -1,10 +1,10 @@
-"""The power model's constants against what was measured."""
+"""Models of power and of all-to-all transfers against published measurements."""
 
 from __future__ import annotations
 
 import pytest
 
-from experiments.fidelity import power
+from experiments.fidelity import all_to_all, power
 from experiments.fidelity.power import Case, cases, errors, fit, folds, shipped
 
 EVERY = cases()
@@ -42,9 +42,21 @@ def test_what_is_left_out_is_predicted() -> None:
     assert max(found.values()) < 0.07
 
 
-def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_power_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     power.main([])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 1 + 5 + 2
     (line,) = [line for line in lines if line.startswith("as shipped")]
     assert line.split()[2:6] == ["0.300", "1.170", "0.700", "36"]
+
+
+@pytest.mark.parametrize("gpus", all_to_all.PUBLISHED)
+def test_travelling_takes_what_was_published(gpus: int) -> None:
+    assert all_to_all.simulated(gpus) == pytest.approx(sum(all_to_all.PUBLISHED[gpus]), rel=0.05)
+
+
+def test_the_table_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    all_to_all.main()
+    rows = capsys.readouterr().out.splitlines()
+    assert [int(row.split()[0]) for row in rows[1:]] == list(all_to_all.PUBLISHED)
+    assert rows[1].split() == ["8", "191", "187", "-2.3", "%"]
