@@ -17,7 +17,7 @@ import numpy as np
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.fidelity.calibration import Calibration, fitted
-from pagedsim.fidelity.logs import report as report
+from pagedsim.fidelity.logs import report
 from pagedsim.fidelity.logs.consistency_checks import signs
 from pagedsim.fidelity.logs.fit import Found, fit_to_log
 from pagedsim.fidelity.logs.log import Log, read_log

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from pagedsim.report.style import INK, key, margins, new_figure, tidy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from experiments.fidelity.calibrate import scored
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.logs import report as report
+from pagedsim.fidelity.logs import report
 from pagedsim.fidelity.logs.consistency_checks import Course, course_of_steps, read_course, signs
 from pagedsim.fidelity.logs.fit import cold_start
 from pagedsim.fidelity.logs.log import Log, read_log
 from pagedsim.fidelity.logs.score import score
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
 from pagedsim.report.figures import FigureSpec
+from pagedsim.report.style import INK, key, margins, new_figure, tidy
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LINES = {
     "running": "requests that run",

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from experiments.studies.compare import refuse_of_an_arm
-from pagedsim.core import ConfigError
-from pagedsim.core.errors import is_number, is_whole
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
 import sys
-from collections.abc import Iterator
-from dataclasses import field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from experiments.studies import tune_figures as report
-from experiments.studies.compare import check_objective
-from pagedsim.core.errors import not_installed, require_whole
+from experiments.studies.compare import check_objective, refuse_of_an_arm
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import is_number, is_whole, not_installed, require_whole
 from pagedsim.metrics.catalogue import metric_of
 from pagedsim.metrics.compare import value_of
 from pagedsim.report.figures import FigureSpec
@@ -31,6 +23,7 @@ from pagedsim.run.study import Analysis, Study
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.distributions import BaseDistribution
 
 
 _RANGE = ("low", "high", "log")

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,14 +122,6 @@ def _surely_running(log: Log) -> NDArray[np.int64]:
 # -- settings --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """A server's settings in words, and what they change of a configuration."""
-
-    words: str
-    changes: Settings
-
-
 def _of_settings(server: ExternalServer, constants: Constants) -> Iterator[str]:
     """The settings that the log fits better, where those of the server are far off."""
     log = server.log
@@ -137,17 +129,17 @@ def _of_settings(server: ExternalServer, constants: Constants) -> Iterator[str]:
     if here < AMISS:
         return
     tried = []
-    for one in _others(server):
+    for words, changes in _others(server).items():
         with suppress(ConfigError):  # such as prompts that are never split and longer than a step
-            served = serve(ExternalServer(_with(server.config, one), log), constants)
-            tried.append((_amiss(log, served), one))
-    least = min((amiss for amiss, _ in tried), default=here)
-    near = [pair for pair in tried if pair[0] <= NEARLY * least]
-    there, best = min(near, key=lambda pair: len(pair[1].changes), default=(here, None))
-    if best is not None and there < BETTER * here:
+            served = serve(ExternalServer({**server.config, **changes}, log), constants)
+            tried.append((_amiss(log, served), words, len(changes)))
+    least = min((amiss for amiss, *_ in tried), default=here)
+    near = [one for one in tried if one[0] <= NEARLY * least]
+    there, best, _ = min(near, key=lambda one: one[2], default=(here, "", 0))
+    if there < BETTER * here:
         yield (
             f"half of the first tokens are {100 * here:.0f} % off and more with these settings; "
-            f"with {best.words} it would be {100 * there:.0f} %: are these the server's?"
+            f"with {best} it would be {100 * there:.0f} %: are these the server's?"
         )
 
 
@@ -157,33 +149,23 @@ def _amiss(log: Log, served: Served) -> float:
     return float(np.expm1(np.median(np.abs(np.log(np.maximum(ratios, 1e-9))))))
 
 
-def _others(server: ExternalServer) -> list[_Settings]:
-    """Batchings and numbers of sequences that this log may be of."""
-    batchings = {name: sheets.settings("batching", name) for name in ("unified", "prefill_first")}
+def _others(server: ExternalServer) -> dict[str, Settings]:
+    """Batchings and numbers of sequences that this log may be of: changes of the configuration."""
     target = server.config["batching"].get("_target_")
-    others: list[_Settings | None] = [None]
-    others += [
-        _Settings(f"batching={name}", {"batching": settings})
-        for name, settings in batchings.items()
-        if settings["_target_"] != target
-    ]
+    batchings: list[tuple[list[str], Settings]] = [([], {})]
+    for name in ("unified", "prefill_first"):
+        if (batching := sheets.settings("batching", name))["_target_"] != target:
+            batchings.append(([f"batching={name}"], {"batching": batching}))
+    seats: list[tuple[list[str], Settings]] = [([], {})]
     peak = int(_surely_running(server.log).max())
-    seats: list[_Settings | None] = [None]
     if peak < server.scheduler.max_seqs:
         limits = {**server.config["server"], "max_seqs": peak}
-        seats.append(_Settings(f"server.max_seqs={peak}", {"server": limits}))
-    return [
-        _Settings(
-            " ".join(each.words for each in pair if each),
-            {key: value for each in pair if each for key, value in each.changes.items()},
-        )
-        for pair in ((first, second) for first in others for second in seats)
-        if any(pair)
-    ]
-
-
-def _with(config: Settings, settings: _Settings) -> dict[str, Any]:
-    return {**config, **settings.changes}
+        seats.append(([f"server.max_seqs={peak}"], {"server": limits}))
+    return {
+        " ".join([*one, *two]): {**changes, **limits}
+        for (one, changes), (two, limits) in product(batchings, seats)
+        if one or two
+    }
 
 
 # -- load over time --------------------------------------------------------------------------------
@@ -209,8 +191,8 @@ class Course:
         """From when each request began and ended.
 
         One runs from when it was first in a step, where that is known, else from its first token;
-        until then it waits. Who is preempted still counts as running, with its memory, and what is
-        kept or shared besides does not count: no log tells.
+        until then it waits. A preempted request still counts as running, with its memory; blocks
+        that are kept or shared besides do not count, since no log has them.
         """
         begun = latencies.ttft if latencies.queue is None else latencies.queue
         begin, end = log.arrived + begun, log.arrived + latencies.e2e

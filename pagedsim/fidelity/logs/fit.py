@@ -25,8 +25,8 @@ from pagedsim.fidelity.logs.server import (
 Point = NDArray[np.float64]
 
 TRIES = 30
-"""Points all over the place, of which the search begins from the best: a log's latencies are full
-of hollows, since who is preempted or waits for another round changes from point to point."""
+"""Points spread over the space; the search begins from the best. The objective has many local minima,
+since the preempted requests, and those that wait for another step, change from point to point."""
 BEGINNINGS = 3
 DESCENTS = 6
 """Moves down the slopes from each beginning, at most,"""
@@ -138,7 +138,7 @@ def cold_start(measured: Log, predicted: Latencies) -> Cold:
     """Whether its first request took far longer to its first token than others did.
 
     Others are held against the same simulation, so that it need only tell one request from
-    another. Who comes meanwhile waits for the same.
+    another. Requests that arrive meanwhile wait for the same.
     """
     seconds = float(measured.latencies.ttft[0])
     usual = float(np.median(np.log(measured.latencies.ttft / predicted.ttft)))
@@ -291,8 +291,8 @@ FLAT = 1e-6
 def search(value: Function, start: Point, sizes: Sequence[float], moves: int) -> Point:
     """Search from `start`, once with a simplex of each size, from the best so far.
 
-    A new simplex gets out of the small hollows that a simulation's values are full of: who is
-    preempted changes from one moment to the next. Each makes so many moves at most.
+    A new simplex leaves the small local minima of a simulation's values, in which other requests
+    are preempted from point to point. Each makes so many moves at most.
     """
     best = start
     for size in sizes:
@@ -356,8 +356,8 @@ def _radical(places: NDArray[np.int64], base: int) -> Point:
 # -- ranges of constants ---------------------------------------------------------------------------
 
 AS_GOOD = 0.25
-"""A fit is as good where it is farther off by no more than this part: so much is chance, which
-changes from point to point who is preempted or waits for another round,"""
+"""A fit is as good where it is farther off by no more than this part: so much is chance, by which
+other requests are preempted, or wait for another step, from point to point,"""
 CHANCE = 0.005
 """or by so much: no server repeats itself more exactly than 0.5 %."""
 DECIDED = 1.25
@@ -461,7 +461,7 @@ def _walk(
 
 
 def _partner(trials: Trials, move: Point, index: int) -> str | None:
-    """Who moved most along with one, if that is much."""
+    """The constant that moved most along with one, if that is much."""
     others = np.abs(move)
     own, others[index] = float(others[index]), 0.0
     far = int(others.argmax())

@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
 from pagedsim.workload.limits import LONGEST
-from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts
+from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts, Prompts
 from pagedsim.workload.traces.rows import CONTENTS, file_at, opened, readable
 
 Column = NDArray[np.float64]
 Row = Mapping[str, Any]
 Rows = Sequence[tuple[str, Row]]
 """Each row after the place where it stands."""
-Contents = Sequence[Sequence[int]]
+Contents = Sequence[Sequence[int]] | Prompts
 """By row, each prompt's tokens, or runs that are equal exactly where the tokens are."""
 
 
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     scheduled: str | None = None
     """When it was first in a step, by that clock."""
     client: str = "client"
-    """Whose it is, where the log says."""
+    """The client of the request, where the log has it."""
 
 
 PLAIN = Layout(
@@ -110,7 +110,7 @@ class Log:
     prompt: NDArray[np.int64]
     latencies: Latencies
     client: Sequence[str]
-    """Whose each is; "" where the log does not say."""
+    """The client of each request; "" where the log does not say."""
     contents: Contents | None = None
     """What is in each prompt; None where the log does not say, and all are unlike."""
 
@@ -312,9 +312,7 @@ def contents_of(rows: Rows, prompt: NDArray[np.int64]) -> Contents | None:
         return _prefixed(rows, prompt)
     if there == [CACHED]:
         shared = _lengths(rows, CACHED, prompt)
-        return _Listed(
-            PrefixedPrompts(np.where(shared > 0, 0, -1), shared, _narrow(prompt)), prompt
-        )
+        return PrefixedPrompts(np.where(shared > 0, 0, -1), shared, _narrow(prompt))
     return _hashed(rows, prompt) if there == [HASHES] else _listed_tokens(rows, prompt)
 
 
@@ -328,7 +326,7 @@ def _prefixed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
         [number.setdefault(name, len(number)) if name else -1 for name in names], np.int32
     )
     shared = _lengths(rows, PREFIX_TOKENS, prompt, empty=[not name for name in names])
-    return _Listed(PrefixedPrompts(which, shared, _narrow(prompt)), prompt)
+    return PrefixedPrompts(which, shared, _narrow(prompt))
 
 
 def _hashed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
@@ -343,7 +341,7 @@ def _hashed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
     number: dict[int, int] = {}
     flat = np.array([number.setdefault(name, len(number)) for each in ids for name in each])
     starts = np.concatenate([[0], np.cumsum(counts)])
-    return _Listed(BlockPrompts(flat, starts, _narrow(prompt), block), prompt)
+    return BlockPrompts(flat, starts, _narrow(prompt), block)
 
 
 def _listed_tokens(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
@@ -352,19 +350,6 @@ def _listed_tokens(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
         if len(ids) != length:
             raise ConfigError(f"{where}: {IDS} has {len(ids)} tokens, and the prompt {length}")
     return found
-
-
-class _Listed(Sequence[Sequence[int]]):
-    """Prompts that are made when they are asked for."""
-
-    def __init__(self, prompts: PrefixedPrompts | BlockPrompts, lengths: NDArray[np.int64]) -> None:
-        self.prompts, self.lengths = prompts, lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, row: Any) -> Any:
-        return self.prompts[row]
 
 
 def _narrow(lengths: NDArray[np.int64]) -> NDArray[np.int32]:

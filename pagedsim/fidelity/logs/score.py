@@ -18,7 +18,7 @@ METRICS = ("ttft", "tpot", "e2e")
 SCORED = ("ttft", "queue", "tpot", "e2e")
 """Reported latencies: `queue` where the log has it."""
 QUEUED = 1e-3
-"""Seconds: who was in the queue for less than a step has not waited."""
+"""Seconds: a request that was queued for less than a step has not waited."""
 SMALLEST = 0.002
 """What is less far off is as good as exact."""
 Rows = NDArray[np.int64]
@@ -198,7 +198,7 @@ class ClientService:
 
     @property
     def light(self) -> str:
-        """Who asks for the least service."""
+        """The client with the least requested service."""
         asked = service_of(self.log.prompt, self.log.output, np.zeros(len(self.log)))
         return min(self.clients, key=lambda client: float(asked[self._of(client)].sum()))
 

@@ -89,7 +89,7 @@ def test_a_pair_of_ones_own(tmp_path: Path) -> None:
     (pair,) = found["data"]["pairs"].values()
     assert set(pair["logs"]) == {"fcfs", "vtc"}
     assert {"measured", "simulated", "drr", "admission at every step"} < set(pair["logs"]["vtc"])
-    # S-LoRA's rules say who is let in when, so that even a hasty fit comes near.
+    # S-LoRA's rules decide admission, so that even a hasty fit comes near.
     for side in pair["logs"].values():
         measured, simulated = side["measured"], side["simulated"]
         assert simulated["light"] == pytest.approx(measured["light"], rel=0.2)

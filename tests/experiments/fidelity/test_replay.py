@@ -132,10 +132,10 @@ def test_the_simulator_plans_what_the_engine_planned(
 
 @either_way
 @pytest.mark.parametrize(("policy", "seed"), [("vtc", 24), ("vtc", 45), ("drr", 36), ("drr", 93)])
-def test_what_is_fair_to_who_comes_during_a_step(
+def test_fair_policies_with_arrivals_during_a_step(
     policy: str, seed: int, ahead: bool, tmp_path: Path
 ) -> None:
-    """Who comes is lifted to the least served, and a step changes who that is."""
+    """A new client is lifted to the least served one, and a step may change which that is."""
     combination = (policy, "recompute", ("one_by_one", "unified")[seed % 2], "paged")
     rng = random.Random(f"{combination} {seed}")
     assert replayed(record(tmp_path, drawn(rng, *combination, ahead=ahead), seed)) is None

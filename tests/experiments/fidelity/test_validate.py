@@ -335,19 +335,19 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A validation reads a result and runs nothing; returns which were to run."""
     asked: list[str] = []
 
-    def ask(self: Validated) -> list[Arm]:
+    def next_runs(self: Validated) -> list[Arm]:
         asked.append(" ".join(self.overrides))
         if asked[-1] == FOUR[1]:
             raise ConfigError("the engine has blocks=7, not 8")
         return []
 
-    def read(self: Validated) -> Analysis:
+    def analyse(self: Validated) -> Analysis:
         error = 0.5 if "policy=priority" in self.overrides else 0.01
         return Analysis(finding=[], notes=["it is uneven"], data=grid_result(error))
 
     monkeypatch.setattr(Validated, "complete", True)
-    monkeypatch.setattr(Validated, "ask", ask)
-    monkeypatch.setattr(Validated, "read", read)
+    monkeypatch.setattr(Validated, "next_runs", next_runs)
+    monkeypatch.setattr(Validated, "analyse", analyse)
     return asked
 
 

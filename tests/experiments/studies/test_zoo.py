@@ -1,4 +1,4 @@
-"""The zoo: who is in it, who is left out and why, and what is said of those who ran."""
+"""The zoo: its arms, those left out and why, and the report of the others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def asked(folder: Path, *words: str) -> tuple[list[str], str]:
     return [arm.name for arm in arms], "\n".join(study.notes_of_left_out())
 
 
-# -- who is in it ----------------------------------------------------------------------------------
+# -- arms ------------------------------------------------------------------------------------------
 
 
 def test_every_policy_of_the_registry_is_in_it(hydra: None, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> No
     assert str(refused.value).startswith(message)
 
 
-# -- who is left out -------------------------------------------------------------------------------
+# -- arms left out ---------------------------------------------------------------------------------
 
 
 def test_who_lacks_what_it_needs_is_left_out_with_the_reason(hydra: None, tmp_path: Path) -> None:
