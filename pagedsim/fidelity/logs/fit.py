@@ -25,8 +25,8 @@ from pagedsim.fidelity.logs.server import (
 Point = NDArray[np.float64]
 
 TRIES = 30
-"""Points spread over the space; the search begins from the best. The objective has many local minima,
-since the preempted requests, and those that wait for another step, change from point to point."""
+"""Points spread over the space; the search begins from the best. There are many local minima, since
+other requests are preempted, or wait for another step, from point to point."""
 BEGINNINGS = 3
 DESCENTS = 6
 """Moves down the slopes from each beginning, at most,"""
