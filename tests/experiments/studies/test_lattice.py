@@ -57,23 +57,6 @@ def test_one_kind_takes_doubling_and_halving() -> None:
     assert len(asked) <= 6 + 4 + 2
 
 
-@pytest.mark.parametrize(
-    ("prices", "corners", "best"),
-    [
-        ([1.0, 1.0], [(2, 5), (4, 4), (6, 1)], (2, 5)),
-        ([1.0, 3.0], [(2, 5), (4, 4), (6, 1)], (6, 1)),
-        ([5.0, 1.0], [(1, 9), (2, 3)], (2, 3)),
-    ],
-)
-def test_two_kinds_are_traded_by_their_prices(
-    prices: list[float], corners: list[Counts], best: Counts
-) -> None:
-    enough = above(corners)
-    lattice, asked = searched(prices, enough, enough)
-    assert lattice.cost(lattice.best or ()) == lattice.cost(best)
-    assert len(asked) < 30
-
-
 counts_of = st.tuples(st.integers(1, MOST), st.integers(1, MOST))
 
 
@@ -116,11 +99,6 @@ def test_long_runs_that_miss_lead_upwards() -> None:
     lattice, asked = searched([1.0], above([(3,)]), above([(6,)]))
     assert lattice.best == (6,)
     assert [counts for counts, long in asked if long] == [(3,), (4,), (5,), (6,)]
-
-
-def test_long_runs_that_meet_it_with_less_lead_downwards() -> None:
-    lattice, _ = searched([1.0], above([(6,)]), above([(4,)]))
-    assert lattice.best == (4,)
 
 
 def test_what_costs_too_much_is_not_asked() -> None:
