@@ -32,49 +32,8 @@ from pagedsim.workload.draws import stream
 from pagedsim.workload.predictor import CONTRACT, NoPredictor, Predictor
 
 
-@dataclass(frozen=True)
-class LogRequests:
-    """The log as a workload."""
-
-    log: Log
-    named: bool
-    """Whether prompts have token contents for a prefix cache; otherwise all differ."""
-    guesses: Sequence[float | None]
-    """How long each answer is taken to be."""
-    front: float = 0.0
-    """Seconds from when a request comes until the scheduler has it."""
-    mode: Mode = "open"
-    users: int | None = None
-    think_time: float = 0.0
-    turns: None = None
-
-    def requests(self) -> Iterator[Job]:
-        log, token = self.log, 0
-        for row in range(len(log)):
-            length = int(log.prompt[row])
-            prompt: Sequence[int] | int = length
-            if self.named and log.contents is not None:
-                prompt = log.contents[row]
-            elif self.named:
-                prompt = range(token, token + length)
-            token += length
-            known: dict[str, Any] = {"client": log.client[row], "predicted_len": self.guesses[row]}
-            arrival = float(log.arrived[row]) + self.front
-            request = Request(row, prompt, arrival=arrival, **known)
-            yield request, int(log.output[row])
-
-
-def guesses(config: Settings, log: Log) -> list[float | None]:
-    """What `predictor=` says of each answer's length; None where it says nothing."""
-    settings = config.get("predictor")
-    made = NoPredictor() if settings is None else make("predictor", settings, Predictor)
-    predictor = vet(made, CONTRACT)
-    said = predictor.guesses(log.output.astype(np.int32), stream(config["seed"], "predictions"))
-    return [None if isnan(guess) else guess for guess in said.tolist()]
-
-
 class ExternalServer:
-    """A server with the outside one's settings."""
+    """A simulated server with the settings of the external one."""
 
     def __init__(self, config: Settings, log: Log, first_step: float = 0.0) -> None:
         """`first_step`: seconds that its first answer takes at least, where it was cold."""
@@ -86,7 +45,7 @@ class ExternalServer:
 
     @property
     def facts(self) -> Settings:
-        """What this server is of all that its speed depends on."""
+        """The settings that its speed depends on."""
         replica = self._stage.replica
         return replica.more_than_shared | {
             "model": replica.model.name,
@@ -101,7 +60,7 @@ class ExternalServer:
 
     @property
     def scheduler(self) -> Scheduler:
-        """One of such a server's, with nothing to do."""
+        """A scheduler of the server without requests."""
         return self._stage.scheduler
 
     @property
@@ -240,6 +199,47 @@ _SIZES = (
     "decode_count",
     "decode_context",
 )
+
+
+@dataclass(frozen=True)
+class LogRequests:
+    """The requests of a log as a workload."""
+
+    log: Log
+    named: bool
+    """Whether prompts have token contents for a prefix cache; otherwise all differ."""
+    guesses: Sequence[float | None]
+    """Predicted lengths of the answers."""
+    front: float = 0.0
+    """Seconds from when a request comes until the scheduler has it."""
+    mode: Mode = "open"
+    users: int | None = None
+    think_time: float = 0.0
+    turns: None = None
+
+    def requests(self) -> Iterator[Job]:
+        log, token = self.log, 0
+        for row in range(len(log)):
+            length = int(log.prompt[row])
+            prompt: Sequence[int] | int = length
+            if self.named and log.contents is not None:
+                prompt = log.contents[row]
+            elif self.named:
+                prompt = range(token, token + length)
+            token += length
+            known: dict[str, Any] = {"client": log.client[row], "predicted_len": self.guesses[row]}
+            arrival = float(log.arrived[row]) + self.front
+            request = Request(row, prompt, arrival=arrival, **known)
+            yield request, int(log.output[row])
+
+
+def guesses(config: Settings, log: Log) -> list[float | None]:
+    """The predicted length of each answer by `predictor=`; None where it predicts none."""
+    settings = config.get("predictor")
+    made = NoPredictor() if settings is None else make("predictor", settings, Predictor)
+    predictor = vet(made, CONTRACT)
+    said = predictor.guesses(log.output.astype(np.int32), stream(config["seed"], "predictions"))
+    return [None if isnan(guess) else guess for guess in said.tolist()]
 
 
 # -- constants -------------------------------------------------------------------------------------
