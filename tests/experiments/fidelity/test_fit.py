@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 
 from experiments.child import listening
 from experiments.fidelity.calibrate import scored
+from pagedsim.config import register
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs import fit
 from pagedsim.fidelity.logs.consistency_checks import (
@@ -70,17 +72,23 @@ def hastily_fitted(folder: Path, log: Path) -> Path:
     return folder
 
 
+def composing() -> AbstractContextManager[None]:
+    """Configurations can be composed in the body, before the tests begin."""
+    register({})
+    return initialize_config_module("conf", version_base="1.3")
+
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of 40 requests."""
-    with initialize_config_module("conf", version_base="1.3"):
+    with composing():
         return answered(tmp_path_factory.mktemp("log") / "log.csv", count=40)
 
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Path:
     """The folder of a hasty calibration to it."""
-    with initialize_config_module("conf", version_base="1.3"):
+    with composing():
         return hastily_fitted(tmp_path_factory.mktemp("left"), log)
 
 
