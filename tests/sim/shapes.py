@@ -9,6 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+import conf
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.sim.hardware import Hardware
@@ -16,7 +17,8 @@ from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+CONF = Path(conf.__path__[0])
+"""The installed options: tests of a compiled installation have no others."""
 PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
     name: (one["params"], one["config"])
     for name, one in json.loads(
