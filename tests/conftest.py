@@ -133,9 +133,9 @@ def a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def _small() -> LoadedModel:
     from pagedsim.engine.models import load_model
-    from tests.engine.architectures import made
+    from tests.engine.architectures import fresh
 
-    return load_model(made("llama"))
+    return load_model(fresh("llama"))
 
 
 @pytest.fixture

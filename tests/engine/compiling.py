@@ -23,7 +23,7 @@ from pagedsim.engine import profile
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.models import load_model
 from pagedsim.kernels import ops
-from tests.engine.models.architectures import CONFIGS
+from tests.engine.architectures import CONFIGS
 
 LONGEST = 300
 """Tokens of a prompt: more than fill any tile."""
@@ -52,8 +52,7 @@ def main() -> None:
     )  # fmt: skip
     before = len(compiled)
     serve(engine)
-    told = {"before": sorted(set(compiled[:before])), "serving": compiled[before:]}
-    print(json.dumps(told))
+    print(json.dumps({"before": sorted(set(compiled[:before])), "serving": compiled[before:]}))
 
 
 def note_down(compiled: list[str]) -> None:

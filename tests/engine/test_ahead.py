@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,7 @@ from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.inputs import feed
 from pagedsim.engine.models.native import Native
 from pagedsim.engine.output import RequestOutput
-from tests.engine.test_engine import GREEDY, engine
-
-
-def run(server: LLMEngine) -> dict[Any, RequestOutput]:
-    found: dict[Any, RequestOutput] = {}
-    while server.has_unfinished_requests():
-        found |= {output.request_id: output for output in server.step()}
-        server.scheduler.check()
-    memory = server.scheduler.memory
-    assert memory.used == 0
-    assert memory.cpu_free == memory.cpu_total
-    return found
-
+from tests.engine.test_engine import GREEDY, alone, engine, run
 
 ASKED = {
     "greedy": SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
@@ -41,8 +30,10 @@ ASKED = {
     "several": SamplingParams(n=3, max_tokens=8, stop_token_ids=tuple(range(0, 97, 5))),
     "beams": SamplingParams(n=2, best_of=3, beam_search=True, max_tokens=6),
 }
+
 PLAIN = [name for name, params in ASKED.items() if not params.looks_back]
-SCARCE = {"blocks": 18, "max_seqs": 6, "max_model_len": 48}
+SCARCE = {"blocks": 18, "max_seqs": 6}
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "plenty": {},
     "recompute": SCARCE,
@@ -59,16 +50,40 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def asked(server: LLMEngine, names: list[str]) -> dict[Any, RequestOutput]:
+def asked(server: LLMEngine, names: Sequence[str]) -> dict[Any, RequestOutput]:
     """All of these, in two waves with prompts that begin alike."""
-    prompts = {name: [7, 3, 7, 3, 7, 3, *range(i, 2 * i + 3)] for i, name in enumerate(names)}
     found: dict[Any, RequestOutput] = {}
     for number, name in enumerate(names):
         if number == len(names) // 2:
             for _ in range(3):
                 found |= {output.request_id: output for output in server.step()}
-        server.add_request(name, prompts[name], ASKED[name])
+        prompt = [7, 3, 7, 3, 7, 3, *range(number, 2 * number + 3)]
+        server.add_request(name, prompt, ASKED[name])
     return found | run(server)
+
+
+@cache
+def wanted(*names: str) -> dict[Any, RequestOutput]:
+    """Of an engine that plans each step when the last is complete, in plenty of memory."""
+    return asked(engine(max_model_len=48), names)
+
+
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        *((PLAIN, settings) for settings in SETTINGS),
+        *((list(ASKED), settings) for settings in ("recompute", "unified, swap")),
+    ],
+    ids=lambda one: one if isinstance(one, str) else f"{len(one)} of {len(ASKED)}",
+)
+def test_answers_are_the_same(settings: str, names: list[str]) -> None:
+    server = engine(async_scheduling=True, **{"max_model_len": 48, **SETTINGS[settings]})
+    found = asked(server, names)
+    assert found.keys() == set(names)
+    for name in names:
+        assert said(found[name]) == said(wanted(*names)[name]), name
+    if settings in ("recompute", "swap"):
+        assert sum(output.metrics.preemptions for output in found.values())
 
 
 def said(output: RequestOutput) -> list[tuple[object, ...]]:
@@ -81,23 +96,6 @@ def said(output: RequestOutput) -> list[tuple[object, ...]]:
         )
         for line in output.outputs
     ]
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-@pytest.mark.parametrize("names", [PLAIN, list(ASKED)], ids=["plain", "all"])
-def test_answers_are_the_same(settings: dict[str, Any], names: list[str]) -> None:
-    ahead = engine(async_scheduling=True, **settings)
-    found, wanted = asked(ahead, names), asked(engine(**settings), names)
-    assert found.keys() == wanted.keys() == set(names)
-    for name in names:
-        assert said(found[name]) == said(wanted[name]), name
-
-
-@pytest.mark.parametrize("settings", [SETTINGS["recompute"], SETTINGS["swap"]])
-def test_the_answers_are_those_of_requests_that_lost_their_memory(settings: dict[str, Any]) -> None:
-    ahead = engine(async_scheduling=True, **settings)
-    found = asked(ahead, PLAIN)
-    assert sum(output.metrics.preemptions for output in found.values())
 
 
 class Order:
@@ -138,20 +136,6 @@ def test_what_looks_back_is_served_a_step_at_a_time(monkeypatch: pytest.MonkeyPa
     assert order.events == [("plan", 0), ("complete", 0), ("plan", 1), ("complete", 1)]
 
 
-def test_an_end_that_only_the_token_tells_costs_a_step() -> None:
-    wanted = engine()
-    wanted.add_request("a", [5, 6, 7], GREEDY)
-    third = run(wanted)["a"].outputs[0].token_ids[2]
-    seen = Seen()
-    server = engine(async_scheduling=True, observer=seen)
-    stop = SamplingParams(temperature=0, max_tokens=6, stop_token_ids=(third,), ignore_eos=True)
-    server.add_request("a", [5, 6, 7], stop)
-    (output,) = run(server)["a"].outputs
-    assert output.finish_reason == "stop"
-    assert len(output.token_ids) == output.token_ids.index(third) + 1
-    assert len(seen.plans) == len(output.token_ids) + 1
-
-
 class Seen:
     def __init__(self) -> None:
         self.plans: list[StepPlan] = []
@@ -165,6 +149,18 @@ class Seen:
         assert not request.alive
 
 
+def test_an_end_that_only_the_token_tells_costs_a_step() -> None:
+    third = alone([5, 6, 7])[0].token_ids[2]
+    seen = Seen()
+    server = engine(async_scheduling=True, observer=seen)
+    stop = SamplingParams(temperature=0, max_tokens=6, stop_token_ids=(third,), ignore_eos=True)
+    server.add_request("a", [5, 6, 7], stop)
+    (output,) = run(server)["a"].outputs
+    assert output.finish_reason == "stop"
+    assert len(output.token_ids) == output.token_ids.index(third) + 1
+    assert len(seen.plans) == len(output.token_ids) + 1
+
+
 def test_steps_follow_one_another() -> None:
     seen = Seen()
     server = engine(async_scheduling=True, observer=seen)
@@ -174,54 +170,6 @@ def test_steps_follow_one_another() -> None:
     assert all(start <= end for start, end in seen.times)
     ends = [end for _, end in seen.times]
     assert [start for start, _ in seen.times[1:]] == ends[:-1]
-
-
-def test_who_streams_sees_each_token() -> None:
-    server = engine(async_scheduling=True)
-    server.add_request("a", [5, 6, 7], GREEDY, stream=True)
-    seen: list[int] = []
-    while server.has_unfinished_requests():
-        seen += [len(output.outputs[0].token_ids) for output in server.step()]
-    assert seen == [1, 2, 3, 4, 5, 6]
-
-
-def test_an_abort_while_two_steps_are_under_way() -> None:
-    server = engine(async_scheduling=True)
-    server.add_request("a", [5, 6, 7], GREEDY)
-    server.add_request("b", [5, 6, 8], GREEDY)
-    wanted = engine()
-    wanted.add_request("b", [5, 6, 8], GREEDY)
-    server.step()
-    output = server.abort_request("a")
-    assert len(output.outputs[0].token_ids) == 1
-    server.scheduler.check()
-    assert run(server)["b"].outputs == run(wanted)["b"].outputs
-
-
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
-def test_a_step_that_fails_ends_those_of_the_step_on_top_of_it(
-    memory: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = engine(memory=memory, max_seqs=2, async_scheduling=True)
-    for name in "abc":
-        server.add_request(name, [9, 9, 9, 9, 9], GREEDY)
-    server.step()
-    with monkeypatch.context() as patch:
-        patch.setattr(server.runner, "carry_out", fails)
-        failed = server.step()
-    assert {o.request_id: o.outputs[0].finish_reason for o in failed} == {
-        "a": "error",
-        "b": "error",
-    }
-    assert [len(o.outputs[0].token_ids) for o in failed] == [1, 1]
-    alone = engine()
-    alone.add_request("c", [9, 9, 9, 9, 9], GREEDY)
-    assert run(server)["c"].outputs == run(alone)["c"].outputs
-    assert server.failure == "RuntimeError: a kernel failed"
-
-
-def fails(*work: Any) -> Any:
-    raise RuntimeError("a kernel failed")
 
 
 def test_nothing_goes_on_from_tokens_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,67 +200,15 @@ def test_nothing_goes_on_from_tokens_that_never_came(monkeypatch: pytest.MonkeyP
     assert min(seen) >= 0
 
 
-def test_tokens_that_never_came_are_not_made_up() -> None:
-    with pytest.raises(ValueError, match="has picked no tokens"):
-        feed(torch.tensor([5, ~0]), np.array([5, ~0]), None)
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("name", ["inputs_of", "carry_out"])
-def test_an_error_wherever_a_step_is_made_leaves_an_engine(
-    name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = engine(async_scheduling=ahead)
-    server.add_request("a", [5, 6, 7], GREEDY)
-    server.step()
-    with monkeypatch.context() as patch:
-        patch.setattr(server.runner, name, fails)
-        while server.has_unfinished_requests():
-            server.step()
-    assert server.failure == "RuntimeError: a kernel failed"
-    server.add_request("b", [5, 6, 7], GREEDY)
-    assert run(server)["b"].outputs[0].finish_reason == "length"
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("name", ["plan", "dispatch", "complete"])
-def test_a_ctrl_c_comes_before_or_after_a_decision(
-    name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not within, where it would leave the scheduler with half of it."""
-    server = engine(async_scheduling=ahead)
-    for request in "ab":
-        server.add_request(request, [5, 6, 7], GREEDY)
-    server.step()
-    decide, finished = getattr(server.scheduler, name), []
-
-    def interrupted(*values: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        result = decide(*values)
-        finished.append(True)
-        return result
-
-    with monkeypatch.context() as patch:
-        patch.setattr(server.scheduler, name, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            server.step()
-    assert finished
-    server.scheduler.check()
-    run(server)
-    server.add_request("c", [5, 6, 7], GREEDY)
-    assert run(server)["c"].outputs[0].finish_reason == "length"
-
-
-@pytest.mark.parametrize(
-    ("told", "wanted"),
-    [
+def test_tokens_that_only_the_device_knows() -> None:
+    for told, wanted in (
         ([5, 6, 7], [5, 6, 7]),
         ([~0, ~1, ~2], [70, 71, 72]),
         ([~2, 8, ~0], [72, 8, 70]),
         ([], []),
-    ],
-)
-def test_tokens_that_only_the_device_knows(told: list[int], wanted: list[int]) -> None:
-    ids = torch.tensor(told, dtype=torch.int64)
-    feed(ids, np.array(told, dtype=np.int64), torch.tensor([70, 71, 72]))
-    assert ids.tolist() == wanted
+    ):
+        ids = torch.tensor(told, dtype=torch.int64)
+        feed(ids, np.array(told, dtype=np.int64), torch.tensor([70, 71, 72]))
+        assert ids.tolist() == wanted
+    with pytest.raises(ValueError, match="has picked no tokens"):  # those of a step that failed
+        feed(torch.tensor([5, ~0]), np.array([5, ~0]), None)

@@ -1,9 +1,8 @@
-"""Whatever the scheduler does to a request, its tokens are those of transformers' generate."""
+"""Whatever scheduler and policy do to a request, its tokens are those of transformers' generate."""
 
 from __future__ import annotations
 
 import random
-from copy import deepcopy
 from functools import cache
 from itertools import product
 from typing import Any
@@ -11,25 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from pagedsim.build import BATCHINGS, POLICIES, accepts, make_policy
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import RequestOutput
-from tests.engine.architectures import CONFIGS, VOCAB, made
+from tests.engine.architectures import BOTH, VOCAB, loaded, reference
 
 PROMPTS, LONGEST, TOKENS = 8, 14, 16
 BLOCKS, BLOCK = 10, 4
 """Hardly more than one request at its full length takes."""
-NATIVE = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3")
-BOTH = [
-    *((name, "transformers") for name in CONFIGS if name != "deepseek_v3"),
-    *((name, "native") for name in NATIVE),
-]
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)
-
-
-@cache
-def model(name: str) -> Any:
-    return made(name)
+Outputs = dict[Any, RequestOutput]
 
 
 @cache
@@ -43,114 +34,147 @@ def prompts() -> list[list[int]]:
     ]
 
 
-@cache
-def wanted(name: str) -> list[list[int]]:
+def generated(model: Any) -> list[list[int]]:
     """What transformers generates for each prompt by itself."""
     answers = []
     for prompt in prompts():
         ids = torch.tensor([prompt])
-        whole = model(name).generate(
+        whole = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS
         )
         answers.append(whole[0, len(prompt) :].tolist())
     return answers
 
 
-def served(
-    engine: LLMEngine, params: SamplingParams = GREEDY, arrivals: int = 2
-) -> dict[Any, RequestOutput]:
-    """Serve all prompts, of which a few arrive with every step."""
+@cache
+def wanted(name: str) -> list[list[int]]:
+    return generated(reference(name))
+
+
+def served(engine: LLMEngine, params: SamplingParams = GREEDY) -> Outputs:
+    """Serve all prompts, of which two arrive with every step."""
     waiting = list(enumerate(prompts()))
     outputs = {}
     while waiting or engine.has_unfinished_requests():
-        for number, prompt in waiting[:arrivals]:
-            engine.add_request(number, prompt, params, priority=-number)
-        waiting = waiting[arrivals:]
+        for number, prompt in waiting[:2]:
+            engine.add_request(
+                number, prompt, params, priority=-number, client="ab"[number % 2],
+                deadline=1e9 - number, predicted_len=float(number * 7 % 16),
+            )  # fmt: skip
+        waiting = waiting[2:]
         for output in engine.step():
             outputs[output.request_id] = output
         engine.scheduler.check()
+    assert engine.scheduler.memory.free == engine.scheduler.memory.total
     return outputs
 
 
-def small(name: str, **settings: Any) -> LLMEngine:
-    return LLMEngine(
-        model=deepcopy(model(name)),
-        device="cpu",
-        block_size=BLOCK,
-        blocks=BLOCKS,
-        cpu_blocks=BLOCKS,
-        max_model_len=LONGEST + TOKENS,
-        **{"max_seqs": 4, "max_batched_tokens": 32, **settings},
-    )
+def tokens(outputs: Outputs) -> list[list[int]]:
+    """Those of each prompt's first sequence."""
+    return [list(outputs[i].outputs[0].token_ids) for i in range(PROMPTS)]
 
 
+def total(outputs: Outputs, metric: str) -> int:
+    return sum(getattr(outputs[i].metrics, metric) for i in range(PROMPTS))
+
+
+def small(name: str, model_impl: str = "auto", **settings: Any) -> LLMEngine:
+    given = {
+        "block_size": BLOCK, "blocks": BLOCKS, "cpu_blocks": BLOCKS, "max_seqs": 4,
+        "max_model_len": LONGEST + TOKENS, "max_batched_tokens": 32,
+    }  # fmt: skip
+    return LLMEngine(model=loaded(name, model_impl), device="cpu", **{**given, **settings})
+
+
+TWELVE = (
+    *("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "deepseek-v3"),
+    *("gemma2", "phi3", "gpt2", "opt", "gpt-neox"),
+)
 WAYS = [*product(("prefill_first", "unified", "static"), ("recompute", "swap"))]
-EVERY = [
-    pytest.param(*model, *way, marks=() if quick else pytest.mark.slow)
-    for (number, model), (which, way) in product(enumerate(BOTH), enumerate(WAYS))
-    for quick in [model[0] == "llama" or number % len(WAYS) == which]
-]
-"""Every model goes every way; one of them all quickly, the others one each."""
-
-
-@pytest.mark.parametrize(("name", "model_impl", "batching", "preemption"), EVERY)
-def test_greedy_tokens(name: str, model_impl: str, batching: str, preemption: str) -> None:
-    engine = small(name, model_impl=model_impl, batching=batching, preemption=preemption)
-    outputs = served(engine)
-    assert [outputs[i].outputs[0].token_ids for i in range(PROMPTS)] == wanted(name)
-    metrics = [outputs[i].metrics for i in range(PROMPTS)]
-    assert sum(one.preemptions for one in metrics) > 0
-    if preemption == "swap":
-        assert sum(one.swapped_blocks for one in metrics) > 0
-    assert engine.scheduler.memory.free == BLOCKS
 
 
 @pytest.mark.parametrize(
-    ("name", "model_impl"),
+    ("name", "model_impl", "batching", "preemption"),
     [
-        *((name, "transformers") for name in ("llama", "mistral", "gpt2")),
-        *((name, "native") for name in ("mistral", "qwen3", "deepseek_v3")),
+        *(("llama", "native", *way) for way in WAYS),
+        *(
+            (*model, *WAYS[number % len(WAYS)])
+            for number, model in enumerate(one for one in BOTH if one[0] in TWELVE)
+        ),
     ],
 )
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
-@pytest.mark.parametrize("budget", [5, 8, 64])
-def test_chunks_and_a_prefix_cache_change_no_token(
-    name: str, model_impl: str, memory: str, budget: int
-) -> None:
-    engine = small(
-        name, model_impl=model_impl, batching="unified", memory=memory,
-        max_batched_tokens=budget,
-    )  # fmt: skip
-    first, again = served(engine), served(engine)
-    for outputs in (first, again):
-        assert [outputs[i].outputs[0].token_ids for i in range(PROMPTS)] == wanted(name)
-    cached = sum(again[i].metrics.cached_tokens for i in range(PROMPTS))
-    assert (cached > 0) == (memory == "prefix")
+def test_greedy_tokens(name: str, model_impl: str, batching: str, preemption: str) -> None:
+    outputs = served(small(name, model_impl, batching=batching, preemption=preemption))
+    assert tokens(outputs) == wanted(name)
+    assert total(outputs, "preemptions") > 0
+    if preemption == "swap":
+        assert total(outputs, "swapped_blocks") > 0
 
 
-@pytest.mark.parametrize("name", NATIVE)
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-def test_a_prefix_cache_that_is_preempted(name: str, batching: str) -> None:
-    for preemption in ("recompute", "swap"):
+@pytest.mark.parametrize(
+    ("name", "model_impl", "budget"),
+    [
+        *(("gpt2", "transformers", 8), ("mistral", "transformers", 5)),
+        *(("mistral", "native", 8), ("qwen3", "native", 64), ("deepseek-v3", "native", 5)),
+    ],
+)
+def test_chunks_and_a_prefix_cache_change_no_token(name: str, model_impl: str, budget: int) -> None:
+    for memory in ("paged", "prefix"):
         engine = small(
-            name, model_impl="native", batching=batching, preemption=preemption, memory="prefix"
+            name, model_impl, batching="unified", memory=memory, max_batched_tokens=budget
         )
-        outputs = served(engine)
-        assert [outputs[i].outputs[0].token_ids for i in range(PROMPTS)] == wanted(name)
-        assert sum(outputs[i].metrics.preemptions for i in range(PROMPTS)) > 0
+        first, again = served(engine), served(engine)
+        assert tokens(first) == tokens(again) == wanted(name)
+        assert (total(again, "cached_tokens") > 0) == (memory == "prefix")
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_sampled_tokens_depend_on_neither_batch_nor_preemption(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "batching", "preemption"),
+    [
+        *(("llama", "prefill_first", "recompute"), ("llama", "unified", "swap")),
+        *(("qwen3-moe", "unified", "recompute"), ("deepseek-v3", "prefill_first", "swap")),
+    ],
+)
+def test_a_prefix_cache_that_is_preempted(name: str, batching: str, preemption: str) -> None:
+    engine = small(name, "native", batching=batching, preemption=preemption, memory="prefix")
+    outputs = served(engine)
+    assert tokens(outputs) == wanted(name)
+    assert total(outputs, "preemptions") > 0
+
+
+def test_sampled_tokens_depend_on_neither_batch_nor_preemption() -> None:
     params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=TOKENS, seed=5)
     found = []
-    for batching, preemption, seqs in product(
-        ("prefill_first", "unified"), ("recompute", "swap"), (1, 4)
+    for batching, preemption, policy, seqs in (
+        *(("prefill_first", "recompute", "fcfs", 1), ("prefill_first", "swap", "priority", 4)),
+        *(("unified", "recompute", "priority", 4), ("unified", "swap", "fcfs", 4)),
     ):
         engine = small(
             "llama", batching=batching, preemption=preemption, policy=policy, max_seqs=seqs
         )
-        outputs = served(engine, params)
-        found.append([outputs[i].outputs[0].token_ids for i in range(PROMPTS)])
+        found.append(tokens(served(engine, params)))
     assert all(one == found[0] for one in found)
     assert found[0] != wanted("llama")
+
+
+SHORT = {"quantum": 1e-3, "starve": 1, "most": 3}
+"""Settings that make something happen within so short a run."""
+
+
+@pytest.mark.parametrize(
+    ("name", "batching"),
+    [(name, (*BATCHINGS, "unified")[i % (len(BATCHINGS) + 1)]) for i, name in enumerate(POLICIES)],
+)
+def test_greedy_tokens_are_the_same_under_every_policy(name: str, batching: str) -> None:
+    kind = POLICIES[name]
+    settings = {key: value for key, value in SHORT.items() if accepts(kind, key)}
+    if batching == "static" and accepts(kind, "displace"):
+        settings["displace"] = False
+    engine = small(
+        "llama",
+        policy=make_policy(name, victim="largest" if batching == "unified" else None, **settings),
+        batching=batching,
+        preemption="swap" if batching == "prefill_first" else "recompute",
+        memory="prefix" if name in ("longest_prefix", "continuum") else "paged",
+    )
+    assert tokens(served(engine)) == wanted("llama")

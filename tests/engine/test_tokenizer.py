@@ -1,6 +1,5 @@
 """Tokenizers, and text that grows token by token."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,9 +73,6 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = ())
     return out
 
 
-# Bytes.
-
-
 @given(st.text())
 def test_bytes_there_and_back(text: str) -> None:
     ids = BYTES.encode(text)
@@ -96,38 +92,29 @@ def test_tokens_that_are_no_bytes_have_no_text() -> None:
     assert BYTES.decode([0xE6, 0x97]) == "\ufffd"
 
 
-# Text that grows.
+@pytest.mark.parametrize(
+    ("prompt", "ids", "wanted"),
+    [
+        ([], BYTES.encode("aé日😀b"), ["a", "", "é", "", "", "日", "", "", "", "😀", "b", ""]),
+        ([], [0xC3, 300, 400, 0xA9, 300], ["", "", "", "é", "", ""]),  # tokens without text
+        ([], [97, 0xE6, 0x97], ["a", "", "", "\ufffd"]),  # half a character at the end
+        ([], [0xFF, 0xFE, 97], ["", "", "\ufffd\ufffda", ""]),  # bytes that are no character
+        (BYTES.encode("né")[:-1], [0xA9, 97], ["é", "a", ""]),  # a prompt that ends within one
+    ],
+)
+def test_a_character_comes_whole(prompt: list[int], ids: list[int], wanted: list[str]) -> None:
+    assert pieces(BYTES, ids, prompt) == wanted
 
 
-def test_a_character_comes_whole() -> None:
-    ids = BYTES.encode("aé日😀b")
-    assert pieces(BYTES, ids) == ["a", "", "é", "", "", "日", "", "", "", "😀", "b", ""]
-
-
-def test_tokens_without_text_do_not_break_a_character() -> None:
-    assert pieces(BYTES, [0xC3, 300, 400, 0xA9, 300]) == ["", "", "", "é", "", ""]
-
-
-def test_half_a_character_at_the_end_is_shown_as_such() -> None:
-    assert pieces(BYTES, [97, 0xE6, 0x97]) == ["a", "", "", "\ufffd"]
-
-
-def test_bytes_that_are_no_character_are_shown_when_that_is_certain() -> None:
-    assert pieces(BYTES, [0xFF, 0xFE, 97]) == ["", "", "\ufffd\ufffda", ""]
-
-
-def test_garbage_without_end_is_not_held_for_ever() -> None:
+def test_garbage_and_silence_without_end_are_not_held_for_ever() -> None:
     out = pieces(BYTES, [0x80] * 1000)
     assert "".join(out) == "\ufffd" * 1000
     assert max(map(len, out)) <= Detokenizer.MAX_PENDING
-
-
-@pytest.mark.parametrize("silent", [300, 257])
-def test_silence_without_end_is_not_kept(silent: int) -> None:
-    detokenizer = Detokenizer(BYTES)
-    assert {detokenizer.push(silent) for _ in range(1000)} == {""}
-    assert len(detokenizer._pending) < Detokenizer.MAX_PENDING
-    assert detokenizer.push(97) == "a"
+    for silent in (300, 257):
+        detokenizer = Detokenizer(BYTES)
+        assert {detokenizer.push(silent) for _ in range(1000)} == {""}
+        assert len(detokenizer._pending) < Detokenizer.MAX_PENDING
+        assert detokenizer.push(97) == "a"
 
 
 @given(st.lists(st.integers(0, 511), max_size=200))
@@ -135,31 +122,27 @@ def test_any_bytes_grow_to_what_they_decode_to(ids: list[int]) -> None:
     assert "".join(pieces(BYTES, ids)) == BYTES.decode(ids)
 
 
-def test_spaces_belong_to_the_word_after_them() -> None:
-    ids = spelled("▁Hello", "▁world", ",", "▁a", "▁", "▁world")
-    assert SPELLING.decode(ids) == "Hello world, a  world"
-    assert pieces(SPELLING, ids) == ["Hello", " world", ",", " a", " ", " world", ""]
-
-
-def test_a_space_at_the_beginning() -> None:
-    ids = spelled("▁", "▁world")
-    assert "".join(pieces(SPELLING, ids)) == SPELLING.decode(ids) == " world"
-
-
-def test_behind_a_prompt_a_first_word_keeps_its_space() -> None:
-    prompt = spelled("<s>", "▁Hello")
-    assert pieces(SPELLING, spelled("▁world", ","), prompt) == [" world", ",", ""]
-    assert pieces(SPELLING, spelled("wor", "ld"), prompt) == ["wor", "ld", ""]
-
-
-def test_special_tokens_between_words() -> None:
-    ids = spelled("▁Hello", "</s>", "</s>", "▁world")
-    assert pieces(SPELLING, ids) == ["Hello", "", "", " world", ""]
-
-
-def test_a_prompt_that_ends_within_a_character() -> None:
-    cut = BYTES.encode("né")[:-1]
-    assert pieces(BYTES, [0xA9, 97], cut) == ["é", "a", ""]
+@pytest.mark.parametrize(
+    ("prompt", "words", "wanted"),
+    [
+        (
+            [],
+            ["▁Hello", "▁world", ",", "▁a", "▁", "▁world"],
+            ["Hello", " world", ",", " a", " ", " world"],
+        ),
+        ([], ["▁", "▁world"], ["", " world"]),
+        (["<s>", "▁Hello"], ["▁world", ","], [" world", ","]),
+        (["<s>", "▁Hello"], ["wor", "ld"], ["wor", "ld"]),
+        ([], ["▁Hello", "</s>", "</s>", "▁world"], ["Hello", "", "", " world"]),
+    ],
+)
+def test_spaces_belong_to_the_word_after_them(
+    prompt: list[str], words: list[str], wanted: list[str]
+) -> None:
+    ids = spelled(*words)
+    assert pieces(SPELLING, ids, spelled(*prompt)) == [*wanted, ""]
+    if not prompt:
+        assert SPELLING.decode(ids) == "".join(wanted)
 
 
 def test_characters_spelled_in_bytes() -> None:
@@ -195,22 +178,11 @@ def test_a_copy_goes_its_own_way() -> None:
     assert (first.text, second.text) == ("aé", "aè")
 
 
-# Where tokenizers come from.
-
-
-def test_the_tiny_model_speaks_bytes() -> None:
+def test_where_a_tokenizer_comes_from(tmp_path: Path) -> None:
     assert isinstance(load_tokenizer("tiny"), ByteTokenizer)
-
-
-def test_an_object_or_a_bare_folder_has_none(tmp_path: Path) -> None:
-    config = LlamaConfig()
-    assert load_tokenizer(config) is None
+    assert load_tokenizer(LlamaConfig()) is load_tokenizer(tmp_path) is None
+    LlamaConfig().save_pretrained(tmp_path)
     assert load_tokenizer(tmp_path) is None
-    config.save_pretrained(tmp_path)
-    assert load_tokenizer(tmp_path) is None
-
-
-def test_a_folder_with_one(tmp_path: Path) -> None:
     spelling().save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer is not None
@@ -218,18 +190,12 @@ def test_a_folder_with_one(tmp_path: Path) -> None:
     ids = spelled("▁Hello", "▁world", "</s>")
     assert tokenizer.decode(ids) == "Hello world"
     assert tokenizer.encode("a") == spelled("▁", "a")
-
-
-def test_a_broken_one(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError) as caught:
-        load_tokenizer(tmp_path)
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"model={tmp_path}: its tokenizer cannot be loaded: ")
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_tokenizer(tmp_path / "gone")
-    assert str(caught.value) == f"model={tmp_path / 'gone'}: no such folder"
+    for place, line in (
+        (tmp_path, "its tokenizer cannot be loaded: "),
+        (tmp_path / "gone", "no such folder"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_tokenizer(place)
+        assert str(caught.value).startswith(f"model={place}: {line}")
+        assert "\n" not in str(caught.value)

@@ -21,18 +21,26 @@ from pagedsim.kernels.tiles import prefill_tiles, product_tiles
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = {"_norm", "_rotate", "_product"}
 """Some kernels of our own forward pass."""
+DRAWING = {"_bound", "_count", "_mass", "_peak", "_settle", "_tie", "_weigh"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "kernels"),
     [
-        ({"model": "qwen2", "batching": "unified", "kv_cache_dtype": "fp8_e4m3"}, NATIVE),
+        (
+            {
+                "model": "qwen2",
+                "batching": "unified",
+                "kv_cache_dtype": "fp8_e4m3",
+                "async_scheduling": True,
+            },
+            NATIVE,
+        ),
         (
             {"model": "qwen3-moe", "batching": "prefill_first", "preemption": "swap"},
             {*NATIVE, "_up", "_down", "_list"},
         ),
-        ({"model": "llama", "batching": "unified", "async_scheduling": True}, NATIVE),
         ({"model": "deepseek-v3", "batching": "unified"}, {"_latent", "_compress", "_route"}),
         ({"model": "gpt2", "batching": "unified"}, {"_write"}),
     ],
@@ -47,15 +55,15 @@ def test_nothing_is_compiled_while_serving(settings: dict[str, Any], kernels: se
         text=True,
     )
     assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    names = [line.split()[0] for line in told["before"]]
-    assert kernels <= set(names)
+    found = json.loads(ended.stdout)
+    names = [line.split()[0] for line in found["before"]]
+    assert kernels | DRAWING <= set(names)
     assert "_copy" in names
     assert names.count("_attention") >= 4 or "_latent" in kernels  # whose tiles are few
-    assert told["serving"] == []
+    assert found["serving"] == []
 
 
-@pytest.mark.parametrize("room", [2, 3, 48, 1000, 8192])
+@pytest.mark.parametrize("room", [2, 3, 48, 1000])
 def test_steps_lead_to_every_choice_of_tiles(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "on_gpu", lambda tensor: True)
     steps = list(rehearsals(torch.zeros(0), room, seqs=256))

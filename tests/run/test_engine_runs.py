@@ -467,9 +467,9 @@ def test_what_cannot_be_loaded_is_tried_once(loads: list[Any]) -> None:
 def test_an_engine_takes_a_model_that_is_loaded_already() -> None:
     from pagedsim.engine.engine import LLMEngine
     from pagedsim.engine.models import load_model
-    from tests.engine.architectures import made
+    from tests.engine.architectures import fresh
 
-    model = load_model(made("llama"), max_model_len=64)
+    model = load_model(fresh("llama"), max_model_len=64)
     for length in (None, 32):
         engine = LLMEngine(model=model, device="cpu", blocks=8, max_model_len=length)
         assert engine.model.module is model.module

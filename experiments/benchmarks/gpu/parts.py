@@ -38,8 +38,8 @@ STUDIES = (
 """The modules that studies run."""
 WORKERS = 8
 ALONE = (
-    "tests/engine/test_graphs.py::test_the_memory_of_graphs_is_foreseen",
-    "tests/engine/test_devices.py::test_no_kernel_reads_or_writes_beside_its_memory",
+    "tests/engine/test_gpu.py::test_the_memory_of_graphs_is_foreseen",
+    "tests/engine/test_gpu.py::test_no_kernel_reads_or_writes_beside_its_memory",
 )
 """Tests that run alone: one reads the GPU's free memory, the other takes minutes."""
 FOLDERS = ("tests/kernels", "tests/engine")

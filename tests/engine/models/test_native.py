@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import (
     DeepseekV3Config,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MixtralConfig,
     PreTrainedConfig,
@@ -23,20 +25,19 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagedsim.core.errors import ConfigError
-from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.models import LoadedModel, load_model, weights
 from pagedsim.engine.models.load import fix_rotary_frequencies
 from pagedsim.engine.models.native.attention import GroupedQuery, Latent
 from pagedsim.engine.models.native.decoder import Rotation
 from pagedsim.engine.models.native.feed_forward import MLP, Experts
 from pagedsim.engine.models.native.linear import packed
-from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build, reference
-from tests.engine.models.serving import alone, served, staggered, texts
+from tests.engine.architectures import CONFIGS, SHAPE, VOCAB, build, fresh, loaded, reference
+from tests.engine.models.serving import alone, equal, served, staggered, texts
 
 LENGTHS = (23, 1, 14, 30)
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = (*DENSE, "mixtral", "qwen3-moe", "deepseek-v3")
-SEEDS = 12
-EVERY = [seed if seed < 4 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEEDS)]
+EVERY = [seed if seed < 2 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(8)]
 
 
 @pytest.mark.parametrize("seed", EVERY)
@@ -47,8 +48,7 @@ def test_any_configuration(family: str, seed: int) -> None:
     sequences = texts(LENGTHS, VOCAB, seed)
     wanted = alone(theirs, sequences)
     model = load_model(copy.deepcopy(theirs), model_impl="native")
-    for one, other in zip(served(model, sequences, staggered(LENGTHS)), wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+    equal(served(model, sequences, staggered(LENGTHS)), wanted)
 
 
 def drawn(family: str, rng: Random) -> PreTrainedConfig:
@@ -140,20 +140,6 @@ def ropes(dim: int, mscale: float = 0.0) -> list[dict[str, Any]]:
     return [{"rope_type": kind, "rope_theta": 1e3, **rest} for kind, rest in kinds.items()]
 
 
-def test_the_configurations_are_of_every_kind() -> None:
-    """Or the test above would be of less than it says."""
-    configs = [drawn(family, Random(seed)) for family in FAMILIES for seed in range(SEEDS)]
-    for name, count in {
-        "rope_parameters.rope_type": 6, "tie_word_embeddings": 2, "attention_bias": 2,
-        "mlp_bias": 2, "sliding_window": 3, "num_key_value_heads": 3, "head_dim": 6,
-        "norm_topk_prob": 2, "decoder_sparse_step": 2, "num_experts_per_tok": 3,
-        "q_lora_rank": 3, "topk_group": 2, "first_k_dense_replace": 3, "rope_interleave": 2,
-    }.items():  # fmt: skip
-        first, *rest = name.split(".")
-        values = [getattr(config, first) for config in configs if hasattr(config, first)]
-        assert len({value[rest[0]] if rest else value for value in values}) >= count, name
-
-
 # Its weights are the module's.
 
 
@@ -174,9 +160,9 @@ def storages(model: LoadedModel) -> dict[int, int]:
     return {part.data_ptr(): part.nbytes() for part in parts}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "deepseek-v3"])
 def test_packing_takes_no_memory(name: str) -> None:
-    model = load_model(copy.deepcopy(reference(name)), model_impl="native")
+    model = loaded(name, "native")
     weights = sum(weight.nbytes for weight in model.module.parameters())
     assert sum(storages(model).values()) == weights
     assert {n: w.tolist() for n, w in model.module.state_dict().items()} == {
@@ -185,7 +171,7 @@ def test_packing_takes_no_memory(name: str) -> None:
 
 
 def test_no_more_than_one_matrix_is_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = copy.deepcopy(reference("qwen2"))
+    module = fresh("qwen2")
     taken: list[int] = []
 
     def watched(parts: Any) -> torch.Tensor:
@@ -196,23 +182,21 @@ def test_no_more_than_one_matrix_is_there_twice(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("pagedsim.engine.models.native.linear.packed", watched)
     load_model(module, model_impl="native")
-    assert len(taken) == 3 * 3  # matrices and biases of q, k and v, and gate and up, a layer
+    assert len(taken) == 2 * 3  # matrices and biases of q, k and v, and gate and up, a layer
     assert set(taken) == {sum(weight.nbytes for weight in module.parameters())}
 
 
 def test_engines_that_share_a_module_share_its_packed_weights() -> None:
-    module = copy.deepcopy(reference("qwen3"))
+    module = fresh("qwen3")
     first = load_model(module, model_impl="native")
     second = load_model(module, model_impl="native")
     assert storages(first) == storages(second)
 
 
 def test_transformers_goes_on_working_over_packed_weights() -> None:
-    model = load_model(copy.deepcopy(reference("qwen2")), model_impl="native")
     sequences = texts(LENGTHS, VOCAB)
-    theirs = served(replace(model, native=None), sequences, staggered(LENGTHS))
-    for one, other in zip(theirs, alone(reference("qwen2"), sequences), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+    theirs = replace(loaded("qwen2", "native"), native=None)
+    equal(served(theirs, sequences, staggered(LENGTHS)), alone(reference("qwen2"), sequences))
 
 
 def test_a_native_decoder_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,67 +233,59 @@ class Quantised(nn.Linear):
     """A projection that is not what it seems."""
 
 
-def other_activation() -> Any:
-    return build(LlamaConfig(**SHAPE, hidden_act="gelu"))
-
-
-def replaced() -> Any:
-    model = build(CONFIGS["qwen2"]())
-    linear = model.model.layers[1].mlp.down_proj
-    other = Quantised(linear.in_features, linear.out_features, bias=False)
-    model.model.layers[1].mlp.down_proj = other.requires_grad_(False)
-    return model
-
-
-def hooked() -> Any:
-    model = build(CONFIGS["llama"]())
-    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: output)
-    return model
-
-
-def overridden() -> Any:
-    model = build(CONFIGS["llama"]())
-    mlp = model.model.layers[2].mlp
-    mlp.forward = type(mlp).forward.__get__(mlp)
-    return model
-
-
-def without_a_bias() -> Any:
-    model = build(CONFIGS["qwen2"]())
-    model.model.layers[0].self_attn.k_proj.bias = None
-    return model
-
-
-def subclass() -> Any:
-    class Mine(type(reference("llama"))):  # type: ignore[misc]
-        pass
-
-    torch.manual_seed(0)
-    return Mine(CONFIGS["llama"]()).eval()
+class Mine(LlamaForCausalLM):
+    """A model that may do anything."""
 
 
 KNOWN = (
     "it is none of transformers' LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
     "Qwen3ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM and DeepseekV3ForCausalLM"
 )
-UNKNOWN = {
-    "another family": (lambda: build(CONFIGS["olmo2"]()), KNOWN),
-    "a subclass": (subclass, KNOWN),
-    "another activation": (other_activation, "its MLP has hidden_act=gelu, not silu"),
-    "a replaced part": (replaced, "its model.layers.1.mlp.down_proj is a Quantised"),
-    "a hook": (hooked, "its model.layers.0.mlp was changed from outside"),
-    "a forward of its own": (overridden, "its model.layers.2.mlp was changed from outside"),
-    "no bias": (without_a_bias, "its weights are not those that its configuration makes"),
-}
 
 
-@pytest.mark.parametrize("what", UNKNOWN)
-def test_what_native_does_not_know(what: str) -> None:
-    make, why = UNKNOWN[what]
+def unchanged(layer: Any) -> None: ...
+
+
+UNKNOWN: list[tuple[Callable[[], Any], Callable[[Any], object], str]] = [
+    (lambda: fresh("olmo2"), unchanged, KNOWN),
+    (lambda: Mine(CONFIGS["llama"]()).eval(), unchanged, KNOWN),
+    (
+        lambda: build(LlamaConfig(**SHAPE, hidden_act="gelu")),
+        unchanged,
+        "its MLP has hidden_act=gelu, not silu",
+    ),
+    (
+        lambda: fresh("qwen2"),
+        lambda layer: setattr(layer.mlp, "down_proj", Quantised(48, 32, bias=False)),
+        "its model.layers.1.mlp.down_proj is a Quantised",
+    ),
+    (
+        lambda: fresh("llama"),
+        lambda layer: layer.mlp.register_forward_hook(lambda *_: None),
+        "its model.layers.1.mlp was changed from outside",
+    ),
+    (
+        lambda: fresh("llama"),
+        lambda layer: setattr(layer.mlp, "forward", layer.mlp.forward),
+        "its model.layers.1.mlp was changed from outside",
+    ),
+    (
+        lambda: fresh("qwen2"),
+        lambda layer: setattr(layer.self_attn.k_proj, "bias", None),
+        "its weights are not those that its configuration makes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "change", "why"), UNKNOWN)
+def test_what_native_does_not_know(
+    make: Callable[[], Any], change: Callable[[Any], object], why: str
+) -> None:
     model = make()
-    with pytest.raises(ConfigError) as caught:
-        load_model(copy.deepcopy(model), model_impl="native")
+    change(model.model.layers[1])
     name = type(model).__name__
+    with pytest.raises(ConfigError) as caught:
+        load_model(model, model_impl="native")
     assert str(caught.value) == (
         f"model_impl=native: model={name}: {why}; auto takes transformers for it"
     )
@@ -317,13 +293,6 @@ def test_what_native_does_not_know(what: str) -> None:
 
 
 def test_it_is_refused_before_weights_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedsim.engine.models import weights
-
     monkeypatch.delattr(weights, "random")
     with pytest.raises(ConfigError, match="model_impl=native: model=Olmo2Config: it is none of"):
         load_model(CONFIGS["olmo2"](), model_impl="native")
-
-
-def test_an_implementation_that_does_not_exist() -> None:
-    with pytest.raises(ConfigError, match="unknown model_impl 'vllm': choose from auto, native"):
-        load_model("tiny", model_impl="vllm")

@@ -9,10 +9,10 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from pagedsim.core.errors import ConfigError
-from pagedsim.engine.models import load_model
+from pagedsim.engine.models import load_model, weights
 from pagedsim.engine.models.load import REACH
 from pagedsim.engine.models.probe import MaskFunction, Refusal, window_of
-from tests.engine.models.architectures import CONFIGS, SHAPE, build
+from tests.engine.architectures import CONFIGS, SHAPE, build, fresh
 
 GPT: dict[str, Any] = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
@@ -21,16 +21,6 @@ APART = "its tokens reach each other outside of attention"
 
 REFUSED = {
     "GPTJForCausalLM": (lambda: transformers.GPTJConfig(**GPT, rotary_dim=4), ELSEWHERE),
-    "BloomForCausalLM": (
-        lambda: transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4),
-        ELSEWHERE,
-    ),
-    "FalconForCausalLM": (
-        lambda: transformers.FalconConfig(
-            vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
-        ),
-        ELSEWHERE,
-    ),
     "MambaForCausalLM": (
         lambda: transformers.MambaConfig(
             vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4
@@ -40,12 +30,6 @@ REFUSED = {
     "JambaForCausalLM": (
         lambda: transformers.JambaConfig(
             **SHAPE, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4
-        ),
-        APART,
-    ),
-    "Lfm2ForCausalLM": (
-        lambda: transformers.Lfm2Config(
-            **SHAPE, layer_types=["conv", "full_attention", "full_attention"]
         ),
         APART,
     ),
@@ -77,7 +61,6 @@ REFUSED = {
         "its attention's mask is neither causal nor a sliding window",
     ),
     "T5Config": (lambda: transformers.T5Config(), "it is an encoder-decoder"),
-    "BartForCausalLM": (lambda: transformers.BartConfig(), "it is an encoder-decoder"),
     "ViTConfig": (
         lambda: transformers.ViTConfig(),
         "transformers has no causal language model of its type",
@@ -96,8 +79,6 @@ def test_an_architecture_that_cannot_be_reached(architecture: str) -> None:
 
 
 def test_it_is_found_out_before_weights_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedsim.engine.models import weights
-
     monkeypatch.delattr(weights, "random")
     with pytest.raises(ConfigError, match="GPTJForCausalLM cannot be served"):
         load_model(transformers.GPTJConfig(**GPT, rotary_dim=4))
@@ -134,10 +115,11 @@ class Counting(LlamaForCausalLM):
 
 
 def test_a_model_that_looks_back_on_its_own() -> None:
-    model = build(CONFIGS["llama"]())
+    model = fresh("llama")
     model.model.layers[1].mlp = Shift(model.model.layers[1].mlp)
     with pytest.raises(ConfigError, match=APART):
         load_model(model)
+    assert model.config._attn_implementation == "eager"  # as before
 
 
 def test_a_model_that_counts_positions_on_its_own() -> None:
@@ -146,14 +128,14 @@ def test_a_model_that_counts_positions_on_its_own() -> None:
 
 
 def test_a_layer_that_does_not_attend() -> None:
-    model = build(CONFIGS["llama"]())
-    model.config.num_hidden_layers = 4
-    with pytest.raises(ConfigError, match="3 of its 4 layers attend, in 3 calls"):
+    model = fresh("llama")
+    model.config.num_hidden_layers = 3
+    with pytest.raises(ConfigError, match="2 of its 3 layers attend, in 2 calls"):
         load_model(model)
 
 
 def test_layers_of_different_shape() -> None:
-    model = build(CONFIGS["llama"]())
+    model = fresh("llama")
     other = build(transformers.LlamaConfig(**SHAPE, head_dim=8))
     attention = other.model.layers[1].self_attn
     inside = model.model.layers[1].self_attn
@@ -167,14 +149,6 @@ def test_layers_of_different_shape() -> None:
         load_model(model)
 
 
-def test_a_refused_model_attends_as_before() -> None:
-    model = build(CONFIGS["llama"]())
-    model.model.layers[1].mlp = Shift(model.model.layers[1].mlp)
-    with pytest.raises(ConfigError):
-        load_model(model)
-    assert model.config._attn_implementation == "eager"
-
-
 # The window that a mask function amounts to.
 
 
@@ -186,15 +160,12 @@ def sliding(width: int) -> MaskFunction:
     return lambda _, __, q, k: (k <= q) & (k > q - width)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 10, 4096])
-def test_causal_masks_have_no_window(length: int) -> None:
-    assert window_of(causal, length) is None
-
-
-@pytest.mark.parametrize("width", [1, 2, 7, 99])
-def test_windows(width: int) -> None:
-    assert window_of(sliding(width), 100) == width
-    assert window_of(sliding(width), width) is None
+def test_windows() -> None:
+    for length in (1, 2, 3, 10, 4096):
+        assert window_of(causal, length) is None
+    for width in (1, 2, 7, 99):
+        assert window_of(sliding(width), 100) == width
+        assert window_of(sliding(width), width) is None
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Collection
+from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from pagedsim.core import Request, RequestError, SamplingParams
 from pagedsim.engine.beam import Beams
-from pagedsim.engine.sampler import Sampler
+from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.sequence import Sequences, make_group
-from tests.engine.sampling.fake import Loop, answers
 
-VOCAB = 24
+VOCAB = 26
 PROMPT = [5, 9, 4, 17]
 
 
@@ -60,14 +62,23 @@ def end_of(model: Any) -> int:
     return max(later or Counter(lines[0]), key=lambda token: (later[token], token))
 
 
-def forward(model: Any) -> Callable[[list[list[int]]], Tensor]:
-    """Logits after each of some texts of equal length."""
+@cache
+def loaded(model: Any) -> LoadedModel:
+    return load_model(deepcopy(model))
 
-    @torch.inference_mode()
-    def logits(texts: list[list[int]]) -> Tensor:
-        return model(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1].float()
 
-    return logits
+def engine_of(model: Any, eos: Collection[int] = (), **settings: Any) -> LLMEngine:
+    """An engine for the model, with other ends than its own."""
+    given = {"block_size": 4, "blocks": 200, "max_seqs": 16, **settings}
+    return LLMEngine(model=replace(loaded(model), eos_token_ids=tuple(eos)), device="cpu", **given)
+
+
+def run(engine: LLMEngine) -> dict[Any, RequestOutput]:
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in engine.step()}
+        engine.scheduler.check()
+    return outputs
 
 
 def theirs(model: Any, beams: int, n: int, tokens: int, **more: Any) -> tuple[list, list]:
@@ -93,10 +104,10 @@ def theirs(model: Any, beams: int, n: int, tokens: int, **more: Any) -> tuple[li
     return sequences, found.sequences_scores.tolist()
 
 
-def ours(model: Any, params: SamplingParams) -> tuple[list, list]:
-    loop = Loop(forward(model), eos=(end_of(model),))
-    loop.add("a", PROMPT, params)
-    outputs = loop.run()["a"].outputs
+def ours(model: Any, params: SamplingParams, **settings: Any) -> tuple[list, list]:
+    engine = engine_of(model, (end_of(model),), **settings)
+    engine.add_request("a", PROMPT, params)
+    outputs = run(engine)["a"].outputs
     return [list(output.token_ids) for output in outputs], [output.score for output in outputs]
 
 
@@ -119,12 +130,14 @@ def agree(model: Any, beams: int, tokens: int, n: int | None = None, **settings:
         assert got_scores == pytest.approx(scores, abs=1e-3, rel=1e-4)
 
 
-EARLY: list[Any] = [False, True, "never"]
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-@pytest.mark.parametrize("early", EARLY)
-@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.5])
+@pytest.mark.parametrize(
+    ("kind", "early", "penalty"),
+    [
+        *(("llama", False, 1.0), ("gpt2", False, -1.0), ("llama", False, 2.5)),
+        *(("gpt2", True, 1.0), ("llama", True, 0.0)),
+        *(("llama", "never", -1.0), ("gpt2", "never", 0.0), ("gpt2", "never", 2.5)),
+    ],
+)
 def test_sequences_and_scores_are_those_of_transformers(
     kind: str, early: Any, penalty: float
 ) -> None:
@@ -133,57 +146,29 @@ def test_sequences_and_scores_are_those_of_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-@pytest.mark.parametrize("early", EARLY)
-def test_over_many_models_lengths_and_penalties(kind: str, early: Any) -> None:
-    for seed in range(25):
-        model = tiny(kind, seed, sharpness=2.0 + seed % 5 * 1.5)
+@pytest.mark.parametrize("early", [False, True, "never"])
+def test_over_many_models_lengths_and_penalties(early: Any) -> None:
+    for seed in range(20):
+        model = tiny(("llama", "gpt2")[seed % 2], seed, sharpness=2.0 + seed % 5 * 1.5)
         for beams, tokens in ((2, 1), (3, 2), (3, 20), (5, 11), (8, 7)):
             penalty = (-0.5, 0.0, 0.7, 1.0, 1.8)[(seed + beams) % 5]
             agree(model, beams, tokens, early_stopping=early, length_penalty=penalty)
 
 
-def test_ends_do_occur_in_these_tests() -> None:
-    """Otherwise they would show little."""
-    found = [
-        ours(tiny(kind, seed), SamplingParams(n=4, beam_search=True, max_tokens=14))[0]
-        for kind in ("llama", "gpt2")
-        for seed in range(3)
-    ]
-    ended = sum(len(line) < 14 for lines in found for line in lines)
-    assert 6 <= ended <= 18, ended
-
-
-def test_fewer_sequences_than_beams() -> None:
+def test_settings_of_requests() -> None:
+    """Fewer sequences than beams, penalties, no end, and no end too soon."""
     agree(tiny("llama", 1), beams=5, tokens=10, n=2)
-
-
-def test_repetition_penalty() -> None:
-    for seed in range(3):
-        agree(tiny("gpt2", seed), beams=3, tokens=12, repetition_penalty=1.4)
-
-
-def test_several_ends_and_no_end() -> None:
+    agree(tiny("gpt2", 0), beams=3, tokens=12, repetition_penalty=1.4)
     model = tiny("llama", 2)
-    want = theirs(model, 3, 3, 10, eos_token_id=[end_of(model), 7, 8])
-    params = SamplingParams(n=3, beam_search=True, max_tokens=10, stop_token_ids=(7, 8))
-    got = ours(model, params)
-    assert got[0] == want[0]
-    assert got[1] == pytest.approx(want[1], abs=1e-3)
-    want = theirs(model, 3, 3, 10, eos_token_id=None)
-    got = ours(model, SamplingParams(n=3, beam_search=True, max_tokens=10, ignore_eos=True))
-    assert got[0] == want[0]
-    assert all(len(line) == 10 for line in got[0])
-
-
-def test_min_tokens() -> None:
-    for seed in range(3):
+    want, _ = theirs(model, 3, 3, 10, eos_token_id=None)
+    got, _ = ours(model, SamplingParams(n=3, beam_search=True, max_tokens=10, ignore_eos=True))
+    assert got == want and all(len(line) == 10 for line in got)
+    for seed in range(2):
         model = tiny("llama", seed)
-        want = theirs(model, 3, 3, 10, min_new_tokens=6, eos_token_id=end_of(model))
+        want, _ = theirs(model, 3, 3, 10, min_new_tokens=6, eos_token_id=end_of(model))
         params = SamplingParams(n=3, beam_search=True, max_tokens=10, min_tokens=6)
-        got = ours(model, params)
-        assert got[0] == want[0]
-        assert all(len(line) >= 6 for line in got[0])
+        got, _ = ours(model, params)
+        assert got == want and all(len(line) >= 6 for line in got)
 
 
 def test_one_beam_is_greedy_search() -> None:
@@ -197,14 +182,16 @@ def test_one_beam_is_greedy_search() -> None:
     )
     got, _ = ours(model, SamplingParams(beam_search=True, max_tokens=8))
     assert got == [found[0, len(PROMPT) :].tolist()]
+    group = make_group(Request("a", 4, SamplingParams(beam_search=True)))
+    assert isinstance(group, Sequences) and group.plain
 
 
 def test_reasons_and_scores_of_beams() -> None:
     model = tiny("llama", 0)
     end = end_of(model)
-    loop = Loop(forward(model), eos=(end,))
-    loop.add("a", PROMPT, SamplingParams(n=4, beam_search=True, max_tokens=14))
-    outputs = loop.run()["a"].outputs
+    engine = engine_of(model, (end,))
+    engine.add_request("a", PROMPT, SamplingParams(n=4, beam_search=True, max_tokens=14))
+    outputs = run(engine)["a"].outputs
     assert [output.index for output in outputs] == [0, 1, 2, 3]
     scores = [output.score or 0 for output in outputs]
     assert scores == sorted(scores, reverse=True)
@@ -219,11 +206,9 @@ def test_reasons_and_scores_of_beams() -> None:
 def test_a_length_that_only_the_scheduler_knows_ends_the_running_beams() -> None:
     """max_model_len is not among the settings: `close` has the last word."""
     model = tiny("gpt2", 1)
-    end = end_of(model)
-    loop = Loop(forward(model), eos=(end,), max_model_len=len(PROMPT) + 9)
-    loop.add("a", PROMPT, SamplingParams(n=3, beam_search=True))
-    got = loop.run()["a"].outputs
-    assert [list(output.token_ids) for output in got] == theirs(model, 3, 3, 9, eos_token_id=end)[0]
+    params = SamplingParams(n=3, beam_search=True)
+    got, _ = ours(model, params, max_model_len=len(PROMPT) + 9)
+    assert got == theirs(model, 3, 3, 9, eos_token_id=end_of(model))[0]
 
 
 def test_while_it_runs_the_output_is_that_of_the_running_beams() -> None:
@@ -240,22 +225,8 @@ def test_while_it_runs_the_output_is_that_of_the_running_beams() -> None:
     assert [o.finish_reason for o in group.output(finished=True).outputs] == ["abort"] * 2
 
 
-def test_the_first_token_of_all_beams_comes_from_one_row() -> None:
-    request = Request("a", PROMPT, SamplingParams(n=2, beam_search=True, max_tokens=5))
-    group = make_group(request)
-    assert isinstance(group, Beams)
-    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
-    tokens, finished = answers(logits, [(request, 1)], {"a": group}, Sampler())
-    assert (tokens, finished) == ({"a": ([1, 3], None)}, {})
-
-
 @pytest.mark.parametrize("settings", [{"stop": ("x",)}, {"logprobs": 3}])
 def test_what_beams_cannot_do(settings: dict[str, Any]) -> None:
     request = Request("a", 4, SamplingParams(n=2, beam_search=True, **settings))
     with pytest.raises(RequestError, match=r"^request 'a': SamplingParams\.\w+=.*: not with beam"):
         make_group(request)
-
-
-def test_one_beam_is_no_group() -> None:
-    group = make_group(Request("a", 4, SamplingParams(beam_search=True)))
-    assert isinstance(group, Sequences) and group.plain

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
+from dataclasses import fields
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -26,8 +29,10 @@ from pagedsim.engine.sampler import (
     penalties,
     places,
     stream_key,
+    words_of,
 )
 from pagedsim.kernels.reference.draw import keep_min_p, keep_top_k
+from pagedsim.kernels.reference.gumbel import hashed, token_hashes
 from pagedsim.kernels.reference.nucleus import keep_top_p
 
 GREEDY = SamplingParams(temperature=0)
@@ -53,24 +58,13 @@ def column(*values: float, dtype: torch.dtype | None = None) -> Tensor:
     return torch.tensor(values, dtype=dtype)[:, None]
 
 
-# Greedy
-
-
 def test_greedy_is_the_argmax_and_leaves_the_logits_alone() -> None:
     logits = some_logits(4)
     before = logits.clone()
-    samples = Sampler().sample(logits, [row(GREEDY)] * 4)
-    assert samples == [Sample(token) for token in before.argmax(1).tolist()]
+    for params in (GREEDY, SamplingParams(temperature=1e-30)):  # too small to divide by
+        samples = Sampler().sample(logits, [row(params)] * 4)
+        assert samples == [Sample(token) for token in before.argmax(1).tolist()]
     assert torch.equal(logits, before)
-
-
-def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
-    logits = some_logits(1)
-    params = SamplingParams(temperature=1e-30)
-    assert Sampler().sample(logits, [row(params)])[0].token == logits.argmax()
-
-
-# Log-probabilities
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:
@@ -87,55 +81,23 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
 
 
 def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
-    asked = [SamplingParams(logprobs=count) for count in (0, 2, VOCAB + 5)]
-    samples = Sampler().sample(some_logits(3), [row(params) for params in asked])
-    assert [len(sample.top) for sample in samples] == [0, 2, VOCAB]
+    asked = [*(SamplingParams(logprobs=n) for n in (0, 2, VOCAB + 5)), SamplingParams(best_of=2)]
+    samples = Sampler().sample(some_logits(4), [row(params) for params in asked])
+    assert [len(sample.top) for sample in samples] == [0, 2, VOCAB, 0]
     assert all(sample.logprob is not None for sample in samples)
-
-
-def test_best_of_needs_the_logprob_of_its_samples_only() -> None:
-    sample = Sampler().sample(some_logits(1), [row(SamplingParams(best_of=2))])[0]
-    assert sample.logprob is not None and sample.top == ()
 
 
 # Truncation
 
 
-def test_top_k_keeps_the_k_largest() -> None:
-    logits = torch.tensor([[1.0, 4.0, 3.0, 2.0]] * 2)
-    assert kept(keep_top_k(logits, column(1, 3))) == [[1], [1, 2, 3]]
-
-
-def test_top_k_keeps_what_equals_the_last() -> None:
-    logits = torch.tensor([[1.0, 4.0, 1.0, 1.0]])
-    assert kept(keep_top_k(logits, column(2))) == [[0, 1, 2, 3]]
-
-
-@pytest.mark.parametrize(
-    ("p", "tokens"),
-    [
-        (0.01, [2]),
-        (0.4, [2]),
-        (0.41, [0, 2]),
-        (0.69, [0, 2]),
-        (0.71, [0, 1, 2]),
-        (1, [*range(4)]),
-    ],
-)
-def test_top_p_keeps_the_smallest_set_that_reaches_p(p: float, tokens: list[int]) -> None:
+def test_ties_and_bounds_of_truncation() -> None:
+    equal_to_the_last = torch.tensor([[1.0, 4.0, 1.0, 1.0]])
+    assert kept(keep_top_k(equal_to_the_last, column(2))) == [[0, 1, 2, 3]]
     logits = torch.tensor([[0.3, 0.2, 0.4, 0.1]]).log()
-    assert kept(keep_top_p(logits, column(p - 1e-6, dtype=torch.float64))) == [tokens]
-
-
-def test_of_equally_probable_tokens_top_p_keeps_the_first() -> None:
-    assert kept(keep_top_p(torch.zeros(1, 1000), column(0.3, dtype=torch.float64))) == [
-        [*range(300)]
-    ]
-
-
-def test_min_p_is_relative_to_the_most_probable() -> None:
-    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 2).log()
-    assert kept(keep_min_p(logits, column(math.log(0.29), math.log(0.7)))) == [[0, 1, 2], [0]]
+    for p, tokens in ((0.4, [2]), (0.41, [0, 2]), (0.69, [0, 2]), (0.71, [0, 1, 2])):
+        assert kept(keep_top_p(logits, column(p - 1e-6, dtype=torch.float64))) == [tokens]
+    found = kept(keep_top_p(torch.zeros(1, 1000), column(0.3, dtype=torch.float64)))
+    assert found == [[*range(300)]]  # of equally probable tokens the first
 
 
 DISTRIBUTIONS = st.lists(st.integers(-60, 60), min_size=2, max_size=40, unique=True).map(
@@ -165,7 +127,7 @@ def test_truncation_is_that_of_plain_python(x: list[float], k: int, p: float, m:
         assert kept(keep_min_p(logits, column(math.log(m)))) == [expected]
 
 
-@pytest.mark.parametrize("vocab", [64, 1000, 10_000])
+@pytest.mark.parametrize("vocab", [64, 10_000])
 def test_truncation_is_that_of_transformers(vocab: int) -> None:
     """All in its order: temperature, top-k, top-p, min-p; the prefix that is sorted may not do."""
     for seed, (k, p, m) in enumerate([(50, 0.9, 0.05), (20, 0.99, 0.001), (vocab, 0.95, 0.02)]):
@@ -253,10 +215,7 @@ def test_forbidden_tokens_are_never_taken() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(),
         SamplingParams(temperature=2.5),
-        SamplingParams(top_k=4),
-        SamplingParams(top_p=0.7),
         SamplingParams(temperature=0.8, top_k=9, top_p=0.9, min_p=0.05),
     ],
 )
@@ -286,15 +245,6 @@ def reference(logits: Sequence[float], params: SamplingParams) -> np.ndarray:
     return weights / weights.sum()
 
 
-def test_a_token_is_the_argmax_of_logits_and_noise() -> None:
-    logits = some_logits(2)
-    params = SamplingParams(temperature=1.7)
-    samples = Sampler().sample(logits, [row(params, 4), row(params, 5)])
-    noise = gumbel([stream_key(4), stream_key(5)], [7, 7], VOCAB)
-    want = (logits / 1.7 + noise).argmax(1).tolist()
-    assert [sample.token for sample in samples] == want
-
-
 SETTINGS = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 1.9]),
@@ -306,6 +256,7 @@ SETTINGS = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.2]),
     logprobs=st.sampled_from([None, None, 0, 3]),
 )
+
 ROWS = st.builds(
     row,
     SETTINGS,
@@ -326,3 +277,115 @@ def test_a_row_does_not_depend_on_the_batch(rows: list[Row], vocab: int) -> None
     alone = [sampler.sample(logits[i : i + 1], [one])[0] for i, one in enumerate(rows)]
     assert together == alone
     assert sampler.sample(logits.flip(0), rows[::-1]) == together[::-1]
+
+
+# Noise
+
+
+KEYS = [stream_key(11, index) for index in range(64)]
+
+
+def test_bits_are_those_of_plain_arithmetic() -> None:
+    """Wrapping multiplications and shifts without a sign, as Python's integers spell them out."""
+    words = words_of(KEYS[:4], [0, 1, 2, 900])
+    hashes = token_hashes(1000, torch.device("cpu"))
+    got = hashed(hashes, words[:, :1], words[:, 1:]).numpy()
+    for row in range(4):
+        low, high = (int(word) & 0xFFFFFFFF for word in words[row])
+        want = [scrambled(scrambled(token + 1, 0) ^ low, high) for token in range(1000)]
+        assert got[row].view(np.uint32).tolist() == want
+
+
+def scrambled(x: int, middle: int) -> int:
+    mask = 0xFFFFFFFF
+    x ^= x >> 16
+    x = (x * 0x7FEB352D + middle) & mask
+    x ^= x >> 15
+    x = (x * 0x846CA68B) & mask
+    return x ^ (x >> 16)
+
+
+def test_these_values_never_change() -> None:
+    """Outputs of a seed are promised to stay."""
+    assert [stream_key(0), stream_key(-1, 3)] == [0xA706DD2F4D197E6F, 0xED4D5ED4A6EA59B4]
+    assert gumbel([stream_key(5)], [7], 4)[0].tolist() == pytest.approx(
+        [0.7191, -0.02944, 0.7285, -0.2977], abs=1e-5
+    )
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    positions = list(range(64))
+    together = gumbel(KEYS, positions, 777)
+    alone = torch.cat([gumbel([k], [p], 777) for k, p in zip(KEYS, positions, strict=True)])
+    assert torch.equal(together, alone)
+    order = torch.randperm(64).tolist()
+    mixed = gumbel([KEYS[i] for i in order], [positions[i] for i in order], 777)
+    assert torch.equal(mixed, together[order])
+    assert torch.equal(gumbel(KEYS, positions, 100), together[:, :100])
+
+
+# On a GPU that is not there: whatever is asked for, the host waits for nothing
+
+
+OTHERS: dict[str, Any] = {
+    "n": 2,
+    "best_of": 3,
+    "max_tokens": 9,
+    "min_tokens": 2,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 50,
+    "min_p": 0.05,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.3,
+    "stop": "x",
+    "stop_token_ids": [3],
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "logprobs": 3,
+    "seed": 5,
+}
+"""Another value than the default for each setting."""
+
+BEAMS = {"beam_search", "length_penalty", "early_stopping"}
+"""Their best successors are chosen on the host."""
+
+
+def params_of(given: dict[str, Any]) -> SamplingParams:
+    best = given.get("best_of", 3)
+    return SamplingParams(**{**given, "best_of": best} if "n" in given else given)
+
+
+def rows_of(params: SamplingParams, first: int = 0) -> list[Row]:
+    """Two sequences of which one may not end yet."""
+    return [
+        Row(params, stream_key(first), 7, [1, 2], [3, 4], forbidden)
+        for forbidden in ((), (0, 7) if params.min_tokens else ())
+    ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "random"])
+def test_no_draw_synchronises(temperature: float) -> None:
+    """With each setting alone, with every two of them, and with all of these in one batch."""
+    from experiments.benchmarks.fake_gpu import FAKE, FakeGPU
+
+    defaults = {one.name: one.default for one in fields(SamplingParams)}
+    assert {*OTHERS, *BEAMS} == {*defaults}
+    assert all(defaults[name] != value for name, value in OTHERS.items())
+    few: list[dict[str, Any]] = [{name: value} for name, value in OTHERS.items()]
+    many = [{}, *few, *({**one, **other} for one, other in combinations(few, 2))]
+    batches = [rows_of(params_of({"temperature": temperature, **given})) for given in many]
+    batches.append([row for rows in batches for row in rows])
+    with FakeGPU() as gpu:
+        for rows in batches:
+            logits, sampler = torch.empty(len(rows), 50257, device=FAKE), Sampler()
+            for _ in range(2):  # with new columns and counts, and with these
+                sampler.draw(logits, rows)
+                for row in rows:
+                    if row.params.penalised:
+                        assert isinstance(row.output, list)
+                        row.output.append(9)
+            assert gpu.launches
+            gpu.launches.clear()

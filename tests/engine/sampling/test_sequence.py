@@ -1,7 +1,9 @@
-"""Groups in a real scheduler: ends, outputs, and no effect of preemption on them."""
+"""Groups of sequences in a real scheduler: rows, ends, stop strings, outputs, and preemption."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,15 +12,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
+from pagedsim.engine.detokenizer import Text, first_stop, held_back
+from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import CompletionOutput, RequestOutput
 from pagedsim.engine.sampler import Sample, gumbel, stream_key
 from pagedsim.engine.sequence import Sequences, make_group
-from tests.engine.sampling.fake import Letters, Loop, noisy
+from tests.engine.sampling.test_beam import VOCAB, engine_of, run, tiny
 
-VOCAB = 26
 PROMPT = [1, 2, 3, 4, 5]
-MODEL = noisy(VOCAB)
 GREEDY = SamplingParams(temperature=0)
+
+
+class Letters:
+    """A tokenizer whose token i is the i-th letter of the alphabet."""
+
+    eos_token_id = None
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(ord("a") + token) for token in ids)
+
+
+class Words:
+    """Turns token i into the i-th of some pieces of text."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.pieces = pieces
+
+    def push(self, token: int) -> str:
+        return self.pieces[token]
+
+    def finish(self) -> str:
+        return ""
 
 
 def group(params: SamplingParams, **given: Any) -> Sequences:
@@ -27,46 +54,39 @@ def group(params: SamplingParams, **given: Any) -> Sequences:
     return made
 
 
-def served(params: SamplingParams, name: str = "a", **given: Any) -> RequestOutput:
-    loop = Loop(MODEL, **{"eos": (0,), **given})
-    loop.add(name, PROMPT, params)
-    return loop.run()[name]
+def engine(**settings: Any) -> LLMEngine:
+    """Of a model whose distributions are wide."""
+    one = engine_of(tiny("llama", 3, sharpness=1.5), **{"eos": (0,), "seed": 1, **settings})
+    one.tokenizer = Letters()
+    return one
+
+
+def logits(text: list[int]) -> torch.Tensor:
+    """transformers' after a text."""
+    with torch.inference_mode():
+        found = tiny("llama", 3, sharpness=1.5)(torch.tensor([text]), use_cache=False)
+    return torch.Tensor(found.logits[0, -1].float())
+
+
+def served(params: SamplingParams, **settings: Any) -> RequestOutput:
+    one = engine(**settings)
+    one.add_request("a", PROMPT, params)
+    return run(one)["a"]
 
 
 def lines(output: RequestOutput) -> list[list[int]]:
     return [list(one.token_ids) for one in output.outputs]
 
 
-# Which requests take the fast path
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": 1.0},
-        {"n": 2},
-        {"best_of": 2},
-        {"logprobs": 0},
-        {"stop": "x"},
-        {"min_tokens": 1},
-        {"repetition_penalty": 1.1},
-        {"presence_penalty": 0.1},
-        {"frequency_penalty": 0.1},
-    ],
-)
-def test_what_needs_more_than_an_argmax_is_not_plain(settings: dict[str, Any]) -> None:
+def test_plain_requests_need_no_more_than_an_argmax() -> None:
     assert group(GREEDY).plain
-    assert not group(SamplingParams(**{"temperature": 0.0, **settings})).plain
-
-
-# Rows
-
-
-def test_before_the_first_token_each_sequence_has_its_row() -> None:
-    a = group(SamplingParams(n=3), seed=5, number=2)
-    rows = a.rows()
-    assert len({row.key for row in rows}) == 3
-    assert [(row.position, row.prompt, list(row.output)) for row in rows] == [(5, PROMPT, [])] * 3
+    for needs in (
+        *({"temperature": 1.0}, {"n": 2}, {"best_of": 2}, {"logprobs": 0}, {"stop": "x"}),
+        *({"min_tokens": 1}, {"repetition_penalty": 1.1}, {"presence_penalty": 0.1}),
+        {"frequency_penalty": 0.1},
+    ):
+        given: dict[str, Any] = {"temperature": 0.0, **needs}
+        assert not group(SamplingParams(**given)).plain, needs
 
 
 def test_streams_belong_to_the_engines_seed_and_the_request_unless_it_has_a_seed() -> None:
@@ -88,15 +108,6 @@ def test_ends_are_forbidden_until_min_tokens() -> None:
     assert len(line) >= 9
 
 
-# Ends
-
-
-def test_a_request_of_one_sequence_is_told_plain_tokens() -> None:
-    a = group(SamplingParams(stop_token_ids=(7,)), eos=(0,))
-    assert a.take([Sample(4)]) == (4, None)
-    assert a.take([Sample(7)]) == (7, "stop")
-
-
 def test_sequences_that_end_leave_the_group() -> None:
     a = group(SamplingParams(n=4, max_tokens=9), eos=(0,))
     assert a.take([Sample(5), Sample(0), Sample(6), Sample(7)]) == (
@@ -110,11 +121,10 @@ def test_sequences_that_end_leave_the_group() -> None:
     a.request.outputs = [[6, 8, 1]]
     assert a.take([Sample(0)]) == (0, "stop")
     assert lines(a.output(finished=True)) == [[5, 8, 0], [0], [6, 8, 1, 0], [7, 9, 0]]
-
-
-def test_when_all_end_at_once_each_is_told_its_token() -> None:
     a = group(SamplingParams(n=2), eos=(0,))
     assert a.take([Sample(0), Sample(0)]) == (Continuation([0, 0]), "stop")
+    a = group(SamplingParams(stop_token_ids=(7,)), eos=(0,))  # of one sequence
+    assert (a.take([Sample(4)]), a.take([Sample(7)])) == ((4, None), (7, "stop"))
 
 
 @pytest.mark.parametrize(
@@ -159,13 +169,11 @@ def test_sequences_that_go_on_end_with_their_request(reason: str) -> None:
     first, second = a.output(finished=True).outputs
     assert (first.finish_reason, second.finish_reason) == ("stop", reason)
     assert (second.text, second.token_ids) == ("d", [3])
-
-
-def test_a_request_that_never_ran_has_empty_outputs() -> None:
-    a = group(SamplingParams(n=2))
-    a.close("abort")
-    outputs = a.output(finished=True).outputs
-    assert [(o.token_ids, o.finish_reason) for o in outputs] == [([], "abort")] * 2
+    a = group(SamplingParams(n=2))  # which never ran
+    a.close(reason)
+    assert [(o.token_ids, o.finish_reason) for o in a.output(finished=True).outputs] == [
+        ([], reason)
+    ] * 2
 
 
 def test_a_stop_string_ends_one_sequence_of_a_group() -> None:
@@ -197,35 +205,107 @@ def test_stop_strings_need_a_tokenizer() -> None:
         make_group(Request("a", 4, SamplingParams(stop=("x",))))
 
 
+# Stop strings, however the text is cut into tokens
+
+
+def said(pieces: list[str], *stops: str, include: bool = False) -> tuple[str, str | None, int]:
+    """The text, the stop string, and how many pieces were taken."""
+    text = Text(lambda: Words(pieces), stops, include_stop=include)
+    for token in range(len(pieces)):
+        if found := text.push(token):
+            return text.text, found, token + 1
+    text.finish()
+    return text.text, None, len(pieces)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "want"),
+    [
+        (["one ", "two"], ("three",), ("one two", None, 2)),
+        (["one ", "two ", "three"], ("two",), ("one ", "two", 2)),
+        (["a", "b", "c", "d"], ("bcd",), ("a", "bcd", 4)),
+        (["abcdef"], ("d", "bc"), ("a", "bc", 1)),  # complete first
+        (["xabcy"], ("bc", "abc"), ("x", "abc", 1)),  # complete at once: the longest
+        (["ab", "ab", "c"], ("abc",), ("ab", "abc", 3)),
+    ],
+)
+def test_the_text_is_cut_before_the_stop_string(
+    pieces: list[str], stops: tuple[str, ...], want: tuple[str, str | None, int]
+) -> None:
+    assert said(pieces, *stops) == want
+    text, found, taken = want
+    assert said(pieces, *stops, include=True) == (text + (found or ""), found, taken)
+
+
+def test_what_may_begin_a_stop_string_is_held_back_until_it_is_clear() -> None:
+    text = Text(lambda: Words(["say <", "/", "b", "> <"]), ("</a>",))
+    shown = []
+    for token in range(4):
+        text.push(token)
+        shown.append(text.shown)
+    assert shown == ["say ", "say ", "say </b", "say </b> "]
+    text.finish()
+    assert text.shown == "say </b> <"
+
+
+def test_catching_up_takes_each_token_once_and_unwatched_text_does_not_stop() -> None:
+    text = Text(lambda: Words(["stop", " and ", "stop"]), ("stop",))
+    assert text.push(0, watch=False) is None
+    assert text.push(1) is None
+    assert (text.push(2), text.text) == ("stop", "stop and ")
+    text = Text(lambda: Words(["a", "b", "c"]))
+    text.catch_up([0, 1])
+    text.catch_up([0, 1, 2])
+    assert (text.text, text.tokens) == ("abc", 3)
+
+
+@given(
+    st.text("ab", max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.data(),
+)
+def test_where_tokens_are_cut_makes_no_difference(
+    whole: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)))) | {0, len(whole)})
+    pieces = [whole[a:b] for a, b in pairwise(cuts)]
+    assert said(pieces, *stops)[:2] == said(list(whole), *stops)[:2]
+    text, found, _ = said(pieces, *stops)
+    assert not any(stop in text for stop in stops)
+    assert whole.startswith(text + (found or ""))
+
+
+@given(st.text("ab", max_size=9), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_held_back_is_the_longest_beginning(text: str, stops: list[str]) -> None:
+    beginnings = {stop[:size] for stop in stops for size in range(len(stop))} | {""}
+    sizes = [size for size in range(len(text) + 1) if text[len(text) - size :] in beginnings]
+    assert held_back(text, stops) == max(sizes)
+
+
+def test_only_what_ends_after_the_known_text_is_found() -> None:
+    assert first_stop("stop stop", ("stop",)) == ("stop", 0)
+    assert first_stop("stop stop", ("stop",), known=4) == ("stop", 5)
+    assert first_stop("stop stop", ("stop",), known=9) is None
+
+
 # Outputs
 
 
-def test_a_stream_holds_back_what_may_begin_a_stop_string() -> None:
-    a = group(SamplingParams(stop=("fg",)))
-    for count, token in enumerate([4, 5, 4, 5], start=1):
-        a.take([Sample(token)])
-        a.request.outputs = [[4, 5, 4, 5][:count]]
-    assert a.output(finished=False).outputs[0].text == "efe"
-    a.close("length")
-    assert a.output(finished=True).outputs[0].text == "efef"
-
-
-def test_without_a_tokenizer_there_is_no_text() -> None:
-    made = make_group(Request("a", PROMPT, GREEDY))
-    made.request.outputs = [[3]]
-    made.close("length")
-    (output,) = made.output(finished=True).outputs
-    assert (output.text, output.token_ids) == ("", [3])
-
-
 def test_an_output_tells_the_request() -> None:
-    loop = Loop(MODEL)
-    request = loop.add("a", PROMPT, SamplingParams(temperature=0, max_tokens=3))
-    output = loop.run()["a"]
+    output = served(SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    metrics = output.metrics
     assert (output.request_id, output.prompt_token_ids) == ("a", PROMPT)
-    assert (output.metrics.first_token, output.metrics.finished) == (1.0, 3.0)
-    assert output.metrics.arrival == request.arrival and output.metrics.preemptions == 0
+    assert metrics.first_token is not None and metrics.finished is not None
+    assert metrics.arrival < metrics.first_token < metrics.finished
+    assert metrics.preemptions == 0
     assert "metrics" not in repr(output) and "token_ids" in repr(output)
+    (one,) = output.outputs
+    assert (one.cumulative_logprob, one.logprobs) == (None, None)
+    assert all(type(token) is int for token in one.token_ids)
+    without_text = make_group(Request("a", PROMPT, GREEDY))  # since there is no tokenizer
+    without_text.request.outputs = [[3]]
+    without_text.close("length")
+    assert without_text.output(finished=True).outputs[0].text == ""
 
 
 def test_logprobs_name_the_sampled_token_and_the_best() -> None:
@@ -234,7 +314,7 @@ def test_logprobs_name_the_sampled_token_and_the_best() -> None:
     text = list(PROMPT)
     total = 0.0
     for token, known in zip(output.token_ids, output.logprobs, strict=True):
-        raw = MODEL([text])[0].log_softmax(0)
+        raw = logits(text).log_softmax(0)
         assert set(known) == {token, *raw.topk(2).indices.tolist()}
         for one, logprob in known.items():
             assert logprob.logprob == pytest.approx(float(raw[one]), abs=1e-5)
@@ -242,11 +322,6 @@ def test_logprobs_name_the_sampled_token_and_the_best() -> None:
         total += known[token].logprob
         text.append(token)
     assert output.cumulative_logprob == pytest.approx(total)
-
-
-def test_unrequested_logprobs_cost_nothing() -> None:
-    (output,) = served(SamplingParams(max_tokens=3)).outputs
-    assert (output.cumulative_logprob, output.logprobs) == (None, None)
 
 
 def test_best_of_returns_the_most_probable_of_those_it_sampled() -> None:
@@ -272,19 +347,19 @@ def test_n_sequences_are_those_that_single_requests_would_sample() -> None:
         for token in line:
             key, position = stream_key(2, index), len(PROMPT) + len(text)
             noise = gumbel([key], [position], VOCAB)
-            assert token == int((MODEL([PROMPT + text]) + noise).argmax())
+            assert token == int((logits(PROMPT + text) + noise).argmax())
             text.append(token)
 
 
 def test_a_seed_makes_the_output_independent_of_everything_else() -> None:
     params = SamplingParams(n=2, seed=6, max_tokens=10)
     alone = lines(served(params, seed=1))
-    loop = Loop(MODEL, eos=(0,), seed=77)
+    crowded = engine(seed=77)
     for name in ("x", "y", "z"):
-        loop.add(name, PROMPT, SamplingParams(n=2, max_tokens=10))
-    loop.step()
-    loop.add("a", PROMPT, params)
-    outputs = loop.run()
+        crowded.add_request(name, PROMPT, SamplingParams(n=2, max_tokens=10))
+    crowded.step()
+    crowded.add_request("a", PROMPT, params)
+    outputs = run(crowded)
     assert lines(outputs["a"]) == alone
     assert len({str(lines(output)) for output in outputs.values()}) == 4
 
@@ -292,88 +367,68 @@ def test_a_seed_makes_the_output_independent_of_everything_else() -> None:
 # With little memory
 
 
-MIXED = {
-    "plain": SamplingParams(temperature=0, max_tokens=18),
-    "drawn": SamplingParams(max_tokens=14, top_p=0.9),
-    "three": SamplingParams(n=3, max_tokens=16),
-    "best": SamplingParams(n=1, best_of=3, max_tokens=12),
-    "beams": SamplingParams(n=3, beam_search=True, max_tokens=13),
-    "string": SamplingParams(n=2, stop=("k", "zz"), max_tokens=20),
-    "scored": SamplingParams(temperature=0.7, logprobs=1, max_tokens=10, frequency_penalty=0.3),
+def all_of(asked: list[SamplingParams], **settings: Any) -> tuple[list[list[Any]], int]:
+    """The sequences of each request, and how often requests were preempted."""
+    one = engine(eos=(0, 13), **settings)
+    for number, params in enumerate(asked):
+        one.add_request(number, [number, *PROMPT], params)
+    outputs = run(one)
+    found = [[told(line) for line in outputs[i].outputs] for i in range(len(asked))]
+    return found, sum(output.metrics.preemptions for output in outputs.values())
+
+
+def told(line: CompletionOutput) -> tuple[Any, ...]:
+    """Without log-probabilities, whose last digits depend on the batch."""
+    return list(line.token_ids), line.text, line.finish_reason, line.stop_reason
+
+
+COMMON: dict[str, Any] = {
+    "n": st.integers(1, 3),
+    "best_of": st.sampled_from([None, None, 3]),
+    "max_tokens": st.integers(1, 12),
+    "repetition_penalty": st.sampled_from([1.0, 1.2]),
+    "stop_token_ids": st.sampled_from([(), (3,), tuple(range(12))]),
 }
-
-
-def all_of(params: dict[str, SamplingParams], **given: Any) -> tuple[dict[str, Any], Loop]:
-    loop = Loop(MODEL, **{"eos": (0, 13), **given})
-    for number, (name, one) in enumerate(params.items()):
-        loop.add(name, [number, *PROMPT], one)
-    outputs = loop.run()
-    return {name: outputs[name].outputs for name in params}, loop
-
-
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_preemption_does_not_show(memory: str, batching: str, preemption: str) -> None:
-    want, ample = all_of(MIXED)
-    crowded: dict[str, Any] = {
-        "memory": memory,
-        "batching": batching,
-        "preemption": preemption,
-        "blocks": 18,
-        "cpu_blocks": 12 if preemption == "swap" else 0,
-    }
-    if batching == "unified":
-        crowded["max_batched_tokens"] = 9
-    got, loop = all_of(MIXED, **crowded)
-    assert ample.preempted == 0 and loop.preempted > 2
-    assert loop.rebuilt if preemption == "recompute" else loop.scheduler.memory.cpu_total
-    assert got == want
-
-
-REQUESTS = st.builds(
+BEAMS = st.builds(
     SamplingParams,
-    n=st.integers(1, 3),
-    best_of=st.sampled_from([None, None, 3]),
-    beam_search=st.sampled_from([False, False, True]),
+    beam_search=st.just(True),
     early_stopping=st.sampled_from([False, True]),
-    max_tokens=st.integers(1, 12),
+    **COMMON,
+)
+SAMPLES = st.builds(
+    SamplingParams,
     temperature=st.sampled_from([0.0, 1.0]),
-    repetition_penalty=st.sampled_from([1.0, 1.2]),
-    stop_token_ids=st.sampled_from([(), (3,), tuple(range(12))]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.3]),
+    stop=st.sampled_from([(), (), ("k", "zz")]),
+    logprobs=st.sampled_from([None, None, 1]),
+    **COMMON,
 )
 
 
 @given(
-    st.lists(REQUESTS, min_size=1, max_size=5),
+    st.lists(st.one_of(SAMPLES, SAMPLES, BEAMS), min_size=1, max_size=6),
+    st.sampled_from(["paged", "prefix"]),
     st.sampled_from(["prefill_first", "unified"]),
     st.sampled_from(["recompute", "swap"]),
     st.integers(14, 24),
 )
 @settings(max_examples=settings().max_examples // 4)
 def test_any_mix_is_served_alike_by_any_scheduler(
-    asked: list[SamplingParams], batching: str, preemption: str, blocks: int
+    asked: list[SamplingParams], memory: str, batching: str, preemption: str, blocks: int
 ) -> None:
-    params = {str(number): one for number, one in enumerate(asked)}
-    want, _ = all_of(params)
-    tokens = {"max_batched_tokens": 8} if batching == "unified" else {}
+    """Preemption does not show."""
+    want, preempted = all_of(asked)
+    assert preempted == 0
+    tokens = {"max_batched_tokens": 16} if batching == "unified" else {}
     cpu = 10 if preemption == "swap" else 0
-    got, _ = all_of(
-        params, batching=batching, preemption=preemption, blocks=blocks, cpu_blocks=cpu, **tokens
-    )
+    settings = {"memory": memory, "batching": batching, "preemption": preemption, **tokens}
+    got, _ = all_of(asked, blocks=blocks, cpu_blocks=cpu, **settings, max_model_len=48)
     assert got == want
-    for one, outputs in zip(asked, got.values(), strict=True):
-        assert len(outputs) == one.n
-        for output in outputs:
-            assert output.finish_reason == ("stop" if ended(output, one) else "length")
-            assert output.finish_reason == "stop" or len(output.token_ids) == one.max_tokens
-
-
-def ended(output: CompletionOutput, params: SamplingParams) -> bool:
-    return output.token_ids[-1] in {0, 13, *params.stop_token_ids}
-
-
-def test_ids_of_tokens_are_plain_numbers() -> None:
-    output = served(SamplingParams(n=2, max_tokens=4)).outputs[0]
-    assert all(type(token) is int for token in output.token_ids)
-    assert not isinstance(output.token_ids, torch.Tensor)
+    for params, lines in zip(asked, got, strict=True):
+        assert len(lines) == params.n
+        for ids, _, finish, stop in lines:
+            ends = {0, 13, *params.stop_token_ids}
+            if type(stop) is not str:
+                assert finish == ("stop" if ids[-1] in ends else "length")
+            assert finish == "stop" or len(ids) == params.max_tokens

@@ -1,0 +1,310 @@
+"""Settings of an engine: vLLM's arguments, errors, threads, and a model's own sampling defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagedsim.core import ConfigError, SamplingParams
+from pagedsim.engine import assemble
+from pagedsim.engine import engine as engine_module
+from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.engine_args import (
+    OURS,
+    REFUSED,
+    TRANSLATED,
+    WITHOUT_EFFECT,
+    EngineArgs,
+    from_vllm,
+)
+from pagedsim.engine.llm import LLM
+from pagedsim.engine.runtime import Threads
+from pagedsim.run.backend import RunConfig
+from pagedsim.run.serving import Engine
+from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
+from tests.engine.architectures import reference
+from tests.engine.test_engine import engine
+
+NONE = """
+    served_model_name tokenizer download_dir max_model_len distributed_executor_backend
+    max_parallel_loading_workers block_size enable_prefix_caching max_num_batched_tokens
+    max_num_seqs revision code_revision rope_scaling rope_theta hf_overrides tokenizer_revision
+    quantization enforce_eager tokenizer_pool_extra_config limit_mm_per_prompt mm_processor_kwargs
+    long_lora_scaling_factors max_cpu_loras num_gpu_blocks_override model_loader_extra_config
+    ignore_patterns preemption_mode enable_chunked_prefill logits_processor_pattern
+    speculative_model speculative_model_quantization speculative_draft_tensor_parallel_size
+    num_speculative_tokens speculative_max_model_len speculative_disable_by_batch_size
+    ngram_prompt_lookup_max ngram_prompt_lookup_min typical_acceptance_sampler_posterior_threshold
+    typical_acceptance_sampler_posterior_alpha qlora_adapter_name_or_path
+    disable_logprobs_during_spec_decoding otlp_traces_endpoint collect_detailed_traces
+    override_neuron_config override_pooler_config compilation_config kv_transfer_config
+    generation_config override_generation_config calculate_kv_scales quantization_param_path
+"""
+
+FALSE = """
+    skip_tokenizer_init trust_remote_code disable_sliding_window disable_log_stats
+    disable_custom_all_reduce disable_mm_preprocessor_cache enable_lora enable_lora_bias
+    enable_prompt_adapter fully_sharded_loras ray_workers_use_nsight
+    speculative_disable_mqa_scorer disable_async_output_proc enable_sleep_mode worker_use_ray
+    disable_log_requests
+"""
+
+AUTO = """
+    task tokenizer_mode load_format config_format dtype kv_cache_dtype lora_dtype device worker_cls
+    model_impl
+"""
+
+OLD: dict[str, Any] = {
+    **dict.fromkeys(NONE.split()),
+    **dict.fromkeys(FALSE.split(), False),
+    **dict.fromkeys(AUTO.split(), "auto"),
+    **{"allowed_local_media_path": "", "seed": 0, "cpu_offload_gb": 0, "num_lookahead_slots": 0},
+    **{"scheduler_delay_factor": 0.0, "tokenizer_pool_size": 0, "max_prompt_adapter_token": 0},
+    **{"pipeline_parallel_size": 1, "tensor_parallel_size": 1, "max_loras": 1},
+    **{"max_prompt_adapters": 1, "num_scheduler_steps": 1, "max_lora_rank": 16},
+    **{"intial_incremental_detokenization_offset": 5, "swap_space": 4, "max_logprobs": 20},
+    **{"gpu_memory_utilization": 0.9, "max_seq_len_to_capture": 8192, "tokenizer_pool_type": "ray"},
+    **{"use_v2_block_manager": True, "lora_extra_vocab_size": 256, "scheduling_policy": "fcfs"},
+    **{"multi_step_stream_outputs": True, "guided_decoding_backend": "xgrammar"},
+    **{"spec_decoding_acceptance_method": "rejection_sampler"},
+}
+"""What EngineArgs of 0.6 and 0.7 took, and the default of each."""
+
+
+def test_an_argument_has_its_place_in_one_table_and_takes_the_default_of_vllm() -> None:
+    tables = OURS, TRANSLATED, WITHOUT_EFFECT, REFUSED
+    for name in {*TRANSLATED, *WITHOUT_EFFECT, *REFUSED, *OLD}:
+        assert sum(name in table for table in tables) == 1, name
+    for name, default in OLD.items():
+        EngineArgs("tiny", **{name: default})
+
+
+def test_arguments_are_refused_with_the_reason_or_left_out() -> None:
+    for name, reason in REFUSED.items():
+        with pytest.raises(ConfigError) as error:
+            EngineArgs("tiny", **{name: "other"})
+        assert str(error.value) == f"{name}='other': {reason}"
+        assert from_vllm({name: None}) == {}
+    for name in WITHOUT_EFFECT:
+        assert from_vllm({name: "anything"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"num_gpu_blocks_override": 7}, {"blocks": 7}),
+        ({"enable_prefix_caching": True}, {"memory": "prefix"}),
+        ({"enable_prefix_caching": False}, {"memory": "paged"}),
+        ({"enable_chunked_prefill": True}, {"batching": "unified"}),
+        ({"enable_chunked_prefill": False}, {"batching": "prefill_first"}),
+        ({"scheduling_policy": "priority"}, {"policy": "priority"}),
+        ({"preemption_mode": "swap"}, {"preemption": "swap"}),
+        ({"enable_prefix_caching": True, "memory": "prefix"}, {"memory": "prefix"}),
+        (dict.fromkeys([*TRANSLATED, "max_num_seqs", "seed", "enforce_eager"]), {}),
+        ({"pipeline_parallel_size": 1, "enable_lora": False, "task": "generate"}, {}),
+    ],
+)
+def test_what_is_called_otherwise_is_translated(given: dict[str, Any], meant: Any) -> None:
+    assert from_vllm(given) == meant
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"memory": "paged", "enable_prefix_caching": True},
+            "enable_prefix_caching=True: memory='paged' says otherwise",
+        ),
+        (
+            {"num_gpu_blocks_override": 7, "num_gpu_blocks": 8},
+            "num_gpu_blocks=8: num_gpu_blocks_override=7 says otherwise",
+        ),
+        ({"enable_chunked_prefill": "no"}, "enable_chunked_prefill='no': must be true or false"),
+        (
+            {"speculative_config": {"num_speculative_tokens": 3}},
+            "speculative_config={'num_speculative_tokens': 3}: "
+            "pagedsim has no speculative decoding",
+        ),
+        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks=0: must be a whole number of at least 1"),
+    ],
+)
+def test_arguments_that_contradict_or_are_wrong(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineArgs("tiny", **settings)
+    assert str(error.value) == line
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'enable_prefix_cache': did you mean 'enable_prefix_c"):
+        EngineArgs("tiny", enable_prefix_cache=True)
+
+
+def test_engines_are_made_of_engine_args() -> None:
+    args = EngineArgs(
+        model="tiny", device="cpu", max_num_seqs=3, max_num_batched_tokens=70, max_model_len=64,
+        num_gpu_blocks=9, num_cpu_blocks=5, preemption="swap", enable_prefix_caching=True,
+        enable_chunked_prefill=True, scheduling_policy="priority",
+    )  # fmt: skip
+    args.max_num_seqs = 4
+    server = LLMEngine.from_engine_args(args).server
+    assert (server.max_seqs, server.max_batched_tokens, server.max_model_len) == (4, 70, 64)
+    assert (server.blocks, server.cpu_blocks, server.memory) == (9, 5, "prefix")
+    assert (server.batching, server.policy) == ("unified", "priority")
+    assert LLM(**vars(args)).llm_engine.server.sizes() == server.sizes()
+    args.max_num_batched_tokens, args.max_model_len, args.max_num_seqs = 5, 4, 6
+    with pytest.raises(ConfigError, match=r"^max_num_batched_tokens=5: must be at least max_num_s"):
+        LLMEngine.from_engine_args(args)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"model": "tiny", "max_model_len": 4000},
+            "max_model_len=4000: model=tiny goes up to 2048, its max_position_embeddings",
+        ),
+        ({"device": "tpu"}, "unknown device 'tpu': did you mean 'cpu'? choose from auto, cpu"),
+        ({"load_format": "none"}, "unknown load_format 'none': choose from auto, dummy"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: must be a number above 0"),
+        ({"blocks": 3}, "max_model_len=64: memory of 3 blocks × 4 tokens holds no request"),
+        (
+            {"blocks": 10**9},
+            "out of memory: 1000000000 blocks, and 0 for swapping, of 0.00146 MiB take 1430.5 GiB",
+        ),
+        (
+            {"preemption": "swap", "swap_space_gib": 1e6},
+            "out of memory: 64 blocks, and 699050666666 for swapping, of 0.00146 MiB take 1000000",
+        ),
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, Any], line: str) -> None:
+    """Memory is checked before it is taken: the system would kill the process."""
+    with pytest.raises(ConfigError) as error:
+        engine(**settings)
+    assert str(error.value).startswith(line)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="device=cuda: torch finds no GPU here; choose device="):
+        engine(model="tiny", device="cuda")
+
+
+def test_weights_and_steps_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **settings: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(assemble, "fitting_blocks", full)
+        with pytest.raises(ConfigError, match=r"activations of the largest step on.*; lower"):
+            engine(blocks=None)
+    monkeypatch.setattr(assemble, "load_model", full)
+    with pytest.raises(ConfigError, match="out of memory: no room for the weights on the host"):
+        engine(model="tiny")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"block_sizes": 8}, "unknown engine setting 'block_sizes': did you mean 'block_size'"),
+        ({"max_seqs": 3}, "unknown engine setting 'max_seqs': did you mean 'max_num_seqs'"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0: must be a whole number of at least 1"),
+        ({"swap_space": -1}, "swap_space=-1: must be a number of at least 0"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: model=tiny with 8 heads"),
+        (
+            {"max_num_batched_tokens": 5, "max_num_seqs": 6, "max_model_len": 4},
+            "max_num_batched_tokens=5: must be at least max_num_seqs=6, ",
+        ),
+        (
+            {"preemption": "swap", "num_cpu_blocks": 0},
+            "preemption that swaps needs num_cpu_blocks: at least 1, not 0",
+        ),
+        ({"num_threads": 1.5}, "num_threads=1.5: must be a whole number"),
+        ({"generation_config": "other"}, "unknown generation_config 'other'"),
+    ],
+)
+def test_settings_of_an_llm_are_called_as_in_vllm(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        LLM("tiny", device="cpu", **{"num_gpu_blocks": 64, "max_model_len": 64, **settings})
+    assert str(error.value).startswith(line)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torch has three, and there is no engine."""
+    monkeypatch.setattr(engine_module, "THREADS", Threads())
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("settings", "wanted"), [({}, 1), ({"num_threads": 2}, 2)])
+def test_one_thread_unless_others_are_asked_for(
+    settings: dict[str, Any], wanted: int, threads: None
+) -> None:
+    """The last engine that is closed gives the threads back."""
+    first, second = (engine(**settings) for _ in range(2))
+    first.close()
+    first.close()
+    assert torch.get_num_threads() == wanted
+    second.close()
+    assert torch.get_num_threads() == 3
+
+
+def test_threads_that_stay(threads: None) -> None:
+    with pytest.raises(ConfigError):
+        LLMEngine(model="/nonexistent", device="cpu")
+    assert torch.get_num_threads() == 3
+    one = engine()
+    torch.set_num_threads(2)  # a number that was chosen since
+    one.close()
+    assert torch.get_num_threads() == 2
+
+
+def test_the_setting_of_studies_and_of_the_server_is_the_engine_s(hydra: None) -> None:
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    words = ["backend=engine", "model=tiny", "experiment=single"]
+    composed: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    stage: Any = Engine(threads=2).prepare(RunConfig(dict(composed)))
+    assert stage.arguments.num_threads == 2
+
+
+OWN: dict[str, Any] = {
+    **{"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.1},
+    "repetition_penalty": 1.2,
+}
+
+
+def test_a_prompt_without_params_is_sampled_as_generation_config_says(tmp_path: Path) -> None:
+    reference("llama").save_pretrained(tmp_path)
+    said = {**OWN, "do_sample": True, "max_new_tokens": 5, "eos_token_id": [], "num_beams": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    llm = LLM(str(tmp_path), device="cpu")
+    assert llm.get_default_sampling_params() == SamplingParams(**OWN, max_tokens=5)
+    for params, length in (((), 5), ((SamplingParams(max_tokens=9),), 9)):
+        (answer,) = llm.generate([[3, 4, 5]], *params, use_tqdm=False)
+        assert len(answer.outputs[0].token_ids) == length
+    off = LLM(str(tmp_path), device="cpu", generation_config="vllm")
+    for one in (off, LLM("tiny", device="cpu")):
+        assert one.get_default_sampling_params() == SamplingParams()
+
+
+def test_a_request_over_http_takes_what_it_does_not_say() -> None:
+    defaults = {**OWN, "max_tokens": 50}
+    chat = ChatRequest(messages=[{"role": "user", "content": "a"}], temperature=1.0)
+    chat.fill(defaults, 20)
+    assert chat.asked() == SamplingParams(**OWN | {"temperature": 1.0}, max_tokens=20)
+    chat = ChatRequest(messages=[{"role": "user", "content": "a"}], max_completion_tokens=30)
+    chat.fill(defaults, 40)
+    assert chat.asked() == SamplingParams(**OWN, max_tokens=30)
+    completion = CompletionRequest(prompt=["a"], top_k=0)
+    completion.fill(defaults, 20)
+    assert completion.asked() == SamplingParams(**OWN | {"top_k": 0}, max_tokens=16)
