@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_policy, make_scheduler
@@ -20,6 +20,7 @@ JOBS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=12
 )
 
+HALF = settings(max_examples=settings().max_examples // 2)
 SIX = SamplingParams(max_tokens=6)
 
 
@@ -28,6 +29,7 @@ def preempted(outcome: Outcome) -> int:
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@HALF
 @given(rows=JOBS, blocks=st.integers(11, 30))
 def test_past_future_with_exact_lengths_never_preempts(
     batching: str, rows: list[tuple[int, int, int]], blocks: int
@@ -46,6 +48,7 @@ class Asked(PastFuture):
         return super().admit(request, state)
 
 
+@HALF
 @given(rows=JOBS, blocks=st.integers(11, 30), block_size=st.sampled_from((1, 4)))
 def test_past_future_knows_how_long_its_no_will_hold(
     rows: list[tuple[int, int, int]], blocks: int, block_size: int
@@ -62,6 +65,7 @@ def began(outcome: Outcome) -> list[tuple[int, Any]]:
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@HALF
 @given(rows=JOBS, blocks=st.integers(11, 30), seed=st.integers(0, 99))
 def test_past_future_with_any_lengths_never_stops(
     batching: str, rows: list[tuple[int, int, int]], blocks: int, seed: int
@@ -150,6 +154,7 @@ def largest_batch(outcome: Outcome) -> int:
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@HALF
 @given(rows=JOBS, blocks=st.integers(20, 40))
 def test_a_full_reservation_never_preempts(
     batching: str, rows: list[tuple[int, int, int]], blocks: int
@@ -170,6 +175,7 @@ def test_a_cap_bounds_the_batch_under_any_order() -> None:
     )
 
 
+@HALF
 @given(rows=JOBS, budget=st.integers(16, 40))
 def test_a_chunk_budget_bounds_the_time_between_tokens(
     rows: list[tuple[int, int, int]], budget: int
@@ -211,6 +217,7 @@ def steps_until_urgent(
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
 @pytest.mark.parametrize("cpu_blocks", [0, 20])
+@HALF
 @given(rows=LONG, prompt=st.integers(1, 24), blocks=st.integers(16, 30))
 def test_the_batch_does_not_grow_into_the_room_that_was_made(
     batching: str, cpu_blocks: int, rows: list[tuple[int, int, int]], prompt: int, blocks: int

@@ -71,6 +71,7 @@ def assert_bound_holds(jobs: list[Job], batching: str, seqs: int) -> None:
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@HALF
 @given(sizes=SIZES, others=SIZES, seqs=st.integers(1, 4))
 def test_two_clients_that_wait_differ_by_no_more_than_the_bound(
     batching: str, sizes: list[tuple[int, int]], others: list[tuple[int, int]], seqs: int
