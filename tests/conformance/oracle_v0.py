@@ -90,7 +90,7 @@ class OracleV0:
         self.waiting.sort(key=lambda seq: seq.key)
 
     def decode(self) -> tuple[list[Seq], list[Seq], int]:
-        """One token for each that runs, in order; who was preempted; the blocks swapped out."""
+        """One token for each that runs, in order; the preempted; the blocks swapped out."""
         decoded: list[Seq] = []
         preempted: list[Seq] = []
         swapped_out = 0

@@ -29,7 +29,7 @@ class Seq:
 
 
 class Blocks:
-    """The pool: a free list in eviction order, reference counts, and who holds which content."""
+    """The pool: a free list in eviction order, reference counts, and holders by content."""
 
     def __init__(self, total: int, block_size: int, caching: bool) -> None:
         self.size = block_size
@@ -137,7 +137,7 @@ class OracleV1:
         self.waiting.insert(0, victim)
 
     def run(self) -> tuple[dict[int, int], list[Seq]]:
-        """Tokens for each that runs, in order, and who was preempted for it."""
+        """Tokens for each that runs, in order, and the requests preempted for it."""
         work: dict[int, int] = {}
         preempted: list[Seq] = []
         todo = self.running[:]
@@ -157,7 +157,7 @@ class OracleV1:
         return work, preempted
 
     def admit(self, work: dict[int, int]) -> list[list[int]]:
-        """Start who waits with what is left of the budget; what the cache held of the new."""
+        """Start waiting requests with the rest of the budget; what the cache held of the new."""
         cached: list[list[int]] = []
         while self.waiting and len(self.running) < self.max_seqs:
             seq = self.waiting[0]

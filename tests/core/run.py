@@ -183,7 +183,7 @@ class Run:
     def _untold(
         self, plan: StepPlan, answers: dict[RequestId, int | Continuation]
     ) -> tuple[dict[RequestId, int | Continuation], dict[RequestId, Sequence[int]]]:
-        """What a simulation makes of them: no tokens, and parents only of those who decode."""
+        """What a simulation makes of them: no tokens, and parents only of decoding requests."""
         parents: dict[RequestId, Sequence[int]] = {}
         for request in plan.decodes:
             answer = answers.get(request.id)

@@ -62,7 +62,7 @@ def compare_gliding(case: Case) -> None:
 
 
 def test_a_lone_sequence_learns_its_blocks_as_soon_when_steps_are_skipped() -> None:
-    """Under `one_by_one` who decodes is given its memory otherwise than a whole batch is."""
+    """Under `one_by_one` a decode gets its memory otherwise than a whole batch does."""
     server = Server("prefix", 8, 1, "one_by_one", policy="ltr", displace=True, max_seqs=1, ratio=1)
     jobs = tuple(Job(1, output, stream=0) for output in (1, 3, 6, 1))
     compare_gliding(Case(server, jobs))
@@ -183,7 +183,7 @@ ONCE_BROKEN = {
             Job(16, 3, width=2, stream=0),
         ),
     ),
-    "a block that who came back was to fill, and is held back": Case(
+    "a block that a resumed request was to fill, and is held back": Case(
         Server("prefix", 13, 1, "one_by_one", preemption="swap", cpu_blocks=13, max_seqs=8),
         (
             Job(1, 2, stream=0),

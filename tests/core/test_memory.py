@@ -89,7 +89,7 @@ def test_the_slots_of_paged_memory_add_up() -> None:
 # Prefix cache
 
 
-def test_what_others_share_is_found_though_who_computed_it_gave_it_up() -> None:
+def test_shared_blocks_are_found_after_an_abort_of_the_request_that_computes_them() -> None:
     server = Server(20, cache=True)
     for name in "ab":
         server.add(name, range(9))

@@ -62,7 +62,7 @@ def test_a_request_goes_on_elsewhere(batching: str, cache: bool) -> None:
 # -- what stays ----------------------------------------------------------------------------------
 
 
-def test_its_blocks_stay_until_they_are_let_go() -> None:
+def test_blocks_of_a_detached_request_stay_until_released() -> None:
     here = Server()
     request = decoding(here)
     here.scheduler.migration.detach(request, here.now)
@@ -147,7 +147,7 @@ def test_what_the_cache_has_need_not_be_brought() -> None:
 # -- order ---------------------------------------------------------------------------------------
 
 
-def test_newcomers_wait_behind_who_asks_for_a_seat() -> None:
+def test_newcomers_wait_behind_a_migrated_request_that_lacks_a_seat() -> None:
     here, there = Server(), Server(max_seqs=1)
     request = decoding(here)
     decoding(there, "other", output=3)
@@ -161,6 +161,23 @@ def test_newcomers_wait_behind_who_asks_for_a_seat() -> None:
     assert there.scheduler.migration.attach(request, there.now, output_len)
     assert not there.scheduler.migration.deferred
     assert there.drain() == ["r", "newcomer"]
+
+
+@pytest.mark.parametrize("batching", ["unified", "prefill_first"])
+def test_newcomers_wait_behind_a_deferred_reservation(batching: str) -> None:
+    here, there = Server(), Server(blocks=9, batching=batching)
+    request = decoding(here, prompt=20)
+    for index in range(4):
+        there.add(f"first{index}", 6, 2 + index % 2)
+    there.step()
+    for index in range(4):
+        there.add(f"later{index}", 6, 2)
+    rounds = 0
+    while not there.scheduler.migration.reserve(request, there.now):
+        assert not there.step().get("prefill"), "a newcomer took what was asked for"
+        rounds += 1
+    assert 0 < rounds <= 4
+    assert there.drain() == [f"later{index}" for index in range(4)]
 
 
 def test_a_partial_reservation_comes_before_empty_ones() -> None:
@@ -205,7 +222,7 @@ def test_the_first_in_rank_of_deferred_reservations_gets_memory_first() -> None:
     assert there.scheduler.migration.reserve(high, there.now)
     urgent = there.add("urgent", 3, 1, priority=0)
     there.step()
-    assert not urgent.alive  # it ranks before the one who asks
+    assert not urgent.alive  # it ranks before the deferred reservation
 
 
 @pytest.mark.parametrize(("level", "gets"), [(0, True), (2, False)])
@@ -227,7 +244,7 @@ def test_a_request_that_is_swapped_out_comes_before_one_that_asks_if_it_ranks_be
 
 
 @pytest.mark.parametrize("lasts", [False, True])
-def test_who_parts_while_a_step_is_under_way_loses_its_part_in_it(lasts: bool) -> None:
+def test_a_request_detached_during_a_step_loses_its_part_in_it(lasts: bool) -> None:
     here, there = Server(), Server()
     here.scheduler.lasting_plans = there.scheduler.lasting_plans = lasts
     request = decoding(here)
@@ -316,7 +333,7 @@ def test_a_prompt_is_charged_for_where_it_is_computed() -> None:
 # -- what is refused -----------------------------------------------------------------------------
 
 
-def test_what_cannot_part_or_board() -> None:
+def test_requests_that_cannot_be_detached_or_attached() -> None:
     here, there = Server(), Server()
     group = here.add("group", 6, 9, n=2)
     here.step()
@@ -389,7 +406,7 @@ def compare_gliding(trip: Trip) -> None:
 
 
 @given(trip=trips())
-def test_who_asks_for_room_gets_it(trip: Trip) -> None:
+def test_a_deferred_reservation_is_made_in_the_end(trip: Trip) -> None:
     """Though newcomers wait there, and others are swapped out."""
     OneWay(trip).go()
 

@@ -119,7 +119,7 @@ def test_hrrn_decides_as_if_all_were_ranked_at_every_step(
 
 
 def starts(policy: Policy, sizes: list[tuple[int, int]], gap: float) -> list[Any]:
-    """Who starts in which step."""
+    """The requests that start in each step."""
     memory = make_memory(blocks=12, block_size=2)
     scheduler = make_scheduler(memory=memory, policy=policy, batching="unified", max_seqs=3)
     now, found = 0.0, []
@@ -153,7 +153,7 @@ class Told(Policy):
         return moved
 
 
-def test_whose_rank_has_changed_takes_its_place_waiting_and_running() -> None:
+def test_a_request_with_a_stale_rank_takes_its_place_waiting_and_running() -> None:
     policy = Told()
     scheduler = make_scheduler(
         memory=make_memory(blocks=99, block_size=4), policy=policy, batching="unified", max_seqs=2
@@ -175,7 +175,7 @@ def test_whose_rank_has_changed_takes_its_place_waiting_and_running() -> None:
 
 
 def step(scheduler: Scheduler, now: float = 0.0) -> list[str]:
-    """Plan and commit; returns who was prefilled."""
+    """Plan and commit; returns the prefilled requests."""
     plan = scheduler.plan(now)
     scheduler.commit(plan, now)
     return [str(chunk.request.id) for chunk in plan.chunks]
@@ -302,7 +302,9 @@ class Pushing(Policy):
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_who_displaced_another_is_admitted_before_it_comes_back(preemption: str) -> None:
+def test_a_displacing_request_is_admitted_before_the_displaced_one_comes_back(
+    preemption: str,
+) -> None:
     scheduler = make_scheduler(
         memory=make_memory(blocks=8, block_size=4, cpu_blocks=8),
         policy=Pushing(),

@@ -138,7 +138,7 @@ class Travel:
         self.stray: dict[Request, int] = {}
         """Withdrawn, and not added again; with the length of their output."""
         self.came: set[Request] = set()
-        """Who has boarded anywhere."""
+        """Requests attached anywhere so far."""
         self.seen: Counter[str] = Counter()
         self.trace: list[object] = []
         self.sites: list[Site] = []
@@ -253,7 +253,7 @@ class Travel:
         site.shadow.scrub(queues.holders, queues.copies)
 
     def _sample(self, plan: StepPlan) -> Answers:
-        """What the device samples, for those as well who are gone by now."""
+        """What the device samples, also for requests that are gone by now."""
         answers: Answers = {}
         there = sampled_in(plan)
         for request in (*plan.decodes, *(c.request for c in plan.chunks if c.samples)):
@@ -345,14 +345,14 @@ class Travel:
             self.seen["part"] += 1
 
     def _may_go_on(self, journey: Journey) -> bool:
-        """Whether who has not parted yet still decodes, and can be served where it is to go."""
+        """Whether a request not detached yet still decodes, and can be served at its target."""
         request, source, target = journey.request, journey.source, journey.target
         if request.id not in source.scheduler.requests or not request.decoding:
             return False
         return target is source or not target.scheduler.infeasible(request)
 
     def _arrive_there(self, journey: Journey) -> None:
-        """Who has parted gets room, its keys and values, and its place."""
+        """A detached request gets room, its keys and values, and its place."""
         request, source, target = journey.request, journey.source, journey.target
         journey.asked += 1
         if journey.asked > PATIENCE:
@@ -532,7 +532,7 @@ def _could_part(site: Site, request: Request) -> bool:
 
 
 def _summary(site: Site, plan: StepPlan) -> tuple[object, ...]:
-    """A plan in short, and who holds which blocks, to compare trips."""
+    """A plan in short, and the holders of blocks, to compare trips."""
     requests = (plan.decodes, plan.held, plan.preempted, plan.displaced, plan.resumed)
     return (
         (plan.number, plan.now, plan.prefill_tokens, plan.decode_count, plan.decode_context),

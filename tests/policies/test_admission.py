@@ -60,7 +60,7 @@ def test_past_future_knows_how_long_its_no_will_hold(
 
 
 def began(outcome: Outcome) -> list[tuple[int, Any]]:
-    """Who was let in, and in which step."""
+    """The step and the request of each admission."""
     return [(step, one.id) for step, plan in enumerate(outcome.plans) for one, _ in plan.hits]
 
 
@@ -111,7 +111,7 @@ def test_a_full_reservation_counts_a_request_that_is_swapped_out() -> None:
     assert found[3].scheduled_at == found[2].finished_at
 
 
-def test_a_no_ends_with_a_beam() -> None:
+def test_a_refusal_ends_with_a_beam() -> None:
     """No event tells of it, but memory will hold both then."""
     scheduler = make_scheduler(memory=make_memory(blocks=16, block_size=4), policy="reserve")
     scheduler.add(Request("beams", 17, SamplingParams(n=2, max_tokens=6)), 0.0)
@@ -123,7 +123,7 @@ def test_a_no_ends_with_a_beam() -> None:
 
 
 @pytest.mark.parametrize("policy", ["past_future", "reserve"])
-def test_a_no_ends_with_who_is_known_to_end(policy: str) -> None:
+def test_a_refusal_ends_with_a_request_that_is_known_to_end(policy: str) -> None:
     """The step in which it does is still under way, and no event has told of it."""
     memory = make_memory(blocks=12, block_size=4)
     scheduler = make_scheduler(memory=memory, policy=policy, async_scheduling=True)
@@ -145,7 +145,7 @@ def test_past_future_learns_from_what_was() -> None:
     careful = served(jobs, "reserve", **settings)
     assert preempted(learned) < preempted(greedy) / 3
     assert preempted(careful) == 0
-    # Once it has seen lengths it dares more than who keeps room for the longest.
+    # Once it has seen lengths it admits more than a reservation of the longest.
     assert largest_batch(learned) > largest_batch(careful)
 
 

@@ -141,7 +141,7 @@ def test_vtc_follows_the_least_served_and_skips_none() -> None:
 
 @pytest.mark.parametrize("policy", [VTC(weights={"a": 3}), DRR(8, weights={"a": 3})])
 def test_a_weight_is_a_share(policy: Policy) -> None:
-    jobs = [Job(0, 8, 4, {"client": who}) for who in "ab" for _ in range(40)]
+    jobs = [Job(0, 8, 4, {"client": client}) for client in "ab" for _ in range(40)]
     order = started(served(jobs, policy, max_seqs=1))[:24]
     assert sum(number < 40 for number in order) == pytest.approx(18, abs=1)
 

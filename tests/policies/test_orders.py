@@ -147,7 +147,7 @@ def test_edf_meets_all_deadlines_whenever_some_order_does(
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-def test_who_is_too_late_before_it_began_is_shed(batching: str) -> None:
+def test_a_request_that_is_too_late_to_start_is_rejected(batching: str) -> None:
     jobs = [Job(0, 1, 5, {"deadline": due}) for due in (4.0, 5.0, 3.0, 20.0)]
     found = served(jobs, EDF(shed=True), batching=batching, max_seqs=1).requests
     late = [request for request in found if request.state is State.REJECTED]
@@ -171,7 +171,7 @@ def test_a_priority_between_two_targets_has_that_of_the_less_urgent() -> None:
     assert [policy.due(request) for request in found] == [2, 2, 3.5, 3.5, float("inf")]
 
 
-def test_who_waited_longer_than_its_class_may_is_shed_on_request() -> None:
+def test_a_request_past_the_target_of_its_class_is_rejected_where_shed_is_set() -> None:
     jobs = [Job(0, 1, 9), Job(1, 1, 1), Job(1, 1, 1, {"priority": 1})]
     found = served(jobs, SLO({0: 3.0, 1: 30.0}, shed=True), max_seqs=1).requests
     assert [request.state.value for request in found] == ["finished", "rejected", "finished"]
@@ -298,7 +298,7 @@ def test_ltr_makes_idle_requests_urgent(starve: int) -> None:
 
 
 def test_of_a_rank_of_several_numbers_the_last_ages() -> None:
-    """Whom `ltr` would let starve for ever, were there no urgency, is served when it is due."""
+    """A request that would starve under `ltr` without urgency is served when it is due."""
     jobs = [Job(0.5, 1, 1, {"predicted_len": 9.0}), *flood(predicted_len=1.0)]
     patient = LTR(starve=2 * FLOOD, displace=False)
     late = served(jobs, Aging(patient, rate=0.5), max_seqs=1).requests

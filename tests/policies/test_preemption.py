@@ -83,7 +83,7 @@ def test_of_equals_the_last_yields(victim: str) -> None:
     assert yields(victim, batch=EQUALS) == "c"
 
 
-# Under a displacing policy the batch is in order of rank, d b e c a, and who needs memory depends
+# Under a displacing policy the batch is in order of rank, d b e c a, and the needy request depends
 # on how much there is.
 @pytest.mark.parametrize(
     ("victim", "of_all", "behind_e"),

@@ -49,7 +49,7 @@ Make = Callable[..., Policy]
 
 
 class Recording(PolicyWrapper):
-    """Decides as the policy inside, and records who is admitted and preempted."""
+    """Decides as the policy inside, and records admissions and preemptions."""
 
     def __init__(self, of: Policy) -> None:
         super().__init__(of)

@@ -110,7 +110,7 @@ def asked(to: Scheduler, *rows: tuple[float, range, int, str | None]) -> list[di
 @pytest.mark.parametrize(("policy", "comes", "cached"), [
     ("fcfs", 6.5, 0), ("continuum", 6.5, 36), ("continuum", 9.5, 0),
 ])  # fmt: skip
-def test_who_comes_back_in_time_finds_what_it_left(
+def test_a_session_that_comes_back_in_time_finds_its_blocks(
     batching: str, policy: str, comes: float, cached: int
 ) -> None:
     """It leaves 9 or 10 of 16 blocks at second 5, and strangers wait for 5 each."""
@@ -126,7 +126,7 @@ def test_no_request_waits_for_pinned_memory_while_none_runs() -> None:
     assert rows[1]["scheduled"] == 10.0
 
 
-def test_who_runs_takes_what_is_kept_before_it_loses_its_own() -> None:
+def test_a_running_request_takes_pinned_blocks_before_it_is_preempted() -> None:
     to = scheduler(Continuum(ttl=1000.0), 16)
     rows = asked(to, (0.0, CHAT, 2, "a"), (0.0, own(1, 12), 40, "b"))
     assert [row["preemptions"] for row in rows] == [0, 0]

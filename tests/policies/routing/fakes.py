@@ -60,7 +60,7 @@ class Fleet(Replicas):
     role: str = "both"
     seen_at: float | None = None
     others: list[Fake] = field(default_factory=list)
-    """Who else is alive."""
+    """Other replicas that are alive."""
 
     @property
     def all_replicas(self) -> Sequence[Replica]:

@@ -45,7 +45,7 @@ def test_the_stalest_are_forgotten_where_memory_ends_tails_first() -> None:
     assert sent.tokens(ask((5000, 2 * BLOCK)), there) == [2 * BLOCK]
 
 
-def test_who_comes_back_has_forgotten_everything() -> None:
+def test_a_replica_that_comes_back_has_forgotten_everything() -> None:
     sent, there = Sent(), fleet({}, {})
     request = ask((0, 2 * BLOCK))
     for one in there:
@@ -104,7 +104,7 @@ def test_by_what_caches_hold_the_rest_goes_by_free_memory() -> None:
     assert named(router, there, ask((0, 161))) == 0
 
 
-def test_who_decodes_is_chosen_without_the_prefix() -> None:
+def test_a_decode_replica_is_chosen_without_the_prefix() -> None:
     there = fleet({"cached": 1000, "running": 1}, {}, role="decode")
     assert named(make_router("prefix_aware", known="cached"), there, ask((0, 500))) == 1
     there = fleet({"cached": 1000, "free_blocks": 999}, {}, role="decode")
@@ -291,7 +291,7 @@ def apart(role: str) -> Fleet:
         ("late", 0.0140, 0, "Refusal"),
         ("now", 0.0140, 0, 1),  # 3 now, and this one
         ("now", 0.0139, "Refusal", 1),
-        # In 1.1 s, at 9.1 s, who began at 0 has left after 7 s; 2 more come, and this one.
+        # In 1.1 s, at 9.1 s, the one that began at 0 has left after 7 s; 2 more come, and this one.
         ("predicted", 0.0150, 0, 1),
         ("predicted", 0.0149, "Refusal", 1),
     ],
@@ -334,7 +334,7 @@ def test_sequences_and_their_tokens_are_spread_evenly_and_the_slowest_counts(
         (0, inf, 15),  # its first token comes at once: both are still to come
     ],
 )
-def test_who_is_about_to_decode_counts(waiting: int, speed: float, milliseconds: float) -> None:
+def test_requests_about_to_decode_count(waiting: int, speed: float, milliseconds: float) -> None:
     there = apart("prefill")
     there.fakes[0].speed = speed
     there.others[0].waiting = waiting

@@ -106,7 +106,7 @@ FLEETS = {"one": lambda: fleet({}), "four": lambda: fleet({}, {}, {}, {}), "unli
 
 
 def answers(router: Router, there: Fleet, count: int = 60, dies: int | None = None) -> list[int]:
-    """Whom it names while requests pile up and leave, each named one being one of `there`."""
+    """The replicas named while requests pile up and leave, each one of `there`."""
     found = []
     for number, request in enumerate(requests(count)):
         if number == dies:
@@ -153,7 +153,7 @@ def test_those_that_draw_have_a_seed() -> None:
 
 
 @every_router
-def test_it_chooses_who_decodes_where_that_is_apart(name: str) -> None:
+def test_it_chooses_a_replica_to_decode_where_that_is_apart(name: str) -> None:
     decoders = [Fake(4, role="decode"), Fake(6, role="decode")]
     prefills = [Fake(1, role="prefill"), Fake(2, role="prefill")]
     router = make_router(name)
@@ -319,7 +319,7 @@ def test_it_serves_where_prompts_and_answers_are_apart(name: str) -> None:
 
 
 class Watched(Llumnix):
-    """Sends to each in turn, and keeps who is to move."""
+    """Sends to each in turn, and keeps the moves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +334,7 @@ class Watched(Llumnix):
         return moves
 
 
-def test_llumnix_moves_who_runs_from_the_crowded_to_the_free() -> None:
+def test_llumnix_moves_running_requests_from_the_crowded_to_the_free() -> None:
     """One has so little memory that its requests grow out of it."""
     router = Watched()
     table(router, [scheduler(blocks) for blocks in (40, 400, 400)], rate=30.0)
@@ -345,7 +345,7 @@ def test_llumnix_moves_who_runs_from_the_crowded_to_the_free() -> None:
 @pytest.mark.parametrize(
     "name", ["prefix_aware", "llm_d", "dynamo", "lmetric", "preble", "conductor", "sticky"]
 )
-def test_who_goes_by_prefixes_finds_more_in_caches(name: str) -> None:
+def test_routers_by_prefix_find_more_in_caches(name: str) -> None:
     found, blind = (
         cached(table(one, [scheduler() for _ in range(4)], rate=15.0))
         for one in (name, "round_robin")

@@ -90,7 +90,7 @@ def test_central_names_none_while_all_slots_are_taken() -> None:
 # -- vLLM ------------------------------------------------------------------------------------------
 
 
-def test_who_waits_counts_four_times_who_runs() -> None:
+def test_a_waiting_request_counts_four_times_a_running_one() -> None:
     router = make_router("vllm_dp")
     assert named(router, fleet({"waiting": 1}, {"running": 3})) == 1
     assert named(router, fleet({"waiting": 1}, {"running": 5})) == 0
