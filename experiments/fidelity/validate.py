@@ -14,11 +14,17 @@ from urllib.parse import quote
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
-from pagedsim.fidelity.agreement import JUDGED, Regime
 from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import Recorded, StepLog, log_of, recorded_runs
 from pagedsim.fidelity.replay import replayed
-from pagedsim.fidelity.validation import Validation, doubts, measured, requests_per_s
+from pagedsim.fidelity.validation import (
+    JUDGED,
+    Regime,
+    Validation,
+    doubts,
+    measured,
+    requests_per_s,
+)
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed

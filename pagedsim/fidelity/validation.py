@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from pagedsim.fidelity.agreement import JUDGED, Agreement, Regime
 from pagedsim.fidelity.engine_model import ModelledEngine
 from pagedsim.fidelity.recorded import Recorded, predicted, samples_of
-from pagedsim.fidelity.validation_figure import draw_validation
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.catalogue import label_of, scale_of
+from pagedsim.metrics.catalogue import label_of, latency_of, scale_of
+from pagedsim.metrics.metric import STATISTICS
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.result import Listing
 from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.tables import Requests
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
+from pagedsim.report.style import key, looks, margins, new_figure, plain_log_ticks, tidy
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Job
 from pagedsim.sim.cost import Fitted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 _NOTE = (
     "Spread: the standard deviation over the engine’s runs of the same requests. At its pace: the "
@@ -248,3 +257,169 @@ def doubts(regimes: Sequence[Regime]) -> Iterator[str]:
             f"the engine is far from itself: under {name} the {label_of(key)} of its runs differs "
             f"by ± {100 * most:.0f} %, with which little can be shown; let nothing else run here"
         )
+
+
+# -- statistics of a load --------------------------------------------------------------------------
+
+SHOWN = ("ttft", "tpot", "e2e")
+KEYS = (
+    *(f"{name}_{statistic}" for name in SHOWN for statistic in STATISTICS),
+    "output_tokens_per_s",
+    "preemptions",
+    "kv_utilisation_mean",
+)
+JUDGED = ("ttft_mean", "tpot_mean", "output_tokens_per_s")
+"""Metrics that decide whether a regime agrees."""
+SPREADS = 2.0
+"""Errors up to so many times the engine's own spread count as agreement."""
+WIDE = 0.25
+"""A spread above which agreement within twice the spread is not conclusive."""
+
+
+class Agreement(NamedTuple):
+    """Agreement in one metric."""
+
+    engine: float
+    """Median over the engine's runs."""
+    spread: float
+    """Coefficient of variation over the engine's runs; NaN for one run."""
+    simulator: float
+    error: float
+    """simulator / engine - 1; NaN if the engine's value is 0."""
+    at_pace: float
+    """Median error with the simulator scaled to the pace of each run, which excludes changes of the
+    machine's speed. A diagnosis, not a prediction."""
+
+    def verdict(self, tolerance: float) -> str:
+        """Whether the error is acceptable, and by which criterion."""
+        if abs(self.error) <= tolerance:
+            return f"within {100 * tolerance:.0f} %"
+        if abs(self.error) <= SPREADS * self.spread:
+            return "within twice the spread" + ", too wide to tell" * (self.spread > WIDE)
+        return "beyond"
+
+
+class Nearness(NamedTuple):
+    """Per-request agreement in one latency; the engine's value is the median of its runs."""
+
+    mape: float
+    """Mean of |simulator / engine - 1|."""
+    pearson: float
+    bias: float
+    """simulator / engine - 1 of the means."""
+    spread: float
+    """Mean of |one run / the median - 1| over the engine's runs: the noise floor."""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """The same requests in several runs on the engine and one in the simulator."""
+
+    name: str
+    load: float
+    """Offered load as a share of capacity."""
+    rate: float
+    tolerance: float
+    engine: Sequence[Mapping[str, Any]]
+    """Summary of each run."""
+    simulator: Mapping[str, Any]
+    pace: Sequence[float]
+    """Measured over predicted total step time of each run: the part of an error due to step times
+    or to a changed speed of the machine."""
+    paced: Sequence[Mapping[str, Any]]
+    """The simulator's summaries, scaled to the pace of each run."""
+    engine_requests: Sequence[pa.Table]
+    simulator_requests: pa.Table
+
+    def agreements(self) -> dict[str, Agreement]:
+        """Agreement by metric."""
+        return {key: self._agreement(key) for key in KEYS}
+
+    def verdicts(self) -> dict[str, str]:
+        """Verdicts by judged metric."""
+        found = self.agreements()
+        return {key: found[key].verdict(self.tolerance) for key in JUDGED}
+
+    def nearness(self) -> dict[str, Nearness]:
+        """Per-request agreement by latency."""
+        mine = Requests.of(self.simulator_requests)
+        runs = [Requests.of(table) for table in self.engine_requests]
+        return {
+            name: _nearness(latency_of(name, mine), [latency_of(name, run) for run in runs])
+            for name in SHOWN
+        }
+
+    def _agreement(self, key: str) -> Agreement:
+        values = [float(summary[key]) for summary in self.engine]
+        middle, mine = float(np.median(values)), float(self.simulator[key])
+        spread = math.nan
+        if len(values) > 1:
+            spread = float(np.std(values, ddof=1) / np.mean(values)) if any(values) else 0.0
+        paced = [float(summary[key]) for summary in self.paced]
+        at_pace = np.median([_error(mine, run) for mine, run in zip(paced, values, strict=True)])
+        return Agreement(middle, spread, mine, _error(mine, middle), float(at_pace))
+
+
+def _error(simulator: float, engine: float) -> float:
+    if not engine:
+        return math.nan if simulator else 0.0
+    return simulator / engine - 1
+
+
+def _nearness(mine: NDArray[np.float64], runs: Sequence[NDArray[np.float64]]) -> Nearness:
+    every = np.array([*runs, mine])
+    known = ~np.isnan(every).any(axis=0) & (every > 0).all(axis=0)
+    if not known.any():
+        return Nearness(math.nan, math.nan, math.nan, math.nan)
+    engine, mine = every[:-1, known], every[-1, known]
+    middle = np.median(engine, axis=0)
+    varies = middle.std() > 0 and mine.std() > 0
+    return Nearness(
+        float(np.abs(mine / middle - 1).mean()),
+        float(np.corrcoef(middle, mine)[0, 1]) if varies else math.nan,
+        float(mine.mean() / middle.mean() - 1),
+        float(np.abs(engine / middle - 1).mean()) if len(engine) > 1 else math.nan,
+    )
+
+
+# -- figure ----------------------------------------------------------------------------------------
+
+_SHARES = np.linspace(0, 1, 241)
+_WIDE = 20
+"""Ratio of the largest to the smallest value above which the axis is logarithmic."""
+
+
+def draw_validation(regimes: Sequence[Regime]) -> Figure:
+    """A row of panels per regime with TTFT, TPOT and E2E."""
+    look = looks(["engine", "simulator"])
+    figure = new_figure(0.75 + 2.0 * len(regimes))
+    panels = figure.subplots(len(regimes), len(SHOWN), squeeze=False, sharey=True)
+    for row, regime in zip(panels, regimes, strict=True):
+        runs = [Requests.of(table) for table in regime.engine_requests]
+        mine = Requests.of(regime.simulator_requests)
+        for axes, name in zip(row, SHOWN, strict=True):
+            columns = (latency_of(name, run) for run in (*runs, mine))
+            every = [values[~np.isnan(values)] for values in columns]
+            scale = scale_of(f"{name}_mean", [float(np.median(every[-1]))])
+            for number, values in enumerate(every):
+                own = look["simulator" if number == len(runs) else "engine"]
+                curve = np.quantile(values, _SHARES) * scale.factor
+                axes.plot(curve, _SHARES, color=own.colour, linestyle=own.dashes)
+            _axis(axes, np.concatenate(every) * scale.factor)
+            axes.set_title(f"{label_of(name)}, {regime.name}")
+            tidy(axes, x=scale.suffix)
+    for axes in panels[:, 0]:
+        axes.set_ylim(0, 1.01)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "25 %", "50 %", "75 %", "99 %"])
+        axes.set_ylabel("share of requests")
+    margins(figure)
+    figure.subplots_adjust(hspace=0.55, wspace=0.12)
+    key(figure, look)
+    return figure
+
+
+def _axis(axes: Axes, values: np.ndarray) -> None:
+    low, high = float(values.min()), float(values.max())
+    if 0 < low < high / _WIDE:
+        axes.set_xscale("log")
+        plain_log_ticks(axes.xaxis)

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from pagedsim import report
-from pagedsim.fidelity.agreement import JUDGED, KEYS, SHOWN, Regime
-from pagedsim.fidelity.validation import Validation
+from pagedsim.fidelity.validation import JUDGED, KEYS, SHOWN, Regime, Validation
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Result
 from pagedsim.report import style

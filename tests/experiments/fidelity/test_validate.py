@@ -17,11 +17,10 @@ from experiments.fidelity import validate
 from experiments.fidelity.validate import Parity, Validate, Validated
 from pagedsim.core import ConfigError
 from pagedsim.fidelity import step_grid as profile
-from pagedsim.fidelity.agreement import KEYS, Regime
 from pagedsim.fidelity.recorded import recorded_runs
 from pagedsim.fidelity.replay import Difference
 from pagedsim.fidelity.step_grid import Cell, profiled
-from pagedsim.fidelity.validation import doubts
+from pagedsim.fidelity.validation import KEYS, Regime, doubts
 from pagedsim.metrics.files import read_summary
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs

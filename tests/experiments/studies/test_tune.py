@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from experiments.studies import tune
-from experiments.studies.tune import Choice, Range, space_of
-from experiments.studies.tune_figures import Tuning
+from experiments.studies.tune import Choice, Range, Tuning, space_of
 from pagedsim.core import ConfigError
 from pagedsim.run.runs import Runs
 
