@@ -176,16 +176,16 @@ class StaleReplicaView(ReplicaView):
             self._counts["batch"] = tuple(self._counts["batch"])
         return self._counts
 
-    waiting = property(lambda self: self.counts()["waiting"])
-    running = property(lambda self: self.counts()["running"])
-    swapped = property(lambda self: self.counts()["swapped"])
-    requests = property(lambda self: self.counts()["requests"])
-    free_blocks = property(lambda self: self.counts()["free_blocks"])
-    wanted_blocks = property(lambda self: self.counts()["wanted_blocks"])
-    owed_tokens = property(lambda self: self.counts()["owed_tokens"])
-    stored_tokens = property(lambda self: self.counts()["stored_tokens"])
-    predicted_tokens = property(lambda self: self.counts()["predicted_tokens"])
-    batch = property(lambda self: self.counts()["batch"])
+    waiting: Any = property(lambda self: self.counts()["waiting"])
+    running: Any = property(lambda self: self.counts()["running"])
+    swapped: Any = property(lambda self: self.counts()["swapped"])
+    requests: Any = property(lambda self: self.counts()["requests"])
+    free_blocks: Any = property(lambda self: self.counts()["free_blocks"])
+    wanted_blocks: Any = property(lambda self: self.counts()["wanted_blocks"])
+    owed_tokens: Any = property(lambda self: self.counts()["owed_tokens"])
+    stored_tokens: Any = property(lambda self: self.counts()["stored_tokens"])
+    predicted_tokens: Any = property(lambda self: self.counts()["predicted_tokens"])
+    batch: Any = property(lambda self: self.counts()["batch"])
 
     def cached_tokens(self, request: Request) -> int:
         self.catch_up()
