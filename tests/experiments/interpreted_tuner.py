@@ -13,7 +13,7 @@ from experiments.benchmarks.shapes import Case, Problem
 from experiments.benchmarks.tune import computes
 from pagedsim.kernels.tiles import Split, Tiles
 from pagedsim.kernels.tuning import Cut
-from tests.kernels.interpreter import mend
+from tests.kernels.harness import mend
 
 mend()
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypedDict
 
 import torch
+from tests.kernels.products import WEIGHTS
 
 from experiments.benchmarks.fake_gpu import compiled_kernels, usage, use_target
 from pagedsim.kernels import (
@@ -35,7 +36,6 @@ from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.row_norm import RowNorm
 from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
-from tests.kernels.products import WEIGHTS
 
 
 class Call(TypedDict, total=False):

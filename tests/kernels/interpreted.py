@@ -1,123 +1,45 @@
-"""The Triton kernels on a CPU, in Triton's interpreter, held against fp64 attention.
+"""What Triton's interpreter shows of attention: tiles, parts, 8 bits on each GPU, batches.
 
 Not collected by itself: the interpreter is chosen for a whole process, when kernels are decorated.
 `test_interpreter.py` runs this file in a process of its own; by hand:
 
     TRITON_INTERPRET=1 pytest tests/kernels/interpreted.py
-
-A loop iteration over a tile of keys takes about 5 ms, so the cases are small. bf16 is left out
-where products are in it: the interpreter computes them wrongly and says nothing.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pagedsim.kernels import attention, copy, decode, tuning, write
+from pagedsim.kernels import attention, decode, tuning
 from pagedsim.kernels import ops as kernels
-from pagedsim.kernels.float8 import FORMATS, rounded
-from pagedsim.kernels.tiles import Split, Tiles
-from tests.kernels.cases import LAYER, Case, check, forget, same
-from tests.kernels.interpreter import mend
-from tests.kernels.stored import check_no_number, check_stored
+from pagedsim.kernels.float8 import FORMATS
+from pagedsim.kernels.parts import Parts, listed
+from pagedsim.kernels.tiles import Split
+from pagedsim.kernels.tuning import Cut, Entry, Heads
+from tests.kernels.cases import Case, check
+from tests.kernels.harness import HALF
+from tests.kernels.test_attention import DECODES, MIXED, SMALL, attend, decode_all
 
-mend()
-
-MIXED = Case(((1, 70), (1, 0), (1, 3), (0, 0), (9, 41), (20, 20)), kv_heads=1, tail=2)
-DECODES = Case(((1, 70), (1, 0), (1, 1), (1, 17)), kv_heads=1)
-SMALL = Tiles(rows=16, keys=16, warps=4, stages=2)
-"""Tiles so small that a short context has many."""
-SPLIT = Split(part=16, most=4)
-"""Parts that are small and few."""
-
-HALF = {"dtype": torch.float16}
-PEAKED = {"spread": 20.0}
-SHAPES: list[dict[str, Any]] = [
-    *({"group": group} for group in (1, 3, 4, 5, 6, 7, 8)),
-    {"group": 20},
-    {"kv_heads": 3, "group": 2},
-    *({"head_dim": dim} for dim in (16, 64, 80, 96, 128)),
-    *({"head_dim": dim, **HALF} for dim in (64, 80, 128, 256)),
-    *({"block_size": size} for size in (1, 8, 12, 32, 128)),
-    {"block_size": 12, **HALF},
-]
-MASKS: list[dict[str, Any]] = [
-    {"window": 1},
-    {"window": 16},
-    {"window": 17, **HALF},
-    {"window": 1000},
-    {"softcap": 2.0, **PEAKED},
-    {"softcap": 50.0, "window": 20, **HALF},
-    PEAKED,
-    {"seats": True},
-]
 CACHES: list[dict[str, Any]] = [
     {"cache": cache, **change}
     for cache in FORMATS
     for change in (
         {},
-        HALF,
         {"group": 7, "head_dim": 80, "block_size": 12, **HALF},
-        {"head_dim": 16, "window": 17},
-        {"head_dim": 256, **HALF},
+        {"head_dim": 256, "window": 17, **HALF},
         {"softcap": 50.0, "window": 20, **HALF},
     )
 ]
 EITHER = pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "on_gpu", lambda tensor: True)
-
-
-def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:
-    i = case.inputs
-    return attention.paged_attention(
-        i.q,
-        i.k_cache,
-        i.v_cache,
-        i.block_tables,
-        i.query_start,
-        i.context_lens,
-        scale=case.scale,
-        window=case.window,
-        softcap=case.softcap,
-        max_query_len=max(length for length, _ in case.sequences),
-        rows=i.rows,
-        out=torch.zeros_like(i.q, dtype=case.written),
-        tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
-    )
-
-
-def decode_all(case: Case, split: Split = SPLIT, tiles: Tiles | None = None) -> torch.Tensor:
-    i = case.inputs
-    return decode.paged_decode(
-        i.q,
-        i.k_cache,
-        i.v_cache,
-        i.block_tables,
-        i.context_lens,
-        scale=case.scale,
-        window=case.window,
-        softcap=case.softcap,
-        rows=i.rows,
-        out=torch.zeros_like(i.q, dtype=case.written),
-        split=split,
-        tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
-    )
-
-
-@pytest.mark.parametrize("change", [*SHAPES, *MASKS], ids=str)
-def test_attention(change: dict[str, Any]) -> None:
-    case = replace(MIXED, **change)
-    check(attend(case), case)
 
 
 @pytest.mark.parametrize("length", [1, 3, 40])
@@ -135,12 +57,6 @@ def test_every_token_has_its_tile(rows: int) -> None:
     check(attend(case, replace(SMALL, rows=rows, keys=64)), case)
 
 
-@pytest.mark.parametrize("change", [*SHAPES, *MASKS], ids=str)
-def test_decode(change: dict[str, Any]) -> None:
-    case = replace(DECODES, **change)
-    check(decode_all(case, tiles=SMALL), case)
-
-
 @EITHER
 @pytest.mark.parametrize("change", CACHES, ids=str)
 def test_a_cache_of_8_bits(
@@ -150,7 +66,7 @@ def test_a_cache_of_8_bits(
     case = replace(MIXED, **change)
     check(attend(case), case)
     case = replace(DECODES, **change)
-    check(decode_all(case, tiles=SMALL), case)
+    check(decode_all(case), case)
 
 
 @EITHER
@@ -164,10 +80,10 @@ def test_queries_of_any_size_meet_8_bits(
     """Those of bf16 reach further than fp16, which products are in; seen before it is rounded."""
     monkeypatch.setattr(tuning, "capability", lambda device: capability)
     change: dict[str, Any] = {"cache": cache, "reach": reach, "dtype": torch.bfloat16, "wide": True}
-    case = replace(MIXED, **change)
+    case = replace(MIXED, sequences=((1, 40), (1, 0), (9, 41)), **change)
     check(attend(case), case)
     case = replace(DECODES, spread=20.0, **change)
-    check(decode_all(case, tiles=SMALL), case)
+    check(decode_all(case), case)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -206,9 +122,9 @@ def test_decode_cuts_the_context(split: Split) -> None:
     """At and beside the lengths at which there is one part more, or parts grow."""
     for context in (split.part, split.part + 1, 256, 300):
         case = Case(((1, context), (1, 20)), kv_heads=1, head_dim=16)
-        check(decode_all(case, split, SMALL), case)
+        check(decode_all(case, split), case)
     windowed = replace(case, window=100)
-    check(decode_all(windowed, split, SMALL), windowed)
+    check(decode_all(windowed, split), windowed)
 
 
 def test_decode_in_its_own_tiles() -> None:
@@ -216,105 +132,144 @@ def test_decode_in_its_own_tiles() -> None:
     check(decode_all(case, Split()), case)
 
 
-def test_a_sequence_does_not_feel_its_neighbours() -> None:
-    many = decode_all(DECODES, tiles=SMALL)
-    i = DECODES.inputs
-    for n in range(len(DECODES.sequences)):
-        alone = decode.paged_decode(
-            i.q[n : n + 1],
-            i.k_cache,
-            i.v_cache,
-            i.block_tables[n : n + 1],
-            i.context_lens[n : n + 1],
-            scale=DECODES.scale,
-            split=SPLIT,
-            tiles=SMALL,
-        )
-        assert torch.equal(alone, many[n : n + 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(80))
+def test_the_cross_product(number: int) -> None:
+    """Each group with each block size, in both dtypes; dims and caches in turn."""
+    crossed = [*itertools.product(range(1, 9), (1, 8, 16, 32, 128), (torch.float32, torch.float16))]
+    group, size, dtype = crossed[number]
+    dim, cache = (64, 80, 96, 128)[number // 2 % 4], ("auto", "fp8_e4m3")[number // 3 % 2]
+    sequences = ((1, 50), (1, 0), (6, 37))
+    case = Case(sequences, 1, group, dim, size, dtype, cache)
+    check(attend(case), case)
+    case = replace(case, sequences=((1, 50), (1, 0)), window=30 if case.group % 2 else None)
+    check(decode_all(case), case)
 
 
-@pytest.mark.parametrize("cache", ["auto", *FORMATS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("heads", "dim", "size"), [(1, 64, 1), (2, 80, 16), (3, 96, 12)])
-def test_write(heads: int, dim: int, size: int, dtype: torch.dtype, cache: str) -> None:
-    case = Case(
-        ((1, 20), (4, 9)), heads, head_dim=dim, block_size=size, dtype=dtype, cache=cache, tail=2
-    )
+# Results that do not depend on the rest of the batch
+
+BATCH = Case(((1, 150), (1, 0), (1, 1), (1, 33), (1, 16)), kv_heads=1, head_dim=32)
+SPLITS = [Split(16, 16), Split(16, 4), Split(48, 1), Split(32, 2), Split(128, 8)]
+
+
+@pytest.fixture(params=SPLITS[1:4], ids=str)
+def tuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Entry]:
+    """A table with an entry for the "GPU" that tensors on a CPU are on."""
+    heads = Heads(1, BATCH.group, BATCH.head_dim, 4)
+    entry = Entry("", (9, 0), "decode", heads, SMALL, request.param)
+    monkeypatch.setattr(tuning, "_table", lambda: {entry.key: entry})
+    tuning.decode.cache_clear()
+    yield entry
+    tuning.decode.cache_clear()
+
+
+def decode_from_table(case: Case, which: slice = slice(None)) -> torch.Tensor:
     i = case.inputs
-    new_k = i.new_k.repeat(1, 2, 1)[:, :heads]  # as a fused projection gives it
-    kv, expected = torch.zeros(2, *i.kv.shape, dtype=case.held)
-    write.write_kv(new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], i.slots)
-    for token, slot in enumerate(i.slots.tolist()):
-        if slot >= 0:
-            expected[slot // size, LAYER, 0, slot % size] = rounded(i.new_k[token], case.held)
-            expected[slot // size, LAYER, 1, slot % size] = rounded(i.new_v[token], case.held)
-    assert same(kv, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("cache", FORMATS)
-def test_what_8_bits_cannot_hold(cache: str, dtype: torch.dtype, as_on_a_gpu: None) -> None:
-    check_stored(cache, dtype)
-    check_no_number(cache, dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *FORMATS.values()])
-def test_copy(dtype: torch.dtype) -> None:
-    cache = torch.randn(6, 3, 2, 12, 3, 80).to(dtype)  # more than a program copies, not a multiple
-    expected = cache[[1, 1, 5, 1, 4, 5]]
-    copy.copy_blocks(cache, torch.tensor([1, 1, 5]), torch.tensor([3, 0, 2]))
-    assert same(cache, expected)
-
-
-@pytest.mark.parametrize(
-    "sequences",
-    [
-        ((1, 70), (1, 0), (1, 33), (9, 41), (20, 20), (0, 5), (1, 4)),
-        ((1, 70), (1, 0)),
-        ((20, 20), (2, 8)),
-        (),
-    ],
-    ids=["mixed", "decodes", "chunks", "nothing"],
-)
-@pytest.mark.parametrize(("tail", "cache"), [(0, "auto"), (3, "auto"), (3, "fp8_e4m3")])
-def test_a_step_as_on_a_gpu(
-    sequences: tuple[tuple[int, int], ...], tail: int, cache: str, as_on_a_gpu: None
-) -> None:
-    case = Case(
-        sequences, kv_heads=1, block_size=12, window=25, tail=tail, cache=cache, seats=tail > 0
-    )
-    i = case.inputs
-    kv = i.kv.clone()
-    forget(kv, i.slots)
-    out = kernels.attend(
-        i.q, i.new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], case.batch,
+    return kernels.paged_decode(
+        i.q[which], i.k_cache, i.v_cache, i.block_tables[which], i.context_lens[which],
         scale=case.scale, window=case.window,
     )  # fmt: skip
-    check(out, case)
-    assert same(kv, i.kv)
 
 
-CROSS = [
-    Case(
-        ((1, 50), (1, 0), (6, 37)),
-        kv_heads=1,
-        group=group,
-        head_dim=dim,
-        block_size=size,
-        dtype=dtype,
-        cache=cache,
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_sequence_alone_and_in_a_batch(tuned: Entry, window: int | None) -> None:
+    case = replace(BATCH, window=window)
+    together = decode_from_table(case)
+    check(together, case)
+    for n in range(len(case.sequences)):
+        assert torch.equal(decode_from_table(case, slice(n, n + 1)), together[n : n + 1])
+
+
+def test_a_chunk_alone_and_in_a_batch() -> None:
+    """In launches for the same longest chunk, which is what its tiles depend on."""
+    case = Case(((20, 90), (7, 7), (33, 50), (1, 40)), kv_heads=1, head_dim=32)
+    i = case.inputs
+    rest: dict[str, Any] = {"scale": case.scale, "max_query_len": 33}
+    args = (i.k_cache, i.v_cache)
+    together = attention.paged_attention(
+        i.q, *args, i.block_tables, i.query_start, i.context_lens, **rest
     )
-    for group in range(1, 9)
-    for dim in (64, 80, 96, 128)
-    for size in (1, 8, 16, 32, 128)
-    for dtype in (torch.float32, torch.float16)
-    for cache in ("auto", "fp8_e4m3")
-]
+    check(together, case)
+    for n in range(len(case.sequences)):
+        begin, end = i.query_start[n : n + 2].tolist()
+        alone = attention.paged_attention(
+            i.q[begin:end], *args, i.block_tables[n : n + 1],
+            i.query_start[n : n + 2] - begin, i.context_lens[n : n + 1], **rest,
+        )  # fmt: skip
+        assert torch.equal(alone, together[begin:end])
+
+
+CONTEXTS = st.lists(st.integers(0, 200), min_size=1, max_size=6)
+
+
+def cut_up(contexts: list[int], split: Split, window: int | None) -> Parts:
+    q = torch.zeros(len(contexts), 2, 16)
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    return listed(q, 1, lengths, max(contexts), Cut(SMALL, split), window)
+
+
+@settings(max_examples=settings().max_examples // 3)
+@given(CONTEXTS, st.sampled_from(SPLITS), st.none() | st.integers(1, 90))
+def test_every_part_is_listed_once(contexts: list[int], split: Split, window: int | None) -> None:
+    """As `Split` says it, which is also what fits in the room that there is."""
+    found, expected = cut_up(contexts, split, window), []
+    for number, context in enumerate(contexts):
+        hidden = 0 if window is None else max(context - window, 0) // SMALL.keys * SMALL.keys
+        parts = split.parts(context - hidden)
+        assert parts <= split.most and parts * split.size(context - hidden) >= context - hidden
+        expected += [number * split.most + part for part in range(parts)]
+    assert found.items[: 1 + len(expected)].tolist() == [len(expected), *expected]
+    assert len(expected) <= len(found.items) - 1 == len(found.sums) == len(found.marks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CROSS, ids=str)
-def test_the_cross_product(case: Case) -> None:
-    check(attend(case), case)
-    case = replace(case, sequences=((1, 50), (1, 0)), window=30 if case.group % 2 else None)
-    check(decode_all(case, tiles=SMALL), case)
+@settings(max_examples=8)
+@given(CONTEXTS, st.sampled_from(SPLITS), st.sampled_from([None, 40]), st.integers(0, 9))
+def test_any_sequence_alone_and_in_any_batch(
+    contexts: list[int], split: Split, window: int | None, seed: int
+) -> None:
+    """Bit for bit, and the second layer of a step finds everything as the first did."""
+    sequences = tuple((1, context) for context in contexts)
+    case = Case(sequences, kv_heads=2, head_dim=16, window=window, seed=seed, seats=seed > 4)
+    i, batch = case.inputs, case.batch
+    rest: dict[str, Any] = {"scale": case.scale, "window": window, "tiles": SMALL, "split": split}
+    args = (i.k_cache, i.v_cache)
+
+    def layer() -> torch.Tensor:
+        return decode.paged_decode(
+            i.q, *args, i.block_tables, i.context_lens, rows=i.rows, once=batch.once, **rest
+        )
+
+    together = layer()
+    check(together, case)
+    assert torch.equal(layer(), together)
+    (parts,) = batch._memo.values()
+    assert not parts.done.any()
+    for n in range(len(contexts)):
+        tables, rows = batch.tables(slice(n, n + 1))
+        alone = decode.paged_decode(
+            i.q[n : n + 1], *args, tables, i.context_lens[n : n + 1], rows=rows, **rest
+        )
+        assert torch.equal(alone, together[n : n + 1])
+
+
+def test_one_part_leaves_nothing_to_merge() -> None:
+    case = Case(((1, 40), (1, 0), (1, 41), (1, 7)), kv_heads=1, head_dim=16)
+    i, split = case.inputs, Split(48, 4)
+    parts = listed(i.q, 1, i.context_lens, 64, Cut(SMALL, split), None)
+    parts.sums.fill_(torch.nan)
+    out = decode.paged_decode(
+        i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=case.scale,
+        tiles=SMALL, split=split, once=lambda key, make: parts,
+    )  # fmt: skip
+    check(out, case)
+    assert parts.sums.isnan().all()
+
+
+def test_parts_that_are_no_whole_tiles_are_refused() -> None:
+    i = BATCH.inputs
+    with pytest.raises(ValueError, match=r"^parts of 24 keys: must be a multiple of a tile's, 16"):
+        decode.paged_decode(
+            i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=1.0,
+            tiles=SMALL, split=Split(24),
+        )  # fmt: skip

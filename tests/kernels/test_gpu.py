@@ -15,47 +15,15 @@ from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import FORMATS
 from tests.kernels.cases import LAYER, Case, check, forget, same
-from tests.kernels.fused import (
-    GATES,
-    NORMS,
-    ROTARIES,
-    Gate,
-    Norm,
-    Rotary,
-    check_gate,
-    check_norm,
-    check_rotary,
-)
-from tests.kernels.latents import (
-    LATENTS,
-    PRESSED,
-    Latent,
-    Pressed,
-    check_latent,
-    check_pressed,
-)
-from tests.kernels.latents import check_alone as check_latent_alone
-from tests.kernels.mixtures import (
-    MIXTURES,
-    ROUTES,
-    Mixture,
-    Route,
-    check_alone,
-    check_mixture,
-    check_route,
-    drawn,
-)
-from tests.kernels.products import PRODUCTS, Product, check_product
-from tests.kernels.stored import check_no_number, check_stored
+from tests.kernels.harness import DTYPES
+from tests.kernels.test_mixtures import Mixture, drawn
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-DTYPES = pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=lambda d: str(d)[6:]
-)
+EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 MIXED = Case(
     ((1, 900), (1, 0), (1, 33), (1, 1), (0, 0), (70, 300), (333, 333), (5, 700), (1, 40)),
     device="cuda",
@@ -92,14 +60,14 @@ def attend(case: Case, batch: AttentionBatch | None = None) -> torch.Tensor:
     return out
 
 
-@DTYPES
+@EACH_DTYPE
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_step(change: dict[str, Any], dtype: torch.dtype) -> None:
     case = replace(MIXED, dtype=dtype, **change)
     check(attend(case), case)
 
 
-@DTYPES
+@EACH_DTYPE
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_decodes_both_ways(change: dict[str, Any], dtype: torch.dtype) -> None:
     case = replace(DECODES, dtype=dtype, **change)
@@ -222,65 +190,6 @@ def test_offsets_past_two_to_the_31() -> None:
     check(out, case)
 
 
-@DTYPES
-@pytest.mark.parametrize("cache", FORMATS)
-def test_what_8_bits_cannot_hold(cache: str, dtype: torch.dtype) -> None:
-    check_stored(cache, dtype, "cuda")
-    check_no_number(cache, dtype, "cuda")
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, *FORMATS.values()])
-def test_copies(dtype: torch.dtype) -> None:
-    whole = torch.randn(6, 3, 2, 12, 3, 80, device="cuda")
-    cache, expected = whole.to(dtype), whole[[1, 1, 5, 1, 4, 5]].to(dtype)
-    sources, targets = torch.tensor([[1, 1, 5], [3, 0, 2]], device="cuda")
-    kernels.copy_blocks(cache, sources, targets)
-    assert same(cache, expected)
-
-
-@DTYPES
-@pytest.mark.parametrize("case", [*NORMS, Norm(3000, 8192)], ids=str)
-def test_norm(case: Norm, dtype: torch.dtype) -> None:
-    check_norm(replace(case, dtype=dtype, device="cuda"))
-
-
-@DTYPES
-@pytest.mark.parametrize("case", [*ROTARIES, Rotary(300, 8, 4, 128, normed=True)], ids=str)
-def test_rotary(case: Rotary, dtype: torch.dtype) -> None:
-    check_rotary(replace(case, dtype=dtype, device="cuda"))
-
-
-@DTYPES
-@pytest.mark.parametrize("case", [*GATES, Gate(3000, 14336)], ids=str)
-def test_gate(case: Gate, dtype: torch.dtype) -> None:
-    check_gate(replace(case, dtype=dtype, device="cuda"))
-
-
-@DTYPES
-@pytest.mark.parametrize("case", PRODUCTS, ids=str)
-def test_product(case: Product, dtype: torch.dtype) -> None:
-    check_product(replace(case, dtype=dtype, device="cuda"))
-
-
-LARGE = [Mixture(tokens, 64, 8, 512, 256) for tokens in (3, 700)]
-"""Tiles of every size."""
-
-
-@DTYPES
-@pytest.mark.parametrize("case", [*MIXTURES, *LARGE], ids=str)
-def test_mixture(case: Mixture, dtype: torch.dtype) -> None:
-    check_mixture(replace(case, dtype=dtype, device="cuda"))
-
-
-@pytest.mark.parametrize("case", ROUTES, ids=str)
-def test_route(case: Route) -> None:
-    check_route(replace(case, device="cuda"))
-
-
-def test_a_token_does_not_feel_who_else_has_its_experts() -> None:
-    check_alone(Mixture(300, 16, 4, 256, 128, torch.bfloat16, device="cuda"), others=37)
-
-
 def test_a_graph_holds_a_mixture() -> None:
     """Captured with all choices alike, replayed with others."""
     case = Mixture(24, 16, 4, 256, 128, torch.bfloat16, device="cuda")
@@ -294,26 +203,3 @@ def test_a_graph_holds_a_mixture() -> None:
         given[name].copy_(other[name])
     graph.replay()
     assert torch.equal(out, kernels.experts(**given))
-
-
-DEEPSEEK: dict[str, Any] = {"heads": 128, "rank": 512, "rope": 64}
-LARGE_LATENTS = [
-    Latent(((1, 700), (1, 0), (1, 2000), (30, 90), (200, 200)), tail=3, stored=True, **DEEPSEEK)
-]
-
-
-@DTYPES
-@pytest.mark.parametrize("case", [*LATENTS, *LARGE_LATENTS], ids=str)
-def test_latent(case: Latent, dtype: torch.dtype) -> None:
-    check_latent(replace(case, dtype=dtype, device="cuda"))
-
-
-@DTYPES
-@pytest.mark.parametrize("case", [*PRESSED, Pressed(tokens=300, **DEEPSEEK)], ids=str)
-def test_compress(case: Pressed, dtype: torch.dtype) -> None:
-    check_pressed(replace(case, dtype=dtype, device="cuda"))
-
-
-def test_a_latent_does_not_feel_its_neighbours() -> None:
-    sequences = ((1, 700), (1, 0), (1, 2000), (1, 512), (1, 33))
-    check_latent_alone(Latent(sequences, dtype=torch.bfloat16, device="cuda", **DEEPSEEK))

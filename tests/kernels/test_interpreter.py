@@ -1,4 +1,4 @@
-"""Runs every `interpreted*.py` in processes of their own, with Triton's interpreter on."""
+"""The kernel cases, and every `interpreted*.py`, in processes that run Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
-FILES = sorted(TESTS.rglob("interpreted*.py"))
-ATTENTION = TESTS / "kernels/interpreted.py"
+FILES = sorted(TESTS.rglob("interpreted*.py")) + [
+    file
+    for file in sorted(TESTS.glob("kernels/test_*.py"))
+    if re.search(
+        r"^from tests.kernels.harness import.*\b(INTERPRETED|everywhere)", file.read_text(), re.M
+    )
+]
+ATTENTION = [TESTS / "kernels/interpreted.py", TESTS / "kernels/test_attention.py"]
 """The longest of them; all others share a process, since it takes seconds to begin one."""
-OTHERS = [file for file in FILES if file != ATTENTION]
+OTHERS = [file for file in FILES if file not in ATTENTION]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -37,14 +43,11 @@ def run(files: Sequence[Path], marker: str) -> None:
         assert re.search(rf"/{file.name}::.* PASSED", child.stdout), file
 
 
-@pytest.mark.parametrize("files", [[ATTENTION], OTHERS], ids=["attention", "others"])
+@pytest.mark.parametrize("files", [ATTENTION, OTHERS], ids=["attention", "others"])
 def test_the_kernels_interpreted(files: list[Path]) -> None:
-    run(files, "not slow")
+    run(files, "not slow and not gpu")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "file", [file for file in FILES if "mark.slow" in file.read_text()], ids=lambda file: file.stem
-)
-def test_the_cross_product_interpreted(file: Path) -> None:
-    run([file], "slow")
+def test_the_slow_cases_interpreted() -> None:
+    run([file for file in FILES if "mark.slow" in file.read_text()], "slow and not gpu")

@@ -1,4 +1,4 @@
-"""The tuning table: what is looked up, and that every line of it compiles for its GPU."""
+"""The tuning tables: what is looked up, and that every line of them can be used on its GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from pagedsim.kernels import tuning
+from pagedsim.kernels import product_tuning, tuning
+from pagedsim.kernels.product_tuning import Matrix, tiles_of
 from pagedsim.kernels.tiles import (
     MIN_ROWS,
+    ProductTiles,
     Split,
     Tiles,
     decode_split,
@@ -20,6 +22,7 @@ from pagedsim.kernels.tiles import (
     fitted,
     power_of_two,
     prefill_tiles,
+    product_tiles,
 )
 from pagedsim.kernels.tuning import Entry, Heads
 from tests.kernels.test_compile import taken
@@ -147,7 +150,7 @@ def test_defaults_compile_like_entries(
 ) -> None:
     """For the groups of known models, at every number of rows."""
     entries = []
-    for group in (1, 2, 4, 8):
+    for group in (1, 8):
         heads = Heads(8, group, head_dim, 2, cache)
         prefill = prefill_tiles(head_dim, group, 2, capability, 512, cache != "auto")
         decode = decode_tiles(head_dim, group, 2, capability, cache != "auto")
@@ -184,3 +187,57 @@ def test_splits_compile_and_what_spills_or_is_too_large_is_seen(
     large = Entry("x", capability, "decode", LLAMA, Tiles(16, 256, 8, 7))
     found = faults(spilling, large)
     assert {fault.partition(":")[0] for fault in found} == {"spills", "too much shared memory"}
+
+
+# Products
+
+DOWN = Matrix(4096, 14336, (2, 2))
+MEASURED = product_tuning.Entry(
+    "", (9, 0), DOWN, ProductTiles(16, 64, 128, 8, 3), {"date": "today"}
+)
+
+
+def test_products_where_nothing_was_measured_take_defaults() -> None:
+    assert tiles_of(CPU, DOWN, 3) == product_tiles(3, 4096, 14336, (2, 2), (9, 0))
+
+
+def test_products_take_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_tuning, "_table", lambda: {MEASURED.key: MEASURED})
+    assert {tiles_of(CPU, DOWN, tokens) for tokens in (1, 9, 16)} == {MEASURED.tiles}
+    assert tiles_of(CPU, DOWN, 17).rows == 32  # another tile, of which nothing is known
+    assert tiles_of(CPU, DOWN._replace(itemsizes=(2, 1)), 3) != MEASURED.tiles
+
+
+def test_the_table_of_products_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    gate = Matrix(14336, 4096, (2, 1), gated=True)
+    other = product_tuning.Entry("Pretend", (8, 0), gate, ProductTiles(32, 64, 64, 4, 4))
+    product_tuning.write(
+        [product_tuning.Entry("", (9, 0), DOWN, other.tiles), MEASURED, other, MEASURED], file
+    )
+    held = product_tuning.read(file)
+    assert sorted(entry.key for entry in held) == sorted(
+        [MEASURED.key, other.key, ("", DOWN, other.tiles.rows)]
+    )
+    assert MEASURED in held and other in held
+    product_tuning.write(held, file)
+    assert product_tuning.read(file) == held
+
+
+def test_the_committed_table_of_products_can_be_read() -> None:
+    for entry in product_tuning.read():
+        assert entry.gpu and entry.tiles.rows >= 16
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 33, 4096])
+@pytest.mark.parametrize("outputs", [1, 40, 6144, 128256])
+@pytest.mark.parametrize("itemsizes", [(2, 2), (2, 1), (4, 4)])
+def test_defaults_of_products_are_powers_of_two(
+    tokens: int, outputs: int, itemsizes: tuple[int, int]
+) -> None:
+    for capability in ((8, 0), (8, 9), (9, 0), (12, 0)):
+        for gated in (False, True):
+            one = product_tiles(tokens, outputs, 4096, itemsizes, capability, gated)
+            sizes = (one.rows, one.columns, one.depth, one.warps)
+            assert all(size & (size - 1) == 0 for size in sizes)
+            assert min(sizes[:3]) >= 16 and 2 <= one.stages <= 7

@@ -227,7 +227,8 @@ def _many() -> bool:
 def marked() -> list[str]:
     """The files with tests for a GPU; others may need packages that are not installed."""
     files = sorted(Path(ROOT, "tests").rglob("test_*.py"))
-    found = [path for path in files if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
+    signs = re.compile(r"pytest\.mark\.gpu|tests\.kernels\.harness")
+    found = [path for path in files if signs.search(path.read_text(encoding="utf-8"))]
     names = [path.relative_to(ROOT).as_posix() for path in found]
     return sorted(names, key=lambda name: [not name.startswith(one) for one in FOLDERS])
 

@@ -15,7 +15,7 @@ from pagedsim.kernels import ops as kernels
 from tests.engine.architectures import CONFIGS, VOCAB, build
 from tests.engine.models.serving import alone, chunked, equal, served, texts
 from tests.engine.models.test_products import WEIGHTS, check
-from tests.kernels.interpreter import mend
+from tests.kernels.harness import mend
 
 mend()
 

@@ -18,8 +18,7 @@ if importlib.util.find_spec("triton") is None:
 from experiments.benchmarks.compiled import plain_sample, shares  # noqa: E402
 from experiments.benchmarks.fake_gpu import Loop, main_loop  # noqa: E402
 from pagedsim.kernels import ops as kernels  # noqa: E402
-from tests.kernels.draws import PLAIN, asked_of, words_for  # noqa: E402
-from tests.kernels.nuclei import likely  # noqa: E402
+from tests.kernels.sampling_cases import PLAIN, asked_of, likely, words_for  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 ASSEMBLY = """

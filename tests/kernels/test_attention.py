@@ -1,9 +1,13 @@
-"""The plain torch functions, held against fp64 attention without paging."""
+"""Paged attention in plain torch and in Triton's interpreter, against fp64 without paging.
+
+A loop iteration over a tile of keys takes the interpreter about 5 ms, so the cases are small.
+"""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,76 +16,95 @@ from hypothesis import strategies as st
 
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.float8 import FORMATS, rounded
+from pagedsim.kernels.tiles import Split, Tiles
 from tests.kernels.cases import LAYER, Case, check
-from tests.kernels.stored import half_a_step
+from tests.kernels.harness import HALF, INTERPRETED, REFERENCE, everywhere, half_a_step
 
 # The package has a function of the same name.
 reference_attention = sys.modules["pagedsim.kernels.reference.attention"]
 
+MIXED = Case(((1, 70), (1, 0), (1, 3), (0, 0), (9, 41), (20, 20)), kv_heads=1, tail=2)
+DECODES = Case(((1, 70), (1, 0), (1, 1), (1, 17)), kv_heads=1)
+SMALL = Tiles(rows=16, keys=16, warps=4, stages=2)
+"""Tiles so small that a short context has many."""
+SPLIT = Split(part=16, most=4)
+"""Parts that are small and few."""
+
+PEAKED = {"spread": 20.0}
+CHANGES: list[dict[str, Any]] = [
+    *({"group": group} for group in (1, 3, 5, 7, 8, 20)),
+    {"kv_heads": 3, "group": 2},
+    *({"head_dim": dim} for dim in (16, 80, 128)),
+    *({"head_dim": dim, **HALF} for dim in (64, 80, 256)),
+    *({"block_size": size} for size in (1, 8, 128)),
+    {"block_size": 12, **HALF},
+    {"window": 1},
+    {"window": 17, **HALF},
+    {"window": 1000},
+    {"softcap": 2.0, **PEAKED},
+    {"softcap": 50.0, "window": 20, **HALF},
+    PEAKED,
+    {"seats": True, "window": 16},
+]
 PLAIN = Case(((1, 40), (1, 7), (5, 30), (23, 23)))
+EIGHT_BITS = [
+    replace(PLAIN, cache=cache, **change)
+    for cache in FORMATS
+    for change in ({}, {"block_size": 12}, {"window": 8, "tail": 3, "softcap": 2.0})
+]
+"""In the interpreter they depend on the GPU, see `interpreted.py`."""
 
 
-def attention(case: Case) -> torch.Tensor:
+def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:
+    """The case by `paged_attention`, in the interpreter in these tiles."""
     i = case.inputs
-    return kernels.paged_attention(
-        i.q,
-        i.k_cache,
-        i.v_cache,
-        i.block_tables,
-        i.query_start,
-        i.context_lens,
-        scale=case.scale,
-        window=case.window,
-        softcap=case.softcap,
-        max_query_len=max(length for length, _ in case.sequences),
-        rows=i.rows,
-    )
+    args = (i.q, i.k_cache, i.v_cache, i.block_tables, i.query_start, i.context_lens)
+    masks: dict[str, Any] = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
+    longest = max(length for length, _ in case.sequences)
+    if not INTERPRETED:
+        return kernels.paged_attention(*args, max_query_len=longest, rows=i.rows, **masks)
+    from pagedsim.kernels import attention
+
+    return attention.paged_attention(
+        *args, **masks, max_query_len=longest, rows=i.rows, tiles=fitting(tiles, case),
+        out=torch.zeros_like(i.q, dtype=case.written),
+    )  # fmt: skip
 
 
-def decode(case: Case) -> torch.Tensor:
+def decode_all(case: Case, split: Split = SPLIT, tiles: Tiles | None = SMALL) -> torch.Tensor:
+    """The case by `paged_decode`, in the interpreter in these parts and tiles."""
     i = case.inputs
-    return kernels.paged_decode(
-        i.q,
-        i.k_cache,
-        i.v_cache,
-        i.block_tables,
-        i.context_lens,
-        scale=case.scale,
-        window=case.window,
-        softcap=case.softcap,
-        rows=i.rows,
-    )
+    args = (i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens)
+    masks: dict[str, Any] = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
+    if not INTERPRETED:
+        return kernels.paged_decode(*args, rows=i.rows, **masks)
+    from pagedsim.kernels import decode
+
+    return decode.paged_decode(
+        *args, **masks, rows=i.rows, split=split, tiles=fitting(tiles, case),
+        out=torch.zeros_like(i.q, dtype=case.written),
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"window": 1},
-        {"window": 8},
-        {"window": 100},
-        {"softcap": 2.0, "spread": 4.0},
-        {"softcap": 30.0, "window": 9},
-        {"tail": 3},
-        {"seats": True, "window": 8},
-        {"block_size": 1},
-        {"block_size": 12},
-        {"block_size": 128},
-        {"group": 1},
-        {"group": 7, "kv_heads": 1},
-        {"head_dim": 80, "dtype": torch.float16},
-        {"dtype": torch.bfloat16},
-        {"dtype": torch.bfloat16, "softcap": 5.0},
-        {"spread": 30.0},
-        *({"cache": cache} for cache in FORMATS),
-        *({"cache": cache, "dtype": torch.bfloat16, "block_size": 12} for cache in FORMATS),
-        {"cache": "fp8_e4m3", "window": 8, "tail": 3, "softcap": 2.0},
-    ],
-    ids=str,
-)
-def test_a_mixed_batch(change: dict[str, object]) -> None:
-    case = replace(PLAIN, **change)  # type: ignore[arg-type]
-    check(attention(case), case)
+def fitting(tiles: Tiles | None, case: Case) -> Tiles | None:
+    """The tiles, with rows enough for the heads of a group."""
+    return tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0))
+
+
+@everywhere([replace(MIXED, **change) for change in CHANGES], gpu=())
+def test_attention(case: Case) -> None:
+    check(attend(case), case)
+
+
+@everywhere([replace(DECODES, **change) for change in CHANGES], gpu=())
+def test_decode(case: Case) -> None:
+    check(decode_all(case), case)
+
+
+@REFERENCE
+@everywhere(EIGHT_BITS, gpu=())
+def test_a_cache_of_8_bits(case: Case) -> None:
+    check(attend(case), case)
 
 
 @st.composite
@@ -102,19 +125,22 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@REFERENCE
 @settings(max_examples=settings().max_examples // 4)
 @given(cases())
 def test_any_batch(case: Case) -> None:
-    check(attention(case), case)
+    check(attend(case), case)
 
 
+@REFERENCE
 @settings(max_examples=settings().max_examples // 6)
 @given(cases())
 def test_any_decodes(case: Case) -> None:
     case = replace(case, sequences=tuple((1, context) for _, context in case.sequences), tail=0)
-    check(decode(case), case)
+    check(decode_all(case), case)
 
 
+@REFERENCE
 @pytest.mark.parametrize("cache", FORMATS)
 @pytest.mark.parametrize("spread", [0.1, 1.0])
 def test_how_far_off_8_bits_are(cache: str, spread: float) -> None:
@@ -126,7 +152,7 @@ def test_how_far_off_8_bits_are(cache: str, spread: float) -> None:
     """
     case = replace(PLAIN, spread=spread)
     i, held = case.inputs, FORMATS[cache]
-    exact = attention(case)
+    exact = attend(case)
     kv = torch.zeros(i.kv.shape, dtype=held)
     kv[...] = rounded(i.kv.nan_to_num(), held)
     k, v = i.kv.nan_to_num().unbind(2)
@@ -165,6 +191,7 @@ def tokens_of(case: Case) -> list[tuple[int, int]]:
     ]
 
 
+@REFERENCE
 @pytest.mark.parametrize("most", [1, 9, 60])
 @pytest.mark.parametrize("window", [None, 8])
 def test_decodes_in_groups_are_the_same(
@@ -174,12 +201,13 @@ def test_decodes_in_groups_are_the_same(
     lengths = (5, 33, 0, 12, 12, 1, 40, 7)
     case = Case(tuple((1, length) for length in lengths), window=window)
     row = 2 * case.inputs.k_cache[0, 0].numel() * case.inputs.q.element_size()
-    whole = decode(case)
+    whole = decode_all(case)
     monkeypatch.setattr(reference_attention, "NEAR", most * row)
-    check(decode(case), case)
-    torch.testing.assert_close(decode(case), whole)
+    check(decode_all(case), case)
+    torch.testing.assert_close(decode_all(case), whole)
 
 
+@REFERENCE
 def test_no_tokens_at_all() -> None:
     i = PLAIN.inputs
     out = kernels.paged_attention(
@@ -195,6 +223,7 @@ def test_no_tokens_at_all() -> None:
     assert out.shape == (0, 4, 64)
 
 
+@REFERENCE
 @pytest.mark.parametrize("wrong", ["heads", "dims", "dtype", "strides"])
 def test_what_does_not_fit_is_refused(wrong: str) -> None:
     i = PLAIN.inputs

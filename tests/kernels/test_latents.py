@@ -1,4 +1,4 @@
-"""Cases for compressed keys and values, and the answers in fp64.
+"""Compressed keys and values, against answers in fp64.
 
 Every slot of the cache that no token of the case lives in holds NaN, and so do the other layers.
 """
@@ -9,11 +9,12 @@ import random
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.batch import AttentionBatch
-from tests.kernels.fused import near
+from tests.kernels.harness import GPU, HALF, INTERPRETED, everywhere, near
 
 LAYERS, LAYER = 3, 1
 
@@ -54,7 +55,7 @@ class Pressed:
     device: str = "cpu"
 
 
-HALF: dict[str, Any] = {"dtype": torch.float16}
+DEEPSEEK: dict[str, Any] = {"heads": 128, "rank": 512, "rope": 64}
 MIXED = ((1, 21), (1, 0), (1, 1), (7, 20), (9, 9), (2, 40))
 LATENTS = [
     Latent(MIXED),
@@ -67,6 +68,20 @@ LATENTS = [
     Latent(((4, 4),)),
     Latent(((1, 0), (1, 0)), tail=1, **HALF),
 ]
+LARGE = [
+    Latent(((1, 700), (1, 0), (1, 2000), (30, 90), (200, 200)), tail=3, stored=True, **DEEPSEEK)
+]
+ALONE = (
+    Latent(((1, 600), (1, 0), (1, 40)), heads=2, rank=16, rope=4, block_size=64)
+    if INTERPRETED
+    else pytest.param(
+        Latent(
+            ((1, 700), (1, 0), (1, 2000), (1, 512), (1, 33)),
+            dtype=torch.bfloat16, device="cuda", **DEEPSEEK,
+        ),
+        marks=GPU,
+    )
+)  # fmt: skip
 PRESSED = [
     *(Pressed(interleaved=interleaved) for interleaved in (True, False)),
     Pressed(heads=1, rank=24, rope=6, block_size=3),
@@ -86,8 +101,8 @@ class Inputs(NamedTuple):
     """Of the products that scores are sums of."""
 
 
-def check_latent(case: Latent) -> None:
-    """Fail unless `ops.attend_latent` gives the case's answer, as exactly as its dtype allows."""
+@everywhere(LATENTS, large=LARGE)
+def test_attention(case: Latent) -> None:
     inputs = _inputs(case)
     cache = inputs.kept[:, LAYER, 0]
     out = kernels.attend_latent(inputs.q, cache, inputs.batch, rank=case.rank, scale=_scale(case))
@@ -97,8 +112,9 @@ def check_latent(case: Latent) -> None:
     near(out, inputs.answer, inputs.magnitude, times)
 
 
-def check_alone(case: Latent) -> None:
-    """Fail unless each decode gives the same alone, to the bit."""
+@pytest.mark.parametrize("case", [ALONE])
+def test_a_result_is_independent_of_the_batch(case: Latent) -> None:
+    """Each decode alone, to the bit."""
     inputs = _inputs(case)
     cache, batch = inputs.kept[:, LAYER, 0], inputs.batch
     given: dict[str, Any] = {"rank": case.rank, "scale": _scale(case)}
@@ -114,8 +130,8 @@ def check_alone(case: Latent) -> None:
         )
 
 
-def check_pressed(case: Pressed) -> None:
-    """Fail unless `ops.compress` writes the latent and the key, and gives the queries."""
+@everywhere(PRESSED, large=[Pressed(tokens=300, **DEEPSEEK)])
+def test_compress(case: Pressed) -> None:
     torch.manual_seed(0)
     to: dict[str, Any] = {"device": case.device, "dtype": case.dtype}
     width, size = case.rank + case.rope, case.block_size

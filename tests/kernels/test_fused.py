@@ -1,4 +1,4 @@
-"""Cases for what stands around attention in a decoder, and the answers in fp64.
+"""What stands around attention in a decoder, against answers in fp64.
 
 Inputs are views into something wider, as a fused projection or a slice gives them, and every slot
 of the cache that gets no key holds NaN.
@@ -7,14 +7,14 @@ of the cache that gets no key holds NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+import pytest
 import torch
 
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import AUTO, FORMATS, rounded
-from tests.kernels.stored import half_a_step
+from tests.kernels.harness import HALF, REFERENCE, everywhere, near
 
 LAYERS, LAYER = 3, 1
 
@@ -58,7 +58,6 @@ class Gate:
     device: str = "cpu"
 
 
-HALF: dict[str, Any] = {"dtype": torch.float16}
 NORMS = [
     *(Norm(size=size) for size in (1, 32, 96, 257, 1024)),
     *(Norm(size=size, residual=False, **HALF) for size in (96, 4096)),
@@ -89,8 +88,8 @@ GATES = [
 ]
 
 
-def check_norm(case: Norm) -> None:
-    """Fail unless `ops.rms_norm` gives the case's answer, as exactly as its dtype allows."""
+@everywhere(NORMS, large=[Norm(3000, 8192)])
+def test_norm(case: Norm) -> None:
     torch.manual_seed(0)
     wide = case.spread * torch.randn(case.tokens, case.size + 3)
     x = wide.to(case.device, case.dtype)[:, : case.size]
@@ -108,8 +107,8 @@ def check_norm(case: Norm) -> None:
     near(out, answer, answer.abs(), 0.6)  # rounded once
 
 
-def check_rotary(case: Rotary) -> None:
-    """Fail unless `ops.rotate` gives the queries and writes the keys and values."""
+@everywhere(ROTARIES, large=[Rotary(300, 8, 4, 128, normed=True)])
+def test_rotary(case: Rotary) -> None:
     torch.manual_seed(0)
     dim, kv_heads, heads = case.head_dim, case.kv_heads, case.kv_heads * case.group
     batch, slots, blocks = _slots(case)
@@ -139,8 +138,8 @@ def check_rotary(case: Rotary) -> None:
     assert torch.equal(kv.float().isnan(), ~written)
 
 
-def check_gate(case: Gate) -> None:
-    """Fail unless `ops.silu_mul` gives the case's answer."""
+@everywhere(GATES, large=[Gate(3000, 14336)])
+def test_gate(case: Gate) -> None:
     torch.manual_seed(0)
     wide = case.spread * torch.randn(case.tokens, 2 * case.size + 3)
     gate_up = wide.to(case.device, case.dtype)[:, : 2 * case.size]
@@ -151,32 +150,6 @@ def check_gate(case: Gate) -> None:
     # before it is multiplied.
     magnitude = answer.abs() * (1 + gate.abs() / 16)
     near(kernels.silu_mul(gate_up), answer, magnitude, 2, vanishing=up.abs())
-
-
-def near(
-    out: torch.Tensor,
-    answer: torch.Tensor,
-    magnitude: torch.Tensor,
-    times: float,
-    vanishing: torch.Tensor | float = 0.0,
-    held: torch.dtype | None = None,
-) -> None:
-    """Fail unless `out` is within some roundings of numbers so large.
-
-    `vanishing` is how much the smallest number there is may have been multiplied; `held` is what
-    `out` was rounded to in the end, if not to its own dtype.
-    """
-    assert out.shape == answer.shape
-    single = torch.finfo(torch.float32)
-    eps = times * torch.finfo(out.dtype).eps + 16 * single.eps
-    # The smallest numbers of 16 bits are far apart; exp overflows where 32 normal ones are left.
-    smallest = torch.finfo(out.dtype).smallest_normal * eps + 32 * single.tiny
-    allowed = eps * magnitude + smallest * (1 + vanishing)
-    if held not in (None, out.dtype):
-        allowed = allowed + half_a_step(answer.abs() + allowed, held)
-    excess = (out.double() - answer).abs() - allowed
-    assert not out.isnan().any()
-    assert (excess <= 0).all(), f"off by {excess.max():.3g} more than is allowed"
 
 
 def _slots(case: Rotary) -> tuple[AttentionBatch, list[int], int]:
@@ -205,3 +178,20 @@ def _turned(
     swapped = torch.cat((x[..., dim // 2 :], x[..., : dim // 2]), -1)
     terms = x * cos[:, None].double(), swapped * sin[:, None].double()
     return terms[0] + terms[1], terms[0].abs() + terms[1].abs()
+
+
+@REFERENCE
+@pytest.mark.parametrize("wrong", ["heads", "dims", "odd", "dtype", "strides"])
+def test_what_does_not_fit_is_refused(wrong: str) -> None:
+    cache = torch.zeros(2, 4, 2, 15 if wrong == "odd" else 16)
+    qkv = {
+        "heads": torch.zeros(3, 7 * 16),
+        "dims": torch.zeros(3, 8 * 16 + 1),
+        "odd": torch.zeros(3, 8 * 15),
+        "dtype": torch.zeros(3, 8 * 16, dtype=torch.float16),
+        "strides": torch.zeros(8 * 16, 3).T,
+    }[wrong]
+    batch = AttentionBatch.build([[0]], [0], [3], block_size=4)
+    turn = torch.zeros(3, cache.shape[3], dtype=qkv.dtype)
+    with pytest.raises(TypeError if wrong == "dtype" else ValueError):
+        kernels.rotate(qkv, turn, turn, cache, cache, batch)

@@ -1,14 +1,16 @@
-"""Cases for products with what stands around them, and the answers in fp64."""
+"""Products with what stands around them, against answers in fp64."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.row_norm import RowNorm
+from tests.kernels.harness import HALF, REFERENCE, everywhere
 
 WEIGHTS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 EPS = 1e-5
@@ -31,7 +33,6 @@ class Product:
     device: str = "cpu"
 
 
-HALF: dict[str, Any] = {"dtype": torch.float16}
 ALL_IN_FRONT: dict[str, Any] = {"normed": True, "gated": True, "bias": True}
 PRODUCTS = [
     *(Product(tokens=tokens) for tokens in (0, 1, 17)),
@@ -48,8 +49,8 @@ PRODUCTS = [
 ]
 
 
-def check_product(case: Product) -> None:
-    """Fail unless `ops.product` or `ops.add_product` gives the case's answer."""
+@everywhere(PRODUCTS, plain=[torch.float32])
+def test_product(case: Product) -> None:
     torch.manual_seed(0)
     wide = case.spread * torch.randn(case.tokens, case.size + 3)
     x = wide.to(case.device, case.dtype)[:, : case.size]
@@ -118,3 +119,13 @@ def exact(
     silu = gate * torch.sigmoid(gate)  # whose slope is less than 1.1
     off = 1.1 * gate_off * (up.abs() + up_off) + silu.abs() * up_off
     return silu * up, off + eps * (silu * up).abs()
+
+
+@REFERENCE
+def test_what_does_not_fit_is_refused() -> None:
+    x, weight = torch.zeros(3, 8), torch.zeros(4, 8)
+    for wrong in ((x[:, :7], weight), (x.T.contiguous().T, weight), (x, torch.zeros(8, 4).T)):
+        with pytest.raises(ValueError):
+            kernels.product(*wrong)
+        with pytest.raises(ValueError):
+            kernels.add_product(torch.zeros(3, 4), *wrong)

@@ -1,14 +1,15 @@
-"""Cases for mixtures of experts, and the answers in fp64."""
+"""Mixtures of experts, against answers in fp64."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
 from pagedsim.kernels import ops as kernels
-from tests.kernels.fused import near
+from tests.kernels.harness import GPU, HALF, INTERPRETED, REFERENCE, everywhere, near
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Mixture:
     device: str = "cpu"
 
 
-HALF: dict[str, Any] = {"dtype": torch.float16}
 MIXTURES = [
     Mixture(),
     Mixture(shared=True, **HALF),
@@ -56,8 +56,8 @@ def drawn(case: Mixture) -> dict[str, torch.Tensor]:
     return found | ({"shared": torch.randn_like(x)} if case.shared else {})
 
 
-def check_mixture(case: Mixture) -> None:
-    """Fail unless `ops.experts` gives the case's answer, as exactly as its dtype allows."""
+@everywhere(MIXTURES, large=[Mixture(tokens, 64, 8, 512, 256) for tokens in (3, 700)])
+def test_mixture(case: Mixture) -> None:
     given = drawn(case)
     answer, magnitude = _answer(**given)
     near(kernels.experts(**given), answer, magnitude, 3)
@@ -92,8 +92,9 @@ ROUTES = [
 ]
 
 
-def check_route(case: Route) -> None:
-    """Fail unless `ops.route` chooses the best, worked out one by one, with their weights."""
+@everywhere(ROUTES, plain=[None], gpu=[None])
+def test_route(case: Route) -> None:
+    """The best experts, worked out one by one, with their weights."""
     torch.manual_seed(0)
     # Whole multiples apart, so that no two scores are equal and rounding changes no order.
     steps = torch.rand(case.tokens, case.count).argsort(1).double() / case.count - 0.5
@@ -127,8 +128,16 @@ def check_route(case: Route) -> None:
     assert weights.dtype == case.dtype and weights.shape == (case.tokens, case.each)
 
 
-def check_alone(case: Mixture, others: int) -> None:
-    """Fail unless a token's result is bitwise independent of the rest of the batch.
+@pytest.mark.parametrize(
+    ("case", "others"),
+    [(Mixture(tokens=12, shared=True, dtype=torch.float16), 5)]
+    if INTERPRETED
+    else [
+        pytest.param(Mixture(300, 16, 4, 256, 128, torch.bfloat16, device="cuda"), 37, marks=GPU)
+    ],
+)
+def test_a_result_is_independent_of_the_batch(case: Mixture, others: int) -> None:
+    """Bit for bit.
 
     The same number of tokens, as many as make the same tiles.
     """
@@ -143,6 +152,19 @@ def check_alone(case: Mixture, others: int) -> None:
         moved["x"] = moved["x"].clone()
         moved["x"][1:] = 7.0
         assert torch.equal(kernels.experts(**moved)[0], whole[token])
+
+
+@REFERENCE
+@pytest.mark.parametrize("wrong", ["choices", "weights", "experts"])
+def test_what_does_not_fit_is_refused(wrong: str) -> None:
+    given = drawn(Mixture())
+    if wrong == "experts":
+        given["down"] = given["down"].transpose(1, 2)
+    else:
+        name = {"choices": "chosen", "weights": "weights"}[wrong]
+        given[name] = given[name][:-1]
+    with pytest.raises(ValueError):
+        kernels.experts(**given)
 
 
 def _answer(
