@@ -67,10 +67,9 @@ def attend_cached(
 ) -> torch.Tensor:
     """As `attend`, where this step's keys and values are in the cache already."""
     _check(q, k_cache, v_cache)
+    masks: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
     if not on_gpu(q):
-        return reference.attention(
-            q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
-        )
+        return reference.attention(q, k_cache, v_cache, batch, **masks)
     from pagedsim.kernels import attention, decode
 
     whole = q.shape[0] == batch.num_tokens
@@ -81,34 +80,15 @@ def attend_cached(
     if n:
         tables, rows = batch.tables(slice(0, n))
         decode.paged_decode(
-            q[:n],
-            k_cache,
-            v_cache,
-            tables,
-            batch.context_lens[:n],
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            rows=rows,
-            out=out[:n],
-            once=batch.once,
-        )
+            q[:n], k_cache, v_cache, tables, batch.context_lens[:n],
+            rows=rows, out=out[:n], once=batch.once, **masks,
+        )  # fmt: skip
     if batch.chunks:
         tables, rows = batch.tables(slice(n, None))
         attention.paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            tables,
-            batch.query_start[n:],
-            batch.context_lens[n:],
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            max_query_len=batch.max_query_len,
-            rows=rows,
-            out=out,
-        )
+            q, k_cache, v_cache, tables, batch.query_start[n:], batch.context_lens[n:],
+            max_query_len=batch.max_query_len, rows=rows, out=out, **masks,
+        )  # fmt: skip
     return out
 
 
@@ -133,26 +113,16 @@ def paged_attention(
     context 0 get zeros.
     """
     _check(q, k_cache, v_cache)
+    masks: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
     if on_gpu(q):
         from pagedsim.kernels import attention
 
         return attention.paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            block_tables,
-            query_start,
-            context_lens,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            max_query_len=max_query_len,
-            rows=rows,
-        )
+            q, k_cache, v_cache, block_tables, query_start, context_lens,
+            max_query_len=max_query_len, rows=rows, **masks,
+        )  # fmt: skip
     batch = reference.batch_of(block_tables, query_start, context_lens, rows)
-    return reference.attention(
-        q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
-    )
+    return reference.attention(q, k_cache, v_cache, batch, **masks)
 
 
 def paged_decode(
@@ -173,26 +143,17 @@ def paged_decode(
     result on that sequence alone, bit for bit.
     """
     _check(q, k_cache, v_cache)
+    masks: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
     if on_gpu(q):
         from pagedsim.kernels import decode
 
         return decode.paged_decode(
-            q,
-            k_cache,
-            v_cache,
-            block_tables,
-            context_lens,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            rows=rows,
+            q, k_cache, v_cache, block_tables, context_lens, rows=rows, **masks
         )
     batch = AttentionBatch(
         block_tables, context_lens, context_lens, context_lens, len(q), rows=rows
     )
-    return reference.attention(
-        q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
-    )
+    return reference.attention(q, k_cache, v_cache, batch, **masks)
 
 
 def attend_latent(
@@ -270,9 +231,9 @@ def rms_norm(
     With a `residual` of the same shape, x is added to it in place, and the sum is what is normed.
     """
     if on_gpu(x):
-        from pagedsim.kernels import norm
+        from pagedsim.kernels import elementwise
 
-        return norm.rms_norm(x, weight, eps, residual)
+        return elementwise.rms_norm(x, weight, eps, residual)
     return reference.rms_norm(x, weight, eps, residual)
 
 
@@ -305,9 +266,9 @@ def rotate(
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[tokens, 2 × size] to [tokens, size]: SiLU of the first half times the second."""
     if on_gpu(gate_up):
-        from pagedsim.kernels import gate
+        from pagedsim.kernels import elementwise
 
-        return gate.silu_mul(gate_up)
+        return elementwise.silu_mul(gate_up)
     return reference.silu_mul(gate_up)
 
 
@@ -428,9 +389,9 @@ def write_kv(
     No two slots of a call are the same, but for -1, which writes nothing.
     """
     if on_gpu(k):
-        from pagedsim.kernels import write
+        from pagedsim.kernels import cache
 
-        write.write_kv(k, v, k_cache, v_cache, slots)
+        cache.write_kv(k, v, k_cache, v_cache, slots)
     else:
         reference.write_kv(k, v, k_cache, v_cache, slots)
 
@@ -444,9 +405,9 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
     if not cache[0].is_contiguous():
         raise ValueError("a block must be one contiguous run; give the whole cache, not a view")
     if on_gpu(cache):
-        from pagedsim.kernels import copy
+        from pagedsim.kernels import cache as kernel
 
-        copy.copy_blocks(cache, sources, targets)
+        kernel.copy_blocks(cache, sources, targets)
     else:
         reference.copy_blocks(cache, sources, targets)
 

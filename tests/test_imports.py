@@ -252,7 +252,7 @@ def test_a_clean_tree_passes(tmp_path: Path) -> None:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nx = 1\n"
         ),
         "policies/mine.py": "from pagedsim.core.b import x\nfrom policies.other import y\n",
-        "kernels/copy.py": "import torch\nimport triton.language as tl\n",
+        "kernels/cache.py": "import torch\nimport triton.language as tl\n",
         "pagedsim/__main__.py": "import hydra\nimport pagedsim.run\n",
     }
     assert plant(tmp_path, files) == []

@@ -52,7 +52,7 @@ from pagedsim.core import SamplingParams
 from pagedsim.engine.sampler import Row, Sampler, stream_key, words_of
 from pagedsim.kernels import draw, ops, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
-from pagedsim.kernels.reference.gumbel import gumbel, hashed, token_hashes
+from pagedsim.kernels.reference.sampling import gumbel, hashed, token_hashes
 from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import Split, product_tiles, resident
 from pagedsim.kernels.top_k_top_p import Shape

@@ -14,28 +14,26 @@ from functools import partial
 from typing import Any, TypedDict
 
 import torch
-from tests.kernels.products import WEIGHTS
 
 from experiments.benchmarks.fake_gpu import compiled_kernels, usage, use_target
 from pagedsim.kernels import (
     attention,
     compress,
-    copy,
     decode,
     draw,
-    gate,
+    elementwise,
     grouped,
     latent,
-    norm,
     product,
     rotary,
     route,
-    write,
 )
+from pagedsim.kernels import cache as kv_cache
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.row_norm import RowNorm
 from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
+from tests.kernels.test_products import WEIGHTS
 
 
 class Call(TypedDict, total=False):
@@ -114,17 +112,17 @@ def call(case: Call) -> None:
                 split=Split(**case.get("split", {})), **masks,
             )  # fmt: skip
         case "write":
-            write.write_kv(k, k, k_cache, v_cache, slots)
+            kv_cache.write_kv(k, k, k_cache, v_cache, slots)
         case "norm":
             x = torch.zeros(tokens, case["size"], dtype=dtype)
-            norm.rms_norm(x, x[0], 1e-6, torch.zeros_like(x) if case["summed"] else None)
+            elementwise.rms_norm(x, x[0], 1e-6, torch.zeros_like(x) if case["summed"] else None)
         case "rotary":
             qkv = torch.zeros(tokens, heads * (group + 2) * dim, dtype=dtype)
             turn = torch.zeros(tokens, dim, dtype=dtype)
             weight = turn[: heads * (group + 1)] if case.get("normed") else None
             rotary.rotate(qkv, turn, turn, k_cache, v_cache, slots, weight=weight, eps=1e-6)
         case "gate":
-            gate.silu_mul(torch.zeros(tokens, 2 * case["size"], dtype=dtype))
+            elementwise.silu_mul(torch.zeros(tokens, 2 * case["size"], dtype=dtype))
         case "grouped":
             x, count = torch.zeros(tokens, case["size"], dtype=dtype), case["experts"]
             up = torch.zeros(1, 2 * case["inner"], case["size"], dtype=dtype).expand(count, -1, -1)
@@ -156,7 +154,7 @@ def call(case: Call) -> None:
         case "pick":
             pick(case["size"], case["filtered"])
         case "copy":
-            copy.copy_blocks(kv, slots[:2], slots[:2])
+            kv_cache.copy_blocks(kv, slots[:2], slots[:2])
         case other:
             raise ValueError(other)
 

@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagedsim.kernels import gumbel
+from pagedsim.kernels import draw
 from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.top_k_top_p import Shape, cut, kept, scaled
 
 
 def filtered(logits: Tensor, asked: SamplingTensors) -> Tensor:
-    """As `reference.draw.filtered` of all rows, none of which is greedy."""
+    """As `reference.sampling.filtered` of all rows, none of which is greedy."""
     shape = Shape.of(logits.shape[1])
     logits = logits.contiguous()
     out = torch.empty_like(logits)
@@ -70,5 +70,5 @@ def _filtered(
 def _noise(exact_ptr, bound_ptr, bits_ptr, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(bits_ptr + at, mask=at < count, other=0)
-    tl.store(exact_ptr + at, gumbel.gumbel(bits), mask=at < count)
-    tl.store(bound_ptr + at, gumbel.above(bits), mask=at < count)
+    tl.store(exact_ptr + at, draw.gumbel(bits), mask=at < count)
+    tl.store(bound_ptr + at, draw.above(bits), mask=at < count)

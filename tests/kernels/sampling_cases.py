@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagedsim.kernels import ops as kernels
-from pagedsim.kernels.reference.gumbel import gumbel, hashed, token_hashes
-from pagedsim.kernels.reference.nucleus import keep_top_p, weights
+from pagedsim.kernels.reference.sampling import gumbel, hashed, keep_top_p, token_hashes, weights
 from pagedsim.kernels.sampling_params import SamplingTensors
 
 # -- sets ------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels import reference
-from pagedsim.kernels.reference.gumbel import LOOSE, MARGIN, above, gumbel
-from pagedsim.kernels.reference.nucleus import weights
+from pagedsim.kernels.reference.sampling import LOOSE, MARGIN, above, gumbel, weights
 from tests.kernels.harness import GPU, INTERPRETED, REFERENCE
 from tests.kernels.sampling_cases import (
     ALL,
@@ -88,7 +87,7 @@ def test_the_set_to_the_token(case: tuple[Tensor, list[float]]) -> None:
 @given(rows_and_ps())
 def test_the_set_by_buckets(case: tuple[Tensor, list[float]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference.nucleus, "SORTED", 0)
+        patch.setattr(reference.sampling, "SORTED", 0)
         check_set(*case)
 
 
@@ -158,8 +157,8 @@ def test_tokens_are_those_of_the_definition(case: tuple[Tensor, list[Settings], 
 @given(draws(), st.sampled_from([0, 1, 100]))
 def test_tokens_by_bounds(case: tuple[Tensor, list[Settings], int], sparse: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference.draw, "SMALL", 0)
-        patch.setattr(reference.draw, "SPARSE", sparse)
+        patch.setattr(reference.sampling, "SMALL", 0)
+        patch.setattr(reference.sampling, "SPARSE", sparse)
         check(*case)
 
 

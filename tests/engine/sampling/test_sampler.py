@@ -31,9 +31,13 @@ from pagedsim.engine.sampler import (
     stream_key,
     words_of,
 )
-from pagedsim.kernels.reference.draw import keep_min_p, keep_top_k
-from pagedsim.kernels.reference.gumbel import hashed, token_hashes
-from pagedsim.kernels.reference.nucleus import keep_top_p
+from pagedsim.kernels.reference.sampling import (
+    hashed,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    token_hashes,
+)
 
 GREEDY = SamplingParams(temperature=0)
 VOCAB = 97

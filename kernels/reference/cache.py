@@ -1,4 +1,4 @@
-"""Writing a step's keys and values, in plain torch."""
+"""The cache in plain torch: its rows, writing a step's keys and values, and copying blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,44 @@ import torch
 
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import raw, rounded
-from pagedsim.kernels.reference.rows import rows_between, rows_of
+
+
+def rows_of(cache: torch.Tensor) -> torch.Tensor:
+    """`[num_blocks, block_size, kv_heads, dim]` as `[rows, kv_heads × dim]`, without a copy.
+
+    The rows between two blocks of this layer are those of K, V and other layers: block b, offset o
+    is row b × `rows_between(cache)` + o.
+    """
+    blocks, block_size, heads, head_dim = cache.shape
+    width = heads * head_dim
+    rows = (blocks - 1) * rows_between(cache) + block_size
+    return cache.as_strided((rows, width), (width, 1))
+
+
+def rows_between(cache: torch.Tensor) -> int:
+    """Rows from one block of this layer to the next."""
+    block, slot, head, _ = cache.stride()
+    width = cache.shape[2] * cache.shape[3]
+    if slot != width or head != cache.shape[3] or block % slot:
+        raise ValueError(f"not a layer of a KV cache: strides {cache.stride()}")
+    return block // slot
+
+
+def rows_apart(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int | None:
+    """Rows from a key to its value, where both lie in one tensor and the keys come first."""
+    width = k_cache.shape[2] * k_cache.shape[3]
+    apart, rest = divmod(int(v_cache.storage_offset() - k_cache.storage_offset()), width)
+    same = k_cache.untyped_storage().data_ptr() == v_cache.untyped_storage().data_ptr()
+    together = same and k_cache.stride() == v_cache.stride()
+    return apart if together and apart > 0 and not rest else None
+
+
+def rows_of_both(k_cache: torch.Tensor, apart: int) -> torch.Tensor:
+    """As `rows_of`, up to the last row of the values, which are so many rows behind the keys."""
+    blocks, block_size, heads, head_dim = k_cache.shape
+    width = heads * head_dim
+    rows = (blocks - 1) * rows_between(k_cache) + block_size + apart
+    return k_cache.as_strided((rows, width), (width, 1))
 
 
 class Places(NamedTuple):
@@ -75,3 +112,9 @@ def _write_to(new: torch.Tensor, cache: torch.Tensor, places: Places) -> None:
     if places.kept is not None:
         new = new[places.kept]
     rows_of(raw(cache)).index_copy_(0, places.rows, raw(rounded(new.flatten(1), cache.dtype)))
+
+
+def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """See `ops.copy_blocks`."""
+    cache = raw(cache)
+    cache.index_copy_(0, targets, cache.index_select(0, sources))
