@@ -129,7 +129,7 @@ class Run:
     def _carry_out(self, plan: StepPlan, waiting: set[Request]) -> None:
         self._audit_plan(plan, waiting)
         self.shadow.execute(plan)
-        self.trace.append(self._summary(plan))
+        self.trace.append(summary(self.scheduler, plan))
 
     def _glide(self, plan: StepPlan) -> bool:
         """Fly over the quiet steps after `plan`; whether the last of them is committed."""
@@ -265,19 +265,6 @@ class Run:
         memory = self.scheduler.memory
         return isinstance(memory, TieredMemory) and memory.place(cpu).level > 1
 
-    def _summary(self, plan: StepPlan) -> tuple[object, ...]:
-        requests = (plan.decodes, plan.held, plan.preempted, plan.displaced, plan.resumed)
-        return (
-            (plan.number, plan.now, plan.prefill_tokens, plan.decode_count, plan.decode_context),
-            [(c.request.id, c.sequence, c.start, c.length) for c in plan.chunks],
-            [[request.id for request in some] for some in requests],
-            [rejection.request.id for rejection in plan.rejected],
-            {r.id: [list(table) for table in r.tables] for r in self.scheduler.running},
-            self.scheduler.memory.free,
-            self.scheduler.memory.cpu_free,
-            list(plan.moves),
-        )
-
     def _audit_totals(self, plan: StepPlan) -> None:
         chunks, decodes = plan.chunks, plan.decodes
         assert plan.prefill_tokens == sum(c.length for c in chunks)
@@ -376,6 +363,20 @@ class Run:
         assert not any(tier.used for tier in scheduler.memory.tiers)
         if isinstance(scheduler.policy, Counting):
             assert scheduler.policy.arrived == scheduler.policy.left == len(self.known)
+
+
+def summary(scheduler: Scheduler, plan: StepPlan) -> tuple[object, ...]:
+    """A plan in short, and the holders of blocks, to compare runs."""
+    requests = (plan.decodes, plan.held, plan.preempted, plan.displaced, plan.resumed)
+    return (
+        (plan.number, plan.now, plan.prefill_tokens, plan.decode_count, plan.decode_context),
+        [(c.request.id, c.sequence, c.start, c.length) for c in plan.chunks],
+        [[request.id for request in some] for some in requests],
+        [rejection.request.id for rejection in plan.rejected],
+        [(one.id, [list(table) for table in one.tables]) for one in scheduler.queues.holders],
+        (scheduler.memory.free, scheduler.memory.cpu_free),
+        list(plan.moves),
+    )
 
 
 class Flight(NamedTuple):

@@ -23,10 +23,8 @@ from pagedsim.core import (
     SamplingParams,
     Scheduler,
     Static,
-    Tier,
-    TieredMemory,
 )
-from pagedsim.core.errors import require_flag, require_number, require_whole
+from pagedsim.core.errors import choices, require_flag, require_number, require_whole
 from policies.ordering import Priority
 from policies.preemption import Swap
 from tests.core.drive import Server, Tokens
@@ -35,6 +33,10 @@ from tests.core.drive import Server, Tokens
 def says(error: type[PagedsimError], message: str) -> Any:
     """The error, with exactly this message."""
     return pytest.raises(error, match=f"^{re.escape(message)}$")
+
+
+def test_names_with_commas_are_quoted_and_each_is_named_once() -> None:
+    assert choices("x", ["b, late", "a", "a", "b"]) == "choose from a, b, 'b, late'"
 
 
 # Infeasible requests are rejected in the plan, and the run goes on
@@ -137,11 +139,6 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
         lambda: Scheduler(memory=PagedMemory(4), batching=Static(), policy=Priority(displace=True)),
         "Priority displaces running requests: "
         "a static batch runs to its end; choose another batching or displace=false",
-    ),
-    (lambda: Tier("cpu", 0), f"tiers.cpu.blocks=0: {WHOLE} 1"),
-    (
-        lambda: TieredMemory(4, 4, [Tier("x", 1), Tier("x", 1)]),
-        "tiers=x, x: must have different names",
     ),
 ]
 
@@ -420,6 +417,18 @@ def test_an_executor_may_end_a_request_and_say_why() -> None:
 def test_sampling_params_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
     with says(RequestError, f"SamplingParams.{message}"):
         SamplingParams(**settings)
+
+
+def test_stops_may_be_given_as_one_string_or_as_lists() -> None:
+    loose: dict[str, Any] = {"stop": "end", "stop_token_ids": [3, 4]}
+    assert SamplingParams(**loose) == SamplingParams(stop=("end",), stop_token_ids=(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "width"), [({}, 1), ({"n": 3}, 3), ({"n": 2, "best_of": 5}, 5)]
+)
+def test_a_request_is_as_wide_as_its_sampling(settings: dict[str, Any], width: int) -> None:
+    assert Request("a", 4, SamplingParams(**settings)).width == width
 
 
 @pytest.mark.parametrize("prompt", [0, -3, [], ()])

@@ -87,7 +87,10 @@ def test_no_step_is_planned_while_a_request_lacks_memory_or_may_not_start(
 class Opening(Policy):
     """Admits no request beside another until then."""
 
+    calls = 0
+
     def admit(self, request: Request, state: ServerState) -> bool:
+        self.calls += 1
         return not state.batch_size or request.id == 1 or state.now >= 12.0
 
 
@@ -148,6 +151,14 @@ def test_a_request_is_served_otherwise_in_the_step_in_which_the_policy_changes_i
     found = getattr(scheduler.plan(12.0), field)
     ids = [one.id if field == "displaced" else one.request.id for one in found]
     assert ids[: len(names)] == names
+
+
+@both
+def test_admission_is_decided_once_in_each_repeated_step(batching: str) -> None:
+    scheduler = waiting(policy := Opening(), batching)
+    policy.calls = 0
+    steps, _ = repeat(scheduler, scheduler.plan(scheduler.now))
+    assert (scheduler.now, policy.calls) == (12.0, steps + 2)
 
 
 @pytest.mark.parametrize(

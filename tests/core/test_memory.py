@@ -304,7 +304,7 @@ def test_unified_rebuilds_a_group_in_chunks_that_leave_no_position_out() -> None
     assert (plan.prefill_tokens, plan.prefill_context) == (3, 9)
     server.commit(plan)
     assert server.step() == {"decode": ["a"]}
-    assert a.generated == 5
+    assert (a.generated, a.recomputed_tokens) == (5, 14)
 
 
 def test_unified_a_group_that_yields_gives_its_decodes_back_to_the_prompts_behind() -> None:
@@ -344,6 +344,14 @@ def test_what_is_swapped_can_outgrow_the_gpu(
     while any(r.alive for r in (a, b, c, d)):
         server.step()
     assert [r.generated for r in (a, b, c, d)] == [9] * 4
+
+
+def test_a_memory_without_a_cpu_pool_has_no_peak() -> None:
+    assert PagedMemory(4).cpu_peak is None
+    assert PagedMemory(4, cpu_blocks=4).cpu_peak == 0
+    assert PagedMemory(4, cpu_blocks=9).cpu_total == 9
+    assert PagedMemory(4, cpu_blocks=9, swap_bound=True).cpu_total == 4
+    assert PagedMemory(4, cpu_blocks=3, swap_bound=True).cpu_total == 3
 
 
 class Watched(Run):

@@ -76,6 +76,20 @@ def test_blocks_of_a_detached_request_stay_until_released() -> None:
         here.scheduler.migration.release_reservation(request)
 
 
+def test_blocks_kept_for_a_request_that_ran_elsewhere_meanwhile_are_not_its_own() -> None:
+    here, there = Server(), Server()
+    request = decoding(here)
+    output_len = here.scheduler.migration.detach(request, 1.0)
+    assert there.scheduler.migration.reserve(request, 1.0)
+    assert there.scheduler.migration.attach(request, 1.0, output_len)
+    there.step()
+    there.scheduler.migration.detach(request, 2.0)
+    with pytest.raises(RequestError, match="6 tokens are kept here, and it has computed 7 by now"):
+        here.scheduler.migration.attach(request, 2.0, output_len)
+    with pytest.raises(RequestError, match="its memory is kept here: attach or release it"):
+        here.scheduler.migration.reserve(request, 2.0)
+
+
 # -- what comes ----------------------------------------------------------------------------------
 
 

@@ -171,6 +171,21 @@ def test_a_request_with_a_stale_rank_takes_its_place_waiting_and_running() -> No
     assert [one.id for one in scheduler.waiting] == ["d", "c", "a"]
 
 
+def test_a_stale_rank_of_a_request_that_waits_at_another_server_changes_nothing() -> None:
+    policies = Told(), Told()
+    here, there = (
+        make_scheduler(memory=make_memory(blocks=9, block_size=4), policy=policy, max_seqs=1)
+        for policy in policies
+    )
+    for server, names in ((here, "ab"), (there, "cde")):
+        for name in names:
+            server.add(Request(name, 4), 0.0, 9)
+        server.commit(server.plan(0.0), 1.0)
+    policies[0].moved = list(there.waiting)
+    here.plan(1.0)
+    assert [one.id for one in (*here.waiting, *there.waiting)] == ["b", "d", "e"]
+
+
 # Faults that were mended, each as small as it gets
 
 
@@ -316,6 +331,32 @@ def test_a_displacing_request_is_admitted_before_the_displaced_one_comes_back(
     scheduler.add(Request("urgent", 4, priority=0), now=0.0, output_len=2)
     assert step(scheduler) == []  # it displaces
     assert step(scheduler) == ["urgent"]
+
+
+def test_token_ids_of_numpy_are_the_same_tokens() -> None:
+    numpy = pytest.importorskip("numpy")
+    scheduler = make_scheduler(memory=make_memory("prefix", blocks=8, block_size=4))
+    scheduler.add(Request("list", list(range(9))), now=0.0, output_len=1)
+    step(scheduler)
+    scheduler.add(Request("array", numpy.arange(9)), now=0.0, output_len=1)
+    assert scheduler.plan(0.0).hits[0][1] == 8
+
+
+def test_reserved_memory_is_full_and_its_batch_goes_on() -> None:
+    """Nothing grows there, so no request is preempted where few blocks are free."""
+    scheduler = make_scheduler(
+        memory=make_memory("reserved_max", blocks=16, block_size=4, max_model_len=32),
+        max_seqs=4,
+        max_model_len=32,
+    )
+    for name in ("a", "b"):
+        scheduler.add(Request(name, 4), now=0.0, output_len=20)
+    plans = []
+    for _ in range(20):
+        plans.append(scheduler.plan(0.0))
+        scheduler.commit(plans[-1], 0.0)
+    assert not any(plan.preempted for plan in plans)
+    assert not scheduler.unfinished
 
 
 class ByDeadline(Policy):

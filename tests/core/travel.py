@@ -20,7 +20,7 @@ from pagedsim.core.memory.reserved import ReservedMemory
 from pagedsim.core.plan import sampled_in
 from tests.core.cases import Job, Server, jobs, servers, token
 from tests.core.odd_policies import Counting
-from tests.core.run import OVER
+from tests.core.run import OVER, summary
 from tests.core.shadow import Shadow
 
 Answers = dict[RequestId, int | Continuation]
@@ -246,7 +246,7 @@ class Travel:
 
     def _carry_out(self, site: Site, plan: StepPlan) -> None:
         self._audit(site)
-        self.trace.append(_summary(site, plan))
+        self.trace.append(summary(site.scheduler, plan))
         self.seen.update("preempted" for request in plan.preempted if request in self.came)
         site.shadow.execute(plan)
         queues = site.scheduler.queues
@@ -529,16 +529,3 @@ class OneWay(Travel):
 
 def _could_part(site: Site, request: Request) -> bool:
     return request.decoding and request.generated > site.scheduler.queues.tokens_in_flight(request)
-
-
-def _summary(site: Site, plan: StepPlan) -> tuple[object, ...]:
-    """A plan in short, and the holders of blocks, to compare trips."""
-    requests = (plan.decodes, plan.held, plan.preempted, plan.displaced, plan.resumed)
-    return (
-        (plan.number, plan.now, plan.prefill_tokens, plan.decode_count, plan.decode_context),
-        [(c.request.id, c.sequence, c.start, c.length) for c in plan.chunks],
-        [[request.id for request in some] for some in requests],
-        [rejection.request.id for rejection in plan.rejected],
-        [(one.id, [list(table) for table in one.tables]) for one in site.scheduler.queues.holders],
-        (site.scheduler.memory.free, site.scheduler.memory.cpu_free),
-    )
