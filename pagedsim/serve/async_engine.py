@@ -17,8 +17,7 @@ from pagedsim.core import PagedsimError, RequestError, RequestId, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.engine.output import RequestOutput
 from pagedsim.serve.backend import Backend
-from pagedsim.serve.stream import Stream
-from pagedsim.serve.worker import Worker
+from pagedsim.serve.worker import Stream, Worker
 
 
 class Overloaded(PagedsimError):

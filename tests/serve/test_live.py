@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from pagedsim.core import PagedMemory, PagedsimError, Request, Scheduler, Unified
 from pagedsim.serve.api import live as module
 from pagedsim.serve.api.live import Live, add_live
-from pagedsim.serve.rolling_stats import RollingStats
+from pagedsim.serve.snapshot import RollingStats
 
 T = TypeVar("T")
 

@@ -1,20 +1,38 @@
-"""Keys, full queues, timeouts, failures, and disconnecting clients."""
+"""Keys, full queues, timeouts, failures, disconnecting clients, and bodies of very many values.
+
+Requests that fail leave no cycles behind, which only a garbage collection would free.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import re
 import socket
 import threading
+import types
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
 import httpx
 import pytest
 
-from pagedsim.core import StepPlan
+from pagedsim.core import PagedsimError, RequestError, StepPlan
+from pagedsim.serve.api import errors, validation
+from pagedsim.serve.api.app import make_app
+from pagedsim.serve.api.errors import APIError
+from pagedsim.serve.api.handlers import PIECE
+from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
 from pagedsim.serve.api.tokenise import AsyncTokenizer
+from pagedsim.serve.api.validation import LONGEST_STOP, excerpt, fields_of
+from pagedsim.serve.async_engine import AsyncLLMEngine
+from pagedsim.serve.backend import Backend
+from pagedsim.serve.factory import ServedModel
+from pagedsim.serve.listen import HeapTrimmer
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.serve.serving import Server, paced, serving, until
 from tests.sim.harness import Constant
@@ -157,7 +175,7 @@ def test_a_clients_own_id_is_the_requests() -> None:
 
 
 def test_results_of_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedsim.serve.api.results.KEPT", 2)
+    monkeypatch.setattr("pagedsim.serve.api.stream.KEPT", 2)
     with serving(paced()) as server:
         for name in "abc":
             server.post("/generate", prompt="a", max_tokens=1, request_id=name)
@@ -209,3 +227,233 @@ def test_a_server_samples_as_its_model_says_where_a_request_does_not() -> None:
         assert answer["usage"]["completion_tokens"] == 5
         answer = server.post("/v1/chat/completions", **chat, max_tokens=7).json()
         assert answer["usage"]["completion_tokens"] == 7
+
+
+MANY = {
+    "ids": '{"prompt": [%s7]}' % ("7," * 2_000_000),
+    "texts": '{"prompt": [%s"a"]}' % ('"a",' * 200_000),
+    "fields": json.dumps(dict.fromkeys(map(str, range(100_000)), 1)),
+    "fields of a field": json.dumps({"logit_bias": dict.fromkeys(map(str, range(100_000)), 1)}),
+    "lists": '{"prompt": "a", "metadata": [%s[]]}' % ("[]," * 100_000),
+    "texts with quotes": '{"prompt": [%s"a"]}' % (r'"\"",' * 200_000),
+}
+
+
+@pytest.fixture
+def unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(*given: Any, **more: Any) -> Any:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr(validation, "from_json", parse)
+
+
+@pytest.mark.usefixtures("unparsed")
+@pytest.mark.parametrize("text", MANY.values(), ids=MANY)
+def test_very_many_values_are_refused_before_they_are_parsed(text: str) -> None:
+    with pytest.raises(APIError, match=r"the body has .*: at most") as error:
+        fields_of(text.encode(), CompletionRequest)
+    assert error.value.status == 413
+
+
+def test_what_stands_in_a_text_is_no_value() -> None:
+    text = r'{"a": ["\"]}, \\' * 300_000
+    found = fields_of(json.dumps({"prompt": text}).encode(), CompletionRequest)
+    assert found.prompt == [text]
+    messages = [{"role": "user", "content": "a: [b], {c}"}] * 4000
+    asked = fields_of(json.dumps({"messages": messages}).encode(), ChatRequest)
+    assert len(asked.messages) == 4000
+
+
+def test_many_fields_are_refused_at_once() -> None:
+    many = json.dumps(dict.fromkeys(map(str, range(1000)), 1)).encode()
+    with pytest.raises(APIError, match="the body has 1000 fields: at most"):
+        fields_of(many, CompletionRequest)
+
+
+def test_where_a_message_says_its_place_is_sought_in_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sought = list[int]()
+
+    class Pattern:
+        def match(self, text: str) -> re.Match[str] | None:
+            sought.append(len(text))
+            return None
+
+    monkeypatch.setattr(errors, "_PLACE", Pattern())
+    with pytest.raises(APIError, match="no such field"):
+        fields_of(json.dumps({"prompt": "a", "a" * 20_000 + " b": 1}).encode(), CompletionRequest)
+    errors.BadRequest("a" * 100_000)
+    assert max(sought) <= errors.LONGEST
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a" * 10**6, ["a" * 10**6] * 10, [[1, 2]] * 10**6, {"a": {"b": [0] * 10**6}}, 7, None, "a b"],
+)
+def test_an_excerpt_is_the_beginning_of_what_is_written(value: Any) -> None:
+    text = repr(value) if isinstance(value, str) else str(value)
+    assert excerpt(value) == (text if len(text) <= 80 else f"{text[:80]}…")
+
+
+def test_a_long_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[str]()
+    parse = validation.fields_of
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse(*given)
+
+    monkeypatch.setattr(validation, "fields_of", watched)
+    with serving(paced()) as server:
+        assert server.post("/tokenize", prompt="a" * 100_000).json()["count"] == 25_000
+        assert server.post("/v1/completions", prompt="a", stop=[""]).status_code == 400
+    long, short = threads
+    assert long.startswith("body") and not short.startswith("body")
+
+
+def test_a_stop_string_is_of_bounded_length() -> None:
+    with serving(paced()) as server:
+        fine = server.post("/v1/completions", prompt="a", max_tokens=3, stop="9" * LONGEST_STOP)
+        assert fine.status_code == 200
+        answer = server.post("/v1/completions", prompt="a", stop=["b", "9" * (LONGEST_STOP + 1)])
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "stop"
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_all_tokens_of_a_long_text_are_listed(texts: bool) -> None:
+    class Letters:
+        def encode(self, text: str) -> list[int]:
+            return list(map(ord, text))
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return "".join(map(chr, ids))
+
+    engine = paced()
+    engine.tokenizer = Letters()
+    text = '"é\n' * PIECE
+    with serving(engine) as server:
+        found = server.post("/tokenize", prompt=text, return_token_strs=texts).json()
+    assert found["tokens"] == list(map(ord, text)) and found["count"] == 3 * PIECE
+    assert found["token_strs"] == (list(text) if texts else None)
+
+
+LONG = {"prompt": "a", "max_tokens": 4000}
+
+
+@contextmanager
+def garbage() -> Iterator[Counter[str]]:
+    """Counts frames and exceptions that the block leaves to the garbage collector."""
+    found = Counter[str]()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+        gc.collect()
+        for one in gc.garbage:
+            if isinstance(one, types.FrameType):
+                found[one.f_code.co_qualname] += 1
+            elif isinstance(one, BaseException):
+                found[type(one).__name__] += 1
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+async def posted(app: Any, fields: dict[str, Any], leave: bool) -> list[Any]:
+    """What an application sends; with `leave` the client goes once something has come, or soon."""
+    sent: list[Any] = []
+    some = asyncio.Event()
+    body = [{"type": "http.request", "body": json.dumps(fields).encode(), "more_body": False}]
+
+    async def receive() -> Any:
+        if body:
+            return body.pop()
+        if not leave:
+            await asyncio.Event().wait()
+        if fields.get("stream"):
+            await some.wait()
+        else:
+            await asyncio.sleep(0.02)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) > 1:
+            some.set()
+
+    scope = {
+        **{"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""},
+        **{"headers": [(b"content-type", b"application/json"), (b"host", b"localhost")]},
+        **{"http_version": "1.1", "scheme": "http", "server": ("localhost", 80)},
+    }
+    await app(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("leave", [False, True], ids=["stays", "leaves"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        LONG | {"max_tokens": 10**6},
+        LONG | {"max_tokens": 10**6, "stream": True},
+        LONG | {"timeout": 0.03},
+        LONG | {"timeout": 0.05, "stream": True},
+        LONG | {"timeout": 0.05, "stream": True, "prompt": ["a"] * 3},
+        LONG | {"temperature": -1},
+    ],
+    ids=["infeasible", "infeasible stream", "timeout", "timeout stream", "three", "field"],
+)
+def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: bool) -> None:
+    served = paced(speed=1.0)
+
+    async def some() -> Counter[str]:
+        engine = AsyncLLMEngine(served)
+        app = make_app(engine, ServedModel(served, "sim", "model"))
+        await posted(app, fields, leave)  # what is made once and stays
+        with garbage() as found:
+            for _ in range(3):
+                await posted(app, fields, leave)
+                while engine.unfinished:
+                    await asyncio.sleep(0.01)
+        await engine.close()
+        return found
+
+    assert asyncio.run(some()) == {}
+
+
+def test_a_question_that_fails_leaves_no_cycle() -> None:
+    def fail(served: Backend) -> None:
+        raise PagedsimError("no answer")
+
+    async def some() -> Counter[str]:
+        engine = AsyncLLMEngine(paced())
+        with garbage() as found:
+            with pytest.raises(PagedsimError, match="no answer"):
+                await engine.ask(fail)
+            with pytest.raises(RequestError, match="max_model_len"):
+                async for _ in engine.generate([1] * 5000):
+                    pass
+        await engine.close()
+        return found
+
+    assert asyncio.run(some()) == {}
+
+
+def test_a_server_that_falls_idle_collects_once_and_trims() -> None:
+    done: list[str] = []
+    tidy = HeapTrimmer(lambda: done.append("collect"), lambda: done.append("trim"))
+
+    def tick(now: float, busy: bool) -> None:
+        if work := tidy.tick(now, busy):
+            work()
+
+    for second in range(100, 159):
+        tick(second, True)
+    assert done == ["trim"] * 3
+    done.clear()
+    for second in range(159, 400):
+        tick(second, False)
+    assert done == ["collect", "trim"]

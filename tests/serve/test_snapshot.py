@@ -1,4 +1,4 @@
-"""A server at one moment, as plain values, and its blocks as a grid."""
+"""What a server has done in all, by the second and lately; its state at one moment; its grid."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from itertools import chain
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,13 +19,14 @@ from pagedsim.core import (
     Scheduler,
     Unified,
 )
-from pagedsim.serve.rolling_stats import RollingStats
 from pagedsim.serve.snapshot import (
     CACHED,
     FREE,
     MOST_RUNNING,
     MOST_WAITING,
+    SECONDS,
     Held,
+    RollingStats,
     cell_size,
     cells,
     encode,
@@ -32,7 +34,125 @@ from pagedsim.serve.snapshot import (
 )
 
 
-def serving(memory: Memory, **settings: Any) -> Scheduler:
+class Driven:
+    """A scheduler whose every step takes a quarter of a second, and its tally."""
+
+    def __init__(self, blocks: int = 64) -> None:
+        self.scheduler = Scheduler(
+            memory=PagedMemory(blocks, 4), batching=Unified(), max_batched_tokens=64
+        )
+        self.tally, self.now = RollingStats(), 0.0
+
+    def add(self, name: str, prompt: int, output: int) -> None:
+        params = SamplingParams(max_tokens=output)
+        self.scheduler.add(Request(name, prompt, params), self.now, output)
+
+    def step(self) -> None:
+        plan = self.scheduler.plan(self.now)
+        self.tally.step(plan, self.now, self.now + 0.25, self.scheduler)
+        self.now += 0.25
+        for request in self.scheduler.commit(plan, self.now):
+            self.tally.left(request)
+
+    def run(self) -> None:
+        while self.scheduler.unfinished:
+            self.step()
+
+
+def test_tokens_and_departures_add_up_to_what_was_served() -> None:
+    server = Driven()
+    server.add("a", 6, 5)
+    server.add("b", 10, 3)
+    server.run()
+    server.add("c", 4, 100)
+    server.step()
+    server.tally.left(server.scheduler.abort("c", server.now))
+    tally = server.tally
+    assert (tally.prompt_tokens, tally.output_tokens) == (6 + 10 + 4, 5 + 3 + 1)
+    assert (tally.finished, tally.aborted, tally.rejected) == (2, 1, 0)
+    assert tally.steps == 6
+    assert sum(second.output_tokens for second in tally.seconds) == tally.output_tokens
+
+
+def test_latencies_are_those_of_the_requests() -> None:
+    server = Driven()
+    server.add("a", 6, 5)
+    server.run()
+    assert server.tally.ttft(server.now) == (0.25, 0.25)
+    assert server.tally.tpot(server.now) == (0.25, 0.25)
+
+
+def test_latencies_are_forgotten_when_they_are_old() -> None:
+    server = Driven()
+    server.add("a", 6, 5)
+    server.run()
+    assert server.tally.ttft(server.now + 9) is not None
+    assert server.tally.ttft(server.now + 11) is None
+    assert server.tally.tpot(server.now + 11) is None
+
+
+def test_the_middle_and_the_95th_percentile_are_told() -> None:
+    server = Driven()
+    for number in range(20):
+        server.add(f"r{number}", 60, 2)  # one prompt a step, so each waits longer
+    server.run()
+    spread = server.tally.ttft(server.now)
+    times = sorted(time for _, time in server.tally._ttfts)
+    assert spread == (times[9], times[18])
+    assert times[9] < times[18] < times[19]
+
+
+def test_a_preemption_is_counted_and_its_prompt_is_computed_again() -> None:
+    server = Driven(blocks=6)
+    server.add("a", 8, 9)
+    server.add("b", 8, 9)
+    server.run()
+    assert server.tally.preemptions == 1
+    assert server.tally.prompt_tokens > 16
+    assert server.tally.output_tokens == 18
+
+
+def test_seconds_without_a_step_are_there_and_empty() -> None:
+    server = Driven()
+    server.add("a", 6, 5)  # until 1.25
+    server.run()
+    server.tally.look(4.5, server.scheduler)
+    assert [second.output_tokens for second in server.tally.seconds] == [3, 2, 0, 0, 0]
+    assert [second.running for second in server.tally.seconds] == [1, 0, 0, 0, 0]
+
+
+def test_an_idle_interval_has_no_running_requests() -> None:
+    server = Driven()
+    server.add("a", 6, 5)
+    server.run()
+    server.now += 4
+    server.add("b", 6, 5)
+    server.step()
+    seconds = list(server.tally.seconds)
+    assert [(second.running, second.used) for second in seconds[2:-1]] == [(0, 0)] * 3
+    assert (seconds[-1].running, seconds[-1].used) == (1, 2)
+
+
+def test_a_long_silence_leaves_no_more_than_a_minute() -> None:
+    server = Driven()
+    server.add("a", 6, 5)
+    server.run()
+    server.tally.look(1e9, server.scheduler)
+    assert len(server.tally.seconds) == SECONDS + 1
+    assert sum(second.output_tokens for second in server.tally.seconds) == 0
+    server.tally.look(3.0, server.scheduler)  # a clock that goes back changes nothing
+    assert len(server.tally.seconds) == SECONDS + 1
+
+
+def test_a_rate_is_the_mean_of_the_last_whole_seconds() -> None:
+    server = Driven()
+    server.add("a", 6, 21)
+    assert server.tally.rate(lambda second: second.output_tokens) == 0
+    server.run()  # ends at 5.25
+    assert server.tally.rate(lambda second: second.output_tokens) == pytest.approx(4)
+
+
+def scheduler_over(memory: Memory, **settings: Any) -> Scheduler:
     return Scheduler(memory=memory, batching=Unified(), max_batched_tokens=4096, **settings)
 
 
@@ -56,7 +176,7 @@ def unrolled(blocks: dict[str, Any]) -> list[list[int]]:
 
 
 def test_each_block_is_shown_in_the_cell_of_its_number() -> None:
-    scheduler = serving(PagedMemory(10, 4))
+    scheduler = scheduler_over(PagedMemory(10, 4))
     scheduler.add(Request("a", 6), 0.0, 9)
     scheduler.add(Request("b", 10), 0.0, 9)
     step(scheduler)
@@ -69,7 +189,7 @@ def test_each_block_is_shown_in_the_cell_of_its_number() -> None:
 
 
 def test_a_block_in_two_tables_is_shared() -> None:
-    scheduler = serving(PagedMemory(10, 4))
+    scheduler = scheduler_over(PagedMemory(10, 4))
     scheduler.add(Request("a", 8, SamplingParams(n=2)), 0.0, 9)
     step(scheduler)
     (request,) = scheduler.running
@@ -82,7 +202,7 @@ def test_a_block_in_two_tables_is_shared() -> None:
 
 
 def test_what_the_prefix_cache_knows_is_cached_once_it_is_free() -> None:
-    scheduler = serving(PrefixMemory(10, 4))
+    scheduler = scheduler_over(PrefixMemory(10, 4))
     scheduler.add(Request("a", list(range(9)), SamplingParams(max_tokens=1)), 0.0, 1)
     step(scheduler)
     assert not scheduler.requests
@@ -95,7 +215,7 @@ def test_what_the_prefix_cache_knows_is_cached_once_it_is_free() -> None:
 
 
 def test_a_request_that_is_watched_is_told_of_wherever_it_is() -> None:
-    scheduler = serving(PagedMemory(6, 4), max_seqs=1)
+    scheduler = scheduler_over(PagedMemory(6, 4), max_seqs=1)
     scheduler.add(Request("a", 6, client="x"), 0.0, 9)
     scheduler.add(Request("b", 6, priority=3), 0.0, 9)
     scheduler.add(Request("c", 6), 0.0, 9)
@@ -121,7 +241,7 @@ def test_a_prompt_says_how_much_is_computed_until_all_is() -> None:
 
 
 def test_long_queues_are_cut_and_counted() -> None:
-    scheduler = serving(PagedMemory(1000, 4), max_seqs=MOST_RUNNING + 1)
+    scheduler = scheduler_over(PagedMemory(1000, 4), max_seqs=MOST_RUNNING + 1)
     for number in range(MOST_RUNNING + MOST_WAITING + 3):
         scheduler.add(Request(f"r{number}", 3), 0.0, 9)
     step(scheduler)
@@ -133,14 +253,14 @@ def test_long_queues_are_cut_and_counted() -> None:
 
 
 def test_an_empty_server_has_a_grid_of_free_blocks_and_no_latencies() -> None:
-    found = shown(serving(PagedMemory(10, 4)))
+    found = shown(scheduler_over(PagedMemory(10, 4)))
     assert found["blocks"]["cells"] == [FREE, 0, 0, 10]
     assert found["recent"]["ttft_ms"] is None
     assert found["history"]["running"] == []
 
 
 def test_the_history_ends_with_the_last_whole_second() -> None:
-    scheduler, tally = serving(PagedMemory(10, 4)), RollingStats()
+    scheduler, tally = scheduler_over(PagedMemory(10, 4)), RollingStats()
     tally.look(3.5, scheduler)
     history = snapshot(scheduler, tally, 3.5)["history"]
     assert {name: len(values) for name, values in history.items()} == dict.fromkeys(history, 3)

@@ -25,8 +25,7 @@ from pagedsim.run.backend import RunConfig
 from pagedsim.run.simulated import Simulation
 from pagedsim.serve.factory import made
 from pagedsim.sim.simulate import simulate
-from tests.serve.asking import Answer, ask
-from tests.serve.serving import serving
+from tests.serve.serving import Answer, ask, serving
 
 STEP = 0.1
 """Seconds; no step of these takes longer. Who comes while the event loop is held up for a moment

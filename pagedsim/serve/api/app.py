@@ -1,18 +1,22 @@
-"""The FastAPI application: routes, authentication, and error handlers."""
+"""The FastAPI application: routes, authentication, header checks, and error handlers."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Iterable
+from ipaddress import ip_address
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import pagedsim
 from pagedsim.core import PagedsimError
@@ -25,9 +29,7 @@ from pagedsim.serve.api.errors import (
     answer_invalid,
     answer_problem,
 )
-from pagedsim.serve.api.handlers import Handlers, add_models
-from pagedsim.serve.api.header_check import HeaderCheck
-from pagedsim.serve.api.results import Results
+from pagedsim.serve.api.handlers import ARRIVAL, Handlers, add_models
 from pagedsim.serve.api.schema import (
     REFUSALS,
     ChatRequest,
@@ -35,6 +37,7 @@ from pagedsim.serve.api.schema import (
     GenerateRequest,
     body,
 )
+from pagedsim.serve.api.stream import Results
 from pagedsim.serve.api.tokenise import AsyncTokenizer
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.factory import ServedModel
@@ -152,3 +155,84 @@ def _readable(app: FastAPI, path: str, answer: Callable[[], Awaitable[Response]]
     """Add GET, and HEAD, which some clients use as a liveness check."""
     app.add_api_route(path, answer, methods=["GET"], response_class=Response)
     app.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
+
+
+class HeaderCheck:
+    """Refuse requests by their headers, before the body is read.
+
+    - Host: must be a name of this server (against DNS rebinding).
+    - Origin, if sent: must be the server's own page.
+    - Content-Type, if sent: must be JSON; browsers send other types cross-site without preflight.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, now: Callable[[], float], hosts: Iterable[str] | None = None
+    ) -> None:
+        """`hosts`: accepted names besides IP addresses and localhost; None accepts any."""
+        self._app, self._now = app, now
+        self._hosts = None if hosts is None else {_plain(host) for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward the request, or respond with the error."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        scope[ARRIVAL] = self._now()
+        try:
+            self._check(scope["method"], Headers(scope=scope))
+        except APIError as problem:
+            return await problem.response(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _check(self, method: str, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if not self._known(name := _name(host)):
+            raise APIError(
+                403, f"Host: {name!r} is not a name of this server; hosts=[...] adds some"
+            )
+        origin = headers.get("origin")
+        if origin is not None and not self._same(origin, host):
+            raise APIError(403, f"Origin: {origin!r} is another site than {host!r}")
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if method == "POST" and kind and kind != "application/json":
+            raise APIError(415, f"Content-Type: {kind!r}: must be application/json")
+
+    def _known(self, name: str) -> bool:
+        if self._hosts is None or name in self._hosts:
+            return True
+        return name == "localhost" or name.endswith(".localhost") or _is_address(name)
+
+    def _same(self, origin: str, host: str) -> bool:
+        """Whether `origin` is this server, or one of `hosts`."""
+        try:
+            site = urlsplit(origin)
+            where = _plain(site.netloc)
+        except ValueError:
+            return False
+        default = {"http": ":80", "https": ":443"}.get(site.scheme, "")
+        same = where.removesuffix(default) == _plain(host).removesuffix(default)
+        return same or (self._hosts is not None and _name(where) in self._hosts)
+
+
+def _plain(host: str) -> str:
+    return host.strip().lower()
+
+
+def _name(host: str) -> str:
+    """A host without its port.
+
+    >>> [_name(host) for host in ("LocalHost:8000", "[::1]:8000", "::1", "10.0.0.1")]
+    ['localhost', '::1', '::1', '10.0.0.1']
+    """
+    host = _plain(host)
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host if host.count(":") > 1 else host.partition(":")[0]
+
+
+def _is_address(name: str) -> bool:
+    """Whether it is an IP address, which DNS cannot rebind."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

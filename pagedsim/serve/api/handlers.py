@@ -12,11 +12,8 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from pagedsim.serve.api.body import read
 from pagedsim.serve.api.errors import APIError, BadRequest
-from pagedsim.serve.api.header_check import ARRIVAL
 from pagedsim.serve.api.reply import ChatReply, CompletionReply, Reply, refuse_misfits
-from pagedsim.serve.api.results import Results
 from pagedsim.serve.api.schema import (
     ChatRequest,
     CompletionRequest,
@@ -27,10 +24,13 @@ from pagedsim.serve.api.schema import (
     TokenizeRequest,
     body,
 )
-from pagedsim.serve.api.stream import EventStream, ParsedRequest, while_present, whole
+from pagedsim.serve.api.stream import EventStream, ParsedRequest, Results, while_present, whole
 from pagedsim.serve.api.tokenise import AsyncTokenizer
-from pagedsim.serve.api.validation import NAME
+from pagedsim.serve.api.validation import NAME, read
 from pagedsim.serve.async_engine import AsyncLLMEngine
+
+ARRIVAL = "pagedsim.arrival"
+"""Scope key of the arrival time on the engine's clock, taken before the body is read."""
 
 F = TypeVar("F", bound=Fields)
 

@@ -14,8 +14,7 @@ from fastapi.responses import StreamingResponse
 
 from pagedsim.core import PagedsimError
 from pagedsim.serve.backend import Backend
-from pagedsim.serve.rolling_stats import RollingStats
-from pagedsim.serve.snapshot import encode, snapshot
+from pagedsim.serve.snapshot import RollingStats, encode, snapshot
 
 EVERY = 0.1
 """Seconds between two snapshots, at least."""
