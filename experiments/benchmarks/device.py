@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +27,8 @@ from experiments.benchmarks.harness import ROOT, Parser, keep, positive_int
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.metrics.files import read_json
+
+C = TypeVar("C")
 
 # -- options ---------------------------------------------------------------------------------------
 
@@ -70,6 +73,11 @@ def device_of(asked: Namespace) -> torch.device:
     return gpu("; --device cpu --quick goes the whole way at tiny sizes")
 
 
+def dtype_of(device: torch.device) -> torch.dtype:
+    """The dtype of kernels' inputs on a device."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 def gpu(otherwise: str = "") -> torch.device:
     """The current GPU; exits with a line if there is none."""
     if not torch.cuda.is_available():
@@ -101,8 +109,8 @@ def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, 
         "driver": _driver() if cuda else None,
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
-        "triton": _version("triton"),
-        "transformers": _version("transformers"),
+        "triton": version_of("triton"),
+        "transformers": version_of("transformers"),
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "-m", module, *words]),
@@ -193,9 +201,8 @@ def _driver() -> str | None:
     return output.splitlines()[0].strip() if output else None
 
 
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
+def version_of(package: str) -> str | None:
+    """The version that is installed, if any."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -220,6 +227,12 @@ def folder_named(gpu_name: str) -> Path:
     return RESULTS / "-".join(name.removeprefix("nvidia ").removeprefix("geforce ").split())
 
 
+def place_of(asked: Namespace, device: torch.device) -> Path | None:
+    """The folder of results: that of `--out`, or the GPU's; None for tiny sizes without one."""
+    tiny = device.type != "cuda" or getattr(asked, "quick", False)
+    return asked.out or (None if tiny else folder_of(device))
+
+
 class Results:
     """The file of a benchmark: facts, and lines written as soon as each is measured.
 
@@ -234,15 +247,23 @@ class Results:
         words: Sequence[str],
         asked: Namespace,
         device: torch.device,
+        *,
+        dtype: torch.dtype | str,
+        timed: str = "seconds",
         **more: Any,
     ) -> None:
-        """`lines` is the key of the lines, `more` are further facts."""
-        self.name = name
-        self.place: Path | None = asked.out
-        if self.place is None and not asked.quick:
-            self.place = folder_of(device)
-        told = facts(device, f"experiments.benchmarks.{module}", words)
-        self.content = {**told, "rounds": asked.rounds, "quick": asked.quick, **more, lines: []}
+        """`lines` is the key of the lines, `timed` that of each line with a time, `more` are
+        further facts."""
+        self.name, self.device, self._timed = name, device, timed
+        self.place = place_of(asked, device)
+        self.content = {
+            **facts(device, f"experiments.benchmarks.{module}", words),
+            "rounds": asked.rounds,
+            "quick": asked.quick,
+            "dtype": str(dtype).removeprefix("torch."),
+            **more,
+            lines: [],
+        }
         self.lines: list[dict[str, Any]] = self.content[lines]
         self.known: list[dict[str, Any]] = []
         """With `--resume`, the lines in the file that were measured the same way."""
@@ -257,8 +278,32 @@ class Results:
         self.lines.append(line)
         keep(self.place, self.name, self.content)
 
-    def close(self, draw: Callable[[Any], Any] | None = None) -> None:
-        """Write the file, its picture if matplotlib is installed, and print their place."""
+    def sweep(
+        self,
+        cases: Iterable[C],
+        measure: Callable[[C], dict[str, Any] | None],
+        name: Callable[[dict[str, Any]], str],
+        progress: Callable[[dict[str, Any]], str] | None = None,
+    ) -> None:
+        """Add the lines of all cases, of which `name` returns str(case); known ones that were
+        timed are kept, and those that failed before are measured last. None adds nothing."""
+        self._name = name
+        self.lines += [one for one in self.known if self._timed in one]
+        done = {name(one) for one in self.lines}
+        failed = {name(one) for one in self.known} - done
+        for case in sorted(cases, key=lambda case: str(case) in failed):
+            if str(case) in done or (found := measure(case)) is None:
+                continue
+            self.add(found)
+            if progress is not None:
+                print(progress(found), file=sys.stderr, flush=True)
+            if "failed" in found and lost(self.device):
+                sys.exit("the GPU can be used no more in this process; --resume goes on")
+
+    def close(self, text: str, wrong: str = "not timed", draw: str | None = None) -> None:
+        """Print the table and write the file, with the picture of this name if matplotlib is
+        installed; exits with a line if a case was not timed."""
+        print(text)
         keep(self.place, self.name, self.content)
         more = ""
         if draw is not None:
@@ -267,11 +312,15 @@ class Results:
             except ImportError:
                 more = "; there is no matplotlib for a picture"
             else:
+                from experiments.benchmarks import plots
+
                 more = " and .png"
-                picture = draw(self.content)
+                picture = getattr(plots, draw)(self.content)
                 if self.place is not None:
                     picture.savefig(self.place / f"{self.name}.png", metadata={"Software": None})
         print_place(self.place, self.name, more)
+        if names := [self._name(one) for one in self.lines if self._timed not in one]:
+            sys.exit(f"{wrong}: {'; '.join(names)}")
 
 
 def print_place(place: Path | None, name: str, more: str = "") -> None:
@@ -280,6 +329,12 @@ def print_place(place: Path | None, name: str, more: str = "") -> None:
         print("\nnothing is written: these are tiny sizes (--out FOLDER writes them all the same)")
     else:
         print(f"\n{place / name}.json{more}")
+
+
+def failure(problem: Exception) -> str:
+    """An error in one line."""
+    reason = (str(problem).strip().splitlines() or [""])[0]
+    return f"{type(problem).__name__}: {reason}"[:200]
 
 
 def heading(result: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from experiments.benchmarks.device import facts, folder_of, gpu
+from experiments.benchmarks.device import facts, gpu, place_of
 from experiments.benchmarks.harness import (
     Parser,
     keep,
@@ -213,7 +213,7 @@ def engine(words: Sequence[str]) -> None:
     device = gpu() if cuda else torch.device("cpu")
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    place = asked.out or (folder_of(device) if cuda else None)
+    place = place_of(asked, device)
     model = loaded(device)
     load = load_of(asked.prompts, asked.tokens, model)
     result: dict[str, Any] = {

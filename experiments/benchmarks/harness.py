@@ -10,14 +10,16 @@ import resource
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from pagedsim.metrics.files import write_json
 
@@ -26,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 TIMEOUTS = 200_000
 """SimPy timeouts that are timed as one."""
 
+T = TypeVar("T")
 Command = Callable[[Sequence[str]], None]
 """A benchmark; takes the words of its command line."""
 
@@ -43,14 +46,14 @@ class Parser(ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; --help lists what there is\n")
 
 
-def non_negative_int(text: str) -> int:
-    """A whole number of at least 0."""
-    return _whole(text, 0)
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentTypeError(f"{text}: must be a whole number of at least {least}")
+    return int(text)
 
 
-def positive_int(text: str) -> int:
-    """A whole number of at least 1."""
-    return _whole(text, 1)
+non_negative_int = partial(_whole, least=0)
+positive_int = partial(_whole, least=1)
 
 
 def positive_ints(text: str) -> list[int]:
@@ -58,21 +61,12 @@ def positive_ints(text: str) -> list[int]:
     return [positive_int(one) for one in text.split(",")]
 
 
-def _whole(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise ArgumentTypeError(f"{text}: must be a whole number of at least {least}")
-    return int(text)
-
-
 def positive_float(text: str) -> float:
     """A finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not (number > 0 and isfinite(number)):
-        raise ArgumentTypeError(f"{text}: must be a number above 0")
-    return number
+    with suppress(ValueError):
+        if (number := float(text)) > 0 and isfinite(number):
+            return number
+    raise ArgumentTypeError(f"{text}: must be a number above 0")
 
 
 def existing_file(text: str) -> str:
@@ -158,6 +152,11 @@ def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     return "\n".join([row(head), row(["---"] * len(head)), *map(row, rows)])
+
+
+def columns(lines: Iterable[T], cells: Mapping[str, Callable[[T], str]]) -> str:
+    """A Markdown table with a row for each line, and the cells under their heads."""
+    return table([*cells], [[cell(line) for cell in cells.values()] for line in lines])
 
 
 def row(cells: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import torch
 
-from experiments.benchmarks.device import facts, folder_of, gpu
+from experiments.benchmarks.device import facts, gpu, place_of
 from experiments.benchmarks.harness import (
     Parser,
     keep,
@@ -97,7 +97,7 @@ def step(words: Sequence[str]) -> None:
     cuda = asked.device == "cuda"
     device = gpu() if cuda else torch.device("cpu")
     torch.set_num_threads(1)
-    place = asked.out or (folder_of(device) if cuda else None)
+    place = place_of(asked, device)
     result: dict[str, Any] = {**facts(device, "experiments.benchmarks.host", words), "steps": []}
     model = idle_model(device)
     for running in asked.running:

@@ -23,6 +23,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
@@ -33,12 +34,13 @@ from experiments.benchmarks.device import (
     Copy,
     Results,
     device_of,
+    dtype_of,
+    failure,
     heading,
-    lost,
     medians,
     options,
 )
-from experiments.benchmarks.harness import table
+from experiments.benchmarks.harness import columns
 from experiments.benchmarks.shapes import Case, Problem, grid, headlines
 from pagedsim.kernels.float8 import AUTO
 
@@ -59,36 +61,27 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--headlines", action="store_true", help="only the cases with a bar")
     asked = parser.parse_args(words)
     device = device_of(asked)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = dtype_of(device)
     limits = Limits(device, dtype, asked.quick)
-    kind = str(dtype).removeprefix("torch.")
-    results = Results(asked.name, "cases", "kernels", words, asked, device, dtype=kind, left_out=[])
-    results.lines += [one for one in results.known if "of_limit" in one]
-    done = {one["case"] for one in results.lines}
-    failed = {one["case"] for one in results.known if "failed" in one}
-    wanted = headlines(asked.quick) if asked.headlines else grid(asked.quick)
-    for case in sorted(wanted, key=lambda case: str(case) in failed):  # they may fail again
-        if str(case) in done:
-            continue
+    results = Results(
+        *(asked.name, "cases", "kernels", words, asked, device),
+        dtype=dtype,
+        timed="of_limit",
+        left_out=[],
+    )
+
+    def line(case: Case) -> dict[str, Any] | None:
         if not _fits(case, dtype, device):
             results.content["left_out"].append(str(case))
-            continue
-        found = measure(case, dtype, asked.peers, limits, asked.rounds)
-        results.add(found)
-        print(progress(found), file=sys.stderr, flush=True)
-        if "failed" in found and lost(device):
-            sys.exit("the GPU can be used no more in this process; --resume goes on")
-    print(written(results.content, asked.peers))
-    results.close(draw)
-    if wrong := [one["case"] for one in results.lines if "of_limit" not in one]:
-        sys.exit(f"not timed: {'; '.join(wrong)}")
+            return None
+        try:
+            return measured(case, dtype, asked.peers, limits, asked.rounds)
+        except Exception as problem:  # any error: the other cases are measured
+            return {"case": str(case), "failed": failure(problem)}
 
-
-def draw(result: Mapping[str, Any]) -> Any:
-    """The roofline; imported only where matplotlib is installed."""
-    from experiments.benchmarks import plots
-
-    return plots.roofline(result)
+    wanted = headlines(asked.quick) if asked.headlines else grid(asked.quick)
+    results.sweep(wanted, line, lambda one: str(one["case"]), progress)
+    results.close(written(results.content, asked.peers), draw="roofline")
 
 
 class Limits:
@@ -123,20 +116,10 @@ class Limits:
         }
 
 
-def measure(
+def measured(
     case: Case, dtype: torch.dtype, peers: Iterable[str], limits: Limits, rounds: int
 ) -> dict[str, Any]:
-    """The line of a case, or the reason why it could not be measured."""
-    try:
-        return _measured(case, dtype, peers, limits, rounds)
-    except Exception as problem:  # any error: the other cases are measured
-        reason = (str(problem).strip().splitlines() or [""])[0]
-        return {"case": str(case), "failed": f"{type(problem).__name__}: {reason}"[:200]}
-
-
-def _measured(
-    case: Case, dtype: torch.dtype, peers: Iterable[str], limits: Limits, rounds: int
-) -> dict[str, Any]:
+    """The line of a case, without a time if its result is wrong."""
     problem = Problem(case, dtype, limits.device)
     found: dict[str, Any] = {
         "case": str(case),
@@ -194,32 +177,29 @@ def written(result: Mapping[str, Any], peers: Sequence[str]) -> str:
     shown = [
         name for name in peers if any("to_ours" in one["peers"].get(name, {}) for one in timed)
     ]
-    head = ["case", "µs", "GB/s", "TFLOP/s", "bound by", "of the limit"]
-    rows = [
-        [
-            one["case"],
-            f"{one['seconds'] * 1e6:,.0f}",
-            f"{one['gb_s']:,.0f}",
-            f"{one['tflop_s']:,.3g}",
-            one["limit"]["bound"],
-            f"{one['of_limit']:.0%}",
-            *(_ratio(one["peers"].get(name, {})) for name in shown),
-        ]
-        for one in timed
-    ]
+
+    def ratio(one: Mapping[str, Any], name: str) -> str:
+        peer = one["peers"].get(name, {})
+        return f"{peer['to_ours']:.2f}" if "to_ours" in peer else "–"
+
+    cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "case": lambda one: one["case"],
+        "µs": lambda one: f"{one['seconds'] * 1e6:,.0f}",
+        "GB/s": lambda one: f"{one['gb_s']:,.0f}",
+        "TFLOP/s": lambda one: f"{one['tflop_s']:,.3g}",
+        "bound by": lambda one: one["limit"]["bound"],
+        "of the limit": lambda one: f"{one['of_limit']:.0%}",
+        **{f"{name} / ours": partial(ratio, name=name) for name in shown},
+    }
     text = [heading(result)]
     if timed:
         copy = median(one["limit"]["copy_gb_s"] for one in timed)
         product = median(one["limit"]["product_tflop_s"] for one in timed)
         text[0] += f": a copy {copy:,.0f} GB/s, a product {product:,.3g} TFLOP/s"
-        text += ["", table([*head, *(f"{name} / ours" for name in shown)], rows)]
+        text += ["", columns(timed, cells)]
     if result["left_out"]:
         text += ["", f"left out, for want of memory: {'; '.join(result['left_out'])}"]
     return "\n".join(text)
-
-
-def _ratio(peer: Mapping[str, Any]) -> str:
-    return f"{peer['to_ours']:.2f}" if "to_ours" in peer else "–"
 
 
 def _fits(case: Case, dtype: torch.dtype, device: torch.device) -> bool:

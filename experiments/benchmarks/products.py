@@ -23,7 +23,6 @@ experiments/results/<GPU>.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,13 +34,13 @@ from experiments.benchmarks.device import (
     Copy,
     Results,
     device_of,
+    dtype_of,
     heading,
     medians,
     norm_error,
     options,
-    print_place,
 )
-from experiments.benchmarks.harness import run_command, table
+from experiments.benchmarks.harness import columns, run_command
 from experiments.benchmarks.shapes import BASE, shape_of
 from pagedsim.engine.graphs import recorder_of
 from pagedsim.kernels import ops
@@ -54,11 +53,6 @@ from pagedsim.sim.model import MLA
 def allowed_error(dtype: torch.dtype) -> float:
     """The error of a few independent roundings, and of sums in fp32."""
     return 2 * torch.finfo(dtype).eps + 16 * torch.finfo(torch.float32).eps
-
-
-def dtype_of(device: torch.device) -> torch.dtype:
-    """The dtype of the computation on a device."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -91,6 +85,16 @@ def widths(model: str = BASE) -> Widths:
     )
 
 
+class Batch(NamedTuple):
+    """One line of the table."""
+
+    weights: str
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.weights}, {self.tokens}"
+
+
 def products(words: Sequence[str]) -> None:
     """Measure a layer by weights and tokens; print a table, and keep the results."""
     asked = options(__doc__).parse_args(words)
@@ -98,34 +102,24 @@ def products(words: Sequence[str]) -> None:
     torch.set_num_threads(1)
     dtype = dtype_of(device)
     copy = Copy(device, asked.quick)
-    kind = str(dtype).removeprefix("torch.")
-    results = Results("products", "cases", "products", words, asked, device, dtype=kind, few=FEW)
-    results.lines += [one for one in results.known if "seconds" in one]
-    done = {(one["weights"], one["tokens"]) for one in results.lines}
-    for weights in WEIGHTS:
-        for tokens in TOKENS:
-            if (weights, tokens) in done:
-                continue
-            layer = Layer(TINY if asked.quick else widths(), tokens, weights, dtype, device)
-            found = layer_line(layer, copy, device, asked.rounds)
-            results.add({"weights": weights, "tokens": tokens, **found})
-    rows = [
-        [
-            one["weights"],
-            str(one["tokens"]),
-            f"{one['seconds'] * 1e6:,.1f}",
-            f"{one['torch_seconds'] * 1e6:,.1f}",
-            f"{one['torch_seconds'] / one['seconds']:.2f}",
-            f"{one['of_limit']:.0%}",
-        ]
-        for one in results.lines
-        if "seconds" in one
-    ]
-    head = ["weights", "tokens", "ours, µs", "torch in 16 bits, µs", "torch / ours", "of the limit"]
-    print(f"{heading(results.content)}\n\n{table(head, rows)}")
-    print_place(results.place, "products")
-    if wrong := [one for one in results.lines if "seconds" not in one]:
-        sys.exit("wrong: " + "; ".join(f"{one['weights']}, {one['tokens']}" for one in wrong))
+    results = Results("products", "cases", "products", words, asked, device, dtype=dtype, few=FEW)
+
+    def line(batch: Batch) -> dict[str, Any]:
+        layer = Layer(TINY if asked.quick else widths(), batch.tokens, batch.weights, dtype, device)
+        return {**batch._asdict(), **layer_line(layer, copy, device, asked.rounds)}
+
+    batches = [Batch(weights, tokens) for weights in WEIGHTS for tokens in TOKENS]
+    results.sweep(batches, line, lambda one: str(Batch(one["weights"], one["tokens"])))
+    cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "weights": lambda one: one["weights"],
+        "tokens": lambda one: str(one["tokens"]),
+        "ours, µs": lambda one: f"{one['seconds'] * 1e6:,.1f}",
+        "torch in 16 bits, µs": lambda one: f"{one['torch_seconds'] * 1e6:,.1f}",
+        "torch / ours": lambda one: f"{one['torch_seconds'] / one['seconds']:.2f}",
+        "of the limit": lambda one: f"{one['of_limit']:.0%}",
+    }
+    timed = [one for one in results.lines if "seconds" in one]
+    results.close(f"{heading(results.content)}\n\n{columns(timed, cells)}", "wrong")
 
 
 def layer_line(layer: Layer, copy: Copy, device: torch.device, rounds: int) -> dict[str, Any]:
@@ -282,32 +276,24 @@ def experts(words: Sequence[str]) -> None:
     device = device_of(asked)
     torch.set_num_threads(1)
     dtype = dtype_of(device)
-    kind = str(dtype).removeprefix("torch.")
-    results = Results(
-        "experts", "cases", "products", ["experts", *words], asked, device, dtype=kind
-    )
-    results.lines += [one for one in results.known if "seconds" in one]
-    done = {one["case"] for one in results.lines}
+    own = ["experts", *words]
+    results = Results("experts", "cases", "products", own, asked, device, dtype=dtype)
     copy = Copy(device, asked.quick)
-    for name, make in works(asked.quick, {"dtype": dtype, "device": device}).items():
-        if name not in done:
-            results.add({"case": name, **work_line(make(), copy, device, asked.rounds)})
-    rows = [
-        [
-            one["case"],
-            f"{one['seconds'] * 1e6:,.1f}",
-            f"{one['bytes'] / one['seconds'] / 1e9:,.0f}",
-            f"{one['tflop_s']:,.3g}",
-            f"{one['of_limit']:.0%}",
-        ]
-        for one in results.lines
-        if "seconds" in one
-    ]
-    head = ["case", "µs", "GB/s", "TFLOP/s", "of a copy's speed"]
-    print(f"{heading(results.content)}\n\n{table(head, rows)}")
-    print_place(results.place, "experts")
-    if wrong := [one["case"] for one in results.lines if "seconds" not in one]:
-        sys.exit(f"wrong: {'; '.join(wrong)}")
+    made = works(asked.quick, {"dtype": dtype, "device": device})
+    results.sweep(
+        made,
+        lambda name: {"case": name, **work_line(made[name](), copy, device, asked.rounds)},
+        lambda one: str(one["case"]),
+    )
+    cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "case": lambda one: one["case"],
+        "µs": lambda one: f"{one['seconds'] * 1e6:,.1f}",
+        "GB/s": lambda one: f"{one['bytes'] / one['seconds'] / 1e9:,.0f}",
+        "TFLOP/s": lambda one: f"{one['tflop_s']:,.3g}",
+        "of a copy's speed": lambda one: f"{one['of_limit']:.0%}",
+    }
+    timed = [one for one in results.lines if "seconds" in one]
+    results.close(f"{heading(results.content)}\n\n{columns(timed, cells)}", "wrong")
 
 
 def works(tiny: bool, kind: Mapping[str, Any]) -> dict[str, Callable[[], Work]]:

@@ -23,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from experiments.benchmarks.device import (
     device_of,
     facts,
-    folder_of,
     options,
+    place_of,
     print_place,
     wait,
     wall_medians,
@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> None:
     asked = options(__doc__).parse_args(words)
     device = device_of(asked)
     torch.set_num_threads(1)
-    place = asked.out or (None if asked.quick else folder_of(device))
+    place = place_of(asked, device)
     size = size_of(asked.quick)
     bench = Bench(size, device, asked.rounds, asked.quick)
     arm = Arm(AUTO, "native", has_graphs(device))

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.device import facts, folder_of, free_memory, gpu
+from experiments.benchmarks.device import facts, free_memory, gpu, place_of
 from experiments.benchmarks.engine import (
     OURS,
     Answers,
@@ -111,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> None:
     cuda = asked.device == "cuda"
     device = gpu() if cuda else torch.device("cpu")
     logging.disable(logging.WARNING)
-    place = asked.out or (folder_of(device) if cuda else None)
+    place = place_of(asked, device)
     absent = {name: "not installed" for name in SERVERS if importlib.util.find_spec(name) is None}
     result: dict[str, Any] = {
         **facts(device, "experiments.benchmarks.servers", words),

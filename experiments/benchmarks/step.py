@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -36,11 +37,11 @@ from experiments.benchmarks.device import (
     Copy,
     Results,
     device_of,
+    failure,
     free_memory,
     medians,
     norm_error,
     options,
-    print_place,
 )
 from experiments.benchmarks.harness import table
 from experiments.benchmarks.shapes import BASE, config_of, shape_of
@@ -130,23 +131,14 @@ def main(words: Sequence[str] | None = None) -> None:
     device = device_of(asked)
     torch.set_num_threads(1)
     size = size_of(asked.quick)
-    about = {"model": size.shape.name, "dtype": DTYPE, "batch": size.batch}
+    about: dict[str, Any] = {"dtype": DTYPE, "model": size.shape.name, "batch": size.batch}
     results = Results("step", "arms", "step", words, asked, device, **about)
     graphs = has_graphs(device)
     wanted = [arm for arm in arms(graphs) if arm.headline(graphs) or not asked.headlines]
-    results.lines += complete(results.known, wanted)
-    done = {one["arm"] for one in results.lines}
-    bench: Bench | None = None
-    for arm in wanted:
-        if str(arm) in done:
-            continue
-        bench = bench or Bench(size, device, asked.rounds, asked.quick)
-        results.add(bench.measured(arm))
-        print(progress(results.lines[-1]), file=sys.stderr, flush=True)
-    print(written(results.content))
-    print_place(results.place, "step")
-    if failed := [one["arm"] for one in results.lines if "seconds" not in one]:
-        sys.exit(f"not timed: {'; '.join(failed)}")
+    results.known = complete(results.known, wanted)
+    bench = lru_cache(lambda: Bench(size, device, asked.rounds, asked.quick))
+    results.sweep(wanted, lambda arm: bench().measured(arm), lambda one: str(one["arm"]), progress)
+    results.close(written(results.content))
 
 
 def complete(known: Sequence[dict[str, Any]], wanted: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -176,26 +168,27 @@ def progress(found: Mapping[str, Any]) -> str:
 
 def written(result: Mapping[str, Any]) -> str:
     """The results as Markdown."""
-    head = ["", "limit ms", "forward ms", "of it", "step ms", "of it", "draw ms"]
+
+    def ms(one: Mapping[str, Any], key: str) -> str:
+        return f"{one[key] * 1e3:.3g}" if key in one else ""
+
+    def times(one: Mapping[str, Any], key: str) -> str:
+        return f"{one[key]:.2f} ×" if key in one else ""
+
     rows = [
         [
             one["arm"],
-            f"{one['limit_seconds'] * 1e3:.3g}",
-            *_cells(one.get("forward_seconds"), one.get("forward_to_limit")),
-            *_cells(one["seconds"], one["to_limit"]),
-            f"{one['sample_seconds'] * 1e3:.3g}" if "sample_seconds" in one else "",
+            ms(one, "limit_seconds"),
+            *(ms(one, "forward_seconds"), times(one, "forward_to_limit")),
+            *(ms(one, "seconds"), times(one, "to_limit")),
+            ms(one, "sample_seconds"),
         ]
         for one in result["arms"]
         if "seconds" in one
     ]
     title = f"{result['model']}, {result['dtype']}, {result['batch']} requests, {result['device']}"
+    head = ["", "limit ms", "forward ms", "of it", "step ms", "of it", "draw ms"]
     return f"{title}, torch {result['torch']}, {result['date']}\n\n{table(head, rows)}"
-
-
-def _cells(seconds: float | None, ratio: float | None) -> list[str]:
-    if seconds is None or ratio is None:
-        return ["", ""]
-    return [f"{seconds * 1e3:.3g}", f"{ratio:.2f} ×"]
 
 
 # -- the measurement -------------------------------------------------------------------------------
@@ -232,8 +225,7 @@ class Bench:
         try:
             return {**found, **self._measured(arm)}
         except Exception as problem:
-            reason = (str(problem).strip().splitlines() or [""])[0]
-            return {**found, "failed": f"{type(problem).__name__}: {reason}"[:200]}
+            return {**found, "failed": failure(problem)}
         finally:
             free_memory()
 

@@ -27,7 +27,7 @@ from experiments.benchmarks.device import (
     wait,
     wall_medians,
 )
-from experiments.benchmarks.harness import table
+from experiments.benchmarks.harness import columns
 from experiments.benchmarks.shapes import SHAPES, TINY, Shape
 from pagedsim.core import StepPlan
 from pagedsim.core.memory import Pairs
@@ -76,26 +76,15 @@ def main(words: Sequence[str] | None = None) -> None:
     cache = asked.kv_cache_dtype
     dtype = FORMATS.get(cache, torch.bfloat16)
     name = "swap" if cache == AUTO else f"swap-{cache}"
-    kind = str(dtype).removeprefix("torch.")
-    results = Results(name, "swaps", "swap", words, asked, device, dtype=kind)
-    results.lines += [one for one in results.known if one["right"]]
-    done = {one["swap"] for one in results.lines}
+    results = Results(name, "swaps", "swap", words, asked, device, dtype=dtype, timed=WAYS[0])
     moved = LITTLE if asked.quick else MOVED
-    for swap in swaps(asked.quick):
-        if str(swap) not in done:
-            results.add(measure(swap, dtype, device, moved, asked.rounds))
-            print(progress(results.lines[-1]), file=sys.stderr, flush=True)
-    print(written(results.content))
-    results.close(draw)
-    if wrong := [one["swap"] for one in results.lines if not one["right"]]:
-        sys.exit(f"wrong: {'; '.join(wrong)}")
-
-
-def draw(result: Mapping[str, Any]) -> Any:
-    """The picture; imported only where matplotlib is installed."""
-    from experiments.benchmarks import plots
-
-    return plots.swaps(result)
+    results.sweep(
+        swaps(asked.quick),
+        lambda swap: measure(swap, dtype, device, moved, asked.rounds),
+        lambda one: str(one["swap"]),
+        progress,
+    )
+    results.close(written(results.content), "wrong", draw="swaps")
 
 
 def swaps(quick: bool) -> Iterator[Swap]:
@@ -194,24 +183,17 @@ def progress(found: Mapping[str, Any]) -> str:
 
 def written(result: Mapping[str, Any]) -> str:
     """The results as Markdown."""
-    head = ["model", "block", "layout", "KiB a copy"]
-    head += [f"{title} {way}" for way in WAYS for title in ("GB/s", "of a pinned copy,")]
-    rows = [
-        [
-            one["model"],
-            str(one["block_size"]),
-            one["layout"],
-            f"{one['copy_bytes'] / 1024:,.4g}",
-            *(
-                cell
-                for way in WAYS
-                for cell in (f"{one[way]['gb_s']:,.3g}", f"{one[way]['of_pinned']:.0%}")
-            ),
-        ]
-        for one in result["swaps"]
-        if one["right"]
-    ]
-    return f"{heading(result)}\n\n{table(head, rows)}"
+    cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "model": lambda one: one["model"],
+        "block": lambda one: str(one["block_size"]),
+        "layout": lambda one: one["layout"],
+        "KiB a copy": lambda one: f"{one['copy_bytes'] / 1024:,.4g}",
+    }
+    for way in WAYS:
+        cells[f"GB/s {way}"] = lambda one, way=way: f"{one[way]['gb_s']:,.3g}"
+        cells[f"of a pinned copy, {way}"] = lambda one, way=way: f"{one[way]['of_pinned']:.0%}"
+    timed = [one for one in result["swaps"] if one["right"]]
+    return f"{heading(result)}\n\n{columns(timed, cells)}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from experiments.papers.panels import keyed
-from experiments.papers.reproduction import ByArm, Reproduction, arm
+from experiments.papers.reproduction import ByArm, Reproduction, arm, nested
 from experiments.papers.settings import In, Number
 from experiments.studies.block_sizes import require_sizes, unused_slots
 from experiments.studies.block_sizes_figure import by_size
 from pagedsim.core import ConfigError
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import RESULT, read_json
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
@@ -115,23 +116,15 @@ class Blocks(Reproduction):
         }
 
     def read_arms(self, runs: ByArm) -> Analysis:
-        latency = {
-            variant: {
-                load: [
-                    fmean(run.summary[LATENCY] for run in runs[_arm(load, size, variant)])
-                    for size in self.sizes
-                ]
-                for load in self.loads
-            }
-            for variant in self._all
-        }
-        waste = {
-            load: [
-                fmean(unused_slots(run, size) for run in runs[_arm(load, size, "")])
-                for size in self.sizes
-            ]
-            for load in self.loads
-        }
+
+        def means(of: Callable[[Run, int], float], variant: str, load: str) -> list[float]:
+            arms = {size: runs[_arm(load, size, variant)] for size in self.sizes}
+            return [fmean(of(run, size) for run in own) for size, own in arms.items()]
+
+        latency = nested(
+            partial(means, lambda run, size: run.summary[LATENCY]), self._all, self.loads
+        )
+        waste = nested(partial(means, unused_slots, ""), self.loads)
         data = {
             "sizes": list(self.sizes),
             "normalized_latency": {name or "as assumed": of for name, of in latency.items()},

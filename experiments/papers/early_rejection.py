@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.papers.panels import draw_bars, keyed
-from experiments.papers.reproduction import ByArm, Floats, Reproduction, arm, ratio
+from experiments.papers.reproduction import ByArm, Floats, Reproduction, arm, nested, ratio
 from experiments.papers.settings import Count, In, Names, Number, Positive
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
@@ -84,16 +84,13 @@ class Rejection(Reproduction):
         return "what was published is of other requests, models or replicas"
 
     def read_arms(self, runs: ByArm) -> Analysis:
-        found = {
-            case: {way: loads(runs[arm(case, way)], self.warm_up, self.span) for way in self.ways}
-            for case in self.cases
-        }
+        found = nested(
+            lambda case, way: loads(runs[arm(case, way)], self.warm_up, self.span),
+            *(self.cases, self.ways),
+        )
         shown = found[self.shown]
         data: dict[str, Any] = {
-            "refused": {
-                case: {way: one.refused for way, one in each.items()}
-                for case, each in found.items()
-            },
+            "refused": nested(lambda case, way: found[case][way].refused, self.cases, self.ways),
             "published": {way: count / self.of for way, count in self.published.items()},
             "load": {way: one.curves for way, one in shown.items()},
         }
@@ -221,9 +218,9 @@ class Loads:
     """The same of requests that decode."""
     together: float
     """The correlation of the two over time."""
-    by_seed: Sequence[float]
+    by_seed: Sequence[float] = ()
     """`refused` of each seed."""
-    curves: Mapping[str, Sequence[float]]
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """The first seed's loads: `seconds`, and requests in `prefill` and `decode`."""
 
 
@@ -232,13 +229,13 @@ def loads(runs: Sequence[Run], warm_up: float, span: float) -> Loads:
     seeds = [_loads(run, warm_up) for run in runs]
     names = [field.name for field in fields(Loads)]
     means = np.mean([shares for shares, *_ in seeds], axis=0).tolist()
-    _, times, prefill, decode = seeds[0]
+    _, times, *stages = seeds[0]
     drawn = times < warm_up + span
-    curves = {"seconds": times, "prefill": prefill, "decode": decode}
+    curves = zip(("seconds", "prefill", "decode"), (times, *stages), strict=True)
     return Loads(
         **dict(zip(names, means, strict=False)),
         by_seed=[shares[0] for shares, *_ in seeds],
-        curves={name: load[drawn].tolist() for name, load in curves.items()},
+        curves={name: load[drawn].tolist() for name, load in curves},
     )
 
 

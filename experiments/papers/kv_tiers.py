@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.papers.panels import keyed
-from experiments.papers.reproduction import ByArm, Reproduction, arm, arrays
+from experiments.papers.reproduction import ByArm, Reproduction, arm, arrays, nested
 from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
-from pagedsim.report.numbers import percent
+from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import new_figure, tidy
 from pagedsim.run.study import Analysis
 
@@ -71,12 +71,11 @@ class KvTiers(Reproduction):
         return found
 
     def read_arms(self, runs: ByArm) -> Analysis:
-        kept = {
-            case: {system: kept_of(runs[arm(case, system)]) for system in self.systems}
-            for case in self.cases
-        }
+        kept = nested(
+            lambda case, system: kept_of(runs[arm(case, system)]), self.cases, self.systems
+        )
         curve = {size: kept_of(runs[_sized(size)]) for size in self.sizes.get("gib", ())}
-        cases = {case: {s: asdict(one) for s, one in each.items()} for case, each in kept.items()}
+        cases = nested(lambda case, system: asdict(kept[case][system]), self.cases, self.systems)
         sizes = {
             "gib": list(curve),
             "hits": [one.hits for one in curve.values()],
@@ -102,7 +101,7 @@ class KvTiers(Reproduction):
         parts = []
         for name, one in each.items():
             if name != self.base:
-                change = f"{100 * (one.ttft / base.ttft - 1):+.0f} %".replace("-", "−")
+                change = signed(one.ttft / base.ttft - 1, 0)
                 parts.append(f"{name} {change} ({percent(one.hits)} found)")
         return (
             f"{case}: the mean time to the first token, {base.ttft * 1e3:,.0f} ms with "

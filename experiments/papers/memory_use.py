@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.papers.memory_observed import KINDS
 from experiments.papers.panels import keyed
-from experiments.papers.reproduction import ByArm, Floats, Reproduction, arm, arrays
+from experiments.papers.reproduction import ByArm, Floats, Reproduction, arm, arrays, nested
 from experiments.papers.settings import In, Names, Number
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
@@ -66,20 +66,16 @@ class MemoryUse(Reproduction):
         }
 
     def read_arms(self, runs: ByArm) -> Analysis:
-        found = {
-            variant: {
-                system: [
-                    [while_waiting(run, self.warm_up, kind) for kind in KINDS]
-                    for run in runs[arm(system, variant)]
-                ]
-                for system in self.systems
-            }
-            for variant in ("", *(self.variants or ()))
-        }
-        means = {
-            variant: {system: 100 * np.mean(each, axis=0) for system, each in systems.items()}
-            for variant, systems in found.items()
-        }
+        found = nested(
+            lambda variant, system: [
+                [while_waiting(run, self.warm_up, kind) for kind in KINDS]
+                for run in runs[arm(system, variant)]
+            ],
+            *(("", *(self.variants or ())), self.systems),
+        )
+        means = nested(
+            lambda v, system: 100 * np.mean(found[v][system], axis=0), found, self.systems
+        )
         data = {
             "ours": {system: shares.tolist() for system, shares in means[""].items()},
             "published": {system: list(self.published[system]) for system in self.systems},

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from experiments.papers.panels import Panel, draw_panels
-from experiments.papers.reproduction import ByArm, Reproduction, arm, mean, per_s
+from experiments.papers.reproduction import ByArm, Reproduction, arm, averaged, nested, per_s
 from experiments.papers.settings import Count, Names, Number
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
@@ -33,19 +33,11 @@ class Served:
     """Tokens per request that were computed again after a preemption."""
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Served:
-        """Of the runs of an arm."""
-
-        def each(key: str) -> float:
-            return mean(runs, lambda run: run.summary[key] / run.summary["requests"])
-
-        return cls(
-            ttft_mean=mean(runs, "ttft_mean"),
-            ttft_p99=mean(runs, "ttft_p99"),
-            tpot_p99=mean(runs, "tpot_p99"),
-            preemptions=each("preemptions"),
-            recomputed=each("recomputed_tokens"),
-        )
+    def of(cls, run: Run) -> Served:
+        """Of one run."""
+        found, count = run.summary, run.summary["requests"]
+        each = (found[key] / count for key in ("preemptions", "recomputed_tokens"))
+        return cls(found["ttft_mean"], found["ttft_p99"], found["tpot_p99"], *each)
 
 
 Systems = Mapping[str, Served]
@@ -86,7 +78,9 @@ class Migration(Reproduction):
 
     def read_arms(self, runs: ByArm) -> Analysis:
         def served(point: str) -> dict[str, Served]:
-            return {name: Served.of(runs[arm(name, point)]) for name in self.systems}
+            return nested(
+                lambda name: averaged(map(Served.of, runs[arm(name, point)])), self.systems
+            )
 
         found = {rate: served(per_s(rate)) for rate in self.rates}
         varied = {variant: served(variant) for variant in self.variants}

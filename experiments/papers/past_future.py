@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.papers.panels import Panel, draw_panels
-from experiments.papers.reproduction import ByArm, Floats, Reproduction, arm, arrays, ratio
+from experiments.papers.reproduction import (
+    ByArm,
+    Floats,
+    Reproduction,
+    arm,
+    arrays,
+    averaged,
+    nested,
+    ratio,
+)
 from experiments.papers.settings import Count, In, Names, Number, Range
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
@@ -52,7 +61,7 @@ class Served:
     """Per request, over the whole run."""
     kv: float
     """The share of memory in use, over the whole run."""
-    goodputs: tuple[float, ...]
+    goodputs: Sequence[float]
     """Tokens/s of requests that kept the bound on gaps and each bound on the first token."""
 
     @property
@@ -133,16 +142,13 @@ class Goodput(Reproduction):
 
     def read_arms(self, runs: ByArm) -> Analysis:
         found = {
-            name: {
-                system: {
-                    users: over_seeds(
-                        served(run, load.warm_up, self._first_bounds, self.gap)
-                        for run in runs[_arm(name, system, users)]
-                    )
-                    for users in load.users
-                }
-                for system in self.systems
-            }
+            name: nested(
+                lambda system, users, name=name, load=load: averaged(
+                    served(run, load.warm_up, self._first_bounds, self.gap)
+                    for run in runs[_arm(name, system, users)]
+                ),
+                *(self.systems, load.users),
+            )
             for name, load in self.loads.items()
         }
         data = {
@@ -315,15 +321,8 @@ def served(run: Run, warm_up: float, bounds: Sequence[float], gap: float) -> Ser
         even=float(even[counted].mean()),
         preemptions=run.summary["preemptions"] / run.summary["requests"],
         kv=run.summary["kv_utilisation_mean"],
-        goodputs=tuple(rate(even & (first - arrival <= bound)) for bound in bounds),
+        goodputs=[rate(even & (first - arrival <= bound)) for bound in bounds],
     )
-
-
-def over_seeds(seeds: Iterator[Served] | Sequence[Served]) -> Served:
-    """The mean of each number."""
-    every = list(map(asdict, seeds))
-    means = {name: np.mean([one[name] for one in every], axis=0).tolist() for name in every[0]}
-    return Served(**(means | {"goodputs": tuple(means["goodputs"])}))
 
 
 def longest_gaps(run: Run) -> Floats:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 
 from experiments.papers.panels import Panel, draw_panels
-from experiments.papers.reproduction import ByArm, Reproduction, arm
+from experiments.papers.reproduction import ByArm, Reproduction, arm, averaged
 from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
@@ -116,14 +116,11 @@ class PrefixRouting(Reproduction):
         source, first = next(iter(self.published.items()))
         data = {
             "ours": {
-                name: {f"{rate:g}": asdict(one) for rate, one in found[name].items()}
+                name: _named({rate: asdict(one) for rate, one in found[name].items()})
                 for name in self.routers
             },
             "published": {
-                name: {
-                    measure: {f"{rate:g}": value for rate, value in values.items()}
-                    for measure, values in measures.items()
-                }
+                name: {measure: _named(values) for measure, values in measures.items()}
                 for name, measures in first.items()
             },
             "at the highest rate": {arm: asdict(final(rates)) for arm, rates in found.items()},
@@ -258,12 +255,7 @@ def final(rates: Rates) -> Measured:
 def by_rate(runs: Sequence[Run]) -> dict[float, Measured]:
     """Each stage after the first, which warms caches; means over seeds."""
     seeds = [_by_rate(run) for run in runs]
-    return {
-        rate: Measured(
-            *np.mean([list(asdict(each[rate]).values()) for each in seeds], axis=0).tolist()
-        )
-        for rate in seeds[0]
-    }
+    return {rate: averaged(each[rate] for each in seeds) for rate in seeds[0]}
 
 
 def _by_rate(run: Run) -> dict[float, Measured]:
@@ -289,6 +281,10 @@ def _measured(run: Run, rows: slice) -> Measured:
         cached=float(cached.sum() / prompt.sum()),
         preemptions=float(preempted.mean()),
     )
+
+
+def _named(by_rate: Mapping[float, Any]) -> dict[str, Any]:
+    return {f"{rate:g}": value for rate, value in by_rate.items()}
 
 
 def _cell(measure: str, one: Measured) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, BackendName, Study
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
 ByArm = Mapping[str, Sequence[Run]]
 """The runs of each arm, one per seed."""
 _NEUTRAL = ("experiment", "seed", "seeds", "jobs", "report", "tracking")
@@ -96,6 +98,22 @@ def mean(runs: Sequence[Run], value: str | Callable[[Run], float]) -> float:
     )
 
 
+def nested(make: Callable[..., Any], first: Iterable[Any], *axes: Iterable[Any]) -> dict[Any, Any]:
+    """What `make` returns for each combination of keys, in mappings in mappings.
+
+    >>> nested(lambda a, b: a + b, "xy", "z")
+    {'x': {'z': 'xz'}, 'y': {'z': 'yz'}}
+    """
+    return {key: nested(partial(make, key), *axes) if axes else make(key) for key in first}
+
+
+def averaged(seeds: Iterable[T]) -> T:
+    """Dataclass objects, one per seed, as one whose fields are their means."""
+    every = list(seeds)
+    of = {field.name: [getattr(one, field.name) for one in every] for field in fields(every[0])}  # type: ignore[arg-type]
+    return type(every[0])(**{name: np.mean(each, axis=0).tolist() for name, each in of.items()})
+
+
 def arrays(table: pa.Table) -> list[NDArray[Any]]:
     """The columns of a table."""
     return [np.asarray(table[name].to_numpy()) for name in table.column_names]
@@ -104,14 +122,15 @@ def arrays(table: pa.Table) -> list[NDArray[Any]]:
 def combined(parts: Iterable[Analysis]) -> Analysis:
     """The analyses of a study's parts as one."""
     every = list(parts)
+
+    def joined(field: str) -> list[Any]:
+        return [item for one in every for item in getattr(one, field) or ()]
+
     return Analysis(
-        finding=[sentence for one in every for sentence in one.finding],
-        rows=[row for one in every for row in one.rows],
-        listings=[listing for one in every for listing in one.listings],
-        notes=[note for one in every for note in one.notes],
+        **{name: joined(name) for name in ("finding", "rows", "listings", "notes")},
         data={name: value for one in every for name, value in one.data.items()},
         drawings={name: one_of for one in every for name, one_of in one.drawings.items()},
-        table=[row for one in every for row in one.table or ()] or None,
+        table=joined("table") or None,
     )
 
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 
-from experiments.papers.curves import sustained
+from experiments.papers.curves import gain, sustained
 from experiments.papers.panels import Panel, draw_panels, keyed
 from experiments.papers.reproduction import (
     ByArm,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 MEAN = "mean"
 SAMPLE = 500
 """Requests by which the agreement of predicted and true lengths is measured."""
@@ -139,7 +140,7 @@ class SizeBased(Reproduction):
                 raise ConfigError(
                     f"only: {unknown('curve or burst', name, (*self.curves, *self.bursts))}"
                 )
-        if not {**self.every_curve, **self.every_burst}:
+        if not self.every_arm:
             raise ConfigError("curves and bursts: at least one must be asked for")
 
     @property
@@ -147,38 +148,26 @@ class SizeBased(Reproduction):
         """The names of what is measured of seconds a token."""
         return list(MEASURES)
 
-    def _wanted(self, name: str) -> bool:
-        return self.only is None or name in self.only
-
-    @property
-    def every_curve(self) -> dict[str, Curve]:
-        """The curves that are run."""
-        return {name: curve for name, curve in self.curves.items() if self._wanted(name)}
-
-    @property
-    def every_burst(self) -> dict[str, Burst]:
-        """The bursts that are run."""
-        return {name: burst for name, burst in self.bursts.items() if self._wanted(name)}
+    def _wanted(self, named: Mapping[str, T]) -> dict[str, T]:
+        """Those that are run."""
+        return {name: one for name, one in named.items() if self.only is None or name in self.only}
 
     @property
     def every_arm(self) -> list[Arm]:
         """All runs."""
         made = []
-        for name, curve in self.every_curve.items():
+        for name, curve in self._wanted(self.curves).items():
             for order, rates in curve.rates.items():
-                more = curve.more.get(order, ())
-                overrides = [*self._server(curve), *self.orders[order], *more]
+                own = [*self._server(curve), *self.orders[order], *curve.more.get(order, ())]
                 for rate in rates:
-                    at = {"workload.rate": rate}
-                    made.append(Arm(arm(name, order, per_s(rate)), overrides, at))
-        for name, burst in self.every_burst.items():
+                    made.append(Arm(arm(name, order, per_s(rate)), own, {"workload.rate": rate}))
+        for name, burst in self._wanted(self.bursts).items():
             for one, changes in {self.base: self.orders[self.base], **burst.arms}.items():
                 made.append(Arm(arm(name, one), [*self._server(burst), *changes]))
         return made
 
     def _server(self, of: Curve | Burst) -> list[str]:
-        own = () if of.server is None else self.servers[of.server]
-        return [*own, *of.overrides]
+        return [*(() if of.server is None else self.servers[of.server]), *of.overrides]
 
     def arms(self) -> dict[str, Sequence[str]]:
         return {arm.name: arm.overrides for arm in self.every_arm}
@@ -200,13 +189,13 @@ class SizeBased(Reproduction):
 
     def read_arms(self, runs: ByArm) -> Analysis:
         answers = {arm: [answers_of(run) for run in own] for arm, own in runs.items()}
+        curves = self._wanted(self.curves)
         parts = [
-            read_bursts(self.every_burst, self.base, answers, runs),
-            read_curves(self.every_curve, self.base, answers),
+            read_bursts(self._wanted(self.bursts), self.base, answers, runs),
+            read_curves(curves, self.base, answers),
         ]
-        if self.payers is not None and self._wanted(self.payers.of):
-            curve = self.curves[self.payers.of]
-            parts.insert(0, read_payers(self.payers, curve, self.base, answers))
+        if self.payers is not None and self.payers.of in curves:
+            parts.insert(0, read_payers(self.payers, curves[self.payers.of], self.base, answers))
         return combined(parts)
 
 
@@ -333,16 +322,13 @@ class Measured:
 
     def sustained_ratio(self, order: str, measure: str) -> Estimate:
         """The order's sustained rate over the base's."""
-
-        def rates(one: str) -> list[float]:
+        ours, theirs = ([], [])  # type: tuple[list[float], list[float]]
+        for one, rates in ((order, ours), (self.base, theirs)):
             tried = self.curve.rates[one]
-            by_seed = zip(
-                *(map(MEASURES[measure], self.of(one, rate)) for rate in tried), strict=True
-            )
-            bound = self.curve.bound or math.nan
-            return [sustained(dict(zip(tried, seed, strict=True)), bound) for seed in by_seed]
-
-        ours, theirs = rates(order), rates(self.base)
+            by_rate = [map(MEASURES[measure], self.of(one, rate)) for rate in tried]
+            for seed in zip(*by_rate, strict=True):
+                curve = dict(zip(tried, seed, strict=True))
+                rates.append(sustained(curve, self.curve.bound or math.nan))
         known = not any(map(math.isnan, (*ours, *theirs)))
         return paired_ratio(ours, theirs) if known else NO_ESTIMATE
 
@@ -362,20 +348,15 @@ class Measured:
         for order in self.others:
             for measure in dict.fromkeys([MEAN, *curve.published]):
                 ours = self.sustained_ratio(order, measure)
-                told = [
-                    sustained(curve.told(measure, one), curve.bound) for one in (order, self.base)
-                ]
-                printed = told[0] / told[1]
-                if math.isnan(printed) and not ours.known:
-                    continue
-                yield Row(
-                    f"{self.name}: rate at {curve.bound:g} s a token ({measure}), "
-                    f"{order} / {self.base}",
-                    ours.mean,
-                    None if math.isnan(printed) else printed,
-                    "×",
-                    self._why(order, measure, ours),
-                )
+                told = {one: curve.told(measure, one) for one in (order, self.base)}
+                printed: float | None = gain(told, order, self.base, curve.bound)
+                if math.isnan(printed):
+                    if not ours.known:
+                        continue
+                    printed = None
+                what = f"{self.name}: rate at {curve.bound:g} s a token ({measure})"
+                why = self._why(order, measure, ours)
+                yield Row(f"{what}, {order} / {self.base}", ours.mean, printed, "×", why)
 
     def _why(self, order: str, measure: str, ours: Estimate) -> str:
         """The interval of a ratio of rates, and the difference of the base itself."""
@@ -483,19 +464,10 @@ def draw_curves(data: Mapping[str, Any]) -> Figure:
     every = data["curves"]
     columns = min(3, len(every))
 
-    def dotted(published: Mapping[str, Any]) -> Callable[[Axes, Mapping[str, Any]], None]:
-        def draw(axes: Axes, look: Mapping[str, Any]) -> None:
-            for order, line in published.items():
-                own = look[order].colour
-                points = line["rate"], line["seconds"]
-                axes.plot(*points, ":", color=own, marker="o", mfc="none", ms=4)
-
-        return draw
-
     panels = [
         Panel(
             lines={name: (its["rate"], its["seconds"]) for name, its in one["lines"].items()},
-            more=dotted(one["published"]),
+            more=partial(_dotted, one["published"]),
             bounds=[] if one["bound"] is None else [one["bound"]],
             log=True,
             title=name,
@@ -506,6 +478,12 @@ def draw_curves(data: Mapping[str, Any]) -> Figure:
     ]
     rows = [panels[begin : begin + columns] for begin in range(0, len(panels), columns)]
     return draw_panels(rows, 0.75 + 2.45 * len(rows), wspace=0.2, hspace=0.45)
+
+
+def _dotted(published: Mapping[str, Any], axes: Axes, look: Mapping[str, Any]) -> None:
+    for order, line in published.items():
+        points, own = (line["rate"], line["seconds"]), look[order].colour
+        axes.plot(*points, ":", color=own, marker="o", mfc="none", ms=4)
 
 
 # -- bursts ----------------------------------------------------------------------------------------
@@ -551,6 +529,12 @@ class Beside:
         seconds = over_seeds(self.ours, MEASURES[MEAN])
         return [self.arm, tau, cell(seconds), *shares, cell(self.told(MEAN))]
 
+    def words(self) -> str:
+        """Its share, and the published one behind it."""
+        told = self.told(MEAN)
+        printed = "" if told is None else f" (published {cell(told)})"
+        return f"{cell(self.share().mean)} with {self.arm}{printed}"
+
     def data(self) -> dict[str, float | str | None]:
         """For a file, and to draw."""
         share = self.share()
@@ -585,45 +569,28 @@ def read_bursts(bursts: Mapping[str, Burst], base: str, answers: Arms, runs: ByA
     head = ["", "tau", "mean, s a token"]
     head += [f"mean / {base}", f"P90 / {base}", f"published: mean / {base}"]
     note = f"tau: Kendall's correlation of predicted and true lengths. {CONFIDENCE}"
-    rows: list[Row] = []
+    rows, finding = list[Row](), list[str]()
     for name, every in sides.items():
-        rows += _base_row(name, bursts[name], base, answers)
+        if (told := bursts[name].published.get(MEAN, {}).get(base)) is not None:
+            ours = over_seeds(answers[arm(name, base)], MEASURES[MEAN])
+            why = f"all as {cell(told / ours)} times as long steps would have it; that changes no"
+            what = f"{name}: mean seconds a token, {base}"
+            rows.append(Row(what, ours, told, "s", f"{why} ratio"))
         rows += [row for one in every for row in one.rows()]
+        each = ", ".join(one.words() for one in every)
+        finding.append(f"{name}: of the mean seconds a token of {base} there are left {each}.")
     return Analysis(
-        finding=[_burst_sentence(name, base, every) for name, every in sides.items()],
+        finding=finding,
         rows=rows,
         listings=[
             Listing(
-                f"{name}: by what is known of the lengths",
-                head,
-                [one.cells() for one in every],
-                note,
+                f"{name}: by what is known of the lengths", head, [o.cells() for o in every], note
             )
             for name, every in sides.items()
         ],
         data=data,
         drawings={"predictions": drawing} if _predicting(data["bursts"]) else {},
     )
-
-
-def _burst_sentence(name: str, base: str, sides: Sequence[Beside]) -> str:
-    """All arms of a burst, the published share behind ours."""
-    each = []
-    for one in sides:
-        told = one.told(MEAN)
-        printed = "" if told is None else f" (published {cell(told)})"
-        each.append(f"{cell(one.share().mean)} with {one.arm}{printed}")
-    return f"{name}: of the mean seconds a token of {base} there are left {', '.join(each)}."
-
-
-def _base_row(name: str, burst: Burst, base: str, answers: Arms) -> list[Row]:
-    """The base itself: the factor of the published step times."""
-    told = burst.published.get(MEAN, {}).get(base)
-    if told is None:
-        return []
-    ours = over_seeds(answers[arm(name, base)], MEASURES[MEAN])
-    why = f"all as {cell(told / ours)} times as long steps would have it; that changes no ratio"
-    return [Row(f"{name}: mean seconds a token, {base}", ours, told, "s", why)]
 
 
 def _predicting(bursts: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:

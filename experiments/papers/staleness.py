@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 
 from experiments.papers.panels import Panel, draw_panels
-from experiments.papers.reproduction import ByArm, Reproduction, arm
+from experiments.papers.reproduction import ByArm, Reproduction, arm, nested
 from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
@@ -55,10 +55,10 @@ class Staleness(Reproduction):
         }
 
     def read_arms(self, runs: ByArm) -> Analysis:
-        found = {
-            name: {one: [run.summary[TAIL] for run in runs[_arm(name, one)]] for one in self.ages}
-            for name in (*self.routers, *self.variants)
-        }
+        found = nested(
+            lambda name, one: [run.summary[TAIL] for run in runs[_arm(name, one)]],
+            *((*self.routers, *self.variants), self.ages),
+        )
         means = {name: [_mean(its[one]) for one in self.ages] for name, its in found.items()}
         data = {
             "ages": list(self.ages),

@@ -1,9 +1,12 @@
-"""A benchmark compares its outputs first, and times nothing that is wrong."""
+"""Benchmarks of a device: wrong outputs are not timed, peers, and what results are valid for."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,25 +16,28 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.benchmarks import engine, host, kernels, products, servers, step, swap  # noqa: E402
+from experiments.benchmarks import (  # noqa: E402
+    device,
+    engine,
+    host,
+    kernels,
+    products,
+    servers,
+    step,
+    swap,
+)
 from experiments.benchmarks.kernels import Contender  # noqa: E402
-from experiments.benchmarks.products import Layer  # noqa: E402
 from experiments.benchmarks.shapes import Case, Problem, grid  # noqa: E402
 from experiments.benchmarks.step import Arm, Judge, arms, same_samples  # noqa: E402
 from pagedsim.engine import graphs, inputs, runner  # noqa: E402
-from pagedsim.engine.cache import (  # noqa: E402
-    LAYOUTS,
-    Cache,
-    Mover,
-    copy_runs,
-    runs,
-)
+from pagedsim.engine.cache import LAYOUTS, Mover, copy_runs  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
 from pagedsim.engine.sampler import Row  # noqa: E402
 from pagedsim.kernels import ops  # noqa: E402
 
 BOTH = (False, True)
+ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 QUICK = ["--device", "cpu", "--quick", "--rounds", "1"]
 CASES = [
@@ -63,7 +69,7 @@ def test_a_case_that_fails_leaves_the_others(
 
     monkeypatch.setattr(Problem, "ours", fails)
     with monkeypatch.context() as patched, pytest.raises(SystemExit, match="used no more"):
-        patched.setattr(kernels, "lost", lambda device: True)
+        patched.setattr(device, "lost", lambda device: True)
         kernels.main(words)
     failed = {"case": first, "failed": "RuntimeError: out of resource"}
     assert lines(tmp_path, "kernels", "cases") == [failed]
@@ -93,21 +99,6 @@ def test_one_key_too_few_is_an_error(case: Case) -> None:
     )
     if case.kind != "prefill":  # where the first query would attend to nothing
         assert problem.error(problem.ours()) > problem.allowed
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_flop_and_bytes_are_those_of_all_pairs(case: Case) -> None:
-    pairs = sum(
-        key <= context - case.queries + query
-        for context in case.contexts
-        for query in range(case.queries)
-        for key in range(context)
-    )
-    assert case.flop == 2 * 2 * case.shape.head_dim * case.shape.heads * pairs
-    if not case.beside:
-        problem = Problem(case, torch.float32, CPU)
-        k, v = problem.dense
-        assert case.moved(torch.float32) == k.nbytes + v.nbytes + 2 * problem.q.nbytes
 
 
 def test_peers_that_fail_or_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,14 +135,6 @@ def test_wrong_products_are_not_timed(
     assert "experts, mixtral" in capsys.readouterr().out
 
 
-def test_torch_computes_the_same_layer() -> None:
-    layer = Layer(products.TINY, 8, "auto", torch.float32, CPU)
-    exact = layer.exact()
-    layer.unpack()
-    theirs = layer.theirs() + layer.residual  # the sum of the next layer's norm
-    torch.testing.assert_close(theirs.double(), exact, rtol=1e-4, atol=1e-4)
-
-
 def one_too_far(source: Any, target: Any, pairs: Any) -> None:
     copy_runs(source, target, pairs)
     (origin, place) = pairs[0]
@@ -171,18 +154,6 @@ def test_wrong_swaps_are_not_timed(
         swap.main([*QUICK, "--out", str(tmp_path)])
     for one in lines(tmp_path, "swap", "swaps"):
         assert ("out" in one) == (one["layout"] == "layer")
-
-
-def test_a_swap_one_way_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = Cache(swap.Swap("tiny", 8, "block").cache(torch.bfloat16), 8, 8, CPU)
-    mover, pairs = Mover(cache), swap.scattered(4)
-    assert swap.right(cache, mover, pairs) and len(runs(pairs)) == 4, "one copy a block"
-    move = mover.move
-    for way in swap.WAYS:
-        monkeypatch.setattr(
-            mover, "move", lambda plan, way=way: getattr(plan, f"swap_{way}") or move(plan)
-        )
-        assert not swap.right(cache, mover, pairs)
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -343,3 +314,151 @@ def test_wrong_tokens_of_the_host_are_not_timed(
     with pytest.raises(SystemExit, match=r"^wrong tokens with so many requests, not timed: 3, 3$"):
         host.main(["--running", "1", "3", "--steps", "4", "--rounds", "1"])
     assert "| 3 | – | – | – | – | – | – |" in capsys.readouterr().out
+
+
+# -- peers -----------------------------------------------------------------------------------------
+
+
+VLLM = """
+import torch
+from types import SimpleNamespace
+from transformers import AutoModelForCausalLM
+
+__version__ = "0"
+
+
+class SamplingParams:
+    def __init__(self, temperature, max_tokens, ignore_eos, detokenize):
+        assert temperature == 0 and ignore_eos and not detokenize
+        self.max_tokens = max_tokens
+
+
+class LLM:
+    def __init__(self, model, dtype, **settings):
+        assert settings["skip_tokenizer_init"] and not settings["enable_prefix_caching"]
+        assert settings["max_num_seqs"] == 3
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+
+    def generate(self, prompts, params, use_tqdm):
+        return [self.said(one["prompt_token_ids"], params.max_tokens) for one in prompts]
+
+    def said(self, prompt, count):
+        settings = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+        made = self.model.generate(torch.tensor([prompt]), pad_token_id=0, **settings)
+        answer = SimpleNamespace(token_ids=tuple(made[0, len(prompt) :].tolist()))
+        return SimpleNamespace(outputs=[answer])
+"""
+SGLANG = """
+class Engine:
+    def __init__(self, **settings):
+        assert settings["skip_tokenizer_init"] and settings["disable_radix_cache"]
+        assert settings["context_length"] > 4 and settings["max_running_requests"] == 3
+
+    def generate(self, input_ids, sampling_params):
+        assert sampling_params == {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+        return [{"output_ids": [3, 4, 5, 6]} for _ in input_ids]
+"""
+
+
+@pytest.mark.slow
+def test_a_peer_serves_in_its_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One serves our saved weights; another gives other tokens."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "vllm.py").write_text(VLLM)
+    (modules / "sglang.py").write_text(SGLANG)
+    monkeypatch.syspath_prepend(modules)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(modules), str(ROOT)]))
+    few = ["--device", "cpu", "--prompts", "3", "--tokens", "4", "--repeats", "1"]
+    with pytest.raises(SystemExit, match=r"^not timed: sglang$"):
+        servers.main([*few, "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "servers.json").read_text())
+    assert result["alike"] == {"vllm": 1.0, "sglang": 0.0} and result["absent"] == {}
+    assert set(result["rates"]) == {servers.FIRST, servers.AHEAD, "vllm"}
+    assert result["failed"] == {"sglang": "0% of its answers are ours"}
+    assert "| sglang | 0% of its answers are ours |  |" in capsys.readouterr().out
+
+
+# -- what results are valid for --------------------------------------------------------------------
+
+SMALL = {
+    "experiments/a.py": "from pagedsim.one import f\n",
+    "pagedsim/__init__.py": "",
+    "pagedsim/one.py": (
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import pagedsim.types\n"
+        "def f():\n    from . import two\n    import numpy\n"
+        "import importlib\nimportlib.import_module('pagedsim.three')\n"
+    ),
+    "pagedsim/two.py": "import pagedsim.report.plots\n",
+    "pagedsim/three/__init__.py": "",
+    "pagedsim/types.py": "",
+    "pagedsim/report/plots.py": "",
+    "pagedsim/other.py": "",
+}
+
+
+def test_a_digest_is_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(root: Path) -> str:
+        monkeypatch.setattr(device, "ROOT", root)
+        device._imported.cache_clear()
+        return device.digest.__wrapped__("experiments.a")
+
+    here, run = tmp_path / "here", 0
+    for name, text in SMALL.items():
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(text)
+    before = digest(here)
+    shutil.copytree(here, tmp_path / "there")
+    assert digest(tmp_path / "there") == before
+    for name, text in SMALL.items():
+        (here / name).write_text(f"{text}\nmore = 1\n")
+        changed = digest(here) != before
+        assert changed != name.endswith(("types.py", "plots.py", "other.py")), name
+        run += changed
+        (here / name).write_text(text)
+    assert run == 5
+    device._imported.cache_clear()
+
+
+def test_lines_measured_the_same_way_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def results(place: Path | None, **settings: Any) -> device.Results:
+        asked = Namespace(**{"out": place, "quick": True, "resume": True, "rounds": 3} | settings)
+        words = ["--out", "/some/where", "--quick"]
+        return device.Results("a", "lines", "swap", words, asked, CPU, dtype="x")
+
+    first = results(tmp_path)
+    assert first.known == []
+    first.add({"case": 1})
+    assert results(tmp_path).known == [{"case": 1}]
+    assert results(tmp_path, resume=False).known == results(tmp_path, rounds=4).known == []
+    assert first.content["command"] == "python -m experiments.benchmarks.swap --quick"
+    assert {"driver", "torch", "triton", "date", *device.SAME} <= set(first.content)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    monkeypatch.setattr(device, "tiles", lambda name: "others")
+    assert results(tmp_path).known == []
+
+
+def test_moved_bytes_are_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may compress zeros, and draws less power for them."""
+
+    def compressible(content: Any) -> bool:
+        counts = content.flatten().view(torch.uint8).bincount()
+        return int(counts.max()) > content.nbytes // 2
+
+    assert not compressible(device.Copy(CPU, tiny=True)._source)
+    seen: list[bool] = []
+    move = Mover.move
+
+    def checked(self: Mover, *given: Any) -> None:
+        seen[:] = [compressible(self.cache.gpu), compressible(self.cache.cpu)]
+        move(self, *given)
+
+    monkeypatch.setattr(Mover, "move", checked)
+    one = next(iter(swap.swaps(quick=True)))
+    assert swap.measure(one, torch.bfloat16, CPU, swap.LITTLE, 1)["right"]
+    assert seen == [False, False]

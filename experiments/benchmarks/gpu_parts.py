@@ -13,19 +13,18 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
 
-from experiments.benchmarks.device import digest, tiles
+from experiments.benchmarks.device import digest, tiles, version_of
 from experiments.benchmarks.harness import ROOT
 from experiments.benchmarks.shapes import BASE
 
 FOLDER = "{out}"
 """In the words of a part, the folder of results, whose place varies."""
 EIGHT = ("--kv-cache-dtype", "fp8_e4m3")
-PLUGIN = "experiments.benchmarks.gpu.plugin"
+PLUGIN = "experiments.benchmarks.gpu_plugin"
 FRONT_DOOR = "pagedsim"
 """The first word of a study, which needs more packages."""
 STUDIES = (
@@ -72,98 +71,78 @@ class Part(NamedTuple):
 
 
 def parts(device: str, quick: bool) -> list[Part]:
-    """All parts, in order."""
-    found = _tiny(device) if quick else _whole()
-    if quick:  # however long they take
-        return [part._replace(least=Part._field_defaults["least"]) for part in found]
-    return found
-
-
-def _whole() -> list[Part]:
-    sizes = ("--rounds", "10")
-    tune = ("--short", "--rounds", "5", "--models", BASE, "--table", f"{FOLDER}/tuned.json")
-    base = (f"model={BASE}", "backend.model=null", "backend.device=cuda")
-    bounded = ("server.max_seqs=64", "backend.cache_tokens=16384")
-    return [
-        _tests("smoke", "--one-case")._replace(most=180, least=60),
-        _benchmark("headlines", "kernels", *sizes, "--resume", "--headlines", "--peers"),
-        _study("calibrate", *base, *bounded),
-        _study("validate", *base, *bounded, "scale=full", "backend.shrink=2", *_rounds(3, 5)),
-        _benchmark("step", "step", *sizes, "--resume", "--headlines", least=90),
-        _study("fcfs_vs_priority", *base, "backend.limit=200"),
-        _study(
-            *("parity", "model=qwen3-0.6b", *base[1:], "backend.cache_tokens=2048"),
-            *('study.over=["policy=fcfs,priority","preemption=recompute,swap"]', *_rounds(1, 3)),
-        ),
-        _tuner("tiles, decode, 8 bits", *tune, "--kernels", "decode", *EIGHT),
-        _tuner("tiles, decode", *tune, "--kernels", "decode"),
-        _tuner("tiles, prefill", *tune, "--kernels", "prefill"),
-        _tuner("tiles, prefill, 8 bits", *tune, "--kernels", "prefill", *EIGHT),
-        _benchmark("profile", "profile", *sizes, least=60),
-        _benchmark("host", "host", "--device", "cuda"),
-        _benchmark("swap", "swap", *sizes, "--resume"),
-        _benchmark("swap, 8 bits", "swap", *sizes, "--resume", *EIGHT),
-        _tests("tests")._replace(least=120),
-        _alone(),
-        _products(),
-        _benchmark("products", "products", *sizes, "--resume"),
-        _benchmark("experts", "products", "experts", *sizes, "--resume"),
-        _benchmark("kernels", "kernels", *sizes, "--resume", "--peers", "sdpa", "flashinfer"),
-        _benchmark("step, all", "step", *sizes, "--resume", least=90),
-        _benchmark("engine", "engine", "--device", "cuda", "--repeats", "1", least=120),
-        _benchmark("servers", "servers", least=120),
-        _benchmark("peers", "kernels", *sizes, "--resume", "--headlines", "--name", "peers"),
-    ]
-
-
-def _tiny(device: str) -> list[Part]:
-    """The same but the tuner, which needs a GPU's clock."""
-    sizes = ("--device", device, "--quick", "--rounds", "2", "--resume")
-    few = ("--prompts", "8", "--tokens", "8", "--repeats", "1")
-    short = ("--running", "1", "64", "--steps", "20", "--rounds", "2")
+    """All parts, in order; tiny ones are begun however long they take, and none of them tunes,
+    which takes a GPU's clock."""
+    given = ("--device", device)
+    sizes = (*given, "--quick", "--rounds", "2") if quick else ("--rounds", "10")
+    sizes = (*sizes, "--resume")
+    few = ("--prompts", "8", "--tokens", "8") if quick else ()
+    steps = ("--running", "1", "64", "--steps", "20", "--rounds", "2") if quick else ()
     clock = f"backend.clock={'cpu' if device == 'cpu' else 'wall'}"
     small = ("server.max_seqs=2", "backend.cache_tokens=256", "backend.shrink=40")
-    own = (f"backend.device={device}", clock, *small)
-    calibration = [
-        f"study.calibration.{one}.workload.requests=20" for one in ("few", "some", "many")
-    ]
-    return [
-        _tests("smoke", "--one-case"),
+    real = ("backend.model=null", "backend.device=cuda")
+    base = own = (f"backend.device={device}", clock, *small) if quick else (f"model={BASE}", *real)
+    if not quick:
+        own = (*base, "server.max_seqs=64", "backend.cache_tokens=16384")
+    rounds = ("study.repeats=1", "study.seconds=0.1")
+    whole = ("scale=full", "backend.shrink=2", "study.repeats=3", "study.seconds=5")
+    limit = ("backend.limit=10", "seeds=1") if quick else ("backend.limit=200",)
+    parity = (
+        *base,
+        *rounds,
+        'study.over=["preemption=swap"]',
+        *(f"study.calibration.{one}.workload.requests=20" for one in ("few", "some", "many")),
+    )
+    if not quick:
+        parity = (
+            *("model=qwen3-0.6b", *real, "backend.cache_tokens=2048"),
+            'study.over=["policy=fcfs,priority","preemption=recompute,swap"]',
+            *("study.repeats=1", "study.seconds=3"),
+        )
+    tune = ("--short", "--rounds", "5", "--models", BASE, "--table", f"{FOLDER}/tuned.json")
+    found = [
+        _tests("smoke", "--one-case")._replace(most=180, least=60),
         _benchmark("headlines", "kernels", *sizes, "--headlines", "--peers"),
         _study("calibrate", *own),
-        _study("validate", *own, *_rounds(1, 0.1)),
-        _benchmark("step", "step", *sizes, "--headlines"),
-        _study("fcfs_vs_priority", *own, "backend.limit=10", "seeds=1"),
-        _study("parity", *own, *_rounds(1, 0.1), 'study.over=["preemption=swap"]', *calibration),
-        _benchmark("profile", "profile", *sizes),
-        _benchmark("host", "host", "--device", device, *short),
+        _study("validate", *own, *(rounds if quick else whole)),
+        _benchmark("step", "step", *sizes, "--headlines", least=90),
+        _study("fcfs_vs_priority", *base, *limit),
+        _study("parity", *parity),
+        _tuner("tiles, decode, 8 bits", "attention", *tune, "--kernels", "decode", *EIGHT),
+        _tuner("tiles, decode", "attention", *tune, "--kernels", "decode"),
+        _tuner("tiles, prefill", "attention", *tune, "--kernels", "prefill"),
+        _tuner("tiles, prefill, 8 bits", "attention", *tune, "--kernels", "prefill", *EIGHT),
+        _benchmark("profile", "profile", *sizes, least=60),
+        _benchmark("host", "host", *given, *steps),
         _benchmark("swap", "swap", *sizes),
         _benchmark("swap, 8 bits", "swap", *sizes, *EIGHT),
-        _tests("tests"),
+        _tests("tests")._replace(least=120),
         _alone(),
+        # It takes longer than a slice, and resumes matrix by matrix.
+        _tuner(
+            *("tiles, products", "products", "--rounds", "5", "--resume"),
+            *("--table", f"{FOLDER}/tuned_products.json"),
+        ),
         _benchmark("products", "products", *sizes),
         _benchmark("experts", "products", "experts", *sizes),
         _benchmark("kernels", "kernels", *sizes, "--peers", "sdpa", "flashinfer"),
-        _benchmark("step, all", "step", *sizes),
-        _benchmark("engine", "engine", "--device", device, *few),
-        _benchmark("servers", "servers", "--device", device, *few),
+        _benchmark("step, all", "step", *sizes, least=90),
+        _benchmark("engine", "engine", *given, *few, "--repeats", "1", least=120),
+        _benchmark("servers", "servers", *given, *few, "--repeats", "1" if quick else "2",
+                   least=120),
         _benchmark("peers", "kernels", *sizes, "--headlines", "--name", "peers"),
-    ]
+    ]  # fmt: skip
+    if quick:
+        least = Part._field_defaults["least"]
+        return [part._replace(least=least) for part in found if "tiles" not in part.name]
+    return found
 
 
 def lacking() -> list[str]:
     """The packages that studies need and that are missing, as pip names them, without tracking."""
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = [one for one in content["project"]["dependencies"] if not one.startswith("wandb")]
-    return [one for one in wanted if not _there(re.split("[^a-z-]", one)[0])]
-
-
-def _there(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
+    return [one for one in wanted if version_of(re.split("[^a-z-]", one)[0]) is None]
 
 
 def _study(name: str, *words: str) -> Part:
@@ -173,11 +152,6 @@ def _study(name: str, *words: str) -> Part:
     return Part(name, (FRONT_DOOR, *own, *words, place), STUDIES, least=120)
 
 
-def _rounds(repeats: int, seconds: float) -> tuple[str, str]:
-    """The repeats of each load of a validation, and their seconds."""
-    return f"study.repeats={repeats}", f"study.seconds={seconds:g}"
-
-
 def _benchmark(name: str, module: str, *words: str, least: float = 45.0) -> Part:
     full = f"experiments.benchmarks.{module}"
     tiled = module not in ("swap", "host", "products")
@@ -185,43 +159,31 @@ def _benchmark(name: str, module: str, *words: str, least: float = 45.0) -> Part
 
 
 def _tuner(name: str, *words: str) -> Part:
-    return Part(name, ("experiments.benchmarks.tune", "attention", *words), least=120)
-
-
-def _products() -> Part:
-    """It takes longer than a slice, and resumes matrix by matrix."""
-    table = ("--resume", "--table", f"{FOLDER}/tuned_products.json")
-    words = ("experiments.benchmarks.tune", "products", "--rounds", "5", *table)
-    return Part("tiles, products", words, least=120)
+    return Part(name, ("experiments.benchmarks.tune", *words), least=120)
 
 
 def _tests(name: str, *words: str) -> Part:
-    """Without conftest.py, which needs simpy, hydra and wandb."""
-    files = marked()
-    together = ("-n", str(WORKERS)) if _many() else ()
-    others = [f"--deselect={test}" for test in ALONE]
-    return Part(name, (*_pytest(), *together, *words, *others, *files), _modules(files))
+    """Without conftest.py, which needs simpy, hydra and wandb; in parallel where there are cores,
+    since most of their time they compile."""
+    many = importlib.util.find_spec("xdist") is not None and (os.cpu_count() or 1) >= WORKERS
+    together = ("-n", str(WORKERS)) if many else ()
+    return _pytest(
+        name, marked(), *together, *words, *(f"--deselect={test}" for test in ALONE), *marked()
+    )
 
 
 def _alone() -> Part:
     """The tests that others would disturb."""
     files = [test.partition("::")[0] for test in ALONE]
-    return Part("tests alone", (*_pytest(), *ALONE), _modules(files), least=120)
+    return _pytest("tests alone", files, *ALONE)._replace(least=120)
 
 
-def _pytest() -> tuple[str, ...]:
+def _pytest(name: str, files: Sequence[str], *words: str) -> Part:
     """Tests that passed in one part are left out of the others."""
     record = ("-p", PLUGIN, f"--record={FOLDER}/tests.json")
-    return "pytest", "-q", "-m", "gpu", "--noconftest", *record
-
-
-def _modules(files: Sequence[str]) -> tuple[str, ...]:
-    return (*(path.removesuffix(".py").replace("/", ".") for path in files), PLUGIN)
-
-
-def _many() -> bool:
-    """Whether tests run in parallel: most of their time they compile."""
-    return importlib.util.find_spec("xdist") is not None and (os.cpu_count() or 1) >= WORKERS
+    modules = (path.removesuffix(".py").replace("/", ".") for path in files)
+    command = ("pytest", "-q", "-m", "gpu", "--noconftest", *record, *words)
+    return Part(name, command, (*modules, PLUGIN))
 
 
 def marked() -> list[str]:

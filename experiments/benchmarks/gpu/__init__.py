@@ -1,1 +1,0 @@
-"""All that a GPU has to tell, in one command that goes on where it was stopped."""

@@ -1,0 +1,394 @@
+"""Measures of papers' studies by hand, on tables of a few rows and on single real runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.papers.batched import batched
+from experiments.papers.chunk_budget import ChunkBudget, Stall, full_budget, longest_gap
+from experiments.papers.curves import (
+    at,
+    crossing,
+    ends_of_batches,
+    gain,
+    normalized_latency,
+    sustained,
+)
+from experiments.papers.early_rejection import loads
+from experiments.papers.memory_observed import KINDS, Observed
+from experiments.papers.memory_use import MemoryUse, while_waiting
+from experiments.papers.past_future import longest_gaps, served
+from experiments.papers.sharing import met_at, saving, served_rate
+from experiments.papers.size_based import MEASURES, Answers, answers_of, mean_of, only, p99_of
+from experiments.studies.swap_prices import Priced
+from pagedsim.core import ConfigError
+from pagedsim.metrics.arms import Run
+from pagedsim.run.backend import StoppableRecorder
+from pagedsim.run.compose import Command
+from pagedsim.run.job import Job, run_job
+from pagedsim.run.runs import Runs
+from tests.metrics.tables import NAN, requests_of, steps_of
+from tests.run.studies import job_of, run_of
+from tests.sim.shapes import CONF
+
+
+class Tables(Run):
+    """A run with the tables of its `config`."""
+
+    def requests(self, *columns: str) -> pa.Table:
+        return requests_of(*self.config["requests"]).select(columns)
+
+    def steps(self, *columns: str) -> pa.Table:
+        return steps_of(*self.config["steps"]).select(list(dict.fromkeys(columns)))
+
+
+def run_with(
+    requests: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]] = (), **config: Any
+) -> Run:
+    summary = {"preemptions": 1, "requests": 4, "kv_utilisation_mean": 0.5}
+    return Tables("x", 0, Path(), {"requests": requests, "steps": steps, **config}, summary)
+
+
+# -- curves ----------------------------------------------------------------------------------------
+
+
+def test_a_rate_is_sustained_up_to_the_bound() -> None:
+    curve = {4.0: 10.0, 1.0: 0.1, 2.0: 1.0, 3.0: 0.9}
+    assert sustained(curve, 0.1) == 1.0
+    assert sustained(curve, math.sqrt(0.1)) == pytest.approx(1.5)  # halfway in the logarithm
+    assert sustained(curve, 3.0) == pytest.approx(3 + math.log(3 / 0.9) / math.log(10 / 0.9))
+    assert sustained({1: 0.1, 2: 1.0, 3: 0.2, 4: 2.0}, 0.5) < 2  # the first passage counts
+    assert math.isnan(sustained({1: 0.1, 2: 10.0}, 20.0))
+    curves = {"paged": {2.0: 0.1, 4.0: 10.0}, "static": {1.0: 0.1, 2.0: 10.0}}
+    assert gain(curves, "paged", "static", 1.0) == pytest.approx(2)
+
+
+def test_curves_cross_where_the_first_falls_below_the_second() -> None:
+    small, large = {1.0: 2.0, 2.0: 2.0, 3.0: 2.0}, {1.0: 1.0, 2.0: 2.0, 3.0: 4.0}
+    assert crossing({"small": small, "large": large}) == pytest.approx(2.0)
+    assert math.isnan(crossing({"small": large, "large": small}))
+    assert at({1.0: 1.0, 3.0: 4.0}, 2.0) == pytest.approx(2.0)
+    assert math.isnan(at({1.0: 1.0, 3.0: 4.0}, 3.5))
+    assert met_at({0.0: 0.0, 0.01: 20.0, 0.1: 40.0}, 30.0) == pytest.approx(math.sqrt(0.001))
+
+
+def test_normalized_latency_is_of_arrivals_after_the_warm_up() -> None:
+    run = run_with(
+        [
+            {"arrival": 0.0, "scheduled": 0.0, "finished": 1.0, "output_tokens": 1},
+            {"arrival": 2.0, "scheduled": 2.0, "finished": 5.0, "output_tokens": 1},
+            {"arrival": 2.0, "scheduled": 2.0, "finished": 6.0, "output_tokens": 2},
+        ]
+    )
+    assert normalized_latency(run, 1.0) == pytest.approx((3 / 1 + 4 / 2) / 2)
+    assert normalized_latency(run) == pytest.approx((1 + 3 / 1 + 4 / 2) / 3)
+    assert normalized_latency(run, 1.0, together=True) == pytest.approx((4 / 1 + 4 / 2) / 2)
+    with pytest.raises(ConfigError, match="warm_up=3: must be shorter"):
+        normalized_latency(run, 3.0)
+    # By rows: batches of the first and the third, of the second, of the last two.
+    scheduled = np.array([0.0, 5.0, 1.0, 9.0, 9.5])
+    finished = np.array([5.0, 9.0, 3.0, 12.0, 11.0])
+    assert ends_of_batches(scheduled, finished).tolist() == [5, 9, 5, 12, 12]
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+ONE = (
+    *("workload=fixed", "workload.requests=1", "workload.lengths.prompt=20"),
+    *("workload.lengths.output=5", "server.max_model_len=32", "backend.every=1"),
+)
+
+
+def inspected(folder: Path, *changes: str, without: tuple[str, ...] = ()) -> Run:
+    job = job_of(folder, ["experiment=paper_fig2", "seeds=1", *changes], list(without))
+    run = run_job(job, StoppableRecorder())
+    assert isinstance(run, Run), run
+    return run
+
+
+@pytest.mark.usefixtures("hydra")
+@pytest.mark.parametrize(
+    ("memory", "blocks", "owned"),
+    [
+        *(("paged", 4, 32), ("reserved_max", 64, 32)),
+        *(("reserved_pow2", 64, 28), ("reserved_oracle", 64, 25)),
+    ],
+)
+def test_every_slot_of_a_single_request(
+    tmp_path: Path, memory: str, blocks: int, owned: int
+) -> None:
+    run = inspected(tmp_path, *ONE, f"memory={memory}", f"memory.blocks={blocks}")
+    steps = run.steps("decode_seqs", *KINDS).to_pylist()
+    assert [step["decode_seqs"] for step in steps] == [0, 1, 1, 1, 1]
+    assert np.isnan(steps[0]["stored"])  # its prompt is being computed
+    for filled, step in enumerate(steps[1:], start=21):
+        slots = [64 * step[kind] for kind in ("stored", "reserved", "internal", "external")]
+        assert slots == [filled, 25 - filled, owned - 25, 64 - owned]
+
+
+@pytest.mark.usefixtures("hydra")
+def test_inspections_change_nothing(tmp_path: Path) -> None:
+    changes = ("workload.requests=60", "workload.rate=20", "memory.blocks=200")
+    seen = inspected(tmp_path / "seen", *changes, "backend.every=5")
+    simulated = ("backend._target_=pagedsim.run.simulated.Simulated", "~backend.every")
+    words = (*changes, "backend.fast_forward=true")
+    plain = inspected(tmp_path / "plain", *words, without=simulated)
+    steps = plain.steps()
+    assert seen.steps(*steps.column_names).equals(steps)
+    assert seen.requests().equals(plain.requests())
+    every = seen.steps("step", "prefill_tokens", "stored").to_pylist()
+    found = {step["step"] for step in every if not np.isnan(step["stored"])}
+    assert found == {s["step"] for s in every if s["step"] % 5 == 0 and not s["prefill_tokens"]}
+    with pytest.raises(ConfigError, match="fast_forward=True: must be false"):
+        Observed(fast_forward=True)
+
+
+@pytest.mark.usefixtures("hydra")
+def test_orca_max_holds_exactly_seven_and_leaves_8_85_percent(tmp_path: Path) -> None:
+    memory = ("memory=reserved_max", "memory.blocks=15728")
+    run = inspected(tmp_path, "workload.requests=40", "workload.rate=20", *memory)
+    study = MemoryUse(
+        **{"title": "t", "question": "q", "source": "s", "systems": {"most": []}},
+        largest="most",
+        variants=None,
+        published={"most": [25, 25, 40, 10]},
+        warm_up=5.0,
+    )
+    count, left = study.read_arms({"most": [run]}).rows[-2:]
+    assert count.what == "arm: requests at once, 15,728 // 2,048"
+    assert (count.ours, count.published) == (7, 7)
+    assert left.what == "arm: slots that 7 × 2,048 leave over"
+    assert left.ours == pytest.approx(left.published) == pytest.approx(8.850, abs=5e-4)
+
+
+def test_averages_are_over_the_time_that_counts() -> None:
+    steps = [{"end": 2.0}, {"end": 3.0}, {"end": 6.0}, {"end": 9.0, "waiting": 0}]
+    shares = (0.0, 0.2, 0.4, 0.0)
+    steps = [
+        {"waiting": 1, "running": 10 * share, "stored": share} | row
+        for row, share in zip(steps, shares, strict=True)
+    ]
+
+    class Seen(Tables):
+        def steps(self, *columns: str) -> pa.Table:
+            table = steps_of(*({k: v for k, v in row.items() if k != "stored"} for row in steps))
+            table = table.append_column("stored", pa.array(shares))
+            return table.select(list(dict.fromkeys(columns)))
+
+    run = Seen("x", 0, Path(), {"requests": [{"arrival": 0.0}, {"arrival": 8.0}]}, {})
+    assert while_waiting(run, 2.0, "stored") == pytest.approx((0.2 + 3 * 0.4) / 4)
+    with pytest.raises(ConfigError, match=r"study.warm_up=7: must be shorter: .* no request waits"):
+        while_waiting(run, 7.0, "stored")
+    assert batched(run, 2) == pytest.approx((2 * 1 + 4 * 3 + 0 * 2) / 6)
+    with pytest.raises(ConfigError, match="warm_up=8: must be shorter than the 8 s of arrivals"):
+        batched(run, 8)
+
+
+def config(size: int = 16, rate: float = 32.0) -> dict[str, Any]:
+    def option(group: str, name: str) -> Any:
+        return OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+
+    return {
+        "model": option("model", "opt-13b"),
+        "hardware": {**option("hardware", "a100-40gb"), "pcie_gb_s": rate},
+        "cost": option("cost", "distserve-opt-13b-tp1"),
+        "memory": {"block_size": size, "kv_layout": "layer"},
+        "tensor_parallel": 1,
+        "kv_cache_dtype": "auto",
+    }
+
+
+def test_swap_pays_eighty_copies_a_block_both_ways() -> None:
+    price = Priced(config())(512, 25, 8000)
+    block = 16 * 819_200 / (32e9 * 0.8) + 80 * 5e-6
+    assert price.swap == pytest.approx(2 * 32 * block)
+    assert Priced(config())(497).swap == price.swap > Priced(config())(496).swap
+    compute = 1e-3 * (512 * 0.1405 + 512**2 * 8.08e-6)
+    assert price.recompute == pytest.approx(1e-3 * 22.05 + compute)
+    assert price.beside == pytest.approx(compute), "beside decodes the weights are read already"
+    given = Priced(config(), block_size=1, layout="block", pcie_gb_s=64.0)(100)
+    assert given.swap == pytest.approx(2 * 100 * (819_200 / (64e9 * 0.8) + 5e-6))
+
+
+# -- sharing ---------------------------------------------------------------------------------------
+
+
+def test_rates_and_savings_are_of_the_steps_while_others_wait() -> None:
+    """Steps of a second each; those from 2 s on count: a prompt of the second request, and a step
+    of decodes."""
+    one = {"output_tokens": 2, "sequences": 2, "finished": 4.0}
+    run = run_with(
+        [one | {"scheduled": 0.0}, one | {"scheduled": 3.0}],
+        [
+            {"end": 2.0, "decode_seqs": 9, "used_blocks": 1},
+            {"end": 3.0, "sampled_prefills": 1, "used_blocks": 4, "shared_blocks": 4},
+            {"end": 4.0, "decode_seqs": 4, "used_blocks": 4, "shared_blocks": 2},
+            {"end": 9.0, "decode_seqs": 9, "used_blocks": 1, "shared_blocks": 9},
+        ],
+    )
+    # In two seconds a first token and four in two sequences: three, of requests of two.
+    assert served_rate([run], 1.0) == pytest.approx(3 / 2 / 2)
+    # 8 named for 4 used, and 6 for 4: 1.75 on average.
+    assert saving([run], 1.0) == pytest.approx(100 * (1 - 1 / 1.75))
+    with pytest.raises(ConfigError, match="settled=3: x: no request waits after 3 s: must be"):
+        served_rate([run], 3.0)
+
+
+@pytest.mark.usefixtures("hydra")
+def test_parallel_samples_share_the_full_blocks_of_their_prompt(tmp_path: Path) -> None:
+    """Of 40 tokens two blocks are full."""
+    lengths = "workload.lengths={shape: fixed, prompt: 40, output: 24}"
+    own = ["workload.arrivals=burst", "workload.n=4", "server.max_seqs=4", "workload.requests=1"]
+    run = run_of(tmp_path, ["experiment=paper_fig14_15"], [*own, lengths])
+    # The step after the prompt needs a block for each; 49 tokens have 4 each.
+    steps = run.steps("used_blocks", "shared_blocks").to_pylist()
+    assert steps[0] == {"used_blocks": 3, "shared_blocks": 0}
+    assert steps[1] == {"used_blocks": 2 + 4, "shared_blocks": 2 * 3}
+    assert steps[9] == {"used_blocks": 2 + 2 * 4, "shared_blocks": 2 * 3}
+
+
+# -- overload, goodput and sizes -------------------------------------------------------------------
+
+
+def test_loads_of_each_stage() -> None:
+    """Two requests are served, one is refused at 3 s, its prompt computed, and one on arrival."""
+    one: dict[str, Any] = {
+        **{"arrival": 0.0, "left": 1.0, "boarded": 1.5, "finished": 3.5, "output_tokens": 5}
+    }
+    refused = {"left": NAN, "boarded": NAN, "first_token": NAN, "state": "rejected"}
+    rows = [
+        *(one, one | {"left": 2.0, "boarded": 2.0, "finished": 2.2}),
+        one | refused | {"arrival": 0.5, "finished": 3.0, "first_token": 3.0},
+        one | refused | {"arrival": 4.0, "finished": 4.0},
+    ]
+    run = run_with(rows, router={"tbt": 0.1})
+    found = loads([run], 0.0, 3.0)
+    assert found.refused == 0.5 and found.late == 0.25
+    assert found.slow == 0.25  # 0.5 s a token, and 0.05
+    assert found.prefill == 1.5 and found.decode == pytest.approx(1.1)
+    assert found.curves == {"seconds": [0, 1, 2], "prefill": [2, 2, 1], "decode": [0, 0, 2]}
+    found = loads([run], 0.0, 9.0)  # 2, 2, 1, 0 and 0, 0, 2, 1
+    assert found.queue_swing == pytest.approx(0.6875**0.5 / 1.25)
+    assert found.swing == pytest.approx(0.6875**0.5 / 0.75)
+    assert found.together == pytest.approx((0.5 - 1.25 * 0.75) / 0.6875)
+    with pytest.raises(ConfigError, match=r"^study\.warm_up=4: must be shorter than the 4 s of"):
+        loads([run], 4.0, 3.0)
+
+
+def test_goodput_is_of_requests_that_met_all_bounds() -> None:
+    """One request is quick, one waits for its first token, and one is preempted for 2 s; the last
+    question comes at 10 s."""
+    base = {"arrival": 0.0, "first_token": 1.0, "finished": 4.0, "output_tokens": 4}
+    rows = [
+        *(base, base | {"first_token": 3.0, "finished": 5.0, "output_tokens": 3}),
+        base | {"finished": 6.0, "preemptions": 1},
+        base | {"arrival": 10.0, "first_token": 11.0, "finished": 12.0, "output_tokens": 2},
+    ]
+    ends = (2.0, 3.0, 4.0, 5.0, 6.0, 12.0)
+    run = run_with(rows, [{"end": end, "decode_seqs": 1} for end in ends])
+    # The third has 3 gaps in 5 steps: two of them ordinary, and what is left is its pause.
+    assert longest_gaps(run) == pytest.approx([1, 1, 3, 1])
+    found = served(run, 0.0, [2.0, 4.0, math.inf], 1.5)
+    assert found.goodputs == pytest.approx((4 / 10, 7 / 10, 7 / 10))
+    assert found.tokens == pytest.approx(11 / 10)  # the last is not over when questions end
+    assert found.prompt == pytest.approx(2 / 3) and found.even == pytest.approx(2 / 3)
+    assert found.preemptions == 0.25 and found.kv == 0.5
+    assert served(run, 4.5, [9.0], 9.0).tokens == pytest.approx(7 / 5.5)
+    with pytest.raises(ConfigError, match="x: no request finishes between warm_up=7 and the last"):
+        served(run, 7.0, [9.0], 9.0)
+
+
+def test_answers_are_of_finished_requests_and_classes_are_equal_parts_by_length() -> None:
+    found = answers_of(
+        run_with(
+            [
+                {"arrival": 1.0, "finished": 5.0, "output_tokens": 2},
+                {"arrival": 2.0, "finished": 11.0, "output_tokens": 3},
+                {"arrival": 3.0, "finished": NAN, "output_tokens": 3, "state": "rejected"},
+            ]
+        )
+    )
+    assert found.seconds.tolist() == [4, 9] and found.a_token.tolist() == [2, 3]
+    assert found.span == 10 and found.per_second == 0.2
+    assert MEASURES["mean"](found) == 2.5 and MEASURES["P90"](found) == pytest.approx(2.9)
+    with pytest.raises(ConfigError, match="x: no request was finished"):
+        answers_of(run_with([{"finished": NAN, "state": "rejected"}]))
+    every = Answers(np.array([10.0, 20, 30, 40]), np.array([1.0, 2, 3, 4]), 10.0)
+    assert [only(2, part, mean_of)(every) for part in (0, 1)] == [15, 35]
+    assert only(4, 3, p99_of)(every) == 40
+    alike = Answers(np.array([1.0, 3]), np.array([5.0, 5]), 10.0)
+    assert only(2, 0, mean_of)(alike) == 2  # of one length, all are the shortest
+
+
+# -- chunk budgets ---------------------------------------------------------------------------------
+
+
+def searched(study: ChunkBudget, sustains: Mapping[str, float]) -> Runs:
+    """Its runs, where each budget meets the objective up to a rate; the wait is what misses it in
+    "512", and a gap in the other."""
+    runs = Runs(Command([], {"seed": 0, "seeds": 2}, Path()))
+    while arms := study.next_runs(runs):
+        for arm in arms:
+            (seed,) = arm.seeds or ()
+            name = arm.name.split(", ")[1]
+            missed = arm.changes["workload.rate"] > sustains[name]
+            summary = {
+                "finished": 9,
+                "itl_p99": 0.2 if missed and name == "first" else 0.1,
+                "queue_time_p50": 3.0 if missed and name == "512" else 2.0,
+                "notices": [],
+            }
+            runs.jobs.append(Job(arm.name, seed, {}, Path()))
+            runs.finished[arm.name, seed] = Run(arm.name, seed, Path(), {}, summary)
+    return runs
+
+
+def test_a_search_ends_at_the_rate_that_is_sustained_and_objectives_share_their_runs() -> None:
+    objective = {"gap": 0.1, "budget": "512"}
+
+    def study(*objectives: str) -> ChunkBudget:
+        case: Any = {"overrides": [], "start": 1.0, "published": 2.0}
+        case["objectives"] = dict.fromkeys(objectives, objective)
+        capacity: Any = {"baseline": "first", "queue_time": 2.0, "tolerance": 0.05}
+        capacity["cases"] = {"small": case}
+        none: Any = dict.fromkeys(("stalls", "crossing", "beside"))
+        words = {"title": "t", "question": "q", "source": "s"}
+        budgets: Any = {"first": ["batching=prefill_first"], "512": ["batching=unified"]}
+        return ChunkBudget(**words, budgets=budgets, capacity=capacity, **none)
+
+    sustains = {"first": 1.3, "512": 3.9}
+    runs = searched(study("strict"), sustains)
+    assert len(runs.jobs) == len(searched(study("strict", "relaxed"), sustains).jobs)
+    reading = study("strict").analyse(runs)
+    most = reading.rows[0]
+    assert most.what == "small: the largest gain of a budget"
+    assert most.ours == pytest.approx(3, rel=0.05) and most.published == 2.0
+    found: Any = reading.data["capacity"]
+    assert 1.3 / 1.05 <= found["small, strict"]["first"] <= 1.3
+    assert reading.table and len(reading.table) == 4  # two budgets, two seeds
+    nothing = study("strict").analyse(searched(study("strict"), {"first": 0.0, "512": 3.9}))
+    assert [row.what for row in nothing.rows] == ["small, strict: 512 / first"]
+    assert math.isnan(nothing.rows[0].ours)
+
+
+@pytest.mark.usefixtures("hydra")
+def test_no_gap_is_longer_than_a_full_budget_costs(tmp_path: Path) -> None:
+    words = ["experiment=single", "model=llama-2-7b", "workload.rate=6", "workload.requests=60"]
+    changes = ["batching=unified", "server.max_batched_tokens=256"]
+    run = run_of(tmp_path / "chunks", words, changes)
+    steps = run.steps("start", "end", "decode_seqs")
+    start, end, decodes = (np.asarray(steps[name].to_numpy()) for name in steps.column_names)
+    longest = (end - start)[decodes > 0].max()
+    assert longest_gap(run) == pytest.approx(longest)
+    assert longest < full_budget(run) < 1.5 * longest
+    assert Stall.of([run]).cost == full_budget(run)
+    whole = run_of(tmp_path / "whole", words, ["batching=prefill_first"])
+    assert math.isnan(Stall.of([whole]).cost) and Stall.of([whole]).gap == longest_gap(whole) > 0
