@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.papers import batched, chunk_budget, kv_tiers, memory_use, past_future, sharing
+from experiments.papers import chunk_budget, kv_tiers, memory_use, past_future, sharing
 from pagedsim.core import ConfigError, Request
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.recorder import Recorder
@@ -29,7 +29,6 @@ RIGHT = {
 }
 """Who reads the steps of a run, and how that is right where replicas come one after the other."""
 ONE_SERVER = {
-    "experiments/papers/batched.py": "Batched",
     "experiments/papers/chunk_budget.py": "ChunkBudget",
     "experiments/papers/kv_tiers.py": "KvTiers",
     "experiments/papers/memory_use.py": "MemoryUse",
@@ -90,8 +89,8 @@ def test_who_reads_steps_is_right_about_fleets_or_takes_none() -> None:
         if pattern.search(path.read_text(encoding="utf-8"))
     }
     assert found - {"pagedsim/metrics/recorder.py"} == {*RIGHT, *ONE_SERVER}
-    every: tuple[type[Study], ...] = (batched.Batched, chunk_budget.ChunkBudget)
-    every += (kv_tiers.KvTiers, memory_use.MemoryUse, past_future.Goodput, sharing.Sharing)
+    every: tuple[type[Study], ...] = (chunk_budget.ChunkBudget, kv_tiers.KvTiers)
+    every += (memory_use.MemoryUse, past_future.Goodput, sharing.Sharing)
     studies = {study.__name__: study for study in every}
     assert {*ONE_SERVER.values()} == {name for name in studies if studies[name].one_server}
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.papers.batched import batched
 from experiments.papers.chunk_budget import ChunkBudget, Stall, full_budget, longest_gap
 from experiments.papers.curves import (
     at,
@@ -24,7 +23,7 @@ from experiments.papers.curves import (
 )
 from experiments.papers.early_rejection import loads
 from experiments.papers.memory_observed import KINDS, Observed
-from experiments.papers.memory_use import MemoryUse, while_waiting
+from experiments.papers.memory_use import MemoryUse, batched, while_waiting
 from experiments.papers.past_future import longest_gaps, served
 from experiments.papers.sharing import met_at, saving, served_rate
 from experiments.papers.size_based import MEASURES, Answers, answers_of, mean_of, only, p99_of
