@@ -29,6 +29,7 @@ from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.metrics.files import read_json
 
 C = TypeVar("C")
+K = TypeVar("K")
 
 # -- options ---------------------------------------------------------------------------------------
 
@@ -355,16 +356,16 @@ WARM_UP = 2
 AWAKE = 0.1
 """Seconds of work before them, since the clocks of an idle GPU are low."""
 
-Calls = Mapping[str, Callable[[], object]]
 
-
-def medians(calls: Calls, device: torch.device, rounds: int) -> dict[str, float]:
+def medians(
+    calls: Mapping[K, Callable[[], object]], device: torch.device, rounds: int
+) -> dict[K, float]:
     """Device seconds of a call, by name.
 
     All calls take turns in every round, so that a change of clocks is in all of them; this is what
     `triton.testing.do_bench`, which times one function after another, does not do.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[K, list[float]] = {name: [] for name in calls}
     flushed = noise(FLUSHED, device).view(torch.int32) if device.type == "cuda" else None
     if flushed is not None:
         end = time.monotonic() + AWAKE
@@ -379,7 +380,9 @@ def medians(calls: Calls, device: torch.device, rounds: int) -> dict[str, float]
     return {name: median(of) for name, of in seconds.items()}
 
 
-def wall_medians(calls: Calls, device: torch.device, rounds: int) -> dict[str, float]:
+def wall_medians(
+    calls: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
+) -> dict[str, float]:
     """Seconds by the host's clock, from an idle device to an idle device."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + WARM_UP):

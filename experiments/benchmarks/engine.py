@@ -254,14 +254,13 @@ def load_of(prompts: int | None, tokens: int | None, model: LoadedModel) -> Load
     cuda = model.device.type == "cuda"
     lengths, vocab = (range(64, 321), model.vocab_size) if cuda else (range(8, 65), 250)
     count = prompts or (256 if cuda else 64)
-    return random_load(count, lengths, [tokens or (128 if cuda else 64)] * count, vocab)
+    answers = [tokens or (128 if cuda else 64)] * count
+    return Load(prompts_of(random.Random(0), count, lengths, vocab), answers)
 
 
-def random_load(count: int, lengths: range, tokens: list[int], vocab: int) -> Load:
-    """Random prompts, equal in every run."""
-    rng = random.Random(0)
-    prompts = [[rng.randrange(3, vocab) for _ in range(rng.choice(lengths))] for _ in range(count)]
-    return Load(prompts, tokens)
+def prompts_of(rng: random.Random, count: int, lengths: range, vocab: int) -> list[list[int]]:
+    """Prompts of random tokens."""
+    return [[rng.randrange(3, vocab) for _ in range(rng.choice(lengths))] for _ in range(count)]
 
 
 def measure(
@@ -354,7 +353,7 @@ def cpu(words: Sequence[str]) -> None:
 def uneven_load(count: int, vocab: int) -> Load:
     """So many requests of uneven length, equal in every run."""
     rng = random.Random(count)
-    prompts = [[rng.randrange(3, vocab) for _ in range(rng.choice(LENGTHS))] for _ in range(count)]
+    prompts = prompts_of(rng, count, LENGTHS, vocab)
     return Load(prompts, [rng.choice(ANSWERS) for _ in range(count)])
 
 

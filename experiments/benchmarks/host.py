@@ -115,7 +115,11 @@ def measure(
     model: LoadedModel, running: int, ahead: bool, steps: int, rounds: int
 ) -> dict[str, Any]:
     """Seconds of each part of a step, if its tokens are right."""
-    engine = full_batch(model, running, steps * rounds, ahead)
+    rng, most = random.Random(0), steps * rounds + 64
+    prompts = [
+        [rng.randrange(250) for _ in range(rng.randint(64, LONGEST - most))] for _ in range(running)
+    ]
+    engine = full_batch(model, prompts, most, async_scheduling=ahead)
     found: dict[str, Any] = {"requests": running, "async_scheduling": ahead}
     found["right"] = right(engine)
     if not found["right"]:
@@ -125,17 +129,15 @@ def measure(
     return {**found, **parts, "seconds": sum(parts.values())}
 
 
-def full_batch(model: LoadedModel, running: int, steps: int, ahead: bool) -> LLMEngine:
-    """An engine whose `running` requests all decode for longer than `steps` steps."""
-    engine = LLMEngine(
-        model=model, device=model.device.type, max_seqs=running, async_scheduling=ahead
-    )
-    params = SamplingParams(temperature=0, max_tokens=steps + 64, ignore_eos=True)
-    rng = random.Random(0)
-    for number in range(running):
-        length = rng.randint(64, LONGEST - steps - 64)
-        engine.add_request(number, [rng.randrange(250) for _ in range(length)], params)
-    while engine.scheduler.clock.requests < running:
+def full_batch(
+    model: LoadedModel, prompts: Sequence[list[int]], tokens: int, **settings: Any
+) -> LLMEngine:
+    """An engine whose requests all decode, up to so many tokens."""
+    engine = LLMEngine(model=model, device=model.device.type, max_seqs=len(prompts), **settings)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(number, prompt, params)
+    while engine.scheduler.clock.requests < len(prompts):
         engine.step()
     return engine
 
@@ -221,26 +223,20 @@ def sent_bytes() -> Iterator[list[int]]:
 
 
 def batch_with_long(model: LoadedModel, running: int, blocks: int, steps: int) -> LLMEngine:
-    """An engine whose requests decode for longer than `steps` steps; the last has a context of
-    `blocks` blocks, if any."""
+    """A batch for more than `steps` steps; the last has a context of `blocks` blocks, if any."""
     longest = max(blocks * BLOCK, PROMPT + steps + 64)
-    engine = LLMEngine(
-        model=model,
-        device=model.device.type,
+    lengths = [PROMPT + number % BLOCK for number in range(running)]
+    if blocks:
+        lengths[-1] = longest - steps - 32
+    return full_batch(
+        model,
+        [[7] * length for length in lengths],
+        steps + 32,
         block_size=BLOCK,
-        max_seqs=running,
         max_model_len=longest,
         blocks=running * (-(-(PROMPT + steps + 64) // BLOCK)) + blocks + 64,
         preemption="recompute",
     )
-    params = SamplingParams(temperature=0, max_tokens=steps + 32, ignore_eos=True)
-    for number in range(running):
-        long = blocks and number == running - 1
-        length = longest - steps - 32 if long else PROMPT + number % BLOCK
-        engine.add_request(number, [7] * length, params)
-    while engine.scheduler.clock.requests < running:
-        engine.step()
-    return engine
 
 
 COMMANDS = {"step": step, "tables": tables}

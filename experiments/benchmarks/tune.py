@@ -151,8 +151,10 @@ def tuned_attention(
     tune = best_prefill if kernel == "prefill" else best_decode
     cut, ratio = tune(model, first, race, screen, cache, grid)
     what = model if cache == AUTO else f"{model}, {cache}"
-    print(f"{what}, {kernel}: {ratio:.3f} of the defaults' time with {cut.tiles}", end="")
-    print(f", {cut.split}" if kernel == "decode" else "", flush=True)
+    split = f", {cut.split}" if kernel == "decode" else ""
+    print(
+        f"{what}, {kernel}: {ratio:.3f} of the defaults' time with {cut.tiles}{split}", flush=True
+    )
     measured = {**told, "of_default_seconds": round(ratio, 4)}
     return Entry(*here, kernel, heads, cut.tiles, cut.split, measured)
 
@@ -227,9 +229,8 @@ def attention_race(
 ) -> dict[Cut, float]:
     """A race on the GPU."""
     problem = Problem(case, DTYPE, device)
-    able = {str(number): cut for number, cut in enumerate(cuts) if computes(problem, cut)}
-    calls = {number: partial(attend, problem, cut) for number, cut in able.items()}
-    return {able[number]: of for number, of in medians(calls, device, rounds).items()}
+    able = [cut for cut in cuts if computes(problem, cut)]
+    return medians({cut: partial(attend, problem, cut) for cut in able}, device, rounds)
 
 
 def computes(problem: Problem, cut: Cut) -> bool:
@@ -386,9 +387,8 @@ def product_race(
     """A race on the GPU; results are compared with those of the first tiles."""
     one = Product(layer, name)
     right = one.fresh(tiles[0])
-    able = {str(number): some for number, some in enumerate(tiles) if one.computes(some, right)}
-    calls = {number: partial(one.run, some) for number, some in able.items()}
-    return {able[number]: of for number, of in medians(calls, device, rounds).items()}
+    able = [some for some in tiles if one.computes(some, right)]
+    return medians({some: partial(one.run, some) for some in able}, device, rounds)
 
 
 class Product:

@@ -35,6 +35,7 @@ from experiments.benchmarks.gpu_parts import (  # noqa: E402
     ALONE,
     FOLDER,
     FRONT_DOOR,
+    PLUGIN,
     Part,
     marked,
     parts,
@@ -415,66 +416,14 @@ sys.meta_path[:] = [
 """
 
 
-def bare(place: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command with the packages that such a machine has, from a clone's root."""
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), str(root)])}
-    command = [sys.executable, *words]
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-
-
-def clone(place: Path) -> Path:
-    """What a fresh clone has, without git."""
-    place.mkdir(parents=True)
-    for name in ("pagedsim", "policies", "kernels", "conf", "tests", "experiments"):
-        ignored = shutil.ignore_patterns("__pycache__", "results")
-        shutil.copytree(ROOT / name, place / name, symlinks=True, ignore=ignored)
-    (place / "experiments" / "results").mkdir()
-    shutil.copy(ROOT / "pyproject.toml", place)
-    return place
-
-
-def call(root: Path, packed: Path, minutes: float) -> subprocess.CompletedProcess[str]:
-    words = ["-m", gpu.NAME, "--device", "cpu", "--quick", "--out", "found"]
-    words += ["--archive", str(packed), "--minutes", f"{minutes:g}"]
-    return bare(packed.parent / "bare", root, *words)
-
-
 @pytest.mark.slow
-def test_the_whole_way_over_two_clones(tmp_path: Path) -> None:
-    """All parts that need no GPU, at tiny sizes, with what a GPU's machine has: stopped in the
-    middle, done in another clone."""
-    one, other = clone(tmp_path / "one"), clone(tmp_path / "deep" / "another")
-    packed = tmp_path / "carried.tar.gz"
-    for number in range(5):  # a slow machine needs longer slices for the first part
-        first = call(one, packed, minutes=0.3 * 2**number)
-        assert first.returncode == gpu.GOES_ON, first.stdout + first.stderr
-        done = [name for name, state in states(one / "found").items() if state == DONE]
-        if done:
-            break
-    assert done and f"{len(done)} of " in first.stderr
-    assert "the same command goes on with: " in first.stderr
-    shutil.rmtree(one)
-    second = call(other, packed, minutes=20)
-    assert second.returncode == 0, second.stdout + second.stderr
-    for name in done:
-        assert f"{name}: done already\n" in second.stdout
-    assert "other code" not in second.stdout
-    assert set(states(other / "found").values()) == {DONE}
-    studies = [part.name for part in parts("cpu", True) if part.words[0] == FRONT_DOOR]
-    assert f"\nskipped: {', '.join(studies)}; they need: pip install 'simpy" in second.stdout
-    names = {"kernels", "swap", "swap-fp8_e4m3", "step", "profile", "engine", "host"}
-    for name in (*names, "servers", "peers"):
-        kept = json.loads((other / "found" / f"{name}.json").read_text())
-        assert {"device", "driver", "torch", "triton", "command", "code", "date"} <= set(kept)
-        assert str(tmp_path) not in kept["command"]
-    third = call(other, packed, minutes=20)
-    everything = len(parts("cpu", True)) - len(studies)
-    assert third.returncode == 0 and f"all {everything} parts are done" in third.stdout
-    assert third.stdout.count("done already") == everything and "python -m" not in third.stdout
-    with (other / "kernels" / "decode.py").open("a") as file:
-        file.write("\n# a line more\n")
-    again = call(other, packed, minutes=0.001)
-    assert "measured by other code, so measured again: smoke, headlines, " in again.stdout
-    assert again.returncode == gpu.GOES_ON
+def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
+    every = {part.words[0] for part in (*parts("cuda", False), *parts("cpu", True))} - {"pytest"}
+    names = sorted({*every, gpu.NAME, "experiments.benchmarks.table", PLUGIN} - {FRONT_DOOR})
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    listed = "import importlib.util as u\n" + "\n".join(f"import {name}" for name in names)
+    listed += f"\nprint([name for name in {ABSENT} if u.find_spec(name)])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-c", listed]
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert found.stdout == "[]\n", found.stderr
