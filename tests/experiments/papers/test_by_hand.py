@@ -27,7 +27,7 @@ from experiments.papers.memory_use import MemoryUse, batched, while_waiting
 from experiments.papers.past_future import longest_gaps, served
 from experiments.papers.sharing import met_at, saving, served_rate
 from experiments.papers.size_based import MEASURES, Answers, answers_of, mean_of, only, p99_of
-from experiments.studies.swap_prices import Priced
+from experiments.studies.swap_map import Priced
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import StoppableRecorder
