@@ -78,109 +78,89 @@ def written(kept: Mapping[str, Kept]) -> str:
 
 Line = Mapping[str, Any]
 Cell = Callable[[Kept], str]
+TIMED = ("seconds", "out", "rates")
+"""Keys of what was right, and so was timed."""
 
 
-def _line(kept: Kept, file: str, lines: str, **wanted: Any) -> Line | None:
-    """The line of a file with these values."""
-    for one in kept.get(file, {}).get(lines, ()):
-        if all(one[key] == value for key, value in wanted.items()):
-            return dict(one)
-    return None
+def _cell(text: Callable[[Line], str], file: str, lines: str = "", **wanted: Any) -> Cell:
+    """The text of a file, or of its line with these values; empty where there is none."""
 
-
-def _cell(line: Line | None, text: Callable[[Line], str]) -> str:
-    """The cell of a line."""
-    if line is None:
+    def cell(kept: Kept) -> str:
+        if file not in kept:
+            return ""
+        every = kept[file][lines] if lines else [kept[file]]
+        for one in every:
+            if all(one[key] == value for key, value in wanted.items()):
+                return text(one) if any(key in one for key in TIMED) else FAILED
         return ""
-    return text(line) if "seconds" in line or "out" in line else FAILED
 
-
-def _case(kept: Kept, case: Case) -> Line | None:
-    return _line(kept, "kernels", "cases", case=str(case))
+    return cell
 
 
 def _of_copy(case: Case) -> Cell:
     def text(one: Line) -> str:
         return f"{one['gb_s'] / one['limit']['copy_gb_s']:.0%}"
 
-    return lambda kept: _cell(_case(kept, case), text)
+    return _cell(text, "kernels", "cases", case=str(case))
 
 
 def _lost(kept: Kept) -> str:
-    small, large = _case(kept, DECODE), _case(kept, WIDE)
-    if small is None or large is None:
-        return ""
-    if "seconds" not in small:
-        return FAILED
-    return _cell(large, lambda one: f"{small['seconds'] / one['seconds'] - 1:+.1%}")
+    """The time of small blocks over that of large ones."""
+    times = [
+        _cell(lambda one: str(one["seconds"]), "kernels", "cases", case=str(case))(kept)
+        for case in (DECODE, WIDE)
+    ]
+    if "" in times or FAILED in times:
+        return "" if "" in times else FAILED
+    small, large = map(float, times)
+    return f"{small / large - 1:+.1%}"
 
 
 def _product(case: Case) -> Cell:
-    return lambda kept: _cell(_case(kept, case), lambda one: f"{one['tflop_s']:.0f}")
+    return _cell(lambda one: f"{one['tflop_s']:.0f}", "kernels", "cases", case=str(case))
+
+
+def _peers(case: Case) -> Cell:
+    """The time of the fastest peer over ours."""
+
+    def text(line: Line) -> str:
+        timed = {name: one["to_ours"] for name, one in line["peers"].items() if "to_ours" in one}
+        best = min(timed, key=lambda name: timed[name], default=None)
+        return "none ran" if best is None else f"{timed[best]:.2f} × ({best})"
+
+    return _cell(text, "peers", "cases", case=str(case))
 
 
 def _swap(file: str) -> Cell:
     def text(one: Line) -> str:
         return ", ".join(f"{one[way]['of_pinned']:.0%}" for way in ("out", "in"))
 
-    line = {"model": BASE, "block_size": 16, "layout": "block"}
-    return lambda kept: _cell(_line(kept, file, "swaps", **line), text)
+    return _cell(text, file, "swaps", model=BASE, block_size=16, layout="block")
 
 
 def _step(cache: str, ahead: bool, sampled: bool = False) -> Cell:
-    line = {"cache": cache, "model_impl": "native", "graphs": True}
-    line |= {"ahead": ahead, "sampled": sampled}
-    return lambda kept: _cell(
-        _line(kept, "step", "arms", **line), lambda one: f"{one['to_limit']:.2f} ×"
-    )
-
-
-def _profile(text: Callable[[Line], str]) -> Cell:
-    return lambda kept: _cell(kept.get("profile"), text)
+    line = {"cache": cache, "model_impl": "native", "graphs": True, "ahead": ahead}
+    text = "{to_limit:.2f} ×".format_map
+    return _cell(text, "step", "arms", **line, sampled=sampled)
 
 
 def _engine(name: str) -> Cell:
-    def cell(kept: Kept) -> str:
-        if "engine" not in kept:
-            return ""
-        rates = kept["engine"].get("rates")
-        return FAILED if rates is None else f"{rates[name] / rates[PEER]:.1f} ×"
-
-    return cell
+    return _cell(lambda one: f"{one['rates'][name] / one['rates'][PEER]:.1f} ×", "engine")
 
 
 def _server(name: str) -> Cell:
-    def cell(kept: Kept) -> str:
-        if "servers" not in kept:
-            return ""
-        found = kept["servers"]
+    def text(found: Line) -> str:
         if name in found["absent"]:
             return str(found["absent"][name])
         rates = found["rates"]
         return f"{rates[OURS_AHEAD] / rates[name]:.2f} ×" if name in rates else FAILED
 
-    return cell
-
-
-def _peers(case: Case) -> Cell:
-    """The time of the fastest peer over ours."""
-
-    def cell(kept: Kept) -> str:
-        line = _line(kept, "peers", "cases", case=str(case))
-        if line is None or "seconds" not in line:
-            return "" if line is None else FAILED
-        timed = {name: one["to_ours"] for name, one in line["peers"].items() if "to_ours" in one}
-        best = min(timed, key=lambda name: timed[name], default=None)
-        return "none ran" if best is None else f"{timed[best]:.2f} × ({best})"
-
-    return cell
+    return lambda kept: text(kept["servers"]) if "servers" in kept else ""
 
 
 def _host(ahead: bool) -> Cell:
     line = {"requests": 64, "async_scheduling": ahead}
-    return lambda kept: _cell(
-        _line(kept, "host", "steps", **line), lambda one: f"{one['seconds'] * 1e6:.0f} µs"
-    )
+    return _cell(lambda one: f"{one['seconds'] * 1e6:.0f} µs", "host", "steps", **line)
 
 
 def _eight(case: Case) -> Case:
@@ -219,9 +199,9 @@ ROWS = (
         _step("auto", False, True)),
     Row(f"{DRAWN}, `async_scheduling`", "", "", _step("auto", True, True)),
     Row("launches a layer of that step, greedy", "", "",
-        _profile(lambda one: str(one["launches_a_layer"]))),
+        _cell(lambda one: str(one["launches_a_layer"]), "profile")),
     Row("the share of it in which kernels run", "", "",
-        _profile(lambda one: f"{one['busy']:.0%}")),
+        _cell(lambda one: f"{one['busy']:.0%}", "profile")),
     Row("tokens a second: times transformers' `generate_batch`, a weak peer", "≥ 2 ×", "4 ×",
         _engine("pagedsim")),
     Row(AHEAD, "≥ 2 ×", "4 ×", _engine("pagedsim, async_scheduling")),
