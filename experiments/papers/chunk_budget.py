@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.papers.curves import Curve, at, crossing
 from experiments.papers.panels import Panel, bar_figure, draw_panels
-from experiments.papers.reproduction import arm, arrays, combined, per_s
+from experiments.papers.reproduction import arm, arrays, combined, nested, per_s
 from experiments.papers.settings import Count, In, Names, Number, Positive, check_settings
 from experiments.studies.bisection import Bisection
 from experiments.studies.capacity import WITHOUT_RATE
@@ -120,6 +120,8 @@ class Search(Bisection):
 
 Where = tuple[str, str, str]
 """A case, a budget, and an objective."""
+Gains = Mapping[tuple[str, str], Estimate]
+"""By case and objective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,21 +159,22 @@ class Capacity(Part):
     def _searches(self, runs: Runs) -> dict[Where, list[Search]]:
         """For each case, budget and objective one search per seed, fed with all finished runs."""
         return {
-            (name, budget, objective): list(self._fed(runs, name, budget, its.gap))
+            (name, budget, objective): [
+                self._fed(runs, arm(name, budget), seed, case.start, its.gap)
+                for seed in runs.command.seeds
+            ]
             for name, case in self.cases.items()
             for budget in self.ways
             for objective, its in case.objectives.items()
         }
 
-    def _fed(self, runs: Runs, case: str, budget: str, gap: float) -> Iterator[Search]:
-        start = self.cases[case].start
-        for seed in runs.command.seeds:
-            search = Search(start, self.tolerance, arm(case, budget), gap, seed)
-            while (rate := search.next()) is not None:
-                if (run := runs.finished.get(search.key(rate))) is None:
-                    break
-                search.tell(rate, self._met(run, gap))
-            yield search
+    def _fed(self, runs: Runs, name: str, seed: int, start: float, gap: float) -> Search:
+        search = Search(start, self.tolerance, name, gap, seed)
+        while (rate := search.next()) is not None:
+            if (run := runs.finished.get(search.key(rate))) is None:
+                break
+            search.tell(rate, self._met(run, gap))
+        return search
 
     def _met(self, run: Run, gap: float) -> bool:
         summary = run.summary
@@ -184,13 +187,13 @@ class Capacity(Part):
             where: [search.low or math.nan for search in searches if search.answers]
             for where, searches in self._searches(runs).items()
         }
-        means = {where: estimate(rates) for where, rates in found.items()}
+        means = {where: estimate(rates).mean for where, rates in found.items()}
         gains = {
             (name, objective): self._gain(found, name, its.budget, objective)
             for name, objective, its in self._objectives
         }
         shown = {
-            arm(name, objective): {b: means[name, b, objective].mean for b in self.ways}
+            arm(name, objective): {b: means[name, b, objective] for b in self.ways}
             for name, objective, _ in self._objectives
         }
         bars = {
@@ -224,12 +227,7 @@ class Capacity(Part):
         pairs = [pair for pair in zip(ours, theirs, strict=True) if not math.isnan(sum(pair))]
         return paired_ratio([one for one, _ in pairs], [other for _, other in pairs])
 
-    def _rows(
-        self,
-        name: str,
-        gains: Mapping[tuple[str, str], Estimate],
-        means: Mapping[Where, Estimate],
-    ) -> list[Row]:
+    def _rows(self, name: str, gains: Gains, means: Mapping[Where, float]) -> list[Row]:
         case = self.cases[name]
         each = {one: gains[name, one].mean for one in case.objectives}
         rows = [
@@ -242,23 +240,18 @@ class Capacity(Part):
         most = max(known, key=lambda one: known[one])
         what = f"{name}: the largest gain of a budget"
         why = (
-            f"{self.baseline} sustains {means[name, self.baseline, most].mean:.3g}/s, where one "
+            f"{self.baseline} sustains {means[name, self.baseline, most]:.3g}/s, where one "
             f"gap in a hundred holds prompts that take {case.objectives[most].gap:g} s: how "
             "many do depends on the lengths, of which means and spreads are as published and the "
             "shape is assumed"
         )
         return [Row(what, known[most], case.published, "×", why if case.published else ""), *rows]
 
-    def _sentence(
-        self,
-        name: str,
-        gains: Mapping[tuple[str, str], Estimate],
-        means: Mapping[Where, Estimate],
-    ) -> str:
+    def _sentence(self, name: str, gains: Gains, means: Mapping[Where, float]) -> str:
         case = self.cases[name]
         parts = []
         for objective, its in case.objectives.items():
-            ours, theirs = (means[name, b, objective].mean for b in (its.budget, self.baseline))
+            ours, theirs = (means[name, b, objective] for b in (its.budget, self.baseline))
             gain = gains[name, objective]
             sure = f", {gain.low:.2f} to {gain.high:.2f}" if gain.known else ""
             parts.append(
@@ -268,10 +261,10 @@ class Capacity(Part):
         end = f"; published: up to {case.published:g} times" if case.published else ""
         return f"{name} sustains {', and '.join(parts)}{end}."
 
-    def _listing(self, means: Mapping[Where, Estimate]) -> Listing:
+    def _listing(self, means: Mapping[Where, float]) -> Listing:
         rows = []
         for name, objective, its in self._objectives:
-            cells = [means[name, budget, objective].mean for budget in self.ways]
+            cells = [means[name, budget, objective] for budget in self.ways]
             texts = ["–" if math.isnan(cell) else f"{cell:.3g}" for cell in cells]
             rows.append([f"{name}, {objective}: {its.gap:g} s", *texts])
         note = (
@@ -433,8 +426,6 @@ class Point:
     """By budget."""
 
 
-Latencies = Mapping[str, Mapping[str, Mapping[float, Sequence[float]]]]
-"""By arrivals, budget and rate, one per seed."""
 LATENCY = "e2e_mean"
 
 
@@ -480,31 +471,22 @@ class Crossing(Part):
         ]
 
     def analyse(self, runs: Runs) -> Analysis:
-        latencies = {
-            how: {
-                budget: {
-                    rate: over_seeds(runs.of(arm(how, budget, per_s(rate))), LATENCY)
-                    for rate in self._rates
-                }
-                for budget in self.ways
-            }
-            for how in self.arrivals
-        }
-        curves = {
-            how: {
-                budget: {rate: mean(seeds) for rate, seeds in its.items()}
-                for budget, its in each.items()
-            }
-            for how, each in latencies.items()
-        }
+        latencies = nested(
+            lambda how, budget, rate: over_seeds(runs.of(arm(how, budget, per_s(rate))), LATENCY),
+            *(self.arrivals, self.ways, self._rates),
+        )
+        curves = nested(
+            lambda how, budget, rate: mean(latencies[how][budget][rate]),
+            *(self.arrivals, self.ways, self._rates),
+        )
         data: dict[str, Any] = {
-            "curves": {
-                how: {
-                    budget: {"rate": list(curve), "latency": list(curve.values())}
-                    for budget, curve in each.items()
-                }
-                for how, each in curves.items()
-            },
+            "curves": nested(
+                lambda how, budget: {
+                    "rate": self._rates,
+                    "latency": list(curves[how][budget].values()),
+                },
+                *(self.arrivals, self.ways),
+            ),
             "published": [{"rate": p.rate, "latency": dict(p.seconds)} for p in self.published],
         }
         title, caption = (
@@ -691,30 +673,21 @@ class Beside(Part):
                     )
 
     def analyse(self, runs: Runs) -> Analysis:
-        found = {
-            bound: {
-                client: {
-                    key: [
-                        run.summary["clients"][client][key] for run in runs.of(arm(BESIDE, bound))
-                    ]
-                    for key in COLUMNS
-                }
-                for client in (self.short, self.long)
-            }
-            for bound in self.ways
-        }
+        found = nested(
+            lambda bound, client, key: [
+                run.summary["clients"][client][key] for run in runs.of(arm(BESIDE, bound))
+            ],
+            *(self.ways, (self.short, self.long), COLUMNS),
+        )
         rows = [
             [f"{bound}: {client}", *map(told, values.values())]
             for bound, each in found.items()
             for client, values in each.items()
         ]
-        data = {
-            bound: {
-                client: {key: mean(seeds) for key, seeds in values.items()}
-                for client, values in each.items()
-            }
-            for bound, each in found.items()
-        }
+        data = nested(
+            lambda bound, client, key: mean(found[bound][client][key]),
+            *(self.ways, (self.short, self.long), COLUMNS),
+        )
         head = ["", *COLUMNS.values()]
         return Analysis(
             finding=list(self._finding(data)),

@@ -128,19 +128,13 @@ class LatencyUnderLoad(Reproduction):
 
     def _curves(self, runs: ByArm, together: Sequence[str]) -> Curves:
         """The latencies, where `together` return a batch when its last answer ends."""
+
+        def curve(name: str, system: str, rates: Sequence[float]) -> Curve:
+            latency = partial(normalized_latency, warm_up=self.warm_up, together=system in together)
+            return {rate: mean(runs[arm(name, system, per_s(rate))], latency) for rate in rates}
+
         return {
-            name: {
-                system: {
-                    rate: mean(
-                        runs[arm(name, system, per_s(rate))],
-                        partial(
-                            normalized_latency, warm_up=self.warm_up, together=system in together
-                        ),
-                    )
-                    for rate in rates
-                }
-                for system, rates in load.rates.items()
-            }
+            name: {system: curve(name, system, rates) for system, rates in load.rates.items()}
             for name, load in self._every_load()
         }
 
