@@ -104,16 +104,12 @@ class Shared(Reproduction):
         }
 
     def _gains(self, rates: Rates, names: Sequence[str]) -> list[Row]:
-        return [
-            Row(
-                f"gain, {name}",
-                gain_of(rates[name]),
-                self.cases[name].gain,
-                "×",
-                f"with other assumptions {spread}" if (spread := self._spread(name, rates)) else "",
-            )
-            for name in names
-        ]
+        rows = []
+        for name in names:
+            spread = self._spread(name, rates)
+            why = f"with other assumptions {spread}" if spread else ""
+            rows.append(Row(f"gain, {name}", gain_of(rates[name]), self.cases[name].gain, "×", why))
+        return rows
 
     def _spread(self, name: str, rates: Rates) -> str:
         """The range of a case's gain over its variants; empty if it has none."""
@@ -261,17 +257,15 @@ class Sharing(Shared):
         )
 
     def _curves(self, runs: ByArm) -> dict[str, Any]:
-        return {
-            name: {
-                system: {
-                    "rate": list(tried),
-                    "normalized_latency": [
-                        mean(runs[arm(name, system, per_s(rate))], normalized_latency)
-                        for rate in tried
-                    ],
-                }
-                for system, tried in systems.items()
+        def curve(name: str, system: str, tried: Sequence[float]) -> dict[str, list[float]]:
+            arms = [runs[arm(name, system, per_s(rate))] for rate in tried]
+            return {
+                "rate": list(tried),
+                "normalized_latency": [mean(own, normalized_latency) for own in arms],
             }
+
+        return {
+            name: {system: curve(name, system, tried) for system, tried in systems.items()}
             for name, systems in self.curves.items()
         }
 
