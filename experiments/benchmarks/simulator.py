@@ -383,9 +383,9 @@ def vidur(words: Sequence[str]) -> None:
     case = conversation(str(trace_path), None)
     workload = case.workload()
     names = [
-        f"{who}, the {part}"
+        f"{name}, the {part}"
         for part in ("simulation alone", "whole command")
-        for who in ("pagedsim", "Vidur")
+        for name in ("pagedsim", "Vidur")
     ]
     costs, runs = {name: Cost() for name in names}, list[VidurRun]()
 
