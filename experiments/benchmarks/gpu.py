@@ -42,7 +42,7 @@ from experiments.benchmarks.device import gpu as require_gpu
 from experiments.benchmarks.gpu_parts import FRONT_DOOR, Part, carried_out, lacking, parts
 from experiments.benchmarks.harness import Parser, keep, positive_float, table
 from pagedsim.kernels import product_tuning, tuning
-from pagedsim.metrics.jsons import read_json
+from pagedsim.metrics.files import read_json
 
 NAME = "experiments.benchmarks.gpu"
 GOES_ON = 3

@@ -19,7 +19,7 @@ from experiments.benchmarks import device, engine, harness, servers, table
 from experiments.benchmarks.layers import PLACES, TREE, Place, layer_of, place
 from experiments.benchmarks.shapes import BASE, DECODE, HEADLINES
 from experiments.benchmarks.simulator import run_vidur, vidur_words
-from pagedsim.metrics.jsons import read_json, write_json
+from pagedsim.metrics.files import read_json, write_json
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(benchmarks.__path__[0])
