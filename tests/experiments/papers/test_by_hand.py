@@ -244,9 +244,11 @@ def test_rates_and_savings_are_of_the_steps_while_others_wait() -> None:
 @pytest.mark.usefixtures("hydra")
 def test_parallel_samples_share_the_full_blocks_of_their_prompt(tmp_path: Path) -> None:
     """Of 40 tokens two blocks are full."""
-    lengths = "workload.lengths={shape: fixed, prompt: 40, output: 24}"
+    lengths = ["workload.lengths.shape=fixed", "+workload.lengths.prompt=40"]
     own = ["workload.arrivals=burst", "workload.n=4", "server.max_seqs=4", "workload.requests=1"]
-    run = run_of(tmp_path, ["experiment=paper_fig14_15"], [*own, lengths])
+    run = run_of(
+        tmp_path, ["experiment=paper_fig14_15"], [*own, *lengths, "+workload.lengths.output=24"]
+    )
     # The step after the prompt needs a block for each; 49 tokens have 4 each.
     steps = run.steps("used_blocks", "shared_blocks").to_pylist()
     assert steps[0] == {"used_blocks": 3, "shared_blocks": 0}
