@@ -37,7 +37,7 @@ from experiments.benchmarks.harness import (
 )
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine, StepTimes
-from pagedsim.engine.inputs import Crossing
+from pagedsim.engine.inputs import TransferBuffer
 from pagedsim.engine.models import LoadedModel, load_model
 
 LONGEST = 1024
@@ -212,13 +212,13 @@ def table_costs(
 @contextmanager
 def sent_bytes() -> Iterator[list[int]]:
     """The sizes of all transfers to the device in the block."""
-    send, sizes = Crossing.send, list[int]()
+    send, sizes = TransferBuffer.send, list[int]()
 
-    def counted(crossing: Crossing, size: int) -> None:
+    def counted(crossing: TransferBuffer, size: int) -> None:
         sizes.append(size)
         send(crossing, size)
 
-    with patch.object(Crossing, "send", counted):
+    with patch.object(TransferBuffer, "send", counted):
         yield sizes
 
 

@@ -18,7 +18,7 @@ from pagedsim.engine.parallel.ranks import Leader, Ranks
 from pagedsim.engine.profile import MeasuredPrices, fitting_blocks
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.runtime import GIB, in_memory, require_host
-from pagedsim.engine.sampler import rehearse_sampling
+from pagedsim.engine.sampler import warm_up_sampling
 from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
 from pagedsim.kernels.float8 import is_float8, name_of
 from pagedsim.server import ServerSpec
@@ -71,7 +71,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     else:
         runner = Leader(model.ranks, model, cache, seqs=seqs, longest=most, layout=layout)
     runner.warm_up(scheduler.max_batched_tokens, graphs=graphs)
-    rehearse_sampling(model.vocab_size, model.device)
+    warm_up_sampling(model.vocab_size, model.device)
     if measure:
         prices.measure(runner, scheduler.max_batched_tokens)
     return Parts(model, server, tokenizer, scheduler, runner, prices)

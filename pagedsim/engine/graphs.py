@@ -1,13 +1,13 @@
 """CUDA graphs: a step of decodes alone, launched as one.
 
-A graph repeats what was launched when it was captured: the same kernels, over the same memory. So
-there is one for each of a few batch sizes, and a batch of another size is padded with rows that
-read and write nothing. What differs from step to step the kernels read from `Places`, and where
-the logits go is one tensor for all graphs. No launch depends on a context: parts of contexts are
-listed on the GPU (`kernels/parts.py`), and tables are as wide as the longest request needs.
+A graph repeats the launches of its capture: the same kernels over the same memory. So there is one
+for each of a few batch sizes, and a batch of another size is padded with rows that read and write
+nothing. Kernels read each step's values from `DecodeInputs`, and all graphs write their logits to
+one tensor. No launch depends on a context: parts of contexts are listed on the GPU
+(`kernels/parts.py`), and tables are as wide as the longest request needs.
 
-Graphs never run side by side, so they share one pool of memory for what is between: the largest is
-captured first, and the others use what it has taken.
+Graphs never run side by side, so they share one memory pool for temporaries: the largest is
+captured first, and the others reuse its memory.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from typing import Protocol
 import torch
 
 from pagedsim.core import ConfigError
-from pagedsim.engine.inputs import Places
+from pagedsim.engine.inputs import DecodeInputs
 from pagedsim.engine.models import LoadedModel
 
 
 class Unrecordable(RuntimeError):
-    """Work that waits for the GPU, which a graph cannot do."""
+    """Work that synchronises with the GPU, which a graph cannot contain."""
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Raise Unrecordable if what is done inside waits for the GPU, as far as torch sees it.
+    """Raise Unrecordable if the block synchronises with the GPU, as far as torch detects it.
 
-    It sees what reads a tensor (`item`, `tolist`, `nonzero`, masks as indices) or copies one from
-    the host and waits. It sees neither `synchronize` of a device or an event, nor a copy from
-    memory that is not pinned if it was asked not to wait, nor what a library does by itself.
+    Detected are reads of a tensor (`item`, `tolist`, `nonzero`, masks as indices) and blocking
+    copies from the host; not `synchronize` of a device or an event, non-blocking copies from
+    pageable memory, or what a library does by itself.
     """
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():  # that it does not see everything
+    with warnings.catch_warnings():  # that not everything is detected
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -56,8 +56,8 @@ def watched() -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect garbage before what is done inside, and none meanwhile: a graph or a tensor that is
-    given back may call CUDA, which would end a capture."""
+    """Collect garbage before the block and none within: freeing a graph or a tensor may call CUDA,
+    which would end a capture."""
     if not gc.isenabled():  # already disabled by an outer block
         yield
         return
@@ -72,7 +72,7 @@ def uncollected() -> Iterator[None]:
 log = logging.getLogger(__name__)
 
 LARGEST = 512
-"""Sequences. In a larger batch the GPU takes longer than the host, which launches meanwhile."""
+"""Sequences. In a larger batch the GPU takes longer than the host's launches."""
 
 
 def sizes(most: int) -> list[int]:
@@ -93,19 +93,18 @@ def sizes(most: int) -> list[int]:
 
 
 class Recorder(Protocol):
-    """What can repeat work."""
+    """Records work, to repeat it."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Do `work` once at least, as it is done without a graph, and return what does it again.
+        """Execute `work` at least once without a graph; returns a function that repeats it.
 
-        Raises Unrecordable where it is seen beforehand that the work cannot be recorded. Another
-        RuntimeError says that recording it has failed, and then nothing is to be recorded here any
-        more.
+        Raises Unrecordable if a check beforehand finds that it cannot be recorded. Another
+        RuntimeError means that the recording failed, and that nothing can be recorded any more.
         """
 
 
 class CudaRecorder:
-    """Captures on a stream beside the others; all its graphs share one pool of memory."""
+    """Captures on a side stream; all its graphs share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         if ":" not in str(device):  # "cuda" is the current one of cuda:0, cuda:1, ...
@@ -134,12 +133,12 @@ class CudaRecorder:
 
 @cache
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    """One for all recorders, since libraries keep memory for each stream that they have seen."""
+    """One stream for all recorders, since libraries keep memory per stream."""
     return torch.cuda.Stream(device)
 
 
 def recorder_of(device: torch.device) -> Recorder | None:
-    """What records on a device, if anything does."""
+    """The recorder of a device, if it has one."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 
@@ -150,7 +149,7 @@ class Graphs:
         self,
         model: LoadedModel,
         cache: torch.Tensor,
-        places: Places,
+        places: DecodeInputs,
         seqs: int,
         recorder: Recorder,
     ) -> None:
@@ -166,14 +165,14 @@ class Graphs:
 
     @property
     def nbytes(self) -> int:
-        """What the logits take."""
+        """Bytes of the logits."""
         return self._logits.nbytes
 
     def capture(self, size: int) -> None:
-        """Make the graph of one size.
+        """Capture the graph of one size.
 
-        Raises Unrecordable if the model waits for the GPU on the way, and ConfigError if it cannot
-        be captured for another reason: torch 2.11 does not recover from a failed capture, so the
+        Raises Unrecordable if the model synchronises with the GPU, and ConfigError if the capture
+        fails for another reason: torch 2.11 does not recover from a failed capture, so the
         engine does not start.
         """
         try:
@@ -187,7 +186,7 @@ class Graphs:
             ) from error
 
     def capture_all(self) -> bool:
-        """Make all graphs. If the model waits for the GPU, say so, and return False."""
+        """Capture all graphs; if the model synchronises with the GPU, log it and return False."""
         try:
             with uncollected():
                 for size in reversed(self.sizes):
@@ -203,11 +202,11 @@ class Graphs:
         return True
 
     def holds(self, count: int) -> bool:
-        """Whether there is a graph for so many sequences."""
+        """Whether there is a graph for `count` sequences."""
         return count <= self.sizes[-1]
 
     def run(self, count: int) -> torch.Tensor:
-        """The logits of the first `count` rows that stand in `places`, until it runs again."""
+        """The logits of the first `count` rows of `places`, valid until the next run."""
         self._replays[self.sizes[bisect_left(self.sizes, count)]]()
         return self._logits[:count]
 
@@ -217,7 +216,7 @@ class Graphs:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the first error: an end of a capture that had failed is another one."""
+    """The first line of the first error; a failed capture raises another at its end."""
     while error.__context__ is not None:
         error = error.__context__
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pagedsim.engine.step_inputs import Changes, Column, Computing, Mixed, rows_for
+from pagedsim.engine.step_inputs import BatchColumns, Column, MixedLayout, TableChanges, store_rows
 from pagedsim.kernels.batch import AttentionBatch
 
 
-class Tables:
-    """Block tables on the device; a step sets what is new in them, before it is computed."""
+class BlockTables:
+    """Block tables on the device; a step first sets its new entries."""
 
     def __init__(self, device: torch.device, seqs: int, blocks: int) -> None:
         """For `seqs` sequences of `blocks` blocks at most."""
         self.store = torch.zeros(seqs, blocks, dtype=torch.int32, device=device)
-        """[sequences, blocks]: a row a sequence, as `rows.py` deals them out."""
+        """[sequences, blocks]: rows as `TableRows` assigns them."""
         self._flat = self.store.view(-1)
 
     def set(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
@@ -28,20 +28,20 @@ class Tables:
 
     @property
     def nbytes(self) -> int:
-        """What they take of the device's memory."""
+        """Bytes on the device."""
         return self.store.nbytes
 
 
 ALIGNMENT = 16
-"""Bytes: kernels read faster from addresses that are multiples of it, and are compiled for that."""
+"""Bytes: kernels are compiled for addresses that are multiples of it, which are read faster."""
 CHANGE = 12
 """Bytes of a change: a place and a block."""
 ROOM = 512
-"""Changes that go along with a step of decodes, beside one a sequence."""
+"""Table changes with room in the buffer of a step of decodes, beside one per sequence."""
 
 
-class Crossing:
-    """A buffer on the host and one as large on the device; where the host computes, the same."""
+class TransferBuffer:
+    """A host buffer and its copy on the device; on a CPU one and the same."""
 
     def __init__(self, device: torch.device, room: int) -> None:
         """`room` in bytes."""
@@ -55,7 +55,7 @@ class Crossing:
             self._copied = torch.cuda.Event()
 
     def wait(self) -> None:
-        """Until the host's may be written again: the last copy, unless a step failed, is over."""
+        """Wait until the host buffer may be written: until the last copy is done."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -67,26 +67,23 @@ class Crossing:
             self._copied.record()
 
 
-class Inputs:
-    """Room for the inputs of any step, kept from step to step.
-
-    What `place` returns is good until it is called again.
-    """
+class PackedCopies:
+    """Copies several tensors to the device at once, through a buffer that is kept."""
 
     def __init__(self, device: torch.device, room: int = 1 << 16) -> None:
-        """`room`: bytes to begin with."""
+        """`room`: initial bytes."""
         self.device = device
-        self._crossing = Crossing(device, room)
+        self._crossing = TransferBuffer(device, room)
 
     def place(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy the tensors to the device in one asynchronous copy."""
+        """Copy the tensors in one asynchronous copy; the result is valid until the next call."""
         offsets, size = [], 0
         for tensor in tensors:
             offsets.append(size)
             size += aligned(tensor.nbytes)
         self._crossing.wait()
         if size > len(self._crossing.host):
-            self._crossing = Crossing(self.device, 2 * size)
+            self._crossing = TransferBuffer(self.device, 2 * size)
         host, there = self._crossing.host, self._crossing.there
         for offset, tensor in zip(offsets, tensors, strict=True):
             _part(host, offset, tensor).copy_(tensor)
@@ -94,23 +91,22 @@ class Inputs:
         return [_part(there, at, tensor) for at, tensor in zip(offsets, tensors, strict=True)]
 
 
-class Places:
-    """The inputs of steps of decodes alone, in places on the device that never move.
+class DecodeInputs:
+    """The inputs of steps of decodes alone, at fixed addresses for CUDA graphs.
 
-    CUDA graphs read from there. Rows beyond those that decode are padding, which reads and writes
-    nothing: context 0, slot -1.
+    Rows behind those that decode are padding, which reads and writes nothing: context 0, slot -1.
     """
 
     def __init__(self, device: torch.device, seqs: int, blocks: int) -> None:
         """For `seqs` sequences of `blocks` blocks at most."""
-        self.tables = Tables(device, rows_for(seqs), blocks)
+        self.tables = BlockTables(device, store_rows(seqs), blocks)
         dtypes = (torch.int64, torch.int64, torch.int64, torch.int32, torch.int32)
         sizes = [seqs * dtype.itemsize for dtype in dtypes]
         ends = np.cumsum([aligned(size) for size in sizes]).tolist()
         self._packed = ends[-1]
         self._room = seqs + ROOM
-        self._crossing = Crossing(device, self._packed + aligned(CHANGE * self._room))
-        self._many = Inputs(device)  # changes for which there is no room
+        self._crossing = TransferBuffer(device, self._packed + aligned(CHANGE * self._room))
+        self._many = PackedCopies(device)  # table changes beyond the room
         here, columns = (
             [
                 buffer[begin : begin + size].view(dtype)
@@ -125,7 +121,7 @@ class Places:
         self._slots[:] = -1
         self._crossing.send(self._packed)
         self._columns = columns
-        # Behind them changes: first all places, of 8 bytes, then all blocks, of 4.
+        # Behind them table changes: first all places, of 8 bytes, then all blocks, of 4.
         here, self._changed = (
             [buffer[self._packed :].view(dtype) for dtype in (torch.int64, torch.int32)]
             for buffer in (self._crossing.host, self._crossing.there)
@@ -137,13 +133,13 @@ class Places:
 
     @property
     def nbytes(self) -> int:
-        """What is taken of the device's memory."""
+        """Bytes on the device."""
         return self._crossing.there.nbytes + self.tables.nbytes
 
     def put(
-        self, decoding: Computing, changes: Changes, picked: torch.Tensor | None = None
+        self, decoding: BatchColumns, changes: TableChanges, picked: torch.Tensor | None = None
     ) -> None:
-        """The rows of a step, and padding behind them; `picked` as `feed` takes it."""
+        """Write the rows of a step, and padding behind them; `picked` as in `feed`."""
         count, changed = len(decoding.ids), len(changes.places)
         fits = changed <= self._room
         if not fits:
@@ -165,8 +161,8 @@ class Places:
         feed(self._columns[0][:count], decoding.ids, picked)
 
     def batch(self, count: int) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch, torch.Tensor]:
-        """The first `count` rows, as a model's forward takes them: ids, positions, the batch, and
-        the rows whose logits are wanted, which are all."""
+        """The first `count` rows for `LoadedModel.forward`: ids, positions, the batch, and the rows
+        that need logits, which are all."""
         if count not in self._views:
             columns = [column[:count] for column in (*self._columns, self._wanted)]
             self._views[count] = [*columns, self._starts[: count + 1]]
@@ -176,10 +172,8 @@ class Places:
 
 
 def feed(ids: torch.Tensor, known: Column, picked: torch.Tensor | None) -> None:
-    """Put tokens that only the device knows into `ids`, where `known`, those of the host, has ~i.
-
-    They are those that the last step picked, at place i of `picked`.
-    """
+    """Put tokens that are on the device alone into `ids`: `picked[i]` where `known`, the ids on the
+    host, has ~i."""
     if not len(known) or known.min() >= 0:
         return
     if picked is None:
@@ -194,12 +188,12 @@ def feed(ids: torch.Tensor, known: Column, picked: torch.Tensor | None) -> None:
 
 
 def aligned(size: int) -> int:
-    """The bytes that `size` bytes take, if what follows is to be aligned."""
+    """`size` bytes, rounded up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _part(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """The bytes from `offset` on, seen as a tensor of the same type and shape as another."""
+    """The bytes from `offset` on as a tensor of another's type and shape."""
     return buffer[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
 
 
@@ -213,21 +207,21 @@ class Batch:
     """[tokens] int64."""
     attention: AttentionBatch
     logits_at: torch.Tensor
-    """[rows] int64: the tokens after which something is sampled."""
+    """[rows] int64: the tokens after which a token is sampled."""
 
     @classmethod
     def of(
         cls,
-        computing: Computing,
-        mixed: Mixed,
-        changes: Changes,
-        tables: Tables,
-        inputs: Inputs | None = None,
+        computing: BatchColumns,
+        mixed: MixedLayout,
+        changes: TableChanges,
+        tables: BlockTables,
+        inputs: PackedCopies | None = None,
     ) -> Batch:
-        """On the device of `tables`, which are changed as is asked.
+        """Make the batch on the device of `tables`, and set their `changes`.
 
-        With `inputs` it is good as long as nothing else is placed there; without, all is on the
-        host, over the same memory where types are the same.
+        Copied through `inputs`, it is valid until their next use; without `inputs` all is on the
+        host, over the same memory where types are equal.
         """
         here = [
             *map(torch.from_numpy, (computing.ids, computing.positions, mixed.sampling)),

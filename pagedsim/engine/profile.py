@@ -14,7 +14,7 @@ import torch
 from pagedsim.core import ConfigError
 from pagedsim.engine.cache import CacheShape
 from pagedsim.engine.graphs import Graphs, Recorder, Unrecordable, recorder_of
-from pagedsim.engine.inputs import Places
+from pagedsim.engine.inputs import DecodeInputs
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.runtime import GIB
 from pagedsim.engine.sampler import Sampler, sample_with_everything
@@ -33,7 +33,7 @@ DECODE_CONTEXT = 31
 """Tokens in the cache of a dummy decode."""
 
 
-def rehearsals(gpu: torch.Tensor, room: int, seqs: int) -> Iterator[Step]:
+def warm_up_steps(gpu: torch.Tensor, room: int, seqs: int) -> Iterator[Step]:
     """Dummy steps that use all kernels of any step of at most `room` tokens and `seqs` sequences.
 
     Tiles depend on the number of tokens and change behind powers of two alone
@@ -66,7 +66,7 @@ def powers_of_two(first: int, last: int) -> list[int]:
 
 
 @torch.inference_mode()
-def rehearse(
+def dummy_step(
     model: LoadedModel, gpu: torch.Tensor, block_size: int, sequences: Step, width: int = 0
 ) -> torch.Tensor:
     """The logits of a dummy step over the pool `gpu`, before any request has a block.
@@ -119,7 +119,7 @@ def fitting_blocks(
     worst_step(model, shape, max_seqs, max_batched_tokens, needed)
     peak = torch.cuda.max_memory_allocated(model.device) + others
     torch.cuda.empty_cache()
-    places = Places(model.device, max_seqs, needed)
+    places = DecodeInputs(model.device, max_seqs, needed)
     peak += places.nbytes
     if graphs and (recorder := recorder_of(model.device)) is not None:
         peak += graph_bytes(model, shape, places, max_seqs, recorder, partial(_free, model.device))
@@ -150,13 +150,13 @@ def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int, bl
     steps = [(0, length) for length in lengths]
     sampler = Sampler()
     for _ in range(2):
-        sample_with_everything(rehearse(model, cache, shape.block_size, steps, blocks), sampler)
+        sample_with_everything(dummy_step(model, cache, shape.block_size, steps, blocks), sampler)
 
 
 def graph_bytes(
     model: LoadedModel,
     shape: CacheShape,
-    places: Places,
+    places: DecodeInputs,
     seqs: int,
     recorder: Recorder,
     free: Callable[[], int],
@@ -233,7 +233,7 @@ class MeasuredPrices:
         gpu, cpu, copy = runner.cache.gpu, runner.cache.cpu, runner.mover.copy
         most = min(PRICE_TOKENS, max_tokens, len(gpu) * runner.cache.shape.block_size)
         self.prefill = LinearCost.through(
-            lambda n: _timed(lambda: runner.rehearse([(0, n)])), 1, most
+            lambda n: _timed(lambda: runner.dummy_step([(0, n)])), 1, most
         )
 
         def copied(blocks: int) -> float:

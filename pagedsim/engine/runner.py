@@ -10,10 +10,10 @@ import torch
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.engine.cache import Cache, Mover
 from pagedsim.engine.graphs import Graphs, recorder_of
-from pagedsim.engine.inputs import Batch, Inputs, Places, feed
+from pagedsim.engine.inputs import Batch, DecodeInputs, PackedCopies, feed
 from pagedsim.engine.models import LoadedModel
-from pagedsim.engine.profile import rehearsals, rehearse
-from pagedsim.engine.step_inputs import Rows, StepInputs, inputs_of, rows_for
+from pagedsim.engine.profile import dummy_step, warm_up_steps
+from pagedsim.engine.step_inputs import StepInputs, TableRows, inputs_of, store_rows
 from pagedsim.kernels.ops import copy_blocks
 
 
@@ -28,30 +28,29 @@ class Runner:
         self.cache = cache
         self.mover = Mover(cache, layout)
         self.graphs: Graphs | None = None
-        """Made when it warms up, where there are any."""
+        """Captured by `warm_up`, if at all."""
         device, size = cache.gpu.device, cache.shape.block_size
         blocks = -(-longest // size)
         self._seqs = seqs
-        self._rows = Rows(rows_for(seqs), blocks, size)
-        self._places = Places(device, seqs, blocks)
-        self._inputs = Inputs(device) if device.type == "cuda" else None
+        self._rows = TableRows(store_rows(seqs), blocks, size)
+        self._places = DecodeInputs(device, seqs, blocks)
+        self._inputs = PackedCopies(device) if device.type == "cuda" else None
 
     def inputs_of(self, plan: StepPlan, before: StepPlan | None = None) -> StepInputs:
-        """What a plan has done, as numbers; each plan is asked about once, in their order, and what
-        is said of it carried out in the same order.
+        """The inputs of a plan. Each plan must come once, and be executed in the same order.
 
-        `before`: the plan before it, if its tokens were not told yet.
+        `before` is the plan before it, while its tokens are in flight.
         """
         return inputs_of(plan, self._rows, before)
 
     @torch.inference_mode()
     def carry_out(self, inputs: StepInputs, picked: torch.Tensor | None = None) -> torch.Tensor:
-        """Do it, and return logits in float32, one row a sequence that samples.
+        """Execute a step; returns logits in float32, one row per sampling sequence.
 
-        They are good until the next step. `picked`: the tokens of the step before, on the device,
-        where they were not told yet.
+        They are valid until the next step. `picked` are the sampled tokens of the step before, on
+        the device, while they are in flight.
         """
-        # Inputs first: behind blocks that come in, the next step's would wait for them.
+        # Inputs first: a copy behind swap-ins would wait for them.
         batch = None
         if (computing := inputs.computing) is not None:
             if inputs.mixed is None:
@@ -69,8 +68,8 @@ class Runner:
         return torch.empty(0, self.model.vocab_size)
 
     def _mixed(self, batch: Batch) -> torch.Tensor:
-        if (group := self.model.group) is not None:  # rank 0 alone knows the tokens
-            group.hand_out(batch.input_ids)
+        if (group := self.model.group) is not None:  # rank 0 alone has the tokens
+            group.broadcast(batch.input_ids)
         return self.model.forward(
             batch.input_ids, batch.positions, batch.attention, self.cache.gpu, batch.logits_at
         )
@@ -78,24 +77,24 @@ class Runner:
     def _decodes(self, count: int) -> torch.Tensor:
         ids, positions, batch, rows = self._places.batch(count)
         if (group := self.model.group) is not None:
-            group.hand_out(ids)
+            group.broadcast(ids)
         if self.graphs is not None and self.graphs.holds(count):
             return self.graphs.run(count)
         return self.model.forward(ids, positions, batch, self.cache.gpu, rows)
 
     def forget(self) -> None:
-        """A step that `inputs_of` was asked about was not carried out, or not to its end."""
+        """Reset after a plan whose inputs were made was not executed to its end."""
         self._rows.forget()
 
     def check(self) -> None:
-        """Raise RankError where other ranks are needed and gone: what was computed is nothing."""
+        """Raise RankError if another rank is gone, so that the result is undefined."""
 
     def close(self) -> None:
-        """Give back what other ranks hold, if there are any."""
+        """Free the memory of other ranks, if any."""
 
-    def rehearse(self, sequences: Sequence[tuple[int, int]]) -> None:
-        """Compute a made-up step, as `rehearsal` explains."""
-        rehearse(self.model, self.cache.gpu, self.cache.shape.block_size, sequences)
+    def dummy_step(self, sequences: Sequence[tuple[int, int]]) -> None:
+        """Compute a dummy step (profile.py)."""
+        dummy_step(self.model, self.cache.gpu, self.cache.shape.block_size, sequences)
 
     @torch.inference_mode()
     def warm_up(self, max_tokens: int, graphs: bool) -> None:
@@ -105,13 +104,13 @@ class Runner:
         """
         gpu = self.cache.gpu
         room = min(max_tokens, len(gpu) * self.cache.shape.block_size)
-        for step in rehearsals(gpu, room, self._seqs):
-            rehearse(self.model, gpu, self.cache.shape.block_size, step)
+        for step in warm_up_steps(gpu, room, self._seqs):
+            dummy_step(self.model, gpu, self.cache.shape.block_size, step)
         nothing = torch.zeros(1, dtype=torch.int64, device=gpu.device)
         copy_blocks(gpu, nothing, nothing)
         if graphs and (recorder := recorder_of(gpu.device)) is not None:
             made = Graphs(self.model, gpu, self._places, self._seqs, recorder)
             self.graphs = made if made.capture_all() else None
             if self.graphs is None and self.model.group is not None:
-                # The others may have theirs, which compute padding, too.
+                # Other ranks may have graphs, which compute padding, too.
                 raise ConfigError("no CUDA graphs can be made; give enforce_eager=True")

@@ -201,7 +201,7 @@ class Sampler:
     """
 
     def __init__(self) -> None:
-        self._columns: Columns | None = None
+        self._columns: BatchSettings | None = None
         self._counts = TokenCounts()
 
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Sample]:
@@ -219,13 +219,13 @@ class Sampler:
             picked = scores.argmax(1)
         return Draw(picked, _scored(logits, picked, columns), columns)
 
-    def _columns_of(self, params: list[SamplingParams], logits: Tensor) -> Columns:
+    def _columns_of(self, params: list[SamplingParams], logits: Tensor) -> BatchSettings:
         columns = self._columns
         if columns is None or columns.params != params:
-            columns = self._columns = Columns(params, logits)
+            columns = self._columns = BatchSettings(params, logits)
         return columns
 
-    def _adjusted(self, logits: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:
+    def _adjusted(self, logits: Tensor, rows: Sequence[Row], columns: BatchSettings) -> Tensor:
         """The logits after penalties and without forbidden tokens."""
         if (at := columns.penalised).rows:
             asked = [rows[i] for i in at.rows]
@@ -237,7 +237,7 @@ class Sampler:
         return logits
 
 
-def rehearse_sampling(vocab: int, device: torch.device) -> None:
+def warm_up_sampling(vocab: int, device: torch.device) -> None:
     """Compile all kernels that sampling may need, before requests arrive.
 
     Kernels are the same for any number of rows; there are those that draw from all tokens, and
@@ -260,7 +260,7 @@ def _sample_alike(logits: Tensor, params: SamplingParams, sampler: Sampler | Non
 class Draw:
     """What was sampled, on the device and on its way to the host."""
 
-    def __init__(self, picked: Tensor, scored: Sequence[Tensor], columns: Columns) -> None:
+    def __init__(self, picked: Tensor, scored: Sequence[Tensor], columns: BatchSettings) -> None:
         """`scored`: own log-probability, rank, best tokens and theirs, of the rows that ask."""
         self.picked = picked
         """The tokens, on the device."""
@@ -282,7 +282,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class RowSubset:
     """Some rows of a batch."""
 
     rows: list[int]
@@ -298,7 +298,7 @@ class At:
         return values if self.all else x.index_copy(0, self.index, values)
 
 
-class Columns:
+class BatchSettings:
     """The settings of a batch, side by side: which rows ask for what, and with which numbers."""
 
     def __init__(self, params: list[SamplingParams], like: Tensor) -> None:
@@ -311,10 +311,10 @@ class Columns:
         self.random = any(p.temperature >= COLDEST for p in params)
         self.asked = self._asked([p if p.temperature >= COLDEST else GREEDY for p in params])
 
-    def _at(self, asked: Iterable[bool]) -> At:
+    def _at(self, asked: Iterable[bool]) -> RowSubset:
         asked = list(asked)
         rows = [i for i, yes in enumerate(asked) if yes]
-        return At(rows, sent(torch.tensor(rows), self.device), len(rows) == len(asked))
+        return RowSubset(rows, sent(torch.tensor(rows), self.device), len(rows) == len(asked))
 
     def _asked(self, params: list[SamplingParams]) -> SamplingTensors:
         k = [p.top_k if 0 < p.top_k < self.vocab else 0 for p in params]
@@ -332,7 +332,7 @@ class Columns:
         return sent(torch.tensor(values, dtype=dtype), self.device)
 
 
-def _scored(logits: Tensor, picked: Tensor, columns: Columns) -> list[Tensor]:
+def _scored(logits: Tensor, picked: Tensor, columns: BatchSettings) -> list[Tensor]:
     """Logprobs, ranks and top tokens of the rows that request them; empty if none does."""
     at = columns.scored
     if not at.rows:

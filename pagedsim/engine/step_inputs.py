@@ -27,7 +27,7 @@ Samplers = list[tuple[Request, int]]
 sequence, but a single one for a request that has not sampled yet."""
 
 
-class Changes(NamedTuple):
+class TableChanges(NamedTuple):
     """Entries of the store of block tables to set before a step."""
 
     places: Column
@@ -35,7 +35,7 @@ class Changes(NamedTuple):
     blocks: NDArray[np.int32]
 
 
-class Computing(NamedTuple):
+class BatchColumns(NamedTuple):
     """The tokens that some sequences compute in a step, and their places."""
 
     ids: Column
@@ -50,7 +50,7 @@ class Computing(NamedTuple):
     """Of the store of block tables."""
 
 
-class Mixed(NamedTuple):
+class MixedLayout(NamedTuple):
     """Layout of a batch with chunks."""
 
     starts: Column
@@ -70,11 +70,11 @@ class StepInputs:
     swap_out: Pairs
     copies: Copies
     swap_in: Pairs
-    computing: Computing | None
+    computing: BatchColumns | None
     """None: moves alone."""
-    mixed: Mixed | None
+    mixed: MixedLayout | None
     """None: decodes alone, which all sample."""
-    changes: Changes
+    changes: TableChanges
     """Of the store of block tables."""
 
     def written(self, block_size: int) -> set[int]:
@@ -84,7 +84,7 @@ class StepInputs:
         return set(np.unique(self.computing.slots // block_size).tolist())
 
 
-def inputs_of(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> StepInputs:
+def inputs_of(plan: StepPlan, rows: TableRows, before: StepPlan | None = None) -> StepInputs:
     """The inputs of a plan, with the current block tables.
 
     `before` is the step before it, while its tokens are in flight.
@@ -110,11 +110,13 @@ def places_of(plan: StepPlan) -> dict[Request, int]:
     return {request: place for place, (request, _) in enumerate(samplers_of(plan))}
 
 
-def flat(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> tuple[Computing, Mixed]:
+def flat(
+    plan: StepPlan, rows: TableRows, before: StepPlan | None = None
+) -> tuple[BatchColumns, MixedLayout]:
     """Decodes and chunks as one batch."""
     first = [rows.decoding(plan, _last_tokens(plan, before))] if plan.decodes else []
     rest = [rows.chunk(chunk, np.array(tokens_of(chunk))) for chunk in plan.chunks]
-    computing = Computing(*map(np.concatenate, zip(*first, *rest, strict=True)))
+    computing = BatchColumns(*map(np.concatenate, zip(*first, *rest, strict=True)))
     contexts = computing.contexts
     decodes = len(contexts) - len(rest)
     starts = [*range(decodes), *accumulate((len(part.ids) for part in rest), initial=decodes)]
@@ -127,7 +129,9 @@ def flat(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> tuple[Co
     single = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
     decodes += single
     chunks = tuple(zip(lengths[single:], contexts[decodes:].tolist(), strict=True))
-    return computing, Mixed(np.array(starts), np.array(sampling, dtype=np.int64), decodes, chunks)
+    return computing, MixedLayout(
+        np.array(starts), np.array(sampling, dtype=np.int64), decodes, chunks
+    )
 
 
 def _last_tokens(plan: StepPlan, before: StepPlan | None) -> Column:
@@ -158,7 +162,7 @@ def tokens_of(chunk: Chunk) -> Sequence[int]:
     return ids
 
 
-def rows_for(seqs: int) -> int:
+def store_rows(seqs: int) -> int:
     """Rows of a store for `seqs` sequences at a time.
 
     With steps planned ahead, a finished sequence keeps its memory until its step is completed, and
@@ -167,7 +171,7 @@ def rows_for(seqs: int) -> int:
     return 2 * seqs
 
 
-class Rows:
+class TableRows:
     """The row of each block table in the store, and the part of it that the store has.
 
     The scheduler keeps a table in one list until its request loses its memory. Blocks are appended
@@ -199,13 +203,13 @@ class Rows:
         """Begin the next plan."""
         self._copied |= bool(plan.copies)
 
-    def changes(self) -> Changes:
+    def changes(self) -> TableChanges:
         """Entries to set in the store for all that was called since the last `changes`."""
-        found = Changes(np.array(self._places, np.int64), np.array(self._blocks, np.int32))
+        found = TableChanges(np.array(self._places, np.int64), np.array(self._blocks, np.int32))
         self._places, self._blocks = [], []
         return found
 
-    def decoding(self, plan: StepPlan, ids: Column) -> Computing:
+    def decoding(self, plan: StepPlan, ids: Column) -> BatchColumns:
         """The decodes of a plan; `ids` are their last tokens."""
         now = self._decoding
         if not now.stays(plan):
@@ -215,7 +219,7 @@ class Rows:
         else:
             now = self._next(now)
         self._decoding, self._copied = now, False
-        return Computing(ids, now.contexts - 1, now.slots, now.contexts, now.rows)
+        return BatchColumns(ids, now.contexts - 1, now.slots, now.contexts, now.rows)
 
     def _next(self, now: _Decoding) -> _Decoding:
         """The same sequences one token later; only those that begin a block are visited."""
@@ -242,7 +246,7 @@ class Rows:
         slots = np.array(written) * self.block_size + offsets
         return now._replace(contexts=contexts, slots=slots, offsets=offsets)
 
-    def chunk(self, chunk: Chunk, ids: Column) -> Computing:
+    def chunk(self, chunk: Chunk, ids: Column) -> BatchColumns:
         """The tokens of a chunk; its table may be longer than it needs yet."""
         table = chunk.request.tables[chunk.sequence]
         row = self._seat(chunk.request, table)
@@ -252,7 +256,7 @@ class Rows:
         self._know(row, table, last)
         slots = np.array(table[first : last + 1])[blocks - first] * self.block_size + offsets
         contexts, rows = np.array([chunk.context]), np.array([row], dtype=np.int32)
-        return Computing(ids, positions, slots, contexts, rows)
+        return BatchColumns(ids, positions, slots, contexts, rows)
 
     def _know(self, row: int, table: list[int], block: int) -> None:
         """Record the entries that the store lacks of a table up to a block."""
@@ -286,7 +290,7 @@ class Rows:
         return row
 
     def _sweep(self) -> None:
-        """Free the rows of tables that no request has any more; some exist (`rows_for`)."""
+        """Free the rows of tables that no request has any more; some exist (`store_rows`)."""
         for row, owner in enumerate(self._owners):
             if owner is None:
                 continue

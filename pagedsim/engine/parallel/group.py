@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
-PATIENCE = timedelta(minutes=10)
-"""Timeout of a collective."""
+TIMEOUT = timedelta(minutes=10)
+"""Of a collective."""
 
 
-class Parted(RuntimeError):
+class RankLost(RuntimeError):
     """Another rank has exited or does not respond."""
 
 
@@ -31,41 +31,41 @@ class RankGroup:
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         """Usable once all ranks have called `meet`."""
         self.rank, self.size = rank, size
-        self._sum, self._hand_out, self._collect = (
+        self._sum, self._broadcast, self._gather = (
             dist.AllreduceOptions(),
             dist.BroadcastOptions(),
             dist.GatherOptions(),
         )
-        self._sum.asyncOp = self._hand_out.asyncOp = self._collect.asyncOp = False
-        self._hand_out.rootRank = self._collect.rootRank = 0
-        with _parted():
+        self._sum.asyncOp = self._broadcast.asyncOp = self._gather.asyncOp = False
+        self._broadcast.rootRank = self._gather.rootRank = 0
+        with _as_rank_lost():
             self._group: Any = (_nccl if device.type == "cuda" else _gloo)(store, rank, size)
 
     def meet(self, device: torch.device) -> None:
-        """Wait until all are there. What a library needs for either kind of exchange it takes now,
-        and not from the memory that is shared out later, or while a graph is captured."""
+        """Wait for all ranks. Libraries allocate for each collective now, not from the memory that is
+        shared out later or while a graph is captured."""
         x = torch.zeros(1, 1, device=device)
         self.sum(x)
-        self.hand_out(x)
-        self.collect(x, self.size)
+        self.broadcast(x)
+        self.gather(x, self.size)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """All-reduce x in place."""
         if x.numel():  # a step may sample nothing
-            with _parted():
+            with _as_rank_lost():
                 self._group.allreduce([x], self._sum).wait()
         return x
 
-    def hand_out(self, x: torch.Tensor) -> None:
+    def broadcast(self, x: torch.Tensor) -> None:
         """Broadcast x from rank 0, in place."""
-        with _parted():
-            self._group.broadcast([x], self._hand_out).wait()
+        with _as_rank_lost():
+            self._group.broadcast([x], self._broadcast).wait()
 
-    def collect(self, part: torch.Tensor, width: int) -> torch.Tensor:
+    def gather(self, part: torch.Tensor, width: int) -> torch.Tensor:
         """All ranks' columns side by side, `width` in all, on rank 0.
 
-        The last ranks may have fewer columns than the others. On the other ranks what is returned
-        has the same shape, and nothing in it means anything.
+        The last ranks may have fewer columns than the others. Other ranks get a tensor of the same
+        shape with undefined content.
         """
         if not len(part):
             return part.new_empty(0, width)
@@ -73,8 +73,8 @@ class RankGroup:
         if part.shape[1] < each:
             part = torch.nn.functional.pad(part, (0, each - part.shape[1]))
         parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else []
-        with _parted():
-            self._group.gather([parts] if parts else [], [part], self._collect).wait()
+        with _as_rank_lost():
+            self._group.gather([parts] if parts else [], [part], self._gather).wait()
         if not parts:
             return part.new_empty(len(part), width)
         return torch.cat(parts, 1)[:, :width]
@@ -85,19 +85,19 @@ class RankGroup:
 
 
 @contextmanager
-def _parted() -> Iterator[None]:
+def _as_rank_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise Parted(str(error).splitlines()[0]) from error
+        raise RankLost(str(error).splitlines()[0]) from error
 
 
 def _gloo(store: Store, rank: int, size: int) -> Any:
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
-    # All are on this machine, whatever its name stands for.
+    # All ranks are on this machine, whatever its host name resolves to.
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
-    options._timeout, options._threads = PATIENCE, 2
+    options._timeout, options._threads = TIMEOUT, 2
     return gloo(store, rank, size, options)
 
 
@@ -105,15 +105,15 @@ def _nccl(store: Store, rank: int, size: int) -> Any:
     from torch.distributed.distributed_c10d import ProcessGroupNCCL  # where torch has it
 
     options = ProcessGroupNCCL.Options()
-    options._timeout = PATIENCE
+    options._timeout = TIMEOUT
     with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"):
         return ProcessGroupNCCL(store, rank, size, options)
 
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Within, these are set. torch would end the whole process if a rank does not answer; we have
-    a listener thread that reports it instead (`ranks.py`)."""
+    """Within, these variables are set. torch would end the whole process if a rank does not
+    respond; instead a listener thread reports it (`ranks.py`)."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import TCPStore
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.engine.cache import Cache
 from pagedsim.engine.models import LoadedModel
-from pagedsim.engine.parallel.group import Parted, RankGroup
+from pagedsim.engine.parallel.group import RankGroup, RankLost
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.runtime import uninterrupted
 from pagedsim.engine.step_inputs import StepInputs
@@ -40,15 +40,15 @@ BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from pagedsim.engine.parallel.worker import main; main()"
 )
-"""What a rank runs: an interpreter of its own, that finds modules where this one does. It does not
-import the script that is running here, which would make an engine again."""
+"""Code of a rank: a new interpreter with this one's module path. It does not import the script that
+is running here, which would make an engine again."""
 
-PARTED = 3
-"""How a process ends that was left by another rank, which is the one to be named."""
-SECONDS = 5.0
-"""For a process to end by itself, and for the news of one that did."""
-PATIENCE = timedelta(minutes=1)
-"""For all to meet, once they are there."""
+EXIT_LOST = 3
+"""Exit code of a rank that lost another one, which is the one to report."""
+EXIT_S = 5.0
+"""For a process to end by itself, and for the report of its end."""
+CONNECT_TIMEOUT = timedelta(minutes=1)
+"""For all ranks to connect, once they have started."""
 
 
 class RankError(PagedsimError, RuntimeError):
@@ -56,15 +56,15 @@ class RankError(PagedsimError, RuntimeError):
 
 
 class Failure(NamedTuple):
-    """Why a rank fails, as it says itself."""
+    """A rank's own error."""
 
     ours: bool
-    """Whether its text is a clear line already."""
+    """Whether it is a PagedsimError, whose text needs no error class."""
     text: str
 
 
 @dataclass(eq=False)
-class Member:
+class RankProcess:
     """Another rank."""
 
     rank: int
@@ -75,12 +75,12 @@ class Member:
     replies: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
     def end(self) -> str | None:
-        """How its process ended; None if others left it."""
+        """How its process ended; None if it lost another rank."""
         try:
-            code = self.process.wait(SECONDS)
+            code = self.process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
             return "does not answer"
-        if code == PARTED:
+        if code == EXIT_LOST:
             return None
         if code < 0:
             with suppress(ValueError):
@@ -88,30 +88,30 @@ class Member:
         return f"ended with exit code {code}"
 
 
-class News:
-    """What became of the ranks, as the thread that listens finds out."""
+class RankMonitor:
+    """The state of the ranks, as the listener thread observes it."""
 
     def __init__(self) -> None:
-        self.members: list[Member] = []
+        self.members: list[RankProcess] = []
         self.group: RankGroup | None = None
-        """In which this process may wait for one that is gone."""
+        """Aborted when a rank is gone, since this process may wait in it."""
         self.over = threading.Event()
         self.error: PagedsimError | None = None
         self._threads: tuple[int, int] | None = None
 
     def listen(self) -> None:
-        """Until all are gone."""
-        there: dict[Any, Member] = {member.connection: member for member in self.members}
-        left: Member | None = None  # lost its peers; another rank's failure is expected
+        """Receive replies and failures until all ranks are gone."""
+        there: dict[Any, RankProcess] = {member.connection: member for member in self.members}
+        left: RankProcess | None = None  # lost its peers; another rank's failure is expected
         while there:
-            ready: list[Any] = wait(there, timeout=None if left is None else SECONDS)
+            ready: list[Any] = wait(there, timeout=None if left is None else EXIT_S)
             if left is not None and not ready:
                 self.end(self._gone(left, "lost the others"))
                 left = None
             for connection in ready:
                 member = there[connection]
                 try:
-                    said = connection.recv()
+                    reply = connection.recv()
                 except (EOFError, OSError):
                     del there[connection]
                     if (how := member.end()) is None:
@@ -119,19 +119,19 @@ class News:
                     else:
                         self.end(self._gone(member, how))
                     continue
-                if isinstance(said, Failure):
-                    kind = ConfigError if said.ours else RankError
-                    self.end(kind(f"rank {member.rank}: {said.text}"))
+                if isinstance(reply, Failure):
+                    kind = ConfigError if reply.ours else RankError
+                    self.end(kind(f"rank {member.rank}: {reply.text}"))
                 else:
-                    member.replies.put(said)
+                    member.replies.put(reply)
         if left is not None:
             self.end(self._gone(left, "lost the others"))
 
-    def _gone(self, member: Member, how: str) -> RankError:
+    def _gone(self, member: RankProcess, how: str) -> RankError:
         return RankError(f"rank {member.rank} of {len(self.members) + 1} {how}")
 
     def share_cores(self, size: int) -> None:
-        """Have this process use its part of the threads that it had, until the ranks end."""
+        """Divide this process's threads by the number of ranks, until they end."""
         threads = torch.get_num_threads()
         self._threads = threads, max(threads // size, 1)
         torch.set_num_threads(self._threads[1])
@@ -156,25 +156,24 @@ class News:
 class Ranks:
     """All ranks but this one, 0.
 
-    They end when this object is closed or not used any more, and with this process, however that
-    ends.
+    They end when this object is closed or deleted, and with this process, however that ends.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
         """Start them; `device` is that of rank 0."""
         self.size, self.device = size, device
-        self._news = news = News()
-        self._close = weakref.finalize(self, _end, news, os.getpid())
+        self._monitor = monitor = RankMonitor()
+        self._close = weakref.finalize(self, _end, monitor, os.getpid())
         try:
-            news.members = [_started(rank) for rank in range(1, size)]
-            threading.Thread(target=news.listen, name="ranks", daemon=True).start()
+            monitor.members = [_started(rank) for rank in range(1, size)]
+            threading.Thread(target=monitor.listen, name="ranks", daemon=True).start()
             if device.type == "cpu":  # they share its cores
-                news.share_cores(size)
+                monitor.share_cores(size)
             with self.together("start", device.type, torch.get_num_threads()):
-                store = TCPStore(HOST, 0, size, True, PATIENCE, wait_for_workers=False)
+                store = TCPStore(HOST, 0, size, True, CONNECT_TIMEOUT, wait_for_workers=False)
             self.replies()
             with self.together("join", size, store.port):
-                self.group = news.group = RankGroup(store, 0, size, device)
+                self.group = monitor.group = RankGroup(store, 0, size, device)
                 self.group.meet(device)
             self.replies()
         except BaseException:
@@ -183,25 +182,25 @@ class Ranks:
 
     @property
     def gone(self) -> bool:
-        """Whether nothing can be computed any more."""
-        return self._news.error is not None
+        """Whether a rank has failed or all are closed."""
+        return self._monitor.error is not None
 
     def check(self) -> None:
-        """Raise why the ranks are gone, if they are."""
-        if self._news.error is not None:
-            raise self._news.error
+        """Raise the reason if the ranks are gone."""
+        if self._monitor.error is not None:
+            raise self._monitor.error
 
     @contextmanager
     def together(self, name: str, *values: Any, **settings: Any) -> Iterator[None]:
-        """Have the others do `name` (see `worker.py`) while this rank does what is inside.
+        """Have the other ranks execute `name` (`worker.py`) while this one executes the block.
 
-        If that fails here or there, the ranks may be at different places, and all are closed:
-        what failed is raised, here and whenever they are asked again.
+        If a rank fails, the ranks are out of step and all are closed; the error is raised here and
+        by all later calls.
         """
         self.check()
         try:
             message = pickle.dumps((name, values, settings), pickle.HIGHEST_PROTOCOL)
-            for member in self._news.members:
+            for member in self._monitor.members:
                 member.connection.send_bytes(message)
             yield
             self.check()
@@ -209,35 +208,35 @@ class Ranks:
             raise self._failed(error) from error
 
     def replies(self) -> list[Any]:
-        """What the others say to what they were last told to do, in their order."""
-        found = [member.replies.get() for member in self._news.members]
-        if self._news.error is not None:
-            raise self._failed(self._news.error)
+        """The other ranks' replies to the last command, in their order."""
+        found = [member.replies.get() for member in self._monitor.members]
+        if self._monitor.error is not None:
+            raise self._failed(self._monitor.error)
         return [reply for (reply,) in found]
 
     def close(self) -> None:
         """End the processes."""
-        self._news.end(RankError("the engine is closed"))
+        self._monitor.end(RankError("the engine is closed"))
         self._close()
 
     def _failed(self, error: BaseException) -> BaseException:
-        if isinstance(error, (Parted, OSError)):  # it is only found out why
-            self._news.over.wait(SECONDS)
-        if self._news.error is None:
+        if isinstance(error, (RankLost, OSError)):  # wait for its reason
+            self._monitor.over.wait(EXIT_S)
+        if self._monitor.error is None:
             kept = isinstance(error, PagedsimError)
             text = str(error) if kept else f"{type(error).__name__}: {error}".splitlines()[0]
-            self._news.end(RankError(f"rank 0: {text}"))
-            found = error if kept or not isinstance(error, Exception) else self._news.error
+            self._monitor.end(RankError(f"rank 0: {text}"))
+            found = error if kept or not isinstance(error, Exception) else self._monitor.error
         else:
-            found = self._news.error
-        for member in self._news.members:
-            member.process.kill()  # it may wait for a rank that will not come
+            found = self._monitor.error
+        for member in self._monitor.members:
+            member.process.kill()  # it may wait for a rank that is gone
         self._close()
         assert found is not None
         return found
 
 
-def _started(rank: int) -> Member:
+def _started(rank: int) -> RankProcess:
     mine, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -245,27 +244,27 @@ def _started(rank: int) -> Member:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is for rank 0, which tells the others
+            start_new_session=True,  # SIGINT is for rank 0 alone
         )
-    return Member(rank, process, mine, Connection(os.dup(mine.fileno())))
+    return RankProcess(rank, process, mine, Connection(os.dup(mine.fileno())))
 
 
-def _end(news: News, owner: int) -> None:
+def _end(monitor: RankMonitor, owner: int) -> None:
     """End the processes by closing their sockets."""
-    if os.getpid() != owner:  # in a fork they are not its own
+    if os.getpid() != owner:  # a fork does not own them
         return
-    news.end(RankError("the engine is closed"))
-    for member in news.members:
+    monitor.end(RankError("the engine is closed"))
+    for member in monitor.members:
         with suppress(OSError):
             member.socket.shutdown(socket.SHUT_RDWR)
-    for member in news.members:
+    for member in monitor.members:
         try:
-            member.process.wait(SECONDS)
+            member.process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
             member.process.kill()
             member.process.wait()
         member.socket.close()
-    news.give_cores_back()
+    monitor.give_cores_back()
 
 
 class Leader(Runner):
@@ -291,9 +290,9 @@ class Leader(Runner):
         with uninterrupted(), self._ranks.together("carry_out", _without_tokens(inputs)):
             return super().carry_out(inputs, picked)
 
-    def rehearse(self, sequences: Sequence[tuple[int, int]]) -> None:
-        with self._ranks.together("rehearse", sequences):
-            super().rehearse(sequences)
+    def dummy_step(self, sequences: Sequence[tuple[int, int]]) -> None:
+        with self._ranks.together("dummy_step", sequences):
+            super().dummy_step(sequences)
 
     def warm_up(self, max_tokens: int, graphs: bool) -> None:
         with self._ranks.together("warm_up", max_tokens, graphs):
@@ -311,7 +310,7 @@ class Leader(Runner):
 
 
 def _without_tokens(inputs: StepInputs) -> StepInputs:
-    """The same for ranks that get the tokens from this one on the device."""
+    """The inputs without token ids, which rank 0 broadcasts on the device."""
     if (computing := inputs.computing) is None:
         return inputs
     return replace(inputs, computing=computing._replace(ids=np.zeros(0, dtype=np.int64)))

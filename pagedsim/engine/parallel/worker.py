@@ -20,19 +20,19 @@ from pagedsim.core import PagedsimError
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.shard import Shard
-from pagedsim.engine.parallel.group import Parted, RankGroup
-from pagedsim.engine.parallel.ranks import HOST, PARTED, PATIENCE, Failure
+from pagedsim.engine.parallel.group import RankGroup, RankLost
+from pagedsim.engine.parallel.ranks import CONNECT_TIMEOUT, EXIT_LOST, HOST, Failure
 from pagedsim.engine.profile import fitting_blocks
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.runtime import in_memory
 from pagedsim.engine.step_inputs import StepInputs
 
-LOOK = 0.5
-"""Seconds between two looks at whether the process that started this one is there."""
+POLL_S = 0.5
+"""Between two checks that the parent process exists."""
 
 
 class Worker:
-    """What rank 0 may ask for; a method's result is its reply, but for those in `SILENT`."""
+    """The commands of rank 0; a method's result is its reply, except for those in `SILENT`."""
 
     model: LoadedModel
     runner: Runner | None = None
@@ -41,7 +41,7 @@ class Worker:
         self.rank = rank
 
     def start(self, device: str, threads: int) -> None:
-        """Have a device."""
+        """Set the device and the threads."""
         self.device = torch.device(device)
         if device == "cuda":
             torch.cuda.set_device(self.rank)
@@ -49,8 +49,8 @@ class Worker:
         torch.set_num_threads(threads)
 
     def join(self, size: int, port: int) -> None:
-        """Become one of `size` ranks."""
-        store = TCPStore(HOST, port, size, False, PATIENCE)
+        """Connect to the other ranks."""
+        store = TCPStore(HOST, port, size, False, CONNECT_TIMEOUT)
         self.group = RankGroup(store, self.rank, size, self.device)
         self.group.meet(self.device)
 
@@ -63,12 +63,12 @@ class Worker:
         self.model.native.group = self.group
 
     def fit(self, shape: CacheShape, **settings: Any) -> int:
-        """The blocks that fit here."""
+        """The number of blocks that fit on this rank."""
         self.drop()
         return fitting_blocks(self.model, shape, **settings)
 
     def make(self, shape: CacheShape, blocks: int, cpu_blocks: int, **settings: Any) -> None:
-        """Make a cache, and what runs the model over it."""
+        """Make a cache, and a runner over it."""
         self.drop()
         knobs = f"lower blocks={blocks} or gpu_memory_utilization"
         with in_memory(f"no room for {blocks} blocks", self.device, knobs):
@@ -76,21 +76,21 @@ class Worker:
         self.runner = Runner(self.model, cache, **settings)
 
     def drop(self) -> None:
-        """Give its memory back."""
+        """Free the runner and its cache."""
         self.runner = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def warm_up(self, *values: Any) -> None:
-        """As the runner has it; so with the next."""
+        """The runner's; so with the next."""
         self._running.warm_up(*values)
 
-    def rehearse(self, *values: Any) -> None:
+    def dummy_step(self, *values: Any) -> None:
         """Without a reply."""
-        self._running.rehearse(*values)
+        self._running.dummy_step(*values)
 
     def carry_out(self, inputs: StepInputs) -> None:
-        """Without a reply; the tokens come over the group."""
+        """Without a reply; rank 0 broadcasts the tokens."""
         if (computing := inputs.computing) is not None:
             ids = np.zeros_like(computing.positions)
             inputs = replace(inputs, computing=computing._replace(ids=ids))
@@ -98,17 +98,17 @@ class Worker:
 
     @property
     def _running(self) -> Runner:
-        assert self.runner is not None, "told to run before it was told to make a runner"
+        assert self.runner is not None, "a step before `make`"
         return self.runner
 
 
-SILENT = ("rehearse", "carry_out")
+SILENT = ("dummy_step", "carry_out")
 
 
 def main() -> NoReturn:
-    """Serve the process that started this one until it is gone."""
+    """Execute the parent process's commands until it is gone."""
     rank, descriptor = map(int, sys.argv[2:])
-    threading.Thread(target=_follow, args=[os.getppid()], daemon=True).start()
+    threading.Thread(target=_exit_with, args=[os.getppid()], daemon=True).start()
     connection = Connection(descriptor)
     logging.disable(logging.WARNING)  # rank 0 logs
     code = 0
@@ -116,12 +116,12 @@ def main() -> NoReturn:
         _serve(connection, rank)
     except EOFError:
         pass
-    except Parted:
-        code = PARTED
+    except RankLost:
+        code = EXIT_LOST
     except BaseException as error:
         code = 1
-        _say(connection, error)
-    os._exit(code)  # at once: there is nothing to put away, and libraries may wait for other ranks
+        _report(connection, error)
+    os._exit(code)  # at once: libraries may wait for other ranks
 
 
 def _serve(connection: Connection, rank: int) -> NoReturn:
@@ -136,15 +136,15 @@ def _serve(connection: Connection, rank: int) -> NoReturn:
             connection.send((result,))
 
 
-def _say(connection: Connection, error: BaseException) -> None:
+def _report(connection: Connection, error: BaseException) -> None:
     ours = isinstance(error, PagedsimError)
     text = str(error) if ours else f"{type(error).__name__}: {error}"
     with suppress(OSError):  # rank 0 may be gone
         connection.send(Failure(ours, (text.splitlines() or [""])[0]))
 
 
-def _follow(parent: int) -> None:
-    """End when the process that started this one has ended, whatever this one is waiting for."""
+def _exit_with(parent: int) -> None:
+    """End this process when its parent has ended, whatever it is waiting for."""
     while os.getppid() == parent:
-        time.sleep(LOOK)
+        time.sleep(POLL_S)
     os._exit(0)

@@ -158,4 +158,4 @@ class Native:
             layer.attention.forward(stream, tokens, view, rows)
             layer.feed_forward.forward(stream)
         logits = self._head(self._norm(stream))
-        return logits if self.group is None else self.group.collect(logits, len(self._embedding))
+        return logits if self.group is None else self.group.gather(logits, len(self._embedding))
