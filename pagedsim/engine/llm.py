@@ -16,50 +16,19 @@ from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.tokenizer import Chat, chat_tokens, wrapped
 
 
-class Progress:
-    """A bar of the prompts that are answered, with tokens a second of prompts and of answers."""
-
-    def __init__(self, prompts: int, *, disable: bool) -> None:
-        self._bar = tqdm(
-            total=prompts,
-            desc="Processed prompts",
-            unit="prompt",
-            postfix=speed(0, 0, 0.0),
-            dynamic_ncols=True,
-            disable=disable,
-        )
-        self._read = self._said = 0
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def answered(self, output: RequestOutput) -> None:
-        """One more is finished."""
-        if self._bar.disable:
-            return
-        self._read += len(output.prompt_token_ids)
-        self._said += sum(len(one.token_ids) for one in output.outputs)
-        elapsed = self._bar.format_dict["elapsed"]
-        self._bar.set_postfix_str(speed(self._read, self._said, elapsed), refresh=False)
-        self._bar.update()
-
-
-def speed(read: int, said: int, seconds: float) -> str:
-    """Tokens a second, in vLLM's words, which tools read.
+def speed(read: int, generated: int, seconds: float) -> str:
+    """Tokens per second of prompts and outputs, in vLLM's format, which tools parse.
 
     >>> speed(100, 20, 2.0)
     'est. speed input: 50.00 toks/s, output: 10.00 toks/s'
     """
-    rates = (tokens / seconds if seconds else 0.0 for tokens in (read, said))
+    rates = (tokens / seconds if seconds else 0.0 for tokens in (read, generated))
     return "est. speed input: {:.2f} toks/s, output: {:.2f} toks/s".format(*rates)
 
 
 Tokens = Sequence[int]
 Prompt = str | Tokens | Mapping[str, Any]
-"""A text, token ids, or either with its name: {"prompt": "a"}, {"prompt_token_ids": [5, 6]}."""
+"""A text, token ids, or a mapping: {"prompt": "a"}, {"prompt_token_ids": [5, 6]}."""
 
 NAMES = ("prompt", "prompt_token_ids")
 
@@ -68,7 +37,7 @@ def prompts_of(
     prompts: Prompt | Sequence[Prompt] | None,
     token_ids: Tokens | Sequence[Tokens] | None = None,
 ) -> list[str | Tokens]:
-    """The prompts as a list of texts and token ids, also where only one was given.
+    """The prompts as a list of texts and token ids; a single one becomes a list, too.
 
     >>> prompts_of({"prompt": "a"}), prompts_of([5, 6]), prompts_of(None, [[5], [6]])
     (['a'], [[5, 6]], [[5], [6]])
@@ -85,7 +54,7 @@ def prompts_of(
 
 
 def params_of(given: Any, count: int) -> Sequence[SamplingParams]:
-    """Settings for each of so many prompts."""
+    """Settings of each of `count` prompts."""
     if isinstance(given, SamplingParams):
         return [given] * count
     if not isinstance(given, Sequence) or not all(isinstance(p, SamplingParams) for p in given):
@@ -96,7 +65,7 @@ def params_of(given: Any, count: int) -> Sequence[SamplingParams]:
 
 
 def ranks_of(given: Any, count: int) -> Sequence[float]:
-    """A priority for each of so many prompts."""
+    """A priority of each of `count` prompts."""
     if given is None:
         return [0] * count
     if not isinstance(given, Sequence) or not all(is_number(one) for one in given):
@@ -128,7 +97,7 @@ def _prompt(name: str, one: Any) -> str | Tokens:
 
 
 def _named(name: str, prompt: Mapping[str, Any]) -> Any:
-    """What stands in a prompt that says what it is."""
+    """The value of a prompt that is a mapping."""
     given = {key: value for key, value in prompt.items() if value is not None}
     if len(given) != 1 or next(iter(given)) not in NAMES:
         keys = ", ".join(map(str, given)) or "nothing"
@@ -141,7 +110,7 @@ def _named(name: str, prompt: Mapping[str, Any]) -> Any:
 
 
 class LLM:
-    """A model that answers.
+    """Offline inference with a model.
 
     >>> llm = LLM("tiny", device="cpu")
     >>> answers = llm.generate(
@@ -154,10 +123,9 @@ class LLM:
     def __init__(self, model: Any = "tiny", **settings: Any) -> None:
         """`settings` are those of `Arguments` and `ServerSpec`: dtype, block_size, preemption, ...
 
-        Six of them are called as in vLLM: `max_num_seqs`, `max_num_batched_tokens`,
-        `num_gpu_blocks`, `num_cpu_blocks`, `swap_space` (in GiB) and `tensor_parallel_size`; in
-        errors, too. What else vLLM takes is translated where it can be, and refused with the
-        reason where it cannot (engine_args.py).
+        Six of them have vLLM's names, also in errors: `max_num_seqs`, `max_num_batched_tokens`,
+        `num_gpu_blocks`, `num_cpu_blocks`, `swap_space` (in GiB) and `tensor_parallel_size`. vLLM's
+        other arguments are translated if possible, or else refused with a reason (engine_args.py).
         """
         self.engine = LLMEngine.from_engine_args(EngineArgs(model, **settings))
         self._served = 0
@@ -176,32 +144,31 @@ class LLM:
         prompt_token_ids: Tokens | Sequence[Tokens] | None = None,
         priority: Sequence[float] | None = None,
     ) -> list[RequestOutput]:
-        """Answer all prompts, texts or lists of token ids; the answers come in their order.
+        """Complete all prompts, texts or lists of token ids; outputs are in their order.
 
         A prompt may also be a mapping, {"prompt": text} or {"prompt_token_ids": ids}, and ids may
-        stand apart as `prompt_token_ids`, which is third where no bool is. One `sampling_params`
-        holds for all prompts, a list has one for each; without any the model's own hold
-        (`get_default_sampling_params`). A smaller `priority` is more urgent, where
-        the policy asks for it.
+        be passed as `prompt_token_ids`, in third position, too. One `sampling_params` holds for all
+        prompts, a list has one for each; the default is `get_default_sampling_params`. A smaller
+        `priority` is more urgent, if the policy uses it.
         """
         if not isinstance(use_tqdm, bool):
             if prompt_token_ids is not None:
                 raise RequestError(f"use_tqdm={use_tqdm!r}: must be true or false")
             prompt_token_ids, use_tqdm = use_tqdm, True
-        asked = prompts_of(prompts, prompt_token_ids)
+        requests = prompts_of(prompts, prompt_token_ids)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params = params_of(sampling_params, len(asked))
-        ranks = ranks_of(priority, len(asked))
+        params = params_of(sampling_params, len(requests))
+        ranks = ranks_of(priority, len(requests))
         if self.engine.has_unfinished_requests():
             raise RequestError(
                 "generate: the engine serves requests that were added to it; step it until they end"
             )
         first = self._served
-        self._served += len(asked)
+        self._served += len(requests)
         added: list[str] = []
         try:
-            for i, prompt in enumerate(asked):
+            for i, prompt in enumerate(requests):
                 name = str(first + i)
                 self.engine.add_request(name, prompt, params[i], priority=ranks[i])
                 added.append(name)
@@ -218,10 +185,10 @@ class LLM:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one chat or several, each put into the words of the model's chat template.
+        """Answer one chat or several, formatted by the model's chat template.
 
-        `chat_template` is another, in Jinja; without `add_generation_prompt` the model goes on
-        with the last message.
+        `chat_template` is another template, in Jinja; without `add_generation_prompt` the model
+        continues the last message.
         """
         if not isinstance(messages, list | tuple):
             raise RequestError(f"messages={messages!r}: must be a list of messages, or of chats")
@@ -234,29 +201,43 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json says, where `generation_config` is auto."""
+        """The model's generation_config.json, if `generation_config` is auto."""
         return SamplingParams(**self.engine.default_sampling)
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer, transformers' own where it is one; None where there is none."""
+        """The model's tokenizer, unwrapped if it is one of transformers; None if there is none."""
         return getattr(self.engine.tokenizer, "backend", self.engine.tokenizer)
 
     def set_tokenizer(self, tokenizer: Any) -> None:
-        """Take another, of transformers or with `encode` and `decode`, for requests from now on."""
+        """Replace the tokenizer, by one of transformers or with `encode` and `decode`."""
         self.engine.tokenizer = wrapped(tokenizer)
 
     def close(self) -> None:
-        """End the processes that share the model, if there are any."""
+        """End the other processes of a tensor-parallel model, and give CPU threads back."""
         self.engine.close()
 
     def _answers(self, names: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
+        """Step the engine until all are answered, with a progress bar."""
         answers: dict[str, RequestOutput] = {}
-        with Progress(len(names), disable=not use_tqdm) as progress:
+        read = generated = 0
+        with tqdm(
+            total=len(names),
+            desc="Processed prompts",
+            unit="prompt",
+            postfix=speed(0, 0, 0.0),
+            dynamic_ncols=True,
+            disable=not use_tqdm,
+        ) as bar:
             while self.engine.has_unfinished_requests():
                 self.engine.check_progress()
                 for output in self.engine.step():
                     answers[str(output.request_id)] = output
-                    progress.answered(output)
+                    if use_tqdm:
+                        read += len(output.prompt_token_ids)
+                        generated += sum(len(one.token_ids) for one in output.outputs)
+                        elapsed = bar.format_dict["elapsed"]
+                        bar.set_postfix_str(speed(read, generated, elapsed), refresh=False)
+                        bar.update()
         return [answers[name] for name in names]
 
     def _drop(self, names: Sequence[str]) -> None:

@@ -42,8 +42,8 @@ class RankGroup:
             self._group: Any = (_nccl if device.type == "cuda" else _gloo)(store, rank, size)
 
     def meet(self, device: torch.device) -> None:
-        """Wait for all ranks. Libraries allocate for each collective now, not from the memory that is
-        shared out later or while a graph is captured."""
+        """Wait for all ranks. Libraries allocate for each collective now, neither from the memory
+        that is shared out later nor while a graph is captured."""
         x = torch.zeros(1, 1, device=device)
         self.sum(x)
         self.broadcast(x)
