@@ -33,7 +33,7 @@ def drive(
 ) -> None:
     """Serve all that `source` holds; times count from now.
 
-    Each request gets exactly the output length that its workload says: the ends of texts are
+    Each request gets exactly the output length of its workload: the ends of texts are
     ignored, and sampling is greedy. A prompt given as a length gets random tokens from `seed`.
 
     Time passes as in a simulation: a step begins where the last one ended, or, after a pause, at
@@ -70,7 +70,7 @@ class _Feed:
         self._next: Job | None = next(self._jobs, None)
         self._mode = source.mode
         self._think_time = source.think_time
-        self._asking = [0.0] * (source.users or 1)  # a heap: when users ask, in a closed loop
+        self._user_times = [0.0] * (source.users or 1)  # a heap: next requests in a closed loop
 
     @property
     def at(self) -> float | None:
@@ -78,7 +78,7 @@ class _Feed:
         if self._next is None:
             return None
         if self._mode == "closed":
-            return self._asking[0] if self._asking else None
+            return self._user_times[0] if self._user_times else None
         return 0.0 if self._mode == "burst" else self._next[0].arrival or 0.0
 
     def due(self, now: float, busy: bool) -> Iterator[Job]:
@@ -92,7 +92,7 @@ class _Feed:
             assert self._next is not None
             job, self._next = self._next, next(self._jobs, None)
             if self._mode == "closed":
-                heapq.heappop(self._asking)
+                heapq.heappop(self._user_times)
                 arrives(job[0], at)
             elif self._mode == "burst":
                 arrives(job[0], now)
@@ -101,7 +101,7 @@ class _Feed:
     def answered(self, now: float) -> None:
         """A request finished; in a closed loop its user sends the next after the think time."""
         if self._mode == "closed":
-            heapq.heappush(self._asking, now + self._think_time)
+            heapq.heappush(self._user_times, now + self._think_time)
 
 
 class Filler:

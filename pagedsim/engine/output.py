@@ -29,7 +29,7 @@ class CompletionOutput:
     token_ids: Sequence[int]
     """With the token that ended it."""
     cumulative_logprob: float | None = None
-    """Sum over all its tokens so far, where log-probabilities were asked for or needed."""
+    """Sum over all its tokens so far, if log-probabilities were requested or needed."""
     logprobs: list[dict[int, Logprob]] | None = None
     """For each token, the sampled one and the most probable ones."""
     finish_reason: str | None = None

@@ -176,7 +176,7 @@ class Row(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A token and, for rows that ask for it, how probable it was.
+    """A token and, for rows that request it, its log-probability.
 
     Log-probabilities are the model's own, before penalties, temperature and truncation.
     """
@@ -201,7 +201,7 @@ class Sampler:
     """
 
     def __init__(self) -> None:
-        self._columns: BatchSettings | None = None
+        self._settings: BatchSettings | None = None
         self._counts = TokenCounts()
 
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Sample]:
@@ -210,27 +210,27 @@ class Sampler:
 
     def draw(self, logits: Tensor, rows: Sequence[Row]) -> Draw:
         """The same, without waiting for it."""
-        columns = self._columns_of([row.params for row in rows], logits)
-        scores = self._adjusted(logits, rows, columns)
-        if columns.random:
+        settings = self._settings_of([row.params for row in rows], logits)
+        scores = self._adjusted(logits, rows, settings)
+        if settings.random:
             words = words_of([row.key for row in rows], [row.position for row in rows])
-            picked = kernels.pick(scores, columns.asked, sent(words, logits.device))
+            picked = kernels.pick(scores, settings.tensors, sent(words, logits.device))
         else:
             picked = scores.argmax(1)
-        return Draw(picked, _scored(logits, picked, columns), columns)
+        return Draw(picked, _scored(logits, picked, settings), settings)
 
-    def _columns_of(self, params: list[SamplingParams], logits: Tensor) -> BatchSettings:
-        columns = self._columns
-        if columns is None or columns.params != params:
-            columns = self._columns = BatchSettings(params, logits)
-        return columns
+    def _settings_of(self, params: list[SamplingParams], logits: Tensor) -> BatchSettings:
+        settings = self._settings
+        if settings is None or settings.params != params:
+            settings = self._settings = BatchSettings(params, logits)
+        return settings
 
-    def _adjusted(self, logits: Tensor, rows: Sequence[Row], columns: BatchSettings) -> Tensor:
+    def _adjusted(self, logits: Tensor, rows: Sequence[Row], settings: BatchSettings) -> Tensor:
         """The logits after penalties and without forbidden tokens."""
-        if (at := columns.penalised).rows:
-            asked = [rows[i] for i in at.rows]
-            prompts, outputs = [row.prompt for row in asked], [row.output for row in asked]
-            values = penalise(at.of(logits), columns.penalties, prompts, outputs, self._counts)
+        if (at := settings.penalised).rows:
+            chosen = [rows[i] for i in at.rows]
+            prompts, outputs = [row.prompt for row in chosen], [row.output for row in chosen]
+            values = penalise(at.of(logits), settings.penalties, prompts, outputs, self._counts)
             logits = at.put(logits, values)
         if any(row.forbidden for row in rows):
             logits = forbid(logits, [row.forbidden for row in rows])
@@ -260,11 +260,11 @@ def _sample_alike(logits: Tensor, params: SamplingParams, sampler: Sampler | Non
 class Draw:
     """What was sampled, on the device and on its way to the host."""
 
-    def __init__(self, picked: Tensor, scored: Sequence[Tensor], columns: BatchSettings) -> None:
-        """`scored`: own log-probability, rank, best tokens and theirs, of the rows that ask."""
+    def __init__(self, picked: Tensor, scored: Sequence[Tensor], settings: BatchSettings) -> None:
+        """`scored`: log-probability, rank, best tokens and theirs, of rows that request them."""
         self.picked = picked
         """The tokens, on the device."""
-        self._columns = columns
+        self._settings = settings
         self._coming = Fetch([picked, *scored])
 
     def samples(self) -> list[Sample]:
@@ -272,9 +272,9 @@ class Draw:
         tokens, *scored = self._coming.lists()
         samples = [Sample(token) for token in tokens]
         if scored:
-            columns = self._columns
+            settings = self._settings
             for row, count, own, rank, ids, values in zip(
-                columns.scored.rows, columns.logprobs, *scored, strict=True
+                settings.scored.rows, settings.logprobs, *scored, strict=True
             ):
                 top = tuple(zip(ids[:count], values[:count], strict=True))
                 samples[row] = Sample(tokens[row], own, rank, top)
@@ -299,7 +299,7 @@ class RowSubset:
 
 
 class BatchSettings:
-    """The settings of a batch, side by side: which rows ask for what, and with which numbers."""
+    """The settings of a batch as columns: the rows that use each setting, and its values."""
 
     def __init__(self, params: list[SamplingParams], like: Tensor) -> None:
         self.params = params
@@ -309,14 +309,14 @@ class BatchSettings:
         self.scored = self._at(wants_logprob(p) for p in params)
         self.logprobs = [params[i].logprobs or 0 for i in self.scored.rows]
         self.random = any(p.temperature >= COLDEST for p in params)
-        self.asked = self._asked([p if p.temperature >= COLDEST else GREEDY for p in params])
+        self.tensors = self._tensors([p if p.temperature >= COLDEST else GREEDY for p in params])
 
-    def _at(self, asked: Iterable[bool]) -> RowSubset:
-        asked = list(asked)
-        rows = [i for i, yes in enumerate(asked) if yes]
-        return RowSubset(rows, sent(torch.tensor(rows), self.device), len(rows) == len(asked))
+    def _at(self, used: Iterable[bool]) -> RowSubset:
+        used = list(used)
+        rows = [i for i, yes in enumerate(used) if yes]
+        return RowSubset(rows, sent(torch.tensor(rows), self.device), len(rows) == len(used))
 
-    def _asked(self, params: list[SamplingParams]) -> SamplingTensors:
+    def _tensors(self, params: list[SamplingParams]) -> SamplingTensors:
         k = [p.top_k if 0 < p.top_k < self.vocab else 0 for p in params]
         return SamplingTensors(
             self._column([p.temperature for p in params], torch.float32),
@@ -332,13 +332,13 @@ class BatchSettings:
         return sent(torch.tensor(values, dtype=dtype), self.device)
 
 
-def _scored(logits: Tensor, picked: Tensor, columns: BatchSettings) -> list[Tensor]:
+def _scored(logits: Tensor, picked: Tensor, settings: BatchSettings) -> list[Tensor]:
     """Logprobs, ranks and top tokens of the rows that request them; empty if none does."""
-    at = columns.scored
+    at = settings.scored
     if not at.rows:
         return []
     logprobs = at.of(logits).log_softmax(1)
     own = logprobs.gather(1, at.of(picked)[:, None])
     ranks = (logprobs > own).sum(1) + 1
-    best = logprobs.topk(min(max(columns.logprobs), columns.vocab))
+    best = logprobs.topk(min(max(settings.logprobs), settings.vocab))
     return [own[:, 0], ranks, best.indices, best.values]

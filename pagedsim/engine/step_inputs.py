@@ -326,7 +326,7 @@ class _Decoding(NamedTuple):
         )
 
     def goes_on(self, plan: StepPlan) -> bool:
-        """Whether each of them is just one token longer, as the plan's sum says."""
+        """Whether each of them is just one token longer, by the plan's sum."""
         return int(self.contexts.sum()) + len(self.contexts) == plan.decode_context
 
 

@@ -27,7 +27,7 @@ NEEDED = ("gguf", "accelerate")
 """What transformers reads such files with."""
 SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 """What its authors sample it with (the model card of HuggingFaceTB/SmolLM2-135M-Instruct): its
-generation_config.json and its GGUF file say nothing."""
+generation_config.json and its GGUF file have no settings."""
 FORM = 2
 """Of the folders; another number has files unpacked again."""
 WHOLE = 2**30
@@ -97,8 +97,8 @@ def _place(name: str, file: Path) -> Path:
     """
     state = file.stat()
     known = _known_as(file.resolve(), state.st_size, state.st_mtime_ns)
-    told = f"{FORM} {SAMPLING if name == NAME else {}} {known}"
-    digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+    state_text = f"{FORM} {SAMPLING if name == NAME else {}} {known}"
+    digest = hashlib.sha256(state_text.encode()).hexdigest()[:16]
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "pagedsim" / f"{file.stem}-{digest}"
 
@@ -107,7 +107,7 @@ def _place(name: str, file: Path) -> Path:
 def _known_as(file: Path, size: int, changed: int) -> str:
     """What tells a file from others: its content, or of a big one where and in what state it is.
 
-    Size and time of the last change are asked for so that it is read once, until it changes.
+    Size and time of the last change are parameters so that it is read once, until it changes.
     """
     if size > WHOLE:
         return f"{file} {size} {changed}"

@@ -118,20 +118,20 @@ def check_shards(model: Any, size: int, model_impl: str = "auto") -> None:
 
     Reads no weights.
     """
-    asked, source = f"tensor_parallel={size}", _source(model)
+    setting, source = f"tensor_parallel={size}", _source(model)
     if source.module is not None:
         raise ConfigError(
-            f"{asked}: model={source.name}: every rank loads its shard by itself; give a name, a "
+            f"{setting}: model={source.name}: every rank loads its shard by itself; give a name, a "
             "folder or a configuration"
         )
     if model_impl == "transformers":
-        raise ConfigError(f"{asked}: model_impl=transformers: only the native decoder is split")
+        raise ConfigError(f"{setting}: model_impl=transformers: only the native decoder is split")
     shard = Shard(0, size)
     try:
         source.check_kind()
         _require_native(source, source.check_skeleton(1, model_impl), shard)
     except Refusal as refusal:
-        raise ConfigError(f"{asked}: model={source.name}: {refusal}") from refusal
+        raise ConfigError(f"{setting}: model={source.name}: {refusal}") from refusal
     shard.check(source.text_config, source.name)
 
 
@@ -252,7 +252,7 @@ def _source(model: Any) -> Source:
 
 
 def _native(source: Source, module: Any, model_impl: str) -> bool:
-    """Whether the native decoder runs; raises ConfigError where it was asked for and cannot."""
+    """Whether the native decoder runs; raises ConfigError if it is required and unsupported."""
     if model_impl == "transformers":
         return False
     why = native_refusal(module)
@@ -401,8 +401,8 @@ float16, float32, half
 SWITCHING = ("dynamic", "longrope")
 
 
-def max_length(config: Any, asked: int | None, where: str) -> int:
-    """The longest sequence, prompt and output: `asked`, by default the model's maximum.
+def max_length(config: Any, wanted: int | None, where: str) -> int:
+    """The longest sequence, prompt and output: `wanted`, by default the model's maximum.
 
     Two kinds of rotary scaling, `dynamic` and `longrope`, choose their frequencies by the longest
     sequence of a forward pass. In a step of many sequences one would change another's tokens, and
@@ -418,15 +418,15 @@ def max_length(config: Any, asked: int | None, where: str) -> int:
             begins = rope.get("original_max_position_embeddings") or stated
             if begins is not None and (limit is None or begins < limit):
                 limit, why = begins, f"where its {rope['rope_type']} rotary scaling begins"
-    if asked is None:
+    if wanted is None:
         if limit is None:
             raise ConfigError(f"{where}: its config has no max_position_embeddings: "
                               "give max_model_len")  # fmt: skip
         return int(limit)
-    require_whole("max_model_len", asked, 1)
-    if limit is not None and asked > limit:
-        raise ConfigError(f"max_model_len={asked}: {where} goes up to {limit}, {why}")
-    return asked
+    require_whole("max_model_len", wanted, 1)
+    if limit is not None and wanted > limit:
+        raise ConfigError(f"max_model_len={wanted}: {where} goes up to {limit}, {why}")
+    return wanted
 
 
 def fix_rotary_frequencies(module: nn.Module) -> None:

@@ -35,7 +35,7 @@ _ALONE = Lock()
 HARMLESS = frozenset(
     {
         "scaling", "softcap",  # noted
-        "sliding_window", "is_causal",  # the mask says the same, for certain
+        "sliding_window", "is_causal",  # the mask has the same, for certain
         "dropout",  # zero, since the model is in evaluation mode
         "position_ids", "cache_position", "use_cache", "output_attentions", "return_dict",
     }

@@ -55,7 +55,7 @@ class GroupedQuery:
 def grouped_query_of(layer: Any, spec: AttentionSpec, eps: float) -> GroupedQuery:
     """The attention of a transformers layer, which goes on working, with the same memory."""
     attention = layer.self_attn
-    heads = _head_norms(attention, spec)  # of the width that the projection says
+    heads = _head_norms(attention, spec)  # needs the projection's width
     return GroupedQuery(
         norm=Norm(layer.input_layernorm.weight.data, eps),
         qkv=linear_of(attention.q_proj, attention.k_proj, attention.v_proj),

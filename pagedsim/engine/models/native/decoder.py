@@ -40,7 +40,7 @@ SPLIT = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3For
 """Families that tensor parallelism can split."""
 FAMILIES = (*SPLIT, "MixtralForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")
 SCORING = "sigmoid"
-"""How transformers' DeepseekV3 scores experts, whatever its configuration says."""
+"""The scores of experts in transformers' DeepseekV3, whatever its configuration has."""
 
 
 def native_refusal(module: Any) -> str | None:
