@@ -25,7 +25,7 @@ from pagedsim.engine.cache import Cache, CacheShape, Mover
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.graphs import Graphs, recorder_of
 from pagedsim.engine.inflight import InflightStep, SamplingJob
-from pagedsim.engine.inputs import Places
+from pagedsim.engine.inputs import DecodeInputs
 from pagedsim.engine.models import load_model
 from pagedsim.engine.models.weights import fill_tiny, tiny_config
 from pagedsim.engine.parallel.ranks import RankError
@@ -389,9 +389,9 @@ def test_the_memory_of_graphs_is_foreseen() -> None:
     recorder = recorder_of(device)
     assert recorder is not None
     for _ in range(2):  # at first kernels are loaded
-        foreseen = graph_bytes(tiny, shape, Places(device, 256, 64), 256, recorder, free)
+        foreseen = graph_bytes(tiny, shape, DecodeInputs(device, 256, 64), 256, recorder, free)
     before = free()
-    places = Places(device, 256, 64)
+    places = DecodeInputs(device, 256, 64)
     graphs = Graphs(tiny, tiny.new_cache(1, 16), places, 256, recorder)
     assert graphs.capture_all()
     assert graphs.nbytes <= foreseen
@@ -429,7 +429,7 @@ def test_a_dead_rank_leaves_no_rank_waiting() -> None:
     assert engine.model.ranks is not None
     engine.add_request("a", [1, 2, 3], GREEDY)
     engine.step()
-    os.kill(engine.model.ranks._news.members[0].process.pid, signal.SIGKILL)
+    os.kill(engine.model.ranks._monitor.members[0].process.pid, signal.SIGKILL)
     with pytest.raises(RankError, match="rank 1 of 2 died of SIGKILL"):
         while engine.has_unfinished_requests():
             engine.step()

@@ -21,7 +21,7 @@ from pagedsim.engine import runner as runner_module
 from pagedsim.engine.cache import CacheShape
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.graphs import CudaRecorder, Unrecordable, sizes
-from pagedsim.engine.inputs import Places
+from pagedsim.engine.inputs import DecodeInputs
 from pagedsim.engine.models import load_model
 from pagedsim.engine.profile import graph_bytes
 from tests.engine.test_equality import (
@@ -281,7 +281,7 @@ def test_memory_of_graphs_is_that_of_the_largest_and_of_the_others() -> None:
     shape = CacheShape(tiny.num_layers, BLOCK, tiny.num_kv_heads, tiny.head_dim, tiny.dtype)
     left = iter([1000, 400, 390])
     replayer = Replayer()
-    places = Places(CPU, 100, 7)
+    places = DecodeInputs(CPU, 100, 7)
     taken = partial(graph_bytes, tiny, shape, places, 100, free=lambda: next(left))
     assert len(sizes(100)) == 14
     assert taken(recorder=replayer) == 100 * tiny.vocab_size * 4 + 600 + 13 * 10

@@ -14,12 +14,12 @@ import torch
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine import inputs as inputs_module
-from pagedsim.engine.inputs import ALIGNMENT, Batch, Inputs, Places, Tables
+from pagedsim.engine.inputs import ALIGNMENT, Batch, BlockTables, DecodeInputs, PackedCopies
 from pagedsim.engine.step_inputs import (
-    Changes,
-    Computing,
-    Rows,
+    BatchColumns,
     StepInputs,
+    TableChanges,
+    TableRows,
     inputs_of,
     samplers_of,
 )
@@ -47,7 +47,7 @@ def test_rows_are_those_of_the_block_tables(seed: int, swaps: bool) -> None:
         max_batched_tokens=longest, preemption="swap" if swaps else "recompute",
     )  # fmt: skip
     width = -(-longest // size)
-    rows, store = Rows(seqs, width, size), np.full((seqs, width), -1)
+    rows, store = TableRows(seqs, width, size), np.full((seqs, width), -1)
     preempted = decoded = changed = 0
     for number in range(400):
         if rng.random() < 0.4:
@@ -67,7 +67,7 @@ def test_rows_are_those_of_the_block_tables(seed: int, swaps: bool) -> None:
     assert preempted and decoded > 100 and changed
 
 
-def set_in(store: np.ndarray, changes: Changes) -> int:
+def set_in(store: np.ndarray, changes: TableChanges) -> int:
     assert len(set(changes.places.tolist())) == len(changes.places)
     store.reshape(-1)[changes.places] = changes.blocks
     return len(changes.places)
@@ -138,7 +138,7 @@ def check_mixed(inputs: StepInputs, plan: StepPlan, lengths: list[int]) -> None:
 def test_only_what_is_new_is_sent() -> None:
     """A table is sent once, then a block when the last is full; other sequences are not visited."""
     scheduler = server(max_batched_tokens=32)
-    rows = Rows(rows=8, blocks=8, block_size=4)
+    rows = TableRows(rows=8, blocks=8, block_size=4)
     scheduler.add(Request("a", range(10, 19)), now=0)
     counts = []
     for step in range(12):
@@ -159,7 +159,7 @@ def test_a_block_that_becomes_another_is_sent_again() -> None:
     """Where a plan copies blocks a table may change in place, without forks or arrivals."""
     scheduler = server()
     scheduler.add(Request("a", range(10, 15)), now=0)
-    rows = Rows(rows=8, blocks=8, block_size=4)
+    rows = TableRows(rows=8, blocks=8, block_size=4)
     for step in range(3):
         plan = scheduler.plan(0)
         if step == 2:
@@ -174,7 +174,7 @@ def test_a_block_that_becomes_another_is_sent_again() -> None:
 def test_an_unread_step_is_noticed() -> None:
     scheduler = server()
     scheduler.add(Request("a", range(10, 13)), now=0)
-    rows = Rows(rows=8, blocks=8, block_size=4)
+    rows = TableRows(rows=8, blocks=8, block_size=4)
     for step in range(9):
         plan = scheduler.plan(0)
         if step not in (2, 4, 5, 6, 7):
@@ -187,7 +187,7 @@ def test_an_unread_step_is_noticed() -> None:
 def test_rows_are_given_to_others_only_when_their_owners_have_gone() -> None:
     """With chunks alone in many steps, those that pause keep what is known of them."""
     scheduler = server(batching="prefill_first", max_batched_tokens=32, max_seqs=2)
-    rows = Rows(rows=2, blocks=8, block_size=4)
+    rows = TableRows(rows=2, blocks=8, block_size=4)
     scheduler.add(Request("a", range(9), SamplingParams(max_tokens=20)), now=0)
     sent: dict[int, int] = {}
     for step in range(12):
@@ -204,7 +204,7 @@ def test_rows_are_given_to_others_only_when_their_owners_have_gone() -> None:
 def test_inputs_are_the_same_in_another_process_and_on_a_device() -> None:
     scheduler = server()
     scheduler.add(Request("a", [10, 11, 12]), now=0)
-    rows = Rows(rows=8, blocks=8, block_size=4)
+    rows = TableRows(rows=8, blocks=8, block_size=4)
     for step in range(3):
         if step == 1:
             scheduler.add(Request("b", range(20, 23)), now=0)
@@ -221,7 +221,8 @@ def test_inputs_are_the_same_in_another_process_and_on_a_device() -> None:
         if inputs.mixed is not None:
             given = inputs.computing, inputs.mixed, inputs.changes
             one, other = (
-                Batch.of(*given, Tables(CPU, seqs=8, blocks=8), way) for way in (None, Inputs(CPU))
+                Batch.of(*given, BlockTables(CPU, seqs=8, blocks=8), way)
+                for way in (None, PackedCopies(CPU))
             )
             assert torch.equal(one.attention.slots, torch.from_numpy(inputs.computing.slots))
             for name in ("input_ids", "positions", "logits_at"):
@@ -234,7 +235,7 @@ def test_inputs_are_the_same_in_another_process_and_on_a_device() -> None:
 
 
 def test_inputs_come_over_whole_and_aligned() -> None:
-    inputs = Inputs(torch.device("cpu"), room=64)
+    inputs = PackedCopies(torch.device("cpu"), room=64)
     rng = torch.Generator().manual_seed(4)
     for count in (3, 0, 70, 5):  # grows on the way, and has room left afterwards
         sent = [
@@ -255,13 +256,13 @@ def test_places_hold_a_batch_and_padding_behind_it(
 ) -> None:
     """Also when more changes at once than there is room for."""
     monkeypatch.setattr(inputs_module, "ROOM", room)
-    places = Places(CPU, seqs=4, blocks=3)
+    places = DecodeInputs(CPU, seqs=4, blocks=3)
     ids, positions, slots, contexts = (np.arange(4) + k for k in (1, 5, 9, 13))
-    whole = Computing(ids, positions, slots, contexts, np.array([2, 0, 3, 1], np.int32))
-    part = Computing(ids[:1], positions[:1], slots[:1], contexts[:1], np.array([3], np.int32))
-    many = Changes(np.array([0, 11, 4, 6, 7]), np.array([5, 6, 7, 8, 9], np.int32))
-    one = Changes(np.array([11]), np.array([4], np.int32))
-    nothing = Changes(np.array([], np.int64), np.array([], np.int32))
+    whole = BatchColumns(ids, positions, slots, contexts, np.array([2, 0, 3, 1], np.int32))
+    part = BatchColumns(ids[:1], positions[:1], slots[:1], contexts[:1], np.array([3], np.int32))
+    many = TableChanges(np.array([0, 11, 4, 6, 7]), np.array([5, 6, 7, 8, 9], np.int32))
+    one = TableChanges(np.array([11]), np.array([4], np.int32))
+    nothing = TableChanges(np.array([], np.int64), np.array([], np.int32))
     tables = [5, 0, 0, 0, 7, 0, 8, 9, 0, 0, 0, 6]
     for put, changes, wanted in [
         (None, nothing, ([-1] * 4, [0] * 4, [0] * 12)),

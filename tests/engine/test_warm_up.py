@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pagedsim.engine import profile
-from pagedsim.engine.profile import rehearsals
+from pagedsim.engine.profile import warm_up_steps
 from pagedsim.kernels.grouped import grouped_tiles
 from pagedsim.kernels.tiles import prefill_tiles, product_tiles
 
@@ -66,7 +66,7 @@ def test_nothing_is_compiled_while_serving(settings: dict[str, Any], kernels: se
 @pytest.mark.parametrize("room", [2, 3, 48, 1000])
 def test_steps_lead_to_every_choice_of_tiles(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "on_gpu", lambda tensor: True)
-    steps = list(rehearsals(torch.zeros(0), room, seqs=256))
+    steps = list(warm_up_steps(torch.zeros(0), room, seqs=256))
     assert all(sum(length for _, length in step) <= room for step in steps)
     alone = [step[0][1] for step in steps if len(step) == 1 and step[0][1] > 1]
     beside = [step[-1][1] for step in steps if len(step) == 3 and step[-1][1] > 1]
@@ -89,6 +89,6 @@ def test_steps_lead_to_every_choice_of_tiles(room: int, monkeypatch: pytest.Monk
 
 
 def test_where_nothing_is_compiled_a_few_steps_are_enough() -> None:
-    steps = list(rehearsals(torch.zeros(0), 8192, seqs=256))
+    steps = list(warm_up_steps(torch.zeros(0), 8192, seqs=256))
     assert steps == [[(0, 64)], [(31, 1), (31, 1), (0, 64)], [(31, 1)]]
-    assert list(rehearsals(torch.zeros(0), 1, seqs=256)) == [[(0, 1)], [(0, 1)]]
+    assert list(warm_up_steps(torch.zeros(0), 1, seqs=256)) == [[(0, 1)], [(0, 1)]]

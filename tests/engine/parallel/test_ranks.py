@@ -205,7 +205,7 @@ SMALL: dict[str, Any] = {
 
 def pids(model: LoadedModel) -> list[int]:
     assert model.ranks is not None
-    return [member.process.pid for member in model.ranks._news.members]
+    return [member.process.pid for member in model.ranks._monitor.members]
 
 
 def there(pid: int) -> bool:
@@ -278,7 +278,7 @@ from pagedsim.engine.models import LoadedModel
 
 torch.set_num_threads(1)
 llm = LLM("tiny", device="cpu", tensor_parallel_size=2, num_gpu_blocks=8, max_model_len=32)
-print(*(member.process.pid for member in llm.engine.model.ranks._news.members), flush=True)
+print(*(member.process.pid for member in llm.engine.model.ranks._monitor.members), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 """As a user writes it: nothing keeps it from being run again by what it starts."""
