@@ -41,6 +41,7 @@ from tests.kernels.sampling_cases import (
     words_for,
 )
 
+LARGE = pytest.param(128256, marks=pytest.mark.slow)
 DEVICES = ["cpu"] if INTERPRETED else ["cpu", pytest.param("cuda", marks=GPU)]
 
 
@@ -92,7 +93,7 @@ def test_the_set_by_buckets(case: tuple[Tensor, list[float]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "vocab", [1, 513, 5000] if INTERPRETED else [1, 511, 513, 9000, 50257, 128256]
+    "vocab", [1, 513, 5000] if INTERPRETED else [1, 511, 513, 9000, 50257, LARGE]
 )
 @pytest.mark.parametrize("p", [(0.3, 0.9, 0.999), NEAR_ONE], ids=str)
 def test_of_a_model(vocab: int, p: Sequence[float], device: str, keep: Keep) -> None:
@@ -162,7 +163,7 @@ def test_tokens_by_bounds(case: tuple[Tensor, list[Settings], int], sparse: int)
         check(*case)
 
 
-@pytest.mark.parametrize("vocab", [97, 50257, pytest.param(128256, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("vocab", [97, 50257, LARGE])
 def test_tokens_of_a_model(vocab: int, device: str) -> None:
     if not INTERPRETED or vocab < 1000:
         check(likely(len(MIXED), vocab, device), MIXED)

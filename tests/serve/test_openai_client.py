@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import openai
 import pytest
@@ -159,11 +159,12 @@ def test_the_page_describes_every_path(fast: Server) -> None:
             assert ("requestBody" in operation) is (method == "post")
 
 
-def tried(server: Server, examples: int) -> None:
+def tried(server: Server, examples: int, paths: Collection[str] = PATHS) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     for found in schema.get_all_operations():
         assert isinstance(found, Ok)
-        answered(found.ok(), examples)
+        if found.ok().path in paths:
+            answered(found.ok(), examples)
 
 
 def answered(operation: schemathesis.APIOperation, examples: int) -> None:
@@ -185,9 +186,9 @@ def answered(operation: schemathesis.APIOperation, examples: int) -> None:
 
 
 def test_no_request_of_its_kind_is_answered_with_a_fault(fast: Server) -> None:
-    tried(fast, 5)
+    tried(fast, 6, ["/v1/chat/completions", "/result/{name}", "/detokenize"])
 
 
 @pytest.mark.slow
-def test_nor_are_many(fast: Server) -> None:
+def test_nor_are_many_of_every_kind(fast: Server) -> None:
     tried(fast, 200)
