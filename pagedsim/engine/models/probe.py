@@ -212,7 +212,7 @@ def _check_apart(embedded: torch.Tensor, logits: torch.Tensor) -> None:
     """
     try:
         (slope,) = torch.autograd.grad(logits.float().square().sum(), embedded)
-    except RuntimeError:  # an operation without a derivative; trial.py may still find it
+    except RuntimeError:  # an operation without a derivative; `try_out` may still find the path
         return
     if bool(slope[0, :-1].nan_to_num(0.0, 0.0, 0.0).any()):  # half precision may overflow here
         raise Refusal("its tokens reach each other outside of attention")
