@@ -69,6 +69,15 @@ def test_service_over_time_by_hand() -> None:
     assert by_hand().at(0, times).tolist() == pytest.approx([0, 12, 13, 14, 17.8, 18, 30, 30])
 
 
+def test_a_client_waits_while_any_of_its_requests_was_never_scheduled() -> None:
+    scheduled = np.array([0.0, 5.0, 6.0])
+    waits = by_hand(scheduled=scheduled).waits
+    assert list(zip(waits.client, waits.begin, waits.end, strict=True)) == [(0, 1, 5), (1, 2, 6)]
+    # Without `scheduled`, until the first token; touching intervals are merged.
+    waits = by_hand().waits
+    assert list(zip(waits.client, waits.begin, waits.end, strict=True)) == [(0, 0, 6), (1, 2, 7)]
+
+
 def test_a_request_that_is_never_scheduled_waits_until_it_leaves_or_the_run_ends() -> None:
     arrival, none = np.array([1.0, 2.0]), np.full(2, NAN)
     over = ServiceOverTime(
@@ -154,7 +163,7 @@ def waits(client: int, columns: tuple[Any, ...], ends: Floats | None, times: Flo
 
 
 @pytest.mark.parametrize("stepwise", [True, False])
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(answers=ANSWERS)
 def test_the_gap_is_the_largest_of_all_stretches_of_time(
     answers: list[tuple[Any, ...]], stepwise: bool
