@@ -44,8 +44,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"batching": "unified", "max_batched_tokens": 12},
         **{"preemption": "swap", "cpu_blocks": 40},
     },
-    "static": {**SCARCE, "batching": "static"},
-    "prefix": {"memory": "prefix"},
     "prefix, scarce": {**SCARCE, "memory": "prefix", "preemption": "swap", "cpu_blocks": 9},
 }
 

@@ -77,14 +77,14 @@ class Queued:
 def test_steps_go_on_while_blocks_go_out(batching: str, memory: str) -> None:
     """However late the bus is, nothing is overwritten before it has gone."""
     held, swapped = 0, 0
-    for seed in range(3):
+    for seed in range(2):
         bus = SlowBus(random.Random(seed))
         engine = small("llama", batching=batching, memory=memory, preemption="swap")
         engine.runner.mover = Mover(engine.runner.cache, bus=bus)
         outputs = served(engine)
         assert tokens(outputs) == wanted("llama")
         held, swapped = held + bus.held, swapped + total(outputs, "swapped_blocks")
-    assert swapped > 30 and held > 3
+    assert swapped > 20 and held > 2
 
 
 def test_a_step_waits_for_what_it_writes_to_alone() -> None:

@@ -17,12 +17,9 @@ from pagedsim.engine.output import CompletionOutput, RequestOutput
 from tests.engine.architectures import SHAPE, build
 
 WAYS: list[dict[str, Any]] = [
-    {"batching": "prefill_first", "preemption": "recompute"},
-    {"batching": "prefill_first", "preemption": "swap", "cpu_blocks": 40},
-    {"batching": "unified", "preemption": "recompute", "memory": "prefix"},
+    {"batching": "prefill_first", "preemption": "recompute", "memory": "prefix"},
     {"batching": "unified", "preemption": "swap", "cpu_blocks": 40, "async_scheduling": True},
 ]
-
 Asked = list[tuple[str, SamplingParams]]
 
 

@@ -14,7 +14,7 @@ from pagedsim.build import BATCHINGS, POLICIES, accepts, make_policy
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import RequestOutput
-from tests.engine.architectures import BOTH, VOCAB, loaded, reference
+from tests.engine.architectures import VOCAB, loaded, reference
 
 PROMPTS, LONGEST, TOKENS = 8, 14, 16
 BLOCKS, BLOCK = 10, 4
@@ -93,16 +93,18 @@ TWELVE = (
 WAYS = [*product(("prefill_first", "unified", "static"), ("recompute", "swap"))]
 
 
-@pytest.mark.parametrize(
-    ("name", "model_impl", "batching", "preemption"),
-    [
-        *(("llama", "native", *way) for way in WAYS),
-        *(
-            (*model, *WAYS[number % len(WAYS)])
-            for number, model in enumerate(one for one in BOTH if one[0] in TWELVE)
-        ),
-    ],
-)
+EVERY = [
+    pytest.param(*model, *way, marks=() if quick else pytest.mark.slow)
+    for number, model in enumerate(
+        [*((name, "auto") for name in TWELVE), ("llama", "transformers")]
+    )
+    for which, way in enumerate(WAYS)
+    for quick in [model == ("llama", "auto") or number % len(WAYS) == which]
+]
+"""Every model goes every way; one of them all quickly, the others one each."""
+
+
+@pytest.mark.parametrize(("name", "model_impl", "batching", "preemption"), EVERY)
 def test_greedy_tokens(name: str, model_impl: str, batching: str, preemption: str) -> None:
     outputs = served(small(name, model_impl, batching=batching, preemption=preemption))
     assert tokens(outputs) == wanted(name)
@@ -163,7 +165,10 @@ SHORT = {"quantum": 1e-3, "starve": 1, "most": 3}
 
 @pytest.mark.parametrize(
     ("name", "batching"),
-    [(name, (*BATCHINGS, "unified")[i % (len(BATCHINGS) + 1)]) for i, name in enumerate(POLICIES)],
+    [
+        pytest.param(name, (*BATCHINGS, "unified")[i % 4], marks=[pytest.mark.slow] * (i % 3 > 0))
+        for i, name in enumerate(POLICIES)
+    ],
 )
 def test_greedy_tokens_are_the_same_under_every_policy(name: str, batching: str) -> None:
     kind = POLICIES[name]

@@ -95,7 +95,6 @@ def server(name: str, model_impl: str = "auto", **settings: Any) -> LLMEngine:
     [
         ("qwen3", "native", "recompute", "prefill_first", "paged"),
         ("qwen3", "native", "recompute", "unified", "prefix"),
-        ("qwen3", "native", "swap", "prefill_first", "prefix"),
         ("qwen3", "native", "swap", "unified", "paged"),
         ("mistral", "native", "recompute", "unified", "paged"),
         ("qwen3", "transformers", "swap", "prefill_first", "paged"),
@@ -133,7 +132,7 @@ def test_groups_are_those_without_graphs(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_runs(seed: int, replayer: Replayer) -> None:
     """Requests of all kinds come and are aborted at random, in an engine of random settings."""
     rng = random.Random(seed)
@@ -345,8 +344,8 @@ class Cuda:
         finally:
             self.calls.append("captured")
 
-    def _waits(self, who: str) -> Callable[[Any], None]:
-        return lambda other: self.calls.append(f"{who} waits for {other.name}")
+    def _waits(self, stream: str) -> Callable[[Any], None]:
+        return lambda other: self.calls.append(f"{stream} waits for {other.name}")
 
 
 @pytest.fixture

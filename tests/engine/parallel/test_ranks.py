@@ -47,7 +47,6 @@ from tests.engine.test_equality import (
 from tests.engine.test_graphs import SIZES, Replayer
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=TOKENS, seed=5)
-SEVERAL = SamplingParams(temperature=0.8, max_tokens=6, seed=5, n=2)
 BEAMS = SamplingParams(temperature=0, max_tokens=6, n=2, best_of=3, beam_search=True)
 
 
@@ -88,16 +87,14 @@ def engine(model: Any, log: Log | None = None, **settings: Any) -> LLMEngine:
 
 
 ALL: dict[str, tuple[dict[str, Any], SamplingParams]] = {
-    "swap": ({"batching": "prefill_first", "preemption": "swap"}, GREEDY),
+    "swap": ({"batching": "prefill_first", "preemption": "swap", "kv_cache_dtype": "fp8"}, GREEDY),
     "ahead": (
         {"batching": "unified", "preemption": "swap", "async_scheduling": True},
         SAMPLED,
     ),
     "recompute": ({"batching": "unified", "preemption": "recompute", "memory": "prefix"}, SAMPLED),
     "cheapest": ({"preemption": "cheapest", "kv_layout": "layer"}, GREEDY),
-    "siblings": ({"blocks": 3 * BLOCKS}, SEVERAL),
     "beams": ({"blocks": 3 * BLOCKS, "batching": "unified"}, BEAMS),
-    "8 bits": ({"kv_cache_dtype": "fp8"}, GREEDY),
 }
 
 
