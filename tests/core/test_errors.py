@@ -96,7 +96,7 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: make_memory("prefix", blocks=8, block_size=-16), f"block_size=-16: {WHOLE} 1"),
     (lambda: make_memory(blocks=0), f"blocks=0: {WHOLE} 1"),
     (lambda: make_memory("prefix", blocks=8, cpu_blocks=-1), f"cpu_blocks=-1: {WHOLE} 0"),
-    (lambda: PagedMemory(4, swap_bound="no"), "swap_bound='no': must be true or false"),  # type: ignore[arg-type]
+    (lambda: PagedMemory(4, swap_bound="no"), "swap_bound='no': must be true or false"),
     (lambda: ReservedMax(64, 0, max_model_len=16), f"block_size=0: {WHOLE} 1"),
     (
         lambda: make_scheduler(memory=PagedMemory(4), max_model_len=65),
@@ -180,9 +180,9 @@ def test_a_whole_number_within_bounds_and_a_flag() -> None:
         with says(ConfigError, f"k={value!r}: must be a whole number from 1 to 1000000"):
             require_whole("k", value, low=1, high=10**6)
     assert require_flag("k", False) is False
-    for value in ("no", 0, None):
-        with says(ConfigError, f"k={value!r}: must be true or false"):
-            require_flag("k", value)
+    for answer in ("no", 0, None):
+        with says(ConfigError, f"k={answer!r}: must be true or false"):
+            require_flag("k", answer)
 
 
 # Calls out of turn change nothing
