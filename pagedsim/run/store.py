@@ -161,7 +161,9 @@ _OURS = (
     *("pagedsim.fidelity.engine_model", "pagedsim.fidelity.sheets"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""
-_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of libraries, which may belong to another environment than this one."""
 
 
 @cache
@@ -248,7 +250,8 @@ def _is_library(package: str) -> bool:
     spec = _spec(package)
     if spec is None or spec.origin is None:
         return False
-    return any(Path(spec.origin).is_relative_to(library) for library in _LIBRARIES)
+    path = Path(spec.origin)
+    return not _INSTALLED.isdisjoint(path.parts) or path.is_relative_to(_STANDARD)
 
 
 def _source(module: str) -> Path | None:

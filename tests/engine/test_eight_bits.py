@@ -93,7 +93,7 @@ def test_graphs_change_no_token(replayer: Replayer) -> None:
 def test_memory_holds_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what there is by default, and in the room for swapping; floats have 4 bytes."""
     monkeypatch.setattr(profile, "HOST_POOL", 2**20)
-    room = {
+    room: dict[str, Any] = {
         "blocks": None, "cpu_blocks": None, "swap_space_gib": 2**-10, "preemption": "swap",
         "max_seqs": 4000, "max_batched_tokens": 4000,
     }  # fmt: skip

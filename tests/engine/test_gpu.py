@@ -41,7 +41,7 @@ GPU = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 ROOT = Path(__file__).parents[2]
-SCARCE = {"blocks": 40, "cpu_blocks": 60}
+SCARCE: dict[str, Any] = {"blocks": 40, "cpu_blocks": 60}
 """Blocks of four tokens, too few for ten requests: some are preempted."""
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -158,12 +158,12 @@ def no_waiting() -> Iterator[None]:
 @pytest.mark.parametrize("model_impl", ["native", "transformers"])
 def test_8_bits_of_keys_and_values(name: str, model_impl: str) -> None:
     """A key at the edge of two numbers may round to the other one, and move a token: not many."""
-    settings = {"kv_cache_dtype": name, "model_impl": model_impl}
+    settings: dict[str, Any] = {"kv_cache_dtype": name, "model_impl": model_impl}
     here, found = (answers(device, **settings) for device in ("cpu", "cuda"))
     assert sum(one == other for one, other in zip(here, found, strict=True)) >= 8
     swapped = answers("cuda", **settings, **SCARCE, preemption="swap")
     assert sum(one == other for one, other in zip(found, swapped, strict=True)) >= 8
-    half = {"dtype": "bfloat16", "kv_cache_dtype": name, "preemption": "swap"}
+    half: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_dtype": name, "preemption": "swap"}
     assert [len(tokens) for tokens in answers("cuda", **SCARCE, **half)] == [24] * 10
 
 

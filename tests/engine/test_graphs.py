@@ -123,7 +123,7 @@ def test_tokens_are_those_without_graphs(
 def test_groups_are_those_without_graphs(
     params: SamplingParams, preemption: str, replayer: Replayer
 ) -> None:
-    settings = {"preemption": preemption, "blocks": 3 * BLOCKS}
+    settings: dict[str, Any] = {"preemption": preemption, "blocks": 3 * BLOCKS}
     found = []
     for eager in (True, False):
         outputs = served(server("llama", **settings, enforce_eager=eager), params)
@@ -136,7 +136,7 @@ def test_groups_are_those_without_graphs(
 def test_random_runs(seed: int, replayer: Replayer) -> None:
     """Requests of all kinds come and are aborted at random, in an engine of random settings."""
     rng = random.Random(seed)
-    settings = {
+    settings: dict[str, Any] = {
         "batching": rng.choice(["prefill_first", "unified", "static"]),
         "preemption": rng.choice(["recompute", "swap"]),
         "memory": rng.choice(["paged", "prefix"]),

@@ -289,8 +289,8 @@ def test_a_prompt_without_params_is_sampled_as_generation_config_says(tmp_path: 
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
     llm = LLM(str(tmp_path), device="cpu")
     assert llm.get_default_sampling_params() == SamplingParams(**OWN, max_tokens=5)
-    for params, length in (((), 5), ((SamplingParams(max_tokens=9),), 9)):
-        (answer,) = llm.generate([[3, 4, 5]], *params, use_tqdm=False)
+    for params, length in ((None, 5), (SamplingParams(max_tokens=9), 9)):
+        (answer,) = llm.generate([[3, 4, 5]], params, use_tqdm=False)
         assert len(answer.outputs[0].token_ids) == length
     off = LLM(str(tmp_path), device="cpu", generation_config="vllm")
     for one in (off, LLM("tiny", device="cpu")):

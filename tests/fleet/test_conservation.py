@@ -138,7 +138,7 @@ def holds(fleet: dict[str, Any]) -> None:
     if roles is not None:
         roles = [*roles, "prefill", "decode"]
         kinds = [kinds[number % len(kinds)] for number in range(len(roles))]
-    ahead = {"batching": "unified"}
+    ahead: dict[str, Any] = {"batching": "unified"}
     schedulers = [server(**kind, **(ahead if "async_scheduling" in kind else {})) for kind in kinds]
     jobs = load(fleet)
     names = ("staleness", "failures", "autoscale", "seed", "network", "on_receiver_death")

@@ -170,7 +170,7 @@ def test_what_clients_of_other_servers_send_is_accepted_where_it_changes_nothing
     for name, allowed in NEUTRAL.items():
         every[name] = "whatever" if allowed == ANYTHING else next(iter(allowed), None)
         for value in (None, "whatever") if allowed == ANYTHING else (*allowed, None):
-            assert fields_of(json.dumps({**fields, name: value}).encode(), ChatRequest), name
+            fields_of(json.dumps({**fields, name: value}).encode(), ChatRequest)  # does not raise
     answer = server.post("/v1/chat/completions", **{**every, **fields})
     assert answer.status_code == 200, answer.text
 

@@ -74,7 +74,7 @@ def engine_of(model: Any, eos: Collection[int] = (), **settings: Any) -> LLMEngi
 
 
 def run(engine: LLMEngine) -> dict[Any, RequestOutput]:
-    outputs = {}
+    outputs: dict[Any, RequestOutput] = {}
     while engine.has_unfinished_requests():
         outputs |= {output.request_id: output for output in engine.step()}
         engine.scheduler.check()

@@ -208,9 +208,14 @@ def test_stop_strings_need_a_tokenizer() -> None:
 # Stop strings, however the text is cut into tokens
 
 
+def words(pieces: list[str]) -> Any:
+    """What stands in for a detokenizer."""
+    return Words(pieces)
+
+
 def said(pieces: list[str], *stops: str, include: bool = False) -> tuple[str, str | None, int]:
     """The text, the stop string, and how many pieces were taken."""
-    text = Text(lambda: Words(pieces), stops, include_stop=include)
+    text = Text(lambda: words(pieces), stops, include_stop=include)
     for token in range(len(pieces)):
         if found := text.push(token):
             return text.text, found, token + 1
@@ -238,7 +243,7 @@ def test_the_text_is_cut_before_the_stop_string(
 
 
 def test_what_may_begin_a_stop_string_is_held_back_until_it_is_clear() -> None:
-    text = Text(lambda: Words(["say <", "/", "b", "> <"]), ("</a>",))
+    text = Text(lambda: words(["say <", "/", "b", "> <"]), ("</a>",))
     shown = []
     for token in range(4):
         text.push(token)
@@ -249,11 +254,11 @@ def test_what_may_begin_a_stop_string_is_held_back_until_it_is_clear() -> None:
 
 
 def test_catching_up_takes_each_token_once_and_unwatched_text_does_not_stop() -> None:
-    text = Text(lambda: Words(["stop", " and ", "stop"]), ("stop",))
+    text = Text(lambda: words(["stop", " and ", "stop"]), ("stop",))
     assert text.push(0, watch=False) is None
     assert text.push(1) is None
     assert (text.push(2), text.text) == ("stop", "stop and ")
-    text = Text(lambda: Words(["a", "b", "c"]))
+    text = Text(lambda: words(["a", "b", "c"]))
     text.catch_up([0, 1])
     text.catch_up([0, 1, 2])
     assert (text.text, text.tokens) == ("abc", 3)
@@ -295,6 +300,7 @@ def test_an_output_tells_the_request() -> None:
     output = served(SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     metrics = output.metrics
     assert (output.request_id, output.prompt_token_ids) == ("a", PROMPT)
+    assert metrics.arrival is not None
     assert metrics.first_token is not None and metrics.finished is not None
     assert metrics.arrival < metrics.first_token < metrics.finished
     assert metrics.preemptions == 0
