@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -190,11 +191,19 @@ def written(result: Mapping[str, Any]) -> str:
         "KiB a copy": lambda one: f"{one['copy_bytes'] / 1024:,.4g}",
     }
     for way in WAYS:
-        cells[f"GB/s {way}"] = lambda one, way=way: f"{one[way]['gb_s']:,.3g}"
-        cells[f"of a pinned copy, {way}"] = lambda one, way=way: f"{one[way]['of_pinned']:.0%}"
+        cells[f"GB/s {way}"] = partial(_rate, way)
+        cells[f"of a pinned copy, {way}"] = partial(_share, way)
     timed = [one for one in result["swaps"] if one["right"]]
     return f"{heading(result)}\n\n{columns(timed, cells)}"
 
 
 if __name__ == "__main__":
     main()
+
+
+def _rate(way: str, one: Mapping[str, Any]) -> str:
+    return f"{one[way]['gb_s']:,.3g}"
+
+
+def _share(way: str, one: Mapping[str, Any]) -> str:
+    return f"{one[way]['of_pinned']:.0%}"

@@ -127,7 +127,10 @@ def combined(parts: Iterable[Analysis]) -> Analysis:
         return [item for one in every for item in getattr(one, field) or ()]
 
     return Analysis(
-        **{name: joined(name) for name in ("finding", "rows", "listings", "notes")},
+        finding=joined("finding"),
+        rows=joined("rows"),
+        listings=joined("listings"),
+        notes=joined("notes"),
         data={name: value for one in every for name, value in one.data.items()},
         drawings={name: one_of for one in every for name, one_of in one.drawings.items()},
         table=joined("table") or None,

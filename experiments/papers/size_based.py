@@ -349,11 +349,10 @@ class Measured:
             for measure in dict.fromkeys([MEAN, *curve.published]):
                 ours = self.sustained_ratio(order, measure)
                 told = {one: curve.told(measure, one) for one in (order, self.base)}
-                printed: float | None = gain(told, order, self.base, curve.bound)
-                if math.isnan(printed):
-                    if not ours.known:
-                        continue
-                    printed = None
+                gained = gain(told, order, self.base, curve.bound)
+                printed = None if math.isnan(gained) else gained
+                if printed is None and not ours.known:
+                    continue
                 what = f"{self.name}: rate at {curve.bound:g} s a token ({measure})"
                 why = self._why(order, measure, ours)
                 yield Row(f"{what}, {order} / {self.base}", ours.mean, printed, "×", why)

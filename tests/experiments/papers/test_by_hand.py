@@ -155,7 +155,10 @@ def test_orca_max_holds_exactly_seven_and_leaves_8_85_percent(tmp_path: Path) ->
     memory = ("memory=reserved_max", "memory.blocks=15728")
     run = inspected(tmp_path, "workload.requests=40", "workload.rate=20", *memory)
     study = MemoryUse(
-        **{"title": "t", "question": "q", "source": "s", "systems": {"most": []}},
+        title="t",
+        question="q",
+        source="s",
+        systems={"most": []},
         largest="most",
         variants=None,
         published={"most": [25, 25, 40, 10]},
@@ -361,7 +364,7 @@ def test_a_search_ends_at_the_rate_that_is_sustained_and_objectives_share_their_
         capacity: Any = {"baseline": "first", "queue_time": 2.0, "tolerance": 0.05}
         capacity["cases"] = {"small": case}
         none: Any = dict.fromkeys(("stalls", "crossing", "beside"))
-        words = {"title": "t", "question": "q", "source": "s"}
+        words: Any = {"title": "t", "question": "q", "source": "s"}
         budgets: Any = {"first": ["batching=prefill_first"], "512": ["batching=unified"]}
         return ChunkBudget(**words, budgets=budgets, capacity=capacity, **none)
 

@@ -102,9 +102,9 @@ def parts(*, budgets: Mapping[str, Any] | None = None, **more: Any) -> dict[str,
     return none | more | ({} if budgets is None else {"budgets": budgets})
 
 
-POINTS = {"overrides": [], "rates": [1, 3], "arrivals": {"Poisson": []}}
-TWO = {"first": [], "512": []}
-CURVES = {"payers": None, "only": None, "bursts": {}}
+POINTS: dict[str, Any] = {"overrides": [], "rates": [1, 3], "arrivals": {"Poisson": []}}
+TWO: dict[str, Any] = {"first": [], "512": []}
+CURVES: dict[str, Any] = {"payers": None, "only": None, "bursts": {}}
 
 
 @pytest.mark.usefixtures("hydra")
