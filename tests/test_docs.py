@@ -1,20 +1,34 @@
-"""The pages' own words, tried: their Python runs, their commands compose, what they name exists."""
+"""The pages, tried: their Python runs, their commands compose, what they name exists."""
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
+import importlib.util
+import pkgutil
 import re
+import runpy
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+import pagedsim
+import policies
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Policy, Request
 from pagedsim.run.help import BENCH_HELP, bench_words
+
+# -- the pages' own words, tried: their Python runs, their commands compose, what they name exis-
+
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -339,3 +353,109 @@ def test_the_batching_of_its_page_preempts_and_may_be_fast_forwarded(call: Call)
         tables = (Path(f"out-{fast}/runs/run/seed-0") / f"{name}.parquet" for name in TABLES)
         left.append([table.read_bytes() for table in tables])
     assert left[0] == left[1]
+
+
+# -- the README's promises, tried: its policy does what it says, and it stays short ----------------
+
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+LINES = 150
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= LINES
+
+
+def shown() -> str:
+    """The policy of the section that promises ten lines."""
+    marked = re.search(r"<!-- test:sjf -->\n```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert marked, "the README shows shortest job first after the marker test:sjf"
+    return marked[1]
+
+
+def policy() -> Policy:
+    names: dict[str, Any] = {}
+    exec(compile(shown(), "README.md", "exec"), names)
+    made = names["ShortestJobFirst"]()
+    assert isinstance(made, Policy)
+    return made
+
+
+def test_the_policy_takes_about_ten_lines() -> None:
+    assert len([line for line in shown().splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
+def test_the_policy_serves_the_shortest_first(batching: str) -> None:
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=64, block_size=4),
+        batching=batching,
+        policy=policy(),
+        max_seqs=1,
+        max_model_len=128,
+    )
+    for name, length in (("long", 30), ("short", 3), ("middle", 9)):
+        scheduler.add(Request(name, 5, predicted_len=length), now=0.0, output_len=length)
+    ended: list[Any] = []
+    while scheduler.unfinished:
+        ended += [request.id for request in scheduler.commit(scheduler.plan(0.0), 0.0)]
+    assert ended == ["short", "middle", "long"]
+
+
+# -- the gallery of scripts: each runs, prints something, and stands in its index ------------------
+
+
+EXAMPLES = ROOT / "docs" / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_an_example_runs(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_an_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None:
+    said = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
+    assert said and f"python docs/examples/{script.name}" in said
+
+
+def test_the_index_has_them_all() -> None:
+    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert [script.name for script in SCRIPTS if f"]({script.name})" not in index] == []
+
+
+# -- the examples in docstrings, tried -------------------------------------------------------------
+
+
+ENGINE = ("pagedsim.engine", "pagedsim.__main__")
+
+
+def modules() -> list[str]:
+    found = [
+        module.name
+        for package in (pagedsim, policies)
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+        if not module.name.startswith(ENGINE)
+    ]
+    return [name for name in found if ">>>" in _source(name)]
+
+
+def _source(name: str) -> str:
+    spec = importlib.util.find_spec(name)
+    assert spec
+    assert spec.origin
+    with open(spec.origin, encoding="utf-8") as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples(name: str) -> None:
+    failed, tried = doctest.testmod(importlib.import_module(name))
+    assert tried
+    assert not failed
