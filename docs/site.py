@@ -32,8 +32,9 @@ MOVED = {
     },
 }
 """Pages of the repository outside docs/, and their places in the site."""
-DATA_SHEETS = ("model", "hardware", "stack")
-"""Groups whose options all have the same keys; one is shown."""
+EXAMPLE_GROUPS = ("model", "hardware", "stack")
+"""Groups whose options nearly all have the same keys; those of `EXAMPLES` are shown."""
+EXAMPLES = ("llama-3.1-8b", "hf", "h100", "vllm-2026")
 MODULES = {
     "scheduler": ("pagedsim.core.scheduler", "pagedsim.core.plan", "pagedsim.core.request"),
     "policy": ("pagedsim.core.policy", "pagedsim.core.batch_state"),
@@ -215,7 +216,8 @@ def _group(group: str, meaning: str) -> Iterator[str]:
     yield from (f"# {group}", "", f"`{group}=`: {meaning}.", "")
     yield from ("| option | what it is |", "|---|---|")
     yield from (_row(f"`{one.name}`", one.summary) for one in options)
-    for one in options[:1] if group in DATA_SHEETS else options:
+    shown = [one for one in options if one.name in EXAMPLES]
+    for one in shown if group in EXAMPLE_GROUPS else options:
         if one.keys:
             yield from ("", f"## {group}={one.name}")
             yield from _table(one.keys)

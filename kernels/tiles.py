@@ -130,8 +130,8 @@ def decode_tiles(
     keys = max(16, min(64, 16384 // row_bytes))  # at most 16 KiB of K and as much of V a tile
     if itemsize > 2:
         stages = 1 if eight else 2
-    else:
-        stages = 5 if roomy(capability) else 3
+    else:  # on Blackwell, 8 bits and a tile in flight take more registers than there are
+        stages = 5 if roomy(capability) and not (eight and capability >= (10, 0)) else 3
     return Tiles(decode_rows(group), keys, 4, stages)
 
 

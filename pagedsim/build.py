@@ -141,6 +141,10 @@ _MOVED = {
     **dict.fromkeys(("policies.drr", "policies.vtc"), "policies.fairness"),
     "policies.plas": "policies.mlfq",
     "policies.victims": "policies.victims",
+    "experiments.studies.sweep": "experiments.studies.compare",
+    "experiments.fidelity.bench": "experiments.studies.compare",
+    "experiments.fidelity.parity": "experiments.fidelity.validate",
+    "experiments.papers.batched": "experiments.papers.memory_use",
     **{
         f"policies.routing.{name}": "policies.routing.simple"
         for name in (
@@ -149,7 +153,7 @@ _MOVED = {
         )
     },
 }
-"""Former modules: their paths stand in configurations of recorded runs."""
+"""Former modules: their paths stand in configurations of recorded runs and of users' studies."""
 _RENAMED = {"Yields": "VictimRule"}
 
 

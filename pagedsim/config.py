@@ -43,7 +43,8 @@ class Slo:
     e2e: float | None = None
     """From the arrival to the last token."""
     clients: dict[str, Any] = field(default_factory=dict)
-    """Bounds of single clients, as in +slo.clients.chat.ttft=0.5; what one lacks is as for all."""
+    """Bounds of single clients, as in +slo.clients.chat.ttft=0.5; what one lacks is as for all, and
+    null is no bound."""
 
 
 @dataclass

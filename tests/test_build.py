@@ -29,6 +29,7 @@ from pagedsim.core import (
     ServerState,
     Unified,
 )
+from pagedsim.run.objects import locate
 from pagedsim.server import ServerSpec
 from policies.ordering import FCFS, Priority
 from policies.preemption import Cheapest, Swap
@@ -260,6 +261,19 @@ def test_cheapest_takes_prices() -> None:
 )
 def test_former_paths_of_policies_are_found(former: str, current: type[Policy]) -> None:
     assert type(make_policy(former)) is current
+
+
+@pytest.mark.parametrize(
+    ("former", "current"),
+    [
+        ("experiments.studies.sweep.sweep", "experiments.studies.compare.sweep"),
+        ("experiments.fidelity.bench.Bench", "experiments.studies.compare.Bench"),
+        ("experiments.fidelity.parity.Parity", "experiments.fidelity.validate.Parity"),
+        ("experiments.papers.batched.Batched", "experiments.papers.memory_use.Batched"),
+    ],
+)
+def test_former_paths_of_studies_are_found(former: str, current: str) -> None:
+    assert locate(former) is locate(current)
 
 
 # -- one description of a server: what is made of it, and what it refuses --------------------------

@@ -3,9 +3,9 @@
     python -m experiments.fidelity.power
 
 A case is one batch of equal requests: a step of their prompts, then a step for each further token.
-Of all of it together one mean power is known. Each model, and each number of GPUs, is also
-predicted by a fit to all others. The power of one GPU alone was recorded, so that it cannot be
-said how far the constants are off on another.
+Only the mean power over the whole batch was recorded. Each model, and each number of GPUs, is also
+predicted by a fit to all others. Power was recorded on the A100 only, so the error on other GPUs
+is unknown.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pagedsim.sim.replica import Replica
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "experiments" / "data" / "step-tables" / "splitwise.csv"
 LONGEST = 2048
-"""Tokens of a prompt: BLOOM takes no more. Of longer ones the recorded power falls with the length,
-for Llama to what an idle GPU draws, although its GPUs compute all the while; that of batches with
-as many tokens rises. Why is not told, so these cases are not fitted."""
+"""The longest prompt that is fitted, in tokens. Beyond it the recorded power falls as prompts grow,
+for Llama to that of an idle GPU although the GPUs compute, while the power of batches with as many
+tokens rises. The source gives no reason."""
 
 
 class Case(NamedTuple):
@@ -43,14 +43,14 @@ class Case(NamedTuple):
     prompt: int
     batch: int
     mfu: float
-    """In all of its time."""
+    """Over the whole batch."""
     mbu: float
     share: float
-    """Of its TDP, that a GPU drew."""
+    """Power of a GPU as a fraction of its TDP."""
 
 
 def cases(path: Path = TABLE) -> list[Case]:
-    """All whose power was recorded."""
+    """The rows whose power was recorded."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [_case(row) for row in rows if float(row["power_of_tdp"])]
@@ -63,6 +63,7 @@ def _case(row: dict[str, str]) -> Case:
     model = model_named(ALIASES.get(row["model"], row["model"]))
     replica = Replica(model, hardware_named(row["gpu"]), tensor_parallel=gpus)
     one = step_work(replica, step(prompt))
+    # Weights are read once for the batch; a chunk's own keys and values are not read.
     # The mean context is half an answer longer than the prompt.
     each = step_work(replica, step(decodes=batch, context=batch * (prompt + output // 2)))
     work = Work(
@@ -80,14 +81,14 @@ def shipped() -> EnergyRoofline:
 
 
 def fit(some: Sequence[Case], idle: float) -> EnergyRoofline:
-    """Least squares; no case tells what an idle GPU draws."""
+    """Least squares; the power of an idle GPU is not measured here and is given."""
     loads = np.array([[1.0, case.mfu, case.mbu] for case in some])
     busy, compute, bandwidth = nnls(loads, np.array([case.share for case in some])).tolist()
     return EnergyRoofline(idle, busy, compute, bandwidth)
 
 
 def errors(power: EnergyRoofline, some: Sequence[Case]) -> list[float]:
-    """Relative, of the power of each case."""
+    """Relative error of each case's power."""
     return [power.share(case.mfu, case.mbu) / case.share - 1 for case in some]
 
 

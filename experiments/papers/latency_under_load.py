@@ -228,6 +228,8 @@ class LatencyUnderLoad(Reproduction):
     def _moves(self, curves: Curves, systems: Sequence[str]) -> Iterator[float]:
         for system in systems:
             for name in self.loads:
+                if system not in curves[name]:
+                    continue
                 others = [self._ratio(curves[name], system, bound) for bound in self.bounds]
                 for variant in self.variants or ():
                     varied = curves.get(arm(name, variant), {})

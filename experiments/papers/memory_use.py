@@ -135,7 +135,7 @@ class MemoryUse(Reproduction):
                 if printed
             )
             sentences.append(
-                f"With {variant} all printed numbers are met within {100 * off:.0f} %."
+                f"With {variant} all printed numbers are met within {math.ceil(100 * off)} %."
             )
         return sentences
 
@@ -145,7 +145,7 @@ class MemoryUse(Reproduction):
 
 
 def while_waiting(run: Run, warm_up: float, name: str) -> float:
-    """The mean of a column over the time of the sampled steps in which requests wait."""
+    """The time-weighted mean of a column over inspected steps (only decodes) with a queue."""
     names = list(dict.fromkeys(("start", "end", "waiting", "stored", name)))
     column = dict(zip(names, arrays(run.steps(*names)), strict=True))
     taken = (column["waiting"] > 0) & (column["start"] >= warm_up) & ~np.isnan(column["stored"])
@@ -311,7 +311,7 @@ class Batched(Reproduction):
             for name, load in self.loads.items()
         )
         sentences = [
-            f"{', '.join(bounded)}: as many run as in the paper, within {100 * off:.0f} %.",
+            f"{', '.join(bounded)}: as many run as in the paper, within {math.ceil(100 * off)} %.",
             f"{self.varied} runs {each}. Where hardly any wait, as many run as arrive in the time "
             "that one takes (Little's law): that tells of step times, not of memory.",
         ]
@@ -339,7 +339,7 @@ class Batched(Reproduction):
             for system in (self.varied, *self._variants_of(name)):
                 these = runs[arm(name, system)]
                 tokens = mean(these, lambda run: _tokens_per_s(run, load.warm_up))  # noqa: B023
-                # Arrivals that are f times as many stand for steps that are f times as long.
+                # A variant has steps f times as long by f times as many arrivals; undo that.
                 token = 1e3 * means[name][system] / tokens * _rate(these[0]) / rate
                 cells = [means[name][system], token, self._waiting(these, load)]
                 rows.append([f"{name}: {system}", *(f"{cell:.1f}" for cell in cells)])

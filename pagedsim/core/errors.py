@@ -181,6 +181,8 @@ def refuse_settings(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for key in given:
         if key not in named and not takes_any:
+            if (current := getattr(maker, "RENAMED", {}).get(key)) in named:
+                raise ConfigError(f"{inside}{key}: this setting is now called {current!r}")
             offered = [name for name in named if name not in hidden]
             instead = choices(key, offered) if offered else "it takes none"
             raise ConfigError(f"{inside}{key}: no such setting of {what}; {instead}")

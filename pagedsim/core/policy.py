@@ -87,7 +87,7 @@ class Policy:
 
     Requests of equal rank go in the order of their arrival. A hook may be called twice in a step,
     and not at all where nothing depends on its value: a policy changes its state in `observe` and
-    `served` alone.
+    `after_step` alone.
     """
 
     paper: ClassVar[str] = ""
@@ -170,7 +170,7 @@ class Policy:
     def observe(self, event: Event) -> None:
         """Called on arrivals, admissions, preemptions and departures, if overridden."""
 
-    def served(self, plan: StepPlan, state: ServerState) -> None:
+    def after_step(self, plan: StepPlan, state: ServerState) -> None:
         """Called after each step, if overridden; steps are then not fast-forwarded.
 
         Each of its chunks and decodes got what the plan says. With `async_scheduling` the next
@@ -238,8 +238,8 @@ class PolicyWrapper(Policy):
     def observe(self, event: Event) -> None:
         self.inner.observe(event)
 
-    def served(self, plan: StepPlan, state: ServerState) -> None:
-        self.inner.served(plan, state)
+    def after_step(self, plan: StepPlan, state: ServerState) -> None:
+        self.inner.after_step(plan, state)
 
 
 def overrides(policy: Policy, hook: str) -> bool:

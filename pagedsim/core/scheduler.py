@@ -106,7 +106,7 @@ class Scheduler:
 
         self._forecast = AdmissionForecast(queues, batching)
         self._pending_events: deque[Arrived] = deque()  # not delivered to the policy yet
-        self._watched = overrides(policy, "served")
+        self._watched = overrides(policy, "after_step")
         self.lasting_plans = True
         """Whether a plan's `decodes` may be read after it has been committed. A driver that never
         does so saves time by clearing it."""
@@ -408,7 +408,7 @@ class Scheduler:
         if parents:
             queues.continue_from(parents)
         if self._watched:
-            self.policy.served(plan, queues.state)
+            self.policy.after_step(plan, queues.state)
         if not finished:
             return self._end(plan.ending, now) if plan.ending else []
         stopped = {one: finished[one.id] for one in sampled_in(plan) if one.id in finished}

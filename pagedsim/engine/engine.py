@@ -41,7 +41,7 @@ class StepTimes(NamedTuple):
     """From the step's start to its planning."""
     plan: float
     launch: float
-    """PackedCopies, moves and kernel launches; on a CPU the computation itself."""
+    """Copies, moves and kernel launches; on a CPU the computation itself."""
     sample: float
     """Waiting for the tokens."""
     commit: float

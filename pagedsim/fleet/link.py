@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import simpy
 
@@ -187,6 +187,8 @@ TOPOLOGIES = ("nic", "shared")
 @dataclass(frozen=True)
 class Network:
     """The network between replicas, in the units of data sheets: 1 GB is 1e9 bytes."""
+
+    RENAMED: ClassVar = {"lanes": "channels"}
 
     bandwidth_gb_s: float
     """Of a channel, in one direction."""

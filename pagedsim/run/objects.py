@@ -194,15 +194,6 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
 # pydantic would do this, too: its import takes 0.07 s, and each of its errors would need new words.
 
 
-def each_of(
-    maker: Callable[..., T], given: Mapping[str, Mapping[str, Any]], where: str
-) -> dict[str, T]:
-    """What `maker` makes of each name's settings, which stand under `where`."""
-    for name, settings in given.items():
-        refuse_settings(name, settings, maker, f"{where}.{name}")
-    return {name: maker(**settings) for name, settings in given.items()}
-
-
 def require_kinds(study: Any, where: str = "") -> None:
     """Raise ConfigError for a field of a dataclass that holds what its annotation rules out.
 

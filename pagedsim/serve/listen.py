@@ -310,7 +310,7 @@ class Listener(uvicorn.Server):
         _say(f"{found.model} on backend={found.backend} under {found.policy} serves at {where}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SimEvents to end once, it drains; told again, it ends at once."""
+        """Drain at the first signal, end at the second."""
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True

@@ -131,6 +131,6 @@ class Counting(Policy):
         elif isinstance(event, Left):
             self.left += 1
 
-    def served(self, plan: StepPlan, state: ServerState) -> None:
+    def after_step(self, plan: StepPlan, state: ServerState) -> None:
         self.tokens.update(plan.decodes)
         self.tokens.update(c.request for c in plan.chunks if c.samples)

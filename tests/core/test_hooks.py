@@ -117,7 +117,7 @@ class Witness(Policy):
             case Left(request, now):
                 self.log.append(f"left {request.id}, {request.state.value} at {now:g}")
 
-    def served(self, plan: StepPlan, state: ServerState) -> None:
+    def after_step(self, plan: StepPlan, state: ServerState) -> None:
         self.log.append(f"served {plan.number} at {state.now:g}")
 
     def logged(self) -> list[str]:
@@ -201,16 +201,16 @@ def test_a_no_to_one_holds_back_all_behind_it_until_it_is_a_yes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu_blocks", "prompt", "swapped"), [(8, 8, 2), (8, 6, 0), (0, 8, 0)], ids=str
+    ("cpu_blocks", "prompt", "swapped"), [(8, 8, 2), (8, 6, 0), (0, 8, 0), (1, 8, 0)], ids=str
 )
 def test_swap_or_recompute_overrules_the_preemption_in_force(
     cpu_blocks: int, prompt: int, swapped: int
 ) -> None:
-    """Without a CPU pool there is no swap, and no choice."""
+    """Without room on the CPU for the victim there is no swap, and no choice."""
 
     class SwapLong(Policy):
         def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
-            assert cpu_blocks, "called without a choice"
+            assert cpu_blocks == 8, "called without a choice"
             return PreemptionMode.SWAP if victim.prompt_len > 6 else None
 
     server = Server(4, cpu_blocks=cpu_blocks, policy=SwapLong(), preemption="recompute")

@@ -30,7 +30,10 @@ def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
     ("members", "line"),
     [
         ({"rank_changes": "sometimes"}, "Mine.rank_changes='sometimes': must be one of 'never', "),
-        ({"servd": lambda self: None}, "Mine.servd: no such hook; did you mean 'served'?"),
+        (
+            {"aftr_step": lambda self: None},
+            "Mine.aftr_step: no such hook; did you mean 'after_step'?",
+        ),
         (
             {"may_prempt": lambda self: None},
             "Mine.may_prempt: no such hook",

@@ -155,11 +155,6 @@ def test_drr_gives_turns_by_tokens_not_by_requests() -> None:
     assert [number < 4 for number in order[:10]].count(True) == 2
 
 
-"""In a memory of 32 tokens, 4 of them computed in a step, the second request is preempted when the
-first has grown, before all of its prompt is computed, and admitted again when the first has ended.
-"""
-
-
 def steps(scheduler: Scheduler, number: int) -> None:
     """So many steps of a second."""
     for _ in range(number):

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import POLICIES
-from pagedsim.core import ConfigError, Request, Scheduler, ServerState, State, StepPlan
+from pagedsim.core import ConfigError, Policy, Request, Scheduler, ServerState, State, StepPlan
 from policies.aging import Aging
 from policies.longest_prefix import LongestPrefix
 from policies.ltr import LTR
-from policies.mlfq import MLFQ
+from policies.mlfq import MLFQ, SkipJoin
 from policies.ordering import EDF, HRRN, Priority
 from policies.slo import SLO
 from tests.core.drive import Server
@@ -91,8 +91,6 @@ def test_mlfq_lets_the_short_overtake_what_has_had_its_quantum() -> None:
 
 
 def test_skip_join_begins_where_the_prefill_fits() -> None:
-    from policies.mlfq import SkipJoin
-
     policy = SkipJoin(quantum=1.0, levels=4, prefill_rate=10.0)
     found = served([Job(0, tokens, 1) for tokens in (5, 10, 11, 40, 41)], policy, max_seqs=8)
     assert [policy.entry(request) for request in found.requests] == [0, 0, 1, 2, 3]
@@ -320,3 +318,14 @@ def test_hrrn_counts_what_the_prefix_cache_has_by_now() -> None:
     limits: dict[str, Any] = {"memory": "prefix", "block_size": 16, "max_seqs": 1}
     assert started(served(jobs, HRRN(), **limits)) == [0, 1, 2, 3]
     assert started(served(jobs, HRRN(), **{**limits, "memory": "paged"})) == [0, 1, 3, 2]
+
+
+def test_aging_leaves_all_but_the_last_number_of_a_rank_as_they_are() -> None:
+    class Levels(Policy):
+        def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
+            return (request.priority, request.prompt_len)
+
+    # Of level 0 are the second and the third, with 9 + 10 * 0.5 and 11 + 10 * 0.2.
+    rows = [(0.0, 1, 0), (0.5, 9, 0), (0.2, 11, 0), (0.1, 1, 1)]
+    jobs = [Job(at, prompt, 1, {"priority": priority}) for at, prompt, priority in rows]
+    assert started(served(jobs, Aging(Levels(), rate=10), max_seqs=1)) == [0, 2, 1, 3]

@@ -37,6 +37,7 @@ from policies.ltr import LTR
 from policies.mlfq import MLFQ, PLAS, SkipJoin
 from policies.ordering import SRPT
 from policies.past_future import PastFuture
+from tests.core.cases import Job as Coming
 from tests.core.cases import Server, jobs, servers
 from tests.fleet.fleets import whole
 from tests.fuzz import Fleet, Load, Simulation
@@ -423,3 +424,22 @@ def test_a_call_that_comes_in_the_last_step_of_its_session_joins_the_level_of_al
     scheduler.add(Request("other", 4, session="b"), 1.5, 2)
     scheduler.commit(plan, 2.0)
     assert [request.id for request, _ in scheduler.plan(2.0).hits] == ["other"]
+
+
+def test_an_infeasible_request_is_rejected_when_its_changed_rank_makes_it_the_head() -> None:
+    """All seats are taken then; whether a policy names changed ranks makes no difference."""
+    rows = [(1, 2, 0, 1), (1, 1, 2, 3), (1, 4, 1, 2), (1, 2, 3, 0), (1, 1, 0, 0), (1, 2, 1, 1)]
+    rows += [(1, 1, 1, 1), (1, 1, 3, 0), (3, 5, 0, 3), (1, 1, 2, 1), (1, 1, 1, 2), (1, 1, 0, 2)]
+    server = Server(
+        "paged", 7, 2, "prefill_first", watermark=0.0, max_seqs=1, max_model_len=7, of="srpt"
+    )
+    coming = tuple(
+        Coming(prompt, output, gap=gap, predicted=guess, limited=number not in (1, 3, 10))
+        for number, (prompt, output, gap, guess) in enumerate(rows)
+    )
+    case = Simulation((server,), coming, ahead=True, overlap=True)
+    known = {"starve": 9, "period": 3, "displace": True}
+    pair = PAIRS["ltr"]
+    ours = decisions(case, lambda: pair.ours(**known), slow=False, by_client=False)
+    assert ours == decisions(case, lambda: pair.reference(**known), slow=True, by_client=False)
+    assert ("Preempted", 10) in ours[0]

@@ -235,7 +235,7 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("policy", "swap_or_recompute"): (KEEP, ("swap", True, nan, 0)),
     ("policy", "pin_prefix_for"): (SECONDS, WRONG),
     ("policy", "observe"): FREE,
-    ("policy", "served"): FREE,
+    ("policy", "after_step"): FREE,
     ("preemption", "swaps"): (SWITCH, (None, "no", 1)),
     ("preemption", "swap_or_recompute"): (KEEP, ("swap", True, nan, 0, None)),
     ("router", "paper"): FREE,

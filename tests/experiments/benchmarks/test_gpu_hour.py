@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -427,3 +428,57 @@ def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
     command = [sys.executable, "-c", listed]
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert found.stdout == "[]\n", found.stderr
+
+
+@pytest.mark.slow
+def test_smoke_is_one_case_of_each(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "parallel"  # as the folder of a clone may be called
+    tmp_path.mkdir()
+    mark = "@pytest.mark" + ".gpu"  # this file has no such test
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n  slow\n")
+    (tmp_path / "test_some.py").write_text(
+        f"import pytest\n{mark}\n"
+        "@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_a(x): assert x == 2\n"
+        f"{mark}\n@pytest.mark.slow\ndef test_b(): pass\n"
+        f"{mark}\ndef test_c(): pass\n"
+        "def test_d(): pass\n"
+    )
+    (tmp_path / "experiments").mkdir()
+    more = f"import pytest\n{mark}\ndef test_e(): pass\n"
+    (tmp_path / "experiments" / "test_more.py").write_text(more)
+    smoke = ["-m", "gpu", "-p", PLUGIN, "--one-case", "-p", "no:cacheprovider"]
+    for workers in ([], ["-n", "2"]):
+        words = [sys.executable, "-m", "pytest", "-v", *smoke, *workers, str(tmp_path)]
+        found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert "2 passed" in found.stdout and found.returncode == 0, found.stdout
+        assert "test_a[2]" in found.stdout and "test_c" in found.stdout
+
+
+TESTS = """
+import os
+from pathlib import Path
+
+def test_a(): pass
+def test_b(): Path(__file__).with_name("stopped").exists() or os._exit(9)
+def test_c(): assert Path(__file__).with_name("stopped").exists()
+"""
+
+
+@pytest.mark.slow
+def test_tests_that_passed_are_left_out_of_the_next_slice(tmp_path: Path) -> None:
+    """Whatever stops pytest: what was under way comes after what has not begun."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_some.py").write_text(TESTS)
+    record = ["-p", PLUGIN, f"--record={tmp_path / 'tests.json'}", "-p", "no:cacheprovider"]
+    words = [sys.executable, "-m", "pytest", "-v", *record, str(tmp_path)]
+
+    def found() -> tuple[int, list[str]]:
+        run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        return run.returncode, re.findall(r"::test_(\w) (?:PASSED|FAILED)", run.stdout)
+
+    assert found()[0] == 9
+    kept = json.loads((tmp_path / "tests.json").read_text())
+    assert {name[-1]: one["outcome"] for name, one in kept.items()} == {"a": "passed", "b": "begun"}
+    (tmp_path / "stopped").touch()
+    assert found() == (0, ["c", "b"])
+    assert found() == (0, [])
