@@ -92,7 +92,10 @@ def call(
     capsys: pytest.CaptureFixture[str],
 ) -> Call:
     """Run the command in this process, in an empty folder: exit code, stdout, stderr."""
+    from pagedsim.run.multirun import Multirun
+
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Multirun, "folder", None)  # a process of its own has had no sweep
 
     def called(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["pagedsim", *words])
