@@ -197,13 +197,13 @@ def written(result: Mapping[str, Any]) -> str:
     return f"{heading(result)}\n\n{columns(timed, cells)}"
 
 
-if __name__ == "__main__":
-    main()
-
-
 def _rate(way: str, one: Mapping[str, Any]) -> str:
     return f"{one[way]['gb_s']:,.3g}"
 
 
 def _share(way: str, one: Mapping[str, Any]) -> str:
     return f"{one[way]['of_pinned']:.0%}"
+
+
+if __name__ == "__main__":
+    main()
