@@ -109,6 +109,15 @@ def test_every_import_points_down() -> None:
     assert violations(ROOT) == []
 
 
+def test_a_module_that_is_run_runs_after_all_its_definitions() -> None:
+    early = []
+    for module, path in source_modules(ROOT):
+        body = ast.parse(path.read_text()).body
+        runs = [isinstance(one, ast.If) and "__name__" in ast.unparse(one.test) for one in body]
+        early += [module] if any(runs[:-1]) else []
+    assert early == []
+
+
 def test_no_module_of_the_core_needs_one_that_needs_it() -> None:
     assert cycle(ROOT, "pagedsim.core") == []
 

@@ -247,10 +247,6 @@ def main(words: Sequence[str] | None = None) -> None:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
 
 
-if __name__ == "__main__":
-    main()
-
-
 Floats = NDArray[np.float64]
 
 # -- the fit ---------------------------------------------------------------------------------------
@@ -417,3 +413,7 @@ def _touched(name: str) -> Callable[[Replica, str], bool]:
         return owner in (replica.hardware.family, stack)
 
     return touched
+
+
+if __name__ == "__main__":
+    main()
