@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,9 +136,10 @@ def _settings() -> Iterator[str]:
         "",
         "`python -m pagedsim key=value`. Each group has a page of its own.",
     )
-    yield from _table(_fields(classes, "Config"))
+    ours = list(_fields(classes, "Config"))
+    yield from _table(ours)
     yield from ("", "## `python -m pagedsim serve`")
-    known = {key for key, _, _ in _fields(classes, "Config")}
+    known = {key for key, _, _ in ours}
     yield from _table(row for row in _fields(classes, "Serve") if row[0] not in known)
 
 
@@ -223,7 +224,7 @@ def _group(group: str, meaning: str) -> Iterator[str]:
             yield from _table(one.keys)
 
 
-def _table(rows: Iterator[tuple[str, str, str]] | list[tuple[str, str, str]]) -> Iterator[str]:
+def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     yield from ("", "| key | value | meaning |", "|---|---|---|")
     for key, value, meaning in rows:
         yield _row(f"`{key}`", f"`{value}`" if value else "", meaning)

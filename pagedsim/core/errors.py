@@ -172,8 +172,8 @@ def refuse_settings(
 ) -> None:
     """Raise ConfigError for a setting that `maker` does not accept, or a missing one.
 
-    `maker` builds `what` from the settings under `where`. `hidden` parameters are set elsewhere,
-    so errors do not offer them.
+    `maker` builds `what` from the settings under `where`; its `RENAMED`, if it has any, maps former
+    names to those of today. `hidden` parameters are set elsewhere, so errors do not offer them.
     """
     inside, names = f"{where}." if where else "", set(given)
     parameters = signature(maker).parameters.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import simpy
 
@@ -34,8 +34,6 @@ RULES: dict[str, Callable[[Replica], float]] = {
 }
 """The metric of each rule, averaged over replicas; a starting replica counts as empty."""
 LESS_IS_BUSIER = ("freeness",)
-RENAMED = {"least": "min_replicas", "every": "interval_s", "start": "startup_s"}
-"""Former names of settings."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,8 @@ class Autoscale:
     replica to service, or else starts the first one that is off; scaling down drains the last
     replica that is up.
     """
+
+    RENAMED: ClassVar = {"least": "min_replicas", "every": "interval_s", "start": "startup_s"}
 
     rule: str
     """`queue`: waiting requests, including those queued at the router; `kv`: share of KV blocks in
@@ -99,9 +99,6 @@ def autoscale_of(settings: Any, replicas: Mapping[str, int]) -> Autoscale:
             "{rule: queue, up: 4, down: 1}, or null"
         )
     given = {str(key): value for key, value in settings.items()}
-    for key, name in RENAMED.items():
-        if key in given:
-            raise ConfigError(f"autoscale.{key}: this setting is now called {name!r}")
     refuse_settings("autoscale", given, Autoscale, "autoscale")
     made = Autoscale(**given)
     for role, count in replicas.items():
