@@ -54,7 +54,7 @@ class RandomVictims(Policy):
         self, running: Sequence[Request], needy: Request, state: ServerState
     ) -> Request:
         oldest = min(running, key=lambda request: request._order)
-        return self.random.choice([r for r in running if r is not oldest] or [oldest])
+        return self.random.choice([r for r in running[:] if r is not oldest] or [oldest])
 
 
 class Mixed(Policy):

@@ -24,7 +24,7 @@ from pagedsim.core import (
     Scheduler,
     Static,
 )
-from pagedsim.core.errors import choices, require_flag, require_number, require_whole
+from pagedsim.core.errors import require_flag, require_number, require_whole
 from policies.ordering import Priority
 from policies.preemption import Swap
 from tests.core.drive import Server, Tokens
@@ -33,10 +33,6 @@ from tests.core.drive import Server, Tokens
 def says(error: type[PagedsimError], message: str) -> Any:
     """The error, with exactly this message."""
     return pytest.raises(error, match=f"^{re.escape(message)}$")
-
-
-def test_names_with_commas_are_quoted_and_each_is_named_once() -> None:
-    assert choices("x", ["b, late", "a", "a", "b"]) == "choose from a, b, 'b, late'"
 
 
 # Infeasible requests are rejected in the plan, and the run goes on
@@ -364,13 +360,6 @@ def test_a_token_for_a_chunk_that_does_not_end_its_prompt_is_refused() -> None:
         server.scheduler.commit(plan, 1.0, {"a": 1})
 
 
-def test_the_end_of_a_request_that_was_aborted_since_is_no_mistake() -> None:
-    server = told()
-    plan = server.plan()
-    server.scheduler.abort("b", server.now)
-    assert server.commit(plan, GOOD, {"a": "stop", "b": "stop"}) == ["a"]
-
-
 def test_an_executor_may_end_a_request_and_say_why() -> None:
     server = told()
     plan = server.plan()
@@ -422,13 +411,6 @@ def test_sampling_params_that_make_no_sense(settings: dict[str, Any], message: s
 def test_stops_may_be_given_as_one_string_or_as_lists() -> None:
     loose: dict[str, Any] = {"stop": "end", "stop_token_ids": [3, 4]}
     assert SamplingParams(**loose) == SamplingParams(stop=("end",), stop_token_ids=(3, 4))
-
-
-@pytest.mark.parametrize(
-    ("settings", "width"), [({}, 1), ({"n": 3}, 3), ({"n": 2, "best_of": 5}, 5)]
-)
-def test_a_request_is_as_wide_as_its_sampling(settings: dict[str, Any], width: int) -> None:
-    assert Request("a", 4, SamplingParams(**settings)).width == width
 
 
 @pytest.mark.parametrize("prompt", [0, -3, [], ()])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection
 
 import pytest
 
-from pagedsim.build import make_memory, make_policy, make_scheduler
+from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import (
     PlanError,
     Policy,
-    PrefillFirst,
     Request,
     SamplingParams,
     Scheduler,
@@ -56,12 +54,6 @@ def repeat(scheduler: Scheduler, plan: StepPlan) -> tuple[int, bool]:
     while steps < quiet and scheduler.fast_forward(plan, scheduler.now + 1.0):
         steps += 1
     return steps, steps == quiet
-
-
-def carry_out(scheduler: Scheduler, plan: StepPlan, skips: bool) -> None:
-    """The plan, and with `skips` all steps that repeat it."""
-    if not skips or repeat(scheduler, plan)[1]:
-        scheduler.commit(plan, scheduler.now + 1.0)
 
 
 @both
@@ -153,100 +145,6 @@ def test_a_request_is_served_otherwise_in_the_step_in_which_the_policy_changes_i
     assert ids[: len(names)] == names
 
 
-@both
-def test_admission_is_decided_once_in_each_repeated_step(batching: str) -> None:
-    scheduler = waiting(policy := Opening(), batching)
-    policy.calls = 0
-    steps, _ = repeat(scheduler, scheduler.plan(scheduler.now))
-    assert (scheduler.now, policy.calls) == (12.0, steps + 2)
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [{"max_seqs": 2}, {"batching": PrefillFirst(max_wait_tokens=30)}],
-    ids=["no seat is free", "the batch is closed"],
-)
-def test_a_request_displaces_others_in_that_step_where_none_could_start(
-    limits: dict[str, Any],
-) -> None:
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=64, block_size=4), policy=Pushing(), **limits
-    )
-    for number, size in enumerate((40, 40, 180)):
-        scheduler.add(Request(number, size), scheduler.now, output_len=LONG)
-        if number:
-            scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
-    while not (plan := scheduler.plan(scheduler.now)).displaced and scheduler.now < LONG:
-        carry_out(scheduler, plan, skips=True)
-    assert scheduler.now == 12.0
-
-
-@pytest.mark.parametrize("skips", [False, True])
-def test_a_request_held_back_by_a_swapped_one_displaces_the_last_once_its_room_is_gone(
-    skips: bool,
-) -> None:
-    """The newcomer fits, but the swapped request, which does not, precedes it; and so it displaces
-    nothing until the batch has grown into its room."""
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=24, block_size=4, cpu_blocks=40),
-        policy=make_policy("priority", displace=True, victim="largest"),
-        preemption="swap",
-        batching="unified",
-    )
-    for name, prompt, priority in (("first", 2, 0), ("swapped", 28, 1), ("last", 9, 3)):
-        scheduler.add(Request(name, prompt, priority=priority), scheduler.now, output_len=60)
-    while not scheduler.swapped:
-        carry_out(scheduler, scheduler.plan(scheduler.now), skips=False)
-    scheduler.add(Request("newcomer", 6, priority=2), scheduler.now, output_len=60)
-    while not (plan := scheduler.plan(scheduler.now)).displaced:
-        carry_out(scheduler, plan, skips)
-    assert (scheduler.now, [one.id for one in plan.displaced]) == (39.0, ["last"])
-
-
-class Overtaking(Policy):
-    """The largest yields; the newcomer ranks behind all, and from 30 s on before them."""
-
-    rank_changes: RankChanges = "when stale"
-
-    def __init__(self) -> None:
-        self.late: list[Request] = []
-
-    def rank(self, request: Request, state: ServerState) -> Rank:
-        if request.id != "newcomer":
-            return 0.0
-        self.late = [request]
-        return 1.0 if state.now < 30.0 else -1.0
-
-    def stale(self, state: ServerState) -> Collection[Request]:
-        return self.late if state.now == 30.0 else ()
-
-    def choose_victim(
-        self, running: Sequence[Request], needy: Request, state: ServerState
-    ) -> Request:
-        return max(running, key=lambda request: request.num_tokens)
-
-
-@pytest.mark.parametrize("skips", [False, True])
-def test_a_request_that_fits_starts_in_the_step_in_which_it_ranks_before_a_swapped_one(
-    skips: bool,
-) -> None:
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=24, block_size=4, cpu_blocks=40),
-        policy=Overtaking(),
-        preemption="swap",
-        batching="unified",
-    )
-    for name, prompt in (("first", 2), ("swapped", 28), ("last", 9)):
-        scheduler.add(Request(name, prompt), scheduler.now, output_len=60)
-    while not scheduler.swapped:
-        carry_out(scheduler, scheduler.plan(scheduler.now), skips)
-    newcomer = Request("newcomer", 6)
-    scheduler.add(newcomer, scheduler.now, output_len=60)
-    while newcomer.scheduled_at is None:
-        carry_out(scheduler, scheduler.plan(scheduler.now), skips)
-    assert newcomer.scheduled_at == 30.0 and scheduler.swapped
-
-
 # Steps that are planned one by one
 
 
@@ -281,28 +179,6 @@ def test_no_step_is_skipped_after_an_arrival_since_the_plan() -> None:
         scheduler.fast_forward(plan, 2.0)
 
 
-class Lingering(Policy):
-    """What a request leaves in the cache is kept for 20 s."""
-
-    def pin_prefix_for(self, request: Request, state: ServerState) -> float:
-        return 20.0
-
-
-def test_no_step_is_skipped_while_memory_that_another_wants_is_kept_for_a_time() -> None:
-    """Of 32 blocks, 10 are kept from 1 s to 21 s, and one request runs; another wants 15."""
-    memory = make_memory("prefix", blocks=32, block_size=4)
-    scheduler = make_scheduler(memory=memory, policy=Lingering())
-    scheduler.add(Request(0, range(40)), 0.0, output_len=1)
-    scheduler.add(Request(1, range(100, 130)), 0.0, output_len=LONG)
-    scheduler.commit(scheduler.plan(0.0), 1.0)
-    scheduler.add(Request(2, range(200, 260)), 1.0, output_len=LONG)
-    scheduler.commit(scheduler.plan(1.0), 2.0)
-    plan = scheduler.plan(2.0)
-    assert not plan.chunks and scheduler.uneventful(plan) == 0
-    scheduler.commit(plan, 21.0)
-    assert scheduler.plan(21.0).chunks
-
-
 # The decodes of a plan, read early and late
 
 
@@ -333,26 +209,3 @@ def test_the_decodes_of_a_plan_are_read_before_the_batch_changes_unless_plans_la
     assert [request.id for request in decodes] == ["long"]
     scheduler.abort("long", 2.5)
     assert following.decodes is decodes
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda scheduler, away: scheduler.migration.attach(away, 1.5, 9),
-        lambda scheduler, away: scheduler.migration.detach(scheduler.requests["one"], 1.5),
-        lambda scheduler, away: scheduler.withdraw(scheduler.requests["one"], 1.5),
-        lambda scheduler, away: scheduler.abort("one", 1.5),
-    ],
-    ids=["attach", "detach", "withdraw", "abort"],
-)
-def test_a_request_that_comes_or_goes_while_a_step_runs_does_not_change_its_decodes(
-    change: Callable[[Scheduler, Request], object],
-) -> None:
-    scheduler = decoding("one", "two", "away")
-    away = scheduler.requests["away"]
-    scheduler.migration.detach(away, 1.0)
-    plan = scheduler.plan(1.0)
-    change(scheduler, away)
-    assert [request.id for request in plan.decodes] == ["one", "two"]
-    scheduler.commit(plan, 2.0)
-    scheduler.check()

@@ -23,66 +23,6 @@ from tests.core.drive import Server, shown
 # A victim that this step had served
 
 
-class FirstYields(Priority):
-    def choose_victim(
-        self, running: Sequence[Request], needy: Request, state: ServerState
-    ) -> Request:
-        return running[0]
-
-
-def test_a_victim_gives_back_the_chunk_that_this_step_planned_for_it() -> None:
-    """Of 7 tokens p, first in order, had 6 and b 1; b takes p's memory, and c gets a token too."""
-
-    policy = FirstYields(displace=True)  # so that the batch is sorted, and p comes first
-    server = Server(6, batching="unified", policy=policy, budget=8, cache=True)
-    server.add("b", range(7), priority=5)
-    server.add("c", range(50, 51), priority=6)
-    server.step()
-    server.add("p", range(20, 31), priority=1)
-    assert server.step() == {"decode": ["b", "c"], "prefill": {"p": 6}}
-    plan = server.plan()
-    assert shown(plan) == {"decode": ["b", "c"], "preempted": ["p"]}
-    assert (plan.prefill_tokens, plan.prefill_context) == (0, 0)
-    assert (plan.prefill_attention, plan.prefill_pairs) == (0, 0)
-    assert server.memory.cached == 1  # of p's blocks, the one that an earlier step had filled
-    server.commit(plan)
-
-
-@pytest.mark.parametrize(
-    ("preemption", "swap_out"), [("recompute", []), ("swap", [(0, 0), (1, 1), (1, 2)])]
-)
-def test_a_victim_takes_back_the_copies_that_this_step_planned_for_it(
-    preemption: str, swap_out: list[tuple[int, int]]
-) -> None:
-    """a's second sequence was given block 4, a copy of 1: it goes to the CPU straight from 1."""
-
-    server = Server(
-        5,
-        cpu_blocks=4,
-        batching="unified",
-        policy=FirstYields(displace=False),
-        preemption=preemption,
-    )
-    server.add("a", 6, n=2)
-    server.add("b", 8)
-    server.step()
-    plan = server.plan()
-    assert shown(plan)["preempted"] == ["a"]
-    assert (plan.copies, list(plan.swap_out)) == ({}, swap_out)
-    server.commit(plan)
-
-
-def test_blocks_that_an_aborted_request_was_to_compute_are_not_found() -> None:
-    server = Server(cache=True)
-    server.add("a", range(8))
-    plan = server.plan()
-    server.scheduler.abort("a", 0.0)
-    server.commit(plan)
-    assert server.memory.cached == 0
-    server.add("b", range(9))
-    assert server.step() == {"prefill": {"b": 9}}
-
-
 # When hooks are called
 
 

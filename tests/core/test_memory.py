@@ -26,10 +26,9 @@ from pagedsim.core import (
     StepPlan,
     Unified,
 )
-from pagedsim.core.memory.reserved import BuddyAllocator
 from pagedsim.core.plan import sampled_in
 from tests.core.cases import Case, cases
-from tests.core.drive import Server, spans
+from tests.core.drive import Server
 from tests.core.run import Run
 
 # Paged
@@ -136,18 +135,6 @@ def test_untold_output_is_found_by_its_own_request_alone() -> None:
     assert server.step()["hits"] == {"b": 4}
 
 
-def test_memories_of_other_blocks_may_be_asked_in_turn() -> None:
-    prompt = list(range(200))
-    memories = [PrefixMemory(40, 16), PrefixMemory(20, 32)]
-    for memory in memories:
-        first = Request("first", prompt)
-        memory.admit(first, 200, ())
-        memory.release(first)
-    request = Request("next", prompt)
-    for memory in (*memories, *memories):
-        assert len(memory.lookup(request)) * memory.block_size == 192
-
-
 # Reservations: the paper's OPT-13B on an A100, requests of 161 + 338 tokens
 
 
@@ -181,82 +168,10 @@ def test_orcas_reservations_run_to_the_end_without_preemption(
     assert server.free == slots
 
 
-def test_buddies_join_again() -> None:
-    buddy = BuddyAllocator(16)
-    runs = [buddy.take(4) for _ in range(4)]
-    assert runs == [0, 4, 8, 12]
-    assert buddy.take(1) is None
-    for start in (4, 12, 8):
-        buddy.give(start, 4)
-    assert buddy.take(8) == 8  # 4 and 12 are free as well, but only 8 and 12 were halves of one
-    assert buddy.take(8) is None
-    buddy.give(8, 8)
-    buddy.give(0, 4)
-    assert buddy.take(16) == 0
-
-
 # Requests of several sequences: parallel samples and beams, one prompt, shared blocks
 
 
-@pytest.mark.parametrize("batching", BATCHINGS)
-def test_the_prompt_is_prefilled_once_and_forked_after_the_first_token(batching: str) -> None:
-    server = Server(blocks=10, batching=batching)
-    a = server.add("a", 6, n=3)
-    assert server.step() == {"prefill": {"a": 6}}
-    assert (a.generated, a.tables, server.free) == (1, [[0, 1]] * 3, 8)
-    assert server.step() == {"decode": ["a"], "copies": 2}
-    assert (a.generated, a.tables, server.free) == (2, [[0, 2], [0, 3], [0, 1]], 6)
-    assert server.steps(2) == [{"decode": ["a"]}, {"decode": ["a"]}]
-    assert (a.tables, server.free) == ([[0, 2, 4], [0, 3, 5], [0, 1, 6]], 3)
-
-
 # Beams
-
-
-def test_both_beams_may_go_on_from_one_parent() -> None:
-    """Beam 1 wins twice: block 2, which beam 0 wrote, is given up, and block 1 is split."""
-    server = Server(blocks=8)
-    a = server.add("a", 5, beams=2)
-    server.step({"a": Continuation((10, 20))})
-    server.step({"a": Continuation((11, 21), parents=(0, 1))})
-    assert a.tables == [[0, 2], [0, 1]]
-    server.step({"a": Continuation((12, 22), parents=(1, 1))})
-    assert a.outputs == [[20, 21, 12], [20, 21, 22]]
-    assert (a.tables, server.free) == ([[0, 1], [0, 1]], 6)
-    plan = server.plan()
-    assert plan.copies == {2: 1}
-    assert a.tables == [[0, 2], [0, 1]]
-    server.commit(plan, {"a": Continuation((13, 23))})
-    assert a.outputs == [[20, 21, 12, 13], [20, 21, 22, 23]]
-
-
-def test_a_sequence_without_children_ends_and_gives_its_seat_and_blocks_back() -> None:
-    server = Server(blocks=8, max_seqs=3)
-    a = server.add("a", 6, n=3)
-    server.step({"a": Continuation((1, 2, 3))})
-    server.step({"a": Continuation((4, 5, 6))})
-    assert (a.tables, server.free) == ([[0, 2], [0, 3], [0, 1]], 4)
-    server.step({"a": Continuation((7, 8), parents=(0, 2))})
-    assert (a.width, a.outputs) == (2, [[1, 4, 7], [3, 6, 8]])
-    assert (a.tables, server.free, server.scheduler.queues.seats) == ([[0, 2], [0, 1]], 5, 2)
-    server.add("b", 4)
-    assert server.step({"b": 9}) == {"prefill": {"b": 4}}
-    plan = server.plan()
-    assert (plan.decode_count, plan.decode_context) == (3, 2 * 9 + 5)
-    server.commit(plan, {"a": Continuation((1, 2)), "b": 3})
-
-
-def test_a_reserved_beam_goes_on_in_the_run_of_its_parent() -> None:
-    """Runs of 8: both new beams come from beam 1, so what it stored is copied into run 0."""
-    server = Server(memory=ReservedMax(16, max_model_len=8))
-    a = server.add("a", 2, beams=2)
-    server.step({"a": Continuation((10, 20))})
-    server.step({"a": Continuation((11, 21))})
-    server.step({"a": Continuation((12, 22), parents=(1, 1))})
-    assert [table[0] for table in a.tables] == [8, 0]
-    plan = server.plan()
-    assert plan.copies == {0: 8, 1: 9, 2: 10, 3: 11}
-    server.commit(plan, {"a": Continuation((13, 23))})
 
 
 @pytest.mark.parametrize(
@@ -286,39 +201,6 @@ def test_parents_that_cannot_be_are_refused(parents: Any, message: str) -> None:
 
 
 # Preemption
-
-
-def test_unified_rebuilds_a_group_in_chunks_that_leave_no_position_out() -> None:
-    server = Server(7, batching="unified", budget=11)
-    server.add("c", 5, output=5)
-    a = server.add("a", 6, output=6, n=2)
-    server.steps(4)
-    assert server.step()["preempted"] == ["a"]
-    plan = server.plan()
-    assert spans(plan.chunks) == [("a", 0, 0, 9, False), ("a", 1, 4, 6, False)]
-    assert (plan.prefill_tokens, plan.prefill_context) == (11, 9 + 6)
-    server.commit(plan)
-    assert a.generated == 4
-    plan = server.plan()
-    assert spans(plan.chunks) == [("a", 1, 6, 9, False)]
-    assert (plan.prefill_tokens, plan.prefill_context) == (3, 9)
-    server.commit(plan)
-    assert server.step() == {"decode": ["a"]}
-    assert (a.generated, a.recomputed_tokens) == (5, 14)
-
-
-def test_unified_a_group_that_yields_gives_its_decodes_back_to_the_prompts_behind() -> None:
-    """Eight sequences are more than a step computes, so prompts begin while one group waits."""
-    server = Server(20, 1, batching="unified", policy="priority", budget=7, max_seqs=10)
-    server.add("g", 1, n=4, priority=9)
-    server.add("held", 1, n=4, priority=9)
-    server.step()
-    server.add("d", 6, priority=1)
-    assert server.step() == {"prefill": {"d": 3}, "decode": ["g"], "held": ["held"]}
-    server.add("e", 5, priority=2)
-    assert server.step() == {"prefill": {"e": 3}, "decode": ["g"], "held": ["held"]}
-    server.scheduler.abort("held", server.now)
-    assert server.step() == {"prefill": {"d": 3, "e": 2}, "preempted": ["g"]}
 
 
 # Blocks on the CPU: the most at once, and a bound that the GPU's pool sets

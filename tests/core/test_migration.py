@@ -15,7 +15,6 @@ from pagedsim.core import (
     ReservedMax,
     State,
 )
-from policies.fairness import VTC
 from policies.ordering import Priority
 from tests.core.drive import Server
 from tests.core.test_invariants import UNTIL_FOUND
@@ -123,23 +122,6 @@ def test_a_reservation_leaves_the_margin_and_is_not_asked_for_it_twice() -> None
     assert there.free == 2
     assert there.scheduler.migration.reserve(request, 2.0)  # it has all that it needs
     assert not there.scheduler.migration.reserve(decoding(here, "next", prompt=2), 2.0)
-
-
-def test_copies_go_on_while_it_decodes() -> None:
-    here, there = Server(), Server(block_size=2)
-    request = decoding(here)
-    assert there.scheduler.migration.reserve(request, 1.0)
-    assert there.scheduler.migration.kv_transfer(request) == (6, 3)
-    here.steps(3)
-    assert there.scheduler.migration.reserve(request, 4.0)
-    assert there.scheduler.migration.kv_transfer(request, copied=6) == (3, 2)
-    here.step()
-    output_len = here.scheduler.migration.detach(request, 5.0)
-    assert there.scheduler.migration.reserve(request, 5.0)
-    assert there.scheduler.migration.kv_transfer(request, copied=9) == (1, 1)
-    assert there.scheduler.migration.kv_transfer(request, copied=10) == (0, 0)
-    assert there.scheduler.migration.attach(request, 5.0, output_len)
-    assert there.drain() == ["r"]
 
 
 def test_what_the_cache_has_need_not_be_brought() -> None:
@@ -257,55 +239,6 @@ def test_a_request_that_is_swapped_out_comes_before_one_that_asks_if_it_ranks_be
 # -- under way -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lasts", [False, True])
-def test_a_request_detached_during_a_step_loses_its_part_in_it(lasts: bool) -> None:
-    here, there = Server(), Server()
-    here.scheduler.lasting_plans = there.scheduler.lasting_plans = lasts
-    request = decoding(here)
-    stays = here.add("stays", 3, 9)
-    here.step()
-    other = decoding(there, "other")
-    plans = [here.plan(), there.plan()]
-    output_len = here.scheduler.migration.detach(request, 2.5)
-    assert there.scheduler.migration.reserve(request, 2.5)
-    assert there.scheduler.migration.attach(request, 2.5, output_len)
-    assert not here.scheduler.uneventful(plans[0])
-    assert not there.scheduler.uneventful(plans[1])
-    assert list(plans[1].decodes) == [other]
-    here.commit(plans[0])
-    there.commit(plans[1])
-    assert (request.generated, stays.generated, other.generated) == (1, 2, 2)
-    assert there.step() == {"decode": ["other", "r"]}
-    assert request.generated == 2
-
-
-@pytest.mark.parametrize("way", ["detach", "withdraw"])
-def test_blocks_that_a_step_was_to_fill_are_not_found(way: str) -> None:
-    here = Server(cache=True)
-    request = here.add("r", [1, 2, 3])
-    here.step({"r": 4})
-    same = Request("same", [1, 2, 3, 4, 5])
-    plan = here.plan()
-    assert len(here.memory.lookup(same)) == 1
-    getattr(here.scheduler if way == "withdraw" else here.scheduler.migration, way)(
-        request, here.now
-    )
-    assert not here.memory.lookup(same)
-    here.commit(plan, {"r": 5})
-
-
-def test_steps_are_not_skipped_when_memory_was_let_go() -> None:
-    here = Server(blocks=6)
-    request = decoding(here, prompt=9)
-    decoding(here, "stays", prompt=2, output=3)
-    here.scheduler.migration.detach(request, here.now)
-    here.add("waits", 11, 1)
-    plan = here.plan()
-    assert here.scheduler.uneventful(plan)
-    here.scheduler.migration.release_reservation(request)
-    assert not here.scheduler.uneventful(plan)
-
-
 # -- what becomes of it --------------------------------------------------------------------------
 
 
@@ -331,17 +264,6 @@ def test_abort_wherever_it_is() -> None:
 
 
 # -- policies ------------------------------------------------------------------------------------
-
-
-def test_a_prompt_is_charged_for_where_it_is_computed() -> None:
-    policies = VTC(), VTC()
-    here, there = (Server(policy=policy) for policy in policies)
-    request = here.add("r", 6, 9, client="a")
-    here.steps(2)
-    move(request, here, there)
-    there.drain()
-    assert policies[0].service("a") == 6 + 2 * 2
-    assert policies[1].service("a") == 2 * 7
 
 
 # -- what is refused -----------------------------------------------------------------------------

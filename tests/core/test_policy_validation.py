@@ -61,11 +61,6 @@ def test_hooks_that_are_never_called_or_wrongly_declared_are_refused(
     assert str(error.value).startswith(line)
 
 
-def test_helpers_beside_a_hook_are_one_s_own() -> None:
-    members = {"_admit": lambda self: 0, "ranks": lambda self: 0, "rank": lambda self, r, state: 0}
-    scheduler(type("Mine", (Policy,), members)())
-
-
 class Timed(Policy):
     """Goes by what its subclasses get wrong."""
 

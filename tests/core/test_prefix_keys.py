@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Memory, PagedMemory, PrefixMemory, Request
 from pagedsim.core.memory.eviction import Idle
-from pagedsim.core.memory.prefix import PrefixIndex, add_keys, depths, known_to_others, own_keys
+from pagedsim.core.memory.prefix import PrefixIndex, add_keys
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.memory.tiered import TieredMemory
 from pagedsim.core.symbolic_prompt import SymbolicPrompt
@@ -57,16 +57,6 @@ def test_tokens_are_numbered_within_their_stream() -> None:
         prompt[3]
     with pytest.raises(ValueError, match="steps of 1"):
         prompt[::2]
-
-
-@given(RUNS, RUNS)
-def test_runs_added_are_tokens_one_after_another(
-    one: list[tuple[int, int]], two: list[tuple[int, int]]
-) -> None:
-    assert list(SymbolicPrompt(one) + SymbolicPrompt(two)) == [
-        *SymbolicPrompt(one),
-        *SymbolicPrompt(two),
-    ]
 
 
 # Keys: equal exactly where all tokens up to the end of the block are
@@ -132,13 +122,6 @@ def test_numbers_of_numpy_are_numbers() -> None:
         assert keys_of(Request(1, text), 16) == theirs
 
 
-def test_unknown_tokens_have_keys_of_their_own() -> None:
-    request = Request(1, [1, 2, 3, 4])
-    made = [*keys_of(request, 2), *own_keys(object(), range(2, 4)), *own_keys(object(), range(2))]
-    assert len(set(made)) == 6
-    assert [known_to_others(key) for key in made] == [True] * 2 + [False] * 4
-
-
 # Free blocks of a cache: in the order of release, of those released together the last first
 
 
@@ -172,23 +155,7 @@ def test_idle_blocks_are_a_queue_from_which_any_may_be_taken(
         ]
 
 
-def test_nothing_is_left_of_bundles_that_are_found_again() -> None:
-    idle = Idle(TOTAL)
-    for _ in range(100):
-        idle.add([3, 4, 5])
-        assert idle.take_out([3, 4, 5]) == []
-    assert not idle._bundles
-
-
 # One index of several caches
-
-
-def test_depths_of_each_place_are_counted_from_the_first_key_on() -> None:
-    where = {"a": 0b1011, "b": 0b0011, "c": 0b0001, "d": 0b1111}
-    assert dict(depths("abcd", where, 0b1111)) == {0: 4, 1: 2, 3: 1}
-    assert dict(depths("ab", where, 0b0110)) == {1: 2}
-    assert dict(depths("xd", where, 0b1111)) == {}
-    assert dict(depths("", where, 0b1111)) == {}
 
 
 def asked(memories: list[Memory], request: Request) -> list[int]:

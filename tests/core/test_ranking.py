@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,8 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, SamplingParams, Scheduler, ServerState
 from pagedsim.core.policy import RankChanges
 from pagedsim.core.request import Key
-from pagedsim.core.waiting_queue import DriftingQueue, Ranking
-from policies.ordering import HRRN, Priority
+from pagedsim.core.waiting_queue import DriftingQueue
+from policies.ordering import HRRN
 
 MOVES = st.lists(
     st.tuples(
@@ -88,20 +87,6 @@ def test_waiting_requests_are_not_ranked_again_while_the_head_cannot_change() ->
         lines.now += 1.0
         queue.arrange()
     assert lines.asked < 50
-
-
-@given(keys=st.lists(st.integers(0, 5), min_size=1), moves=st.lists(st.integers(0, 99)))
-def test_a_ranking_is_in_order_after_every_move(keys: list[int], moves: list[int]) -> None:
-    lines = Lines()
-    some = [lines.new(key, 0) for key in keys]
-    ranking = Ranking(lines.order, some[::2])
-    for request in some[1::2]:
-        ranking.add(request)
-    for number in moves:
-        request = some[number % len(some)]
-        lines.of[request] = (number % 7, 0)
-        ranking.move(request)
-        assert list(ranking) == sorted(some, key=lines.order)
 
 
 class RankedAtEveryStep(HRRN):
@@ -211,48 +196,6 @@ def test_a_static_batch_is_formed_in_order_of_priority_by_default() -> None:
     assert step(scheduler) + step(scheduler) == ["urgent", "lazy"]
 
 
-def test_late_sorting_without_displacing_still_sorts() -> None:
-    class Late(Priority):
-        def __init__(self) -> None:
-            super().__init__(displace=False)
-            self.sorts_late = True
-
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=16, block_size=4), policy=Late(), max_seqs=1
-    )
-    scheduler.add(Request("first", 4), now=0.0, output_len=3)
-    step(scheduler)
-    scheduler.add(Request("lazy", 4, priority=9), now=0.0, output_len=1)
-    scheduler.add(Request("urgent", 4, priority=1), now=0.0, output_len=1)
-    prefilled = [name for _ in range(6) for name in step(scheduler)]
-    assert prefilled == ["urgent", "lazy"]
-
-
-def test_the_cache_does_not_find_what_a_rebuilt_group_has_not_computed() -> None:
-    """Its tables are laid out, and registered, at once; its chunks come step by step."""
-    prompt = list(range(16))
-    scheduler = make_scheduler(
-        memory=make_memory("prefix", blocks=14, block_size=4),
-        policy=Priority(displace=True),
-        batching="unified",
-        max_batched_tokens=8,
-        max_seqs=8,
-    )
-    group = Request("group", prompt, SamplingParams(n=2, max_tokens=6), priority=5)
-    scheduler.add(group, now=0.0)
-    while not group.decoding:
-        step(scheduler)
-    scheduler.add(
-        Request("urgent", range(100, 150), SamplingParams(max_tokens=2), priority=0), now=0.0
-    )
-    while "group" not in step(scheduler):
-        pass
-    assert group._rebuilt == 8  # half of the prompt, in 2 of its 4 blocks
-    scheduler.abort("group", now=0.0)
-    scheduler.add(Request("same", [*prompt, 99]), now=0.0)
-    assert scheduler.plan(0.0).chunks[0].start <= 8
-
-
 @pytest.mark.parametrize("stopped", [["a"], ["a", "b"]])
 def test_told_ends_leave_in_the_order_of_the_batch(stopped: list[str]) -> None:
     """As `length` ends do: the cache evicts in that order, so a replay would part from its run."""
@@ -287,50 +230,6 @@ def test_an_id_used_again_while_the_old_one_is_in_flight_is_not_ended() -> None:
     plan = scheduler.plan(1.0)
     assert [chunk.request.id for chunk in plan.chunks] == ["a"]
     assert scheduler.commit(plan, 2.0, tokens={"a": 7}) == []
-
-
-class Sliced(Policy):
-    def choose_victim(
-        self, running: Sequence[Request], needy: Request, state: ServerState
-    ) -> Request:
-        return running[-2:][0]
-
-
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-def test_the_candidates_can_be_sliced(batching: str) -> None:
-    """They are declared a Sequence, which a deque is not."""
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=6, block_size=4), policy=Sliced(), batching=batching
-    )
-    for number in range(3):
-        scheduler.add(Request(number, 6), now=0.0, output_len=8)
-    for _ in range(40):
-        step(scheduler)
-    assert not scheduler.unfinished
-
-
-class Pushing(Policy):
-    displacing = True
-
-    def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
-        return waiting.priority < running.priority
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_a_displacing_request_is_admitted_before_the_displaced_one_comes_back(
-    preemption: str,
-) -> None:
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=8, block_size=4, cpu_blocks=8),
-        policy=Pushing(),
-        preemption=preemption,
-        max_seqs=1,
-    )
-    scheduler.add(Request("lazy", 4, priority=9), now=0.0, output_len=20)
-    step(scheduler)
-    scheduler.add(Request("urgent", 4, priority=0), now=0.0, output_len=2)
-    assert step(scheduler) == []  # it displaces
-    assert step(scheduler) == ["urgent"]
 
 
 def test_token_ids_of_numpy_are_the_same_tokens() -> None:

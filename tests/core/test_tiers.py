@@ -67,16 +67,6 @@ def test_what_the_gpu_forgets_is_found_below_and_loaded() -> None:
     assert (tier.free, tier.used, tier.cached) == (2, 0, 6)
 
 
-def test_one_of_equal_blocks_stays_on_the_gpu_and_nothing_is_written() -> None:
-    memory = tiered(4, 8)
-    a, b = prompt("a", 1, 1), prompt("b", 1, 1)
-    memory.admit(a, 5, ())
-    memory.admit(b, 5, ())
-    memory.release(a)
-    memory.admit(Request("x", 8), 8, ())  # takes a's block, which b has, too
-    assert memory.drain() == []
-
-
 def test_the_least_recently_used_goes_on_to_the_next_tier_and_out_of_the_last() -> None:
     memory = tiered(2, 2, 1)
     cpu, disk = memory.tiers

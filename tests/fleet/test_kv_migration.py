@@ -125,12 +125,6 @@ def test_a_prompt_that_went_on_makes_room_in_front() -> None:
     assert requests["first_token"] == [1.0, 2.0, 3.0]
 
 
-def test_a_lost_transfer_restarts_ahead_of_the_queue() -> None:
-    network = Network(4e-8, failure_rate=0.5, retries=0, timeout_s=0.1)
-    requests, _ = moved([(0.0, 4, 5)] * 12, router=Central(slots=1), network=network)
-    assert set(requests["state"]) == {"finished"}
-
-
 def test_an_answer_ends_where_it_fits() -> None:
     """It is not cut where its prompt is computed; if it fits nowhere else, it ends there."""
     requests, _ = moved([(0.0, 8, 30)], scheduler(max_model_len=12), scheduler())

@@ -115,16 +115,6 @@ def test_a_request_on_its_way(
     assert (row["replica"], dispatcher.retries[0]) == (replica, retries)
 
 
-def test_what_is_sent_to_a_replica_that_dies_is_sent_to_another() -> None:
-    """On its way from 1 to 1.5, it is sent to replica 2 from 1.25 on, and decodes twice there."""
-    router = Watching()
-    dispatcher, [row] = killed({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], router=router)
-    assert (row["replica"], row["first_token"], row["finished"]) == (2, 1.0, 3.75)
-    assert dispatcher.retries[0] == 0
-    left = [(1.0, "Placed", 0, 1), (1.25, "Left", 0, 1), (1.25, "Placed", 0, 2)]
-    assert router.seen[1:4] == left
-
-
 def test_a_router_observes_once_that_a_request_is_lost() -> None:
     """Its target dies on the way, then its source, while it waits for another target."""
     router = Watching()
@@ -146,35 +136,6 @@ class First(Router):
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
         return replicas[0]
-
-
-def test_a_request_waiting_for_memory_at_a_failed_replica_goes_elsewhere() -> None:
-    """Request 0 has all memory of replica 1; request 1 waits for it from 1 on."""
-    three = [scheduler(), scheduler(blocks=4), scheduler()]
-    rows = [(0.0, 8, 6), (0.0, 8, 3)]
-    dispatcher, [one, other] = killed({1: [(3.25, 20.0)]}, rows, three, router=First())
-    # From the beginning: a step of prompt, a second on the way, decodes.
-    assert (one["first_token"], dispatcher.retries[0]) == (4.25, 1)
-    assert (other["finished"], dispatcher.retries[1]) == (3.25 + 1.0 + 2.0, 0)
-    assert {one["replica"], other["replica"]} == {2}
-
-
-def test_what_waits_for_a_seat_at_a_replica_that_dies_is_lost() -> None:
-    """Its keys and values are there, and nowhere else."""
-    three = [scheduler(), scheduler(max_seqs=1), scheduler()]
-    rows = [(0.0, 4, 9), (0.0, 4, 3)]
-    dispatcher, [_, other] = killed({1: [(3.25, 20.0)]}, rows, three, router=First())
-    assert dispatcher.retries == {0: 1, 1: 1}
-    assert other["first_token"] == 4.25
-
-
-def test_repeated_transfers_go_ahead_of_later_ones() -> None:
-    """Request 0 is on its way from 1 on, request 1 waits from 2 on; the only receiver is down from
-    2.5 to 3.5, and has one slot."""
-    rows = [(0.0, 16, 3), (0.0, 16, 3)]
-    _, [one, other] = killed({1: [(2.5, 1.0)]}, rows, roles=PAIR, router=Central(slots=1))
-    assert one["finished"] == 3.5 + 2.0 + 2.0
-    assert other["finished"] > one["finished"]
 
 
 def test_a_router_cannot_have_a_prefill_replica_decode() -> None:

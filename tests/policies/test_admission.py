@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_policy, make_scheduler
-from pagedsim.core import Request, SamplingParams, ServerState
+from pagedsim.core import Request, SamplingParams
 from policies.admission import Cap
 from policies.ordering import Priority
 from policies.past_future import PastFuture
@@ -38,46 +38,6 @@ def test_past_future_with_exact_lengths_never_preempts(
     found = served(jobs, PastFuture(), batching=batching, blocks=blocks, block_size=4)
     assert preempted(found) == 0
     assert len([r for r in found.requests if r.finished_at is not None]) == len(rows)
-
-
-class Asked(PastFuture):
-    """Works it out anew at every step."""
-
-    def admit(self, request: Request, state: ServerState) -> bool:
-        self._refused = None
-        return super().admit(request, state)
-
-
-@HALF
-@given(rows=JOBS, blocks=st.integers(11, 30), block_size=st.sampled_from((1, 4)))
-def test_past_future_knows_how_long_its_no_will_hold(
-    rows: list[tuple[int, int, int]], blocks: int, block_size: int
-) -> None:
-    jobs = [Job(at, prompt, out, {"predicted_len": float(out)}) for at, prompt, out in rows]
-    settings: dict[str, Any] = {"blocks": blocks * 4 // block_size, "block_size": block_size}
-    quick, asked = (served(jobs, policy(), **settings) for policy in (PastFuture, Asked))
-    assert began(quick) == began(asked)
-
-
-def began(outcome: Outcome) -> list[tuple[int, Any]]:
-    """The step and the request of each admission."""
-    return [(step, one.id) for step, plan in enumerate(outcome.plans) for one, _ in plan.hits]
-
-
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@HALF
-@given(rows=JOBS, blocks=st.integers(11, 30), seed=st.integers(0, 99))
-def test_past_future_with_any_lengths_never_stops(
-    batching: str, rows: list[tuple[int, int, int]], blocks: int, seed: int
-) -> None:
-    random = Random(seed)
-    guesses = [random.choice((None, 0.0, 1.0, 7.5, 1e9)) for _ in rows]
-    jobs = [
-        Job(at, prompt, output, {"predicted_len": guess})
-        for (at, prompt, output), guess in zip(rows, guesses, strict=True)
-    ]
-    found = served(jobs, PastFuture(window=3), batching=batching, blocks=blocks, block_size=4)
-    assert all(request.finished_at is not None for request in found.requests)
 
 
 @pytest.mark.parametrize("policy", ["past_future", "reserve"])
@@ -228,12 +188,3 @@ def test_the_batch_does_not_grow_into_the_room_that_was_made(
         blocks=blocks, block_size=4, preemption=preemption, cpu_blocks=cpu_blocks,
     )  # fmt: skip
     assert waited <= 1
-
-
-def test_in_vllm_s_own_way_it_may() -> None:
-    """Each further step displaces another, so that it ends when no such request is left."""
-    rows = [(8, 1, 33), (4, 15, 17), (3, 13, 34)]
-    settings: dict[str, Any] = {"blocks": 17, "block_size": 4, "cpu_blocks": 20}
-    settings |= {"preemption": "swap", "max_seqs": 16}
-    assert steps_until_urgent(rows, 21, Priority(), **settings) == 2
-    assert steps_until_urgent(rows, 21, Priority(displace=True), **settings) == 1

@@ -14,7 +14,7 @@ from pagedsim.core import ConfigError, Policy, Request, Scheduler, ServerState, 
 from policies.aging import Aging
 from policies.longest_prefix import LongestPrefix
 from policies.ltr import LTR
-from policies.mlfq import MLFQ, SkipJoin
+from policies.mlfq import MLFQ
 from policies.ordering import EDF, HRRN, Priority
 from policies.slo import SLO
 from tests.core.drive import Server
@@ -84,18 +84,6 @@ def test_the_response_ratio_grows_with_the_wait_and_falls_with_the_prompt() -> N
     assert started(served(jobs, "hrrn", max_seqs=1)) == [0, 1, 2]
 
 
-def test_mlfq_lets_the_short_overtake_what_has_had_its_quantum() -> None:
-    jobs = [Job(0, 1, 20), Job(3, 1, 2)]
-    found = served(jobs, "mlfq", max_seqs=1)  # a step of 1 s is many quanta
-    assert [request.finished_at for request in found.requests] == [22, 5]
-
-
-def test_skip_join_begins_where_the_prefill_fits() -> None:
-    policy = SkipJoin(quantum=1.0, levels=4, prefill_rate=10.0)
-    found = served([Job(0, tokens, 1) for tokens in (5, 10, 11, 40, 41)], policy, max_seqs=8)
-    assert [policy.entry(request) for request in found.requests] == [0, 0, 1, 2, 3]
-
-
 # By priority
 
 
@@ -160,13 +148,6 @@ def test_a_class_may_wait_as_long_as_its_target_says() -> None:
     policy = SLO({0: 1.0, 1: 2.5})
     # Due at 3.5 (arrived at 1), 3 (2), 5.5 (3) and 5 (4).
     assert started(served(jobs, policy, max_seqs=1)) == [0, 2, 1, 4, 3]
-
-
-def test_a_priority_between_two_targets_has_that_of_the_less_urgent() -> None:
-    jobs = [Job(1, 1, 1, {"priority": level}) for level in (-1, 0, 0.5, 1, 2)]
-    policy = SLO({0: 1.0, 1: 2.5})
-    found = served(jobs, policy).requests
-    assert [policy.due(request) for request in found] == [2, 2, 3.5, 3.5, float("inf")]
 
 
 def test_a_request_past_the_target_of_its_class_is_rejected_where_shed_is_set() -> None:
@@ -293,18 +274,6 @@ def test_ltr_makes_idle_requests_urgent(starve: int) -> None:
     jobs = [Job(0.5, 1, 9, {"predicted_len": 9.0}), *flood(predicted_len=1.0)]
     assert longest_gap(LTR(starve=starve, period=1), jobs) <= starve + 4
     assert longest_gap(LTR(starve=2 * FLOOD), jobs) > 30
-
-
-def test_of_a_rank_of_several_numbers_the_last_ages() -> None:
-    """A request that would starve under `ltr` without urgency is served when it is due."""
-    jobs = [Job(0.5, 1, 1, {"predicted_len": 9.0}), *flood(predicted_len=1.0)]
-    patient = LTR(starve=2 * FLOOD, displace=False)
-    late = served(jobs, Aging(patient, rate=0.5), max_seqs=1).requests
-    waited = next(r for r in late if r.id == 0)
-    # Ahead of it go those that came up to 8 / 0.5 seconds later, a second each.
-    assert waited.scheduled_at is not None and waited.scheduled_at - 0.5 <= 16 + 2
-    starved = next(r for r in served(jobs, patient, max_seqs=1).requests if r.id == 0)
-    assert starved.scheduled_at == FLOOD
 
 
 def test_hrrn_counts_what_the_prefix_cache_has_by_now() -> None:

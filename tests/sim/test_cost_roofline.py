@@ -330,24 +330,6 @@ def test_a_term_of_its_own_kernel_adds_to_every_answer() -> None:
     assert more.step_seconds(plan()) == base.step_seconds(plan())
 
 
-@pytest.mark.parametrize("decodes", [1, 30, 2000])
-def test_terms_of_one_resource_add_up_and_the_longest_resource_counts(decodes: int) -> None:
-    base = Roofline(WHERE)
-    term = CostTerm("products", "activations", "bandwidth", Totals(token=2e-6))
-    more = Table(WHERE, (*base.terms, term))
-    step = plan(decodes=decodes, context=1000 * decodes)
-    compute, weights = (entry.of(Totals(decodes, decodes, step=1)) for entry in base.terms[:2])
-    found = more.decode_seconds(decodes, 1000 * decodes) - base.decode_seconds(
-        decodes, 1000 * decodes
-    )
-    reading = weights + decodes * 2e-6
-    assert found == pytest.approx(max(compute, reading) - max(compute, weights), abs=1e-15)
-    names = {term.name for term in more.explain(step).terms}
-    products = {"matrix products"} if compute > reading else {"weights", "activations"}
-    assert names & {"matrix products", "weights", "activations"} == products
-    assert more.explain(step).seconds == pytest.approx(more.step_seconds(step), rel=1e-12)
-
-
 def test_a_term_of_the_host_is_hidden_like_the_others() -> None:
     base = Roofline(WHERE)
     term = CostTerm("tokenizer", "tokenizer", "host", Totals(sequence=1e-3))
@@ -376,13 +358,6 @@ def test_a_term_may_grow_with_any_total(bound: Bound, total: str, ahead: bool) -
     for step in (plan(100, (50, 20), decodes=30, context=900), plan(decodes=3, context=90)):
         step.ahead = ahead
         assert more.explain(step).seconds == pytest.approx(more.step_seconds(step), rel=1e-12)
-
-
-def test_what_decodes_read_can_overlap_nothing_that_grows_otherwise() -> None:
-    """The fast path of decodes tells it from all else, which does not change with every step."""
-    term = CostTerm("decodes", "sampling", "compute", Totals(sequence=1e-6))
-    with pytest.raises(ValueError, match="can overlap nothing else"):
-        Table(WHERE, (*Roofline(WHERE).terms, term))
 
 
 @pytest.mark.parametrize("stack", [Stack(), Stack(launch_us=200.0, layer_us=0.0)])

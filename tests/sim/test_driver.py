@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any
@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 
-from pagedsim.build import make_memory, make_preemption, make_scheduler
+from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import (
     Admitted,
     Arrived,
-    ConfigError,
     Event,
     Left,
     PagedsimError,
@@ -32,14 +31,12 @@ from pagedsim.core import (
     Scheduler,
 )
 from pagedsim.core.batch_state import ServerState
-from pagedsim.core.policy import RankChanges
 from pagedsim.core.source import Mode
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import Fitted, Roofline
 from pagedsim.sim.simulate import simulate
 from policies.ordering import Priority
-from policies.past_future import PastFuture
-from tests.core.odd_policies import Aging, Counting, ShortestRemaining, Witness
+from tests.core.odd_policies import Witness
 from tests.fuzz import Load, Simulation, simulations
 from tests.sim.harness import Affine, Constant, Jobs, content, run
 from tests.sim.shapes import replica
@@ -217,51 +214,11 @@ def test_overlapping_swaps_save_time_a_step_ahead() -> None:
 # -- async scheduling ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
-@pytest.mark.parametrize(("preemption", "blocks"), [("recompute", 64), ("swap", 20)])
-def test_every_request_gets_all_tokens(batching: str, preemption: str, blocks: int) -> None:
-    def served(ahead: bool) -> Any:
-        settings = {"batching": batching, "preemption": preemption, "cpu_blocks": 20}
-        server = scheduler(ahead, blocks, max_seqs=8, max_model_len=64, **settings)
-        return run(server, Jobs(ROWS), Affine())
-
-    (requests, steps), (wanted, _) = served(True), served(False)
-    names = ("state", "output_tokens", "prompt_tokens")
-    assert columns(requests, *names) == columns(wanted, *names)
-    assert all(one["end"] <= other["start"] for one, other in pairwise(steps.to_pylist()))
-
-
 def test_a_request_that_depends_on_its_last_tokens_is_served_alike() -> None:
     groups = With(ROWS, params=dict.fromkeys(range(len(ROWS)), SamplingParams(n=2, max_tokens=9)))
     cost: Any = Roofline(replica("llama-2-7b", "a100-80gb"))
     tables = [run(scheduler(ahead), groups, cost) for ahead in (True, False)]
     assert list(map(content, tables[0])) == list(map(content, tables[1]))
-
-
-def test_an_arrival_that_depends_on_its_last_tokens_ends_repeated_steps() -> None:
-    rows = [(0.0, 4, 9), (0.0, 4, 20), (0.0, 4, 5), (5.5, 4, 9)]
-    late = With(rows, params={3: SamplingParams(n=2, max_tokens=9)})
-    tables = [run(scheduler(True, max_seqs=2), late, fast_forward=fast) for fast in (True, False)]
-    assert list(map(content, tables[0])) == list(map(content, tables[1]))
-
-
-def test_a_policy_sees_the_time_of_the_repeated_step() -> None:
-    class Opening(Policy):
-        def __init__(self) -> None:
-            self.seen: list[float] = []
-
-        def admit(self, request: Request, state: ServerState) -> bool:
-            self.seen.append(state.now)
-            return not state.batch_size or request.id in (0, 1) or state.now >= 6.0
-
-    rows = [(0.0, 4, 20), (0.0, 4, 20), (0.0, 4, 3), (3.5, 4, 3), (5.3, 4, 3)]
-    policies = [Opening(), Opening()]
-    tables = [
-        run(scheduler(True, policy=one, batching="unified"), Jobs(rows), fast_forward=fast)
-        for one, fast in zip(policies, (True, False), strict=True)
-    ]
-    assert list(map(content, tables[0])) == list(map(content, tables[1]))
-    assert all(now.is_integer() for one in policies for now in one.seen) and 6.0 in policies[0].seen
 
 
 def test_the_host_counts_only_where_it_takes_longer() -> None:
@@ -343,39 +300,7 @@ def test_an_arrival_during_a_step_follows_the_departures_at_its_end(ahead: bool)
     ]
 
 
-class Order(Policy):
-    """Records which requests are ranked, as each is when it is added, and which leave."""
-
-    rank_changes: RankChanges = "never"
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, object]] = []
-        self.came: dict[object, int] = {}
-
-    def rank(self, request: Request, state: ServerState) -> float:
-        self.seen.append(("ranked", request.id))
-        self.came.setdefault(request.id, state.step)
-        return 0.0
-
-    def observe(self, event: Event) -> None:
-        if isinstance(event, Left):
-            self.seen.append(("left", event.request.id))
-
-
-@BOTH
-def test_an_arrival_in_a_step_is_added_before_the_departures_at_its_end(ahead: bool) -> None:
-    """It sees the number of the same next step where steps are repeated."""
-    for at in (0.5 + step for step in range(3, 9)):  # the first request ends at 6
-        repeated, planned = Order(), Order()
-        for policy in (repeated, planned):
-            jobs = Jobs([(0.0, 4, 6), (0.0, 4, 20), (at, 4, 2)])
-            run(scheduler(ahead, policy=policy), jobs, fast_forward=policy is repeated)
-            sooner = policy.seen.index(("left", 0)) < policy.seen.index(("ranked", 2))
-            assert sooner == (at > 6)
-        assert repeated.came == planned.came == {0: 0, 1: 0, 2: int(at) + 1 + ahead}
-
-
-# -- fast-forward: tests/fuzz.py draws more --------------------------------------------------------
+# -- fast-forward: tests/fuzz.py draws all but what follows ----------------------------------------
 
 
 class Few(Policy):
@@ -383,74 +308,25 @@ class Few(Policy):
         return len(state.running) < 3 or state.free_blocks > 20
 
 
-class Halves:
-    def recompute_seconds(self, tokens: int) -> float:
-        return tokens * 1e-3
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("policy", [Policy(), Priority(displace=True), Few()])
+def test_fast_forward_changes_no_byte_with_max_wait_tokens(policy: Policy, preemption: str) -> None:
+    dice = random.Random(3)
+    rows, now = [], 0.0
+    for _ in range(40):
+        now += dice.expovariate(2.5) if dice.random() < 0.8 else 3.0
+        rows.append((now, dice.randint(1, 30), dice.randint(1, 30)))
+    jobs = Jobs(rows, priorities=[2, 0, 1, 1])
 
-    def swap_seconds(self, blocks: int) -> float:
-        return blocks * 9e-3
+    def tables(fast: bool) -> list[list[object]]:
+        server = scheduler(
+            blocks=40,
+            cpu_blocks=12,
+            policy=policy,
+            preemption=preemption,
+            batching=PrefillFirst(max_wait_tokens=3),
+            max_seqs=8,
+        )
+        return [content(one) for one in run(server, jobs, Affine(block=1e-3), fast_forward=fast)]
 
-
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "fcfs": Policy,
-    "displacing": lambda: Priority(displace=True),
-    "staying": lambda: Priority(displace=False),
-    "aging": Aging,
-    "remaining": lambda: ShortestRemaining(displace=True),
-    "few": Few,
-    "counting": Counting,
-    "past_future": PastFuture,
-}
-
-
-def crowded(policy: str, preemption: str, batching: str, memory: str) -> Scheduler:
-    """A server that is too small for what comes."""
-    reserved = memory.startswith("reserved")
-    settings = {"max_model_len": 64} if reserved else {"block_size": 4, "cpu_blocks": 12}
-    prices: dict[str, object] = {"prices": Halves()} if preemption == "cheapest" else {}
-    return make_scheduler(
-        memory=make_memory(memory, blocks=256 if reserved else 40, **settings),
-        policy=POLICIES[policy](),
-        preemption=make_preemption(preemption, **prices),
-        batching=PrefillFirst(max_wait_tokens=3) if batching == "closed" else batching,
-        max_seqs=8,
-        max_batched_tokens=64,
-        max_model_len=64,
-    )
-
-
-CROWDED = [
-    (tuple(POLICIES)[number % len(POLICIES)], *parts)
-    for number, parts in enumerate(
-        product(("paged", "prefix", "reserved_oracle"), ("prefill_first", "closed", "unified"))
-    )
-]
-
-
-@pytest.mark.parametrize(("policy", "memory", "batching"), [*CROWDED, ("fcfs", "paged", "static")])
-def test_fast_forward_changes_no_byte(policy: str, memory: str, batching: str) -> None:
-    for number, preemption in enumerate(("recompute", "swap", "cheapest")):
-        dice = random.Random(number)
-        rows, now = [], 0.0
-        for _ in range(40):
-            now += dice.expovariate(2.5) if dice.random() < 0.8 else 3.0
-            rows.append((now, dice.randint(1, 30), dice.randint(1, 30)))
-        rows.append((now + 0.1, 70, 5))  # never fits
-        jobs = Jobs(rows, priorities=[2, 0, 1, 1], mode=dice.choice(["open", "closed"]))
-        jobs.users, jobs.think_time = 12, 0.05
-        try:
-            tables = [
-                run(
-                    crowded(policy, preemption, batching, memory),
-                    jobs,
-                    Affine(block=1e-3),
-                    overlap=number == 1,
-                    fast_forward=fast,
-                )
-                for fast in (True, False)
-            ]
-        except ConfigError as error:
-            assert "swap" in str(error) or "displace" in str(error)  # a combination that is refused
-            continue
-        for ours, theirs in zip(*tables, strict=True):
-            assert content(ours) == content(theirs)
+    assert tables(True) == tables(False)

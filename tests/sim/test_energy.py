@@ -11,14 +11,13 @@ import pytest
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError, Scheduler, StepPlan
-from pagedsim.core.plan import Chunk
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost.work import Work, step_work, total_work
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from tests.sim.harness import Affine, Constant, Jobs
-from tests.sim.shapes import REQUEST, hardware, plan, replica
+from tests.sim.shapes import hardware, plan, replica
 
 
 def test_a_step_by_hand() -> None:
@@ -34,14 +33,6 @@ def test_a_step_by_hand() -> None:
     assert found.bytes == pytest.approx((2 * (body + head) + kept) / 2)
     assert step_work(where, plan()) == Work(0.0, 0.0)
     assert total_work(where, Recorder().steps_table()) == Work(0.0, 0.0)
-
-
-def test_a_chunk_that_ends_before_its_prompt_samples_nothing() -> None:
-    where = replica("llama-2-7b", "a100-80gb")
-    whole, begun = plan(64), plan()
-    begun.add_chunk(Chunk(REQUEST, 0, 64, samples=False))
-    head = where.model.flop_per_sample
-    assert step_work(where, whole).flop - step_work(where, begun).flop == pytest.approx(head)
 
 
 class Watching(Recorder):

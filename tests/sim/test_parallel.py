@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from experiments.studies.estimate_arithmetic import weights_of
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError
 from pagedsim.metrics.recorder import Recorder
@@ -57,13 +56,6 @@ def test_of_uneven_stages_the_largest_counts() -> None:
     assert (
         replica("llama-2-7b", "a10", kv_layout="layer", pipeline_parallel=3).copies_per_block == 22
     )
-
-
-@pytest.mark.parametrize("stages", [1, 2, 5])
-@pytest.mark.parametrize("name", ["llama-3.2-3b", "mixtral-8x7b"])
-def test_parts_of_the_fullest_stage_add_up_to_its_weights(name: str, stages: int) -> None:
-    where = replica(name, "h200", tensor_parallel=2, pipeline_parallel=stages)
-    assert sum(weights_of(where).values()) == pytest.approx(where.weight_bytes, rel=1e-12)
 
 
 def test_one_sequence_passes_stage_after_stage_and_is_no_faster() -> None:
@@ -223,14 +215,6 @@ def test_skew_is_the_load_of_the_busiest_in_the_long_run() -> None:
     assert even.routed(1e8) == pytest.approx(1e8, rel=1e-3)
     assert skewed.routed(1e8) == pytest.approx(1.5e8, rel=1e-3)
     assert Busiest(MoE(8, 2, 1), 8, skew=100.0).routed(10) == 10.0  # each token goes there once
-
-
-def test_one_gpu_has_all_experts_and_no_chance() -> None:
-    found = Busiest(MoE(8, 2, 1), 1, skew=1.0)
-    assert found.routed(5) == 10.0
-    assert found.unchosen(5) == pytest.approx(0.75**5)
-    for gpus in (2, 4, 8):  # one token burdens none with more than it chooses
-        assert 1.0 <= Busiest(MoE(8, 2, 1), gpus, skew=1.0).routed(1) <= 2.0
 
 
 def test_a_decode_reads_all_but_experts_whole_and_its_own_experts_as_chosen() -> None:

@@ -21,7 +21,6 @@ from pagedsim.core import StepPlan
 from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import step
-from pagedsim.sim.cost.work import step_work
 from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.replica import Replica
 from tests.sim.shapes import MODELS, hardware, ideal_stack, model, plan, replica
@@ -130,14 +129,6 @@ def test_swapping_a_thousand_tokens_against_recomputing_them(
 # -- estimates -------------------------------------------------------------------------------------
 
 
-def test_14_gb_in_14_ms_at_2_tb_a_second_use_half_of_the_bandwidth() -> None:
-    gpu = Hardware("two", memory_gib=80, bandwidth_gb_s=2000, fp16_tflops=312, pcie_gb_s=32)
-    where = Replica(SEVEN_BILLION.model, gpu)
-    told = estimate(ideal(where, bandwidth_efficiency=0.5), step(decodes=1, context=0)).breakdown
-    assert 1e3 * told.seconds == pytest.approx(14)
-    assert told.mbu(gpu) == pytest.approx(0.5)
-
-
 def test_a_product_of_7168_squared_crosses_the_roofline_at_188() -> None:
     """376 TFLOP/s over 2 TB/s: so many FLOP a byte, and with 16 bits so many rows."""
     gpu = Hardware("fast", memory_gib=80, bandwidth_gb_s=2000, fp16_tflops=376, pcie_gb_s=32)
@@ -164,22 +155,6 @@ def test_products_alone_take_what_the_terms_of_the_step_do(name: str) -> None:
         assert longest == pytest.approx(max(computing, reading))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        (lambda n: n > 20, [(1, False), (21, True)]),
-        (lambda n: n > 1, [(1, False), (2, True)]),
-        (lambda n: n >= 100, [(1, False), (100, True)]),
-        (lambda n: min(n // 30, 2), [(1, 0), (30, 1), (60, 2)]),
-        (lambda _: "same", [(1, "same")]),
-        (lambda n: min(n, 2), [(1, 1), (2, 2)]),
-    ],
-)
-def test_changes_are_found_where_they_are(sizes: object, expected: list[object]) -> None:
-    assert callable(sizes)
-    assert changes(sizes, 100) == expected
-
-
 def test_a_kv_cache_saves_all_but_the_last_token_of_each_prefill() -> None:
     cost = ideal(SEVEN_BILLION)
     kept, again = (way(cost, 100, 4, False) for way in (with_cache, without_cache))
@@ -198,20 +173,6 @@ def test_a_kv_cache_saves_all_but_the_last_token_of_each_prefill() -> None:
 
 def by_name(where: Replica, plan: StepPlan) -> dict[str, Product]:
     return {one.name: one for one in products(where, plan)}
-
-
-@pytest.mark.parametrize(("name", "gpus"), [*((name, 1) for name in MODELS), ("llama-3.1-8b", 8)])
-def test_they_add_up_to_the_work_of_the_step(name: str, gpus: int) -> None:
-    where = replica(name, "h200", tensor_parallel=gpus)
-    for one in (
-        plan(1000),
-        plan(decodes=32, context=64_000),
-        plan((500, 100), 40, decodes=3, context=100),
-    ):
-        found, work = products(where, one), step_work(where, one)
-        assert sum(product.flop for product in found) == pytest.approx(work.flop, rel=1e-12)
-        assert sum(product.bytes for product in found) == pytest.approx(work.bytes, rel=1e-12)
-    assert products(where, plan()) == []
 
 
 def test_a_decode_of_llama_2_7b_product_by_product() -> None:
@@ -235,21 +196,6 @@ def test_a_decode_of_llama_2_7b_product_by_product() -> None:
     assert found["scores"].bytes + found["values"].bytes == 16 * 1000 * 512 * 1024
 
 
-def test_heads_that_share_keys_and_values_meet_them_together() -> None:
-    found = by_name(replica("llama-3.1-8b", "h100"), step(decodes=2, context=200))
-    scores = found["scores"]
-    assert (scores.rows, scores.inputs, scores.outputs, scores.times) == (4, 128, 100, 32 * 8 * 2)
-    assert scores.flop == 2 * 4 * 128 * 100 * scores.times
-    assert found["QKV"].outputs == (32 + 2 * 8) * 128
-
-
-def test_a_prompt_attends_to_half_of_the_square_and_reads_nothing_back() -> None:
-    found = by_name(replica("llama-2-7b", "a10"), step(350))
-    assert found["scores"].flop == 2 * 32 * 32 * 128 * (350 * 351 // 2)
-    assert found["scores"].bytes == found["values"].bytes == 0.0
-    assert found["LM head"].rows == 1
-
-
 def test_experts_are_those_that_some_token_chooses() -> None:
     where = replica("mixtral-8x7b", "h200")
     one, many = (by_name(where, step(decodes=n, context=n)) for n in (1, 64))
@@ -268,11 +214,3 @@ def test_a_compressed_vector_is_read_once_for_keys_and_values() -> None:
     assert (scores.bytes, values.bytes) == (400 * 576 * 2 * 61, 0.0)
     assert found["shared up"].times == 58
     assert found["up"].times == 3
-
-
-def test_weights_that_are_only_a_number_are_one_product() -> None:
-    where = Replica(replace(model("llama-2-7b"), params=7e9), hardware("a10"))
-    found = by_name(where, step(350))
-    assert found["all weights"].flop == 350 * 2 * 7e9
-    assert found["all weights"].bytes == 14e9
-    assert found["all weights"].inputs is None
