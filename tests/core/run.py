@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from random import Random
@@ -20,7 +20,6 @@ from pagedsim.core import (
     Scheduler,
     State,
     StepPlan,
-    TieredMemory,
 )
 from pagedsim.core.memory.reserved import ReservedMemory, power_of_two
 from tests.core.cases import Case, Job, token
@@ -62,10 +61,7 @@ class Run:
         self.now = 0.0
         self.steps = 0
         self.stalled = 0  # steps since something happened that cannot happen for ever
-        self.longest_stall = 0
         self.patience = patience(case, self.scheduler)
-        self.seen: Counter[str] = Counter()
-        """How often each move was made, to know what a workload reaches."""
         self.trace: list[tuple[object, ...]] = []
         """Each step in short, to compare runs."""
         self._arrivals: dict[str, tuple[int, Job]] = {}  # and at which step
@@ -145,7 +141,6 @@ class Run:
             self.steps += 1
             self._carry_out(plan, set())
             quiet -= 1
-            self.seen["glide"] += 1
         return False
 
     def _undisturbed(self) -> bool:
@@ -159,7 +154,6 @@ class Run:
             if when == moment and str(index) in self.scheduler.requests:
                 request = self.scheduler.abort(str(index), self.now)
                 assert request.state is State.ABORTED
-                self.seen[f"abort {'after' if moment % 2 else 'before'} commit"] += 1
                 self._audit_queues()
 
     def _sampling(self, plan: StepPlan) -> list[Request]:
@@ -227,7 +221,6 @@ class Run:
 
     def _audit_plan(self, plan: StepPlan, waiting: set[Request]) -> None:
         self._audit_queues()
-        self._count(plan)
         if plan.took_memory:
             admitted = [r for r in waiting if r.state is State.RUNNING]
             assert not admitted, f"{admitted} start in a step that takes memory"
@@ -239,31 +232,6 @@ class Run:
             self.stalled = 0
         self._audit_totals(plan)
         self._audit_budget(plan)
-
-    def _count(self, plan: StepPlan) -> None:
-        moves: dict[str, Sized] = {
-            "preempt": plan.preempted,
-            "displace": plan.displaced,
-            "resume": plan.resumed,
-            "reject": plan.rejected,
-            "hold": plan.held,
-            "start": [r for r, _ in plan.hits],
-            "swap out": plan.swap_out,
-            "copy": plan.copies,
-            "hit": [request for request, tokens in plan.hits if tokens],
-            "load": plan.loads,
-            "write down": [move for move in plan.moves if not move.source.level],
-            "push down": [move for move in plan.moves if move.source.level and move.target.level],
-            "spill": [cpu for _, cpu in plan.swap_out if self._far(cpu)],
-            "rebuild": [chunk for chunk in plan.chunks if chunk.sequence],
-            "chunk": [chunk for chunk in plan.chunks if not chunk.samples and chunk.start],
-        }
-        self.seen.update({move: len(found) for move, found in moves.items() if found})
-
-    def _far(self, cpu: int) -> bool:
-        """Whether a swapped block lies below the first tier."""
-        memory = self.scheduler.memory
-        return isinstance(memory, TieredMemory) and memory.place(cpu).level > 1
 
     def _audit_totals(self, plan: StepPlan) -> None:
         chunks, decodes = plan.chunks, plan.decodes
@@ -298,7 +266,6 @@ class Run:
         for known in self.known.values():
             self._audit_request(known)
         self.stalled = 0 if advanced else self.stalled + 1
-        self.longest_stall = max(self.longest_stall, self.stalled)
         assert self.stalled <= self.patience, f"no request advanced in {self.stalled} steps"
 
     def _audit_request(self, known: Known) -> None:
@@ -413,7 +380,6 @@ class AheadRun(Run):
         following = None
         if scheduler.runnable and not scheduler.looks_back:
             following = self._launch()
-            self.seen["ahead"] += 1
         self._abort(2 * self.steps)
         self.now += 1
         self._land(current)
@@ -454,8 +420,6 @@ class AheadRun(Run):
     def _land(self, flight: Flight) -> None:
         scheduler = self.scheduler
         given = [name for name in flight.answers if name in scheduler.requests]
-        late = {r for r in self._samplers(flight.plan) if r.state is State.FINISHED}
-        self.seen["late"] += len(late)
         ended = self._tell(flight)
         for name in given:
             known = self.known[name]
@@ -470,10 +434,6 @@ class AheadRun(Run):
         return self.scheduler.complete(
             flight.plan, self.now, tokens, flight.finished, flight.parents
         )
-
-    @staticmethod
-    def _samplers(plan: StepPlan) -> list[Request]:
-        return [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
 
     def _audit_request(self, known: Known) -> None:
         request = known.request

@@ -89,11 +89,9 @@ def test_what_the_watermark_never_lets_in_is_rejected() -> None:
 WHOLE = "must be a whole number of at least"
 SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: make_memory(blocks=8, block_size=0), f"block_size=0: {WHOLE} 1"),
-    (lambda: make_memory("prefix", blocks=8, block_size=-16), f"block_size=-16: {WHOLE} 1"),
     (lambda: make_memory(blocks=0), f"blocks=0: {WHOLE} 1"),
     (lambda: make_memory("prefix", blocks=8, cpu_blocks=-1), f"cpu_blocks=-1: {WHOLE} 0"),
     (lambda: PagedMemory(4, swap_bound="no"), "swap_bound='no': must be true or false"),
-    (lambda: ReservedMax(64, 0, max_model_len=16), f"block_size=0: {WHOLE} 1"),
     (
         lambda: make_scheduler(memory=PagedMemory(4), max_model_len=65),
         "max_model_len=65: memory of 4 blocks × 16 tokens holds no request longer than 64; "
@@ -105,13 +103,7 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
         "lower max_model_len or give more blocks",
     ),
     (lambda: PrefillFirst(1.0), "watermark=1.0: must be a number of at least 0, below 1"),
-    (lambda: PrefillFirst(-0.01), "watermark=-0.01: must be a number of at least 0, below 1"),
     (lambda: make_scheduler(memory=PagedMemory(4), max_seqs=0), f"max_seqs=0: {WHOLE} 1"),
-    (lambda: make_scheduler(memory=PagedMemory(4), max_model_len=0), f"max_model_len=0: {WHOLE} 1"),
-    (
-        lambda: make_scheduler(memory=PagedMemory(4), max_batched_tokens=0),
-        f"max_batched_tokens=0: {WHOLE} 1",
-    ),
     (
         lambda: make_scheduler(memory=PagedMemory(4), max_batched_tokens=63),
         "max_batched_tokens=63: must be at least max_model_len=64, "
@@ -287,23 +279,14 @@ GOOD: Tokens = {"a": 4, "b": Continuation((5, 6))}
     ("tokens", "finished", "message"),
     [
         ({"a": 1}, {}, "no tokens for requests ['b']"),
-        ({}, {}, "no tokens for requests ['a', 'b']"),
         (None, {}, "no tokens are reported, though those of earlier steps were"),
         ({**GOOD, "c": 1}, {}, "requests ['c'] sampled nothing in it"),
-        ({**GOOD, "x": 1}, {}, "requests ['x'] sampled nothing in it"),
         (GOOD, {"c": "stop"}, "requests ['c'] sampled nothing in it"),
         ({**GOOD, "b": 1}, {}, "request 'b' got 1 tokens for 2 sequences"),
-        ({**GOOD, "b": Continuation((1,))}, {}, "request 'b' got 1 tokens for 2 sequences"),
-        ({**GOOD, "a": Continuation((1, 2))}, {}, "request 'a' got 2 tokens for 1 sequences"),
         (
             {**GOOD, "b": Continuation((1, 2), parents=(0,))},
             {},
             "request 'b' got 2 tokens for 1 of at most 2 sequences",
-        ),
-        (
-            {**GOOD, "b": Continuation((), parents=())},
-            {},
-            "request 'b' got 0 tokens for 0 of at most 2 sequences",
         ),
         (
             {**GOOD, "b": Continuation((1, 2, 3), parents=(0, 1, 1))},
@@ -314,11 +297,6 @@ GOOD: Tokens = {"a": 4, "b": Continuation((5, 6))}
             {**GOOD, "b": Continuation((1, 2), parents=(0, 2))},
             {},
             "request 'b' got parents (0, 2), of 2 sequences",
-        ),
-        (
-            {**GOOD, "b": Continuation((1, 2), parents=(0, -1))},
-            {},
-            "request 'b' got parents (0, -1), of 2 sequences",
         ),
     ],
 )
@@ -381,7 +359,6 @@ def test_an_executor_may_end_a_request_and_say_why() -> None:
             "max_tokens=0: must be a whole number of at least 1, or None for as many as the model "
             "can",
         ),
-        ({"min_tokens": -1}, "min_tokens=-1: must be a whole number from 0 to max_tokens"),
         (
             {"min_tokens": 5, "max_tokens": 4},
             "min_tokens=5: must be a whole number from 0 to max_tokens",
@@ -392,10 +369,7 @@ def test_an_executor_may_end_a_request_and_say_why() -> None:
         ({"temperature": -0.5}, "temperature=-0.5: must be a number of at least 0 (greedy)"),
         ({"top_p": 0}, "top_p=0: must be a number above 0, at most 1"),
         ({"top_k": -2}, "top_k=-2: must be a whole number of at least -1 (off)"),
-        ({"top_p": math.nan}, "top_p=nan: must be a number"),
-        ({"logprobs": True}, "logprobs=True: must be a whole number"),
         ({"length_penalty": -1e6}, "length_penalty=-1000000.0: must be a number from -50 to 50"),
-        ({"stop": [None]}, "stop=(None,): must be a list of strings"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids=('a',): must be a list of ids"),
         ({"seed": 1.5}, "seed=1.5: must be a whole number"),
         ({"min_p": 2}, "min_p=2: must be a number from 0 to 1"),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-from hypothesis import find, given, settings
-from hypothesis.errors import NoSuchExample
+from hypothesis import given, settings
 
 from pagedsim.core import (
     ConfigError,
@@ -17,7 +14,6 @@ from pagedsim.core import (
 )
 from policies.ordering import Priority
 from tests.core.drive import Server
-from tests.core.test_invariants import UNTIL_FOUND
 from tests.core.travel import OneWay, Travel, Trip, trips
 
 EXAMPLES = settings().max_examples
@@ -345,22 +341,6 @@ def compare_gliding(trip: Trip) -> None:
 def test_a_deferred_reservation_is_made_in_the_end(trip: Trip) -> None:
     """Though newcomers wait there, and others are swapped out."""
     OneWay(trip).go()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ahead", [False, True])
-def test_the_trips_make_every_move(ahead: bool) -> None:
-    """Or all that was checked above would be checked of nothing."""
-    missing = {"part", "stage", "board", "no memory", "no seat", "back", "withdraw", "add again"}
-    missing |= {"abort running", "abort away", "preempted", "found"}
-
-    def made(trip: Trip) -> bool:
-        missing.difference_update(Travel(trip).go().seen)
-        return not missing
-
-    with contextlib.suppress(NoSuchExample):
-        find(trips(ahead=ahead), made, settings=UNTIL_FOUND)
-    assert not missing, "no run made these moves"
 
 
 @pytest.mark.slow

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Policy, Request, SamplingParams, Scheduler, ServerState
+from pagedsim.core import Policy, Request, ServerState
 from pagedsim.core.policy import RankChanges
 from pagedsim.core.request import Key
 from pagedsim.core.waiting_queue import DriftingQueue
 from policies.ordering import HRRN
+from tests.core.drive import Server
 
 MOVES = st.lists(
     st.tuples(
@@ -140,122 +142,85 @@ class Told(Policy):
 
 def test_a_request_with_a_stale_rank_takes_its_place_waiting_and_running() -> None:
     policy = Told()
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=99, block_size=4), policy=policy, batching="unified", max_seqs=2
-    )
-    requests = [Request(name, 4) for name in "abcd"]
-    for request in requests:
-        scheduler.add(request, 0.0, 30)
-    scheduler.commit(scheduler.plan(0.0), 1.0)
-    assert [one.id for one in scheduler.running] == ["a", "b"]
+    server = Server(policy=policy, batching="unified", max_seqs=2)
+    requests = [server.add(name, 4, 30) for name in "abcd"]
+    server.step()
     policy.ranks = {"a": 9.0, "d": 1.0}
-    scheduler.commit(scheduler.plan(1.0), 2.0)  # nothing has reported that
-    assert [one.id for one in scheduler.running] == ["a", "b"]
+    assert server.step() == {"decode": ["a", "b"]}  # nothing has reported that
     policy.moved = [requests[0], requests[3]]
-    assert [one.id for one in scheduler.plan(2.0).displaced] == ["a"]
-    assert [one.id for one in scheduler.waiting] == ["d", "c", "a"]
+    assert server.step()["displaced"] == ["a"]
+    assert server.waiting == ["d", "c", "a"]
 
 
 def test_a_stale_rank_of_a_request_that_waits_at_another_server_changes_nothing() -> None:
     policies = Told(), Told()
-    here, there = (
-        make_scheduler(memory=make_memory(blocks=9, block_size=4), policy=policy, max_seqs=1)
-        for policy in policies
-    )
+    here, there = (Server(policy=policy, max_seqs=1) for policy in policies)
     for server, names in ((here, "ab"), (there, "cde")):
         for name in names:
-            server.add(Request(name, 4), 0.0, 9)
-        server.commit(server.plan(0.0), 1.0)
-    policies[0].moved = list(there.waiting)
-    here.plan(1.0)
-    assert [one.id for one in (*here.waiting, *there.waiting)] == ["b", "d", "e"]
+            server.add(name, 4, 9)
+        server.step()
+    policies[0].moved = list(there.scheduler.waiting)
+    here.plan()
+    assert here.waiting + there.waiting == ["b", "d", "e"]
 
 
 # Faults that were mended, each as small as it gets
 
 
-def step(scheduler: Scheduler, now: float = 0.0) -> list[str]:
-    """Plan and commit; returns the prefilled requests."""
-    plan = scheduler.plan(now)
-    scheduler.commit(plan, now)
-    return [str(chunk.request.id) for chunk in plan.chunks]
-
-
 def test_a_static_batch_is_formed_in_order_of_priority_by_default() -> None:
     """Arrivals wait for a sort that only displacing does, and a static batch never displaces."""
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=16, block_size=4),
-        policy="priority",
-        batching="static",
-        max_seqs=1,
-    )
-    scheduler.add(Request("first", 4), now=0.0, output_len=1)
-    step(scheduler)
-    scheduler.add(Request("lazy", 4, priority=9), now=0.0, output_len=1)
-    scheduler.add(Request("urgent", 4, priority=1), now=0.0, output_len=1)
-    assert step(scheduler) + step(scheduler) == ["urgent", "lazy"]
+    server = Server(policy="priority", batching="static", max_seqs=1)
+    server.add("first", 4, 1)
+    server.step()
+    server.add("lazy", 4, 1, priority=9)
+    server.add("urgent", 4, 1, priority=1)
+    assert server.drain() == ["urgent", "lazy"]
 
 
 @pytest.mark.parametrize("stopped", [["a"], ["a", "b"]])
-def test_told_ends_leave_in_the_order_of_the_batch(stopped: list[str]) -> None:
+def test_stopped_requests_leave_in_the_order_of_the_batch(stopped: list[str]) -> None:
     """As `length` ends do: the cache evicts in that order, so a replay would part from its run."""
-    scheduler = make_scheduler(
-        memory=make_memory("prefix", blocks=4, block_size=4), batching="unified"
-    )
-    scheduler.add(Request("a", range(4)), now=0.0)
-    scheduler.add(
-        Request("b", range(4, 8), SamplingParams(max_tokens=1 if len(stopped) == 1 else 2)), now=0.0
-    )
-    told: dict[int | str, str] = dict.fromkeys(reversed(stopped), "stop")
-    gone = scheduler.commit(scheduler.plan(0.0), 1.0, tokens={"a": 1, "b": 2}, finished=told)
-    assert [request.id for request in gone] == ["a", "b"]
+    server = Server(4, batching="unified", cache=True)
+    server.add("a", range(4))
+    server.add("b", range(4, 8), max_tokens=len(stopped))
+    ends = dict.fromkeys(reversed(stopped), "stop")
+    assert server.commit(server.plan(), {"a": 1, "b": 2}, ends) == ["a", "b"]
 
 
 def test_a_stop_token_at_max_tokens_is_a_stop() -> None:
-    scheduler = make_scheduler(memory=make_memory(blocks=4, block_size=4))
-    scheduler.add(Request("a", 4, SamplingParams(max_tokens=1)), now=0.0)
-    plan = scheduler.plan(0.0)
-    (gone,) = scheduler.commit(plan, 1.0, tokens={"a": 7}, finished={"a": "stop"})
-    assert gone.finish_reason == "stop"
+    server = Server()
+    request = server.add("a", 4, max_tokens=1)
+    server.commit(server.plan(), {"a": 7}, {"a": "stop"})
+    assert request.finish_reason == "stop"
 
 
 def test_an_id_used_again_while_the_old_one_is_in_flight_is_not_ended() -> None:
-    """The engine may tell of an aborted request; its id can be another's by then."""
-    scheduler = make_scheduler(memory=make_memory(blocks=4, block_size=4))
-    scheduler.add(Request("a", 4), now=0.0)
-    plan = scheduler.plan(0.0)
-    scheduler.abort("a", now=0.0)
-    scheduler.add(Request("a", 4), now=0.0)
-    assert scheduler.commit(plan, 1.0, tokens={"a": 7}, finished={"a": "stop"}) == []
-    plan = scheduler.plan(1.0)
-    assert [chunk.request.id for chunk in plan.chunks] == ["a"]
-    assert scheduler.commit(plan, 2.0, tokens={"a": 7}) == []
+    """The engine may report the end of an aborted request; its id can be another's by then."""
+    server = Server()
+    server.add("a", 4)
+    plan = server.plan()
+    server.scheduler.abort("a", 0.0)
+    server.add("a", 4)
+    assert server.commit(plan, {"a": 7}, {"a": "stop"}) == []
+    assert server.step({"a": 7}) == {"prefill": {"a": 4}}
 
 
 def test_token_ids_of_numpy_are_the_same_tokens() -> None:
-    numpy = pytest.importorskip("numpy")
-    scheduler = make_scheduler(memory=make_memory("prefix", blocks=8, block_size=4))
-    scheduler.add(Request("list", list(range(9))), now=0.0, output_len=1)
-    step(scheduler)
-    scheduler.add(Request("array", numpy.arange(9)), now=0.0, output_len=1)
-    assert scheduler.plan(0.0).hits[0][1] == 8
+    server = Server(cache=True)
+    server.add("list", list(range(9)), 1)
+    server.step()
+    server.add("array", np.arange(9), 1)  # type: ignore[arg-type]
+    assert server.step()["hits"] == {"array": 8}
 
 
 def test_reserved_memory_is_full_and_its_batch_goes_on() -> None:
     """Nothing grows there, so no request is preempted where few blocks are free."""
-    scheduler = make_scheduler(
-        memory=make_memory("reserved_max", blocks=16, block_size=4, max_model_len=32),
-        max_seqs=4,
-        max_model_len=32,
-    )
-    for name in ("a", "b"):
-        scheduler.add(Request(name, 4), now=0.0, output_len=20)
-    plans = []
-    for _ in range(20):
-        plans.append(scheduler.plan(0.0))
-        scheduler.commit(plans[-1], 0.0)
-    assert not any(plan.preempted for plan in plans)
-    assert not scheduler.unfinished
+    memory = make_memory("reserved_max", blocks=16, block_size=4, max_model_len=32)
+    server = Server(memory=memory, max_model_len=32)
+    for name in "ab":
+        server.add(name, 4, 20)
+    assert not any("preempted" in step for step in server.steps(20))
+    assert not server.scheduler.unfinished
 
 
 class ByDeadline(Policy):
@@ -268,10 +233,10 @@ class ByDeadline(Policy):
 
 
 def test_a_request_that_cannot_be_ranked_is_not_half_added() -> None:
-    scheduler = make_scheduler(memory=make_memory(blocks=9, block_size=4), policy=ByDeadline())
+    server = Server(policy=ByDeadline())
     with pytest.raises(ValueError, match="no deadline"):
-        scheduler.add(Request("a", 4), now=0.0)
-    scheduler.check()
+        server.add("a", 4)
+    server.scheduler.check()
 
 
 def test_one_step_ranks_each_waiting_request_a_few_times_at_most() -> None:
@@ -285,11 +250,9 @@ def test_one_step_ranks_each_waiting_request_a_few_times_at_most() -> None:
             return 0.0
 
     policy = Counting()
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=99, block_size=4), policy=policy, batching="unified", max_seqs=20
-    )
+    server = Server(policy=policy, batching="unified", max_seqs=20)
     for number in range(40):
-        scheduler.add(Request(number, 4), now=0.0, output_len=9)
+        server.add(str(number), 4, 9)
     policy.asked = 0
-    step(scheduler, now=1.0)
+    server.step()
     assert policy.asked <= 3 * 40

@@ -7,7 +7,6 @@ step is under way, or between two. Each scheduler has a shadow that carries its 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
@@ -137,9 +136,6 @@ class Travel:
         self.journeys: list[Journey] = []
         self.stray: dict[Request, int] = {}
         """Withdrawn, and not added again; with the length of their output."""
-        self.came: set[Request] = set()
-        """Requests attached anywhere so far."""
-        self.seen: Counter[str] = Counter()
         self.trace: list[object] = []
         self.sites: list[Site] = []
         for number, server in enumerate(trip.servers):
@@ -199,7 +195,6 @@ class Travel:
             if self.glides and not between and scheduler.uneventful(plan):
                 self._sample(plan)
                 if scheduler.fast_forward(plan, self.now):
-                    self.seen["glide"] += 1
                     self._carry_out(site, plan)
                     return
             else:
@@ -247,7 +242,6 @@ class Travel:
     def _carry_out(self, site: Site, plan: StepPlan) -> None:
         self._audit(site)
         self.trace.append(summary(site.scheduler, plan))
-        self.seen.update("preempted" for request in plan.preempted if request in self.came)
         site.shadow.execute(plan)
         queues = site.scheduler.queues
         site.shadow.scrub(queues.holders, queues.copies)
@@ -300,7 +294,6 @@ class Travel:
         for index, block in enumerate(hit if not memory.tiers else ()):
             line = self.lines[request.id][0][index * size : (index + 1) * size]
             assert site.shadow.gpu[block] == line, f"{request!r} finds block {block} of another"
-            self.seen["found"] += 1
 
     def _set_out(self, site: Site) -> None:
         """Migrate a decoding request elsewhere, or away and back."""
@@ -321,7 +314,6 @@ class Travel:
         if target is not site and target.scheduler.infeasible(request):
             return
         self.journeys.append(Journey(request, site, target, 0 if target is site else stages))
-        self.seen["set out"] += 1
 
     def _go_on(self, journey: Journey) -> None:
         request, source = journey.request, journey.source
@@ -333,7 +325,6 @@ class Travel:
             if self._reserve(journey):
                 if self._copy(journey):
                     journey.stages -= 1
-                    self.seen["stage"] += 1
                 return
             journey.asked += 1
             if journey.asked > PATIENCE:
@@ -342,7 +333,6 @@ class Travel:
             journey.output_len = source.scheduler.migration.detach(request, self.now)
             journey.asked = 0
             self._trim(request)
-            self.seen["part"] += 1
 
     def _may_go_on(self, journey: Journey) -> bool:
         """Whether a request not detached yet still decodes, and can be served at its target."""
@@ -363,7 +353,6 @@ class Travel:
                 self._turn_back(journey)
                 return
             if not self._reserve(journey):
-                self.seen["no memory"] += 1
                 return
             if not self._copy(journey):
                 return
@@ -373,12 +362,9 @@ class Travel:
     def _board(self, journey: Journey, site: Site) -> bool:
         request = journey.request
         if not site.scheduler.migration.attach(request, self.now, journey.output_len):
-            self.seen["no seat"] += 1
             return False
         self._bound(request, site)
         self.journeys.remove(journey)
-        self.came.add(request)
-        self.seen["board"] += 1
         self._audit(site)
         return True
 
@@ -388,8 +374,7 @@ class Travel:
         if target is not source and request in target.scheduler.migration.held:
             target.scheduler.migration.release_reservation(request)
         if not source.scheduler.migration.attach_error and self.random.random() < 0.5:
-            if self._board(journey, source):
-                self.seen["back"] += 1
+            self._board(journey, source)
             return
         self._give_up(journey)
         assert journey.output_len is not None
@@ -436,7 +421,6 @@ class Travel:
             request = self.random.choice(some)
             self.stray[request] = site.scheduler.withdraw(request, self.now)
             self._trim(request)
-            self.seen["withdraw"] += 1
 
     def _add_again(self, request: Request, site: Site, output_len: int) -> None:
         if request in site.scheduler.migration.held:  # its journey is not called off yet
@@ -444,7 +428,6 @@ class Travel:
         del self.stray[request]
         self._bound(request, site)
         site.scheduler.add(request, self.now, output_len)
-        self.seen["add again"] += 1
 
     def _abort(self, site: Site) -> None:
         scheduler = site.scheduler
@@ -452,7 +435,6 @@ class Travel:
         some = [*scheduler.requests.values(), *away]
         if some:
             request = self.random.choice(some)
-            self.seen[f"abort {request.state.value}"] += 1
             assert scheduler.abort(request.id, self.now) is request
             self.stray.pop(request, None)
             self._trim(request)

@@ -115,23 +115,6 @@ def test_a_replica_that_dies_while_it_starts_is_up_when_it_is_repaired() -> None
     assert (paid[1][0], paid[1][1][0]) == ((2.0, 3.0), 9.0)
 
 
-def test_a_replica_that_dies_as_it_starts_is_down_until_it_is_repaired() -> None:
-    """It is off at 6, starts at 10, and dies then; it would be up at 13."""
-    rule = queue(up=2.0, down=0.1, interval_s=5.0, startup_s=3.0)
-    rows = [(0.0, 3, 1), *[(7.0, 3, 4)] * 8]
-    dispatcher, _, _ = scaled(rows, rule, outages={1: [(6.0, 1.0), (10.0, 5.0)]})
-    assert dispatcher.states.down()[1] == [(10.0, 15.0)]
-
-
-def test_a_replica_that_died_while_it_started_and_starts_again_takes_its_time_again() -> None:
-    """It starts at 2, dies at 2.5, is up at 3.5, stops at 4 and starts again at 6: until 16."""
-    rule = queue(up=1.0, down=0.75, interval_s=2.0, startup_s=10.0)
-    rows = [(0.0, 3, 1)] * 5 + [(4.5, 3, 1)] * 20 + [(13.0, 3, 1), (17.0, 3, 1)]
-    _, paid, requests = scaled(rows, rule, outages={1: [(2.5, 1.0)]})
-    assert (paid[1][:2], paid[1][2][0]) == ([(2.0, 2.5), (3.5, 4.0)], 6.0)
-    assert requests["replica"][25:] == [0, 1]
-
-
 def test_a_replica_a_step_ahead_stops_when_its_last_step_has_ended() -> None:
     """It drains from 2.5 on. Its request ends with the step that ends at 5, when another is under
     way; at 7.5 that has ended, too."""

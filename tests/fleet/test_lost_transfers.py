@@ -348,30 +348,3 @@ def test_a_draining_replica_stops_when_nothing_is_held_there(
     dispatcher, [row] = killed({}, [(0.0, 4, 3)], begins=draining(at, replica))
     assert (row["replica"], row["finished"]) == (1, 3.5)
     assert dispatcher.states.paid()[replica] == [(0.0, paid)]
-
-
-def test_a_draining_replica_serves_what_waits_for_its_memory() -> None:
-    """Both requests go to replica 2, which has memory for one. The first is lost on its way there
-    at 1.5, with its source, and the second has the memory from then on."""
-
-    class ById(Router):
-        def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
-            return replicas[0 if replicas.role == "decode" else -int(request.id == 1)]
-
-    roles = ("prefill", "prefill", "decode", "decode")
-    four = [scheduler(), scheduler(), scheduler(blocks=4), scheduler()]
-    begins = draining(1.25, 2)
-    dispatcher, found = killed(
-        {0: [(1.5, 20.0)]}, [(0.0, 8, 3)] * 2, four, roles, ById(), begins=begins
-    )
-    assert [row["replica"] for row in found] == [3, 2]
-    assert found[1]["finished"] == 1.5 + 8 / 8 + 2.0
-    assert dispatcher.states.paid()[2] == [(0.0, 4.5)]
-
-
-def test_a_draining_replica_stops_when_a_move_to_it_is_given_up() -> None:
-    """The request ends at 3 where it is, while it is copied."""
-    begins = draining(2.5, 1)
-    dispatcher, [row] = killed({}, [(0.0, 8, 3)], roles=BOTH, router=Moves(), begins=begins)
-    assert (row["replica"], row["finished"]) == (0, 3.0)
-    assert dispatcher.states.paid()[1] == [(0.0, 3.0)]

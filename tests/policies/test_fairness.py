@@ -18,7 +18,7 @@ from pagedsim.core import (
     StepPlan,
 )
 from policies.fairness import DRR, VTC
-from tests.policies.served import Job, Outcome, served, started
+from tests.policies.served import Job, Outcome, served
 
 SIZES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=4, max_size=14)
 
@@ -112,13 +112,6 @@ def test_a_flood_of_one_client_does_not_hold_up_the_other(policy: type[Policy]) 
     assert fair.apart < fcfs.apart / 4
 
 
-@pytest.mark.parametrize("policy", [VTC(weights={"a": 3}), DRR(8, weights={"a": 3})])
-def test_a_weight_is_a_share(policy: Policy) -> None:
-    jobs = [Job(0, 8, 4, {"client": client}) for client in "ab" for _ in range(40)]
-    order = started(served(jobs, policy, max_seqs=1))[:24]
-    assert sum(number < 40 for number in order) == pytest.approx(18, abs=1)
-
-
 def steps(scheduler: Scheduler, number: int) -> None:
     """So many steps of a second."""
     for _ in range(number):
@@ -148,16 +141,6 @@ def test_a_client_whose_waiting_request_was_aborted_waits_no_more() -> None:
     assert policy.service("b") == policy.service("c") + 4 + 2
 
 
-def who_starts(scheduler: Scheduler) -> list[str]:
-    """The clients of requests in the order in which they are admitted, until all have ended."""
-    order: list[str] = []
-    while scheduler.unfinished:
-        plan = scheduler.plan(scheduler.now)
-        order.extend(request.client for request, _ in plan.hits)
-        scheduler.commit(plan, scheduler.now + 1.0)
-    return order
-
-
 def moved(to: Scheduler, client: str, prompt: int, output: int, said: int) -> Request:
     """A request that comes without keys and values after it has said so many tokens elsewhere."""
     there = one_seat(make_policy("fcfs"))
@@ -176,17 +159,6 @@ def test_vtc_charges_a_prompt_on_each_server_that_computes_it() -> None:
     steps(scheduler, 2)
     assert request.state is State.FINISHED
     assert policy.service("b") == 10 + 2 * 2
-
-
-def test_drr_charges_a_prompt_on_each_server_that_computes_it() -> None:
-    """Of the 16 tokens of its first turn b spends 15 on the prompt and one on a token, so that a
-    starts one request of its own sooner than if b had kept them."""
-    scheduler = one_seat(DRR(quantum=16))
-    moved(scheduler, "b", prompt=15, output=6, said=5)
-    others = [Request(number, 8, client="ab"[number // 4]) for number in range(8)]
-    for other in others:
-        scheduler.add(other, 0.0, 1)
-    assert "".join(who_starts(scheduler)) == "abaabbab"
 
 
 def test_weights_that_are_none_are_refused() -> None:

@@ -142,19 +142,6 @@ def test_cheapest_compares_the_bus_with_the_prefill(block: float, queue: str) ->
     assert server.queues == {"running": ["a"], queue: ["b"]}
 
 
-def test_cheapest_counts_a_shared_block_once() -> None:
-    """Two sequences share their two blocks before the first decode."""
-    asked: list[int] = []
-
-    class Asked(Prices):
-        def swap_seconds(self, blocks: int) -> float:
-            asked.append(blocks)
-            return super().swap_seconds(blocks)
-
-    victim_of(Cheapest(Asked(1.0)), n=2)
-    assert asked == [2]
-
-
 def test_cheapest_counts_a_shared_prompt_once() -> None:
     """What both sequences share is computed once: 6 tokens, as for a single one."""
     asked: list[int] = []

@@ -299,19 +299,6 @@ CASES = {
         [guess(0, 9, 9), guess(0, 30, 1)],
         "111100011100011100011111111111111111111",
     ),
-    "starved without displacing": Case(
-        "ltr",
-        {"starve": 4, "period": 3, "displace": False},
-        [guess(0, 9, 9), guess(0, 20, 1)],
-        "11111111111111111111000000000",
-    ),
-    "starved in a prefill": Case(
-        "ltr",
-        {"starve": 4, "period": 3},
-        [guess(0, 6, 9, prompt=10), guess(0, 20, 1)],
-        "111100011111000111111000111111110001111111110001111111111100011111111110000000000",
-        CHUNKS,
-    ),
     "a level each time": Case(
         "mlfq", QUANTA, [job(0, 12), job(0.5, 3), job(4.5, 6)], "001102200012222000000"
     ),
@@ -353,34 +340,6 @@ CASES = {
         "0 0 1 01 0 2 20 2 1 2 0 20 2 10 0",
         {"max_seqs": 2},
     ),
-    "urgent no sooner than due": Case(
-        "ltr",
-        {"starve": 3, "period": 2},
-        [job(0, 4), guess(1, 5, 5), guess(2, 1, 1)],
-        "0100211011",
-        {"blocks": 10},
-    ),
-    # Displaced twice at one level, request 1 has both shares of its quantum counted.
-    "displaced twice within a quantum": Case(
-        "mlfq",
-        {"quantum": 2.0, "levels": 4, "starve": 5.0},
-        [job(0, 7), job(2, 7), job(3, 1), job(5.5, 2)],
-        "00112033011001110",
-    ),
-    # On the first level a wait takes nothing from what a request was served.
-    "starved on the first level": Case(
-        "mlfq",
-        {"quantum": 1.5, "levels": 4, "starve": 3.0},
-        [job(0, 9), job(0, 4), job(2, 5)],
-        "001120011200022002",
-        {"blocks": 10},
-    ),
-    "a quantum is used up once": Case(
-        "mlfq",
-        {**QUANTA, "quantum": 1.0, "levels": 4},
-        [job(1, 8, prompt=4), job(3, 4), job(4.5, 3)],
-        "001021122000010",
-    ),
     # Four seconds of prefill are charged to the levels that they fill, one after another.
     "a fall by several levels": Case(
         "mlfq",
@@ -388,18 +347,6 @@ CASES = {
         [job(4.5, 8, prompt=7), job(5.5, 3)],
         "00001110000000000",
         CHUNKS,
-    ),
-    # Request 1 is displaced, and both parts of its time count for the session.
-    "a session served in two parts": Case(
-        "plas",
-        {"quantum": 1.5, "levels": 3, "starve": 5.0},
-        [
-            job(0, 4, session="b"),
-            job(3, 3, prompt=7, session="b"),
-            job(5.5, 1, prompt=7, session="b"),
-        ],
-        "00011012",
-        {"blocks": 12},
     ),
 }
 

@@ -128,39 +128,23 @@ def test_the_roofline_has_the_form_of_what_was_measured() -> None:
         )
 
 
-def test_serving_what_was_not_measured_is_noticed() -> None:
-    assert distserve("distserve-opt-13b-tp1").notices == []
-    other = shipped("cost", "distserve-opt-13b-tp1")(
-        replica=replica("llama-2-7b", "a100-80gb", tensor_parallel=2)
-    )
-    assert other.notices == [
-        "step times are fitted for model=opt-13b, but model=llama-2-7b is served",
-        "step times are fitted for tensor_parallel=1, but tensor_parallel=2 is served",
-    ]
-
-
-def test_a_cache_of_another_format_is_noticed() -> None:
-    """By whichever name; what was fitted with it, or does not say, is not."""
-    eight = replica("opt-13b", "a100-80gb", kv_cache_dtype="fp8")
-    other = shipped("cost", "distserve-opt-13b-tp1")(replica=eight)
-    assert other.notices == [
-        "step times are fitted for kv_cache_dtype=auto, but kv_cache_dtype=fp8_e4m3 is served"
-    ]
-    named = {"kv_cache_dtype": "fp8_e4m3"}
-    assert Fitted(eight, prefill={}, decode={}, fitted_for=named).notices == []
-    assert Fitted(eight, prefill={}, decode={}).notices == []
-
-
-def test_weights_of_another_format_are_noticed() -> None:
-    """Also where a fit does not say, as of before there was another."""
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"tensor_parallel": 2}, ["tensor_parallel=1, but tensor_parallel=2"]),
+        ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype=auto, but kv_cache_dtype=fp8_e4m3"]),
+        ({"quantization": "int8"}, ["quantization=null, but quantization=int8"]),
+        ({}, []),
+    ],
+)
+def test_serving_what_was_not_fitted_is_noticed(settings: dict[str, Any], named: list[str]) -> None:
+    """Also where a fit does not name the format of weights, as of before there was another."""
     whole = replica("opt-13b", "a100-80gb")
-    eight = Replica.of(ServerSpec(quantization="int8"), whole.model, whole.hardware)
-    [line] = shipped("cost", "distserve-opt-13b-tp1")(replica=eight).notices
-    assert line == "step times are fitted for quantization=null, but quantization=int8 is served"
-    named = {"quantization": "int8"}
-    assert Fitted(eight, prefill={}, decode={}, fitted_for=named).notices == []
-    [line] = Fitted(whole, prefill={}, decode={}, fitted_for=named).notices
-    assert line == "step times are fitted for quantization=int8, but quantization=null is served"
+    where = Replica.of(ServerSpec(**settings), whole.model, whole.hardware)
+    fitted = shipped("cost", "distserve-opt-13b-tp1")(replica=where)
+    assert fitted.notices == [f"step times are fitted for {one} is served" for one in named]
+    same = Fitted(where, prefill={}, decode={}, fitted_for={**settings})
+    assert same.notices == []
 
 
 # Fitting
@@ -227,7 +211,7 @@ def test_a_step_that_alone_decides_a_coefficient_is_predicted_without_it() -> No
     assert found.error == pytest.approx(refits)
 
 
-@pytest.mark.parametrize("name", FEATURES[1:])
+@pytest.mark.parametrize("name", ["prefill_tokens", "decode_context"])
 def test_a_step_beyond_what_was_fitted_is_noticed(name: str) -> None:
     step = plan((50, 100), decodes=5, context=500)
     largest = Sample.of(step, 1.0)._asdict()
@@ -243,15 +227,6 @@ def test_a_step_beyond_what_was_fitted_is_noticed(name: str) -> None:
     (notice,) = notices(limits | {name: limits[name] - 1})
     assert notice.startswith("some steps are larger than any that was fitted (prefill_tokens ")
     assert f"{name} {limits[name] - 1:,.0f}" in notice
-
-
-def test_the_largest_of_what_was_fitted_are_its_limits() -> None:
-    rows = recording()
-    cost = Fitted.fit(rows, replica("llama-3.1-8b", "h100"), echo=None)
-    cost.decode_seconds(10, 1000)
-    assert cost.notices == []
-    cost.decode_seconds(max(row.decode_count for row in rows) + 1, 1000)
-    assert len(cost.notices) == 1
 
 
 def test_only_mixed_steps_serve_for_all_kinds() -> None:
@@ -294,13 +269,10 @@ def test_too_little_to_fit_is_refused(rows: list[Sample], message: str) -> None:
         ('{"prefil": {}}', "unknown key in .*'prefil'.*did you mean 'prefill'"),
         ('{"prefill": {"tokens": 1}, "decode": {}}', "unknown coefficient in cost.prefill: 'tok"),
         ('{"prefill": {"constant": -1}, "decode": {}}', "cost.prefill.constant=-1: must be a num"),
-        ('{"prefill": {}, "decode": {"constant": NaN}}', "cost.decode.constant=nan: must be a num"),
         ('{"prefill": {}, "decode": {}, "mixed": 5}', "cost.mixed=5: must be a mapping"),
-        ('{"prefill": {}, "decode": {}, "unit": "h"}', "unknown cost.unit 'h'"),
         ('{"prefill": {}, "decode": {}, "large_batch": 9}', "give both or neither"),
         ('{"prefill": {}, "decode": {}, "limits": {"x": 9}}', "unknown feature in cost.limits"),
         ('{"prefill": {}, "decode": {}, "fitted_for": {"gpu": 1}}', "unknown key in cost.fitted_f"),
-        ('{"prefill": {}, "decode": {}, "bus_efficiency": 0}', "cost.bus_efficiency=0: must be a"),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
@@ -329,7 +301,7 @@ def brute_force(a: Matrix, b: Matrix) -> float:
     return best
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_nnls_finds_the_best_of_all_sets(seed: int) -> None:
     random = np.random.default_rng(seed)
     rows, columns = int(random.integers(1, 12)), int(random.integers(1, 7))
@@ -338,15 +310,6 @@ def test_nnls_finds_the_best_of_all_sets(seed: int) -> None:
     x = nnls(a, b)
     assert (x >= 0).all()
     assert np.linalg.norm(a @ x - b) <= brute_force(a, b) * (1 + 1e-9) + 1e-9
-
-
-def test_columns_that_are_alike_or_empty_do_no_harm() -> None:
-    a = np.array([[1.0, 1.0, 0.0], [2.0, 2.0, 0.0], [3.0, 3.0, 0.0]])
-    b = np.array([2.0, 4.0, 6.0])
-    x = nnls(a, b)
-    assert (x >= 0).all()
-    assert a @ x == pytest.approx(b)
-    assert nnls(a, -b) == pytest.approx(np.zeros(3))
 
 
 # -- small blocks ----------------------------------------------------------------------------------

@@ -207,13 +207,6 @@ def test_one_efficiency_stands_for_both_where_the_other_is_not_given() -> None:
     assert apart.flop_rate == ampere.compute * 125e12
 
 
-def test_a_step_without_tokens_is_the_hosts_alone() -> None:
-    cost = Roofline(replica("llama-2-7b", "a10"), host_step_ms=2.0)
-    assert cost.step_seconds(plan()) == cost.decode_seconds(0, 0) == 2e-3
-    assert str(cost.explain(plan())) == "idle: 2.00 ms, host-bound (host 100 %)"
-    assert cost.recompute_seconds(0) == 0.0
-
-
 def test_swapping_costs_bytes_and_copies() -> None:
     block = Roofline(replica("opt-13b", "a100-40gb"), bus_efficiency=0.5)
     layer = Roofline(replica("opt-13b", "a100-40gb", kv_layout="layer"), bus_efficiency=0.5)
@@ -328,22 +321,6 @@ def test_a_term_of_its_own_kernel_adds_to_every_answer() -> None:
     assert more.explain(STEP).seconds == pytest.approx(more.step_seconds(STEP))
     # A step that computes nothing does not pay for it.
     assert more.step_seconds(plan()) == base.step_seconds(plan())
-
-
-def test_a_term_of_the_host_is_hidden_like_the_others() -> None:
-    base = Roofline(WHERE)
-    term = CostTerm("tokenizer", "tokenizer", "host", Totals(sequence=1e-3))
-    more = Table(WHERE, (*base.terms, term))
-    step = plan(decodes=30, context=9000)
-    step.ahead = True
-    stack = Stack()
-    step_host = 1e-3 * stack.host_step_ms
-    host = 30 * (1e-3 + 1e-6 * stack.host_request_us) + step_host
-    gpu = sum(t.seconds for t in more.explain(step).terms if t.bound != "host")
-    assert host > gpu
-    assert more.step_seconds(step) == pytest.approx(host)
-    assert more.explain(step).seconds == pytest.approx(host)
-    assert more.step_seconds(plan()) == base.step_seconds(plan()) == step_host
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -30,13 +30,6 @@ def test_the_end_of_the_recording_is_an_error() -> None:
     assert str(caught.value) == "steps.parquet: has steps 3 to 4, but the run needs a step 5"
 
 
-def test_it_does_not_go_by_totals() -> None:
-    cost = Replay([0.5], ESTIMATE)
-    assert (cost.by_totals, ESTIMATE.by_totals) == (False, True)
-    with pytest.raises(PagedsimError, match="by their number"):
-        cost.decode_seconds(1, 1)
-
-
 def test_swaps_are_in_the_recording_but_prices_are_estimated() -> None:
     cost = Replay([0.5], ESTIMATE)
     assert cost.swap_seconds(10) == 0.0

@@ -198,19 +198,6 @@ def test_a_swap_in_waits_for_the_bus() -> None:
     assert back["end"] == out["start"] + moved + 1.0
 
 
-def test_overlapping_swaps_save_time_a_step_ahead() -> None:
-    ends = [
-        run(
-            scheduler(True, 20, cpu_blocks=20, preemption="swap"),
-            Jobs([(0.0, 12, 24)] * 4),
-            Constant(1.0, 0.25),
-            overlap=overlap,
-        )[1]["end"][-1].as_py()
-        for overlap in (False, True)
-    ]
-    assert ends[1] < ends[0]
-
-
 # -- async scheduling ------------------------------------------------------------------------------
 
 

@@ -90,14 +90,6 @@ def test_a_prompt_fills_and_empties_the_pipeline(stages: int) -> None:
     assert told.seconds == pytest.approx((2 * stages - 1) * turn)
 
 
-def test_the_slowest_stage_sets_the_pace() -> None:
-    """32 layers in stages of 11, 11 and 10: three micro-batches pass one of 11 in turn."""
-    three = ideal(replica("llama-2-7b", "h100", pipeline_parallel=3))
-    told = three.explain(plan(decodes=96, context=9600))
-    passing = told.seconds / (3 * 11 / 32)
-    assert seconds(told, "bubbles") == pytest.approx(passing / 32)
-
-
 def test_hops_between_nodes_take_the_network() -> None:
     inside = replica("llama-2-70b", "h100", tensor_parallel=4, pipeline_parallel=2)
     beyond = replica("llama-2-70b", "h100", tensor_parallel=4, pipeline_parallel=5)

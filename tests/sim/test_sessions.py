@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
-from pagedsim.build import make_memory, make_preemption, make_scheduler
-from pagedsim.core import Scheduler, StepPlan
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Scheduler
 from pagedsim.workload import Sessions, Workload, agents, chat_sessions
-from tests.sim.harness import Constant, run
+from tests.sim.harness import run
 
 FIXED = {"shape": "fixed", "prompt": 8, "output": 4}
 
@@ -86,42 +84,3 @@ def test_a_session_continues_after_a_rejected_turn() -> None:
     requests = served(made)
     assert requests["state"].to_pylist() == ["rejected", "finished"]
     assert requests["arrival"].to_pylist() == [0.0, 1.0]
-
-
-class Checked(Constant):
-    """Checks the scheduler at each step."""
-
-    scheduler: Scheduler
-
-    def step_seconds(self, plan: StepPlan) -> float:
-        self.scheduler.check()
-        return super().step_seconds(plan)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_tight_memory_breaks_no_invariant_and_all_requests_are_served(seed: int) -> None:
-    """Also where requests lose their memory, or have it swapped, before their answer is over."""
-    lengths = {"shape": "uniform", "prompt_min": 1, "prompt_max": 20, "output_min": 1}
-    made = agents(
-        programs={
-            "chat": {
-                "share": 0.5, "shape": "chain", "turns": 4, "tool": 3, "prefixes": {"tokens": 10},
-                "lengths": {**lengths, "output_max": 20},
-            },
-            "tree": {
-                "share": 0.5, "shape": "tree", "breadth": 3, "depth": 2,
-                "lengths": {**lengths, "output_max": 9},
-            },
-        },
-        sessions=12, rate=0.3, seed=seed,
-    )  # fmt: skip
-    for batching, preemption in product(("unified", "prefill_first"), ("recompute", "swap")):
-        tight = scheduler(
-            blocks=48, cpu_blocks=48 if preemption == "swap" else 0, batching=batching,
-            preemption=make_preemption(preemption), async_scheduling=batching == "unified",
-        )  # fmt: skip
-        cost = Checked()
-        cost.scheduler = tight
-        requests = served(made, scheduler=tight, cost=cost, fast_forward=False)
-        assert set(requests["state"].to_pylist()) == {"finished"}
-        assert sum(requests["cached_tokens"].to_pylist()) > 0

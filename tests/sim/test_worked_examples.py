@@ -23,7 +23,7 @@ from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import step
 from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.replica import Replica
-from tests.sim.shapes import MODELS, hardware, ideal_stack, model, plan, replica
+from tests.sim.shapes import hardware, ideal_stack, model, plan, replica
 
 
 def ideal(where: Replica, **settings: float) -> Roofline:
@@ -141,7 +141,7 @@ def test_a_product_of_7168_squared_crosses_the_roofline_at_188() -> None:
     assert changes(bound, 4096) == [(1, "bandwidth"), (188, "compute")]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama-2-7b", "mixtral-8x7b", "deepseek-v3"])
 def test_products_alone_take_what_the_terms_of_the_step_do(name: str) -> None:
     """The step overlaps computing and reading of all products with weights; each alone less."""
     gpus = 8 if name == "deepseek-v3" else 1
@@ -194,16 +194,6 @@ def test_a_decode_of_llama_2_7b_product_by_product() -> None:
         assert one.flop == 2 * one.rows * one.inputs * one.outputs * one.times, name
     assert found["QKV"].bytes == 2 * 4096 * 3 * 4096 * 32
     assert found["scores"].bytes + found["values"].bytes == 16 * 1000 * 512 * 1024
-
-
-def test_experts_are_those_that_some_token_chooses() -> None:
-    where = replica("mixtral-8x7b", "h200")
-    one, many = (by_name(where, step(decodes=n, context=n)) for n in (1, 64))
-    assert one["expert up"].times == pytest.approx(32 * 2)
-    assert one["expert up"].rows == pytest.approx(1)
-    assert many["expert up"].times == pytest.approx(32 * 8, rel=1e-3)
-    assert many["expert up"].rows == pytest.approx(64 * 2 / 8, rel=1e-3)
-    assert one["router"].outputs == 8
 
 
 def test_a_compressed_vector_is_read_once_for_keys_and_values() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import exp, inf
+from math import exp
 
 import pytest
 
 from pagedsim.build import make_router
-from pagedsim.core import Request, SamplingParams
+from pagedsim.core import Request
 from policies.routing.prefixes import BLOCK, Sent
 from policies.routing.router import Refusal
 from tests.policies.routing.fakes import Fake, Fleet, fleet, named, prompts
@@ -19,18 +19,6 @@ def ask(*starts: tuple[int, int]) -> Request:
 
 
 # -- what was sent ---------------------------------------------------------------------------------
-
-
-def test_what_was_sent_is_matched_block_by_block() -> None:
-    sent, there = Sent(), fleet({}, {}, {})
-    sent.sent(ask((0, 5 * BLOCK + 7)), there[0])
-    sent.sent(ask((0, 2 * BLOCK), (9000, 3 * BLOCK)), there[2])
-    assert sent.tokens(ask((0, 5 * BLOCK)), there) == [5 * BLOCK, 0, 2 * BLOCK]
-    assert sent.tokens(ask((0, 2 * BLOCK), (9000, 99)), there) == [2 * BLOCK, 0, 3 * BLOCK]
-    assert sent.tokens(ask((9000, 5 * BLOCK)), there) == [0, 0, 0]  # a block by its whole prefix
-    assert sent.tokens(ask((0, BLOCK - 1)), there) == [0, 0, 0]
-    assert sent.tokens(Request("number", 500), there) == [0, 0, 0]
-    assert [sent.size(one) for one in there] == [5, 0, 5]
 
 
 def test_the_stalest_are_forgotten_where_memory_ends_tails_first() -> None:
@@ -131,23 +119,6 @@ def test_scores_are_weighted_and_added() -> None:
     assert named(make_router("llm_d", prefix=0), there, request) == 2  # 1.8, 2, 2.4
 
 
-def test_equal_queues_count_as_empty_ones_and_load_ends_at_its_threshold() -> None:
-    there = fleet({"waiting": 64}, {"waiting": 64})
-    router = make_router("llm_d", queue=2, kv=0, prefix=0, load=4)
-    assert router._scores(ask((0, 9)), there, ()) == [3.0, 3.0]  # type: ignore[attr-defined]
-    there = fleet({"waiting": 500}, {"waiting": 128}, {"waiting": 32})
-    router = make_router("llm_d", queue=0, kv=0, prefix=0, load=4)
-    assert router._scores(ask((0, 9)), there, ()) == [0, 0, 1.5]  # type: ignore[attr-defined]
-
-
-def test_a_prefix_that_was_sent_scores() -> None:
-    router, there = make_router("llm_d"), fleet({}, {"free_blocks": 999})
-    assert named(router, there, ask((0, 4 * BLOCK))) == 0
-    there.fakes[0].free_blocks = 900
-    assert named(router, there, ask((0, 4 * BLOCK), (9000, 9))) == 0
-    assert named(router, there, ask((5000, 4 * BLOCK))) == 1
-
-
 def test_among_equals_any_is_chosen() -> None:
     router, there = make_router("llm_d"), fleet({"free_blocks": 10}, {}, {})
     counts = Counter(named(router, there, ask((1000 * n, 99))) for n in range(400))
@@ -213,15 +184,6 @@ def test_load_is_that_of_the_window() -> None:
     assert named(router, there, ask((3000, 100)), now=10.5) == 0  # the first has passed
 
 
-def test_long_answers_are_load_too() -> None:
-    router, there = make_router("preble"), fleet({}, {})
-    assert named(router, there, Request("a", 100, SamplingParams(max_tokens=300))) == 0
-    assert [named(router, there, Request("b", 100, predicted_len=50)) for _ in range(4)] == [1] * 4
-    # 300 steps of 11 ms and 0.1 s, against 50 such steps and 0.1 s each time
-    assert named(router, there, Request("c", 100)) == 1
-    assert named(router, there, Request("d", 100)) == 0
-
-
 def test_what_would_be_forgotten_costs() -> None:
     router = make_router("preble", output=1, window=1)
     small = {"total_blocks": 4 * BLOCK, "block_size": 1, "free_blocks": 4 * BLOCK}
@@ -248,17 +210,6 @@ def test_the_soonest_first_token() -> None:
     assert named(router, there, 400) == 0  # 0.444, 0.45, 0.5 s
     there.fakes[0].owed_tokens = 310
     assert named(router, there, 400) == 1
-
-
-def test_what_is_cached_makes_the_prefill_after_it_slower() -> None:
-    class Attentive(Fake):
-        def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
-            return (tokens + cached / 2) * 1e-3 / self.speed
-
-    there = Fleet([Attentive(0, cached=200), Attentive(1, speed=1.6)])
-    assert named(make_router("conductor"), there, 400) == 1  # 0.3 s and 0.25 s
-    there.fakes[0].cached = 320
-    assert named(make_router("conductor"), there, 400) == 0  # 0.24 s
 
 
 def test_a_first_token_that_would_be_late_is_refused() -> None:
@@ -323,25 +274,6 @@ def test_sequences_and_their_tokens_are_spread_evenly_and_the_slowest_counts(
     there = Fleet([Fake(0, role="prefill")], role="prefill", others=decode)
     for tbt, answer in ((milliseconds + 0.01, 0), (milliseconds - 0.01, "Refusal")):
         assert named(make_router("conductor", tbt=tbt * 1e-3, refuse="now"), there) == answer
-
-
-@pytest.mark.parametrize(
-    ("waiting", "speed", "milliseconds"),
-    [
-        # Of three, two began to decode after 2.1 s or have yet to; two come; and this one.
-        (0, 1.0, 15),
-        (4, 1.0, 19),
-        (0, inf, 15),  # its first token comes at once: both are still to come
-    ],
-)
-def test_requests_about_to_decode_count(waiting: int, speed: float, milliseconds: float) -> None:
-    there = apart("prefill")
-    there.fakes[0].speed = speed
-    there.others[0].waiting = waiting
-    there.others[0].batch = batch(0.0, None, 8.0)
-    for tbt, answer in ((milliseconds + 0.01, 0), (milliseconds - 0.01, "Refusal")):
-        router = make_router("conductor", tbt=tbt * 1e-3, stay=7.0)
-        assert named(router, there, 100, now=8.0) == answer
 
 
 def test_the_fastest_decodes() -> None:

@@ -198,13 +198,6 @@ def test_an_unknown_name_has_the_nearest() -> None:
         make_router("dinamo")
 
 
-@pytest.mark.parametrize("settings", ["central", None, {}, {"_target_": "policies.ordering.FCFS"}])
-def test_settings_that_make_no_router_are_one_line(settings: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^router") as error:
-        seeded_router(settings, 0)
-    assert "\n" not in str(error.value)
-
-
 def test_a_router_of_one_s_own_goes_by_its_path() -> None:
     path = "policies.routing.simple.Central"
     assert isinstance(make_router(path, slots=2), ROUTERS["central"])

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pagedsim.build import make_memory, make_router, make_scheduler
-from pagedsim.core import Request, SamplingParams
-from policies.routing.simple import prefill_backlog
+from pagedsim.core import Request
 from tests.policies.routing.fakes import Fake, Fleet, fleet, named
 
 
@@ -53,26 +52,6 @@ def test_least_work_is_seconds_of_prompts_and_of_predicted_tokens() -> None:
     request = Request("a", 100, predicted_len=10)
     assert named(router, fleet(predicted, {"owed_tokens": 190}), request) == 1
     assert named(router, fleet(predicted, {"owed_tokens": 192}), request) == 0
-
-
-def test_least_work_goes_by_the_speed_of_each_and_by_the_bound_of_an_answer() -> None:
-    router, there = make_router("least_work"), fleet({"owed_tokens": 90}, {"speed": 0.5})
-    assert named(router, there, 80) == 1  # 0.17 s against 0.16 s
-    assert named(router, there, 100) == 0  # 0.19 s against 0.2 s
-    long = Request("a", 80, SamplingParams(max_tokens=100))
-    assert named(router, there, long) == 0  # 100 steps at half the speed
-    there.role = "decode"
-    assert named(router, there, 100) == 1  # no prompt is to be computed
-
-
-def test_a_backlog_is_computed_in_full_steps() -> None:
-    class Quadratic(Fake):
-        def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
-            return tokens**2 * 1e-6
-
-    assert prefill_backlog(Quadratic(owed_tokens=0)) == 0
-    assert prefill_backlog(Quadratic(owed_tokens=300), 200) == pytest.approx(0.25)
-    assert prefill_backlog(Quadratic(owed_tokens=2500)) == pytest.approx(2.5)
 
 
 def test_central_names_none_while_all_slots_are_taken() -> None:
@@ -143,24 +122,6 @@ def test_if_one_dies_its_sessions_alone_move() -> None:
         name for name in before if before[name] == 2
     }
     assert {after[name] for name in before if before[name] == 2} == {0, 1, 3}
-
-
-def test_a_ring_follows_the_replicas_that_are_there() -> None:
-    router, there = make_router("sticky"), fleet({}, {}, {})
-    sessions = [Request("a", 10, session=f"s{n}") for n in range(100)]
-    first = [named(router, there, one) for one in sessions]
-    dead = there.fakes.pop(1)
-    assert {named(router, there, one) for one in sessions} == {0, 2}
-    there.fakes.insert(1, dead)
-    assert [named(router, there, one) for one in sessions] == first
-
-
-def test_a_session_precedes_its_client() -> None:
-    there = fleet({}, {}, {}, {})
-    for name, home in homes(there, 20).items():
-        assert (
-            named(make_router("sticky"), there, Request("a", 9, session=name, client="c")) == home
-        )
 
 
 def test_where_home_is_crowded_the_fewest_requests_decide() -> None:
@@ -252,11 +213,6 @@ def test_the_shortest_queue_of_prompts_and_then_the_mixed_pool() -> None:
     assert named(router, there, 101) == 0  # all would owe more: the best of all
 
 
-def test_an_empty_queue_takes_any_prompt() -> None:
-    there = fleet({"role": "both"}, {"role": "prefill"}, role="prefill")
-    assert named(make_router("splitwise", prompt_tokens=1000), there, 5000) == 1
-
-
 def test_the_most_memory_and_then_the_mixed_pool() -> None:
     router = make_router("splitwise", reserve=0.01)  # 10 blocks
     there = fleet(
@@ -270,15 +226,3 @@ def test_the_most_memory_and_then_the_mixed_pool() -> None:
     assert named(router, there, 160) == 1  # 19 blocks would leave 9, the mixed one 8: best of all
     there.fakes[2].free_blocks = 20
     assert named(router, there, 160) == 2
-
-
-def test_memory_is_compared_in_tokens_and_kept_in_parts_of_each() -> None:
-    decode = {"role": "decode", "free_blocks": 30, "block_size": 8}
-    there = fleet(decode, {**decode, "free_blocks": 20, "block_size": 16}, role="decode")
-    assert named(make_router("splitwise"), there, 16) == 1  # 240 and 320 tokens
-    mixed = Fake(2, role="both", free_blocks=18, total_blocks=500)
-    there.fakes.append(mixed)
-    # Of 20 blocks 9 would be left, of which 10 are kept; of the mixed one's 18, 7, and 5 are.
-    assert named(make_router("splitwise", reserve=0.01), there, 176) == 2
-    mixed.free_blocks = 15
-    assert named(make_router("splitwise", reserve=0.01), there, 176) == 1
