@@ -123,5 +123,5 @@ ONCE_DIFFERENT = {
 
 
 @pytest.mark.parametrize("case", ONCE_DIFFERENT.values(), ids=ONCE_DIFFERENT)
-def test_what_was_once_different_is_the_same(case: Simulation) -> None:
+def test_mended_differences(case: Simulation) -> None:
     assert compare(case)

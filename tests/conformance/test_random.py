@@ -190,7 +190,7 @@ def hold(family: str, seeds: range) -> None:
             pytest.fail(f"{workload.name}: {found}", pytrace=False)
 
 
-def test_what_a_victim_gives_back_goes_to_the_prompt_behind_it() -> None:
+def test_the_budget_of_a_victim_goes_to_the_prompt_behind_it() -> None:
     # Rare among the random ones: the second needs a block in a step in which the first, less
     # urgent, was already scheduled, and the third has a prompt that takes all that is left.
     config = {
@@ -212,11 +212,11 @@ def test_what_a_victim_gives_back_goes_to_the_prompt_behind_it() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_random_workloads_are_decided_as_the_rules_say(family: str) -> None:
+def test_random_workloads_match_the_oracle(family: str) -> None:
     hold(family, range(settings().max_examples * 3 // 5))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_many_random_workloads_are_decided_as_the_rules_say(family: str) -> None:
+def test_many_random_workloads_match_the_oracle(family: str) -> None:
     hold(family, range(1000, 3000))

@@ -56,7 +56,7 @@ def says(error: type[PagedsimError], message: str) -> Any:
     ],
 )
 @pytest.mark.parametrize("batching", BATCHINGS)
-def test_what_can_never_be_served_is_rejected(
+def test_an_infeasible_request_is_rejected(
     batching: str, prompt: int, params: SamplingParams, reason: str
 ) -> None:
     server = Server(blocks=5, block_size=4, batching=batching, max_model_len=16)
@@ -70,7 +70,7 @@ def test_what_can_never_be_served_is_rejected(
     assert server.drain() == ["b"]
 
 
-def test_what_the_watermark_never_lets_in_is_rejected() -> None:
+def test_a_prompt_beyond_the_watermark_is_rejected() -> None:
     server = Server(blocks=10, block_size=4, watermark=0.2)
     server.add("a", 33)
     plan = server.plan()
@@ -316,7 +316,7 @@ def test_a_wrong_answer_is_refused_and_the_right_one_still_taken(
     assert (a.outputs, b.outputs) == ([[1, 4]], [[2, 5], [3, 6]])
 
 
-def test_tokens_told_late_are_refused() -> None:
+def test_tokens_reported_after_unreported_decodes_are_refused() -> None:
     server = Server()
     server.add("a", 6)
     server.step()
@@ -338,7 +338,7 @@ def test_a_token_for_a_chunk_that_does_not_end_its_prompt_is_refused() -> None:
         server.scheduler.commit(plan, 1.0, {"a": 1})
 
 
-def test_an_executor_may_end_a_request_and_say_why() -> None:
+def test_an_executor_may_end_a_request_with_a_reason() -> None:
     server = told()
     plan = server.plan()
     a = server.scheduler.requests["a"]

@@ -134,7 +134,7 @@ class Shedding(Policy):
     ],
     ids=["may start", "may displace", "rises", "a running one falls back", "is rejected"],
 )
-def test_a_request_is_served_otherwise_in_the_step_in_which_the_policy_changes_its_mind(
+def test_a_changed_decision_of_a_policy_takes_effect_in_its_step(
     policy: Callable[[], Policy], prompt: int, field: str, names: list[int], batching: str
 ) -> None:
     scheduler = waiting(policy(), batching, prompt)
@@ -149,7 +149,7 @@ def test_a_request_is_served_otherwise_in_the_step_in_which_the_policy_changes_i
 
 
 @pytest.mark.parametrize(("policy", "skips"), [(Policy, True), (Aging, False), (HRRN, False)])
-def test_no_step_is_skipped_while_memory_is_asked_for_in_an_order_that_changes(
+def test_no_step_is_skipped_while_reservations_wait_under_changing_ranks(
     policy: Callable[[], Policy], skips: bool
 ) -> None:
     scheduler = waiting(policy(), "unified", prompt=180)

@@ -125,7 +125,7 @@ def test_no_request_is_displaced_for_one_that_the_policy_does_not_admit() -> Non
     assert server.step() == {"decode": ["a"]}
 
 
-def test_a_no_to_one_holds_back_all_behind_it_until_it_is_a_yes() -> None:
+def test_a_refused_admission_blocks_requests_behind_it() -> None:
     class AfterTwo(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:
             return request.id != "b" or state.now >= 2

@@ -54,9 +54,7 @@ def test_invariants_hold_ahead(batching: str, memory: str, data: st.DataObject) 
 @every_memory
 @FEWER
 @given(data=st.data())
-def test_gliding_over_quiet_steps_changes_nothing(
-    batching: str, memory: str, data: st.DataObject
-) -> None:
+def test_fast_forward_changes_nothing(batching: str, memory: str, data: st.DataObject) -> None:
     compare_gliding(drawn(data, batching, memory))
 
 
@@ -66,7 +64,7 @@ def compare_gliding(case: Case) -> None:
     assert Run(untold, glides=True).go().trace == Run(untold).go().trace
 
 
-def test_a_lone_sequence_learns_its_blocks_as_soon_when_steps_are_skipped() -> None:
+def test_a_lone_sequence_registers_blocks_as_soon_when_steps_are_skipped() -> None:
     """Under `one_by_one` a decode gets its memory otherwise than a whole batch does."""
     server = Server("prefix", 8, 1, "one_by_one", policy="ltr", displace=True, max_seqs=1, ratio=1)
     jobs = tuple(Job(1, output, stream=0) for output in (1, 3, 6, 1))
@@ -204,7 +202,7 @@ ONCE_BROKEN = {
 
 
 @pytest.mark.parametrize("case", ONCE_BROKEN.values(), ids=ONCE_BROKEN.keys())
-def test_what_was_broken_once(case: Case) -> None:
+def test_mended_faults(case: Case) -> None:
     """Small workloads, each found by chance, that random ones seldom come to."""
     Run(case).go()
     AheadRun(case).go()

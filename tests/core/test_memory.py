@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pagedsim.build import BATCHINGS
 from pagedsim.core import (
     Continuation,
     PagedMemory,
@@ -27,9 +23,7 @@ from pagedsim.core import (
     Unified,
 )
 from pagedsim.core.plan import sampled_in
-from tests.core.cases import Case, cases
 from tests.core.drive import Server
-from tests.core.run import Run
 
 # Paged
 
@@ -125,7 +119,7 @@ def test_async_scheduling_leaves_the_same_blocks_in_the_cache(size: int, told: b
     assert found == [(12 // size, (12 if told else 5) // size)] * 2
 
 
-def test_untold_output_is_found_by_its_own_request_alone() -> None:
+def test_unreported_output_hits_only_for_its_own_request() -> None:
     """A simulation knows no sampled token: a preempted request finds its own, another nothing."""
     server = Server(8, 4, cache=True, batching="unified")
     a = server.add("a", range(6))
@@ -206,9 +200,6 @@ def test_parents_that_cannot_be_are_refused(parents: Any, message: str) -> None:
 # Blocks on the CPU: the most at once, and a bound that the GPU's pool sets
 
 
-FEWER = settings(max_examples=settings().max_examples // 3)
-
-
 @pytest.mark.parametrize("kind", [PagedMemory, PrefixMemory])
 @pytest.mark.parametrize(("bound", "peak", "recomputed"), [(False, 13, 0), (True, 7, 6)])
 def test_what_is_swapped_can_outgrow_the_gpu(
@@ -234,36 +225,3 @@ def test_a_memory_without_a_cpu_pool_has_no_peak() -> None:
     assert PagedMemory(4, cpu_blocks=9).cpu_total == 9
     assert PagedMemory(4, cpu_blocks=9, swap_bound=True).cpu_total == 4
     assert PagedMemory(4, cpu_blocks=3, swap_bound=True).cpu_total == 3
-
-
-class Watched(Run):
-    """Looks at the CPU pool after every plan."""
-
-    most = 0
-
-    def _audit_plan(self, plan: StepPlan, waiting: set[Request]) -> None:
-        super()._audit_plan(plan, waiting)
-        memory = self.scheduler.memory
-        self.most = max(self.most, memory.cpu_total - memory.cpu_free)
-        held = {block for request in self.scheduler.swapped for block in _blocks(request)}
-        assert len(held) <= memory.total
-
-
-def _blocks(request: Request) -> list[int]:
-    return [block for table in request.cpu_tables for block in table]
-
-
-@pytest.mark.parametrize("batching", BATCHINGS)
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
-@FEWER
-@given(data=st.data())
-def test_the_cpu_never_holds_more_than_the_gpu_could(
-    batching: str, memory: str, data: st.DataObject
-) -> None:
-    """Where there is room on the CPU for three times as much, and all requests are swapped."""
-    case: Case = data.draw(cases(batching, memory))
-    blocks = case.server.blocks
-    more = replace(case.server, preemption="swap", cpu_blocks=3 * blocks, swap_bound=True)
-    run = Watched(replace(case, server=more))
-    run.go()
-    assert run.scheduler.memory.cpu_peak == run.most

@@ -39,7 +39,7 @@ def move(request: Request, here: Server, there: Server) -> None:
 
 @pytest.mark.parametrize("batching", ["unified", "prefill_first", "one_by_one"])
 @pytest.mark.parametrize("cache", [False, True])
-def test_a_request_goes_on_elsewhere(batching: str, cache: bool) -> None:
+def test_a_migrated_request_continues_at_the_target(batching: str, cache: bool) -> None:
     here = Server(cache=cache)
     there = Server(block_size=3, batching=batching, cache=cache)
     request = decoding(here)
@@ -88,7 +88,7 @@ def test_blocks_kept_for_a_request_that_ran_elsewhere_meanwhile_are_not_its_own(
 # -- what comes ----------------------------------------------------------------------------------
 
 
-def test_no_room_now_is_told_from_no_room_ever() -> None:
+def test_a_reservation_is_deferred_or_refused_for_good() -> None:
     here, there = Server(), Server(blocks=4)
     request = decoding(here, prompt=11)
     other = decoding(there, "other", prompt=8, output=3)
@@ -107,7 +107,7 @@ def test_no_room_now_is_told_from_no_room_ever() -> None:
     assert there.scheduler.infeasible(longer) == "it has 16 tokens, and would end here at 16"
 
 
-def test_a_reservation_leaves_the_margin_and_is_not_asked_for_it_twice() -> None:
+def test_a_reservation_leaves_the_watermark_once() -> None:
     here, there = Server(), Server(blocks=10, watermark=0.3)
     request = decoding(here, prompt=15)
     decoding(there, "other", prompt=12, output=90)
@@ -120,7 +120,7 @@ def test_a_reservation_leaves_the_margin_and_is_not_asked_for_it_twice() -> None
     assert not there.scheduler.migration.reserve(decoding(here, "next", prompt=2), 2.0)
 
 
-def test_what_the_cache_has_need_not_be_brought() -> None:
+def test_cached_blocks_are_not_transferred() -> None:
     prompt = list(range(11))
     here, there = Server(), Server(cache=True)
     there.add("before", prompt, 1)
@@ -187,7 +187,7 @@ def test_a_partial_reservation_comes_before_empty_ones() -> None:
     assert not there.scheduler.migration.reserve(fresh, 5.0, tokens=7)
 
 
-def test_a_displacing_request_gets_the_room_that_it_made() -> None:
+def test_a_displacing_request_precedes_reservations() -> None:
     here, there = Server(), Server(blocks=4, policy=Priority(displace=True))
     request = decoding(here, prompt=3)
     lazy = there.add("lazy", 9, 30, priority=5)
@@ -201,7 +201,7 @@ def test_a_displacing_request_gets_the_room_that_it_made() -> None:
     assert lazy.alive
 
 
-def test_the_first_in_rank_of_deferred_reservations_gets_memory_first() -> None:
+def test_deferred_reservations_are_granted_by_rank() -> None:
     here, there = Server(), Server(blocks=4, policy="priority")
     requests = [here.add(name, 9, 9, priority=level) for name, level in (("low", 5), ("high", 1))]
     here.steps(2)
@@ -218,9 +218,7 @@ def test_the_first_in_rank_of_deferred_reservations_gets_memory_first() -> None:
 
 
 @pytest.mark.parametrize(("level", "gets"), [(0, True), (2, False)])
-def test_a_request_that_is_swapped_out_comes_before_one_that_asks_if_it_ranks_before_it(
-    level: int, gets: bool
-) -> None:
+def test_a_swapped_request_precedes_a_reservation_of_lower_rank(level: int, gets: bool) -> None:
     here = Server()
     request = here.add("r", 3, 9, priority=level)
     here.step()
@@ -238,7 +236,7 @@ def test_a_request_that_is_swapped_out_comes_before_one_that_asks_if_it_ranks_be
 # -- what becomes of it --------------------------------------------------------------------------
 
 
-def test_abort_wherever_it_is() -> None:
+def test_a_migrating_request_can_be_aborted_at_either_end() -> None:
     here, there = Server(), Server()
     request = decoding(here)
     assert there.scheduler.migration.reserve(request, 1.0)
@@ -324,12 +322,12 @@ def test_a_migrated_request_ends_once_and_whole(trip: Trip) -> None:
 
 
 @given(trip=trips(ahead=True))
-def test_the_same_where_steps_are_planned_ahead(trip: Trip) -> None:
+def test_a_migrated_request_ends_once_with_async_scheduling(trip: Trip) -> None:
     Travel(trip).go()
 
 
 @given(trip=trips(untold=True))
-def test_gliding_over_quiet_steps_changes_nothing(trip: Trip) -> None:
+def test_fast_forward_changes_nothing(trip: Trip) -> None:
     compare_gliding(trip)
 
 

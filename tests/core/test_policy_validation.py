@@ -111,7 +111,7 @@ ANSWERS: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("hook", "answer", "line"), ANSWERS)
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-def test_an_answer_that_is_none_is_told_in_a_line(
+def test_an_invalid_answer_of_a_hook_is_refused(
     batching: str, hook: str, answer: Any, line: str
 ) -> None:
     base, more = (Policy, {"displacing": True}) if hook == "may_preempt" else (Timed, {})
@@ -128,7 +128,7 @@ def test_an_answer_that_is_none_is_told_in_a_line(
     ("hook", "answer"),
     [("rank", (1, "a")), ("speed", "fast"), ("stale", 3), ("choose_victim", None)],
 )
-def test_the_policy_inside_is_named_for_what_it_answers(
+def test_an_error_names_the_wrapped_policy(
     around: type[PolicyWrapper], hook: str, answer: Any
 ) -> None:
     mine = type("Mine", (Timed,), {hook: lambda self, *_: answer})()
@@ -136,18 +136,18 @@ def test_the_policy_inside_is_named_for_what_it_answers(
         served(scheduler(around(mine)))
 
 
-def test_an_error_names_the_policies_that_gave_the_value() -> None:
+def test_an_error_names_the_wrapper_and_the_wrapped_policy() -> None:
     mine = type("Mine", (Policy,), {"admit": lambda self, *_: "no"})()
     with pytest.raises(PolicyError, match=r"^Cap\.admit, around Mine, gave 'no'"):
         served(scheduler(Cap(mine)))
 
 
 @pytest.mark.parametrize("answer", [1, np.True_])
-def test_what_is_as_good_as_true_will_do(answer: object) -> None:
+def test_truthy_answers_are_accepted(answer: object) -> None:
     served(scheduler(type("Mine", (Policy,), {"admit": lambda self, *_: answer})()))
 
 
-def test_what_stands_around_another_may_say_for_itself_when_ranks_change() -> None:
+def test_a_wrapper_may_declare_its_own_rank_changes() -> None:
     class Mine(PolicyWrapper):
         rank_changes: RankChanges = "always"
         displacing = True
@@ -160,7 +160,7 @@ def test_what_stands_around_another_may_say_for_itself_when_ranks_change() -> No
     assert (Mine(Priority()).sorts_late, Mine(VTC()).by_client) == (True, True)
 
 
-def test_a_policy_around_another_that_does_not_call_the_init_of_its_base() -> None:
+def test_a_wrapper_whose_init_does_not_call_super_is_refused() -> None:
     mine = type("Mine", (PolicyWrapper,), {"__init__": lambda self: None})()
     with pytest.raises(
         ConfigError, match=r"^Mine\.inner: is not set; __init__ must call super\(\)"
@@ -195,7 +195,7 @@ def test_ranks_that_change_with_time_do_so_where_arrivals_are_sorted_late() -> N
 
 @pytest.mark.parametrize("changes", ["never", "when stale", "while running", "with time", "always"])
 @pytest.mark.parametrize("by_client", [False, True])
-def test_ranks_of_two_kinds_are_told(changes: str, by_client: bool) -> None:
+def test_mixed_kinds_of_ranks_are_refused(changes: str, by_client: bool) -> None:
     ranks = {"a": 1.0, "b": (1, 2), "c": 3.0}
     rank = {"rank": lambda self, request, state: ranks[request.id]}
     mine = type("Mine", (Policy,), {**rank, "rank_changes": changes, "by_client": by_client})()
@@ -206,7 +206,7 @@ def test_ranks_of_two_kinds_are_told(changes: str, by_client: bool) -> None:
     assert text.endswith("must be numbers for all, or tuples for all")
 
 
-def test_an_error_of_a_hook_is_its_own() -> None:
+def test_an_exception_of_a_hook_passes_through() -> None:
     mine = type("Mine", (Policy,), {"rank": lambda self, request, state: 1 + request.id})()
     with pytest.raises(TypeError, match="unsupported operand"):
         served(scheduler(mine))

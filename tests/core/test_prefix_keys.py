@@ -101,7 +101,9 @@ def test_a_prompt_that_quotes_an_answer_has_its_keys(
 
 
 @given(PROMPTS, LISTS, LISTS)
-def test_told_tokens_go_on_from_runs(text: SymbolicPrompt, one: list[int], two: list[int]) -> None:
+def test_reported_tokens_continue_a_symbolic_prompt(
+    text: SymbolicPrompt, one: list[int], two: list[int]
+) -> None:
     ours, theirs = Request(1, text), Request(2, text)
     ours.outputs, theirs.outputs = [one], [two]
     mine = keys_of(ours, 1, len(text) + len(one))
@@ -171,7 +173,7 @@ def prompt(random: Random) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("late", [False, True])
-def test_the_index_says_what_each_cache_would_say(seed: int, late: bool) -> None:
+def test_the_prefix_index_agrees_with_each_cache(seed: int, late: bool) -> None:
     random = Random(seed)
     sizes = [4, 4, 8, 4] if seed % 2 else [4, 4, 4, 4]
     schedulers = [
@@ -205,7 +207,7 @@ def test_the_index_says_what_each_cache_would_say(seed: int, late: bool) -> None
     assert found > 500
 
 
-def test_memory_with_a_lookup_of_its_own_is_asked_itself() -> None:
+def test_the_prefix_index_calls_lookup_of_other_memories() -> None:
     tiered = TieredMemory(3, 8, [Tier("cpu", 9)])
     memories: list[Memory] = [PrefixMemory(20, 4), PagedMemory(20, 4), tiered]
     for memory in memories:

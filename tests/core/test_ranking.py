@@ -213,7 +213,7 @@ def test_token_ids_of_numpy_are_the_same_tokens() -> None:
     assert server.step()["hits"] == {"array": 8}
 
 
-def test_reserved_memory_is_full_and_its_batch_goes_on() -> None:
+def test_full_reserved_memory_preempts_no_request() -> None:
     """Nothing grows there, so no request is preempted where few blocks are free."""
     memory = make_memory("reserved_max", blocks=16, block_size=4, max_model_len=32)
     server = Server(memory=memory, max_model_len=32)

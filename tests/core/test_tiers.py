@@ -52,7 +52,7 @@ def found(memory: TieredMemory, request: Request) -> list[int]:
     return [memory._level(block) for block in memory.lookup(request)]
 
 
-def test_what_the_gpu_forgets_is_found_below_and_loaded() -> None:
+def test_an_evicted_block_is_loaded_from_the_tier_below() -> None:
     memory = tiered(4, 8)
     assert serve(memory, prompt("a", 1, 3)) == []
     moves = serve(memory, prompt("b", 2, 3))  # takes one free block, then a's tail, then its head
@@ -67,7 +67,7 @@ def test_what_the_gpu_forgets_is_found_below_and_loaded() -> None:
     assert (tier.free, tier.used, tier.cached) == (2, 0, 6)
 
 
-def test_the_least_recently_used_goes_on_to_the_next_tier_and_out_of_the_last() -> None:
+def test_the_least_recently_used_block_moves_to_the_next_tier() -> None:
     memory = tiered(2, 2, 1)
     cpu, disk = memory.tiers
     for name in "abc":  # one block each, and one for the token more
@@ -93,7 +93,7 @@ def test_through_writes_to_every_tier_when_the_block_is_computed() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "levels"), [(1, [CPU, CPU, DISK]), (3, [CPU, CPU]), (6, [])])
-def test_what_costs_less_to_compute_is_not_loaded(ratio: int, levels: list[int]) -> None:
+def test_blocks_cheaper_to_compute_are_not_loaded(ratio: int, levels: list[int]) -> None:
     """A block saves 4 tokens, and its load costs `ratio` of them, and twice that from the disk."""
     memory = tiered(1, 2, 8, prices=Prices(ratio))
     cpu, disk = memory.tiers
@@ -126,7 +126,7 @@ def swapping(spill: bool) -> tuple[Server, TieredMemory]:
     return server, memory
 
 
-def test_what_is_swapped_pushes_down_what_is_cached() -> None:
+def test_swapped_blocks_push_cached_ones_down() -> None:
     memory = tiered(3, 2, 4)
     serve(memory, prompt("a", 1, 2))
     serve(memory, prompt("b", 2, 2))

@@ -80,7 +80,7 @@ def test_memory_that_fills_starts_another(rule: str, up: float, down: float) -> 
     assert paid[2]
 
 
-def test_the_dead_are_replaced() -> None:
+def test_a_failed_replica_is_replaced() -> None:
     rule = queue(up=100.0, down=0.1, interval_s=1.0, startup_s=2.0)
     rows = [(float(n), 3, 2) for n in range(30)]
     _, paid, _ = scaled(rows, rule, router=RoundRobin(), step=0.1, outages={0: [(5.5, 1000.0)]})

@@ -21,7 +21,7 @@ from tests.sim.harness import Constant, Jobs
 scheduler = partial(server, max_seqs=4)
 
 
-def test_what_is_lost_begins_anew_elsewhere() -> None:
+def test_a_lost_request_restarts_at_another_replica() -> None:
     """A step takes a second. Request 0 is at replica 0, in its third step when that dies at 2.5."""
     router = Watching()
     jobs = Jobs([(0.0, 3, 6), (0.25, 3, 6)])
@@ -97,7 +97,7 @@ class Same(Jobs):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_replica_restarts_empty(ahead: bool) -> None:
+def test_a_failed_replica_restarts_with_an_empty_cache(ahead: bool) -> None:
     """The same prompt is found in the cache before it dies, and not after."""
     kind: dict[str, Any] = {"memory": "prefix", "batching": "unified", "async_scheduling": ahead}
     jobs = Same([(0.0, 16, 2), (10.0, 16, 2), (20.0, 16, 2)])

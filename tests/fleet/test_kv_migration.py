@@ -119,7 +119,7 @@ def test_a_placed_request_is_visible_to_the_next_routing_decision() -> None:
     assert sorted(requests["replica"]) == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_prompt_that_went_on_makes_room_in_front() -> None:
+def test_a_migrated_prompt_frees_a_prefill_slot() -> None:
     """One slot each: the second prompt begins when the first has gone, not when it is answered."""
     requests, _ = moved([(0.0, 4, 10)] * 3, router=Central(slots=1), token_bytes=0.0)
     assert requests["first_token"] == [1.0, 2.0, 3.0]
@@ -134,7 +134,7 @@ def test_an_answer_ends_where_it_fits() -> None:
     assert found == ["finished", "length", 1, 0]
 
 
-def test_what_ends_where_it_began_makes_room_for_what_waits_to_decode() -> None:
+def test_a_request_that_ends_at_prefill_frees_a_slot_for_decode() -> None:
     """Two prompts end in one step, and the only slot is free again when the first fits nowhere."""
 
     class OneDecodes(RoundRobin):

@@ -144,7 +144,7 @@ def _after(environment: Environment, fabric: Fabric, since: float, now: float) -
     yield from fabric.send(0, 1, 4.0 * GB, since=since, layers=40)
 
 
-def test_attempts_fail_as_often_as_they_are_said_to() -> None:
+def test_transfers_fail_at_the_failure_rate() -> None:
     network = Network(1.0, topology="shared", failure_rate=0.3, timeout_s=0.5, retries=2)
     sent = [(10.0 * each, 0, 1, 1.0) for each in range(1000)]
     over, fabric = ends(network, sent)

@@ -197,24 +197,6 @@ def test_a_replica_dies_while_or_after_a_request_moves(
         assert router.seen == [(0.0, "Placed", 0), *anew, (finished, "Left", replica)]
 
 
-@pytest.mark.parametrize("longest", [6, 9])
-def test_a_request_that_outgrows_its_target_in_migration_continues(longest: int) -> None:
-    """At its source to the end, or at the target as long as it can be there."""
-
-    class Often(Moves):
-        migrates_every = 1.25
-
-        def migrate(self, replicas: Replicas, now: float) -> list[Move]:
-            return super().migrate(replicas, 0.0)
-
-    pair = [scheduler(), scheduler(max_model_len=longest)]
-    settings: dict[str, Any] = {"token_bytes": 1.0, "network": NETWORK}
-    _, recorder = whole(pair, Jobs([(0.0, 4, 8)]), Often(), Constant(), BOTH, **settings)
-    [row] = recorder.requests_table().to_pylist()
-    assert row["state"] == "finished"
-    assert row["output_tokens"] == (longest - 4 if row["replica"] else 8)
-
-
 def test_a_router_cannot_move_a_request_to_a_replica_that_is_down() -> None:
     class Faithful(Moves):
         """To the replica that it saw first."""
@@ -303,20 +285,6 @@ def test_lost_requests_keep_their_order(
     schedulers = [scheduler(max_seqs=seats) for _ in roles]
     _, found = killed(deaths, rows, schedulers, roles, router)
     assert [row["first_token"] for row in found] == first
-
-
-def test_a_newcomer_waits_behind_those_that_wait_for_a_replica() -> None:
-    class Slow(First):
-        """Request 1 gets a replica from 5 on, all others at once."""
-
-        holds = True
-
-        def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:  # type: ignore[override]
-            return None if request.id == 1 and now < 5 else replicas[0]
-
-    rows = [(0.0, 4, 6), (1.0, 4, 2), (2.0, 4, 2)]
-    _, found = killed({}, rows, roles=("both",), router=Slow())
-    assert [row["first_token"] for row in found] == [1.0, 7.0, 7.0]
 
 
 # -- draining replicas -----------------------------------------------------------------------------

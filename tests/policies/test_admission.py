@@ -96,7 +96,7 @@ def test_a_refusal_ends_with_a_request_that_is_known_to_end(policy: str) -> None
     assert [r.id for r, _ in scheduler.plan(0.0).hits] == ["b"]
 
 
-def test_past_future_learns_from_what_was() -> None:
+def test_past_future_learns_from_finished_lengths() -> None:
     random = Random(1)
     jobs = [Job(at * 0.5, 8, random.randint(8, 24)) for at in range(400)]
     settings: dict[str, Any] = {"blocks": 40, "block_size": 4, "max_seqs": 64, "max_model_len": 64}

@@ -23,7 +23,7 @@ every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
 @every_policy
-def test_it_is_a_hydra_option_with_the_class_s_own_defaults(name: str) -> None:
+def test_a_policy_option_has_the_defaults_of_its_class(name: str) -> None:
     option: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     kind = POLICIES[name]
     assert option.pop("_target_") == f"{kind.__module__}.{kind.__name__}"
@@ -104,7 +104,7 @@ def serve_or_refuse(policy: Policy, batching: str) -> None:
     assert ended == 12
 
 
-def test_a_policy_that_stands_around_another_takes_its_name_or_itself() -> None:
+def test_a_wrapper_accepts_a_policy_or_its_name() -> None:
     inner = make_policy("srpt", displace=False)
     for of in ("srpt", inner, "policies.ordering.SRPT"):
         made: Any = make_policy("aging", of=of)
@@ -113,7 +113,7 @@ def test_a_policy_that_stands_around_another_takes_its_name_or_itself() -> None:
         make_policy("aging", of="srtp")
 
 
-def test_a_victim_of_one_s_own_choice_goes_with_any() -> None:
+def test_a_victim_rule_combines_with_any_policy() -> None:
     assert isinstance(make_policy("sjf", victim="largest"), Policy)
     with pytest.raises(ConfigError, match="unknown victim 'largst': did you mean 'largest'"):
         make_policy("sjf", victim="largst")

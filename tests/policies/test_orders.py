@@ -50,11 +50,10 @@ def least_mean_response(pairs: list[tuple[int, int]]) -> float:
     return total / len(pairs)
 
 
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
 @settings(max_examples=settings().max_examples // 2)
-@given(pairs=SIZED)
+@given(pairs=SIZED, batching=st.sampled_from(["prefill_first", "unified"]))
 def test_no_order_has_a_lower_mean_response_than_srpt(
-    batching: str, pairs: list[tuple[int, int]]
+    pairs: list[tuple[int, int]], batching: str
 ) -> None:
     jobs = jobs_of(pairs)
     best = least_mean_response(pairs)
@@ -88,7 +87,7 @@ def test_the_response_ratio_grows_with_the_wait_and_falls_with_the_prompt() -> N
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
-def test_the_urgent_go_first_and_by_arrival_among_equals(batching: str) -> None:
+def test_priority_orders_by_urgency_then_arrival(batching: str) -> None:
     server = Server(batching=batching, policy=Priority(displace=False), max_seqs=1)
     for name, priority in (("a", 5), ("b", 1), ("c", 5), ("d", 1), ("e", -2.5)):
         server.add(name, 4, priority=priority, output=2)
@@ -121,10 +120,9 @@ def some_order_meets_all(pairs: list[tuple[int, int]]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@given(pairs=DUE)
+@given(pairs=DUE, batching=st.sampled_from(["prefill_first", "unified"]))
 def test_edf_meets_all_deadlines_whenever_some_order_does(
-    batching: str, pairs: list[tuple[int, int]]
+    pairs: list[tuple[int, int]], batching: str
 ) -> None:
     jobs = [Job(0, 1, output, {"deadline": float(due)}) for output, due in pairs]
     found = served(jobs, "edf", batching=batching, max_seqs=1).requests
@@ -143,7 +141,7 @@ def test_a_request_that_is_too_late_to_start_is_rejected(batching: str) -> None:
     assert all(request.state is State.FINISHED for request in kept)
 
 
-def test_a_class_may_wait_as_long_as_its_target_says() -> None:
+def test_slo_orders_by_the_targets_of_classes() -> None:
     jobs = [Job(0, 1, 9), *(Job(at, 1, 1, {"priority": at % 2}) for at in (1, 2, 3, 4))]
     policy = SLO({0: 1.0, 1: 2.5})
     # Due at 3.5 (arrived at 1), 3 (2), 5.5 (3) and 5 (4).
@@ -231,7 +229,7 @@ def flood(**knows: float) -> list[Job]:
     return [Job(at, 1, 1, dict(knows)) for at in range(FLOOD)]
 
 
-@pytest.mark.parametrize(("rate", "behind"), [(0.05, 1), (0.05, 9), (0.1, 9), (0.5, 5), (2.0, 9)])
+@pytest.mark.parametrize(("rate", "behind"), [(0.05, 9), (0.5, 5)])
 def test_aging_bounds_the_wait_by_the_difference_in_rank(rate: float, behind: int) -> None:
     jobs = [Job(0.5, 1, 1, {"priority": behind}), *flood(priority=0)]
     urgent_first = Priority(displace=False)

@@ -73,13 +73,13 @@ RULES = {"last": "d", "rank": "a", "longest": "c", "cheapest": "e", "largest": "
 
 @pytest.mark.parametrize("predicted", [True, False])
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_the_victim_is_the_one_that_the_rule_names(victim: str, predicted: bool) -> None:
+def test_each_victim_rule_chooses_its_request(victim: str, predicted: bool) -> None:
     policy = "priority" if victim == "rank" else "fcfs"
     assert yields(victim, policy, predicted=predicted) == RULES[victim]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_of_equals_the_last_yields(victim: str) -> None:
+def test_of_equal_requests_the_last_is_preempted(victim: str) -> None:
     assert yields(victim, batch=EQUALS) == "c"
 
 
@@ -95,7 +95,7 @@ def test_of_equals_the_last_yields(victim: str) -> None:
         ("largest", "b", "a"),  # not b, which is before e
     ],
 )
-def test_where_the_policy_displaces_only_those_behind_the_needy_yield(
+def test_under_a_displacing_policy_victims_rank_behind_the_needy_request(
     victim: str, of_all: str, behind_e: str
 ) -> None:
     assert yields(victim, "priority", blocks=25, displace=True) == of_all  # d is the needy
@@ -103,7 +103,7 @@ def test_where_the_policy_displaces_only_those_behind_the_needy_yield(
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_where_the_policy_displaces_the_last_in_rank_yields_itself(victim: str) -> None:
+def test_under_a_displacing_policy_the_last_in_rank_preempts_itself(victim: str) -> None:
     assert yields(victim, "priority", blocks=24, displace=True) == "a"
 
 

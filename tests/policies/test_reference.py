@@ -352,7 +352,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_step_computes_what_the_rule_says(name: str) -> None:
+def test_policy_and_reference_match_the_trace_by_hand(name: str) -> None:
     case = CASES[name]
     pair = PAIRS[case.policy]
     assert trace(case.jobs, pair.ours(**case.settings), **case.server) == case.trace

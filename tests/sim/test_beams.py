@@ -17,7 +17,7 @@ def search(name: int | str, width: int) -> Request:
 
 
 @pytest.mark.parametrize("width", [2, 6])
-def test_as_many_beams_die_out_as_the_law_says(width: int) -> None:
+def test_beams_die_out_at_the_expected_rate(width: int) -> None:
     """A beam has no child if its own place is refilled and no place draws it."""
     turnover, steps = 0.6, 10_000
     beams, request = Beams(turnover), search("a", width)

@@ -105,7 +105,7 @@ def test_activations_are_what_the_widest_layer_and_the_sampler_hold() -> None:
     assert activation_bytes(plain, 1, 2048, 0) == 2048 * (2 * 5120 + 2 * 20480) * 2
 
 
-def test_a_model_too_large_says_what_it_needs_and_what_would_do() -> None:
+def test_a_model_too_large_is_refused_with_advice() -> None:
     with pytest.raises(ConfigError) as caught:
         capacity(replica("llama-2-70b", "a100-80gb"))
     assert str(caught.value) == (
@@ -121,7 +121,9 @@ def test_a_model_too_large_says_what_it_needs_and_what_would_do() -> None:
 @pytest.mark.parametrize(
     ("name", "gpu"), [("llama-2-70b", "a100-40gb"), ("opt-66b", "a10"), ("deepseek-v3", "h100")]
 )
-def test_what_is_advised_works_and_less_does_not(name: str, gpu: str, utilization: float) -> None:
+def test_the_advised_size_is_the_smallest_that_fits(
+    name: str, gpu: str, utilization: float
+) -> None:
     card = hardware(gpu)
 
     def fits(tensor_parallel: int, card: Hardware) -> bool:

@@ -64,7 +64,7 @@ def test_loaded_from_a_runs_steps(tmp_path: Path) -> None:
         ("[", "is not JSON"),
     ],
 )
-def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_file_is_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "durations.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:

@@ -86,7 +86,7 @@ def test_a_shipped_gpu_is_that_of_its_data_sheet(name: str) -> None:
         assert gpu.network == sheet.network * 1e9
 
 
-def test_a_replica_costs_what_all_its_gpus_do() -> None:
+def test_the_price_of_a_replica_counts_all_gpus() -> None:
     one, four = (replica("llama-2-7b", "h100", tensor_parallel=n).euros_per_hour for n in (1, 4))
     assert (one, four) == (3.393, 4 * 3.393)
     assert replica("llama-2-7b", "a30").euros_per_hour is None

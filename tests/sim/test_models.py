@@ -207,7 +207,7 @@ def test_layers_without_experts_are_counted() -> None:
         ("glm-4.5-air", ["n_shared_experts", "first_k_dense_replace"]),
     ],
 )
-def test_what_is_not_said_of_experts_is_none(
+def test_missing_settings_of_experts_default_to_none(
     name: str, keys: list[str], zero: dict[str, Any]
 ) -> None:
     config = {k: v for k, v in PUBLISHED[name][1].items() if k not in keys}
@@ -252,7 +252,7 @@ def test_bytes_of_a_weight_and_format_of_products(
     assert shape.read_bytes(1) == weight * shape.body_params + 2 * 32_000 * 4096
 
 
-def test_of_a_model_that_sees_the_text_part_counts(tmp_path: Path) -> None:
+def test_a_multimodal_config_is_read_by_its_text_part(tmp_path: Path) -> None:
     params, text = PUBLISHED["gemma-3-4b-text"]
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
@@ -303,7 +303,9 @@ def test_only_the_experts_of_gpt_oss_are_quantised() -> None:
         ),
     ],
 )
-def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_config_is_refused_with_its_path_and_the_reason(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:

@@ -203,7 +203,7 @@ def summary_of(folder: Path, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("hydra")
-def test_a_run_tells_what_each_tier_did(tmp_path: Path) -> None:
+def test_a_summary_has_the_use_of_each_tier(tmp_path: Path) -> None:
     told = summary_of(tmp_path, *CHATS, "memory.tiers.cpu.blocks=60", "memory.tiers.disk.gib=9")
     steps = pq.read_table(tmp_path / "steps.parquet")
     for name, use in told["tiers"].items():
@@ -251,7 +251,7 @@ def test_replicas_of_a_fleet_may_share_a_pool(tmp_path: Path) -> None:
         ("memory.tiers.cpu.gib=0", "memory.tiers: must have at least one with gib or blocks"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(word: str, said: str, tmp_path: Path) -> None:
+def test_impossible_tiers_are_refused(word: str, said: str, tmp_path: Path) -> None:
     words = [*CHATS, "preemption=swap", word]
     config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
     made = run_job(Job("arm", 0, config, tmp_path), StoppableRecorder())

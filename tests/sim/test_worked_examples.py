@@ -68,20 +68,6 @@ def test_a_decode_step_on_a10_takes_23_ms_and_reads() -> None:
     assert str(explained) == "decode: 24.3 ms, bandwidth-bound (weights 96 %, KV 3 %, host 1 %)"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("llama-2-7b", 512 * 1024),
-        ("opt-13b", 819_200),
-        ("llama-2-70b", 320 * 1024),
-        ("llama-3.1-8b", 128 * 1024),
-        ("deepseek-v3", 576 * 2 * 61),
-    ],
-)
-def test_kv_bytes_of_a_token(name: str, expected: int) -> None:
-    assert model(name).kv_bytes_per_token == expected
-
-
 def test_kv_memory_is_utilisation_of_total_less_weights_and_activations() -> None:
     where = replica("llama-2-7b", "a100-80gb")
     found = capacity(where, gpu_memory_utilization=0.9, reserved_gib=1.0)

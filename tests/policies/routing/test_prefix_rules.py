@@ -193,7 +193,7 @@ def test_what_would_be_forgotten_costs() -> None:
     assert named(router, there, ask((5000, BLOCK)), now=9) == 1
 
 
-def test_once_loads_are_known_the_most_loaded_gives_a_prefix_away() -> None:
+def test_preble_moves_a_prefix_off_the_most_loaded_replica() -> None:
     router, there = make_router("preble"), fleet({}, {})
     prefix = (0, 8 * BLOCK)
     found = [named(router, there, ask(prefix, (n * 100 + 9000, 9))) for n in range(102)]
@@ -247,7 +247,7 @@ def apart(role: str) -> Fleet:
         ("predicted", 0.0149, "Refusal", 1),
     ],
 )
-def test_answers_that_would_be_slow_are_refused_when_it_is_said(
+def test_conductor_refuses_slow_answers_by_its_refuse_setting(
     refuse: str, tbt: float, on_arrival: int | str, later: int | str
 ) -> None:
     router = make_router("conductor", tbt=tbt, refuse=refuse, stay=7.0)

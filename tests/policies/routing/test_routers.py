@@ -57,7 +57,7 @@ def test_every_router_of_the_tree_has_a_name_and_an_option() -> None:
 
 
 @every_router
-def test_its_option_has_the_class_s_own_defaults_and_says_what_they_are(name: str) -> None:
+def test_a_router_option_has_the_defaults_of_its_class(name: str) -> None:
     said, kind = option(name), ROUTERS[name]
     assert said.pop("_target_") == f"{kind.__module__}.{kind.__name__}"
     assert said == {key: one.default for key, one in signature(kind).parameters.items()}
@@ -127,7 +127,7 @@ def test_it_never_names_a_dead_replica(name: str) -> None:
 
 
 @every_router
-def test_the_same_seed_gives_the_same_answers(name: str) -> None:
+def test_routing_is_reproducible_by_seed(name: str) -> None:
     first, again, other = (
         answers(seeded_router(option(name), seed), fleet({}, {}, {}, {})) for seed in (0, 0, 1)
     )
@@ -188,7 +188,7 @@ def test_a_bad_setting_is_one_line(name: str, key: str) -> None:
         ({"of": 1}, "of: no such setting of router=central; choose from slots"),
     ],
 )
-def test_a_mistake_in_a_call_is_said(settings: Any, text: str) -> None:
+def test_wrong_settings_of_a_router_are_refused(settings: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
         make_router("central", **settings)
 
@@ -198,7 +198,7 @@ def test_an_unknown_name_has_the_nearest() -> None:
         make_router("dinamo")
 
 
-def test_a_router_of_one_s_own_goes_by_its_path() -> None:
+def test_a_custom_router_is_made_from_its_path() -> None:
     path = "policies.routing.simple.Central"
     assert isinstance(make_router(path, slots=2), ROUTERS["central"])
     made = make_router("central")

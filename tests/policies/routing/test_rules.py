@@ -76,14 +76,14 @@ def test_a_waiting_request_counts_four_times_a_running_one() -> None:
     assert named(router, fleet({"waiting": 1}, {"running": 4})) == 0
 
 
-def test_between_two_looks_it_counts_what_it_sent_itself() -> None:
+def test_vllm_dp_counts_its_own_requests_between_updates() -> None:
     router, there = make_router("vllm_dp"), fleet({}, {"running": 5}, seen_at=0.1)
     assert [named(router, there) for _ in range(4)] == [0, 0, 1, 0]  # 0, 4, 8 against 5, 5, 5, 9
     there.seen_at = 0.2
     assert [named(router, there) for _ in range(3)] == [0, 0, 1]
 
 
-def test_each_role_is_looked_at_by_itself() -> None:
+def test_vllm_dp_keeps_counts_by_role() -> None:
     """What was sent to decode before is seen by now, though prompts came first since."""
     router = make_router("vllm_dp")
     prefill, decode = (fleet({}, {"running": 5}, role=role) for role in ("prefill", "decode"))
