@@ -16,7 +16,6 @@ from typing import Any
 from pagedsim.build import make_scheduler
 from pagedsim.core import (
     Batching,
-    Chunk,
     Continuation,
     Memory,
     PagedMemory,
@@ -172,8 +171,3 @@ def shown(plan: StepPlan) -> Step:
         "hits": {str(request.id): tokens for request, tokens in plan.hits if tokens},
     }
     return {name: value for name, value in done.items() if value}
-
-
-def spans(chunks: Iterable[Chunk]) -> list[tuple[str, int, int, int, bool]]:
-    """Chunks as (request, sequence, first position, position after the last, samples)."""
-    return [(str(c.request.id), c.sequence, c.start, c.start + c.length, c.samples) for c in chunks]
