@@ -44,7 +44,7 @@ from experiments.benchmarks.fake_gpu import (
     usage,
     use_target,
 )
-from experiments.benchmarks.harness import Parser, positive_int, run_command, table
+from experiments.benchmarks.harness import main_of, parse, table
 from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
 from experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of
@@ -59,7 +59,6 @@ from pagedsim.kernels.top_k_top_p import Shape
 
 # -- attention and products ------------------------------------------------------------------------
 
-CAPABILITIES = (80, 90, 100, 120)
 TOKENS = 16
 """Of the products: as many as the smallest tile has."""
 QUERIES = {"prefill": 512, "decode": 1}
@@ -68,10 +67,8 @@ MAIN = {"prefill": "_attention", "decode": "_decode"}
 
 def kernels(words: Sequence[str]) -> None:
     """Compile, and print both tables."""
-    parser = Parser(__doc__)
-    parser.add_argument("--model", choices=list(SHAPES), default=BASE)
-    parser.add_argument("--capabilities", type=positive_int, nargs="+", default=CAPABILITIES)
-    asked = parser.parse_args(words)
+    model = {"choices": list(SHAPES), "default": BASE}
+    asked = parse(__doc__, words, {"--model": model, "--capabilities": [80, 90, 100, 120]})
     head = ["GPU", "kernel", "cache or weights", "tile, warps, stages", "instructions", "products"]
     head += ["loads", "of 16 bytes", "in flight", "registers", "spilled", "shared KiB"]
     rows = []
@@ -214,11 +211,8 @@ DOUBLE = re.compile(r"D(ADD|MUL|FMA|SETP)$|MUFU64|F2F64")
 
 def sampling(words: Sequence[str]) -> None:
     """Count, compile, and print both tables."""
-    parser = Parser(__doc__)
-    parser.add_argument("--rows", type=positive_int, default=64)
-    parser.add_argument("--vocab", type=positive_int, default=128256)
-    parser.add_argument("--capabilities", type=positive_int, nargs="+", default=[80, 90])
-    asked = parser.parse_args(words)
+    options = {"--rows": 64, "--vocab": 128256, "--capabilities": [80, 90]}
+    asked = parse(__doc__, words, options)
     head = [f"{asked.rows} × {asked.vocab:,}", "launches", "MB", "of logits", "bytes from the host"]
     print(table(head, list(sample_rows(asked.rows, asked.vocab))), end="\n\n")
     head = ["GPU", "kernel", "instructions", "in float64", "tokens a thread", "registers"]
@@ -299,13 +293,7 @@ def sample(vocab: int, filtered: bool) -> torch.Tensor:
     return draw.pick(torch.zeros(2, vocab), asked, words_of([1, 2], [0, 0]))
 
 
-COMMANDS = {"kernels": kernels, "sampling": sampling}
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Run one of the commands."""
-    run_command(COMMANDS, words)
-
+main = main_of(kernels, sampling)
 
 if __name__ == "__main__":
     main()

@@ -23,55 +23,37 @@ from typing import Any, TypeVar
 
 import torch
 
-from experiments.benchmarks.harness import ROOT, Parser, keep, positive_int
+from experiments.benchmarks.harness import ROOT, keep, parse
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.metrics.files import read_json
 
-C = TypeVar("C")
 K = TypeVar("K")
 
 # -- options ---------------------------------------------------------------------------------------
 
-
-def options(doc: str | None) -> Parser:
-    """A parser with the options of all these benchmarks."""
-    parser = Parser(doc)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes: does it work? The cpu has no others"
-    )
-    add_rounds(parser)
-    parser.add_argument("--out", type=Path, help="a folder, for other than results/<GPU>")
-    parser.add_argument(
-        "--resume", action="store_true", help="keep the lines that were measured the same way"
-    )
-    return parser
+OPTIONS: Mapping[str, Any] = {
+    "--device": ("cuda", "cpu"),
+    "--quick": {"action": "store_true", "help": "tiny sizes: does it work? A cpu has no others"},
+    "--rounds": 20,
+    "--out": {"type": Path, "help": "a folder, for other than results/<GPU>"},
+    "--resume": {"action": "store_true", "help": "keep lines that were measured the same way"},
+}
+"""The options of the benchmarks of a device; a time is the median of `--rounds`."""
+CACHE = (AUTO, *FORMATS)
+"""What `--kv-cache-dtype` takes; auto is the dtype of the computation."""
 
 
-def add_rounds(parser: ArgumentParser) -> None:
-    """Add the number of rounds."""
-    parser.add_argument(
-        "--rounds", type=positive_int, default=20, help="a time is the median of so many"
-    )
-
-
-def add_cache(parser: ArgumentParser) -> None:
-    """Add the dtype of the KV cache."""
-    parser.add_argument(
-        "--kv-cache-dtype",
-        choices=(AUTO, *FORMATS),
-        default=AUTO,
-        help="auto: the dtype of the computation",
-    )
-
-
-def device_of(asked: Namespace) -> torch.device:
-    """The chosen device; exits with a line if it is missing. A CPU runs tiny sizes alone."""
+def parse_device(
+    doc: str | None, words: Sequence[str], options: Mapping[str, Any] = OPTIONS
+) -> Namespace:
+    """The options of a command line, with a torch device that is there; a CPU runs tiny sizes."""
+    asked = parse(doc, words, options)
     if asked.device == "cpu":
-        asked.quick = True
-        return torch.device("cpu")
-    return gpu("; --device cpu --quick goes the whole way at tiny sizes")
+        asked.quick, asked.device = True, torch.device("cpu")
+    else:
+        asked.device = gpu("; --device cpu goes the whole way at tiny sizes")
+    return asked
 
 
 def dtype_of(device: torch.device) -> torch.dtype:
@@ -91,7 +73,7 @@ def gpu(otherwise: str = "") -> torch.device:
 PACKAGES = ("pagedsim", "policies", "experiments", "tests")
 READ = {"experiments.benchmarks.shapes": ("conf/model/llama-3.1-8b.yaml",)}
 """Data files that a module reads."""
-NO_EFFECT = ("pagedsim.report", "experiments.benchmarks.plots")
+NO_EFFECT = "pagedsim.report"
 """Drawing, which changes no number."""
 LENGTH = 16
 """Hexadecimal digits of a digest."""
@@ -156,18 +138,18 @@ def files(modules: Iterable[str]) -> set[Path]:
         for path in (place / "__init__.py", place.with_suffix(".py")):
             if (ROOT / path).exists():  # or it is a name in a module
                 found.update((path, *map(Path, READ.get(name, ()))))
-                left += _imported(path, name)
+                left += _imported(path)
                 break
     return found
 
 
 @cache
-def _imported(path: Path, module: str) -> tuple[str, ...]:
+def _imported(path: Path) -> list[str]:
+    return list(_imports(ast.parse((ROOT / path).read_bytes())))
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
     """All that a file imports, in functions, too."""
-    return tuple(_imports(ast.parse((ROOT / path).read_bytes()), module, path))
-
-
-def _imports(tree: ast.AST, module: str, path: Path) -> Iterator[str]:
     left = [tree]
     while left:
         node = left.pop()
@@ -177,16 +159,11 @@ def _imports(tree: ast.AST, module: str, path: Path) -> Iterator[str]:
                 continue
             case ast.Import():
                 yield from (alias.name for alias in node.names)
-            case ast.ImportFrom():
-                base = node.module or ""
-                if node.level:
-                    package = module.split(".")[: None if path.name == "__init__.py" else -1]
-                    above = package[: len(package) - node.level + 1]
-                    base = ".".join([*above, *([base] if base else [])])
+            case ast.ImportFrom(module=str(base)):  # the tree has no relative imports
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
             case ast.Call(
-                func=ast.Name("__import__" | "import_module") | ast.Attribute(attr="import_module"),
+                func=ast.Name("import_module") | ast.Attribute(attr="import_module"),
                 args=[ast.Constant(value=str(name)), *_],
             ):
                 yield name
@@ -217,21 +194,10 @@ SAME = ("device", "code", "tiles", "dtype", "rounds", "quick")
 """Facts that must be equal for a line to be kept."""
 
 
-def folder_of(device: torch.device) -> Path:
-    """The folder of a GPU's results."""
-    return folder_named(torch.cuda.get_device_name(device))
-
-
 def folder_named(gpu_name: str) -> Path:
-    """The same by its name."""
+    """The folder of a GPU's results."""
     name = gpu_name.lower()
     return RESULTS / "-".join(name.removeprefix("nvidia ").removeprefix("geforce ").split())
-
-
-def place_of(asked: Namespace, device: torch.device) -> Path | None:
-    """The folder of results: that of `--out`, or the GPU's; None for tiny sizes without one."""
-    tiny = device.type != "cuda" or getattr(asked, "quick", False)
-    return asked.out or (None if tiny else folder_of(device))
 
 
 class Results:
@@ -243,46 +209,53 @@ class Results:
     def __init__(
         self,
         name: str,
-        lines: str,
         module: str,
         words: Sequence[str],
         asked: Namespace,
-        device: torch.device,
         *,
-        dtype: torch.dtype | str,
+        lines: str = "cases",
         timed: str = "seconds",
+        dtype: torch.dtype | str = "",
         **more: Any,
     ) -> None:
         """`lines` is the key of the lines, `timed` that of each line with a time, `more` are
         further facts."""
-        self.name, self.device, self._timed = name, device, timed
-        self.place = place_of(asked, device)
-        self.content = {
-            **facts(device, f"experiments.benchmarks.{module}", words),
+        self.name, self.device, self._timed = name, asked.device, timed
+        self._name: Callable[[dict[str, Any]], str] = str
+        tiny = self.device.type != "cuda" or getattr(asked, "quick", False)
+        named = None if tiny else folder_named(torch.cuda.get_device_name(self.device))
+        self.place: Path | None = asked.out or named
+        self.content: dict[str, Any] = {
+            **facts(self.device, f"experiments.benchmarks.{module}", words),
             "rounds": asked.rounds,
-            "quick": asked.quick,
+            "quick": tiny,
             "dtype": str(dtype).removeprefix("torch."),
             **more,
-            lines: [],
         }
-        self.lines: list[dict[str, Any]] = self.content[lines]
+        self.lines: list[dict[str, Any]] = []
+        if lines:
+            self.content[lines] = self.lines
         self.known: list[dict[str, Any]] = []
         """With `--resume`, the lines in the file that were measured the same way."""
         path = None if self.place is None else self.place / f"{name}.json"
-        if asked.resume and path is not None and path.exists():
+        if getattr(asked, "resume", False) and path is not None and path.exists():
             kept = read_json(path)
             if all(kept.get(key) == self.content.get(key) for key in SAME):
-                self.known = list(kept[lines])
+                self.known = kept[lines]
 
     def add(self, line: dict[str, Any]) -> None:
         """Add a line and write the file."""
         self.lines.append(line)
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the file as far as the measurement has come."""
         keep(self.place, self.name, self.content)
 
     def sweep(
         self,
-        cases: Iterable[C],
-        measure: Callable[[C], dict[str, Any] | None],
+        cases: Iterable[Any],
+        measure: Callable[[Any], dict[str, Any] | None],
         name: Callable[[dict[str, Any]], str],
         progress: Callable[[dict[str, Any]], str] | None = None,
     ) -> None:
@@ -301,46 +274,32 @@ class Results:
             if "failed" in found and lost(self.device):
                 sys.exit("the GPU can be used no more in this process; --resume goes on")
 
-    def close(self, text: str, wrong: str = "not timed", draw: str | None = None) -> None:
-        """Print the table and write the file, with the picture of this name if matplotlib is
-        installed; exits with a line if a case was not timed."""
-        print(text)
-        keep(self.place, self.name, self.content)
-        more = ""
-        if draw is not None:
-            try:
-                import matplotlib  # noqa: F401
-            except ImportError:
-                more = "; there is no matplotlib for a picture"
-            else:
-                from experiments.benchmarks import plots
+    def timed(self) -> list[dict[str, Any]]:
+        """The lines that were right, and so were timed."""
+        return [one for one in self.lines if self._timed in one]
 
-                more = " and .png"
-                picture = getattr(plots, draw)(self.content)
-                if self.place is not None:
-                    picture.savefig(self.place / f"{self.name}.png", metadata={"Software": None})
-        print_place(self.place, self.name, more)
+    def heading(self, *more: str) -> str:
+        """The first line above a table, with further facts in front."""
+        known = self.content
+        what = [*more, known["device"]] if more else [known["device"], known["dtype"]]
+        return ", ".join([*what, f"torch {known['torch']}", known["date"]])
+
+    def close(self, text: str, wrong: str = "not timed", more: str = "") -> None:
+        """Print the table and write the file; exits with a line if a case was not timed."""
+        print(text)
+        self.keep()
+        if self.place is None:
+            print("\nonly a GPU's results are written by themselves (--out FOLDER writes these)")
+        else:
+            print(f"\n{self.place / self.name}.json{more}")
         if names := [self._name(one) for one in self.lines if self._timed not in one]:
             sys.exit(f"{wrong}: {'; '.join(names)}")
-
-
-def print_place(place: Path | None, name: str, more: str = "") -> None:
-    """Print where results were written."""
-    if place is None:
-        print("\nnothing is written: these are tiny sizes (--out FOLDER writes them all the same)")
-    else:
-        print(f"\n{place / name}.json{more}")
 
 
 def failure(problem: Exception) -> str:
     """An error in one line."""
     reason = (str(problem).strip().splitlines() or [""])[0]
     return f"{type(problem).__name__}: {reason}"[:200]
-
-
-def heading(result: Mapping[str, Any]) -> str:
-    """The first line above a table."""
-    return f"{result['device']}, {result['dtype']}, torch {result['torch']}, {result['date']}"
 
 
 # -- timing ----------------------------------------------------------------------------------------

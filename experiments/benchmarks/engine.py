@@ -1,7 +1,7 @@
 """Token rate of the engine, against transformers.
 
     python -m experiments.benchmarks.engine [--device cuda]
-    python -m experiments.benchmarks.engine cpu [--forms float32,bfloat16] [--batches 1,8]
+    python -m experiments.benchmarks.engine cpu [--forms float32 bfloat16] [--batches 1 8]
 
 The first compares it with `generate_batch`, greedily, with the same prompts and lengths over the
 same weights. The engine runs with its own forward pass, with `async_scheduling`, and with the
@@ -29,7 +29,8 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,15 +39,8 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from experiments.benchmarks.device import facts, gpu, place_of
-from experiments.benchmarks.harness import (
-    Parser,
-    keep,
-    positive_int,
-    positive_ints,
-    run_command,
-    table,
-)
+from experiments.benchmarks.device import Results, parse_device
+from experiments.benchmarks.harness import main_of, parse, positive_int, table
 from experiments.benchmarks.shapes import BASE, config_of, shape_of
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine.llm import LLM
@@ -82,8 +76,7 @@ class Load:
 
     def blocks(self, size: int) -> int:
         """Blocks for all requests at once, with the longest answer each."""
-        most = max(self.tokens)
-        return sum(-(-(len(prompt) + most) // size) for prompt in self.prompts)
+        return sum(-(-(len(prompt) + max(self.tokens)) // size) for prompt in self.prompts)
 
 
 # -- the engine and its peer -----------------------------------------------------------------------
@@ -113,42 +106,35 @@ def asker(model: LoadedModel, load: Load, settings: Mapping[str, Any] | None = N
     return ask
 
 
-class Peer:
-    """transformers' continuous batching over the same weights, kept running between rounds."""
+@contextmanager
+def peer(model: LoadedModel, load: Load) -> Iterator[tuple[Ask, Callable[[], str]]]:
+    """transformers' continuous batching over the same weights, and the name of its attention.
 
-    def __init__(self, model: LoadedModel, load: Load) -> None:
-        """To be made before an engine uses the model: its modules are copied, its weights not."""
-        shared = {id(weight): weight for weight in model.module.parameters()}
-        module: Any = deepcopy(model.module, shared)
-        module.set_attn_implementation("sdpa")
-        config = GenerationConfig(
-            max_new_tokens=max(load.tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
-        )
-        # Room for this load: by default it takes most of the machine's memory, and minutes.
-        room = ContinuousBatchingConfig(num_blocks=load.blocks(PAGE) + 16, max_batch_tokens=4096)
-        self._manager = module.init_continuous_batching(
-            generation_config=config, continuous_batching_config=room
-        )
-        self._config = module.config
+    To be made before an engine uses the model: its modules are copied, its weights not. It starts
+    its thread with the first round, after the capture of graphs, since it waits for the device.
+    """
+    shared = {id(weight): weight for weight in model.module.parameters()}
+    module: Any = deepcopy(model.module, shared)
+    module.set_attn_implementation("sdpa")
+    # Room for this load: by default it takes most of the machine's memory, and minutes.
+    room = ContinuousBatchingConfig(num_blocks=load.blocks(PAGE) + 16, max_batch_tokens=4096)
+    manager = module.init_continuous_batching(
+        generation_config=greedy(max(load.tokens)), continuous_batching_config=room
+    )
+    started = False
 
-    def start(self) -> None:
-        """Start its thread, after the capture of graphs, since it waits for the whole device."""
-        self._manager.start()
-
-    @property
-    def attention(self) -> str:
-        """Its attention: FlashAttention where that is installed."""
-        return str(self._config._attn_implementation).removeprefix("paged|")  # in some versions
-
-    def answers(self, load: Load) -> Answers:
-        """In the order of the prompts."""
+    def ask() -> Answers:
+        nonlocal started
+        if not started:
+            manager.start()
+            started = True
         names = [
-            self._manager.add_request(prompt, max_new_tokens=tokens)
+            manager.add_request(prompt, max_new_tokens=tokens)
             for prompt, tokens in zip(load.prompts, load.tokens, strict=True)
         ]
         done: dict[str, list[int]] = {}
         while len(done) < len(names):
-            result = self._manager.get_result(timeout=TIMEOUT)
+            result = manager.get_result(timeout=TIMEOUT)
             if result is None:
                 sys.exit(f"{PEER} failed, or gave no answer within {TIMEOUT} s")
             if result.error is not None:
@@ -157,9 +143,15 @@ class Peer:
                 done[result.request_id] = list(result.generated_tokens)
         return [done[name] for name in names]
 
-    def close(self) -> None:
-        """Stop its thread, if it runs."""
-        self._manager.stop(block=True)
+    try:  # its attention is FlashAttention where that is installed
+        yield ask, lambda: str(module.config._attn_implementation).removeprefix("paged|")
+    finally:
+        manager.stop(block=True)
+
+
+def greedy(tokens: int) -> GenerationConfig:
+    """transformers' settings for so many of the most likely tokens, without stop tokens."""
+    return GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
 
 
 def agreement(found: Answers, wanted: Answers, dtype: torch.dtype) -> float:
@@ -198,47 +190,52 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "pagedsim, async_scheduling": {"async_scheduling": True},
     "pagedsim, model_impl=transformers": {"model_impl": "transformers"},
 }
+LOAD = {
+    "--prompts": {"type": positive_int, "help": "64; 256 on a GPU"},
+    "--tokens": {"type": positive_int, "help": "generated for each: 64; 128 on a GPU"},
+    "--out": Path,
+}
+TIMES = "pagedsim is so many times as fast"
 WEAK = ", over its whole cache with a mask"
 
 
 def engine(words: Sequence[str]) -> None:
     """Print all rates and their ratios."""
-    parser = Parser(__doc__)
-    add_load(parser)
-    parser.add_argument("--repeats", type=positive_int, default=3)
-    parser.add_argument("--out", type=Path, help="a folder for engine.json")
-    parser.set_defaults(device="cpu")
-    asked = parser.parse_args(words)
-    cuda = asked.device == "cuda"
-    device = gpu() if cuda else torch.device("cpu")
+    asked = parse_device(__doc__, words, {"--device": ("cpu", "cuda"), "--rounds": 3, **LOAD})
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    place = place_of(asked, device)
-    model = loaded(device)
+    model = loaded(asked.device)
     load = load_of(asked.prompts, asked.tokens, model)
-    result: dict[str, Any] = {
-        **facts(device, "experiments.benchmarks.engine", words),
-        "model": model.name,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "prompts": len(load.prompts),
-        "prompt_tokens": sum(map(len, load.prompts)),
-        "tokens": load.tokens[0],
-        "clock": "wall" if cuda else "processor",
-    }
-    result |= measure(model, load, asked.repeats, time.perf_counter if cuda else time.process_time)
-    keep(place, "engine", result)
-    print(written(result))
-    if not result["right"]:
-        sys.exit("these do not give the same tokens, so nothing was timed")
-
-
-def add_load(parser: Parser) -> None:
-    """Add the device and the size of the load."""
-    parser.add_argument("--device", choices=("cpu", "cuda"))
-    parser.add_argument("--prompts", type=positive_int, help="64; 256 on a GPU")
-    parser.add_argument(
-        "--tokens", type=positive_int, help="generated for each prompt: 64; 128 on a GPU"
+    cuda = asked.device.type == "cuda"
+    results = Results(
+        *("engine", "engine", words, asked),
+        lines="",
+        dtype=model.dtype,
+        model=model.name,
+        prompts=len(load.prompts),
+        prompt_tokens=sum(map(len, load.prompts)),
+        tokens=load.tokens[0],
+        clock="wall" if cuda else "processor",
     )
+    found = measure(model, load, asked.rounds, time.perf_counter if cuda else time.process_time)
+    results.content |= found
+    title = (
+        f"{results.heading(model.name)}: {len(load.prompts)} prompts of "
+        f"{results.content['prompt_tokens']:,} tokens, {load.tokens[0]} generated for each; "
+        f"{PEER} attends by {found['attention']}{WEAK * (found['attention'] == 'sdpa')}"
+    )
+    if not found["right"]:
+        rows = [[name, f"{share:.0%}"] for name, share in found["alike"].items()]
+        results.close(f"{title}\n\n{table(['', f'answers as of {PEER}'], rows)}")
+        sys.exit("these do not give the same tokens, so nothing was timed")
+    head = ["", f"tokens per {'' if cuda else 'CPU '}second", TIMES]
+    results.close(f"{title}\n\n{table(head, rate_rows(found['rates']))}")
+
+
+def rate_rows(rates: Mapping[str, float]) -> list[list[str]]:
+    """Rates, and how many times as fast the first is."""
+    first = next(iter(rates.values()), 0.0)
+    return [[name, f"{own:,.0f}", f"{first / own:.2f}"] for name, own in rates.items()]
 
 
 def loaded(device: torch.device) -> LoadedModel:
@@ -264,41 +261,18 @@ def prompts_of(rng: random.Random, count: int, lengths: range, vocab: int) -> li
 
 
 def measure(
-    model: LoadedModel, load: Load, repeats: int, clock: Callable[[], float]
+    model: LoadedModel, load: Load, rounds: int, clock: Callable[[], float]
 ) -> dict[str, Any]:
     """The rate of each, if all give the same tokens."""
-    peer = Peer(model, load)
-    try:
-        askers: dict[str, Ask] = {
-            **{name: asker(model, load, settings) for name, settings in OURS.items()},
-            PEER: lambda: peer.answers(load),
-        }
-        peer.start()
-        wanted = askers[PEER]()
-        alike = {name: agreement(askers[name](), wanted, model.dtype) for name in OURS}
+    with peer(model, load) as (ask, kind):
+        ours = {name: asker(model, load, settings) for name, settings in OURS.items()}
+        wanted = ask()
+        alike = {name: agreement(own(), wanted, model.dtype) for name, own in ours.items()}
         right = min(alike.values()) >= enough(model.dtype)
-        found = {"alike": alike, "attention": peer.attention, "right": right}
-        return {**found, "rates": best_rates(askers, repeats, clock)} if right else found
-    finally:
-        peer.close()
-
-
-def written(result: Mapping[str, Any]) -> str:
-    """The results as Markdown."""
-    second = "CPU second" if result["clock"] == "processor" else "second"
-    title = (
-        f"{result['model']}, {result['dtype']}, {result['device']}: {result['prompts']} prompts of "
-        f"{result['prompt_tokens']:,} tokens, {result['tokens']} generated for each; "
-        f"{PEER} attends by {result['attention']}{WEAK * (result['attention'] == 'sdpa')}"
-    )
-    rates = result.get("rates")
-    if rates is None:
-        rows = [[name, f"{share:.0%}"] for name, share in result["alike"].items()]
-        return f"{title}\n\n{table(['', f'answers as of {PEER}'], rows)}"
-    first = next(iter(rates.values()))
-    rows = [[name, f"{own:,.0f}", f"{first / own:.2f}"] for name, own in rates.items()]
-    head = ["", f"tokens per {second}", "pagedsim is so many times as fast"]
-    return f"{title}\n\n{table(head, rows)}"
+        found: dict[str, Any] = {"alike": alike, "attention": kind(), "right": right}
+        if right:
+            found["rates"] = best_rates({**ours, PEER: ask}, rounds, clock)
+        return found
 
 
 # -- a real model on a CPU -------------------------------------------------------------------------
@@ -312,22 +286,14 @@ PADDED = "transformers' generate"
 
 
 def cpu(words: Sequence[str]) -> None:
-    """Print a table for each form of the weights."""
-    parser = Parser(__doc__)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--forms", default=",".join(FORMS), help=f"of {', '.join(FORMS)}")
-    parser.add_argument(
-        "--batches", type=positive_ints, default="1,8,32", help="requests at a time"
-    )
-    parser.add_argument("--rounds", type=positive_int, default=3)
-    parser.add_argument("--threads", type=positive_int, default=1)
-    asked = parser.parse_args(words)
+    """Print a table for each form of the weights, on so many threads, by requests at a time."""
+    forms = {"nargs": "+", "choices": FORMS, "default": FORMS}
+    options = {"--model": "smollm2", "--forms": forms, "--batches": [1, 8, 32]}
+    asked = parse(__doc__, words, {**options, "--rounds": 3, "--threads": 1})
     torch.set_num_threads(asked.threads)
     logging.disable(logging.WARNING)
     clock = time.process_time if asked.threads == 1 else time.perf_counter
-    for form in asked.forms.split(","):
-        if form not in FORMS:
-            sys.exit(f"--forms={form}: must be of {', '.join(FORMS)}")
+    for form in asked.forms:
         kind = {"dtype": "bfloat16", "quantization": "int8"} if form == "int8" else {"dtype": form}
         try:
             model = load_model(asked.model, max_model_len=256, **kind)
@@ -341,7 +307,7 @@ def cpu(words: Sequence[str]) -> None:
             rows += [
                 [str(count), name, f"{own:.1f}", f"{ours / own:.2f}"] for name, own in rates.items()
             ]
-        print(table(["requests", "", "tokens/s", "pagedsim is so many times as fast"], rows))
+        print(table(["requests", "", "tokens/s", TIMES], rows))
         step, read = step_and_read(model, asked.rounds, clock)
         print(
             f"\nA step of one request takes {step * 1e3:.1f} ms, reading the weights once "
@@ -362,19 +328,18 @@ def uneven_rates(
 ) -> dict[str, float]:
     """The rate of each for so many requests; exits unless all give the same tokens."""
     load = uneven_load(count, model.vocab_size)
-    askers: dict[str, Ask] = {"pagedsim": asker(model, load)}
     if form == "int8":
-        askers["pagedsim"]()
+        ours = {"pagedsim": asker(model, load)}
+        ours["pagedsim"]()
+        return best_rates(ours, rounds, clock)
+    with peer(model, load) as (ask, _):
+        askers: dict[str, Ask] = {
+            "pagedsim": asker(model, load),
+            PADDED: lambda: padded(model.module, load),
+            PEER: ask,
+        }
+        check({name: one() for name, one in askers.items()}, model.dtype)
         return best_rates(askers, rounds, clock)
-    peer = Peer(model, load)
-    peer.start()
-    askers[PADDED] = lambda: padded(model.module, load)
-    askers[PEER] = lambda: peer.answers(load)
-    try:
-        check({name: ask() for name, ask in askers.items()}, model.dtype)
-        return best_rates(askers, rounds, clock)
-    finally:
-        peer.close()
 
 
 def check(answers: Mapping[str, Answers], dtype: torch.dtype) -> None:
@@ -391,11 +356,8 @@ def padded(module: Any, load: Load) -> Answers:
     longest = max(map(len, load.prompts))
     ids = torch.tensor([[0] * (longest - len(one)) + one for one in load.prompts])
     mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in load.prompts])
-    config = GenerationConfig(
-        max_new_tokens=max(load.tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
-    )
     with attention(module, "sdpa"):
-        made = module.generate(ids, attention_mask=mask, generation_config=config)
+        made = module.generate(ids, attention_mask=mask, generation_config=greedy(max(load.tokens)))
     rows = made[:, longest:].tolist()
     return [row[:tokens] for row, tokens in zip(rows, load.tokens, strict=True)]
 
@@ -423,13 +385,7 @@ def step_and_read(
     return (long - short) / STEPS, bare
 
 
-COMMANDS = {"engine": engine, "cpu": cpu}
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Run one of the commands."""
-    run_command(COMMANDS, words)
-
+main = main_of(engine, cpu)
 
 if __name__ == "__main__":
     main()

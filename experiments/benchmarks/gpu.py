@@ -40,7 +40,7 @@ import torch
 from experiments.benchmarks.device import facts, folder_named
 from experiments.benchmarks.device import gpu as require_gpu
 from experiments.benchmarks.gpu_parts import FRONT_DOOR, Part, carried_out, lacking, parts
-from experiments.benchmarks.harness import Parser, keep, positive_float, table
+from experiments.benchmarks.harness import keep, main_of, parse, table
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.metrics.files import read_json
 
@@ -54,9 +54,8 @@ PATIENCE = 300.0
 """Seconds that slices give a part that does not end, before the others."""
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def gpu(words: Sequence[str]) -> None:
     """Run the parts that are not done, and print the states of all."""
-    words = sys.argv[1:] if words is None else words
     asked = _asked(words)
     if asked.unpack:
         archive = Archive(asked.archive)
@@ -89,14 +88,15 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _asked(words: Sequence[str]) -> Namespace:
-    parser = Parser(__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes; a cpu has no others")
-    parser.add_argument("--minutes", type=positive_float, default=25.0, help="for this slice")
-    parser.add_argument("--out", type=Path, help="a folder, for other than results/<GPU>")
-    parser.add_argument("--archive", type=Path, help="a .tar.gz to go on with, and to leave")
-    parser.add_argument("--unpack", action="store_true", help="the archive, and nothing else")
-    asked = parser.parse_args(words)
+    options = {
+        "--device": ("cuda", "cpu"),
+        "--quick": {"action": "store_true", "help": "tiny sizes; a cpu has no others"},
+        "--minutes": 25.0,
+        "--out": {"type": Path, "help": "a folder, for other than results/<GPU>"},
+        "--archive": {"type": Path, "help": "a .tar.gz to go on with, and to leave"},
+        "--unpack": {"action": "store_true", "help": "the archive, and nothing else"},
+    }
+    asked = parse(__doc__, words, options)
     asked.quick = asked.quick or asked.device == "cpu"
     if asked.unpack and asked.archive is None:
         sys.exit("--unpack: there is nothing to unpack; give --archive")
@@ -330,6 +330,8 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
         raise ValueError(f"{member.name!r} is no plain file")
     return file.read()
 
+
+main = main_of(gpu)
 
 if __name__ == "__main__":
     main()

@@ -127,8 +127,8 @@ def parts(device: str, quick: bool) -> list[Part]:
         _benchmark("experts", "products", "experts", *sizes),
         _benchmark("kernels", "kernels", *sizes, "--peers", "sdpa", "flashinfer"),
         _benchmark("step, all", "step", *sizes, least=90),
-        _benchmark("engine", "engine", *given, *few, "--repeats", "1", least=120),
-        _benchmark("servers", "servers", *given, *few, "--repeats", "1" if quick else "2",
+        _benchmark("engine", "engine", *given, *few, "--rounds", "1", least=120),
+        _benchmark("servers", "servers", *given, *few, "--rounds", "1" if quick else "2",
                    least=120),
         _benchmark("peers", "kernels", *sizes, "--headlines", "--name", "peers"),
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -39,9 +39,6 @@ Command = Callable[[Sequence[str]], None]
 class Parser(ArgumentParser):
     """A parser that keeps line breaks in its help and ends with one line for an error."""
 
-    def __init__(self, doc: str | None) -> None:
-        super().__init__(description=doc, formatter_class=RawDescriptionHelpFormatter)
-
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists what there is\n")
 
@@ -54,11 +51,6 @@ def _whole(text: str, least: int) -> int:
 
 non_negative_int = partial(_whole, least=0)
 positive_int = partial(_whole, least=1)
-
-
-def positive_ints(text: str) -> list[int]:
-    """Whole numbers of at least 1, separated by commas."""
-    return [positive_int(one) for one in text.split(",")]
 
 
 def positive_float(text: str) -> float:
@@ -76,13 +68,54 @@ def existing_file(text: str) -> str:
     return text
 
 
-def run_command(commands: Mapping[str, Command], words: Sequence[str] | None = None) -> None:
-    """Run the command named by the first word, or the first command if the word names none."""
-    words = sys.argv[1:] if words is None else words
-    if words and words[0] in commands:
-        commands[words[0]](words[1:])
-    else:
-        next(iter(commands.values()))(words)
+def parse(doc: str | None, words: Sequence[str], options: Mapping[str, Any]) -> Namespace:
+    """The options of a command line.
+
+    An option is declared by its default: a number, a text, False for a flag, a list for several
+    values, or a tuple of choices, of which the first is the default. An option without a default is
+    declared by its type, and any other by the arguments of `add_argument`.
+    """
+    parser = Parser(description=doc, formatter_class=RawDescriptionHelpFormatter)
+    for name, declared in options.items():
+        parser.add_argument(name, **_argument(declared))
+    return parser.parse_args(words)
+
+
+def _argument(declared: Any) -> dict[str, Any]:
+    match declared:
+        case dict():
+            return declared
+        case False:
+            return {"action": "store_true"}
+        case tuple():
+            return {"choices": declared, "default": declared[0]}
+        case list():
+            return {"nargs": "+", "type": _type(declared[0]), "default": declared}
+        case int() | float() | str():
+            return {"type": _type(declared), "default": declared, "help": f"default: {declared}"}
+    return {"type": declared}
+
+
+def _type(default: float | str) -> Callable[[str], Any]:
+    if isinstance(default, str):
+        return str
+    if isinstance(default, float):
+        return positive_float
+    return positive_int if default else non_negative_int
+
+
+def main_of(*commands: Command) -> Callable[[Sequence[str] | None], None]:
+    """The `main` of a module: runs the command that the first word names, or the first command."""
+    named = {one.__name__: one for one in commands}
+
+    def main(words: Sequence[str] | None = None) -> None:
+        words = sys.argv[1:] if words is None else words
+        if words and words[0] in named:
+            named[words[0]](words[1:])
+        else:
+            commands[0](words)
+
+    return main
 
 
 # -- costs -----------------------------------------------------------------------------------------
@@ -149,7 +182,7 @@ def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
 # -- tables and files ------------------------------------------------------------------------------
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     return "\n".join([row(head), row(["---"] * len(head)), *map(row, rows)])
 

@@ -15,8 +15,7 @@ with a very long one among them. Bytes are the mean over all steps, since tables
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,20 +25,14 @@ from unittest.mock import patch
 
 import torch
 
-from experiments.benchmarks.device import facts, gpu, place_of
-from experiments.benchmarks.harness import (
-    Parser,
-    keep,
-    non_negative_int,
-    positive_int,
-    run_command,
-    table,
-)
+from experiments.benchmarks.device import Results, parse_device
+from experiments.benchmarks.harness import main_of, table
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.inputs import TransferBuffer
 from pagedsim.engine.models import LoadedModel, load_model
 
+OPTIONS = {"--device": ("cpu", "cuda"), "--running": [1, 16, 64, 256]}
 LONGEST = 1024
 """Tokens of a request, prompt and output."""
 CHECKED = 4
@@ -62,18 +55,9 @@ class Nothing:
 
 def idle_model(device: torch.device) -> LoadedModel:
     """The tiny model with the forward pass `Nothing`."""
+    torch.set_num_threads(1)
     model = load_model("tiny", dtype="float32", device=device, max_model_len=LONGEST)
     return replace(model, native=cast(Any, Nothing(model.vocab_size, device)))
-
-
-def parser_of(steps: int, rounds: int) -> Parser:
-    """A parser with the options of both commands."""
-    parser = Parser(__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--running", type=positive_int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--steps", type=positive_int, default=steps, help="decode steps a round")
-    parser.add_argument("--rounds", type=positive_int, default=rounds)
-    return parser
 
 
 def round_of(engine: LLMEngine, steps: int) -> StepTimes:
@@ -84,49 +68,6 @@ def round_of(engine: LLMEngine, steps: int) -> StepTimes:
         assert engine.times is not None
         times.append(engine.times)
     return StepTimes(*(median(part) for part in zip(*times, strict=True)))
-
-
-# -- a step ----------------------------------------------------------------------------------------
-
-
-def step(words: Sequence[str]) -> None:
-    """Print the time of each part of a step."""
-    parser = parser_of(steps=100, rounds=4)
-    parser.add_argument("--out", type=Path, help="a folder for host.json")
-    asked = parser.parse_args(words)
-    cuda = asked.device == "cuda"
-    device = gpu() if cuda else torch.device("cpu")
-    torch.set_num_threads(1)
-    place = place_of(asked, device)
-    result: dict[str, Any] = {**facts(device, "experiments.benchmarks.host", words), "steps": []}
-    model = idle_model(device)
-    for running in asked.running:
-        for ahead in (False, True):
-            result["steps"].append(measure(model, running, ahead, asked.steps, asked.rounds))
-            keep(place, "host", result)
-    print("a step of decodes, prefill_first, paged, blocks of 16, on", result["device"])
-    print(written(result["steps"]))
-    wrong = [str(one["requests"]) for one in result["steps"] if not one["right"]]
-    if wrong:
-        sys.exit(f"wrong tokens with so many requests, not timed: {', '.join(wrong)}")
-
-
-def measure(
-    model: LoadedModel, running: int, ahead: bool, steps: int, rounds: int
-) -> dict[str, Any]:
-    """Seconds of each part of a step, if its tokens are right."""
-    rng, most = random.Random(0), steps * rounds + 64
-    prompts = [
-        [rng.randrange(250) for _ in range(rng.randint(64, LONGEST - most))] for _ in range(running)
-    ]
-    engine = full_batch(model, prompts, most, async_scheduling=ahead)
-    found: dict[str, Any] = {"requests": running, "async_scheduling": ahead}
-    found["right"] = right(engine)
-    if not found["right"]:
-        return found
-    best = min((round_of(engine, steps) for _ in range(rounds)), key=sum)
-    parts = {part: getattr(best, part) for part in PARTS}
-    return {**found, **parts, "seconds": sum(parts.values())}
 
 
 def full_batch(
@@ -142,6 +83,57 @@ def full_batch(
     return engine
 
 
+# -- a step ----------------------------------------------------------------------------------------
+
+
+def step(words: Sequence[str]) -> None:
+    """Print the time of each part of a step."""
+    asked = parse_device(__doc__, words, {**OPTIONS, "--steps": 100, "--rounds": 4, "--out": Path})
+    results = Results("host", "host", words, asked, lines="steps", dtype="float32")
+    model = idle_model(asked.device)
+    cases = {f"{n}{', ahead' * ahead}": (n, ahead) for n in asked.running for ahead in (0, 1)}
+    results.sweep(
+        cases,
+        lambda case: measure(model, *cases[case], asked.steps, asked.rounds),
+        lambda one: f"{one['requests']}{', ahead' * one['async_scheduling']}",
+    )
+    timed = {(one["requests"], one["async_scheduling"]): one for one in results.timed()}
+
+    def cell(running: int, ahead: bool, part: str) -> str:
+        found = timed.get((running, ahead))
+        return "–" if found is None else f"{found[part] * 1e6:.1f}"
+
+    rows = [
+        [
+            str(running),
+            *(cell(running, False, part) for part in (*PARTS, "seconds")),
+            cell(running, True, "seconds"),
+        ]
+        for running in asked.running
+    ]
+    head = ["requests", "plan", "inputs and launch", "sample", "commit", "µs in all"]
+    text = table([*head, "µs with async_scheduling"], rows)
+    title = f"a step of decodes, prefill_first, paged, blocks of 16, on {results.heading()}"
+    results.close(f"{title}\n{text}", "wrong tokens with so many requests, not timed")
+
+
+def measure(
+    model: LoadedModel, running: int, ahead: bool, steps: int, rounds: int
+) -> dict[str, Any]:
+    """Seconds of each part of a step, if its tokens are right."""
+    rng, most = random.Random(0), steps * rounds + 64
+    prompts = [
+        [rng.randrange(250) for _ in range(rng.randint(64, LONGEST - most))] for _ in range(running)
+    ]
+    engine = full_batch(model, prompts, most, async_scheduling=bool(ahead))
+    found = {"requests": running, "async_scheduling": bool(ahead), "right": right(engine)}
+    if not found["right"]:
+        return found
+    best = min((round_of(engine, steps) for _ in range(rounds)), key=sum)
+    parts = {part: getattr(best, part) for part in PARTS}
+    return {**found, **parts, "seconds": sum(parts.values())}
+
+
 def right(engine: LLMEngine) -> bool:
     """Whether the tokens of some steps are the most likely ones of the model's logits."""
     nothing = cast(Nothing, engine.model.native)
@@ -155,22 +147,6 @@ def right(engine: LLMEngine) -> bool:
     return True
 
 
-def written(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The results as Markdown, in microseconds."""
-    timed = {(one["requests"], one["async_scheduling"]): one for one in lines if "seconds" in one}
-    rows = []
-    for running in dict.fromkeys(one["requests"] for one in lines):
-        here, ahead = (timed.get((running, way), {}) for way in (False, True))
-        parts = [_us(here.get(part)) for part in (*PARTS, "seconds")]
-        rows.append([str(running), *parts, _us(ahead.get("seconds"))])
-    head = ["requests", "plan", "inputs and launch", "sample", "commit", "µs in all"]
-    return table([*head, "µs with async_scheduling"], rows)
-
-
-def _us(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds * 1e6:.1f}"
-
-
 # -- block tables ----------------------------------------------------------------------------------
 
 BLOCK = 16
@@ -179,34 +155,25 @@ PROMPT = 300
 
 
 def tables(words: Sequence[str]) -> None:
-    """Print bytes and times without and with a long context."""
-    parser = parser_of(steps=64, rounds=3)
-    parser.add_argument("--blocks", type=non_negative_int, default=8193, help="of the long context")
-    asked = parser.parse_args(words)
-    device = gpu() if asked.device == "cuda" else torch.device("cpu")
-    torch.set_num_threads(1)
-    model = replace(idle_model(device), max_model_len=(asked.blocks + 64) * BLOCK)
+    """Print bytes and times without and with a context of `--blocks` blocks."""
+    options = {**OPTIONS, "--steps": 64, "--rounds": 3, "--blocks": 8193}
+    asked = parse_device(__doc__, words, options)
+    model = replace(idle_model(asked.device), max_model_len=(asked.blocks + 64) * BLOCK)
     rows = []
     for running in asked.running:
         for blocks in (0, asked.blocks):
-            sent, best = table_costs(model, running, blocks, asked.steps, asked.rounds)
+            engine = batch_with_long(model, running, blocks, asked.steps * (asked.rounds + 1))
+            round_of(engine, asked.steps)
+            with sent_bytes() as sizes:
+                times = [round_of(engine, asked.steps) for _ in range(asked.rounds)]
+            best = min(times, key=lambda one: one.launch)
+            sent = sum(sizes) / (asked.steps * asked.rounds)
             seconds = best.launch, sum(getattr(best, part) for part in PARTS)
             counts = [str(running), f"{blocks:,}" if blocks else "–", f"{sent:,.0f}"]
             rows.append([*counts, *(f"{one * 1e6:,.0f}" for one in seconds)])
     head = ["requests", "blocks of a long one", "bytes a step", "inputs and launch, µs"]
-    print(f"a step of decodes, blocks of {BLOCK}, on {asked.device}")
+    print(f"a step of decodes, blocks of {BLOCK}, on {asked.device.type}")
     print(table([*head, "µs in all"], rows))
-
-
-def table_costs(
-    model: LoadedModel, running: int, blocks: int, steps: int, rounds: int
-) -> tuple[float, StepTimes]:
-    """Bytes and seconds of a step."""
-    engine = batch_with_long(model, running, blocks, steps * (rounds + 1))
-    round_of(engine, steps)
-    with sent_bytes() as sizes:
-        times = [round_of(engine, steps) for _ in range(rounds)]
-    return sum(sizes) / (steps * rounds), min(times, key=lambda one: one.launch)
 
 
 @contextmanager
@@ -239,13 +206,7 @@ def batch_with_long(model: LoadedModel, running: int, blocks: int, steps: int) -
     )
 
 
-COMMANDS = {"step": step, "tables": tables}
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Run one of the commands."""
-    run_command(COMMANDS, words)
-
+main = main_of(step, tables)
 
 if __name__ == "__main__":
     main()

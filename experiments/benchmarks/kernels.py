@@ -6,12 +6,12 @@
 The limit of a case is the time of its bytes at the speed of a device copy, or of its FLOP at that
 of a matrix product, whichever is longer; both are timed in the same rounds as the kernels. Outputs
 are first compared with plain torch in fp64; a wrong one is not timed. A case that raises an error
-is reported, and the others are measured. Results go to experiments/results/<GPU>/kernels.json, with
-a picture of the roofline.
+is reported, and the others are measured. Results go to experiments/results/<GPU>/kernels.json, or
+to a file of another `--name`; `--headlines` measures only the cases with a bar.
 
-Peers are the installed libraries that can compute a case. SDPA, FlexAttention and torch's
-`varlen_attn` get contiguous keys and values, which saves them the block tables; they take no 8-bit
-cache, and the first two no contexts that differ. FlashInfer and FlashAttention 3 get the same
+Peers are the installed libraries that can compute a case; `--peers` without names measures ours
+alone. SDPA and FlexAttention get contiguous keys and values, which saves them the block tables;
+they take no 8-bit cache and no contexts that differ. FlashInfer and FlashAttention 3 get the same
 paged cache, FlashAttention 2 the same in pages of 256 tokens, its smallest size.
 """
 
@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
 from statistics import median
@@ -31,16 +30,15 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.benchmarks.device import (
+    OPTIONS,
     Copy,
     Results,
-    device_of,
     dtype_of,
     failure,
-    heading,
     medians,
-    options,
+    parse_device,
 )
-from experiments.benchmarks.harness import columns
+from experiments.benchmarks.harness import columns, main_of
 from experiments.benchmarks.shapes import Case, Problem, grid, headlines
 from pagedsim.kernels.float8 import AUTO
 
@@ -50,29 +48,22 @@ FREE = 0.9
 """The share of free memory that a case may take."""
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def kernels(words: Sequence[str]) -> None:
     """Measure the grid; print a table, and keep the results."""
-    words = sys.argv[1:] if words is None else words
-    parser = options(__doc__)
-    parser.add_argument(
-        "--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="none: just ours"
-    )
-    parser.add_argument("--name", default="kernels", help="of the files that are written")
-    parser.add_argument("--headlines", action="store_true", help="only the cases with a bar")
-    asked = parser.parse_args(words)
-    device = device_of(asked)
-    dtype = dtype_of(device)
+    peers = {"nargs": "*", "choices": list(PEERS), "default": list(PEERS)}
+    headlines_only = {"action": "store_true", "help": "only the cases with a bar"}
+    more = {"--peers": peers, "--name": "kernels", "--headlines": headlines_only}
+    asked = parse_device(__doc__, words, {**OPTIONS, **more})
+    device, dtype = asked.device, dtype_of(asked.device)
     limits = Limits(device, dtype, asked.quick)
+    left_out: list[str] = []
     results = Results(
-        *(asked.name, "cases", "kernels", words, asked, device),
-        dtype=dtype,
-        timed="of_limit",
-        left_out=[],
+        asked.name, "kernels", words, asked, timed="of_limit", dtype=dtype, left_out=left_out
     )
 
     def line(case: Case) -> dict[str, Any] | None:
         if not _fits(case, dtype, device):
-            results.content["left_out"].append(str(case))
+            left_out.append(str(case))
             return None
         try:
             return measured(case, dtype, asked.peers, limits, asked.rounds)
@@ -81,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
     wanted = headlines(asked.quick) if asked.headlines else grid(asked.quick)
     results.sweep(wanted, line, lambda one: str(one["case"]), progress)
-    results.close(written(results.content, asked.peers), draw="roofline")
+    results.close(written(results, asked.peers))
 
 
 class Limits:
@@ -122,20 +113,9 @@ def measured(
     """The line of a case, without a time if its result is wrong."""
     problem = Problem(case, dtype, limits.device)
     found: dict[str, Any] = {
-        "case": str(case),
-        "kind": case.kind,
-        "model": case.model,
-        "batch": case.batch,
-        "queries": case.queries,
-        "context": case.context,
-        "block_size": case.block_size,
-        "cache": case.cache,
-        "beside": case.beside,
-        "flop": case.flop,
-        "bytes": case.moved(dtype),
-        "error": problem.error(problem.ours()),
-        "error_allowed": problem.allowed,
-        "peers": {},
+        **{"case": str(case), "kind": case.kind, **asdict(case)},
+        **{"flop": case.flop, "bytes": case.moved(dtype)},
+        **{"error": problem.error(problem.ours()), "error_allowed": problem.allowed, "peers": {}},
     }
     if found["error"] > problem.allowed:
         return found
@@ -171,17 +151,15 @@ def progress(found: Mapping[str, Any]) -> str:
     return f"{found['case']}: {found['of_limit']:.0%} of the limit{others}"
 
 
-def written(result: Mapping[str, Any], peers: Sequence[str]) -> str:
+def written(results: Results, peers: Sequence[str]) -> str:
     """The results as Markdown."""
-    timed = [one for one in result["cases"] if "of_limit" in one]
-    shown = [
-        name for name in peers if any("to_ours" in one["peers"].get(name, {}) for one in timed)
-    ]
+    timed = results.timed()
 
     def ratio(one: Mapping[str, Any], name: str) -> str:
         peer = one["peers"].get(name, {})
         return f"{peer['to_ours']:.2f}" if "to_ours" in peer else "–"
 
+    shown = [name for name in peers if any(ratio(one, name) != "–" for one in timed)]
     cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "case": lambda one: one["case"],
         "µs": lambda one: f"{one['seconds'] * 1e6:,.0f}",
@@ -191,14 +169,14 @@ def written(result: Mapping[str, Any], peers: Sequence[str]) -> str:
         "of the limit": lambda one: f"{one['of_limit']:.0%}",
         **{f"{name} / ours": partial(ratio, name=name) for name in shown},
     }
-    text = [heading(result)]
+    text = [results.heading()]
     if timed:
         copy = median(one["limit"]["copy_gb_s"] for one in timed)
         product = median(one["limit"]["product_tflop_s"] for one in timed)
         text[0] += f": a copy {copy:,.0f} GB/s, a product {product:,.3g} TFLOP/s"
         text += ["", columns(timed, cells)]
-    if result["left_out"]:
-        text += ["", f"left out, for want of memory: {'; '.join(result['left_out'])}"]
+    if left_out := results.content["left_out"]:
+        text += ["", f"left out, for want of memory: {'; '.join(left_out)}"]
     return "\n".join(text)
 
 
@@ -282,29 +260,11 @@ def flex(problem: Problem) -> Contender | None:
     )
 
 
-def varlen(problem: Problem) -> Contender | None:
-    """torch's own `varlen_attn`, over concatenated sequences."""
-    name = "torch.nn.attention.varlen"
-    if not _sixteen_on_a_gpu(problem) or importlib.util.find_spec(name) is None:
-        return None
-    attend: Any = importlib.import_module(name).varlen_attn
-    case = problem.case
-    runs = problem.runs()
-    k, v = (torch.cat([run[at] for run in runs]) for at in (0, 1))
-    ends = torch.tensor([0, *accumulate(case.contexts)], dtype=torch.int32, device=k.device)
-    masks: dict[str, Any] = {"scale": problem.scale}
-    masks["window_size"] = (-1, 0)  # causal, from the end of a context
-    if "enable_gqa" in inspect.signature(attend).parameters:
-        masks["enable_gqa"] = case.shape.group > 1  # older versions always do it
-    places = (problem.batch.query_start, ends, case.queries, max(case.contexts))
-    return Contender(lambda: attend(problem.q, k, v, *places, **masks))
-
-
 def flash(problem: Problem) -> Contender | None:
     """FlashAttention over a paged cache: version 3, or else 2, whichever is installed."""
-    if not _sixteen_on_a_gpu(problem):
-        return None
     case = problem.case
+    if problem.q.device.type != "cuda" or case.cache != AUTO:
+        return None
     caches, tables, named = (problem.k_cache, problem.v_cache), problem.tables, "page_table"
     if importlib.util.find_spec("flash_attn_interface") is not None:
         library: Any = importlib.import_module("flash_attn_interface")
@@ -358,7 +318,6 @@ def flashinfer(problem: Problem) -> Contender | None:
 PEERS: Mapping[str, Callable[[Problem], Contender | None]] = {
     "sdpa": sdpa,
     "flex": flex,
-    "varlen": varlen,
     "flash": flash,
     "flashinfer": flashinfer,
 }
@@ -367,10 +326,6 @@ PEERS: Mapping[str, Callable[[Problem], Contender | None]] = {
 def _dense(problem: Problem) -> bool:
     """Whether keys and values can be one tensor of the queries' dtype."""
     return problem.case.cache == AUTO and not problem.case.beside
-
-
-def _sixteen_on_a_gpu(problem: Problem) -> bool:
-    return problem.q.device.type == "cuda" and problem.case.cache == AUTO
 
 
 def _paged(problem: Problem, size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -391,6 +346,8 @@ def _paged(problem: Problem, size: int) -> tuple[tuple[torch.Tensor, torch.Tenso
 def _flat(out: torch.Tensor) -> torch.Tensor:
     return out.transpose(1, 2).flatten(0, 1)
 
+
+main = main_of(kernels)
 
 if __name__ == "__main__":
     main()

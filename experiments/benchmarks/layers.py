@@ -1,7 +1,7 @@
 """Where the time of commands goes.
 
     python -m experiments.benchmarks.layers [--trace conv_poisson_4.5rps_10000.csv] [--functions 5]
-    python -m experiments.benchmarks.layers commands [--rounds 5] [--only study help]
+    python -m experiments.benchmarks.layers commands [--rounds 5]
 
 The first runs `python -m pagedsim experiment=single` twice a round: once for its processor time,
 and once with its stack sampled every few milliseconds. A sample counts for the innermost frame of
@@ -13,18 +13,16 @@ again. Compiled code has no frames: its time counts for its caller in Python.
 
 `commands` measures whole commands, with all their processes, in an empty folder and with compiled
 modules in place; of the rounds the one with the fewest timeouts counts. `serve` runs until it
-listens. In each round the study runs once more with clocks around its parts. `--with seeds=1` adds
-words to the studies.
+listens.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,21 +35,15 @@ from typing import NamedTuple
 import simpy
 from pyarrow import parquet
 
-from experiments.benchmarks.children import OTHER, PARTS, PROCESSES
 from experiments.benchmarks.harness import (
     ROOT,
     Cost,
-    Parser,
     children_cpu_seconds,
-    existing_file,
-    non_negative_int,
-    positive_int,
-    run_command,
+    main_of,
+    parse,
     table,
 )
-from experiments.benchmarks.simulator import COLUMNS
-
-CHILDREN = "experiments.benchmarks.children"
+from experiments.benchmarks.simulator import TRACE
 
 # -- layers ----------------------------------------------------------------------------------------
 
@@ -120,18 +112,12 @@ class Case:
 
 
 def layers(words: Sequence[str]) -> None:
-    """Print the cost of each layer."""
-    parser = Parser(__doc__)
-    parser.add_argument("--trace", type=existing_file, help=COLUMNS)
-    parser.add_argument("--requests", type=positive_int, default=10_000, help="of each workload")
-    parser.add_argument("--rounds", type=positive_int, default=5)
-    parser.add_argument(
-        "--functions", type=non_negative_int, default=0, help="the most expensive by layer"
-    )
-    parser.add_argument("--only", nargs="+", choices=list(cases(None, 1)), help="of the commands")
-    asked = parser.parse_args(words)
+    """Print the cost of each layer, and its most expensive functions."""
+    only = {"nargs": "+", "choices": [*cases(None, 1)], "default": [*cases(None, 1)]}
+    options = {"--trace": TRACE, "--requests": 10_000, "--rounds": 5, "--functions": 0}
+    asked = parse(__doc__, words, {**options, "--only": only})
     found = cases(asked.trace, asked.requests)
-    found = {name: found[name] for name in asked.only or found}
+    found = {name: found[name] for name in asked.only}
     for _ in range(asked.rounds):
         for case in found.values():
             measure(case)
@@ -187,7 +173,14 @@ def sampled_run(words: Sequence[str], folder: Path, interval: float) -> float | 
     """Processor time of a command; None if the sampler ended it."""
     file = folder.with_suffix(".txt")
     command = [
-        *(sys.executable, "-m", CHILDREN, "stacks", str(file), str(interval)),
+        *(
+            sys.executable,
+            "-m",
+            "experiments.benchmarks.children",
+            "stacks",
+            str(file),
+            str(interval),
+        ),
         *("experiment=single", "model=llama-2-7b", "tracking=none", "seeds=1", "jobs=1"),
         *(*words, f"hydra.run.dir={folder}"),
     ]
@@ -282,116 +275,54 @@ def _functions(name: str, case: Case, layer: str, most: int) -> Iterator[str]:
 
 # -- whole commands --------------------------------------------------------------------------------
 
-WORDS = {
-    "study": ["experiment=fcfs_vs_priority"],
-    "sweep": ["experiment=sweep", "study.over=memory.block_size", "study.values=[8,16,32]"],
-    "single": ["experiment=single"],
-    "estimate": ["experiment=estimate"],
-    "help": ["--help"],
-    "version": ["--version"],
-    "serve": ["serve", "port=0"],
-}
-STUDIES = ("study", "sweep", "single")
-"""The commands that take the words of `--with`."""
-
-
-class Round(NamedTuple):
-    """One round of a command."""
-
-    timeouts: float
-    seconds: float
-    parts: Mapping[str, float] = {}
-    """Processor seconds by part, where there are clocks."""
+COMMANDS = (
+    "experiment=fcfs_vs_priority",
+    "experiment=sweep study.over=memory.block_size study.values=[8,16,32]",
+    "experiment=single",
+    "experiment=estimate",
+    "--help",
+    "--version",
+    "serve port=0",
+)
 
 
 def commands(words: Sequence[str]) -> None:
-    """Print the cost of each command, and of the parts of the study."""
-    parser = Parser(__doc__)
-    parser.add_argument("--rounds", type=positive_int, default=5)
-    parser.add_argument("--only", nargs="+", choices=WORDS, default=[*WORDS])
-    parser.add_argument("--with", dest="more", nargs="+", default=[], help="words for studies")
-    asked = parser.parse_args(words)
+    """Print the cost of each command."""
+    asked = parse(__doc__, words, {"--rounds": 5})
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.getenv("PYTHONPATH"))))
-    lines = {name: [*WORDS[name], *(asked.more if name in STUDIES else ())] for name in asked.only}
-    found: dict[str, list[Round]] = {name: [] for name in lines}
-    clocked: list[Round] = []
+    costs = {line: Cost() for line in COMMANDS}
     for _ in range(asked.rounds):
-        for name, line in lines.items():
-            found[name].append(round_of(partial(run, ["-m", "pagedsim", *line])))
-        if "study" in lines:
-            clocked.append(round_by_part(lines["study"]))
-    rows = [_round_cells(f"`{' '.join(lines[name])}`", min(own)) for name, own in found.items()]
+        for line, cost in costs.items():
+            cost.add(partial(run, line.split()))
+    rows = []
+    for line, cost in costs.items():
+        timeouts, seconds = min(zip(cost.timeouts, cost.seconds, strict=True))
+        rows.append([f"`{line}`", f"{seconds:.2f}", f"{timeouts / 1e6:.2f}"])
     print(table(["python -m pagedsim", "seconds", "million timeouts"], rows))
-    if clocked:
-        best = min(clocked, key=lambda one: one.timeouts)
-        shares = {part: best.parts[part] for part in ("imports", *PARTS, PROCESSES, OTHER)}
-        rows = [
-            _round_cells(part, Round(best.timeouts * own / best.seconds, own))
-            for part, own in shares.items()
-        ]
-        print("\n" + table(["part of the first", "seconds", "million timeouts"], rows))
 
 
-def round_of(work: Callable[[Path], None]) -> Round:
-    """The cost of all processes that `work` starts and waits for, in an empty folder."""
-    cost = Cost()
-    with TemporaryDirectory() as folder:
-
-        def measured() -> float:
-            before = children_cpu_seconds()
-            work(Path(folder))
-            return children_cpu_seconds() - before
-
-        cost.add(measured)
-    return Round(cost.timeouts[0], cost.seconds[0])
-
-
-def round_by_part(words: Sequence[str]) -> Round:
-    """The cost of a command and of its parts."""
-    parts: defaultdict[str, float] = defaultdict(float)
-
-    def work(folder: Path) -> None:
-        clocks, inside = folder / "clocks", folder / "run"
-        clocks.mkdir()
-        inside.mkdir()
-        run(["-m", CHILDREN, "clocks", str(clocks), *words], inside)
-        for file in clocks.iterdir():
-            found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
-            if PROCESSES not in found:  # a worker, whose time the command counts as a process
-                parts[PROCESSES] -= sum(found.values())
-            for part, seconds in found.items():
-                parts[part] += seconds
-
-    return round_of(work)._replace(parts=parts)
-
-
-def run(words: Sequence[str], folder: Path) -> None:
-    """Run a command to its end, or a server until it listens."""
-    command = [sys.executable, *words]
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+def run(words: Sequence[str]) -> float:
+    """Processor seconds of a command in an empty folder, to its end or until a server listens."""
+    before, command = children_cpu_seconds(), [sys.executable, "-m", "pagedsim", *words]
+    with (
+        TemporaryDirectory() as folder,
+        subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
         assert process.stdout is not None
         output = ""
         for line in process.stdout:
             output += line
             if "serve" in words and "http://" in line:
                 process.send_signal(signal.SIGTERM)
+        process.wait()
     if process.returncode:
         raise SystemExit(output)
+    return children_cpu_seconds() - before
 
 
-def _round_cells(name: str, one: Round) -> list[str]:
-    return [name, f"{one.seconds:.2f}", f"{one.timeouts / 1e6:.2f}"]
-
-
-COMMANDS = {"layers": layers, "commands": commands}
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Run one of the commands."""
-    run_command(COMMANDS, words)
-
+main = main_of(layers, commands)
 
 if __name__ == "__main__":
     main()

@@ -33,14 +33,12 @@ from torch.nn import functional
 from experiments.benchmarks.device import (
     Copy,
     Results,
-    device_of,
     dtype_of,
-    heading,
     medians,
     norm_error,
-    options,
+    parse_device,
 )
-from experiments.benchmarks.harness import columns, run_command
+from experiments.benchmarks.harness import columns, main_of
 from experiments.benchmarks.shapes import BASE, shape_of
 from pagedsim.engine.graphs import recorder_of
 from pagedsim.kernels import ops
@@ -50,9 +48,27 @@ from pagedsim.kernels.tiles import FEW
 from pagedsim.sim.model import MLA
 
 
-def allowed_error(dtype: torch.dtype) -> float:
-    """The error of a few independent roundings, and of sums in fp32."""
-    return 2 * torch.finfo(dtype).eps + 16 * torch.finfo(torch.float32).eps
+def line_of(
+    ours: Callable[[], torch.Tensor],
+    exact: Callable[[], torch.Tensor],
+    moved: int,
+    copy: Copy,
+    rounds: int,
+    timed: Callable[[], Mapping[str, Callable[[], object]]],
+) -> dict[str, Any]:
+    """The error of a call that reads so many bytes and, if it is right, the times of `timed`, of
+    which the first is its own. A few independent roundings are allowed, and sums in fp32."""
+    wanted = exact()
+    out = ours()
+    error = norm_error(out, wanted)
+    allowed = 2 * torch.finfo(out.dtype).eps + 16 * torch.finfo(torch.float32).eps
+    found: dict[str, Any] = {"error": error, "error_allowed": allowed, "bytes": moved}
+    if not error <= allowed:
+        return found
+    seconds = medians({**timed(), "copy": copy}, out.device, rounds)
+    limit = moved / copy.moved * seconds.pop("copy")
+    own = seconds["seconds"]
+    return {**found, **seconds, "limit_seconds": limit, "of_limit": limit / own}
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -85,31 +101,28 @@ def widths(model: str = BASE) -> Widths:
     )
 
 
-class Batch(NamedTuple):
-    """One line of the table."""
-
-    weights: str
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.weights}, {self.tokens}"
-
-
 def products(words: Sequence[str]) -> None:
     """Measure a layer by weights and tokens; print a table, and keep the results."""
-    asked = options(__doc__).parse_args(words)
-    device = device_of(asked)
+    asked = parse_device(__doc__, words)
+    device, dtype = asked.device, dtype_of(asked.device)
     torch.set_num_threads(1)
-    dtype = dtype_of(device)
     copy = Copy(device, asked.quick)
-    results = Results("products", "cases", "products", words, asked, device, dtype=dtype, few=FEW)
+    results = Results("products", "products", words, asked, dtype=dtype, few=FEW)
+    batches = {f"{kind}, {tokens}": (kind, tokens) for kind in WEIGHTS for tokens in TOKENS}
 
-    def line(batch: Batch) -> dict[str, Any]:
-        layer = Layer(TINY if asked.quick else widths(), batch.tokens, batch.weights, dtype, device)
-        return {**batch._asdict(), **layer_line(layer, copy, device, asked.rounds)}
+    def line(name: str) -> dict[str, Any]:
+        weights, tokens = batches[name]
+        layer = Layer(TINY if asked.quick else widths(), tokens, weights, dtype, device)
 
-    batches = [Batch(weights, tokens) for weights in WEIGHTS for tokens in TOKENS]
-    results.sweep(batches, line, lambda one: str(Batch(one["weights"], one["tokens"])))
+        def timed() -> Mapping[str, Callable[[], object]]:
+            layer.unpack()
+            both = {"seconds": layer.ours, "torch_seconds": layer.theirs}
+            return {name: captured(call, device) for name, call in both.items()}
+
+        found = line_of(layer.ours, layer.exact, layer.nbytes, copy, asked.rounds, timed)
+        return {"weights": weights, "tokens": tokens, **found}
+
+    results.sweep(batches, line, lambda one: f"{one['weights']}, {one['tokens']}")
     cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "weights": lambda one: one["weights"],
         "tokens": lambda one: str(one["tokens"]),
@@ -118,32 +131,7 @@ def products(words: Sequence[str]) -> None:
         "torch / ours": lambda one: f"{one['torch_seconds'] / one['seconds']:.2f}",
         "of the limit": lambda one: f"{one['of_limit']:.0%}",
     }
-    timed = [one for one in results.lines if "seconds" in one]
-    results.close(f"{heading(results.content)}\n\n{columns(timed, cells)}", "wrong")
-
-
-def layer_line(layer: Layer, copy: Copy, device: torch.device, rounds: int) -> dict[str, Any]:
-    """The error of a layer and, if it is right, its times."""
-    exact = layer.exact()
-    error, allowed = norm_error(layer.ours(), exact), allowed_error(layer.residual.dtype)
-    found: dict[str, Any] = {"error": error, "error_allowed": allowed, "bytes": layer.nbytes}
-    if not error <= allowed:
-        return found
-    layer.unpack()
-    calls: dict[str, Callable[[], object]] = {
-        "ours": captured(layer.ours, device),
-        "torch": captured(layer.theirs, device),
-        "copy": copy,
-    }
-    seconds = medians(calls, device, rounds)
-    limit = layer.nbytes / copy.moved * seconds["copy"]
-    return {
-        **found,
-        "seconds": seconds["ours"],
-        "torch_seconds": seconds["torch"],
-        "limit_seconds": limit,
-        "of_limit": limit / seconds["ours"],
-    }
+    results.close(f"{results.heading()}\n\n{columns(results.timed(), cells)}", "wrong")
 
 
 def captured(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -272,19 +260,20 @@ class Work(NamedTuple):
 
 def experts(words: Sequence[str]) -> None:
     """Measure all of them; print a table, and keep the results."""
-    asked = options(__doc__).parse_args(words)
-    device = device_of(asked)
+    asked = parse_device(__doc__, words)
     torch.set_num_threads(1)
-    dtype = dtype_of(device)
-    own = ["experts", *words]
-    results = Results("experts", "cases", "products", own, asked, device, dtype=dtype)
-    copy = Copy(device, asked.quick)
-    made = works(asked.quick, {"dtype": dtype, "device": device})
-    results.sweep(
-        made,
-        lambda name: {"case": name, **work_line(made[name](), copy, device, asked.rounds)},
-        lambda one: str(one["case"]),
-    )
+    dtype = dtype_of(asked.device)
+    results = Results("experts", "products", ["experts", *words], asked, dtype=dtype)
+    copy = Copy(asked.device, asked.quick)
+    made = works(asked.quick, {"dtype": dtype, "device": asked.device})
+
+    def line(name: str) -> dict[str, Any]:
+        call, exact, moved, flop = made[name]()
+        found = line_of(call, exact, moved, copy, asked.rounds, lambda: {"seconds": call})
+        rate = {"tflop_s": flop / found["seconds"] / 1e12} if "seconds" in found else {}
+        return {"case": name, "flop": flop, **found, **rate}
+
+    results.sweep(made, line, lambda one: str(one["case"]))
     cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "case": lambda one: one["case"],
         "µs": lambda one: f"{one['seconds'] * 1e6:,.1f}",
@@ -292,8 +281,7 @@ def experts(words: Sequence[str]) -> None:
         "TFLOP/s": lambda one: f"{one['tflop_s']:,.3g}",
         "of a copy's speed": lambda one: f"{one['of_limit']:.0%}",
     }
-    timed = [one for one in results.lines if "seconds" in one]
-    results.close(f"{heading(results.content)}\n\n{columns(timed, cells)}", "wrong")
+    results.close(f"{results.heading()}\n\n{columns(results.timed(), cells)}", "wrong")
 
 
 def works(tiny: bool, kind: Mapping[str, Any]) -> dict[str, Callable[[], Work]]:
@@ -311,26 +299,6 @@ def works(tiny: bool, kind: Mapping[str, Any]) -> dict[str, Callable[[], Work]]:
         name = f"latents, {sequences} × {queries} of {context:,}"
         found[name] = partial(latent, shape.mla, heads, sequences, queries, context, kind)
     return found
-
-
-def work_line(work: Work, copy: Copy, device: torch.device, rounds: int) -> dict[str, Any]:
-    """The error of a call and, if it is right, its time."""
-    out = work.call()
-    error, allowed = norm_error(out, work.exact()), allowed_error(out.dtype)
-    found: dict[str, Any] = {
-        "error": error, "error_allowed": allowed, "bytes": work.moved, "flop": work.flop,
-    }  # fmt: skip
-    if not error <= allowed:
-        return found
-    seconds = medians({"ours": work.call, "copy": copy}, device, rounds)
-    limit = work.moved / copy.moved * seconds["copy"]
-    return {
-        **found,
-        "seconds": seconds["ours"],
-        "limit_seconds": limit,
-        "of_limit": limit / seconds["ours"],
-        "tflop_s": work.flop / seconds["ours"] / 1e12,
-    }
 
 
 def routed(model: str, tokens: int, tiny: bool, kind: Mapping[str, Any]) -> Work:
@@ -404,13 +372,7 @@ def latent(
     )
 
 
-COMMANDS = {"products": products, "experts": experts}
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Run one of the commands."""
-    run_command(COMMANDS, words)
-
+main = main_of(products, experts)
 
 if __name__ == "__main__":
     main()

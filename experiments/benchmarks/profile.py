@@ -13,23 +13,16 @@ experiments/results/<GPU>.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiler
 
-from experiments.benchmarks.device import (
-    device_of,
-    facts,
-    options,
-    place_of,
-    print_place,
-    wait,
-    wall_medians,
-)
-from experiments.benchmarks.harness import keep, table
+from experiments.benchmarks.device import Results, parse_device, wait, wall_medians
+from experiments.benchmarks.harness import main_of, table
 from experiments.benchmarks.step import DTYPE, Arm, Bench, has_graphs, size_of
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.kernels.float8 import AUTO
@@ -40,34 +33,42 @@ SHOWN, WIDTH = 30, 90
 """Kernels in the table, and characters of their names."""
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def profile(words: Sequence[str]) -> None:
     """Profile one step; print a table, and keep the results."""
-    words = sys.argv[1:] if words is None else words
-    asked = options(__doc__).parse_args(words)
-    device = device_of(asked)
+    asked = parse_device(__doc__, words)
     torch.set_num_threads(1)
-    place = place_of(asked, device)
     size = size_of(asked.quick)
-    bench = Bench(size, device, asked.rounds, asked.quick)
-    arm = Arm(AUTO, "native", has_graphs(device))
-    result: dict[str, Any] = {
-        **facts(device, "experiments.benchmarks.profile", words),
-        "model": size.shape.name,
-        "dtype": DTYPE,
-        "batch": size.batch,
-        "layers": size.shape.layers,
-        "arm": str(arm),
-        "rounds": asked.rounds,
-    }
-    result |= profiled(bench, bench.engine(arm), arm)
-    keep(place, "profile", result)
-    if "failed" in result:
-        sys.exit(f"{arm}: {result['failed']}, not profiled")
-    text = written(result)
-    print(text)
-    if place is not None:
-        (place / "profile.md").write_text(f"{text}\n", encoding="utf-8")
-    print_place(place, "profile", " and .md")
+    bench = Bench(size, asked.device, asked.rounds, asked.quick)
+    arm = Arm(AUTO, "native", has_graphs(asked.device))
+    about = {"model": size.shape.name, "batch": size.batch, "layers": size.shape.layers}
+    results = Results(
+        "profile", "profile", words, asked, lines="", dtype=DTYPE, arm=str(arm), **about
+    )
+    found = profiled(bench, bench.engine(arm), arm)
+    results.content |= found
+    results.keep()
+    if "failed" in found:
+        sys.exit(f"{arm}: {found['failed']}, not profiled")
+    title = results.heading(size.shape.name, DTYPE, f"{size.batch} requests", str(arm))
+    text = (
+        f"{title}: a step takes {found['seconds'] * 1e3:.3f} ms, kernels run for "
+        f"{found['busy']:.0%} of it, {found['launches_a_layer']} launches a layer, "
+        f"{found['launches']:g} in all"
+    )
+    rows = [
+        [
+            f"`{one['name'][:WIDTH]}`",
+            f"{one['seconds'] * 1e3:.3f}",
+            f"{one['seconds'] / found['busy_seconds']:.1%}",
+            f"{one['launches']:g}",
+            str(one["a_layer"] or ""),
+        ]
+        for one in found["kernels"][:SHOWN]
+    ]
+    text += f"\n\n{table(['kernel', 'ms a step', '', 'launches', 'a layer'], rows)}"
+    if results.place is not None:
+        (results.place / "profile.md").write_text(f"{text}\n", encoding="utf-8")
+    results.close(text, more=" and .md")
 
 
 def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def by_name(call: Callable[[], object], device: torch.device) -> dict[str, tuple
     those that it calls."""
     cuda = device.type == "cuda"
     activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
-    with profile(activities=[activity]) as found:
+    with profiler(activities=[activity]) as found:
         call()
         wait(device)
     sums: dict[str, tuple[int, float]] = {}
@@ -128,26 +129,7 @@ def by_name(call: Callable[[], object], device: torch.device) -> dict[str, tuple
     return sums
 
 
-def written(result: Mapping[str, Any]) -> str:
-    """The results as Markdown."""
-    rows = [
-        [
-            f"`{one['name'][:WIDTH]}`",
-            f"{one['seconds'] * 1e3:.3f}",
-            f"{one['seconds'] / result['busy_seconds']:.1%}",
-            f"{one['launches']:g}",
-            str(one["a_layer"] or ""),
-        ]
-        for one in result["kernels"][:SHOWN]
-    ]
-    title = (
-        f"{result['model']}, {result['dtype']}, {result['batch']} requests, {result['arm']}, "
-        f"{result['device']}, torch {result['torch']}, {result['date']}: a step takes "
-        f"{result['seconds'] * 1e3:.3f} ms, kernels run for {result['busy']:.0%} of it, "
-        f"{result['launches_a_layer']} launches a layer, {result['launches']:g} in all"
-    )
-    return f"{title}\n\n{table(['kernel', 'ms a step', '', 'launches', 'a layer'], rows)}"
-
+main = main_of(profile)
 
 if __name__ == "__main__":
     main()

@@ -14,35 +14,25 @@ one, and `victim=rank`, are combined with every policy. Each round serves the sa
 step counts with the least of its times.
 
 `policy_runs` simulates conversations and short requests on the server of `simulator.py`, with four
-clients, two priorities, deadlines, and true lengths as predictions. With `--compositions` it runs
-all arms of `policies`. A policy that pins blocks of the prefix cache, or ranks by them, has one.
+clients, two priorities, deadlines, and true lengths as predictions. A policy that pins blocks of
+the prefix cache, or ranks by them, has one. `--only` names policies, or arms of `policies`.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.harness import (
-    Cost,
-    Parser,
-    cpu_seconds,
-    existing_file,
-    non_negative_int,
-    positive_int,
-    row,
-    run_command,
-    table,
-)
-from experiments.benchmarks.simulator import COLUMNS, URGENT, Case, conversation, serve, short
+from experiments.benchmarks.harness import Cost, cpu_seconds, main_of, parse, row, table
+from experiments.benchmarks.simulator import TRACE, URGENT, Case, conversation, serve, short
 from pagedsim.build import POLICIES, accepts, make_memory, make_policy, make_scheduler
-from pagedsim.core import Policy, Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.core import Policy, Request, SamplingParams, Scheduler
 from pagedsim.core.policy import overrides
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.compilation import built
@@ -60,17 +50,13 @@ CASES = (
 
 def steps(words: Sequence[str]) -> None:
     """Print the cost of a decode step by batching, memory and size of the batch."""
-    parser = Parser(__doc__)
-    parser.add_argument("--running", type=positive_int, nargs="+", default=[16, 256, 1024])
-    parser.add_argument("--steps", type=positive_int, default=2000, help="decode steps a round")
-    parser.add_argument("--rounds", type=positive_int, default=5)
-    options = parser.parse_args(words)
+    asked = parse(__doc__, words, {"--running": [16, 256, 1024], "--steps": 2000, "--rounds": 5})
     print(f"plan and commit one decode step; {built()}\n")
     head = ["batching", "memory", "running", "µs a step", "lowest", "timeouts a step", "lowest"]
     print(table(head, []))
     for batching, memory in CASES:
-        for running in options.running:
-            cost = step_cost(batching, memory, running, options.steps, options.rounds)
+        for running in asked.running:
+            cost = step_cost(batching, memory, running, asked.steps, asked.rounds)
             print(row([batching, memory, f"{running:,}", *cost.cells(2)]), flush=True)
 
 
@@ -132,43 +118,24 @@ class Crowd(NamedTuple):
     steps: int
 
 
-class StepTimes(NamedTuple):
-    """Microseconds of each timed step, and whether the step only decoded."""
-
-    micros: list[float]
-    plain: list[bool]
-
-    def mean(self, plain: bool) -> float | None:
-        """The mean of the steps that only decode, or of the others; None if there are none."""
-        some = [one for one, only in zip(self.micros, self.plain, strict=True) if only is plain]
-        return fmean(some) if some else None
-
-    def least(self, other: StepTimes) -> StepTimes:
-        """The smaller of both times of each step."""
-        micros = [min(pair) for pair in zip(self.micros, other.micros, strict=True)]
-        return StepTimes(micros, self.plain)
+Steps = list[tuple[float, bool]]
+"""Microseconds of each timed step, and whether the step only decoded."""
 
 
 def policies(words: Sequence[str]) -> None:
     """Print a line for each policy, and the most expensive of all."""
-    parser = Parser(__doc__)
-    parser.add_argument("--running", type=positive_int, default=256, help="requests that decode")
-    parser.add_argument("--waiting", type=non_negative_int, default=1000, help="requests that wait")
-    parser.add_argument("--steps", type=positive_int, default=64, help="steps a round")
-    parser.add_argument("--rounds", type=positive_int, default=7)
-    asked = parser.parse_args(words)
+    options = {"--running": 256, "--waiting": 1000, "--steps": 64, "--rounds": 7}
+    asked = parse(__doc__, words, options)
     crowd = Crowd(asked.running, asked.waiting, asked.steps)
     gc.freeze()  # so that collections before each policy skip imported modules
     found = {name: times_by_policy(crowd, spare, asked.rounds) for name, spare in STATES.items()}
     print(f"{crowd.running} running, {crowd.waiting} waiting: a step that only decodes\n")
     print(policy_table(found))
-    ratios = [
-        (times, policy, state)
+    times, policy, state = max(
+        (ratio(costs, policy) or 0.0, policy, state)
         for state, costs in found.items()
         for policy in costs
-        if (times := ratio(costs, policy)) is not None
-    ]
-    times, policy, state = max(ratios)
+    )
     print(f"\nthe most expensive: `{policy}`, {state}: {times:.2f} × {BASE}")
 
 
@@ -243,26 +210,23 @@ def _request(number: int, prompt: int, steps: int, arrival: float) -> Request:
     )
 
 
-def timed_steps(scheduler: Scheduler, steps: int) -> StepTimes:
+def timed_steps(scheduler: Scheduler, steps: int) -> Steps:
     """Plan and commit so many steps."""
-    times, now = StepTimes([], []), scheduler.now + STEP_SECONDS
+    times, now = Steps(), scheduler.now + STEP_SECONDS
     for _ in range(steps):
         begun = time.perf_counter()
         plan = scheduler.plan(now)
         scheduler.commit(plan, now + STEP_SECONDS)
-        times.micros.append(1e6 * (time.perf_counter() - begun))
-        times.plain.append(_only_decodes(plan))
+        micros = 1e6 * (time.perf_counter() - begun)
+        moves = plan.chunks or plan.preempted or plan.displaced or plan.rejected
+        times.append((micros, not moves))
         now += STEP_SECONDS
     return times
 
 
-def _only_decodes(plan: StepPlan) -> bool:
-    return not (plan.chunks or plan.preempted or plan.displaced or plan.rejected)
-
-
-def times_by_policy(crowd: Crowd, spare: int, rounds: int) -> dict[str, StepTimes]:
-    """The times of steps under each policy; policies take turns in each round."""
-    found: dict[str, StepTimes] = {}
+def times_by_policy(crowd: Crowd, spare: int, rounds: int) -> dict[str, Steps]:
+    """The least times of steps under each policy; policies take turns in each round."""
+    found: dict[str, Steps] = {}
     for _ in range(rounds):
         for name, make in arms(crowd).items():
             policy = make()
@@ -272,40 +236,46 @@ def times_by_policy(crowd: Crowd, spare: int, rounds: int) -> dict[str, StepTime
             timed_steps(scheduler, WARM_UP)
             times = timed_steps(scheduler, crowd.steps)
             gc.enable()
-            found[name] = found[name].least(times) if name in found else times
+            before = found.get(name, times)
+            found[name] = [
+                (min(old, new), plain) for (old, plain), (new, _) in zip(before, times, strict=True)
+            ]
     return found
 
 
-def policy_table(found: Mapping[str, Mapping[str, StepTimes]]) -> str:
+def policy_table(found: Mapping[str, Mapping[str, Steps]]) -> str:
     """A line for each policy."""
+
+    def cell(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
     head = ["policy"]
     for name in found:
         head += [f"{name}: µs", f"× {BASE}", "with moves: µs"]
     rows = []
-    for policy in found[next(iter(found))]:
+    for policy in next(iter(found.values())):
         cells = [f"`{policy}`"]
         for costs in found.values():
-            times = ratio(costs, policy)
-            cells += [_cell(costs[policy].mean(True), 1), _cell(times, 2)]
-            cells.append(_cell(costs[policy].mean(False), 1))
+            cells += [cell(mean(costs[policy], True), 1), cell(ratio(costs, policy), 2)]
+            cells.append(cell(mean(costs[policy], False), 1))
         rows.append(cells)
     return table(head, rows)
 
 
-def ratio(costs: Mapping[str, StepTimes], policy: str) -> float | None:
+def mean(steps: Steps, plain: bool) -> float | None:
+    """The mean of the steps that only decode, or of the others; None if there are none."""
+    some = [micros for micros, only in steps if only is plain]
+    return fmean(some) if some else None
+
+
+def ratio(costs: Mapping[str, Steps], policy: str) -> float | None:
     """The time of a step that only decodes, as a multiple of first come, first served."""
-    base, own = costs[BASE].mean(True), costs[policy].mean(True)
+    base, own = mean(costs[BASE], True), mean(costs[policy], True)
     return own / base if own and base else None
-
-
-def _cell(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
 
 
 # -- simulations under every policy ----------------------------------------------------------------
 
-NAMED = 5
-"""Compositions named below the table."""
 LABELS = {"client": dict.fromkeys("abcd", 0.25), "priority": URGENT, "deadline": 60.0}
 
 
@@ -321,32 +291,36 @@ class RunCost(NamedTuple):
 
 
 def policy_runs(words: Sequence[str]) -> None:
-    """Print a line for each policy, and the most expensive compositions."""
-    parser = Parser(__doc__)
-    parser.add_argument("--trace", type=existing_file, help=COLUMNS)
-    parser.add_argument("--requests", type=positive_int, default=2000, help="of each workload")
-    parser.add_argument("--rounds", type=positive_int, default=3)
-    parser.add_argument("--only", nargs="+", help="of the policies and compositions")
-    parser.add_argument("--compositions", action="store_true", help="all arms of `policies`")
-    asked = parser.parse_args(words)
+    """Print a line for each policy, the most expensive first."""
+    only = {"nargs": "+", "help": "of the policies and compositions"}
+    options = {"--trace": TRACE, "--requests": 2000, "--rounds": 3, "--only": only}
+    asked = parse(__doc__, words, options)
     cases = {
         "conversations": conversation(asked.trace, asked.requests, **LABELS),
         "short": short(asked.requests, 154, 312, 1000.0, **LABELS),
     }
     every = arms(Crowd(max(case.max_seqs for case in cases.values()), 0, 0))
-    alone = [name for name in POLICIES if name in every]
-    if unknown := set(asked.only or ()) - set(every):
-        parser.error(f"--only {min(unknown)}: no such policy; there are {', '.join(every)}")
-    names = asked.only or (every if asked.compositions else alone)
+    names = asked.only or [name for name in POLICIES if name in every]
+    if unknown := set(names) - set(every):
+        raise SystemExit(f"--only {min(unknown)}: no such policy; there are {', '.join(every)}")
     chosen = {name: every[name] for name in [BASE, *names]}
     found = {load: run_costs(case, chosen, asked.rounds) for load, case in cases.items()}
+
+    def times(costs: Mapping[str, RunCost], name: str) -> float:
+        return costs[name].timeouts / costs[BASE].timeouts
+
+    head, rows = ["policy"], []
+    for load in found:
+        head += [f"{load}: steps", "preempted", "timeouts", f"× {BASE}"]
+    for name in sorted(chosen, key=lambda name: -max(times(of, name) for of in found.values())):
+        cells = [f"`{name}`"]
+        for costs in found.values():
+            steps, preempted, timeouts = costs[name]
+            cells += [f"{steps:.1f}", f"{preempted:.2f}", f"{timeouts:.1f}"]
+            cells.append(f"{times(costs, name):.2f}")
+        rows.append(cells)
     print(f"{asked.requests:,} requests of each workload; {built()}; all but × for a request\n")
-    dearest = sorted(chosen, key=lambda name: -max(times(of, name) for of in found.values()))
-    print(run_table(found, [name for name in dearest if name in alone]))
-    for load, costs in found.items():
-        composed = sorted(set(costs) - set(alone), key=lambda name: -times(costs, name))
-        if worst := [f"`{name}` {times(costs, name):.2f} × {BASE}" for name in composed[:NAMED]]:
-            print(f"\nthe most expensive compositions, {load}: {', '.join(worst)}")
+    print(table(head, rows))
 
 
 def run_costs(
@@ -366,43 +340,16 @@ def run_costs(
                 recorders[name] = serve(here, workload)
 
             costs[name].add(partial(cpu_seconds, run))
-    return {name: _run_cost(recorders[name], cost) for name, cost in costs.items()}
+    found = {}
+    for name, recorder in recorders.items():
+        requests = recorder.requests_table()
+        preempted = sum(requests["preemptions"].to_pylist())
+        each = (recorder.steps_table().num_rows, preempted, min(costs[name].timeouts))
+        found[name] = RunCost(*(total / requests.num_rows for total in each))
+    return found
 
 
-def _run_cost(recorder: Recorder, cost: Cost) -> RunCost:
-    requests = recorder.requests_table()
-    preempted = sum(requests["preemptions"].to_pylist())
-    each = (recorder.steps_table().num_rows, preempted, min(cost.timeouts))
-    return RunCost(*(all / requests.num_rows for all in each))
-
-
-def run_table(found: Mapping[str, Mapping[str, RunCost]], names: Sequence[str]) -> str:
-    """A line for each policy."""
-    head = ["policy"]
-    for load in found:
-        head += [f"{load}: steps", "preempted", "timeouts", f"× {BASE}"]
-    return table(head, [[f"`{name}`", *_run_cells(found, name)] for name in names])
-
-
-def _run_cells(found: Mapping[str, Mapping[str, RunCost]], name: str) -> Iterator[str]:
-    for costs in found.values():
-        one = costs[name]
-        yield from (f"{one.steps:.1f}", f"{one.preempted:.2f}", f"{one.timeouts:.1f}")
-        yield f"{times(costs, name):.2f}"
-
-
-def times(costs: Mapping[str, RunCost], name: str) -> float:
-    """The cost of a request, as a multiple of first come, first served."""
-    return costs[name].timeouts / costs[BASE].timeouts
-
-
-COMMANDS = {"steps": steps, "policies": policies, "policy_runs": policy_runs}
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Run one of the commands."""
-    run_command(COMMANDS, words)
-
+main = main_of(steps, policies, policy_runs)
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@
 
 The model, prompts and lengths are those of engine.py, greedy and without stop tokens. The weights
 are saved once, and each peer loads them in a process of its own, after ours has freed the GPU. All
-are warm; a rate is the best of `--repeats` rounds by the wall clock, and counts only if the tokens
+are warm; a rate is the best of `--rounds` rounds by the wall clock, and counts only if the tokens
 agree as in engine.py. No prefix is cached, since rounds repeat the prompts. Peers that are not
 installed are listed. Results go to servers.json.
 """
@@ -19,28 +19,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from experiments.benchmarks.device import facts, free_memory, gpu, place_of
+from experiments.benchmarks.device import Results, free_memory, parse_device, version_of
 from experiments.benchmarks.engine import (
+    LOAD,
     OURS,
+    TIMES,
     Answers,
     Ask,
     Load,
-    add_load,
     agreement,
     asker,
     enough,
     load_of,
     loaded,
     rate,
+    rate_rows,
 )
-from experiments.benchmarks.harness import ROOT, Parser, keep, positive_int, table
+from experiments.benchmarks.harness import ROOT, main_of, table
 from pagedsim.engine.models import LoadedModel
 
 FIRST, AHEAD = "pagedsim", "pagedsim, async_scheduling"
@@ -99,40 +100,32 @@ def sglang(folder: Path, dtype: str, load: Load) -> Ask:
 SERVERS: Mapping[str, Callable[[Path, str, Load], Ask]] = {"vllm": vllm, "sglang": sglang}
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def servers(words: Sequence[str]) -> None:
     """Print all rates and their ratios."""
-    words = sys.argv[1:] if words is None else words
-    parser = Parser(__doc__)
-    add_load(parser)
-    parser.add_argument("--repeats", type=positive_int, default=2)
-    parser.add_argument("--out", type=Path, help="a folder for servers.json")
-    parser.set_defaults(device="cuda")
-    asked = parser.parse_args(words)
-    cuda = asked.device == "cuda"
-    device = gpu() if cuda else torch.device("cpu")
+    asked = parse_device(__doc__, words, {"--device": ("cuda", "cpu"), "--rounds": 2, **LOAD})
     logging.disable(logging.WARNING)
-    place = place_of(asked, device)
     absent = {name: "not installed" for name in SERVERS if importlib.util.find_spec(name) is None}
-    result: dict[str, Any] = {
-        **facts(device, "experiments.benchmarks.servers", words),
-        "absent": absent,
-    }
+    results = Results("servers", "servers", words, asked, lines="", absent=absent)
+    failed: dict[str, str] = {}
+    rates: dict[str, float] = {}
     if there := [name for name in SERVERS if name not in absent]:
-        model = loaded(device)
+        model = loaded(asked.device)
         load = load_of(asked.prompts, asked.tokens, model)
-        result |= {"model": model.name, "prompts": len(load.prompts), "tokens": load.tokens[0]}
+        about = {"model": model.name, "prompts": len(load.prompts), "tokens": load.tokens[0]}
         with TemporaryDirectory() as folder:
             save(model, Path(folder))
-            answers, rates = ours(model, load, asked.repeats)
+            answers, rates = ours(model, load, asked.rounds)
             dtype = model.dtype
             del model
             free_memory()
-            result |= compared(there, Path(folder), load, asked.repeats, answers, dtype)
-        result["rates"] = {**rates, **result["rates"]}
-    keep(place, "servers", result)
-    print(written(result))
-    if result.get("failed"):
-        sys.exit(f"not timed: {', '.join(result['failed'])}")
+            found = compared(there, Path(folder), load, asked.rounds, answers, dtype)
+        rates, failed = {**rates, **found["rates"]}, found["failed"]
+        results.content |= {**about, **found, "rates": rates}
+    rows = rate_rows(rates) + [[name, why, ""] for name, why in {**absent, **failed}.items()]
+    text = table(["", "tokens per second", TIMES], rows)
+    results.close(f"{results.content['device']}, {results.content['date']}\n\n{text}")
+    if failed:
+        sys.exit(f"not timed: {', '.join(failed)}")
 
 
 def save(model: LoadedModel, folder: Path) -> None:
@@ -142,13 +135,13 @@ def save(model: LoadedModel, folder: Path) -> None:
     own.save_pretrained(folder, state_dict=state)
 
 
-def ours(model: LoadedModel, load: Load, repeats: int) -> tuple[Answers, dict[str, float]]:
+def ours(model: LoadedModel, load: Load, rounds: int) -> tuple[Answers, dict[str, float]]:
     """The engine's answers and rates."""
     rates: dict[str, float] = {}
     for name in (FIRST, AHEAD):
         ask = asker(model, load, OURS[name])
         answers = ask()
-        rates[name] = max(rate(ask, time.perf_counter) for _ in range(repeats))
+        rates[name] = max(rate(ask, time.perf_counter) for _ in range(rounds))
         del ask
         free_memory()
     return answers, rates
@@ -158,7 +151,7 @@ def compared(
     names: Sequence[str],
     folder: Path,
     load: Load,
-    repeats: int,
+    rounds: int,
     wanted: Answers,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
@@ -167,7 +160,7 @@ def compared(
     kind = str(dtype).removeprefix("torch.")
     for name in names:
         try:
-            served = elsewhere(name, folder, kind, load, repeats)
+            served = elsewhere(name, folder, kind, load, rounds)
         except RuntimeError as problem:
             found["failed"][name] = str(problem)
             continue
@@ -180,12 +173,12 @@ def compared(
     return found
 
 
-def elsewhere(name: str, folder: Path, dtype: str, load: Load, repeats: int) -> dict[str, Any]:
+def elsewhere(name: str, folder: Path, dtype: str, load: Load, rounds: int) -> dict[str, Any]:
     """The result of a peer in a process of its own; RuntimeError with its last line of stderr."""
     result = folder / f"{name}.result.json"
     request = {"prompts": load.prompts, "tokens": load.tokens}
     (folder / f"{name}.load.json").write_text(json.dumps(request))
-    words = ["experiments.benchmarks.children", "server", name, str(folder), dtype, str(repeats)]
+    words = ["experiments.benchmarks.children", "server", name, str(folder), dtype, str(rounds)]
     try:
         ended = subprocess.run(
             [sys.executable, "-m", *words],
@@ -203,29 +196,17 @@ def elsewhere(name: str, folder: Path, dtype: str, load: Load, repeats: int) -> 
     return answer
 
 
-def serve(name: str, folder: Path, dtype: str, repeats: int) -> None:
+def serve(name: str, folder: Path, dtype: str, rounds: int) -> None:
     """Run in that process: serve the load, and write answers and rate."""
     load = Load(**json.loads((folder / f"{name}.load.json").read_text()))
     ask = SERVERS[name](folder, dtype, load)
     answers = ask()
-    best = max(rate(ask, time.perf_counter) for _ in range(repeats))
-    try:
-        own: str | None = version(name)
-    except PackageNotFoundError:
-        own = None
-    result = {"answers": answers, "rate": best, "version": own}
+    best = max(rate(ask, time.perf_counter) for _ in range(rounds))
+    result = {"answers": answers, "rate": best, "version": version_of(name)}
     (folder / f"{name}.result.json").write_text(json.dumps(result))
 
 
-def written(result: Mapping[str, Any]) -> str:
-    """The results as Markdown."""
-    reasons = {**result["absent"], **result.get("failed", {})}
-    rates = result.get("rates", {})
-    rows = [[name, f"{own:,.0f}", f"{rates[FIRST] / own:.2f}"] for name, own in rates.items()]
-    rows += [[name, reason, ""] for name, reason in reasons.items()]
-    head = ["", "tokens per second", "pagedsim is so many times as fast"]
-    return f"{result['device']}, {result['date']}\n\n{table(head, rows)}"
-
+main = main_of(servers)
 
 if __name__ == "__main__":
     main()

@@ -21,7 +21,6 @@ Results go to experiments/results/<GPU>/step.json.
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -34,16 +33,16 @@ import torch
 from torch import Tensor
 
 from experiments.benchmarks.device import (
+    OPTIONS,
     Copy,
     Results,
-    device_of,
     failure,
     free_memory,
     medians,
     norm_error,
-    options,
+    parse_device,
 )
-from experiments.benchmarks.harness import table
+from experiments.benchmarks.harness import main_of, table
 from experiments.benchmarks.shapes import BASE, config_of, shape_of
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.engine import graphs
@@ -98,10 +97,6 @@ class Arm(NamedTuple):
         words += ["sampled"] * self.sampled + ["async_scheduling"] * self.ahead
         return ", ".join([*words, *([] if self.cache == AUTO else [self.cache])])
 
-    def headline(self, graphs: bool) -> bool:
-        """Whether a bar is about it, where there are graphs or not."""
-        return self.model_impl == "native" and self.graphs == graphs
-
 
 def arms(graphs: bool) -> Iterator[Arm]:
     """All arms, those with a bar first."""
@@ -122,23 +117,42 @@ def has_graphs(device: torch.device) -> bool:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def step(words: Sequence[str]) -> None:
     """Measure all arms; print a table, and keep the results."""
-    words = sys.argv[1:] if words is None else words
-    parser = options(__doc__)
-    parser.add_argument("--headlines", action="store_true", help="only the arms with a bar")
-    asked = parser.parse_args(words)
-    device = device_of(asked)
+    headlines = {"action": "store_true", "help": "only the arms with a bar"}
+    asked = parse_device(__doc__, words, {**OPTIONS, "--headlines": headlines})
     torch.set_num_threads(1)
-    size = size_of(asked.quick)
-    about: dict[str, Any] = {"dtype": DTYPE, "model": size.shape.name, "batch": size.batch}
-    results = Results("step", "arms", "step", words, asked, device, **about)
-    graphs = has_graphs(device)
-    wanted = [arm for arm in arms(graphs) if arm.headline(graphs) or not asked.headlines]
+    size, graphs = size_of(asked.quick), has_graphs(asked.device)
+    about: dict[str, Any] = {"model": size.shape.name, "batch": size.batch}
+    results = Results("step", "step", words, asked, lines="arms", dtype=DTYPE, **about)
+    wanted = [
+        arm
+        for arm in arms(graphs)
+        if not asked.headlines or (arm.model_impl, arm.graphs) == ("native", graphs)
+    ]
     results.known = complete(results.known, wanted)
-    bench = lru_cache(lambda: Bench(size, device, asked.rounds, asked.quick))
+    bench = lru_cache(lambda: Bench(size, asked.device, asked.rounds, asked.quick))
     results.sweep(wanted, lambda arm: bench().measured(arm), lambda one: str(one["arm"]), progress)
-    results.close(written(results.content))
+
+    def ms(one: Mapping[str, Any], key: str) -> str:
+        return f"{one[key] * 1e3:.3g}" if key in one else ""
+
+    def times(one: Mapping[str, Any], key: str) -> str:
+        return f"{one[key]:.2f} ×" if key in one else ""
+
+    rows = [
+        [
+            one["arm"],
+            ms(one, "limit_seconds"),
+            *(ms(one, "forward_seconds"), times(one, "forward_to_limit")),
+            *(ms(one, "seconds"), times(one, "to_limit")),
+            ms(one, "sample_seconds"),
+        ]
+        for one in results.timed()
+    ]
+    title = results.heading(size.shape.name, DTYPE, f"{size.batch} requests")
+    head = ["", "limit ms", "forward ms", "of it", "step ms", "of it", "draw ms"]
+    results.close(f"{title}\n\n{table(head, rows)}")
 
 
 def complete(known: Sequence[dict[str, Any]], wanted: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -164,31 +178,6 @@ def progress(found: Mapping[str, Any]) -> str:
     forward = found.get("forward_to_limit")
     first = "" if forward is None else f"forward {forward:.2f}, "
     return f"{found['arm']}: {first}step {found['to_limit']:.2f} times the limit"
-
-
-def written(result: Mapping[str, Any]) -> str:
-    """The results as Markdown."""
-
-    def ms(one: Mapping[str, Any], key: str) -> str:
-        return f"{one[key] * 1e3:.3g}" if key in one else ""
-
-    def times(one: Mapping[str, Any], key: str) -> str:
-        return f"{one[key]:.2f} ×" if key in one else ""
-
-    rows = [
-        [
-            one["arm"],
-            ms(one, "limit_seconds"),
-            *(ms(one, "forward_seconds"), times(one, "forward_to_limit")),
-            *(ms(one, "seconds"), times(one, "to_limit")),
-            ms(one, "sample_seconds"),
-        ]
-        for one in result["arms"]
-        if "seconds" in one
-    ]
-    title = f"{result['model']}, {result['dtype']}, {result['batch']} requests, {result['device']}"
-    head = ["", "limit ms", "forward ms", "of it", "step ms", "of it", "draw ms"]
-    return f"{title}, torch {result['torch']}, {result['date']}\n\n{table(head, rows)}"
 
 
 # -- the measurement -------------------------------------------------------------------------------
@@ -450,6 +439,8 @@ def _registered(cache: str) -> str:
     AttentionMaskInterface.register(cache, sdpa_mask)
     return cache
 
+
+main = main_of(step)
 
 if __name__ == "__main__":
     main()

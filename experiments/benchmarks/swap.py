@@ -11,25 +11,22 @@ experiments/results/<GPU>/swap.json, those of an 8-bit cache to a file of their 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from experiments.benchmarks.device import (
+    CACHE,
+    OPTIONS,
     Results,
-    add_cache,
-    device_of,
-    heading,
     noise,
-    options,
+    parse_device,
     wait,
     wall_medians,
 )
-from experiments.benchmarks.harness import columns
-from experiments.benchmarks.shapes import SHAPES, TINY, Shape
+from experiments.benchmarks.harness import main_of, table
+from experiments.benchmarks.shapes import SHAPES, TINY
 from pagedsim.core import StepPlan
 from pagedsim.core.memory import Pairs
 from pagedsim.engine.cache import LAYOUTS, Cache, CacheShape, Mover
@@ -49,43 +46,36 @@ class Swap(NamedTuple):
     block_size: int
     layout: str
 
-    @property
-    def shape(self) -> Shape:
-        """The model's."""
-        return {**SHAPES, **TINY}[self.model]
-
-    def cache(self, dtype: torch.dtype) -> CacheShape:
-        """The contents of its blocks."""
-        shape = self.shape
-        return CacheShape(shape.layers, self.block_size, shape.kv_heads, shape.head_dim, dtype)
-
-    def copies(self) -> int:
-        """Copies for a block."""
-        return 2 * self.shape.layers if self.layout == "layer" else 1
-
     def __str__(self) -> str:
         return f"{self.model}, blocks of {self.block_size}, a copy a {self.layout}"
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def swap(words: Sequence[str]) -> None:
     """Measure all swaps; print a table, and keep the results."""
-    words = sys.argv[1:] if words is None else words
-    parser = options(__doc__)
-    add_cache(parser)
-    asked = parser.parse_args(words)
-    device = device_of(asked)
+    asked = parse_device(__doc__, words, {**OPTIONS, "--kv-cache-dtype": CACHE})
     cache = asked.kv_cache_dtype
     dtype = FORMATS.get(cache, torch.bfloat16)
     name = "swap" if cache == AUTO else f"swap-{cache}"
-    results = Results(name, "swaps", "swap", words, asked, device, dtype=dtype, timed=WAYS[0])
+    results = Results(name, "swap", words, asked, lines="swaps", timed=WAYS[0], dtype=dtype)
     moved = LITTLE if asked.quick else MOVED
     results.sweep(
         swaps(asked.quick),
-        lambda swap: measure(swap, dtype, device, moved, asked.rounds),
+        lambda one: measure(one, dtype, asked.device, moved, asked.rounds),
         lambda one: str(one["swap"]),
         progress,
     )
-    results.close(written(results.content), "wrong", draw="swaps")
+    head = ["model", "block", "layout", "KiB a copy", "GB/s out", "of a pinned copy, out"]
+    rows = [
+        [one["model"], str(one["block_size"]), one["layout"], f"{one['copy_bytes'] / 1024:,.4g}"]
+        + [
+            cell
+            for way in WAYS
+            for cell in (f"{one[way]['gb_s']:,.3g}", f"{one[way]['of_pinned']:.0%}")
+        ]
+        for one in results.timed()
+    ]
+    text = table([*head, "GB/s in", "of a pinned copy, in"], rows)
+    results.close(f"{results.heading()}\n\n{text}", "wrong")
 
 
 def swaps(quick: bool) -> Iterator[Swap]:
@@ -100,7 +90,8 @@ def measure(
     swap: Swap, dtype: torch.dtype, device: torch.device, moved: int, rounds: int
 ) -> dict[str, Any]:
     """Whether it moves the right bytes and, if so, its speed each way."""
-    shape = swap.cache(dtype)
+    of = {**SHAPES, **TINY}[swap.model]
+    shape = CacheShape(of.layers, swap.block_size, of.kv_heads, of.head_dim, dtype)
     blocks = max(2, moved // shape.block_bytes)
     cache = Cache(shape, 2 * blocks, 2 * blocks, device)
     mover = Mover(cache, swap.layout)
@@ -110,7 +101,7 @@ def measure(
         **swap._asdict(),
         "blocks": blocks,
         "block_bytes": shape.block_bytes,
-        "copy_bytes": shape.block_bytes // swap.copies(),
+        "copy_bytes": shape.block_bytes // (2 * of.layers if swap.layout == "layer" else 1),
         "right": right(cache, mover, pairs),
     }
     if not found["right"]:
@@ -121,20 +112,20 @@ def measure(
     # Pools contain random bytes, not zeros, as those of a server.
     for pool in (cache.gpu, cache.cpu):
         pool.view(torch.uint8).random_()
-    calls: dict[str, Callable[[], object]] = {
-        "swap out": lambda: mover.move(plan_of("out", pairs)),
-        "swap in": lambda: mover.move(plan_of("in", pairs)),
-        "copy out": lambda: host.copy_(there, non_blocking=True),
-        "copy in": lambda: there.copy_(host, non_blocking=True),
-    }
-    seconds = wall_medians(calls, device, rounds)
+    seconds = wall_medians(
+        {
+            "swap out": lambda: mover.move(plan_of("out", pairs)),
+            "swap in": lambda: mover.move(plan_of("in", pairs)),
+            "copy out": lambda: host.copy_(there, non_blocking=True),
+            "copy in": lambda: there.copy_(host, non_blocking=True),
+        },
+        device,
+        rounds,
+    )
     for way in WAYS:
-        found[way] = {
-            "seconds": seconds[f"swap {way}"],
-            "gb_s": size / seconds[f"swap {way}"] / 1e9,
-            "pinned_gb_s": size / seconds[f"copy {way}"] / 1e9,
-            "of_pinned": seconds[f"copy {way}"] / seconds[f"swap {way}"],
-        }
+        own, pinned = seconds[f"swap {way}"], seconds[f"copy {way}"]
+        rates = {"gb_s": size / own / 1e9, "pinned_gb_s": size / pinned / 1e9}
+        found[way] = {"seconds": own, **rates, "of_pinned": pinned / own}
     return found
 
 
@@ -182,28 +173,7 @@ def progress(found: Mapping[str, Any]) -> str:
     return f"{found['swap']}: {', '.join(ways)} of one pinned copy"
 
 
-def written(result: Mapping[str, Any]) -> str:
-    """The results as Markdown."""
-    cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "model": lambda one: one["model"],
-        "block": lambda one: str(one["block_size"]),
-        "layout": lambda one: one["layout"],
-        "KiB a copy": lambda one: f"{one['copy_bytes'] / 1024:,.4g}",
-    }
-    for way in WAYS:
-        cells[f"GB/s {way}"] = partial(_rate, way)
-        cells[f"of a pinned copy, {way}"] = partial(_share, way)
-    timed = [one for one in result["swaps"] if one["right"]]
-    return f"{heading(result)}\n\n{columns(timed, cells)}"
-
-
-def _rate(way: str, one: Mapping[str, Any]) -> str:
-    return f"{one[way]['gb_s']:,.3g}"
-
-
-def _share(way: str, one: Mapping[str, Any]) -> str:
-    return f"{one[way]['of_pinned']:.0%}"
-
+main = main_of(swap)
 
 if __name__ == "__main__":
     main()

@@ -16,7 +16,8 @@ from typing import Any
 
 from experiments.benchmarks.device import RESULTS
 from experiments.benchmarks.engine import PEER
-from experiments.benchmarks.harness import Parser, table
+from experiments.benchmarks.harness import main_of, parse
+from experiments.benchmarks.harness import table as markdown
 from experiments.benchmarks.servers import AHEAD as OURS_AHEAD
 from experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, PREFILL, WIDE, Case
 
@@ -40,9 +41,9 @@ class Row:
     """Empty where it was not measured."""
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def table(words: Sequence[str]) -> None:
     """Print the table."""
-    Parser(__doc__).parse_args(words)
+    parse(__doc__, words, {})
     print(written(measured(RESULTS)))
 
 
@@ -71,7 +72,7 @@ def written(kept: Mapping[str, Kept]) -> str:
     rows = [
         [row.what, row.bar, row.goal, *(row.cell(columns[name]) for name in names)] for row in ROWS
     ]
-    return table(["", "bar", "goal", *names], rows)
+    return markdown(["", "bar", "goal", *names], rows)
 
 
 # -- cells -----------------------------------------------------------------------------------------
@@ -212,6 +213,8 @@ ROWS = (
 )  # fmt: skip
 """All of Llama-3.1-8B's shape: 8 KV heads of 128."""
 
+
+main = main_of(table)
 
 if __name__ == "__main__":
     main()

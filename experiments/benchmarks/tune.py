@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.benchmarks.device import add_cache, add_rounds, facts, gpu, medians, norm_error
-from experiments.benchmarks.harness import Parser, run_command
+from experiments.benchmarks.device import CACHE, facts, gpu, medians, norm_error
+from experiments.benchmarks.harness import main_of, parse
 from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
 from pagedsim.kernels import product_tuning, tuning
@@ -111,14 +111,15 @@ class Winner(NamedTuple):
 
 def attention(words: Sequence[str]) -> None:
     """Tune each model's head shape."""
-    parser = Parser(__doc__)
-    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--kernels", nargs="+", choices=tuning.KERNELS, default=tuning.KERNELS)
-    add_cache(parser)
-    parser.add_argument("--short", action="store_true", help="a third of the candidates")
-    add_rounds(parser)
-    parser.add_argument("--table", type=Path, default=tuning.PATH, help="the file to write to")
-    asked = parser.parse_args(words)
+    options = {
+        "--models": {"nargs": "+", "choices": list(SHAPES), "default": list(SHAPES)},
+        "--kernels": {"nargs": "+", "choices": tuning.KERNELS, "default": tuning.KERNELS},
+        "--kv-cache-dtype": CACHE,
+        "--short": {"action": "store_true", "help": "a third of the candidates"},
+        "--rounds": 20,
+        "--table": {"type": Path, "default": tuning.PATH, "help": "the file to write to"},
+    }
+    asked = parse(__doc__, words, options)
     here, told, device = measured_gpu(["attention", *words])
     for model, kernel in product(asked.models, asked.kernels):
         entry = tuned_attention(
@@ -314,13 +315,14 @@ ProductRace = Callable[[Layer, str, Sequence[ProductTiles]], Mapping[ProductTile
 
 def products(words: Sequence[str]) -> None:
     """Tune each model's layer."""
-    parser = Parser(__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=[BASE])
-    parser.add_argument("--weights", choices=list(WEIGHTS), default="auto")
-    add_rounds(parser)
-    parser.add_argument("--table", type=Path, default=product_tuning.PATH, help="where to write")
-    parser.add_argument("--resume", action="store_true", help="skip what this code has tuned")
-    asked = parser.parse_args(words)
+    options = {
+        "--models": {"nargs": "+", "choices": MODELS, "default": [BASE]},
+        "--weights": tuple(WEIGHTS),
+        "--rounds": 20,
+        "--table": {"type": Path, "default": product_tuning.PATH, "help": "where to write"},
+        "--resume": {"action": "store_true", "help": "skip what this code has tuned"},
+    }
+    asked = parse(__doc__, words, options)
     here, told, device = measured_gpu(["products", *words])
 
     def race(layer: Layer, name: str, tiles: Sequence[ProductTiles]) -> dict[ProductTiles, float]:
@@ -431,13 +433,7 @@ class Product:
         return error <= torch.finfo(self._x.dtype).eps
 
 
-COMMANDS = {"attention": attention, "products": products}
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Run one of the commands."""
-    run_command(COMMANDS, words)
-
+main = main_of(attention, products)
 
 if __name__ == "__main__":
     main()
