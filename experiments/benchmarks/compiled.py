@@ -16,8 +16,7 @@ values, and the tiles of keys for each program.
 `sampling` counts, for each kind of request in a batch of its own, in a step like the one before it:
 launches, the bytes that they read and write if each touches its tensors once (the last kernel
 touches a tile of logits a row), and the bytes between host and GPU. "torch" is the same sample one
-operation after another, as defined for a CPU. Then, for each kernel: instructions of a program,
-those in float64, tokens of a thread, registers, spilled bytes and shared memory.
+operation after another, as defined for a CPU.
 
 No time is measured: this is the work of a GPU, not its speed.
 """
@@ -25,10 +24,8 @@ No time is measured: this is the work of a GPU, not its speed.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -49,11 +46,10 @@ from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
 from experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of
 from pagedsim.core import SamplingParams
-from pagedsim.engine.sampler import Row, Sampler, stream_key, words_of
-from pagedsim.kernels import draw, ops, tuning
+from pagedsim.engine.sampler import Row, Sampler, stream_key
+from pagedsim.kernels import ops, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.kernels.reference.sampling import gumbel, hashed, token_hashes
-from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import Split, product_tiles, resident
 from pagedsim.kernels.top_k_top_p import Shape
 
@@ -140,51 +136,34 @@ CONTEXTS = {
 }
 
 
-class Shares(NamedTuple):
-    """The parts of a step's contexts in one layer."""
-
-    parts: int
-    """Of all sequences."""
-    merged: float
-    """Bytes of partial results, written and read, over those of keys and values."""
-    programs: int
-    fewest: int
-    """The least tiles of keys of a program."""
-    most: int
-
-
 def part_rows(model: str) -> Iterator[list[str]]:
-    """A line for each set of contexts and cache."""
+    """A line for each set of contexts and cache, with the default tiles and parts."""
     for name, contexts in CONTEXTS.items():
         for cache in (AUTO, "fp8_e4m3"):
-            found = shares(model, cache, contexts)
+            heads, shape = heads_of(model, cache), SHAPES[model]
+            tiles, split = tuning.usual(heads, HOPPER)
+            itemsize = FORMATS.get(cache, DTYPE).itemsize
+            tiles_of = [
+                -(-keys // tiles.keys)
+                for context in contexts
+                for keys in _part_keys(split, context)
+            ]
+            there = PROCESSORS * resident(tiles, shape.head_dim, itemsize, HOPPER)
+            work = [0] * min(there, len(tiles_of) * shape.kv_heads)
+            for number, keys in enumerate(one for one in tiles_of for _ in range(shape.kv_heads)):
+                work[number % len(work)] += keys
+            # Partial results are written and read in float32, each with a maximum and a sum.
+            merged = sum(parts for context in contexts if (parts := split.parts(context)) > 1)
+            partial_bytes = 2 * 4 * merged * shape.heads * (shape.head_dim + 2)
+            cache_bytes = 2 * sum(contexts) * shape.kv_heads * shape.head_dim * itemsize
             yield [
                 name,
                 "bf16" if cache == AUTO else cache,
-                f"{found.parts:,}",
-                f"{100 * found.merged:.1f} %",
-                f"{found.programs}",
-                f"{found.fewest}–{found.most}",
+                f"{len(tiles_of):,}",
+                f"{100 * partial_bytes / cache_bytes:.1f} %",
+                f"{len(work)}",
+                f"{min(work)}–{max(work)}",
             ]
-
-
-def shares(model: str, cache: str, contexts: Sequence[int]) -> Shares:
-    """With the default tiles and parts."""
-    heads, shape = heads_of(model, cache), SHAPES[model]
-    tiles, split = tuning.usual(heads, HOPPER)
-    itemsize = FORMATS.get(cache, DTYPE).itemsize
-    tiles_of = [
-        -(-keys // tiles.keys) for context in contexts for keys in _part_keys(split, context)
-    ]
-    merged = sum(parts for context in contexts if (parts := split.parts(context)) > 1)
-    there = PROCESSORS * resident(tiles, shape.head_dim, itemsize, HOPPER)
-    programs = min(there, len(tiles_of) * shape.kv_heads)
-    work = [0] * programs
-    for number, keys in enumerate(one for one in tiles_of for _ in range(shape.kv_heads)):
-        work[number % programs] += keys
-    partial_bytes = 2 * 4 * merged * shape.heads * (shape.head_dim + 2)
-    cache_bytes = 2 * sum(contexts) * shape.kv_heads * shape.head_dim * itemsize
-    return Shares(len(tiles_of), partial_bytes / cache_bytes, programs, min(work), max(work))
 
 
 def _part_keys(split: Split, context: int) -> list[int]:
@@ -205,19 +184,13 @@ KINDS = {
     "random, with penalties": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1),
     "random, with log-probabilities": SamplingParams(logprobs=5),
 }
-INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w+)")
-DOUBLE = re.compile(r"D(ADD|MUL|FMA|SETP)$|MUFU64|F2F64")
 
 
 def sampling(words: Sequence[str]) -> None:
-    """Count, compile, and print both tables."""
-    options = {"--rows": 64, "--vocab": 128256, "--capabilities": [80, 90]}
-    asked = parse(__doc__, words, options)
+    """Count, and print the table."""
+    asked = parse(__doc__, words, {"--rows": 64, "--vocab": 128256})
     head = [f"{asked.rows} × {asked.vocab:,}", "launches", "MB", "of logits", "bytes from the host"]
-    print(table(head, list(sample_rows(asked.rows, asked.vocab))), end="\n\n")
-    head = ["GPU", "kernel", "instructions", "in float64", "tokens a thread", "registers"]
-    rows = list(sampling_kernel_rows(asked.vocab, asked.capabilities))
-    print(table([*head, "spilled", "shared KiB"], rows))
+    print(table(head, sample_rows(asked.rows, asked.vocab)))
 
 
 def sample_rows(rows: int, vocab: int) -> Iterator[list[str]]:
@@ -262,35 +235,6 @@ def _bytes(launch: Launch, logits: torch.Tensor) -> int:
         return launch.moved
     tile = Shape.of(logits.shape[1]).block * len(logits) * logits.element_size()
     return launch.moved - moved([logits]) + tile
-
-
-def sampling_kernel_rows(vocab: int, capabilities: Sequence[int]) -> Iterator[list[str]]:
-    """A line for each kernel that samples, for each GPU."""
-    for capability in capabilities:
-        use_target(capability)
-        for filtered in (False, True):
-            launched = compiled_kernels(partial(sample, vocab, filtered))
-            for kernel in {kernel.hash: kernel for kernel in launched}.values():
-                one = usage(kernel)
-                names = INSTRUCTION.findall(disassembly(kernel))
-                threads = 32 * one.warps
-                yield [
-                    f"{capability / 10:.1f}",
-                    one.name + (", of rows that are cut" if filtered else ""),
-                    str(len(names)),
-                    str(sum(bool(DOUBLE.match(name)) for name in names)),
-                    str(Shape.of(vocab).block // threads),
-                    str(one.registers),
-                    str(one.spilled),
-                    f"{one.shared / 1024:.1f}",
-                ]
-
-
-def sample(vocab: int, filtered: bool) -> torch.Tensor:
-    """A sample of two rows; a kernel's code does not depend on their number."""
-    floats = torch.ones(2)
-    asked = SamplingTensors(floats, floats.int(), floats.double(), floats, *[filtered] * 3)
-    return draw.pick(torch.zeros(2, vocab), asked, words_of([1, 2], [0, 0]))
 
 
 main = main_of(kernels, sampling)

@@ -28,11 +28,10 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 import triton
@@ -68,11 +67,10 @@ class Usage(NamedTuple):
     """The tensor cores' instruction that does its matrix products; "none" for none."""
 
 
-class Driver:
+class Driver(NamedTuple):
     """The part of Triton's driver that compiling calls."""
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
+    capability: int
 
     def get_current_target(self) -> GPUTarget:
         """The compilation target."""
@@ -97,60 +95,42 @@ def compiled_kernels(call: Callable[[], object]) -> list[Any]:
     """The compiled kernels that `call` would launch, in order."""
     kernels: list[Any] = []
 
-    def stop_before_launch(self: Any, grid: Any) -> Any:
-        def compile_only(*args: Any, **kwargs: Any) -> None:
-            kernels.append(self.run(*args, grid=grid, warmup=True, **kwargs))
+    def compile_only(kernel: Any, grid: Any) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            kernels.append(kernel.run(*args, grid=grid, warmup=True, **kwargs))
 
-        return compile_only
+        return launch
 
-    original = JITFunction.__getitem__
-    JITFunction.__getitem__ = stop_before_launch
-    try:
+    with patch.object(JITFunction, "__getitem__", compile_only):
         call()
-    finally:
-        JITFunction.__getitem__ = original
     return kernels
 
 
 def usage(kernel: Any) -> Usage:
     """The resources of a kernel, cached by its hash."""
-    return _usage(_Same(kernel))
+    if kernel.hash not in _USAGE:
+        output = _output_of("cuobjdump", ["-res-usage"], kernel.asm["cubin"])
+        found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", output)
+        if found is None:
+            raise ValueError(f"cuobjdump said nothing of registers: {output!r}")
+        registers, *local = map(int, found.groups())
+        _USAGE[kernel.hash] = Usage(
+            name=kernel.name,
+            spilled=sum(local),
+            registers=registers,
+            shared=kernel.metadata.shared,
+            warps=kernel.metadata.num_warps,
+            products=next((one for one in PRODUCTS if one in kernel.asm["ptx"]), "none"),
+        )
+    return _USAGE[kernel.hash]
+
+
+_USAGE: dict[str, Usage] = {}
 
 
 def disassembly(kernel: Any) -> str:
     """The output of NVIDIA's disassembler."""
     return _output_of("nvdisasm", ["-c"], kernel.asm["cubin"])
-
-
-class _Same:
-    """A kernel that is equal to others with its hash."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.kernel.hash == other.kernel.hash
-
-    def __hash__(self) -> int:
-        return hash(self.kernel.hash)
-
-
-@cache
-def _usage(same: _Same) -> Usage:
-    kernel = same.kernel
-    output = _output_of("cuobjdump", ["-res-usage"], kernel.asm["cubin"])
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", output)
-    if found is None:
-        raise ValueError(f"cuobjdump said nothing of registers: {output!r}")
-    registers, *local = map(int, found.groups())
-    return Usage(
-        name=kernel.name,
-        spilled=sum(local),
-        registers=registers,
-        shared=kernel.metadata.shared,
-        warps=kernel.metadata.num_warps,
-        products=next((one for one in PRODUCTS if one in kernel.asm["ptx"]), "none"),
-    )
 
 
 def _output_of(tool: str, words: list[str], cubin: bytes) -> str:
@@ -206,16 +186,13 @@ def main_loop(assembly: str) -> Loop | None:
         for end, one in enumerate(instructions)
         if (branch := _BRANCH.match(one)) and labels.get(branch[1], end + 1) <= end
     ]
-    loops = [counted(body) for body in bodies]
+    loops = []
+    for body in bodies:
+        products, loads, wide = (
+            sum(bool(kind.match(one)) for one in body) for kind in (_PRODUCT, _LOAD, _WIDE)
+        )
+        loops.append(Loop(len(body), products, loads, wide, _in_flight(body)))
     return min((loop for loop in loops if loop.products), default=None)
-
-
-def counted(body: list[str]) -> Loop:
-    """The instructions of one iteration."""
-    products, loads, wide = (
-        sum(bool(kind.match(one)) for one in body) for kind in (_PRODUCT, _LOAD, _WIDE)
-    )
-    return Loop(len(body), products, loads, wide, _in_flight(body))
 
 
 def _in_flight(body: list[str]) -> float:
@@ -271,13 +248,6 @@ class Launch(NamedTuple):
     """Of a Triton kernel."""
 
 
-class Event:
-    """A CUDA event that is only recorded."""
-
-    def record(self) -> None:
-        """Record it."""
-
-
 class FakeGPU(TorchDispatchMode):
     """A context in which tensors of the device `FAKE` count as those of a GPU."""
 
@@ -290,13 +260,12 @@ class FakeGPU(TorchDispatchMode):
         self._open = ExitStack()
 
     def __enter__(self) -> FakeGPU:
-        pinned = patch.object(Tensor, "pin_memory", lambda tensor: self._pin(tensor.clone()))
         for one in (
-            pinned,
+            patch.object(Tensor, "pin_memory", lambda tensor: self._pin(tensor.clone())),
             patch.object(ops, "on_gpu", lambda tensor: tensor.is_meta),
             patch.object(runtime, "is_async", lambda device: device == FAKE),
-            patch.object(torch.cuda, "Event", Event),
-            patch.object(JITFunction, "__getitem__", self._launcher()),
+            patch.object(torch.cuda, "Event", Mock),
+            patch.object(JITFunction, "__getitem__", self._launcher),
         ):
             self._open.enter_context(one)
         super().__enter__()
@@ -343,6 +312,7 @@ class FakeGPU(TorchDispatchMode):
         self._pinned[_memory(tensor)] = tensor  # kept alive, so that its address is not reused
         return tensor
 
+    @property
     def _launcher(self) -> Any:
         def named(kernel: Any, grid: Any) -> Any:
             def launch(*args: Any, **kwargs: Any) -> None:

@@ -30,7 +30,6 @@ import sys
 import tarfile
 import time
 import zlib
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,19 @@ PATIENCE = 300.0
 
 def gpu(words: Sequence[str]) -> None:
     """Run the parts that are not done, and print the states of all."""
-    asked = _asked(words)
+    options = {
+        "--device": ("cuda", "cpu"),
+        "--quick": {"action": "store_true", "help": "tiny sizes; a cpu has no others"},
+        "--minutes": 25.0,
+        "--out": {"type": Path, "help": "a folder, for other than results/<GPU>"},
+        "--archive": {"type": Path, "help": "a .tar.gz to go on with, and to leave"},
+        "--unpack": {"action": "store_true", "help": "the archive, and nothing else"},
+    }
+    asked = parse(__doc__, words, options)
+    quick = asked.quick or asked.device == "cpu"
     if asked.unpack:
+        if asked.archive is None:
+            sys.exit("--unpack: there is nothing to unpack; give --archive")
         archive = Archive(asked.archive)
         place = asked.out or folder_named(archive.device)
         archive.unpack(place, archive.device)
@@ -65,6 +75,8 @@ def gpu(words: Sequence[str]) -> None:
         count = len(archive.ledger["parts"])
         print(f"{asked.archive}: {count} parts of {archive.device}, in {place}")
         return
+    if quick and asked.out is None:
+        sys.exit("--out: what is quick is written nowhere by itself; give a folder")
     if asked.device == "cuda":
         require_gpu("; --device cpu --quick --out FOLDER goes the whole way at tiny sizes")
     told = facts(torch.device(asked.device), NAME, words)
@@ -75,7 +87,7 @@ def gpu(words: Sequence[str]) -> None:
     take_over(place)
     ledger = Ledger(place, told, asked.archive)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    wanted, skipped = able(parts(asked.device, asked.quick))
+    wanted, skipped = able(parts(asked.device, quick))
     print(skipped, end="", flush=True)
     try:
         run(wanted, ledger, asked.minutes * 60)
@@ -83,26 +95,13 @@ def gpu(words: Sequence[str]) -> None:
         ledger.pack()
         print("stopped; the same command goes on", file=sys.stderr)
         sys.exit(130)
-    print(f"{written(ledger, wanted)}\n{skipped}", end="", flush=True)
+    rows = [
+        [part.name, ledger.state(part), str(ledger.parts.get(part.name, {}).get("seconds", ""))]
+        for part in wanted
+    ]
+    text = table(["part", "", "seconds"], rows)
+    print(f"{ledger.device}\n\n{text}\n{skipped}", end="", flush=True)
     sys.exit(verdict(ledger, wanted))
-
-
-def _asked(words: Sequence[str]) -> Namespace:
-    options = {
-        "--device": ("cuda", "cpu"),
-        "--quick": {"action": "store_true", "help": "tiny sizes; a cpu has no others"},
-        "--minutes": 25.0,
-        "--out": {"type": Path, "help": "a folder, for other than results/<GPU>"},
-        "--archive": {"type": Path, "help": "a .tar.gz to go on with, and to leave"},
-        "--unpack": {"action": "store_true", "help": "the archive, and nothing else"},
-    }
-    asked = parse(__doc__, words, options)
-    asked.quick = asked.quick or asked.device == "cpu"
-    if asked.unpack and asked.archive is None:
-        sys.exit("--unpack: there is nothing to unpack; give --archive")
-    if not asked.unpack and asked.quick and asked.out is None:
-        sys.exit("--out: what is quick is written nowhere by itself; give a folder")
-    return asked
 
 
 def able(wanted: Sequence[Part]) -> tuple[list[Part], str]:
@@ -114,7 +113,7 @@ def able(wanted: Sequence[Part]) -> tuple[list[Part], str]:
 
 
 def run(wanted: Sequence[Part], ledger: Ledger, budget: float) -> None:
-    """Run the parts that are not done, for `budget` seconds."""
+    """Run the parts that are not done, each once, for `budget` seconds."""
     end = time.monotonic() + budget
     if others := ledger.of_other_code(wanted):
         print(f"measured by other code, so measured again: {', '.join(others)}", flush=True)
@@ -124,32 +123,26 @@ def run(wanted: Sequence[Part], ledger: Ledger, budget: float) -> None:
     tried: list[tuple[str, dict[str, str]]] = []
     while True:
         seconds = end - time.monotonic()
-        able = [
-            part
-            for part in ledger.left(wanted)
-            if part.least <= seconds and (part.name, part.identity(ledger.device)) not in tried
-        ]
-        if not able:
+        for part in ledger.left(wanted):
+            own = (part.name, part.identity(ledger.device))
+            if part.least <= seconds and own not in tried:
+                break
+        else:
             return
-        tried.append((able[0].name, able[0].identity(ledger.device)))
-        _carry_out(able[0], ledger, seconds)
+        tried.append(own)
+        print(f"{part.name}: {part.command}", flush=True)
+        spent = ledger.spent(part)
+        ledger.put(part, BEGUN, spent=spent)
+        found = carried_out(part, ledger.place, min(seconds, part.most), ledger.pack)
+        if found.code == 0:
+            ledger.put(part, DONE, seconds=found.seconds)
+        elif found.code is not None:
+            ledger.put(part, FAILED, seconds=found.seconds, said=found.said)
+        else:  # stopped by the end of the slice, or it may hang
+            spent = round(spent + found.seconds, 1)
+            state = CUT if seconds >= part.most and spent > PATIENCE else BEGUN
+            ledger.put(part, state, seconds=found.seconds, said=found.said, spent=spent)
         take_over(ledger.place)
-
-
-def _carry_out(part: Part, ledger: Ledger, seconds: float) -> None:
-    print(f"{part.name}: {part.command}", flush=True)
-    spent = ledger.spent(part)
-    ledger.put(part, BEGUN, spent=spent)
-    found = carried_out(part, ledger.place, min(seconds, part.most), ledger.pack)
-    more: dict[str, Any] = {"seconds": found.seconds, "said": found.said}
-    if found.code is not None:
-        state = FAILED if found.code else DONE
-    else:  # stopped by the end of the slice, or it may hang
-        more["spent"] = spent = round(spent + found.seconds, 1)
-        state = BEGUN if seconds < part.most or not in_vain(spent) else CUT
-    if state == DONE:
-        del more["said"]
-    ledger.put(part, state, **more)
 
 
 def take_over(place: Path) -> None:
@@ -164,13 +157,6 @@ def take_over(place: Path) -> None:
             print(f"{tuned}: is not whole, so its tiles are left out", file=sys.stderr)
             continue
         table_of.write([*table_of.read(), *found])
-
-
-def written(ledger: Ledger, wanted: Sequence[Part]) -> str:
-    """The states of parts, as Markdown."""
-    took = {name: f"{one['seconds']:.0f}" for name, one in ledger.parts.items() if "seconds" in one}
-    rows = [[part.name, ledger.state(part), took.get(part.name, "")] for part in wanted]
-    return f"{ledger.device}\n\n{table(['part', '', 'seconds'], rows)}"
 
 
 def verdict(ledger: Ledger, wanted: Sequence[Part]) -> int:
@@ -192,11 +178,6 @@ def verdict(ledger: Ledger, wanted: Sequence[Part]) -> int:
 
 
 # -- the states of parts ---------------------------------------------------------------------------
-
-
-def in_vain(spent: float) -> bool:
-    """Whether a part with so many seconds comes after the others."""
-    return spent > PATIENCE
 
 
 class Ledger:
@@ -223,8 +204,15 @@ class Ledger:
     def left(self, wanted: Iterable[Part]) -> list[Part]:
         """The parts that are not done. Those that failed or may hang come last, after those whose
         tiles have changed."""
-        left = [part for part in wanted if self.state(part) != DONE]
-        return sorted(left, key=self._place)
+
+        def place(part: Part) -> int:
+            if self.state(part) in (FAILED, CUT) or self.spent(part) > PATIENCE:
+                return 2
+            known, now = self.parts.get(part.name, {}), part.identity(self.device)
+            same = all(known.get(key) == now[key] for key in ("code", "command"))
+            return int(same and known.get("state") == DONE)
+
+        return sorted((part for part in wanted if self.state(part) != DONE), key=place)
 
     def spent(self, part: Part) -> float:
         """Seconds that it ran in slices that stopped it, with this code and these tiles."""
@@ -252,13 +240,6 @@ class Ledger:
         if self._archive is not None:
             pack(self.place, self._archive)
 
-    def _place(self, part: Part) -> int:
-        if self.state(part) in (FAILED, CUT) or in_vain(self.spent(part)):
-            return 2
-        known, now = self.parts.get(part.name, {}), part.identity(self.device)
-        retuned = known.get("state") == DONE and known.get("code") == now["code"]
-        return int(retuned and known.get("command") == now["command"])
-
 
 # -- the archive -----------------------------------------------------------------------------------
 
@@ -269,29 +250,28 @@ MOST = 15 * 2**20
 """Bytes of an archive, at most."""
 
 
-def pack(place: Path, path: Path) -> list[str]:
-    """Write the results of a folder, and return the names of files that are too large.
+def pack(place: Path, path: Path) -> None:
+    """Write the results of a folder, without files that are too large.
 
     Folders in it, which studies make, are packed with their files, but not what is deeper.
     """
     there = sorted([*place.glob("*"), *place.glob("*/*")])
     files = [one for one in there if one.suffix in KINDS and one.name[0] != "."]
-    taken = [one for one in files if one.stat().st_size <= LARGEST]
-    while len(content := _packed(taken, place)) > MOST:
-        taken.remove(max(taken, key=lambda one: one.stat().st_size))
+    files = [one for one in files if one.stat().st_size <= LARGEST]
+    while len(content := _packed(files, place)) > MOST:
+        files.remove(max(files, key=lambda one: one.stat().st_size))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")  # a process killed here leaves the previous file
     part.write_bytes(content)
     part.replace(path)
-    return [one.relative_to(place).as_posix() for one in files if one not in taken]
 
 
 def _packed(files: list[Path], place: Path) -> bytes:
     room = io.BytesIO()
     with tarfile.open(fileobj=room, mode="w:gz") as archive:
         for path in files:
-            content = path.read_bytes()
             member = tarfile.TarInfo(path.relative_to(place).as_posix())
+            content = path.read_bytes()
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return room.getvalue()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.benchmarks.device import digest, tiles, version_of
 from experiments.benchmarks.harness import ROOT
@@ -117,7 +117,8 @@ def parts(device: str, quick: bool) -> list[Part]:
         _benchmark("swap", "swap", *sizes),
         _benchmark("swap, 8 bits", "swap", *sizes, *EIGHT),
         _tests("tests")._replace(least=120),
-        _alone(),
+        _pytest("tests alone", [test.partition("::")[0] for test in ALONE], *ALONE)
+        ._replace(least=120),
         # It takes longer than a slice, and resumes matrix by matrix.
         _tuner(
             *("tiles, products", "products", "--rounds", "5", "--resume"),
@@ -172,12 +173,6 @@ def _tests(name: str, *words: str) -> Part:
     )
 
 
-def _alone() -> Part:
-    """The tests that others would disturb."""
-    files = [test.partition("::")[0] for test in ALONE]
-    return _pytest("tests alone", files, *ALONE)._replace(least=120)
-
-
 def _pytest(name: str, files: Sequence[str], *words: str) -> Part:
     """Tests that passed in one part are left out of the others."""
     record = ("-p", PLUGIN, f"--record={FOLDER}/tests.json")
@@ -218,7 +213,7 @@ def carried_out(part: Part, place: Path, seconds: float, meanwhile: Callable[[],
     """Run a part for so long at most, in a process that ends with this one; `meanwhile` is called
     every `TICK` seconds."""
     words = [word.replace(FOLDER, str(place)) for word in part.words]
-    begun = time.monotonic()
+    begun, code = time.monotonic(), None
     with TemporaryFile() as said:
         child = subprocess.Popen(
             [sys.executable, "-m", *words],
@@ -230,31 +225,20 @@ def carried_out(part: Part, place: Path, seconds: float, meanwhile: Callable[[],
             preexec_fn=_end_with_parent,
         )
         try:
-            code = _ended(child, begun + seconds, meanwhile)
+            while code is None and (left := begun + seconds - time.monotonic()) > 0:
+                try:
+                    code = child.wait(min(TICK, left))
+                except subprocess.TimeoutExpired:
+                    meanwhile()
         finally:  # after Ctrl-C, too, with all processes that it started
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            lines = _shown(said)
+            said.seek(0)
+            text = said.read().decode(errors="replace").replace(f"{ROOT}/", "")
+            print(text, flush=True)
+    lines = [line[:WIDTH] for line in text.splitlines()[-TAIL:]]
     return Outcome(code, round(time.monotonic() - begun, 1), lines)
-
-
-def _ended(child: subprocess.Popen[bytes], end: float, meanwhile: Callable[[], Any]) -> int | None:
-    """Its exit code; None if it has not ended in time."""
-    while (left := end - time.monotonic()) > 0:
-        try:
-            return child.wait(min(TICK, left))
-        except subprocess.TimeoutExpired:
-            meanwhile()
-    return None
-
-
-def _shown(said: IO[bytes]) -> list[str]:
-    """Print the output; returns its last lines."""
-    said.seek(0)
-    text = said.read().decode(errors="replace").replace(f"{ROOT}/", "")
-    print(text, flush=True)
-    return [line[:WIDTH] for line in text.splitlines()[-TAIL:]]
 
 
 def _end_with_parent() -> None:

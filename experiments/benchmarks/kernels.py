@@ -62,9 +62,11 @@ def kernels(words: Sequence[str]) -> None:
     )
 
     def line(case: Case) -> dict[str, Any] | None:
-        if not _fits(case, dtype, device):
-            left_out.append(str(case))
-            return None
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            if case.room(dtype) >= FREE * torch.cuda.mem_get_info(device)[0]:
+                left_out.append(str(case))
+                return None
         try:
             return measured(case, dtype, asked.peers, limits, asked.rounds)
         except Exception as problem:  # any error: the other cases are measured
@@ -178,13 +180,6 @@ def written(results: Results, peers: Sequence[str]) -> str:
     if left_out := results.content["left_out"]:
         text += ["", f"left out, for want of memory: {'; '.join(left_out)}"]
     return "\n".join(text)
-
-
-def _fits(case: Case, dtype: torch.dtype, device: torch.device) -> bool:
-    if device.type != "cuda":
-        return True
-    torch.cuda.empty_cache()
-    return case.room(dtype) < FREE * torch.cuda.mem_get_info(device)[0]
 
 
 # -- peers -----------------------------------------------------------------------------------------

@@ -102,10 +102,6 @@ class Case:
     died: int = 0
     """Rounds run again because the sampler ended the process."""
 
-    def timeouts(self, samples: int) -> float:
-        """Timeouts of so many samples, in a run."""
-        return samples / self.samples.total() * median(self.cost.timeouts)
-
     def of(self, layer: str) -> int:
         """The samples of a layer."""
         return sum(times for place, times in self.samples.items() if place.layer == layer)
@@ -233,13 +229,19 @@ def layer_of(file: str, function: str) -> str:
 def written(found: Mapping[str, Case], functions: int) -> Iterator[str]:
     """The tables."""
     head = ["command", "requests", "steps", "seconds", "lowest", "with the sampler", "samples"]
-    yield table([*head, "run again"], [_command_cells(name, case) for name, case in found.items()])
+    rows = []
+    for name, case in found.items():
+        took, lowest = median(case.cost.seconds), min(case.cost.seconds)
+        more = median(case.sampled) / took - 1
+        cells = [name, f"{case.requests:,}", f"{case.steps:,}", f"{took:.2f}", f"{lowest:.2f}"]
+        rows.append([*cells, f"{more:+.1%}", f"{case.samples.total():,}", f"{case.died}"])
+    yield table([*head, "run again"], rows)
+    counts: dict[str, Callable[[Case], int]] = {
+        **{layer: partial(Case.of, layer=layer) for layer in LAYERS},
+        "*the first seven*": lambda case: sum(map(case.of, LOOP)),
+        "*all*": lambda case: case.samples.total(),
+    }
     for what in ("requests", "steps"):
-        counts: dict[str, Callable[[Case], int]] = {
-            layer: partial(Case.of, layer=layer) for layer in LAYERS
-        }
-        counts["*the first seven*"] = lambda case: sum(map(case.of, LOOP))
-        counts["*all*"] = lambda case: case.samples.total()
         rows = [
             [name, *(_cost_cell(case, count(case), what) for case in found.values())]
             for name, count in counts.items()
@@ -247,30 +249,18 @@ def written(found: Mapping[str, Case], functions: int) -> Iterator[str]:
         yield "\n" + table([f"timeouts a {what.removesuffix('s')}", *found], rows)
     for name, case in found.items() if functions else ():
         for layer in LAYERS:
-            yield from _functions(name, case, layer, functions)
-
-
-def _command_cells(name: str, case: Case) -> list[str]:
-    took, lowest = median(case.cost.seconds), min(case.cost.seconds)
-    more = median(case.sampled) / took - 1
-    cells = [name, f"{case.requests:,}", f"{case.steps:,}", f"{took:.2f}", f"{lowest:.2f}"]
-    return [*cells, f"{more:+.1%}", f"{case.samples.total():,}", f"{case.died}"]
+            own = {one.function: n for one, n in case.samples.items() if one.layer == layer}
+            if own:
+                yield f"\n{name}, {layer}: timeouts a request"
+            for function, samples in Counter(own).most_common(functions):
+                yield f"  {_cost_cell(case, samples, 'requests'):>15}  {function}"
 
 
 def _cost_cell(case: Case, samples: int, what: str) -> str:
     """Timeouts and their standard error, which comes from the number of samples."""
-    each = case.timeouts(1) / max(1, getattr(case, what))
+    each = median(case.cost.timeouts) / case.samples.total() / max(1, getattr(case, what))
     error = sqrt(samples * (1 - samples / case.samples.total()))
     return f"{samples * each:.2f} ± {error * each:.2f}"
-
-
-def _functions(name: str, case: Case, layer: str, most: int) -> Iterator[str]:
-    """The most expensive functions of a layer."""
-    some = Counter({one.function: n for one, n in case.samples.items() if one.layer == layer})
-    if some:
-        yield f"\n{name}, {layer}: timeouts a request"
-    for function, samples in some.most_common(most):
-        yield f"  {_cost_cell(case, samples, 'requests'):>15}  {function}"
 
 
 # -- whole commands --------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """The kind of step."""
+        """Whether it is a decode, a prefill or a chunk."""
         if self.queries == 1:
             return "decode"
         return "prefill" if self.queries == self.context else "chunk"
@@ -172,20 +172,17 @@ def grid(quick: bool) -> Iterator[Case]:
         yield Case("tiny", 2, 24, 24, cache="fp8_e4m3")
         yield Case("tiny", 3, 1, 20, 8, beside=70)
         return
-    yield from dict.fromkeys([*HEADLINES, *_rest()])
-
-
-def _rest() -> Iterator[Case]:
     decodes = [Case(BASE, b, 1, c) for b in (1, 8, 64, 256) for c in (512, 4096, 32768)]
     prefills = [Case(BASE, b, n, n) for b, n in ((1, 512), (8, 1024), (1, 4096), (1, 32768))]
     chunks = [Case(BASE, b, 512, 8192) for b in (1, 4)]
-    yield from (*decodes, Case(BASE, 8, 1, LONG), *prefills, *chunks)
     eight = [case for case in decodes if case.context > 512] + [prefills[2], chunks[0]]
-    yield from (replace(case, cache="fp8_e4m3") for case in eight)
-    yield replace(DECODE, cache="fp8_e5m2")
+    found = [*HEADLINES, *decodes, Case(BASE, 8, 1, LONG), *prefills, *chunks]
+    found += [replace(case, cache="fp8_e4m3") for case in eight]
+    found.append(replace(DECODE, cache="fp8_e5m2"))
     for case in (DECODE, Case(BASE, 1, 4096, 4096)):
-        yield from (replace(case, model=model) for model in SHAPES if model != BASE)
-        yield from (replace(case, block_size=size) for size in (8, 32, 64, 128))
+        found += [replace(case, model=model) for model in SHAPES if model != BASE]
+        found += [replace(case, block_size=size) for size in (8, 32, 64, 128)]
+    yield from dict.fromkeys(found)
 
 
 class Problem:
@@ -211,7 +208,15 @@ class Problem:
         self.scale = shape.head_dim**-0.5
         self.allowed = 1.5 * torch.finfo(dtype).eps + 1e-5
         """The error explained by rounding of weights and result."""
-        self.batch = self._batch(device)
+        decodes, ints = case.queries == 1, {"dtype": torch.int32, "device": device}
+        self.batch = AttentionBatch(  # as `build` makes it, without lists as long as the contexts
+            self.tables,
+            torch.arange(len(counts) + 1, **ints) * case.queries,
+            torch.tensor(case.contexts, **ints),
+            torch.empty(0, dtype=torch.int64, device=device),  # no slots: nothing is written
+            len(counts) if decodes else 0,
+            () if decodes else tuple((case.queries, context) for context in case.contexts),
+        )
 
     def ours(self) -> torch.Tensor:
         """The engine's attention."""
@@ -258,13 +263,12 @@ class Problem:
     @cached_property
     def _answers(self) -> list[tuple[int, torch.Tensor]]:
         """First row and reference of each stretch."""
-        case = self.case
-        rows = min(ROWS, case.queries)
-        begins = sorted({0, (case.queries - rows) // 2, case.queries - rows})
+        queries, last = self.case.queries, len(self.case.contexts) - 1
+        rows = min(ROWS, queries)
         return [
-            (sequence * case.queries + begin, self._reference(sequence, begin, rows))
-            for sequence in sorted({0, len(case.contexts) - 1})
-            for begin in begins
+            (sequence * queries + begin, self._reference(sequence, begin, rows))
+            for sequence in sorted({0, last})
+            for begin in sorted({0, (queries - rows) // 2, queries - rows})
         ]
 
     def _reference(self, sequence: int, begin: int, rows: int) -> torch.Tensor:
@@ -281,17 +285,3 @@ class Problem:
         )
         q = self.q[where : where + rows].cpu().double()
         return reference.attention(q, k, v, batch, scale=self.scale)
-
-    def _batch(self, device: torch.device) -> AttentionBatch:
-        """As `AttentionBatch.build` makes it, without lists as long as the contexts."""
-        case = self.case
-        ints: Any = {"dtype": torch.int32, "device": device}
-        decodes = case.queries == 1
-        return AttentionBatch(
-            self.tables,
-            torch.arange(len(case.contexts) + 1, **ints) * case.queries,
-            torch.tensor(case.contexts, **ints),
-            torch.empty(0, dtype=torch.int64, device=device),  # no slots: nothing is written
-            len(case.contexts) if decodes else 0,
-            () if decodes else tuple((case.queries, context) for context in case.contexts),
-        )

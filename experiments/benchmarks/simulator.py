@@ -2,7 +2,6 @@
 
     python -m experiments.benchmarks.simulator [--trace conv_poisson_4.5rps_10000.csv]
     python -m experiments.benchmarks.simulator scale [--requests 1000 10000 100000 1000000]
-    python -m experiments.benchmarks.simulator fleet [--replicas 64] [--requests 1000000]
 
 The first runs the event loop with a record of every step and request; all cases take turns in each
 round. Without a trace it draws requests of the same mean lengths and rate. Times are the
@@ -11,9 +10,6 @@ processor's.
 `scale` runs what a study does with a run: simulate, make tables, summarise and write them, on a
 saturated, a busy and a calm server. The cost of a request should not depend on their number, and a
 million must fit into 1.5 GB. Each line is from a process of its own; peak MB is its memory.
-
-`fleet` compares a request in a fleet with one on a single replica, which gets as many requests in
-all as each replica, at the same rate.
 
 """
 
@@ -42,13 +38,10 @@ from experiments.benchmarks.harness import (
     row,
     table,
 )
-from pagedsim.build import make_memory, make_router, make_scheduler
+from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy
-from pagedsim.fleet.replica import Unit
-from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.summary import summarise
 from pagedsim.run.compilation import built
 from pagedsim.sim.cost import Roofline
@@ -215,8 +208,10 @@ def whole_run(case: Case, workload: Workload) -> int:
     """Simulate, summarise and write the tables; returns the number of steps."""
     recorder = serve(case, workload)
     hardware, work = replica().hardware, total_work(replica(), recorder.steps())
-    return write_tables(
-        recorder,
+    requests, steps = recorder.requests_table(), recorder.steps()
+    summary = summarise(
+        requests,
+        steps,
         total_blocks=case.blocks,
         block_size=16,
         max_seqs=case.max_seqs,
@@ -225,88 +220,12 @@ def whole_run(case: Case, workload: Workload) -> int:
         peak_flops=hardware.flop_rate,
         peak_bandwidth=hardware.bandwidth,
     )
-
-
-def write_tables(recorder: Recorder, **settings: Any) -> int:
-    """Summarise and write a run; returns the number of steps."""
-    requests, steps = recorder.requests_table(), recorder.steps()
-    summary = summarise(requests, steps, **settings)
     with tempfile.TemporaryDirectory() as folder:
         write_run(Path(folder), requests, steps, summary)
     return steps.num_rows
 
 
-# -- a fleet ---------------------------------------------------------------------------------------
-
-ROUTERS = ("round_robin", "random", "power_of_two", "least_requests")
-ALONE = "one by itself"
-"""One server without a router."""
-BLOCKS, SEQUENCES = 7424, 256
-
-
-def fleet(words: Sequence[str]) -> None:
-    """Print the cost of a request on one replica, then in a fleet by router.
-
-    `--requests` are of the whole fleet, `--rate` is that of each replica, a second.
-    """
-    options = {"--replicas": 64, "--requests": 1_000_000, "--rate": 13.0}
-    routers = {"nargs": "+", "choices": ROUTERS, "default": ROUTERS}
-    asked = parse(__doc__, words, {**options, "--routers": routers})
-    head = ["router", "replicas", "requests", "steps", "µs/request", "timeouts", "of one"]
-    print(table([*head, "peak MB"], []), flush=True)
-    one = 0.0
-    for router in (ALONE, *asked.routers):
-        replicas = 1 if router == ALONE else asked.replicas
-        requests = max(asked.requests * replicas // asked.replicas, 1)
-        steps, seconds, timeouts, peak = in_new_process(
-            fleet_costs, router, replicas, requests, asked.rate
-        )
-        one = one or seconds
-        costs = [f"{seconds * 1e6:.1f}", f"{timeouts:.1f}", f"{seconds / one:.2f}", f"{peak:,.0f}"]
-        print(row([router, f"{replicas:,}", f"{requests:,}", f"{steps:,}", *costs]), flush=True)
-
-
-def fleet_costs(
-    router: str, replicas: int, requests: int, rate: float
-) -> tuple[int, float, float, float]:
-    """Steps of a run, seconds and timeouts of a request in it, and MB."""
-    lengths = {"shape": "fixed", "prompt": 154, "output": 312}
-    few = synthetic(requests=10, rate=rate, lengths=lengths)
-    serve_fleet(router, replicas, few)  # loads what is imported on first use
-    workload = synthetic(requests=requests, rate=rate * replicas, lengths=lengths)
-    cost, steps = Cost(), list[int]()
-    cost.add(partial(cpu_seconds, lambda: steps.append(serve_fleet(router, replicas, workload))))
-    return steps[0], cost.seconds[0] / requests, cost.timeouts[0] / requests, peak_mb()
-
-
-def serve_fleet(router: str, replicas: int, workload: Workload) -> int:
-    """A whole run of so many replicas; returns the number of steps."""
-    recorder, cost = Recorder(), Roofline(replica())
-    units = [_unit(index, cost) for index in range(replicas)]
-    if router == ALONE:
-        simulate(units[0].scheduler, workload, cost, recorder)
-    else:
-        recorders = [recorder.add_replica() for _ in units]
-        simulate_fleet(units, workload, make_router(router), recorders, recorder)
-    return write_tables(
-        recorder,
-        total_blocks=replicas * BLOCKS,
-        block_size=16,
-        max_seqs=SEQUENCES,
-        replicas=[
-            ReplicaFacts(one.name, BLOCKS, 16, SEQUENCES, hardware="a100-80gb") for one in units
-        ],
-    )
-
-
-def _unit(index: int, cost: Roofline) -> Unit:
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=BLOCKS, block_size=16), max_seqs=SEQUENCES, max_model_len=4096
-    )
-    return Unit(f"replica-{index}", "both", scheduler, cost)
-
-
-main = main_of(loop, scale, fleet)
+main = main_of(loop, scale)
 
 if __name__ == "__main__":
     main()

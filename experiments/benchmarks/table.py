@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.benchmarks.device import RESULTS
 from experiments.benchmarks.engine import PEER
@@ -30,8 +30,7 @@ FAILED = "failed"
 """The cell of a measurement that was wrong or failed."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A line of the table."""
 
     what: str

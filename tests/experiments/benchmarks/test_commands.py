@@ -34,7 +34,6 @@ SMALLEST = {
 """The smallest settings of each command."""
 SLOW = {
     "simulator scale": "--loads calm --requests 5",
-    "simulator fleet": "--replicas 2 --requests 10 --routers round_robin",
     "layers": "--only 'short requests' --requests 300 --rounds 1 --functions 2",
     "layers commands": "--rounds 1",
     "serving rates": "--only sim --streams 4 --rounds 1",
