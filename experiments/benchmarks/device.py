@@ -317,49 +317,41 @@ AWAKE = 0.1
 
 
 def medians(
-    calls: Mapping[K, Callable[[], object]], device: torch.device, rounds: int
+    calls: Mapping[K, Callable[[], object]],
+    device: torch.device,
+    rounds: int,
+    wall: bool = False,
 ) -> dict[K, float]:
-    """Device seconds of a call, by name.
+    """Device seconds of a call, by name, or with `wall` the host's, from idle device to idle.
 
     All calls take turns in every round, so that a change of clocks is in all of them; this is what
     `triton.testing.do_bench`, which times one function after another, does not do.
     """
     seconds: dict[K, list[float]] = {name: [] for name in calls}
-    flushed = noise(FLUSHED, device).view(torch.int32) if device.type == "cuda" else None
-    if flushed is not None:
+    flushed = None
+    if device.type == "cuda" and not wall:
+        flushed = noise(FLUSHED, device).view(torch.int32)
         end = time.monotonic() + AWAKE
         while time.monotonic() < end:
             flushed.sum()
             wait(device)
     for number in range(rounds + WARM_UP):
-        timed = {name: _timed(call, flushed) for name, call in calls.items()}
+        timed = {name: _timed(call, device, flushed) for name, call in calls.items()}
         if number >= WARM_UP:
             for name, read in timed.items():
                 seconds[name].append(read())
     return {name: median(of) for name, of in seconds.items()}
 
 
-def wall_medians(
-    calls: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
-) -> dict[str, float]:
-    """Seconds by the host's clock, from an idle device to an idle device."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + WARM_UP):
-        for name, call in calls.items():
-            wait(device)
-            begun = time.perf_counter()
-            call()
-            wait(device)
-            if number >= WARM_UP:
-                seconds[name].append(time.perf_counter() - begun)
-    return {name: median(of) for name, of in seconds.items()}
-
-
-def _timed(call: Callable[[], object], flushed: torch.Tensor | None) -> Callable[[], float]:
+def _timed(
+    call: Callable[[], object], device: torch.device, flushed: torch.Tensor | None
+) -> Callable[[], float]:
     """Make the call; the returned function waits for its end and returns its seconds."""
     if flushed is None:
+        wait(device)
         begun = time.perf_counter()
         call()
+        wait(device)
         taken = time.perf_counter() - begun
         return lambda: taken
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -21,7 +21,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
-from experiments.benchmarks.device import Results, parse_device, wait, wall_medians
+from experiments.benchmarks.device import Results, medians, parse_device, wait
 from experiments.benchmarks.harness import main_of, table
 from experiments.benchmarks.step import DTYPE, Arm, Bench, has_graphs, size_of
 from pagedsim.engine.engine import LLMEngine
@@ -86,7 +86,7 @@ def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
         for _ in range(REPLAYS):
             runner.carry_out(inputs)
 
-    seconds = wall_medians({"steps": steps}, device, bench.rounds)["steps"] / REPLAYS
+    seconds = medians({"steps": steps}, device, bench.rounds, wall=True)["steps"] / REPLAYS
     by_name(steps, device)  # warms up the profiler
     kernels: list[dict[str, Any]] = [
         {

@@ -20,10 +20,10 @@ from experiments.benchmarks.device import (
     CACHE,
     OPTIONS,
     Results,
+    medians,
     noise,
     parse_device,
     wait,
-    wall_medians,
 )
 from experiments.benchmarks.harness import main_of, table
 from experiments.benchmarks.shapes import SHAPES, TINY
@@ -112,7 +112,7 @@ def measure(
     # Pools contain random bytes, not zeros, as those of a server.
     for pool in (cache.gpu, cache.cpu):
         pool.view(torch.uint8).random_()
-    seconds = wall_medians(
+    seconds = medians(
         {
             "swap out": lambda: mover.move(plan_of("out", pairs)),
             "swap in": lambda: mover.move(plan_of("in", pairs)),
@@ -121,6 +121,7 @@ def measure(
         },
         device,
         rounds,
+        wall=True,
     )
     for way in WAYS:
         own, pinned = seconds[f"swap {way}"], seconds[f"copy {way}"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,36 +98,30 @@ def _cell(text: Callable[[Line], str], file: str, lines: str = "", **wanted: Any
     return cell
 
 
-def _of_copy(case: Case) -> Cell:
-    def text(one: Line) -> str:
-        return f"{one['gb_s'] / one['limit']['copy_gb_s']:.0%}"
+def _attention(text: Callable[[Line], str], case: Case, cache: str = "auto") -> Cell:
+    return _cell(text, "kernels", "cases", case=str(replace(case, cache=cache)))
 
-    return _cell(text, "kernels", "cases", case=str(case))
+
+_of_copy = partial(_attention, lambda one: f"{one['gb_s'] / one['limit']['copy_gb_s']:.0%}")
+_product = partial(_attention, lambda one: f"{one['tflop_s']:.0f}")
 
 
 def _lost(kept: Kept) -> str:
     """The time of small blocks over that of large ones."""
-    times = [
-        _cell(lambda one: str(one["seconds"]), "kernels", "cases", case=str(case))(kept)
-        for case in (DECODE, WIDE)
-    ]
-    if "" in times or FAILED in times:
-        return "" if "" in times else FAILED
-    small, large = map(float, times)
-    return f"{small / large - 1:+.1%}"
-
-
-def _product(case: Case) -> Cell:
-    return _cell(lambda one: f"{one['tflop_s']:.0f}", "kernels", "cases", case=str(case))
+    small, large = (
+        _attention(lambda one: str(one["seconds"]), case)(kept) for case in (DECODE, WIDE)
+    )
+    if "" in (small, large) or FAILED in (small, large):
+        return "" if "" in (small, large) else FAILED
+    return f"{float(small) / float(large) - 1:+.1%}"
 
 
 def _peers(case: Case) -> Cell:
     """The time of the fastest peer over ours."""
 
     def text(line: Line) -> str:
-        timed = {name: one["to_ours"] for name, one in line["peers"].items() if "to_ours" in one}
-        best = min(timed, key=lambda name: timed[name], default=None)
-        return "none ran" if best is None else f"{timed[best]:.2f} × ({best})"
+        timed = [(one["to_ours"], name) for name, one in line["peers"].items() if "to_ours" in one]
+        return "{:.2f} × ({})".format(*min(timed)) if timed else "none ran"
 
     return _cell(text, "peers", "cases", case=str(case))
 
@@ -148,23 +143,16 @@ def _engine(name: str) -> Cell:
     return _cell(lambda one: f"{one['rates'][name] / one['rates'][PEER]:.1f} ×", "engine")
 
 
-def _server(name: str) -> Cell:
-    def text(found: Line) -> str:
-        if name in found["absent"]:
-            return str(found["absent"][name])
-        rates = found["rates"]
-        return f"{rates[OURS_AHEAD] / rates[name]:.2f} ×" if name in rates else FAILED
-
-    return lambda kept: text(kept["servers"]) if "servers" in kept else ""
+def _server(kept: Kept, name: str) -> str:
+    if "servers" not in kept or name in kept["servers"]["absent"]:
+        return kept["servers"]["absent"][name] if "servers" in kept else ""
+    rates = kept["servers"]["rates"]
+    return f"{rates[OURS_AHEAD] / rates[name]:.2f} ×" if name in rates else FAILED
 
 
 def _host(ahead: bool) -> Cell:
     line = {"requests": 64, "async_scheduling": ahead}
     return _cell(lambda one: f"{one['seconds'] * 1e6:.0f} µs", "host", "steps", **line)
-
-
-def _eight(case: Case) -> Case:
-    return replace(case, cache="fp8_e4m3")
 
 
 FILES = (
@@ -176,15 +164,15 @@ DRAWN = "the same, drawn"
 ROWS = (
     Row("decode attention, 64 × 4,096, blocks of 16: of a copy's bandwidth", "≥ 75 %", "90 %",
         _of_copy(DECODE)),
-    Row(EIGHT, "", "", _of_copy(_eight(DECODE))),
+    Row(EIGHT, "", "", _of_copy(DECODE, "fp8_e4m3")),
     Row("the same, blocks of 16 instead of 128: time", "≤ +10 %", "", _lost),
     Row("one context of 131,072: of a copy's bandwidth", "", "", _of_copy(LONE)),
-    Row(EIGHT, "", "", _of_copy(_eight(LONE))),
+    Row(EIGHT, "", "", _of_copy(LONE, "fp8_e4m3")),
     Row("63 contexts of 1,024 and one of 131,072: of a copy's bandwidth", "", "",
         _of_copy(BESIDE)),
-    Row(EIGHT, "", "", _of_copy(_eight(BESIDE))),
+    Row(EIGHT, "", "", _of_copy(BESIDE, "fp8_e4m3")),
     Row("prefill attention, 8,192: TFLOP/s", "≥ 300", "", _product(PREFILL)),
-    Row(EIGHT, "", "", _product(_eight(PREFILL))),
+    Row(EIGHT, "", "", _product(PREFILL, "fp8_e4m3")),
     Row("decode attention, 64 × 4,096: the fastest peer's time over ours", "", "",
         _peers(DECODE)),
     Row("prefill attention, 8,192: the fastest peer's time over ours", "", "", _peers(PREFILL)),
@@ -205,8 +193,8 @@ ROWS = (
     Row("tokens a second: times transformers' `generate_batch`, a weak peer", "≥ 2 ×", "4 ×",
         _engine("pagedsim")),
     Row(AHEAD, "≥ 2 ×", "4 ×", _engine("pagedsim, async_scheduling")),
-    Row("the same, `async_scheduling`: times vLLM's", "", "", _server("vllm")),
-    Row("the same, `async_scheduling`: times SGLang's", "", "", _server("sglang")),
+    Row("the same, `async_scheduling`: times vLLM's", "", "", partial(_server, name="vllm")),
+    Row("the same, `async_scheduling`: times SGLang's", "", "", partial(_server, name="sglang")),
     Row("host's part of a decode step, 64 requests", "≤ 200 µs", "", _host(False)),
     Row(AHEAD, "≤ 200 µs", "", _host(True)),
 )  # fmt: skip

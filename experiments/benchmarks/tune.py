@@ -50,7 +50,6 @@ from pagedsim.kernels.tiles import (
 )
 from pagedsim.kernels.tuning import DEFAULT, Cut, Entry, Heads
 
-MODULE = "experiments.benchmarks.tune"
 DTYPE = torch.bfloat16
 
 
@@ -64,7 +63,7 @@ class Gpu(NamedTuple):
 def measured_gpu(words: Sequence[str]) -> tuple[Gpu, dict[str, Any], torch.device]:
     """This machine's GPU, the facts of a measurement without its name, and its device."""
     device = gpu()
-    told = facts(device, MODULE, words)
+    told = facts(device, "experiments.benchmarks.tune", words)
     return Gpu(told.pop("device"), tuning.capability(device)), told, device
 
 
@@ -148,9 +147,11 @@ def tuned_attention(
 ) -> Entry:
     """The entry of a model's head shape; prints it."""
     heads = heads_of(model, cache)
-    first = default_cut(kernel, heads, here.capability)
-    tune = best_prefill if kernel == "prefill" else best_decode
-    cut, ratio = tune(model, first, race, screen, cache, grid)
+    default = default_cut(kernel, heads, here.capability)
+    if kernel == "prefill":
+        cut, ratio = best_prefill(model, default, race, screen, cache, grid)
+    else:
+        cut, ratio = best_decode(model, default, race, screen, cache, grid)
     what = model if cache == AUTO else f"{model}, {cache}"
     split = f", {cut.split}" if kernel == "decode" else ""
     print(
@@ -179,12 +180,9 @@ def best_prefill(
     model: str, default: Cut, race: Race, screen: Screen, cache: str, grid: Grid
 ) -> Winner:
     """Tiles of prefills and chunks."""
-    candidates = [
-        Cut(Tiles(rows, keys, warps, stages), DEFAULT)
-        for rows, keys, warps, stages in product(*grid[:4])
-        if rows >= max(MIN_ROWS, power_of_two(SHAPES[model].group))
-    ]
     cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
+    least = max(MIN_ROWS, power_of_two(SHAPES[model].group))
+    candidates = [Cut(Tiles(*sizes), DEFAULT) for sizes in product(*grid[:4]) if sizes[0] >= least]
     return best([default, *screen(candidates, cases[0])], cases, race)
 
 
@@ -200,13 +198,13 @@ def best_decode(
         default._replace(tiles=replace(default.tiles, keys=keys, warps=warps, stages=stages))
         for keys, warps, stages in product(*grid[1:4])
     ]
-    first = best([default, *screen(candidates, cases[0])], cases, race)
+    first = best([default, *screen(candidates, cases[0])], cases, race).cut
     splits = [
-        first.cut._replace(split=Split(part, most))
+        first._replace(split=Split(part, most))
         for part, most in product(*grid[4:])
-        if part % first.cut.tiles.keys == 0
+        if part % first.tiles.keys == 0
     ]
-    return best([default, first.cut, *screen(splits, cases[0])], cases, race)
+    return best([default, first, *screen(splits, cases[0])], cases, race)
 
 
 def best(candidates: Iterable[Cut], cases: Iterable[Case], race: Race) -> Winner:
@@ -250,23 +248,13 @@ def attend(problem: Problem, cut: Cut) -> torch.Tensor:
 
     case, batch = problem.case, problem.batch
     caches = problem.q, problem.k_cache, problem.v_cache, problem.tables
+    how: dict[str, Any] = {"scale": problem.scale, "tiles": cut.tiles}
     if case.queries == 1:
         return decode.paged_decode(
-            *caches,
-            batch.context_lens,
-            scale=problem.scale,
-            once=batch.once,
-            tiles=cut.tiles,
-            split=cut.split,
+            *caches, batch.context_lens, once=batch.once, split=cut.split, **how
         )
-    return attention.paged_attention(
-        *caches,
-        batch.query_start,
-        batch.context_lens,
-        scale=problem.scale,
-        max_query_len=case.queries,
-        tiles=cut.tiles,
-    )
+    lengths = batch.query_start, batch.context_lens
+    return attention.paged_attention(*caches, *lengths, max_query_len=case.queries, **how)
 
 
 def screened(
@@ -386,51 +374,41 @@ def product_candidates(matrix: Matrix, rows: int) -> Iterator[ProductTiles]:
 def product_race(
     layer: Layer, name: str, tiles: Sequence[ProductTiles], device: torch.device, rounds: int
 ) -> dict[ProductTiles, float]:
-    """A race on the GPU; results are compared with those of the first tiles."""
-    one = Product(layer, name)
-    right = one.fresh(tiles[0])
-    able = [some for some in tiles if one.computes(some, right)]
-    return medians({some: partial(one.run, some) for some in able}, device, rounds)
+    """A race on the GPU of one product of a layer, with its norm, gate or residual sum; results
+    are compared with those of the first tiles."""
+    from triton.runtime.errors import OutOfResources, PTXASError
 
+    from pagedsim.kernels import product
 
-class Product:
-    """One product of a layer, with its norm, gate or residual sum."""
+    values, scale = layer.weights[name]
+    kind: Any = {"dtype": layer.tokens.dtype, "device": values.device}
+    x = layer.tokens
+    if added := name in ("out", "down"):
+        x = torch.randn(len(layer.tokens), values.shape[1], **kind)
 
-    def __init__(self, layer: Layer, name: str) -> None:
-        self._layer, self._added = layer, name in ("out", "down")
-        self._weight, self._gated = layer.weights[name], name == "gate_up"
-        values = self._weight.values
-        kind: Any = {"dtype": layer.tokens.dtype, "device": values.device}
-        self._x = layer.tokens
-        if self._added:
-            self._x = torch.randn(len(layer.tokens), values.shape[1], **kind)
-
-    def run(self, tiles: ProductTiles) -> torch.Tensor:
+    def run(own: ProductTiles) -> torch.Tensor:
         """The timed call."""
-        from pagedsim.kernels import product
-
-        (values, scale), layer = self._weight, self._layer
-        if self._added:
-            product.add_product(layer.residual, self._x, values, None, scale, tiles=tiles)
+        if added:
+            product.add_product(layer.residual, x, values, None, scale, tiles=own)
             return layer.residual
-        return product.product(
-            self._x, values, None, scale, norm=layer.known, gated=self._gated, tiles=tiles
-        )
+        gated = name == "gate_up"
+        return product.product(x, values, None, scale, norm=layer.known, gated=gated, tiles=own)
 
-    def fresh(self, tiles: ProductTiles) -> torch.Tensor:
+    def fresh(own: ProductTiles) -> torch.Tensor:
         """The result for the layer's original input."""
-        self._layer.reset()
-        return self.run(tiles).double()
+        layer.reset()
+        return run(own).double()
 
-    def computes(self, tiles: ProductTiles, right: torch.Tensor) -> bool:
+    def computes(own: ProductTiles) -> bool:
         """Whether tiles fit the GPU and compute the right result."""
-        from triton.runtime.errors import OutOfResources, PTXASError
-
         try:
-            error = norm_error(self.fresh(tiles), right)
+            return norm_error(fresh(own), right) <= torch.finfo(x.dtype).eps
         except (OutOfResources, PTXASError):
             return False
-        return error <= torch.finfo(self._x.dtype).eps
+
+    right = fresh(tiles[0])
+    able = [own for own in tiles if computes(own)]
+    return medians({own: partial(run, own) for own in able}, device, rounds)
 
 
 main = main_of(attention, products)

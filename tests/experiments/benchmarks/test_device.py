@@ -8,7 +8,6 @@ import re
 import shutil
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,9 @@ from experiments.benchmarks import (  # noqa: E402
     step,
     swap,
 )
-from experiments.benchmarks.kernels import Contender  # noqa: E402
-from experiments.benchmarks.shapes import Case, Problem, grid  # noqa: E402
-from experiments.benchmarks.step import Arm, Judge, arms  # noqa: E402
-from pagedsim.engine import graphs, inputs, runner  # noqa: E402
+from experiments.benchmarks.shapes import Problem, grid  # noqa: E402
+from experiments.benchmarks.step import Arm, arms  # noqa: E402
+from pagedsim.engine import graphs, runner  # noqa: E402
 from pagedsim.engine.cache import LAYOUTS, copy_runs  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
@@ -38,7 +36,6 @@ from pagedsim.kernels import ops  # noqa: E402
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 QUICK = ["--device", "cpu", "--quick", "--rounds", "1"]
-CASES = [Case("tiny", 2, 8, 24), Case("tiny", 3, 1, 20, 8, beside=70)]
 
 
 def lines(place: Path, name: str, key: str) -> list[dict[str, Any]]:
@@ -79,33 +76,6 @@ def test_a_case_that_fails_leaves_the_others(
     error = capsys.readouterr().err
     assert f"{first}: RuntimeError: out of resource, not timed" in error
     assert "of the norm, not timed" in error
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_one_key_too_few_is_an_error(case: Case) -> None:
-    problem = Problem(case, torch.float32, CPU)
-    assert problem.error(problem.ours()) < problem.allowed
-    assert problem.error(torch.full_like(problem.q, torch.nan)) > problem.allowed
-    whole = problem.batch
-    problem.batch = replace(
-        whole,
-        context_lens=whole.context_lens - 1,
-        chunks=tuple((length, context - 1) for length, context in whole.chunks),
-    )
-    if case.kind != "prefill":  # where the first query would attend to nothing
-        assert problem.error(problem.ours()) > problem.allowed
-
-
-def test_peers_that_fail_or_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(problem: Problem) -> Contender:
-        raise RuntimeError("no such thing\nand more")
-
-    table: dict[str, Any] = {"fails": fails, "cannot": lambda problem: None}
-    table |= {"wrong": lambda problem: Contender(lambda: problem.q), "sdpa": kernels.sdpa}
-    monkeypatch.setattr(kernels, "PEERS", table)
-    able, failures = kernels.contenders(Problem(Case("tiny", 3, 1, 40), torch.float32, CPU), table)
-    assert list(able) == ["sdpa"] and failures["fails"] == "no such thing"
-    assert failures["wrong"].startswith("off by")
 
 
 # -- products, experts and swapping ----------------------------------------------------------------
@@ -172,9 +142,6 @@ def test_every_arm_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     some = [arm for arm in whole if arm.model_impl == "native" and arm.graphs]
     found = steps(tmp_path, monkeypatch, some)
     assert [one["arm"] for one in found] == [str(arm) for arm in some]
-    for one in found:
-        assert ("forward_to_limit" in one) == (not one["ahead"] and not one["sampled"])
-        assert ("sample_seconds" in one) == (not one["ahead"] and one["sampled"])
     full, eight = sorted({one["kv_bytes"] for one in found if not one["sampled"]}, reverse=True)
     # 3 requests of 60 tokens, in 2 layers of 2 heads of 16, keys and values, bf16.
     assert full == 2 * eight == pytest.approx(3 * 60 * 2 * 2 * 16 * 2 * 2, rel=0.05)
@@ -207,32 +174,6 @@ def test_wrong_logits_are_not_timed(
     assert "native, graphs: off by" in error and "there is nothing to compare" in error
 
 
-def test_wrong_tokens_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = inputs.feed
-
-    def wrong(ids: Any, told: Any, picked: Any) -> None:
-        feed(ids, told, None if picked is None else picked.flip(0))
-
-    monkeypatch.setattr(inputs, "feed", wrong)
-    monkeypatch.setattr(step, "same_samples", lambda logits, rows: False)
-    some = [Arm("fp8_e4m3", "native", False, ahead) for ahead in (False, True)]
-    some.append(Arm("auto", "native", False, sampled=True))
-    with pytest.raises(SystemExit, match=r"^not timed: .*async_scheduling.*; .*sampled"):
-        steps(tmp_path, monkeypatch, some)
-    first, ahead, sampled = lines(tmp_path, "step", "arms")
-    assert "seconds" in first and "other tokens" in ahead["failed"] and not sampled["right"]
-
-
-def test_a_judge_sees_one_wrong_token() -> None:
-    model = load_model("tiny", dtype="bfloat16")
-    judge, tokens = Judge(model), [3 + 7 * i % 200 for i in range(40)]
-    judge.verdict(tokens, "fp8_e4m3", torch.zeros(model.vocab_size))
-    exact, usual = judge._known["fp8_e4m3", tuple(tokens)]
-    assert judge.verdict(tokens, "fp8_e4m3", exact).error == 0 < usual < 0.05
-    assert not judge.verdict([*tokens[:20], 9, *tokens[21:]], "fp8_e4m3", exact).right
-    assert not judge.verdict(tokens, "fp8_e4m3", exact * torch.nan).right
-
-
 # -- engines ---------------------------------------------------------------------------------------
 
 
@@ -252,17 +193,6 @@ def test_other_tokens_of_an_engine_are_not_timed(
     result = json.loads((tmp_path / "engine.json").read_text())
     assert not result["right"] and "rates" not in result
     assert "| pagedsim | 80% |" in capsys.readouterr().out
-
-
-def test_half_precision_must_agree_in_first_tokens() -> None:
-    wanted, found = [[1, 2], [3, 4], [5, 6]], [[1, 9], [3, 4], [9, 6]]
-    assert engine.agreement(found, wanted, torch.float32) == 1 / 3
-    assert engine.agreement(found, wanted, torch.bfloat16) == 2 / 3
-    assert engine.agreement([one[:1] for one in found], wanted, torch.bfloat16) == 0
-    answers = {"pagedsim": wanted, engine.PADDED: found}
-    with pytest.raises(SystemExit, match=r"^3 requests: 33% of the answers are those of transf"):
-        engine.check(answers, torch.float32)
-    engine.check(answers, torch.bfloat16)
 
 
 def test_wrong_tokens_of_the_host_are_not_timed(
@@ -313,37 +243,26 @@ class LLM:
         answer = SimpleNamespace(token_ids=tuple(made[0, len(prompt) :].tolist()))
         return SimpleNamespace(outputs=[answer])
 """
-SGLANG = """
-class Engine:
-    def __init__(self, **settings):
-        assert settings["skip_tokenizer_init"] and settings["disable_radix_cache"]
-        assert settings["context_length"] > 4 and settings["max_running_requests"] == 3
-
-    def generate(self, input_ids, sampling_params):
-        assert sampling_params == {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
-        return [{"output_ids": [3, 4, 5, 6]} for _ in input_ids]
-"""
 
 
 @pytest.mark.slow
 def test_a_peer_serves_in_its_own_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One serves our saved weights; another gives other tokens."""
-    modules = tmp_path / "modules"
-    modules.mkdir()
-    (modules / "vllm.py").write_text(VLLM)
-    (modules / "sglang.py").write_text(SGLANG)
-    monkeypatch.syspath_prepend(modules)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(modules), str(ROOT)]))
+    """It loads our saved weights."""
+    (tmp_path / "vllm.py").write_text(VLLM)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     few = ["--device", "cpu", "--prompts", "3", "--tokens", "4", "--rounds", "1"]
-    with pytest.raises(SystemExit, match=r"^not timed: sglang$"):
-        servers.main([*few, "--out", str(tmp_path)])
-    result = json.loads((tmp_path / "servers.json").read_text())
-    assert result["alike"] == {"vllm": 1.0, "sglang": 0.0} and result["absent"] == {}
+    servers.main([*few, "--out", str(tmp_path / "out")])
+    result = json.loads((tmp_path / "out" / "servers.json").read_text())
+    assert result["alike"] == {"vllm": 1.0} and result["absent"] == {"sglang": "not installed"}
     assert set(result["rates"]) == {servers.FIRST, servers.AHEAD, "vllm"}
-    assert result["failed"] == {"sglang": "0% of its answers are ours"}
-    assert "| sglang | 0% of its answers are ours |  |" in capsys.readouterr().out
+    assert "| sglang | not installed |  |" in capsys.readouterr().out
+    monkeypatch.setattr(servers, "agreement", lambda *given: 0.25)
+    with pytest.raises(SystemExit, match=r"^not timed: vllm$"):
+        servers.main([*few, "--out", str(tmp_path / "out")])
+    assert "| vllm | 25% of its answers are ours |  |" in capsys.readouterr().out
 
 
 # -- what results are valid for --------------------------------------------------------------------
