@@ -3,9 +3,8 @@
     python -m experiments.benchmarks.children NAME WORDS...
 
 `stacks FILE SECONDS WORDS...` runs a command of pagedsim and writes its stack to FILE at this
-interval (0: never); its last line of output is its processor time. `generate MODEL TOKENS` runs
-`LLM.generate` for each line of its input and prints the rate. `server` runs another engine; engines
-import the main module again in their processes.
+interval (0: never); its last line of output is its processor time. `server` runs another engine;
+engines import the main module again in their processes.
 """
 
 from __future__ import annotations
@@ -34,13 +33,6 @@ def stacks(path: str, interval: str, *words: str) -> None:
             print(f"\n{process_time()}")
 
 
-def generate(model: str, tokens: str) -> None:
-    """A rate of `LLM.generate` for each line of the input."""
-    again = import_module("experiments.benchmarks.serving").generate_rate(model, int(tokens))
-    for _ in sys.stdin:
-        print(again(), flush=True)
-
-
 def server(name: str, folder: str, dtype: str, rounds: str) -> None:
     """Serve with another engine."""
     serve = import_module("experiments.benchmarks.servers").serve
@@ -48,6 +40,6 @@ def server(name: str, folder: str, dtype: str, rounds: str) -> None:
 
 
 if __name__ == "__main__":
-    for program in (stacks, generate, server):
+    for program in (stacks, server):
         if program.__name__ == sys.argv[1]:
             program(*sys.argv[2:])

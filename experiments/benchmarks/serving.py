@@ -22,20 +22,25 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from experiments.benchmarks.harness import ROOT, main_of, parse, table
+from experiments.benchmarks.harness import main_of, parse, table
 from experiments.child import bind, listening
+
+if TYPE_CHECKING:
+    from pagedsim.engine.llm import LLM
 
 # -- a client --------------------------------------------------------------------------------------
 
@@ -129,15 +134,23 @@ def engine_rates(model: str, tokens: int, rounds: int) -> dict[str, Rate]:
     """The engine over HTTP and by `LLM.generate`, in turns."""
     batch = (f"model={model}", "batching=unified", f"server.max_seqs={len(PROMPTS)}")
     found: dict[str, list[Rate]] = {"LLM.generate": [], "over HTTP": []}
-    with listening("backend=engine", *batch) as child, generator(model, tokens) as (ask, process):
+    with (
+        listening("backend=engine", *batch) as child,
+        ProcessPoolExecutor(1, get_context("spawn")) as own,
+    ):
+        pid = own.submit(os.getpid).result()
 
         def over_http() -> float:
             return asyncio.run(streamed(child.url, PROMPTS, tokens)).rate
 
+        def by_generate() -> float:
+            rate: float = own.submit(generate_rate, model, tokens).result()
+            return rate
+
         count = tokens * len(PROMPTS)
         for _ in range(rounds + 1):
             found["over HTTP"].append(spent(child.process.pid, count, over_http))
-            found["LLM.generate"].append(spent(process.pid, count, ask))
+            found["LLM.generate"].append(spent(pid, count, by_generate))
     return {name: medians(own) for name, own in found.items()}
 
 
@@ -154,44 +167,27 @@ def medians(rounds: Sequence[Rate]) -> Rate:
     return rate, micros
 
 
-@contextmanager
-def generator(
-    model: str, tokens: int
-) -> Iterator[tuple[Callable[[], float], subprocess.Popen[str]]]:
-    """A process that measures the rate of `LLM.generate` at each call."""
-    command = [sys.executable, "-m", "experiments.benchmarks.children", "generate"]
-    pipes: Mapping[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, model, str(tokens)], cwd=ROOT, **pipes) as process:
-        assert process.stdin is not None and process.stdout is not None
-        to, of = process.stdin, process.stdout
-
-        def ask() -> float:
-            to.write("again\n")
-            to.flush()
-            return float(of.readline())
-
-        yield ask, process
-        to.close()
-
-
-def generate_rate(model: str, tokens: int) -> Callable[[], float]:
-    """The measurement in that process."""
+@cache
+def loaded(model: str) -> LLM:
+    """The engine with a model on one thread, in a process of its own."""
     import torch
 
-    from pagedsim.core import SamplingParams
     from pagedsim.engine.llm import LLM
 
     torch.set_num_threads(1)
-    llm = LLM(model, device="cpu", batching="unified", max_num_seqs=len(PROMPTS))
+    return LLM(model, device="cpu", batching="unified", max_num_seqs=len(PROMPTS))
+
+
+def generate_rate(model: str, tokens: int) -> float:
+    """The rate of `LLM.generate`."""
+    from pagedsim.core import SamplingParams
+
+    llm = loaded(model)
+    begun = time.perf_counter()
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-
-    def again() -> float:
-        begun = time.perf_counter()
-        answers = llm.generate(PROMPTS, params, use_tqdm=False)
-        count = sum(len(answer.outputs[0].token_ids) for answer in answers)
-        return count / (time.perf_counter() - begun)
-
-    return again
+    answers = llm.generate(PROMPTS, params, use_tqdm=False)
+    count = sum(len(answer.outputs[0].token_ids) for answer in answers)
+    return count / (time.perf_counter() - begun)
 
 
 def sim_rate(count: int, tokens: int, rounds: int) -> Rate:
