@@ -183,6 +183,17 @@ def best_rates(
     return {name: max(one[name] for one in found) for name in askers}
 
 
+def measure(
+    askers: Mapping[str, Ask], dtype: torch.dtype, rounds: int, clock: Callable[[], float]
+) -> dict[str, Any]:
+    """The rate of each, if all give the tokens of the peer."""
+    answers = {name: ask() for name, ask in askers.items()}
+    wanted = answers.pop(PEER)
+    alike = {name: agreement(own, wanted, dtype) for name, own in answers.items()}
+    found: dict[str, Any] = {"alike": alike, "right": min(alike.values()) >= enough(dtype)}
+    return {**found, "rates": best_rates(askers, rounds, clock)} if found["right"] else found
+
+
 # -- against generate_batch ------------------------------------------------------------------------
 
 OURS: Mapping[str, Mapping[str, Any]] = {
@@ -217,7 +228,11 @@ def engine(words: Sequence[str]) -> None:
         tokens=load.tokens[0],
         clock="wall" if cuda else "processor",
     )
-    found = measure(model, load, asked.rounds, time.perf_counter if cuda else time.process_time)
+    clock = time.perf_counter if cuda else time.process_time
+    with peer(model, load) as (ask, attention_of):
+        askers = {name: asker(model, load, settings) for name, settings in OURS.items()}
+        found = measure({**askers, PEER: ask}, model.dtype, asked.rounds, clock)
+        found["attention"] = attention_of()
     results.content |= found
     title = (
         f"{results.heading(model.name)}: {len(load.prompts)} prompts of "
@@ -258,21 +273,6 @@ def load_of(prompts: int | None, tokens: int | None, model: LoadedModel) -> Load
 def prompts_of(rng: random.Random, count: int, lengths: range, vocab: int) -> list[list[int]]:
     """Prompts of random tokens."""
     return [[rng.randrange(3, vocab) for _ in range(rng.choice(lengths))] for _ in range(count)]
-
-
-def measure(
-    model: LoadedModel, load: Load, rounds: int, clock: Callable[[], float]
-) -> dict[str, Any]:
-    """The rate of each, if all give the same tokens."""
-    with peer(model, load) as (ask, kind):
-        ours = {name: asker(model, load, settings) for name, settings in OURS.items()}
-        wanted = ask()
-        alike = {name: agreement(own(), wanted, model.dtype) for name, own in ours.items()}
-        right = min(alike.values()) >= enough(model.dtype)
-        found: dict[str, Any] = {"alike": alike, "attention": kind(), "right": right}
-        if right:
-            found["rates"] = best_rates({**ours, PEER: ask}, rounds, clock)
-        return found
 
 
 # -- a real model on a CPU -------------------------------------------------------------------------
@@ -338,17 +338,11 @@ def uneven_rates(
             PADDED: lambda: padded(model.module, load),
             PEER: ask,
         }
-        check({name: one() for name, one in askers.items()}, model.dtype)
-        return best_rates(askers, rounds, clock)
-
-
-def check(answers: Mapping[str, Answers], dtype: torch.dtype) -> None:
-    """Exit unless all answers are those of the engine."""
-    ours = answers["pagedsim"]
-    for name, theirs in answers.items():
-        same = agreement(theirs, ours, dtype)
-        if same < enough(dtype):
-            sys.exit(f"{len(ours)} requests: {same:.0%} of the answers are those of {name}")
+        found = measure(askers, model.dtype, rounds, clock)
+    if not found["right"]:
+        sys.exit(f"{count} requests: answers as of {PEER}: {found['alike']}")
+    rates: dict[str, float] = found["rates"]
+    return rates
 
 
 def padded(module: Any, load: Load) -> Answers:

@@ -96,11 +96,7 @@ class Case:
     requests: int = 0
     cost: Cost = field(default_factory=Cost)
     """Of the whole command without the sampler."""
-    sampled: list[float] = field(default_factory=list)
-    """Seconds with the sampler, round by round."""
     samples: Counter[Place] = field(default_factory=Counter)
-    died: int = 0
-    """Rounds run again because the sampler ended the process."""
 
     def of(self, layer: str) -> int:
         """The samples of a layer."""
@@ -158,9 +154,8 @@ def measure(case: Case) -> None:
         for path in (folder / "plain").rglob("*.parquet"):
             rows = parquet.read_metadata(path).num_rows
             setattr(case, path.stem, rows)  # requests and steps
-        while (seconds := sampled_run(case.words, folder / "sampled", INTERVAL)) is None:
-            case.died += 1
-        case.sampled.append(seconds)
+        while sampled_run(case.words, folder / "sampled", INTERVAL) is None:
+            pass  # the sampler has ended the process
         lines = (folder / "sampled.txt").read_text(errors="replace").splitlines()
         case.samples.update(map(place, stacks(lines)))
 
@@ -228,14 +223,6 @@ def layer_of(file: str, function: str) -> str:
 
 def written(found: Mapping[str, Case], functions: int) -> Iterator[str]:
     """The tables."""
-    head = ["command", "requests", "steps", "seconds", "lowest", "with the sampler", "samples"]
-    rows = []
-    for name, case in found.items():
-        took, lowest = median(case.cost.seconds), min(case.cost.seconds)
-        more = median(case.sampled) / took - 1
-        cells = [name, f"{case.requests:,}", f"{case.steps:,}", f"{took:.2f}", f"{lowest:.2f}"]
-        rows.append([*cells, f"{more:+.1%}", f"{case.samples.total():,}", f"{case.died}"])
-    yield table([*head, "run again"], rows)
     counts: dict[str, Callable[[Case], int]] = {
         **{layer: partial(Case.of, layer=layer) for layer in LAYERS},
         "*the first seven*": lambda case: sum(map(case.of, LOOP)),
@@ -246,12 +233,12 @@ def written(found: Mapping[str, Case], functions: int) -> Iterator[str]:
             [name, *(_cost_cell(case, count(case), what) for case in found.values())]
             for name, count in counts.items()
         ]
-        yield "\n" + table([f"timeouts a {what.removesuffix('s')}", *found], rows)
+        yield table([f"timeouts a {what.removesuffix('s')}", *found], rows) + "\n"
     for name, case in found.items() if functions else ():
         for layer in LAYERS:
             own = {one.function: n for one, n in case.samples.items() if one.layer == layer}
             if own:
-                yield f"\n{name}, {layer}: timeouts a request"
+                yield f"{name}, {layer}: timeouts a request"
             for function, samples in Counter(own).most_common(functions):
                 yield f"  {_cost_cell(case, samples, 'requests'):>15}  {function}"
 

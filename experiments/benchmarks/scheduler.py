@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -65,8 +65,13 @@ def step_cost(batching: str, memory: str, running: int, steps: int, rounds: int)
     cost = Cost()
     for _ in range(rounds):
         scheduler = full_batch(batching, memory, running, steps)
+
+        def decode(scheduler: Scheduler = scheduler) -> None:
+            for now in range(steps):
+                scheduler.commit(scheduler.plan(now), now)
+
         gc.collect()
-        cost.add(partial(cpu_seconds, partial(decode, scheduler, range(steps))))
+        cost.add(partial(cpu_seconds, decode))
         scheduler.check()
     return Cost([each / steps * 1e6 for each in cost.seconds], [n / steps for n in cost.timeouts])
 
@@ -90,12 +95,6 @@ def full_batch(batching: str, memory: str, running: int, steps: int) -> Schedule
     while scheduler.clock.requests < running:
         scheduler.commit(scheduler.plan(0.0), 0.0)
     return scheduler
-
-
-def decode(scheduler: Scheduler, steps: Iterable[int]) -> None:
-    """Plan and commit a step at each of these times."""
-    for now in steps:
-        scheduler.commit(scheduler.plan(now), now)
 
 
 # -- one step under every policy -------------------------------------------------------------------
