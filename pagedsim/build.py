@@ -144,7 +144,6 @@ _MOVED = {
     "experiments.studies.sweep": "experiments.studies.compare",
     "experiments.fidelity.bench": "experiments.studies.compare",
     "experiments.fidelity.parity": "experiments.fidelity.validate",
-    "experiments.papers.batched": "experiments.papers.memory_use",
     **{
         f"policies.routing.{name}": "policies.routing.simple"
         for name in (

@@ -269,7 +269,6 @@ def test_former_paths_of_policies_are_found(former: str, current: type[Policy]) 
         ("experiments.studies.sweep.sweep", "experiments.studies.compare.sweep"),
         ("experiments.fidelity.bench.Bench", "experiments.studies.compare.Bench"),
         ("experiments.fidelity.parity.Parity", "experiments.fidelity.validate.Parity"),
-        ("experiments.papers.batched.Batched", "experiments.papers.memory_use.Batched"),
     ],
 )
 def test_former_paths_of_studies_are_found(former: str, current: str) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-
-from experiments.papers.reproduction import arrays
-from pagedsim.core import ConfigError
-from pagedsim.metrics.arms import Run
 
 Curve = Mapping[float, float]
 """Rate: latency."""
@@ -42,55 +38,6 @@ def sustained(curve: Curve, bound: float) -> float:
     return passes({rate: math.log(value) for rate, value in curve.items()}, math.log(bound))
 
 
-def gain(curves: Mapping[str, Curve], best: str, other: str, bound: float) -> float:
-    """The sustained rate of `best` over that of another."""
-    return sustained(curves[best], bound) / sustained(curves[other], bound)
-
-
-def crossing(curves: Mapping[str, Curve]) -> float:
-    """The first rate at which the first curve falls below the second; NaN for none.
-
-    >>> crossing({"small": {1: 2.0, 3: 1.0}, "large": {1: 1.0, 3: 2.0}})
-    2.0
-    """
-    first, second = curves.values()
-    return sustained({rate: second[rate] / first[rate] for rate in first}, 1.0)
-
-
-def at(curve: Curve, rate: float) -> float:
-    """The latency at a rate, on lines in its logarithm; NaN beyond the rates that were run.
-
-    >>> round(at({1: 1.0, 3: 100.0}, 2), 6)
-    10.0
-    """
-    rates = sorted(curve)
-    logs = [math.log(curve[one]) for one in rates]
-    return math.exp(np.interp(rate, rates, logs, left=math.nan, right=math.nan))
-
-
-def normalized_latency(run: Run, warm_up: float = 0.0, together: bool = False) -> float:
-    """Mean seconds per output token, of requests that arrive after the warm-up.
-
-    With `together` the answers of a static batch are returned when its last one ends.
-    """
-    table = run.requests("arrival", "scheduled", "finished", "output_tokens")
-    arrival, scheduled, finished, tokens = arrays(table)
-    if together:
-        finished = ends_of_batches(scheduled, finished)
-    counted = (arrival >= warm_up) & ~np.isnan(finished)
-    if not counted.any():
-        raise ConfigError(f"warm_up={warm_up:g}: must be shorter: no request arrives after it")
-    return float(np.mean((finished - arrival)[counted] / tokens[counted]))
-
-
-def ends_of_batches(scheduled: np.ndarray, finished: np.ndarray) -> np.ndarray:
-    """For each request the end of its batch, where a batch begins after the one before it."""
-    order = np.argsort(scheduled, kind="stable")
-    begun, ended = scheduled[order], finished[order]
-    before = np.concatenate(([-np.inf], np.maximum.accumulate(ended)[:-1]))
-    batch = np.cumsum(begun >= before) - 1
-    last = np.full(batch[-1] + 1, -np.inf)
-    np.maximum.at(last, batch, ended)
-    ends = np.empty(len(order))
-    ends[order] = last[batch]
-    return ends
+def mean_curve(curves: Sequence[Curve]) -> dict[float, float]:
+    """The mean of several over each x."""
+    return {x: float(np.mean([curve[x] for curve in curves])) for x in curves[0]}

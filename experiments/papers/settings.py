@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import choices, refuse_settings, require_number, require_whole
+from pagedsim.core.errors import choices, refuse_settings, require_number
 from pagedsim.run.objects import require_kinds
 
 
@@ -33,14 +33,10 @@ class Number:
     low: float | None = None
     high: float | None = None
     above: float | None = None
-    whole: bool = False
 
     def require(self, where: str, value: Any, owners: Sequence[Any]) -> None:
         for place, number in _leaves(where, value):
-            if self.whole:
-                require_whole(place, number, self.low, self.high)  # type: ignore[arg-type]
-            else:
-                require_number(place, number, self.low, self.high, above=self.above)
+            require_number(place, number, self.low, self.high, above=self.above)
 
 
 @dataclass(frozen=True)
@@ -48,23 +44,11 @@ class Count:
     """The number of entries of a list or mapping."""
 
     least: int = 1
-    most: int | None = None
 
     def require(self, where: str, value: Any, owners: Sequence[Any]) -> None:
         count = len(value)
-        if self.most == self.least != count:
-            raise ConfigError(f"{where}: {count} of them: must be {self.least}")
         if count < self.least:
             raise ConfigError(f"{where}: {count} of them: must be at least {self.least}")
-
-
-@dataclass(frozen=True)
-class Range:
-    """A pair of numbers: from, to."""
-
-    def require(self, where: str, value: Any, owners: Sequence[Any]) -> None:
-        if len(value) != 2:
-            raise ConfigError(f"{where}={list(value)}: must be [from, to]")
 
 
 @dataclass(frozen=True)

@@ -102,15 +102,16 @@ TABLES = LOGS.with_name("step-tables")
 BURSTS = {"fcfs": "a10g-on_off_less-fcfs.csv.gz", "other": "a10g-on_off_less-vtc.csv.gz"}
 SMALLEST: dict[str, tuple[str, ...]] = {
     "agents": (
-        *("seeds=1", "~study.loads.chats"),
-        *("study.loads.agents.sessions=12", "study.loads.agents.rates=[0.2]"),
+        *("seeds=1", "+study.only=[agents]", "study.figures.sessions.cases.agents.values=[0.2]"),
+        "study.figures.sessions.cases.agents.overrides=['workload.sessions=12']",
     ),
     "bench": ("workload=alpaca", "workload.requests=8", "workload.rate=100"),
     "block_sizes": (*FEW, "study.sizes=[8,16]"),
     "calibrate": ENGINE,
     "capacity": (*FEW, "study.arms={a: []}", "study.tolerance=0.3"),
     "chunk_budget": (
-        *("seeds=1", "workload.requests=24", "study.capacity=null", "study.crossing=null"),
+        *("seeds=1", "workload.requests=24", "study.capacity=null"),
+        "study.figures.crossing=null",
     ),
     "cheapest_fleet": (
         *(*FEW, "study.short=20", "study.gpus=[l4]", "study.routers=[round_robin]"),
@@ -118,10 +119,13 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     ),
     "compare": (*FEW, "study.arms={a: ['policy=fcfs'], b: ['policy=priority']}"),
     "early_rejection": (
-        *(*FEW, "model=llama-2-7b", "tensor_parallel=1", "study.warm_up=0"),
+        *(*FEW, "model=llama-2-7b", "tensor_parallel=1", "study.figures.load=null"),
         *("fleet.pools.prefill.replicas=1", "fleet.pools.decode.replicas=1"),
-        *("~study.cases", '+study.cases={a: ["router.tbt=0.1"]}'),
-        "study.shown=a",
+        *(
+            "study.figures.refused.options.warm_up=0",
+            "~study.figures.refused.variants",
+            "+study.figures.refused.variants={}",
+        ),
     ),
     "estimate": (),
     "fairness": (
@@ -131,16 +135,17 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     ),
     "fcfs_vs_priority": FEW,
     "hit_rate": ("workload=sharegpt", *FEW, "+workload.prefixes={tokens: 64}", "memory.blocks=900"),
-    "kv_tiers": ("seeds=1", "workload.sessions=8", "study.sizes.gib=[8,16]"),
+    "kv_tiers": ("seeds=1", "workload.sessions=8", "study.figures.sizes.values=[8,16]"),
     "migration": (
-        *(*FEW, "study.rates=[7]", "study.at=7", "~study.variants", "+study.variants={}"),
-        "fleet.replicas=2",
+        *(*FEW, "study.figures.migration.values=[7]", "fleet.replicas=2"),
+        *("~study.figures.migration.variants", "+study.figures.migration.variants={}"),
     ),
     "parity": (*VALIDATED, "study.over=['policy=fcfs']"),
     "past_future": (
-        *("seeds=1", "~study.loads.reasoning", "study.loads.decode-heavy.users=[6,16]"),
-        "study.loads.decode-heavy.warm_up=0",
-        'study.loads.decode-heavy.overrides=["workload.requests=60"]',
+        *("seeds=1", "+study.only=[decode-heavy]", "study.figures.goodput.options.warm_up=0"),
+        "study.figures.goodput.cases.decode-heavy.values=[6,16]",
+        "study.figures.goodput.cases.decode-heavy.overrides="
+        "['workload.requests=60','workload.arrivals=closed']",
         *("workload.max_len=2048", "memory.blocks=200"),
     ),
     "placement": (
@@ -150,8 +155,9 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "policy_zoo": (*FEW, "study.only=[fcfs,vtc]"),
     "preemption": FEW,
     "prefix_routing": (
-        *("fleet.replicas=2", "study.stages=[{rate: 9, seconds: 4}, {rate: 60, seconds: 1}]"),
-        *("~study.others", "+study.others={}", "~study.variants", "+study.variants={}"),
+        *("fleet.replicas=2", "+study.only=[all stages]"),
+        "workload.stages=[{rate: 9, seconds: 4}, {rate: 60, seconds: 1}]",
+        *("~study.figures.routing.variants", "+study.figures.routing.variants={}"),
     ),
     "predict": (
         *(f"fit={RESULTS / 'rtx4090'}", f"requests={RTX4090}", "model=llama-3.1-8b"),
@@ -162,7 +168,10 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "replay": (),
     "single": FEW,
     "size_based": (*FEW, "study.only=[Alpaca]"),
-    "staleness": (*FEW, "study.ages=[0,0.1]", "~study.variants", "+study.variants={}"),
+    "staleness": (
+        *(*FEW, "study.figures.staleness.values=[0,0.1]"),
+        *("~study.figures.staleness.variants", "+study.figures.staleness.variants={}"),
+    ),
     "swap_vs_recompute": (*FEW, "study.models=[opt-13b]", "study.modern=opt-13b"),
     "sweep": (*FEW, "study.over=server.max_seqs", "study.values=[8,16]"),
     "truth": (f"study.tables=[{TABLES / 'splitwise.csv'}]",),

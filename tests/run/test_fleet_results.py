@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.papers import chunk_budget, kv_tiers, memory_use, past_future, sharing
+from experiments.papers.study import Figures
 from pagedsim.core import ConfigError, Request
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.run.study import Study
 from pagedsim.sim.cost.replay import _parquet
 from tests.run.studies import carried_out, run_of
 
@@ -28,14 +27,8 @@ RIGHT = {
     "experiments/studies/block_sizes.py": "each step by itself",
 }
 """Who reads the steps of a run, and how that is right where replicas come one after the other."""
-ONE_SERVER = {
-    "experiments/papers/chunk_budget.py": "ChunkBudget",
-    "experiments/papers/kv_tiers.py": "KvTiers",
-    "experiments/papers/memory_use.py": "MemoryUse",
-    "experiments/papers/past_future.py": "Goodput",
-    "experiments/papers/sharing.py": "Sharing",
-}
-"""Who reads them as one server's, and a study that says so."""
+ONE_SERVER = "experiments/papers/measures.py"
+"""What reads them as one server's, for studies that refuse a fleet by default."""
 
 WORDS = ("experiment=single", "workload.requests=60", "workload.rate=40", "seeds=1")
 POOLS = (
@@ -88,11 +81,8 @@ def test_who_reads_steps_is_right_about_fleets_or_takes_none() -> None:
         for path in (ROOT / room).rglob("*.py")
         if pattern.search(path.read_text(encoding="utf-8"))
     }
-    assert found - {"pagedsim/metrics/recorder.py"} == {*RIGHT, *ONE_SERVER}
-    every: tuple[type[Study], ...] = (chunk_budget.ChunkBudget, kv_tiers.KvTiers)
-    every += (memory_use.MemoryUse, past_future.Goodput, sharing.Sharing)
-    studies = {study.__name__: study for study in every}
-    assert {*ONE_SERVER.values()} == {name for name in studies if studies[name].one_server}
+    assert found - {"pagedsim/metrics/recorder.py"} == {*RIGHT, ONE_SERVER}
+    assert Figures.one_server
 
 
 def test_a_study_of_one_server_takes_no_fleet(tmp_path: Path) -> None:

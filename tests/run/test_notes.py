@@ -194,12 +194,12 @@ def test_a_table_over_block_sizes_says_that_kernels_do_not_depend_on_them(
 def test_a_study_with_and_without_a_price_of_blocks_says_both(
     experiment: str, tmp_path: Path
 ) -> None:
-    words = [f"experiment={experiment}", "study.sizes=[16,64]"]
+    figure = "blocks" if experiment == "paper_fig18" else "preemption"
+    words = [f"experiment={experiment}", f"study.figures.{figure}.values=[16,64]"]
     if experiment == "paper_fig18":
         words += [
-            f"study.loads.{load}.{key}"
+            f"study.figures.blocks.cases.{load}.overrides=['workload.requests=10']"
             for load in ("ShareGPT", "Alpaca")
-            for key in ("requests=10", "best=[16,64]")
         ]
     same, priced = notes(tmp_path, *words)
     assert same.startswith(f"{SAME} where cost.block_tokens=0;")

@@ -1,4 +1,4 @@
-"""Measures of papers' studies by hand, on tables of a few rows and on single real runs."""
+"""Measures of papers' figures by hand, on tables of a few rows and on single real runs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ import pyarrow as pa
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.papers.chunk_budget import ChunkBudget, Stall, full_budget, longest_gap
-from experiments.papers.curves import (
-    at,
-    crossing,
+from experiments.papers.chunk_budget import ChunkBudget
+from experiments.papers.measures import (
+    answers,
+    batch,
     ends_of_batches,
-    gain,
+    full_budget,
+    goodput,
+    longest_gap,
+    longest_gaps,
     normalized_latency,
-    sustained,
+    shared,
+    stage_loads,
+    stalls,
+    swap_prices,
+    while_waiting,
 )
-from experiments.papers.early_rejection import loads
 from experiments.papers.memory_observed import KINDS, Observed
-from experiments.papers.memory_use import MemoryUse, batched, while_waiting
-from experiments.papers.past_future import longest_gaps, served
-from experiments.papers.sharing import met_at, saving, served_rate
-from experiments.papers.size_based import MEASURES, Answers, answers_of, mean_of, only, p99_of
 from experiments.studies.swap_map import Priced
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
@@ -56,40 +58,22 @@ def run_with(
     return Tables("x", 0, Path(), {"requests": requests, "steps": steps, **config}, summary)
 
 
-# -- curves ----------------------------------------------------------------------------------------
-
-
-def test_a_rate_is_sustained_up_to_the_bound() -> None:
-    curve = {4.0: 10.0, 1.0: 0.1, 2.0: 1.0, 3.0: 0.9}
-    assert sustained(curve, 0.1) == 1.0
-    assert sustained(curve, math.sqrt(0.1)) == pytest.approx(1.5)  # halfway in the logarithm
-    assert sustained(curve, 3.0) == pytest.approx(3 + math.log(3 / 0.9) / math.log(10 / 0.9))
-    assert sustained({1: 0.1, 2: 1.0, 3: 0.2, 4: 2.0}, 0.5) < 2  # the first passage counts
-    assert math.isnan(sustained({1: 0.1, 2: 10.0}, 20.0))
-    curves = {"paged": {2.0: 0.1, 4.0: 10.0}, "static": {1.0: 0.1, 2.0: 10.0}}
-    assert gain(curves, "paged", "static", 1.0) == pytest.approx(2)
-
-
-def test_curves_cross_where_the_first_falls_below_the_second() -> None:
-    small, large = {1.0: 2.0, 2.0: 2.0, 3.0: 2.0}, {1.0: 1.0, 2.0: 2.0, 3.0: 4.0}
-    assert crossing({"small": small, "large": large}) == pytest.approx(2.0)
-    assert math.isnan(crossing({"small": large, "large": small}))
-    assert at({1.0: 1.0, 3.0: 4.0}, 2.0) == pytest.approx(2.0)
-    assert math.isnan(at({1.0: 1.0, 3.0: 4.0}, 3.5))
-    assert met_at({0.0: 0.0, 0.01: 20.0, 0.1: 40.0}, 30.0) == pytest.approx(math.sqrt(0.001))
+# -- latency ---------------------------------------------------------------------------------------
 
 
 def test_normalized_latency_is_of_arrivals_after_the_warm_up() -> None:
-    run = run_with(
-        [
-            {"arrival": 0.0, "scheduled": 0.0, "finished": 1.0, "output_tokens": 1},
-            {"arrival": 2.0, "scheduled": 2.0, "finished": 5.0, "output_tokens": 1},
-            {"arrival": 2.0, "scheduled": 2.0, "finished": 6.0, "output_tokens": 2},
-        ]
-    )
-    assert normalized_latency(run, 1.0) == pytest.approx((3 / 1 + 4 / 2) / 2)
-    assert normalized_latency(run) == pytest.approx((1 + 3 / 1 + 4 / 2) / 3)
-    assert normalized_latency(run, 1.0, together=True) == pytest.approx((4 / 1 + 4 / 2) / 2)
+    rows = [
+        {"arrival": 0.0, "scheduled": 0.0, "finished": 1.0, "output_tokens": 1},
+        {"arrival": 2.0, "scheduled": 2.0, "finished": 5.0, "output_tokens": 1},
+        {"arrival": 2.0, "scheduled": 2.0, "finished": 6.0, "output_tokens": 2},
+    ]
+    run = run_with(rows)
+    assert normalized_latency(run, 1.0)["latency"] == pytest.approx((3 / 1 + 4 / 2) / 2)
+    assert normalized_latency(run)["latency"] == pytest.approx((1 + 3 / 1 + 4 / 2) / 3)
+    static = run_with(rows, batching={"_target_": "x.Static"})
+    found = normalized_latency(static, 1.0)
+    assert found["latency"] == pytest.approx((4 / 1 + 4 / 2) / 2)
+    assert found["latency_alone"] == pytest.approx((3 / 1 + 4 / 2) / 2)
     with pytest.raises(ConfigError, match="warm_up=3: must be shorter"):
         normalized_latency(run, 3.0)
     # By rows: batches of the first and the third, of the second, of the last two.
@@ -150,27 +134,6 @@ def test_inspections_change_nothing(tmp_path: Path) -> None:
         Observed(fast_forward=True)
 
 
-@pytest.mark.usefixtures("hydra")
-def test_orca_max_holds_exactly_seven_and_leaves_8_85_percent(tmp_path: Path) -> None:
-    memory = ("memory=reserved_max", "memory.blocks=15728")
-    run = inspected(tmp_path, "workload.requests=40", "workload.rate=20", *memory)
-    study = MemoryUse(
-        title="t",
-        question="q",
-        source="s",
-        systems={"most": []},
-        largest="most",
-        variants=None,
-        published={"most": [25, 25, 40, 10]},
-        warm_up=5.0,
-    )
-    count, left = study.read_arms({"most": [run]}).rows[-2:]
-    assert count.what == "arm: requests at once, 15,728 // 2,048"
-    assert (count.ours, count.published) == (7, 7)
-    assert left.what == "arm: slots that 7 × 2,048 leave over"
-    assert left.ours == pytest.approx(left.published) == pytest.approx(8.850, abs=5e-4)
-
-
 def test_averages_are_over_the_time_that_counts() -> None:
     steps = [{"end": 2.0}, {"end": 3.0}, {"end": 6.0}, {"end": 9.0, "waiting": 0}]
     shares = (0.0, 0.2, 0.4, 0.0)
@@ -187,11 +150,13 @@ def test_averages_are_over_the_time_that_counts() -> None:
 
     run = Seen("x", 0, Path(), {"requests": [{"arrival": 0.0}, {"arrival": 8.0}]}, {})
     assert while_waiting(run, 2.0, "stored") == pytest.approx((0.2 + 3 * 0.4) / 4)
-    with pytest.raises(ConfigError, match=r"study.warm_up=7: must be shorter: .* no request waits"):
+    with pytest.raises(ConfigError, match=r"warm_up=7: must be shorter: .* no request waits"):
         while_waiting(run, 7.0, "stored")
-    assert batched(run, 2) == pytest.approx((2 * 1 + 4 * 3 + 0 * 2) / 6)
+    found = batch(run, 2)
+    assert found["running"] == pytest.approx((2 * 1 + 4 * 3 + 0 * 2) / 6)
+    assert found["waiting"] == pytest.approx(4 / 6)
     with pytest.raises(ConfigError, match="warm_up=8: must be shorter than the 8 s of arrivals"):
-        batched(run, 8)
+        batch(run, 8)
 
 
 def config(size: int = 16, rate: float = 32.0) -> dict[str, Any]:
@@ -209,13 +174,16 @@ def config(size: int = 16, rate: float = 32.0) -> dict[str, Any]:
 
 
 def test_swap_pays_eighty_copies_a_block_both_ways() -> None:
-    price = Priced(config())(512, 25, 8000)
+    run = Tables("x", 0, Path(), config(), {})
+    found = swap_prices(run, [512], [25, 8000])
     block = 16 * 819_200 / (32e9 * 0.8) + 80 * 5e-6
-    assert price.swap == pytest.approx(2 * 32 * block)
-    assert Priced(config())(497).swap == price.swap > Priced(config())(496).swap
+    assert found["swap_512"] == pytest.approx(2 * 32 * block)
+    assert Priced(config())(497).swap == found["swap_512"] > Priced(config())(496).swap
     compute = 1e-3 * (512 * 0.1405 + 512**2 * 8.08e-6)
-    assert price.recompute == pytest.approx(1e-3 * 22.05 + compute)
-    assert price.beside == pytest.approx(compute), "beside decodes the weights are read already"
+    assert found["recompute_512"] == pytest.approx(1e-3 * 22.05 + compute)
+    assert found["beside_512"] == pytest.approx(compute), "the weights are read already"
+    assert found["ratio_512"] == found["recompute_512"] / found["swap_512"]
+    assert found["ratio_beside_512"] == found["beside_512"] / found["swap_512"]
     given = Priced(config(), block_size=1, layout="block", pcie_gb_s=64.0)(100)
     assert given.swap == pytest.approx(2 * 100 * (819_200 / (64e9 * 0.8) + 5e-6))
 
@@ -237,26 +205,11 @@ def test_rates_and_savings_are_of_the_steps_while_others_wait() -> None:
         ],
     )
     # In two seconds a first token and four in two sequences: three, of requests of two.
-    assert served_rate([run], 1.0) == pytest.approx(3 / 2 / 2)
+    assert shared(run, 1.0)["rate"] == pytest.approx(3 / 2 / 2)
     # 8 named for 4 used, and 6 for 4: 1.75 on average.
-    assert saving([run], 1.0) == pytest.approx(100 * (1 - 1 / 1.75))
+    assert shared(run, 1.0)["saved"] == pytest.approx(100 * (1 - 1 / 1.75))
     with pytest.raises(ConfigError, match="settled=3: x: no request waits after 3 s: must be"):
-        served_rate([run], 3.0)
-
-
-@pytest.mark.usefixtures("hydra")
-def test_parallel_samples_share_the_full_blocks_of_their_prompt(tmp_path: Path) -> None:
-    """Of 40 tokens two blocks are full."""
-    lengths = ["workload.lengths.shape=fixed", "+workload.lengths.prompt=40"]
-    own = ["workload.arrivals=burst", "workload.n=4", "server.max_seqs=4", "workload.requests=1"]
-    run = run_of(
-        tmp_path, ["experiment=paper_fig14_15"], [*own, *lengths, "+workload.lengths.output=24"]
-    )
-    # The step after the prompt needs a block for each; 49 tokens have 4 each.
-    steps = run.steps("used_blocks", "shared_blocks").to_pylist()
-    assert steps[0] == {"used_blocks": 3, "shared_blocks": 0}
-    assert steps[1] == {"used_blocks": 2 + 4, "shared_blocks": 2 * 3}
-    assert steps[9] == {"used_blocks": 2 + 2 * 4, "shared_blocks": 2 * 3}
+        shared(run, 3.0)
 
 
 # -- overload, goodput and sizes -------------------------------------------------------------------
@@ -274,17 +227,17 @@ def test_loads_of_each_stage() -> None:
         one | refused | {"arrival": 4.0, "finished": 4.0},
     ]
     run = run_with(rows, router={"tbt": 0.1})
-    found = loads([run], 0.0, 3.0)
-    assert found.refused == 0.5 and found.late == 0.25
-    assert found.slow == 0.25  # 0.5 s a token, and 0.05
-    assert found.prefill == 1.5 and found.decode == pytest.approx(1.1)
-    assert found.curves == {"seconds": [0, 1, 2], "prefill": [2, 2, 1], "decode": [0, 0, 2]}
-    found = loads([run], 0.0, 9.0)  # 2, 2, 1, 0 and 0, 0, 2, 1
-    assert found.queue_swing == pytest.approx(0.6875**0.5 / 1.25)
-    assert found.swing == pytest.approx(0.6875**0.5 / 0.75)
-    assert found.together == pytest.approx((0.5 - 1.25 * 0.75) / 0.6875)
-    with pytest.raises(ConfigError, match=r"^study\.warm_up=4: must be shorter than the 4 s of"):
-        loads([run], 4.0, 3.0)
+    found = stage_loads(run, 0.0, 3.0)
+    assert found["refused"] == 0.5 and found["late"] == 0.25
+    assert found["slow"] == 0.25  # 0.5 s a token, and 0.05
+    assert found["prefill"] == 1.5 and found["decode"] == pytest.approx(1.1)
+    assert found["in_prefill"] == {0: 2, 1: 2, 2: 1} and found["in_decode"] == {0: 0, 1: 0, 2: 2}
+    # Over all four seconds: 2, 2, 1, 0 and 0, 0, 2, 1.
+    assert found["prefill_swing"] == pytest.approx(0.6875**0.5 / 1.25)
+    assert found["decode_swing"] == pytest.approx(0.6875**0.5 / 0.75)
+    assert found["correlation"] == pytest.approx((0.5 - 1.25 * 0.75) / 0.6875)
+    with pytest.raises(ConfigError, match=r"warm_up=4: must be shorter than the 4 s of"):
+        stage_loads(run, 4.0)
 
 
 def test_goodput_is_of_requests_that_met_all_bounds() -> None:
@@ -300,36 +253,33 @@ def test_goodput_is_of_requests_that_met_all_bounds() -> None:
     run = run_with(rows, [{"end": end, "decode_seqs": 1} for end in ends])
     # The third has 3 gaps in 5 steps: two of them ordinary, and what is left is its pause.
     assert longest_gaps(run) == pytest.approx([1, 1, 3, 1])
-    found = served(run, 0.0, [2.0, 4.0, math.inf], 1.5)
-    assert found.goodputs == pytest.approx((4 / 10, 7 / 10, 7 / 10))
-    assert found.tokens == pytest.approx(11 / 10)  # the last is not over when questions end
-    assert found.prompt == pytest.approx(2 / 3) and found.even == pytest.approx(2 / 3)
-    assert found.preemptions == 0.25 and found.kv == 0.5
-    assert served(run, 4.5, [9.0], 9.0).tokens == pytest.approx(7 / 5.5)
+    found = goodput(run, 0.0, [2.0, 4.0], 1.5)
+    rates = [found[name] for name in ("goodput_2", "goodput_4", "gaps")]
+    assert rates == pytest.approx([4 / 10, 7 / 10, 7 / 10])
+    assert found["tokens"] == pytest.approx(11 / 10)  # the last is not over when questions end
+    assert found["first_in_time"] == found["gaps_kept"] == pytest.approx(2 / 3)
+    assert goodput(run, 4.5, [9.0], 9.0)["tokens"] == pytest.approx(7 / 5.5)
     with pytest.raises(ConfigError, match="x: no request finishes between warm_up=7 and the last"):
-        served(run, 7.0, [9.0], 9.0)
+        goodput(run, 7.0, [9.0], 9.0)
 
 
 def test_answers_are_of_finished_requests_and_classes_are_equal_parts_by_length() -> None:
-    found = answers_of(
-        run_with(
-            [
-                {"arrival": 1.0, "finished": 5.0, "output_tokens": 2},
-                {"arrival": 2.0, "finished": 11.0, "output_tokens": 3},
-                {"arrival": 3.0, "finished": NAN, "output_tokens": 3, "state": "rejected"},
-            ]
-        )
-    )
-    assert found.seconds.tolist() == [4, 9] and found.a_token.tolist() == [2, 3]
-    assert found.span == 10 and found.per_second == 0.2
-    assert MEASURES["mean"](found) == 2.5 and MEASURES["P90"](found) == pytest.approx(2.9)
+    rows: list[dict[str, Any]] = [
+        {"arrival": 1.0, "finished": 5.0, "output_tokens": 2},
+        {"arrival": 2.0, "finished": 11.0, "output_tokens": 3},
+        {"arrival": 3.0, "finished": NAN, "output_tokens": 3, "state": "rejected"},
+    ]
+    found = answers(run_with(rows))
+    assert found["e2e"] == 6.5 and found["token_mean"] == 2.5
+    assert found["token_p90"] == pytest.approx(2.9) and found["token_p95"] == pytest.approx(2.95)
+    assert math.isnan(found["tau"])
     with pytest.raises(ConfigError, match="x: no request was finished"):
-        answers_of(run_with([{"finished": NAN, "state": "rejected"}]))
-    every = Answers(np.array([10.0, 20, 30, 40]), np.array([1.0, 2, 3, 4]), 10.0)
-    assert [only(2, part, mean_of)(every) for part in (0, 1)] == [15, 35]
-    assert only(4, 3, p99_of)(every) == 40
-    alike = Answers(np.array([1.0, 3]), np.array([5.0, 5]), 10.0)
-    assert only(2, 0, mean_of)(alike) == 2  # of one length, all are the shortest
+        answers(run_with([{"finished": NAN, "state": "rejected"}]))
+    rows = [{"finished": 10.0 * n, "output_tokens": n, "arrival": 0.0} for n in (1, 2, 3, 4)]
+    halves = answers(run_with(rows), classes=2)
+    assert (halves["class_1"], halves["class_2"], halves["p99_2"]) == (15, 35, 39.9)
+    alike = [{"finished": f, "output_tokens": 5, "arrival": 0.0} for f in (1.0, 3.0)]
+    assert answers(run_with(alike), classes=1)["class_1"] == 2
 
 
 # -- chunk budgets ---------------------------------------------------------------------------------
@@ -363,17 +313,16 @@ def test_a_search_ends_at_the_rate_that_is_sustained_and_objectives_share_their_
         case["objectives"] = dict.fromkeys(objectives, objective)
         capacity: Any = {"baseline": "first", "queue_time": 2.0, "tolerance": 0.05}
         capacity["cases"] = {"small": case}
-        none: Any = dict.fromkeys(("stalls", "crossing", "beside"))
         words: Any = {"title": "t", "question": "q", "source": "s"}
         budgets: Any = {"first": ["batching=prefill_first"], "512": ["batching=unified"]}
-        return ChunkBudget(**words, budgets=budgets, capacity=capacity, **none)
+        return ChunkBudget(**words, capacity=capacity | {"budgets": budgets}, figures={})
 
     sustains = {"first": 1.3, "512": 3.9}
     runs = searched(study("strict"), sustains)
     assert len(runs.jobs) == len(searched(study("strict", "relaxed"), sustains).jobs)
     reading = study("strict").analyse(runs)
     most = reading.rows[0]
-    assert most.what == "small: the largest gain of a budget"
+    assert most.what == "small: largest gain of a budget"
     assert most.ours == pytest.approx(3, rel=0.05) and most.published == 2.0
     found: Any = reading.data["capacity"]
     assert 1.3 / 1.05 <= found["small, strict"]["first"] <= 1.3
@@ -393,6 +342,6 @@ def test_no_gap_is_longer_than_a_full_budget_costs(tmp_path: Path) -> None:
     longest = (end - start)[decodes > 0].max()
     assert longest_gap(run) == pytest.approx(longest)
     assert longest < full_budget(run) < 1.5 * longest
-    assert Stall.of([run]).cost == full_budget(run)
-    whole = run_of(tmp_path / "whole", words, ["batching=prefill_first"])
-    assert math.isnan(Stall.of([whole]).cost) and Stall.of([whole]).gap == longest_gap(whole) > 0
+    assert stalls(run)["gap_share"] == longest_gap(run) / full_budget(run)
+    whole = stalls(run_of(tmp_path / "whole", words, ["batching=prefill_first"]))
+    assert math.isnan(whole["full_budget"]) and whole["longest_gap"] > 0

@@ -1,0 +1,144 @@
+"""Comparisons of systems on one measure over a swept setting: values, ratios, sustained rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from experiments.papers.curves import Curve, mean_curve, sustained
+from experiments.papers.settings import In, Number, Positive
+from pagedsim.metrics.compare import Estimate, paired_ratio
+
+Estimates = Mapping[float, Estimate]
+"""By value of the sweep; a result of all its values stands at 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Rows on one measure: values of systems, or ratios, beside published ones."""
+
+    measure: Annotated[str, In("measures")]
+    label: str | None = None
+    """What the rows name; None: the measure's."""
+    systems: Sequence[str] | None = None
+    """None: all of a case."""
+    cases: Sequence[str] | None = None
+    over: str | None = None
+    """The system by whose value the others' are divided."""
+    inverse: bool = False
+    """Whether it is divided by theirs instead."""
+    paired: bool = False
+    """Whether ratios are of each seed, with a confidence interval; else of means over seeds."""
+    growth: bool = False
+    """Whether values are compared, in per cent, with the own at the first one."""
+    percent: bool = False
+    """Whether a ratio is reported as a change in per cent."""
+    at: Any = None
+    """Values of the sweep; or `most`: where the result is largest; `best`: where each system's
+    value is largest; `last`; `published`: those that were; None: all."""
+    bound: Positive | None = None
+    """Report the value of the sweep up to which the measure keeps this bound."""
+    bounds: Sequence[float] = ()
+    """Alternatives to it, which are quoted beside a result."""
+    step_factor: Positive | None = None
+    """Quote the result if all steps took so many times as long."""
+    ratio_bound: Positive | None = None
+    """Report the value of the sweep at which the ratio passes this."""
+    above: float | None = None
+    """Report the first value of the sweep at which the measure is larger."""
+    good: Annotated[float | None, Number(0)] = None
+    """Report the values of the sweep with the smallest measure, and those within this share."""
+    published: Any = None
+    """A number or a range, or mappings to them by case, system and value of the sweep; None: the
+    same of the figure's published curves."""
+    why: str = ""
+    rows: bool = True
+    """Whether there are rows of it, or data alone."""
+    finding: bool = True
+    """Whether it is among the findings."""
+    draw: bool = False
+    """Whether the figure is of it, as bars."""
+
+    def estimates(self, curves: Mapping[str, Sequence[Curve]], system: str) -> Estimates:
+        """The results of a system by value of the sweep."""
+        found = self._points(curves[system])
+        if self.growth:
+            first = next(iter(found.values()))
+            return self._selected(
+                {x: _mean(100 * (own / at - 1) for own, at in zip(ys, first, strict=True))
+                 for x, ys in found.items()}
+            )  # fmt: skip
+        if self.over is None:
+            return self._selected({x: _mean(seeds) for x, seeds in found.items()})
+        base = self._points(curves[self.over])
+        if self.at == "best":
+            pairs = {0.0: (*found.values(), *base.values())}
+        else:
+            pairs = {x: (found[x], base[x]) for x in found if x in base}
+        return self._selected({x: self._ratio(*pair) for x, pair in pairs.items()})
+
+    def _points(self, curves: Sequence[Curve]) -> dict[float, list[float]]:
+        """What is compared of one system, by value of the sweep: a number per seed."""
+        if self.over is not None or self.bound is not None or self.at == "best":
+            curves = curves if self.paired else [mean_curve(curves)]
+        if self.bound is not None:
+            return {0.0: [sustained(curve, self.bound) for curve in curves]}
+        if self.at == "best":
+            best = max(curves[0], key=lambda x: curves[0][x])
+            return {best: [curve[best] for curve in curves]}
+        return {x: [curve[x] for curve in curves] for x in curves[0]}
+
+    def _ratio(self, ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+        if self.inverse:
+            ours, theirs = theirs, ours
+        if self.paired and not any(map(math.isnan, (*ours, *theirs))):
+            return paired_ratio(ours, theirs)
+        share = ours[0] / theirs[0] if len(ours) == 1 and theirs[0] else math.nan
+        return _exactly(100 * (share - 1) if self.percent else share)
+
+    def _selected(self, found: Estimates) -> Estimates:
+        if not found:
+            return {}
+        line = {x: one.mean for x, one in found.items()}
+        if self.ratio_bound is not None:
+            return {0.0: _exactly(sustained(line, self.ratio_bound))}
+        if self.above is not None:
+            first = next((x for x in sorted(line) if line[x] > self.above), math.nan)
+            return {0.0: _exactly(first)}
+        if self.at == "most":
+            most = max(line, key=lambda x: -math.inf if math.isnan(line[x]) else line[x])
+            return {most: found[most]}
+        if self.at == "last":
+            return {max(found): found[max(found)]}
+        if isinstance(self.at, Sequence) and not isinstance(self.at, str):
+            return {x: found[x] for x in self.at if x in found}
+        return found
+
+    @property
+    def of_sweep(self) -> bool:
+        """Whether the results are values of the sweep."""
+        if self.bound is not None and self.over is None:
+            return True
+        return not (self.above is self.ratio_bound is self.good is None)
+
+    @property
+    def of_all(self) -> bool:
+        """Whether a result is one of all values of the sweep."""
+        best = self.at == "best" and self.over is not None
+        return self.of_sweep or self.bound is not None or best
+
+
+def _exactly(value: float) -> Estimate:
+    return Estimate(value, math.nan, math.nan)
+
+
+def _mean(values: Any) -> Estimate:
+    """A mean over seeds, and the range of the seeds."""
+    seeds = list(values)
+    several = len(seeds) > 1 and max(seeds) > min(seeds)
+    ends = (min(seeds), max(seeds)) if several else (math.nan, math.nan)
+    return Estimate(float(np.mean(seeds)), *ends)

@@ -1,0 +1,146 @@
+"""Settings of papers' studies: constraints, what is refused, and notes on overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+from experiments.papers.settings import Count, In, Names, Number, Positive, check_settings
+from pagedsim.core import ConfigError
+from pagedsim.run.objects import make
+from pagedsim.run.study import Study
+from tests.run.studies import carried_out
+
+# -- constraints -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    rates: Annotated[Mapping[str, Sequence[float]], In("systems"), Number(above=0)]
+    bound: Positive | None = None
+    own: Names | None = None
+    of: Annotated[str | None, In("loads")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    systems: Annotated[Names, Count(2)]
+    base: Annotated[str, In("systems")] = "a"
+    loads: Annotated[Mapping[str, Load], Count()] = field(default_factory=dict)
+    points: Sequence[Load] = ()
+    one: Load | None = None
+
+
+LOAD = {"rates": {"a": [1, 2]}}
+
+
+def checked(**more: Any) -> Settings:
+    settings = Settings(
+        **{"systems": {"a": ["policy=fcfs"], "b": []}, "loads": {"chat": LOAD}, **more}
+    )
+    check_settings(settings)
+    return settings
+
+
+def test_nested_settings_become_objects() -> None:
+    settings = checked(points=[LOAD], one=LOAD | {"bound": 3.0})
+    assert settings.loads["chat"] == settings.points[0] == Load(rates={"a": [1, 2]})
+    assert settings.one == Load(rates={"a": [1, 2]}, bound=3.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"systems": {"a": []}}, "systems: 1 of them: must be at least 2"),
+        ({"systems": 5}, "systems=5: must be a mapping of names to settings"),
+        ({"base": "c"}, "base=c: unknown; choose from a, b"),
+        ({"loads": {"x": {"rates": {"c": [1]}}}}, "loads.x.rates.c: unknown; choose from a, b"),
+        ({"loads": {"x": {"rates": {"a": [0]}}}}, "loads.x.rates.a=0: must be a number above 0"),
+        ({"loads": {"x": LOAD | {"bound": "y"}}}, "loads.x.bound='y': must be a number"),
+        ({"loads": {"x": LOAD | {"of": "y"}}}, "loads.x.of=y: unknown; choose from x"),
+        (
+            {"loads": {"x": LOAD | {"rate": 1}}},
+            "loads.x.rate: no such setting of x; did you mean 'rates'? choose from bound, of, own,"
+            " rates",
+        ),
+        ({"loads": {"x": {}}}, "loads.x.rates: must be given, for x"),
+    ],
+)
+def test_an_error_names_the_place_and_the_values_allowed(more: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        checked(**more)
+    assert str(raised.value) == error
+
+
+# -- what a study refuses --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("hydra")
+@pytest.mark.parametrize(
+    ("experiment", "changes", "text"),
+    [
+        ("chunk_budget", {"capacity": None, "figures": {}}, "study: capacity or one of figures"),
+        ("size_based", {"only": ["talk"]}, "only: unknown case 'talk'"),
+        ("migration", {"figures/migration/values": []}, "migration.values: 0 of them: must be"),
+        (
+            "migration",
+            {"figures/migration/draw": ["ttft"]},
+            "migration.draw=ttft: unknown; did you mean",
+        ),
+        (
+            "migration",
+            {"figures/migration/comparisons/0/over": "fcfs"},
+            "figures.migration.comparisons: unknown system 'fcfs'",
+        ),
+        (
+            "paper_fig13",
+            {"figures/batched/comparisons/0/cases": ["x"]},
+            "figures.batched.comparisons: unknown case 'x'",
+        ),
+        (
+            "agents",
+            {"figures/sessions/cases/chats/only": ["x"]},
+            "figures.sessions.chats: unknown system 'x'",
+        ),
+    ],
+)
+def test_a_study_refuses_invalid_settings(
+    experiment: str, changes: Mapping[str, Any], text: str
+) -> None:
+    composed = compose("config", overrides=[f"experiment={experiment}"]).study
+    settings: Any = OmegaConf.to_container(composed, resolve=True)
+    for path, value in changes.items():
+        *outer, last = (int(key) if key.isdigit() else key for key in path.split("/"))
+        inner = settings
+        for key in outer:
+            inner = inner[key]
+        inner[last] = value
+    with pytest.raises(ConfigError, match=text):
+        make("study", settings, Study)
+
+
+@pytest.mark.usefixtures("hydra")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            "experiment=chunk_budget study.figures.beside=null workload.arrivals=burst",
+            "^workload.arrivals=burst: has no rate, which every part",
+        ),
+        (
+            "experiment=early_rejection fleet=alike",
+            "^fleet=alike: must have prefill and decode apart",
+        ),
+    ],
+)
+def test_a_study_refuses_a_configuration_before_it_runs(
+    words: str, text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        carried_out(tmp_path, *words.split())
