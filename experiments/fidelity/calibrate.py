@@ -171,7 +171,6 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
 
 
 def _known(log: Log, split: float) -> int:
-    """Number of fitted requests."""
     known = round(split * len(log))
     if known < NEEDED or known == len(log):
         raise ConfigError(
@@ -182,7 +181,6 @@ def _known(log: Log, split: float) -> int:
 
 
 def _loose(found: Found) -> list[str]:
-    """Notes on constants that the log does not determine."""
     return [name for name, one in found.ranges.items() if not one.decided]
 
 

@@ -25,7 +25,7 @@ from experiments.fidelity.truth_data import (
     Score,
     Scored,
     by,
-    class_of,
+    kind_of,
     planned,
     score,
     scored,
@@ -187,7 +187,7 @@ def worst(parts: Sequence[LeftOut], *classes: str) -> tuple[str, Score]:
     """Of what was left out, that which is farthest off in these classes, and how far."""
     found = {}
     for part in parts:
-        if group := [one for one in part.unseen if class_of(one.point) in classes]:
+        if group := [one for one in part.unseen if kind_of(one) in classes]:
             found[part.what] = score(group)
     return max(found.items(), key=lambda one: one[1].median)
 
@@ -215,7 +215,7 @@ def _all(parts: Sequence[LeftOut]) -> tuple[list[Scored], list[Scored]]:
 
 def medians(every: Sequence[Scored]) -> Mapping[str, float]:
     """The median |error| of each class that there is."""
-    groups = by(every, lambda one: class_of(one.point))
+    groups = by(every, kind_of)
     return {name: score(group).median for name, group in groups.items()}
 
 
@@ -301,7 +301,6 @@ class Fit(NamedTuple):
     """The mean of the rows' |ln(predicted / measured)|."""
 
     def of(self, standing: Constants) -> Constants:
-        """All constants, with those that were fitted."""
         return standing.but(self.values)
 
 
@@ -370,7 +369,6 @@ class _Problem:
         return np.minimum(x, self.most)
 
     def values(self, x: Floats) -> dict[str, float]:
-        """The constants themselves."""
         return dict(zip(self.names, np.exp(x).tolist(), strict=True))
 
     def errors(self, x: Floats, only: Callable[[Replica, str], bool] | None = None) -> Floats:
@@ -380,7 +378,6 @@ class _Problem:
         return off[self.looked_at]
 
     def cost(self, x: Floats, off: Floats) -> float:
-        """The objective function."""
         robust = ROBUST**2 * (np.sqrt(1 + (off / ROBUST) ** 2) - 1)
         return float(robust.sum() + self.pull**2 * ((x - self.origin) ** 2).sum() / 2)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
 from math import ceil
 from pathlib import Path
-from signal import SIG_DFL, SIGINT, signal
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from experiments.fidelity.fairness_pair import Pair, Paired, Rules, Side
+from experiments.fidelity.truth_data import in_processes
 from pagedsim.build import inner_policy
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
@@ -23,12 +22,11 @@ from pagedsim.metrics.result import PUBLISHED, Listing, Row
 from pagedsim.metrics.service import service_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
-from pagedsim.report.style import INK, Look, key, looks, margins, new_figure, short, tidy
+from pagedsim.report.style import INK, key, looks, margins, new_figure, short, tidy
 from pagedsim.run.backend import Settings
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
-from pagedsim.run.pool import inside_a_worker
-from pagedsim.run.runs import Runs, cores
+from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 
 if TYPE_CHECKING:
@@ -105,7 +103,10 @@ class Fairness(Study):
 
     def analyse(self, runs: Runs) -> Analysis:
         pairs = list(self._pairs(runs))
-        done = _studied(pairs, runs)
+        longest = sorted(pairs, key=lambda pair: len(pair.first), reverse=True)
+        found = in_processes(Pair.studied, longest, runs.config["jobs"])
+        by_name = {one.name: one for one in found}
+        done = [by_name[pair.name] for pair in pairs]
         rows = [row for pair in done for row in rows_of(pair, self.within)]
         gaps = {pair.name: gaps_of(pair) for pair in done}
         return Analysis(
@@ -186,36 +187,8 @@ def _log(where: str, path: str) -> Log:
     return log
 
 
-def _studied(pairs: Sequence[Pair], runs: Runs) -> list[Paired]:
-    """Study all pairs in parallel, the longest first."""
-    workers = min(runs.config["jobs"] or cores(), len(pairs))
-    if workers == 1 or inside_a_worker():
-        return [pair.studied() for pair in pairs]
-    # Ctrl-C reaches all processes; workers exit silently.
-    with ProcessPoolExecutor(workers, None, signal, (SIGINT, SIG_DFL)) as pool:
-        longest = sorted(pairs, key=lambda pair: len(pair.first), reverse=True)
-        done = {pair.name: pool.submit(pair.studied) for pair in longest}
-        return [done[pair.name].result() for pair in pairs]
-
-
 _NEAREST = 2
 """Maximum number of alternative assumptions named for a deviating number."""
-
-
-class Told(NamedTuple):
-    """Metrics of a log or of its simulation."""
-
-    light: float
-    gap: float
-    gap_waiting: float | None
-    rate: float
-    rate_to_the_end: float
-
-    @classmethod
-    def of(cls, one: ClientService) -> Told:
-        """The metrics of one of them."""
-        light = one.ttft(one.light)
-        return cls(light, one.gap, one.gap_waiting, one.rate, one.rate_to_the_end)
 
 
 MEANINGS = {
@@ -227,12 +200,18 @@ MEANINGS = {
 }
 
 
+def metrics_of(one: ClientService) -> dict[str, float | None]:
+    """The numbers of a log or of its simulation, by the names of MEANINGS."""
+    others = {name: getattr(one, name) for name in MEANINGS if name != "light"}
+    return {"light": one.ttft(one.light), **others}
+
+
 def rows_of(pair: Paired, within: float) -> Iterator[Row]:
     """Rows of measured and simulated values, of both logs."""
     for side in pair.sides:
-        measured, simulated = Told.of(side.measured), Told.of(side.simulated)
+        measured, simulated = metrics_of(side.measured), metrics_of(side.simulated)
         for name, (meaning, unit) in MEANINGS.items():
-            here, there = getattr(measured, name), getattr(simulated, name)
+            here, there = measured[name], simulated[name]
             if here is None or there is None:
                 continue
             row = Row(f"{pair.name}, {side.policy.upper()}: {meaning}", there, here, unit)
@@ -242,7 +221,6 @@ def rows_of(pair: Paired, within: float) -> Iterator[Row]:
 
 
 def _why(side: Side, name: str, row: Row) -> str:
-    """The reason for a deviating number."""
     reasons = []
     if name.startswith("gap"):
         each = request_of(side.measured)
@@ -253,7 +231,7 @@ def _why(side: Side, name: str, row: Row) -> str:
         )
     near = []
     for what, other in side.elsewise.items():
-        if (value := getattr(Told.of(other), name)) is not None:
+        if (value := metrics_of(other)[name]) is not None:
             near.append((abs(off := Row(what, value, row.published).difference), off, what))
     nearer = [one for one in sorted(near) if one[0] < abs(row.difference)][:_NEAREST]
     return "; ".join([*reasons, *(f"{signed(off)} with {what}" for _, off, what in nearer)])
@@ -287,13 +265,13 @@ def _doubt(pair: Paired) -> str:
 
 
 def _effect(pair: Paired) -> str:
-    """The effect of the other policy, measured and simulated."""
-    old, new = (Told.of(side.measured) for side in pair.sides)
-    ours, then = (Told.of(side.simulated) for side in pair.sides)
+    old, new = (side.measured for side in pair.sides)
+    ours, then = (side.simulated for side in pair.sides)
+    light = [one.ttft(one.light) for one in (old, new, ours, then)]
     return (
         f"{pair.name}: from FCFS to {pair.other.policy.upper()} the light client's mean TTFT goes "
-        f"from {old.light:.1f} to {new.light:.1f} s (simulated: {ours.light:.1f} to "
-        f"{then.light:.1f} s), the largest difference in service from {old.gap:,.0f} to "
+        f"from {light[0]:.1f} to {light[1]:.1f} s (simulated: {light[2]:.1f} to "
+        f"{light[3]:.1f} s), the largest difference in service from {old.gap:,.0f} to "
         f"{new.gap:,.0f} ({ours.gap:,.0f} to {then.gap:,.0f})."
     )
 
@@ -312,18 +290,19 @@ def clients(pairs: Sequence[Paired]) -> Listing:
     return Listing("Mean time to the first token", head, lines)
 
 
+def _main(one: ClientService) -> tuple[float, float, float]:
+    return one.ttft(one.light), one.gap, one.rate
+
+
 def elsewise(pairs: Sequence[Paired]) -> Listing:
     """The effect of each assumption on the prediction of the other policy's log."""
     lines = []
     for pair in pairs:
         side = pair.other
-        measured = Told.of(side.measured)
+        measured = _main(side.measured)
         for what, one in {"as it is": side.simulated, **side.elsewise}.items():
-            told = Told.of(one)
-            cells = [
-                signed(getattr(told, name) / getattr(measured, name) - 1, 1, "")
-                for name in ("light", "gap", "rate")
-            ]
+            pairs_of = zip(_main(one), measured, strict=True)
+            cells = [signed(there / here - 1, 1, "") for there, here in pairs_of]
             lines.append([f"{pair.name}, {side.policy.upper()}: {what}", *cells])
     head = ["with", "light client's TTFT, %", "largest difference, %", "tokens/s, %"]
     note = "how far the simulation is from the log where one thing is assumed otherwise"
@@ -336,8 +315,8 @@ def others(pairs: Sequence[Paired]) -> Listing:
     for pair in pairs:
         side = pair.other
         for name, one in {side.policy: side.simulated, **side.policies}.items():
-            told = Told.of(one)
-            cells = [f"{told.light:.2f}", f"{told.gap:,.0f}", f"{told.rate:.1f}"]
+            light, gap, rate = _main(one)
+            cells = [f"{light:.2f}", f"{gap:,.0f}", f"{rate:.1f}"]
             lines.append([f"{pair.name}, {name.upper()}", *cells])
     head = ["simulated", "light client's TTFT, s", "largest difference", "tokens/s"]
     return Listing("Other policies on the same requests", head, lines)
@@ -359,7 +338,7 @@ def _side(side: Side) -> dict[str, Any]:
     named = {"measured": side.measured, "simulated": side.simulated}
     every = {**named, **side.elsewise, **side.policies}
     return {
-        name: Told.of(one)._asdict() | {"ttft": {name: one.ttft(name) for name in one.clients}}
+        name: metrics_of(one) | {"ttft": {name: one.ttft(name) for name in one.clients}}
         for name, one in every.items()
     }
 
@@ -371,12 +350,12 @@ def table(pairs: Sequence[Paired]) -> list[dict[str, Any]]:
             "logs": pair.name,
             "policy": side.policy,
             "metric": name,
-            "measured": getattr(Told.of(side.measured), name),
-            "simulated": getattr(Told.of(side.simulated), name),
+            "measured": measured,
+            "simulated": metrics_of(side.simulated)[name],
         }
         for pair in pairs
         for side in pair.sides
-        for name in MEANINGS
+        for name, measured in metrics_of(side.measured).items()
     ]
 
 
@@ -412,7 +391,7 @@ def notes(pairs: Sequence[Paired], cold: bool) -> Iterator[str]:
             yield (
                 f"{pair.name}: with one thing assumed otherwise the simulated difference under "
                 f"{other.policy.upper()} is {min(gaps):,.0f} to {max(gaps):,.0f}: whose requests "
-                "are let in together settles early, and then comes again"
+                "are admitted together settles early, and then comes again"
             )
     if cold and (late := [name for pair in pairs for name in _late(pair)]):
         yield (
@@ -447,7 +426,7 @@ def _waves(pair: Paired) -> Iterator[str]:
         yield (
             f"{pair.name}: {pair.other.policy.upper()}'s {other.gap_waiting:,.0f} between clients "
             f"that both wait are what {requests:.0f} requests get, where {other.at_once:.0f} are "
-            "answered at once: they are let in together and end together, and most are of the "
+            "answered at once: they are admitted together and end together, and most are of the "
             "client that was behind"
         )
 
@@ -488,6 +467,8 @@ def gaps_of(pair: Paired) -> dict[str, dict[str, Any]]:
 
 def draw_gaps(pairs: Mapping[str, Gaps]) -> Figure:
     """One panel per pair of logs."""
+    from matplotlib.lines import Line2D
+
     rows = ceil(len(pairs) / ACROSS)
     figure = new_figure(0.7 + 2.1 * rows)
     panels = figure.subplots(rows, min(ACROSS, len(pairs)), squeeze=False)
@@ -504,13 +485,6 @@ def draw_gaps(pairs: Mapping[str, Gaps]) -> Figure:
         axes.set_visible(False)
     margins(figure, top=0.75)
     figure.subplots_adjust(hspace=0.55, wspace=0.3)
-    key(figure, _entries(look))
-    return figure
-
-
-def _entries(look: Mapping[str, Look]) -> dict[str, Any]:
-    """Colours for policies, solid lines for measured and dashes for simulated values."""
-    from matplotlib.lines import Line2D
-
     kinds = {name: Line2D([], [], color=INK, ls=dashes, label=name) for name, dashes in KINDS}
-    return {**{name.upper(): one.colour for name, one in look.items()}, **kinds}
+    key(figure, {**{name.upper(): one.colour for name, one in look.items()}, **kinds})
+    return figure

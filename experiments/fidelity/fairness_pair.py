@@ -45,9 +45,7 @@ class Weights(NamedTuple):
     prompt_pair: float
     """A pair of a prompt token and a token it attends to."""
     decode: float
-    """A decoding sequence."""
     context_token: float
-    """A context token of a decode."""
 
     @classmethod
     def of(cls, cost: CostModel) -> Weights:
@@ -64,7 +62,6 @@ class Weights(NamedTuple):
 
     @property
     def settings(self) -> Settings:
-        """The settings of a cost model with these weights."""
         prompt = {
             "constant": self.mixed_step,
             "prefill_tokens": self.prompt_token,
@@ -160,9 +157,7 @@ class Side:
     measured: ClientService
     simulated: ClientService
     elsewise: Mapping[str, ClientService] = field(default_factory=dict)
-    """Simulations under alternative assumptions."""
     policies: Mapping[str, ClientService] = field(default_factory=dict)
-    """Simulations of policies without a log."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +174,6 @@ class Paired:
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """Both logs."""
         return self.first, self.other
 
 
@@ -198,7 +192,6 @@ class Pair:
     rules: Rules
 
     def studied(self) -> Paired:
-        """Fit the first log, then simulate both."""
         first = self._server(self.first, "fcfs")
         found = fitted(first, self._known, FIT, self.rules.moves)
         weights = found.weights
@@ -221,7 +214,6 @@ class Pair:
 
     @property
     def _known(self) -> int:
-        """Number of fitted requests."""
         begun = self.first.arrived + self.first.latencies.ttft
         known = max(int((begun <= self.rules.known).sum()), self.rules.least)
         return min(known, len(self.first))

@@ -94,7 +94,7 @@ class Predict(Study):
         if cold.requests:
             rest = np.arange(cold.requests, len(log))
             scores[WARM] = score(log, served.latencies, rest)
-        drawn = _drawn(server, served, measured)
+        drawn = drawn_over_time(server, served, measured)
         return Analysis(
             finding=[
                 f"{len(log)} requests of {log.path.name}, predicted with what was fitted to "
@@ -142,8 +142,8 @@ _CAPTION = {
 }
 
 
-def _drawn(server: ExternalServer, served: Served, given: Course | None) -> dict[str, Any]:
-    """Data of the plot."""
+def drawn_over_time(server: ExternalServer, served: Served, given: Course | None) -> dict[str, Any]:
+    """Measured and simulated load, by the server's own counts if `given`, and latencies."""
     log, scheduler, found = server.log, server.scheduler, served.latencies
     if given is not None:
         measured, simulated = given, course_of_steps(served, scheduler)

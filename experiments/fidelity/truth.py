@@ -23,16 +23,16 @@ from experiments.fidelity.constants import (
     worst_tokens,
 )
 from experiments.fidelity.truth_data import (
-    ALONE,
     CLASSES,
     FITTED,
     ONE,
     SEVERAL,
+    TAUGHT,
     WITHIN,
     Scored,
     ServerLog,
     by,
-    class_of,
+    kind_of,
     logs_listing,
     planned,
     read_logs,
@@ -64,7 +64,6 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -113,42 +112,34 @@ class Truth(Study):
         every = scored(points.all, points.predicted(Constants.standing().cost_of))
         refits = refitted(rows, runs.say) if self.tables is None else None
         served = {log.name: log.scores() for log in logs}
+        shown = usable(every)
+        predicted = FigureSpec(
+            "Predicted over measured",
+            "A dot is a measured number; within the grey band it is predicted to 20 %. Nothing is "
+            "calibrated. Rows that their server could not run as the table says are left out.",
+            partial(draw_predicted, shown),
+        )
+        errors = FigureSpec(
+            "Errors by size",
+            "Predicted over measured, less one, of token steps, batches and TPOT; beyond 100 % at "
+            "the edge.",
+            partial(draw_errors, shown),
+        )
         return Analysis(
-            finding=finding(every, refits, served),
-            listings=[*listings(every), *_more(refits, served)],
+            finding=list(finding(every, refits, served)),
+            listings=[
+                *listings(every),
+                *([left_out_listing(refits), constants_listing(refits)] if refits else []),
+                *([logs_listing(served)] if served else []),
+            ],
             notes=list(notes(found, every, refits, logs)),
             data=data(every, refits, served),
-            drawings=_drawings(usable(every)),
+            drawings={"predicted": predicted, "errors": errors},
             table=table(every),
         )
 
     def _logs(self, runs: Runs) -> list[ServerLog]:
         return read_logs(self.logs, runs.command) if self.tables is None else []
-
-
-def _more(refits: Refits | None, logs: Mapping[str, Scores]) -> Iterator[Listing]:
-    if refits is not None:
-        yield left_out_listing(refits)
-        yield constants_listing(refits)
-    if logs:
-        yield logs_listing(logs)
-
-
-def _drawings(every: Sequence[Scored]) -> dict[str, FigureSpec]:
-    return {
-        "predicted": FigureSpec(
-            "Predicted over measured",
-            "A dot is a measured number; within the grey band it is predicted to 20 %. Nothing is "
-            "calibrated. Rows that their server could not run as the table says are left out.",
-            partial(draw_predicted, every),
-        ),
-        "errors": FigureSpec(
-            "Errors by size",
-            "Predicted over measured, less one, of token steps, batches and TPOT; beyond 100 % at "
-            "the edge.",
-            partial(draw_errors, every),
-        ),
-    }
 
 
 # -- report ----------------------------------------------------------------------------------------
@@ -171,79 +162,59 @@ def table_of(one: Scored) -> str:
 
 
 def _server_of(one: Scored) -> str:
-    """The table, the model and its GPUs."""
     cell = one.point.cell
     form = "" if cell.precision == "fp16" else f" {cell.precision}"
     model = f"{cell.model.name}{form} on {cell.tensor_parallel} × {cell.hardware.name}"
     return f"{cell.table}: {model}"
 
 
-# -- sentences -------------------------------------------------------------------------------------
-
-
 def finding(
     every: Sequence[Scored], refits: Refits | None, logs: Mapping[str, Scores]
-) -> list[str]:
+) -> Iterator[str]:
     """Sentences, most important first."""
     told = usable(every)
     fitted = [one for one in told if one.point.cell.table in FITTED]
     if not told:
-        return ["No server could run any row as its table says: see the last of the tables below."]
+        yield "No server could run any row as its table says: see the last of the tables below."
+        return
     if refits is None or not fitted:
-        return [_sentence("Uncalibrated step times against these tables, median errors", told)]
-    found = [
-        _sentence(
-            f"{len(every):,} measured numbers are held against uncalibrated step times. In the "
-            "tables that the constants are fitted to, median errors are",
-            fitted,
-        )
-    ]
+        errors = _medians(medians(told))
+        yield f"Uncalibrated step times against these tables, median errors {errors}."
+        return
+    yield (
+        f"{len(every):,} measured numbers are held against uncalibrated step times. In the "
+        f"tables that the constants are fitted to, median errors are {_medians(medians(fitted))}."
+    )
     unseen, _ = pooled(refits.models)
-    found.append(
+    worst = [worst_tokens(group) for group in (refits.models, refits.gpus)]
+    farthest = " and ".join(f"{what} {percent(of.median)}" for what, of in worst)
+    yield (
         "Where the model was left out of the fit, they are "
         f"{_medians(unseen)}; limits are {_medians(WITHIN)}, and half as much again for what was "
-        f"left out. {_farthest(refits)}."
+        f"left out. The worst token errors of a model and a GPU left out are {farthest}."
     )
-    found.append(
+    others = []
+    for one in refits.others:
+        new, stands = (
+            score([each for each in group if kind_of(each) in (ONE, SEVERAL)]).median
+            for group in (one.unseen, one.seen)
+        )
+        others.append(f"{one.what} {percent(new)} ({percent(stands)})")
+    yield (
         "Tables that no fit has seen, tokens by a fit without them, and in brackets as constants "
-        f"stand: {_others(refits)}."
+        f"stand: {', '.join(others)}."
     )
     if logs:
-        means = "; ".join(f"{name}: {_means(one)}" for name, one in logs.items())
-        found.append(f"Means of whole logs, before any fit: {means}.")
-    return found
-
-
-def _farthest(refits: Refits) -> str:
-    parts = []
-    for group in (refits.models, refits.gpus):
-        what, of = worst_tokens(group)
-        parts.append(f"{what} {percent(of.median)}")
-    return f"The worst token errors of a model and a GPU left out are {' and '.join(parts)}"
-
-
-def _means(scores: Scores) -> str:
-    errors = scores.errors.items()
-    return ", ".join(f"{metric.upper()} {signed(error.off.mean)}" for metric, error in errors)
-
-
-def _sentence(begin: str, group: Sequence[Scored]) -> str:
-    return f"{begin} {_medians(medians(group))}."
+        means = [
+            f"{name}: "
+            + ", ".join(f"{m.upper()} {signed(error.off.mean)}" for m, error in one.errors.items())
+            for name, one in logs.items()
+        ]
+        yield f"Means of whole logs, before any fit: {'; '.join(means)}."
 
 
 def _medians(of: Mapping[str, float]) -> str:
     return ", ".join(f"{percent(of[name])} ({name})" for name in CLASSES if name in of)
-
-
-def _others(refits: Refits) -> str:
-    parts = []
-    for one in refits.others:
-        unseen, stands = (
-            score([each for each in group if class_of(each.point) in (ONE, SEVERAL)]).median
-            for group in (one.unseen, one.seen)
-        )
-        parts.append(f"{one.what} {percent(unseen)} ({percent(stands)})")
-    return ", ".join(parts)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -269,7 +240,7 @@ def _grouped(
 ) -> Listing:
     rows = []
     for name, group in groups.items():
-        classes = by(group, lambda one: class_of(one.point))
+        classes = by(group, kind_of)
         cells = [_cell(classes[one]) if one in classes else "–" for one in CLASSES]
         if worst:
             cells.append(_named(score(group).worst))
@@ -285,20 +256,16 @@ def _cell(group: Sequence[Scored]) -> str:
 
 
 def _named(one: Scored) -> str:
-    """A row by its sizes."""
     cell = one.point.cell
     sizes = f"{cell.prompt:,}/{cell.output:,}×{cell.at_once}"
     return f"{METRICS[one.point.metric]} {sizes}: {signed(one.error, 0)}"
 
 
 def _worst(title: str, group: Sequence[Scored]) -> Listing:
-    order = sorted(
-        group,
-        key=lambda one: (
-            max(one.predicted, one.point.measured) / min(one.predicted, one.point.measured)
-        ),
-        reverse=True,
-    )
+    def times(one: Scored) -> float:
+        ends = sorted((one.predicted, one.point.measured))
+        return ends[1] / ends[0]
+
     rows = [
         [
             f"{one.point.cell.table}: {one.point.cell}",
@@ -307,7 +274,7 @@ def _worst(title: str, group: Sequence[Scored]) -> Listing:
             f"{1e3 * one.predicted:,.4g} ms",
             signed(one.error, 0),
         ]
-        for one in order[:FARTHEST]
+        for one in sorted(group, key=times, reverse=True)[:FARTHEST]
     ]
     head = ["row", "what", "measured", "predicted", "off"]
     return Listing(title, head, rows, "by how many times one is the other")
@@ -320,11 +287,12 @@ def data(
     every: Sequence[Scored], refits: Refits | None, logs: Mapping[str, Scores]
 ) -> dict[str, Any]:
     """For result.json."""
-    found: dict[str, Any] = {"rows": _groups(usable(every), _server_of)}
-    found["tables"] = _groups(usable(every), table_of)
-    found["not as the table says"] = _groups(
-        [one for one in every if one.point.mark], lambda one: f"{table_of(one)}: {one.point.mark}"
-    )
+    told, marked = usable(every), [one for one in every if one.point.mark]
+    found: dict[str, Any] = {
+        "rows": _groups(told, _server_of),
+        "tables": _groups(told, table_of),
+        "not as the table says": _groups(marked, lambda one: f"{table_of(one)}: {one.point.mark}"),
+    }
     if refits is not None:
         found["constants"] = {
             name: {
@@ -348,14 +316,8 @@ def data(
 def _groups(every: Sequence[Scored], key: Any) -> dict[str, Any]:
     return {
         name: {
-            kind: {
-                "rows": (of := score(part)).rows,
-                "median": of.median,
-                "p90": of.p90,
-                "bias": of.bias,
-                "worst": _named(of.worst),
-            }
-            for kind, part in by(group, lambda one: class_of(one.point)).items()
+            kind: (of := score(part))._asdict() | {"worst": _named(of.worst)}
+            for kind, part in by(group, kind_of).items()
         }
         for name, group in by(every, key).items()
     }
@@ -383,18 +345,6 @@ def table(every: Sequence[Scored]) -> list[dict[str, object]]:
         }
         for one in every
     ]
-
-
-TAUGHT = {
-    "vllm-0.19-rtx4090-llama-3.1-8b.csv": "what GeForce cards reach is known from this log alone, "
-    "so that it tests nothing here",
-    **dict.fromkeys(
-        (f"{name}.csv" for name in ALONE),
-        "the constants are fitted to the tokens of its requests that were alone at the server, "
-        "fewer than a tenth of all, and to none under load",
-    ),
-}
-"""Logs from which values in `hardware.py` are derived."""
 
 
 def notes(
@@ -436,19 +386,17 @@ def _believed(told: Sequence[Scored]) -> Iterator[str]:
     usable = [one for one in told if not one.point.mark]
     known = [one for one in usable if one.point.cell.hardware.family is not None]
     for stack, group in by(known, lambda one: one.point.cell.stack).items():
-        scores = {
-            name: score(part) for name, part in by(group, lambda one: class_of(one.point)).items()
-        }
         parts = [
             f"{name} {percent(of.median, 0)} and {percent(of.p90, 0)}"
-            for name, of in scores.items()
+            for name, part in by(group, kind_of).items()
+            if (of := score(part))
         ]
         gpus = ", ".join(sorted({one.point.cell.hardware.name for one in group}))
         yield (
             f"{stack} on {gpus}: half and nine tenths of the rows are within " + ", ".join(parts)
         )
     strangers = [one for one in usable if one.point.cell.hardware.family is None]
-    tokens = [one for one in strangers if class_of(one.point) in (ONE, SEVERAL)]
+    tokens = [one for one in strangers if kind_of(one) in (ONE, SEVERAL)]
     for name, group in by(tokens, lambda one: one.point.cell.hardware.name).items():
         yield (
             f"{name}: no table in the repository has taught what its family reaches, nor its "
@@ -458,13 +406,24 @@ def _believed(told: Sequence[Scored]) -> Iterator[str]:
 
 
 def _constants(refits: Refits) -> Iterator[str]:
-    open_ones = [name for name in refits.whole.values if not refits.decided(name)]
-    if open_ones:
+    if open_ones := [name for name in refits.whole.values if not refits.decided(name)]:
         yield (
             "the tables do not decide these constants, since others make up for one that is held a "
             f"fifth away, or at the bound of shares, {MOST_SHARE:g}: {', '.join(open_ones)}"
         )
-    yield _standing(refits)
+    values = refits.whole.values
+    far = [name for name in values if abs(refits.off(name)) > NEAR]
+    near = max(abs(refits.off(name)) for name in values if name not in far)
+    named = ", ".join(
+        f"{name} ({refits.standing[name]:.3g} stands, {values[name]:.3g} is fitted)" for name in far
+    )
+    yield (
+        "the constants that stand are from an earlier fit of the same tables with other weights, "
+        f"and within {percent(near)} of this fit" + (f" but for {named}" if far else "") + "; mean "
+        f"errors are {percent(refits.stands, 2)} as they stand and "
+        f"{percent(refits.whole.distance, 2)} fitted, so that what differs makes up for itself; "
+        "held-out rows are reported under both"
+    )
     for name, why in HELD.items():
         yield f"{name} is not fitted, but as it stands: {why}"
     yield (
@@ -475,23 +434,6 @@ def _constants(refits: Refits) -> Iterator[str]:
     yield (
         f"constants are fitted to {', '.join(FITTED)}; without a GPU, to all other NVIDIA GPUs, "
         "since a table that goes with it is all that tells of its stack"
-    )
-
-
-def _standing(refits: Refits) -> str:
-    """Differences between the current constants and a new fit, and their effect on errors."""
-    values = refits.whole.values
-    far = [name for name in values if abs(refits.off(name)) > NEAR]
-    near = max(abs(refits.off(name)) for name in values if name not in far)
-    named = ", ".join(
-        f"{name} ({refits.standing[name]:.3g} stands, {values[name]:.3g} is fitted)" for name in far
-    )
-    return (
-        "the constants that stand are from an earlier fit of the same tables with other weights, "
-        f"and within {percent(near)} of this fit" + (f" but for {named}" if far else "") + "; mean "
-        f"errors are {percent(refits.stands, 2)} as they stand and "
-        f"{percent(refits.whole.distance, 2)} fitted, so that what differs makes up for itself; "
-        "held-out rows are reported under both"
     )
 
 
@@ -515,7 +457,7 @@ def draw_predicted(every: Sequence[Scored]) -> Figure:
         ends = np.array([both.min() * 0.8, both.max() * 1.25])
         axes.fill_between(ends, ends / (1 + BAND), ends * (1 + BAND), color=MUTED, alpha=0.15, lw=0)
         axes.plot(ends, ends, color=MUTED, lw=0.8)
-        for kind, part in by(group, lambda one: class_of(one.point)).items():
+        for kind, part in by(group, kind_of).items():
             points = 1e3 * np.array([[one.point.measured, one.predicted] for one in part])
             axes.plot(*points.T, ".", ms=3.5, alpha=0.6, color=look[kind])
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
@@ -523,39 +465,36 @@ def draw_predicted(every: Sequence[Scored]) -> Figure:
             plain_log_ticks(axis)
         axes.set_title(short(name, 34))
         tidy(axes, x="measured, ms")
-    _finish(figure, panels, len(groups), "predicted, ms")
+    for axes in list(panels.flat)[len(groups) :]:
+        axes.set_visible(False)
+    for axes in panels[:, 0]:
+        tidy(axes, y="predicted, ms")
+    margins(figure, left=0.85)
+    figure.subplots_adjust(hspace=0.45, wspace=0.28)
     key(figure, look)
     return figure
 
 
 def draw_errors(every: Sequence[Scored]) -> Figure:
     """Errors of token times over batch size and over sequence length."""
-    tokens = [one for one in every if class_of(one.point).startswith("tokens")]
+    tokens = [one for one in every if kind_of(one).startswith("tokens")]
     gpus = by(tokens, lambda one: one.point.cell.hardware.name)
     look = {name: one.colour for name, one in looks(list(gpus), ordered=True).items()}
     figure = new_figure(3.9)
-    panels = figure.subplots(1, 2, squeeze=False, sharey=True)
+    panels = figure.subplots(1, 2, sharey=True)
     for name, group in gpus.items():
         off = np.clip([one.error for one in group], -MOST, MOST)
         batch = [one.point.cell.at_once for one in group]
         length = [one.point.cell.prompt + one.point.cell.output / 2 for one in group]
-        for axes, sizes in zip(panels[0], (batch, length), strict=True):
+        for axes, sizes in zip(panels, (batch, length), strict=True):
             axes.plot(sizes, 100 * off, ".", ms=3.5, alpha=0.6, color=look[name])
-    for axes, what in zip(panels[0], ("requests at once", "tokens of a request"), strict=True):
+    for axes, what in zip(panels, ("requests at once", "tokens of a request"), strict=True):
         axes.axhspan(-100 * BAND, 100 * BAND, color=MUTED, alpha=0.15, lw=0)
         axes.set_xscale("log")
         plain_log_ticks(axes.xaxis)
         tidy(axes, x=what)
-    _finish(figure, panels, 2, "error of tokens, %")
-    key(figure, look)
-    return figure
-
-
-def _finish(figure: Figure, panels: np.ndarray, used: int, label: str) -> None:
-    every: list[Axes] = list(panels.flat)
-    for axes in every[used:]:
-        axes.set_visible(False)
-    for axes in panels[:, 0]:
-        tidy(axes, y=label)
+    tidy(panels[0], y="error of tokens, %")
     margins(figure, left=0.85)
     figure.subplots_adjust(hspace=0.45, wspace=0.28)
+    key(figure, look)
+    return figure

@@ -37,6 +37,16 @@ ALONE = {
 }
 """Logs with requests that were alone on the server: the model and the GPU."""
 ALONE_STACK = "vllm-2026"
+TAUGHT = {
+    "vllm-0.19-rtx4090-llama-3.1-8b.csv": "what GeForce cards reach is known from this log alone, "
+    "so that it tests nothing here",
+    **dict.fromkeys(
+        (f"{name}.csv" for name in ALONE),
+        "the constants are fitted to the tokens of its requests that were alone at the server, "
+        "fewer than a tenth of all, and to none under load",
+    ),
+}
+"""Logs from which values in `hardware.py` are derived."""
 FITTED = ("splitwise", "llm-inference-bench-a100", "inferencemax-h100", *ALONE)
 """Tables that the constants in `hardware.py` and conf/stack are fitted to; others are held out."""
 GRID, GRID_STACK = "distserve", "vllm-2023"
@@ -44,6 +54,8 @@ GRID_COSTS = ("distserve-opt-13b-tp1", "distserve-opt-13b-tp2", "distserve-opt-6
 """DistServe's fits of vLLM's steps in conf/cost, and their stack. The fits of its own engine are
 not used."""
 Rows = Sequence[tuple[Cell, Schedule]]
+Item = TypeVar("Item")
+Done = TypeVar("Done")
 
 
 def tables(paths: Sequence[str] | None, stack: str | None) -> list[Table]:
@@ -65,21 +77,24 @@ def planned(
 ) -> list[tuple[Cell, Schedule]]:
     """Plan the steps of all rows in parallel, reporting progress by table."""
     cells = [cell for table in tables for cell in table.cells]
-    workers = min(jobs or cores(), len(cells))
+    schedules, found = in_processes(scheduled, cells, jobs, chunk=4), []
+    for table in tables:
+        found += [(cell, next(schedules)) for cell in table.cells]
+        say(f"{table.name}: {len(table.cells)} rows planned")
+    return found
+
+
+def in_processes(
+    work: Callable[[Item], Done], items: Sequence[Item], jobs: int | None, chunk: int = 1
+) -> Iterator[Done]:
+    """The results of `work` in order, by `jobs` processes (None: one for each core)."""
+    workers = min(jobs or cores(), len(items))
     if workers == 1 or inside_a_worker():
-        return list(_told(tables, map(scheduled, cells), say))
+        yield from map(work, items)
+        return
     # Ctrl-C reaches all processes; workers exit silently.
     with ProcessPoolExecutor(workers, None, signal, (SIGINT, SIG_DFL)) as pool:
-        return list(_told(tables, pool.map(scheduled, cells, chunksize=4), say))
-
-
-def _told(
-    tables: Sequence[Table], schedules: Iterator[Schedule], say: Callable[[str], object]
-) -> Iterator[tuple[Cell, Schedule]]:
-    for table in tables:
-        for cell in table.cells:
-            yield cell, next(schedules)
-        say(f"{table.name}: {len(table.cells)} rows planned")
+        yield from pool.map(work, items, chunksize=chunk)
 
 
 Floats = NDArray[np.float64]
@@ -109,8 +124,12 @@ class Scored(NamedTuple):
 
     @property
     def error(self) -> float:
-        """predicted / measured − 1."""
         return self.predicted / self.point.measured - 1
+
+
+def kind_of(one: Scored) -> str:
+    """The class of its measurement."""
+    return class_of(one.point)
 
 
 class Score(NamedTuple):
@@ -121,7 +140,6 @@ class Score(NamedTuple):
     p90: float
     """Percentile of |error|, as is the median."""
     bias: float
-    """Median signed error."""
     worst: Scored
 
 

@@ -19,7 +19,6 @@ from pagedsim.fidelity.recorded import Recorded, StepLog, log_of, recorded_runs
 from pagedsim.fidelity.replay import replayed
 from pagedsim.fidelity.validation import (
     JUDGED,
-    Regime,
     Validation,
     doubts,
     measured,
@@ -29,7 +28,7 @@ from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
 from pagedsim.run.backend import RunConfig, Settings
-from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of
+from pagedsim.run.job import Arm, Failure, error_of, failure_of
 from pagedsim.run.objects import locate
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -49,6 +48,8 @@ SYNTHETIC = "pagedsim.workload.synthetic"
 POOLS = ("blocks", "cpu_blocks")
 """What every run takes from the first, unless a regime says otherwise."""
 MODEL = "pagedsim.fidelity.engine_model.EngineModel"
+CALIBRATION, ENGINE, SIMULATED = "calibration-{}", "{}, engine", "{}, simulator"
+"""Names of arms."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,7 @@ class Validated:
 
     @property
     def complete(self) -> bool:
-        """Whether its runs are complete."""
-        return all(self.runs.of(_simulated(name)) for name in self.study.regimes)
+        return all(self.runs.of(SIMULATED.format(name)) for name in self.study.regimes)
 
     def _save(self, cost: Fitted) -> None:
         """Write cost.json unless it exists, since existing runs depend on it."""
@@ -171,11 +171,20 @@ class Validated:
             new.replace(self.path)
 
     def analyse(self) -> Analysis:
-        """The result, once complete."""
         study = self.study
         log = self._log()
         cost = fitted(log)
-        regimes = [self._regime(name, cost) for name in study.regimes]
+        regimes = [
+            measured(
+                name,
+                settings["load"],
+                settings["tolerance"],
+                self._recorded(name),
+                *self.runs.of(SIMULATED.format(name)),
+                cost,
+            )
+            for name, settings in study.regimes.items()
+        ]
         served = [run for name in study.regimes for run in self._recorded(name)]
         calibration = Calibration(log, cost)
         done = Validation(
@@ -199,21 +208,21 @@ class Validated:
 
     def _calibrating(self, again: int) -> list[Arm]:
         return [
-            self._arm(_calibration(name), self._of_its_own(change), self.seed + 100 + again)
+            self._arm(CALIBRATION.format(name), self._of_its_own(change), self.seed + 100 + again)
             for name, change in self.study.calibration.items()
         ]
 
     def _calibrations(self, again: int) -> list[Recorded]:
         """Those of a round, if they are there."""
-        names = map(_calibration, self.study.calibration)
+        names = map(CALIBRATION.format, self.study.calibration)
         return self._all(names, self.seed + 100 + again)
 
     def _serving(self, again: int) -> list[Arm]:
         plans = self._plans()
-        return [self._arm(_engine(name), plans[name], self.seed, again) for name in plans]
+        return [self._arm(ENGINE.format(name), plans[name], self.seed, again) for name in plans]
 
     def _served(self, again: int) -> list[Recorded]:
-        return self._all(map(_engine, self.study.regimes), self.seed + again)
+        return self._all(map(ENGINE.format, self.study.regimes), self.seed + again)
 
     def _all(self, names: Iterator[str], number: int) -> list[Recorded]:
         """These runs, each planned by the simulator as by the engine; none if one is missing."""
@@ -223,14 +232,20 @@ class Validated:
         return [self._checked(name, self.runs.finished[name, n].folder) for name, n in keys]
 
     def _recorded(self, regime: str) -> list[Recorded]:
-        return [self._checked(run.arm, run.folder) for run in self.runs.of(_engine(regime))]
+        return [self._checked(run.arm, run.folder) for run in self.runs.of(ENGINE.format(regime))]
 
     def _checked(self, name: str, folder: Path) -> Recorded:
         seen = self.study._seen
         if folder in seen:
             return seen[folder]
         (run,) = recorded_runs(str(folder))
-        self._same_blocks(run)
+        for pool in POOLS:
+            wanted = run.config["memory"].get(pool)
+            if wanted is not None and run.machine[pool] != wanted:
+                raise ConfigError(
+                    f"{run.folder}: the engine has {pool}={run.machine[pool]}, not {wanted} as "
+                    "before: runs with other memory cannot be compared"
+                )
         if difference := replayed(run):
             so = ", so there is nothing to compare"
             raise UserError([f"{name}: {difference.told(run.steps.num_rows, so)}"])
@@ -241,21 +256,12 @@ class Validated:
         )
         return seen.setdefault(folder, run)
 
-    def _same_blocks(self, run: Recorded) -> None:
-        for name in POOLS:
-            wanted = run.config["memory"].get(name)
-            if wanted is not None and run.machine[name] != wanted:
-                raise ConfigError(
-                    f"{run.folder}: the engine has {name}={run.machine[name]}, not {wanted} as "
-                    "before: runs with other memory cannot be compared"
-                )
-
     # -- what is asked for -------------------------------------------------------------------------
 
     @property
     def machine(self) -> Settings:
         """Facts of the first run; empty before it."""
-        first = (_calibration(next(iter(self.study.calibration))), self.seed + 100)
+        first = (CALIBRATION.format(next(iter(self.study.calibration))), self.seed + 100)
         run = self.runs.finished.get(first)
         return run.summary["machine"] if run else {}
 
@@ -279,7 +285,10 @@ class Validated:
         machine = self.machine
         cost = fitted(log_of(self._calibrations(0), "the first calibration"))
         count = max(CAPACITY, FULL * machine["max_seqs"])
-        most = requests_per_s(self._job(count), machine, cost)
+        # All of them at once.
+        burst = {"workload.rate": AT_ONCE, "workload.requests": count}
+        (job,) = self.runs.jobs_of([self._arm("burst", burst, self.seed)], str)
+        most = requests_per_s(job, machine, cost)
         plans: dict[str, Settings] = {}
         for name, regime in self.study.regimes.items():
             rate = float(f"{regime['load'] * most:.3g}")
@@ -291,14 +300,7 @@ class Validated:
             }
         return plans
 
-    def _job(self, requests: int) -> Job:
-        """All of so many requests at once."""
-        burst = {"workload.rate": AT_ONCE, "workload.requests": requests}
-        (job,) = self.runs.jobs_of([self._arm("burst", burst, self.seed)], str)
-        return job
-
     def _simulating(self, regime: str) -> Arm:
-        """The arm that simulates the same requests."""
         (run, *_) = self._recorded(regime)
         workload, memory = run.config["workload"], run.config["memory"]
         changes = {
@@ -312,37 +314,17 @@ class Validated:
                 "path": str(self.path),
             },
         }
-        return Arm(_simulated(regime), self.overrides, changes, seeds=[self.seed])
+        return Arm(SIMULATED.format(regime), self.overrides, changes, seeds=[self.seed])
 
     # -- what is found -----------------------------------------------------------------------------
 
     @property
     def _fitted_to(self) -> list[Recorded]:
-        """The calibrations of all rounds."""
         return [run for again in range(self.study.repeats) for run in self._calibrations(again)]
 
     def _log(self) -> StepLog:
         fits = self._fitted_to
         return log_of(fits, f"{len(fits)} runs to calibrate on")
-
-    def _regime(self, name: str, cost: Fitted) -> Regime:
-        (simulated,) = self.runs.of(_simulated(name))
-        settings = self.study.regimes[name]
-        return measured(
-            name, settings["load"], settings["tolerance"], self._recorded(name), simulated, cost
-        )
-
-
-def _calibration(name: str) -> str:
-    return f"calibration-{name}"
-
-
-def _engine(regime: str) -> str:
-    return f"{regime}, engine"
-
-
-def _simulated(regime: str) -> str:
-    return f"{regime}, simulator"
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -400,7 +382,6 @@ class Parity(Validate):
         return []
 
     def analyse(self, runs: Runs) -> Analysis | None:
-        """A row for each load of each validation that is complete."""
         readings: dict[Changes, Analysis] = {}
         for changes in self._combinations():
             one = self._one(changes, runs)
@@ -452,7 +433,6 @@ class Parity(Validate):
         return list(product(*axes))
 
     def _check(self, runs: Runs) -> None:
-        """Raise ConfigError for an invalid combination before the first run."""
         for changes in self._combinations() if not self._configured else ():
             try:
                 config = runs.command.configured(_said(changes), changes)
@@ -481,7 +461,6 @@ def _prefix(changes: Changes) -> str:
 
 
 def _rows(changes: Changes, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Results under each load: relative errors and number of preemptions."""
     rows = []
     for name, regime in found["regimes"].items():
         row: dict[str, Any] = dict(change.split("=", 1) for change in changes)

@@ -50,7 +50,6 @@ class Bisection:
         return min(misses, default=None)
 
     def tell(self, rate: float, met: bool) -> None:
-        """Record the outcome at a rate."""
         self.answers[rate] = met
 
     def next(self) -> float | None:
@@ -70,7 +69,6 @@ class Bisection:
         return self._beside(low, high)
 
     def _beside(self, low: float, high: float) -> float | None:
-        """The next rate that verifies the edge."""
         step = (1 + self.tolerance) ** _ASIDE
         below, above = rounded(low / step), rounded(high * step)
         if not any(below <= rate < low for rate in self.answers):

@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.papers.reproduction import Reproduction
-from experiments.studies.block_sizes_figure import draw_sizes
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
+from pagedsim.metrics.catalogue import Scale, keys_of, label_of, metric_of, scale_of
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
+from pagedsim.report.style import MUTED, looks, margins, new_figure, tidy
 from pagedsim.run.serving import the_machine, threads
 from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from pagedsim.sim.model import ModelShape
 
@@ -72,9 +74,21 @@ class BlockSizes(Reproduction):
             **({"kernel": kernel} if kernel else {}),
         }
         panels = [
-            *((_title(key, values), _scaled(key, values)) for key, values in found.items()),
+            *(
+                (
+                    _title(key, values),
+                    [Estimate(*(_scale(key, values).factor * x for x in one)) for one in values],
+                )
+                for key, values in found.items()
+            ),
             *([("Attention of one layer (µs)", [1e6 * s for s in seconds])] if kernel else []),
         ]
+        table = [
+            [_title(key, values), *(_scale(key, values).number(one.mean) for one in values)]
+            for key, values in found.items()
+        ]
+        if kernel:
+            table.append(["attention of a layer (µs)", *(f"{1e6 * s:,.0f}" for s in seconds)])
         caption = (
             "Each against the block size; bars are 95 % confidence intervals over seeds. All sizes "
             "saw the same requests, so differences are surer than bars suggest."
@@ -85,7 +99,7 @@ class BlockSizes(Reproduction):
                 Row(f"unused slots a sequence, blocks of {size}", value, (size - 1) / 2)
                 for size, value in zip(self.sizes, unused, strict=True)
             ],
-            listings=[self._table(found, kernel)],
+            listings=[Listing("Means by block size", ["block size", *map(str, self.sizes)], table)],
             notes=[
                 "unused slots are published as a rule: (B - 1) / 2 with blocks of B, for sequences "
                 "that are long beside a block; ours are of the time in which all who hold memory "
@@ -136,13 +150,6 @@ class BlockSizes(Reproduction):
         ]
         return [size for size in of if size not in surely] if len(best) > 1 else []
 
-    def _beside(self, means: Sequence[float], at: int) -> str:
-        """Relative latency of the smallest and the largest size, if they are not the best."""
-        ends = [place for place in (0, len(means) - 1) if place != at]
-        best, sizes = means[at], self.sizes
-        told = [f"{means[end] / best:.2f} times as long with {sizes[end]}" for end in ends]
-        return f"it takes {' and '.join(told)}" if told else "no other size was tried"
-
     def _finding(
         self,
         found: Mapping[str, Sequence[Estimate]],
@@ -155,52 +162,41 @@ class BlockSizes(Reproduction):
         at = means.index(min(means))
         scale = scale_of(E2E, [means[at]])
         others = [str(size) for size in alike if size != self.sizes[at]]
+        ends = [place for place in (0, len(means) - 1) if place != at]
+        times = [
+            f"{means[end] / means[at]:.2f} times as long with {self.sizes[end]}" for end in ends
+        ]
+        beside = f"it takes {' and '.join(times)}" if times else "no other size was tried"
         sure = f" (not surely slower: {', '.join(others)})" if others else ""
         told = [
             f"Requests are answered soonest with blocks of {self.sizes[at]}{sure}, after "
-            f"{scale.text(means[at])} on average; {self._beside(means, at)}.",
+            f"{scale.text(means[at])} on average; {beside}.",
             f"A sequence leaves {unused[0]:.3g} slots unused with blocks of {small} and "
             f"{unused[-1]:.3g} with {large}.",
         ]
         if kernel:
-            times = {int(size): value for size, value in kernel["seconds"].items()}
-            fast = min(times, key=lambda size: times[size])
+            took = {int(size): value for size, value in kernel["seconds"].items()}
+            fast = min(took, key=lambda size: took[size])
             told.append(
                 f"Attention of one layer over {kernel['sequences']} sequences of "
-                f"{kernel['context']} tokens takes {1e6 * times[fast]:,.0f} µs with blocks of "
-                f"{fast}, {times[small] / times[fast]:.2f} times that with {small} and "
-                f"{times[large] / times[fast]:.2f} times with {large}."
+                f"{kernel['context']} tokens takes {1e6 * took[fast]:,.0f} µs with blocks of "
+                f"{fast}, {took[small] / took[fast]:.2f} times that with {small} and "
+                f"{took[large] / took[fast]:.2f} times with {large}."
             )
         return told
-
-    def _table(
-        self, found: Mapping[str, Sequence[Estimate]], kernel: Mapping[str, Any] | None
-    ) -> Listing:
-        rows = []
-        for key, values in found.items():
-            scale = scale_of(key, [value.mean for value in values])
-            cells = [scale.number(value.mean) for value in values]
-            rows.append([_title(key, values), *cells])
-        if kernel:
-            times = (f"{1e6 * value:,.0f}" for value in kernel["seconds"].values())
-            rows.append(["attention of a layer (µs)", *times])
-        return Listing("Means by block size", ["block size", *map(str, self.sizes)], rows)
 
 
 def _arm(size: int) -> str:
     return f"blocks of {size}"
 
 
+def _scale(key: str, values: Sequence[Estimate]) -> Scale:
+    return scale_of(key, [value.mean for value in values])
+
+
 def _title(key: str, values: Sequence[Estimate]) -> str:
-    suffix = scale_of(key, [value.mean for value in values]).suffix
-    if metric_of(key).unit == "1/s":
-        suffix = "per second"
+    suffix = "per second" if metric_of(key).unit == "1/s" else _scale(key, values).suffix
     return label_of(key) + (f" ({suffix})" if suffix else "")
-
-
-def _scaled(key: str, values: Sequence[Estimate]) -> Sequence[Estimate]:
-    factor = scale_of(key, [value.mean for value in values]).factor
-    return [Estimate(*(factor * part for part in value)) for value in values]
 
 
 def require_sizes(key: str, sizes: Sequence[int], least: int = 1) -> None:
@@ -293,3 +289,38 @@ def _timed(call: Callable[[], object], clock: Callable[[], float], device: str) 
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     return (clock() - start) / CALLS
+
+
+# -- figure ----------------------------------------------------------------------------------------
+
+
+def by_size(axes: Axes, sizes: Sequence[int]) -> None:
+    """Set evenly spaced ticks for block sizes."""
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    tidy(axes, x="block size (tokens)")
+    axes.tick_params(axis="x", labelsize=8)
+
+
+def draw_sizes(sizes: Sequence[int], panels: Sequence[tuple[str, Sequence[Any]]]) -> Figure:
+    """A panel per metric; values are numbers, or estimates with intervals."""
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = new_figure(0.5 + 2.0 * lines)
+    places = figure.subplots(lines, columns, squeeze=False)
+    colour = looks([""])[""].colour
+    for (title, values), axes in zip(panels, places.flat, strict=False):
+        means = [getattr(value, "mean", value) for value in values]
+        bars = [
+            value.high - value.mean if getattr(value, "known", False) else 0.0 for value in values
+        ]
+        axes.errorbar(
+            range(len(sizes)), means, bars, marker="o", ms=4, color=colour, ecolor=MUTED, lw=1.5
+        )
+        axes.set_title(title)
+        axes.set_ylim(bottom=0)
+        by_size(axes, sizes)
+    for axes in places.flat[len(panels) :]:
+        axes.set_visible(False)
+    margins(figure, top=0.32)
+    figure.subplots_adjust(hspace=0.6, wspace=0.24)
+    return figure

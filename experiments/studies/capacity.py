@@ -8,7 +8,7 @@ from functools import partial
 
 from experiments.studies import capacity_figures as report
 from experiments.studies.bisection import Bisection
-from experiments.studies.compare import check_overrides
+from experiments.studies.compare import check_overrides, ordinary
 from experiments.studies.objective import bounds_of, missed, refuse_strangers
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
@@ -17,7 +17,7 @@ from pagedsim.metrics.result import added_up
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent
 from pagedsim.run.backend import RunConfig
-from pagedsim.run.compose import key_of, single
+from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Key, Runs
 from pagedsim.run.study import Analysis, Study
@@ -66,7 +66,6 @@ class Capacity(Study):
 
     @property
     def searched(self) -> Mapping[str, Sequence[str]]:
-        """The arms."""
         return self.usual if self.arms is None else self.arms
 
     def next_runs(self, runs: Runs) -> list[Arm]:
@@ -129,11 +128,6 @@ class Search(Bisection):
         self.arm, self.seed = arm, seed
         self.runs: dict[float, Run] = {}
 
-    @property
-    def key(self) -> Key:
-        """Its arm and seed."""
-        return self.arm, self.seed
-
 
 class Searches:
     """The state of all searches."""
@@ -149,10 +143,9 @@ class Searches:
             for arm in study.searched:
                 search = Search(arm, seed, start, study.tolerance)
                 if self._replay(search):
-                    self.searches[search.key] = search
+                    self.searches[arm, seed] = search
 
     def _replay(self, search: Search) -> bool:
-        """Update a search with its probes; False if another seed gives the same requests."""
         while (rate := search.next()) is not None:
             key = probe_name(search.arm, rate), search.seed
             if key in self.runs.repeated:
@@ -168,38 +161,43 @@ class Searches:
 
     @property
     def open(self) -> list[Search]:
-        """Unfinished searches."""
         every = self.searches.values()
         return [s for s in every if s.arm not in self.failed and s.next() is not None]
 
     @property
     def over(self) -> list[str]:
-        """Arms whose searches are complete."""
         open_arms = {search.arm for search in self.open} | self.failed.keys()
         return [arm for arm in self.study.searched if arm not in open_arms]
 
     # -- what came of it ---------------------------------------------------------------------------
 
     def reading(self) -> Analysis:
-        """The result for the report."""
         study, whole = self.study, self.over
         failed = {arm: str(failure) for arm, failure in self.failed.items()}
         left = [arm for arm in study.searched if arm not in failed and arm not in whole]
         failed |= dict.fromkeys(left, "the search was interrupted")
         done = report.Capacity(
-            bounds=[report.Bounded(b.name, b.key, b.seconds) for b in self.bounds],
+            bounds=self.bounds,
             tolerance=study.tolerance,
             arms=[self._arm(arm) for arm in whole],
             baseline=study.baseline or next(iter(study.searched)),
             failed=failed,
         )
         commands = {arm.name: arm.command for arm in done.arms if not arm.nowhere}
+        first = self.runs.command.seeds[0]
+        caption = (
+            "The rate found for each arm; in its colour below every probe under seed "
+            f"{first} is a point, hollow where it missed any bound; dashed: this "
+            "bound. On the grey front nothing serves more requests a second at a lower latency."
+        )
+        draw = partial(report.draw_capacity, done)
+        picture = FigureSpec("Rate against latency", caption, draw)
         return Analysis(
             finding=done.lines(),
             listings=[done.listing()] if done.arms else [],
             notes=self._notes(whole),
             data=done.data(),
-            drawings={"capacity": _drawing(done)} if done.arms else {},
+            drawings={"capacity": picture} if done.arms else {},
             table=done.table(),
             again={f"The run at the rate found, first seed: {a}": c for a, c in commands.items()},
             failed=failed,
@@ -212,14 +210,11 @@ class Searches:
     def _arm(self, arm: str) -> report.Arm:
         first, *_ = searches = self._of(arm)
         edges = tuple(map(self._edge, searches))
-        return report.Arm(arm, edges, self._typed(first, first.low) if first.low else "")
-
-    def _typed(self, search: Search, rate: float) -> str:
-        """The command that repeats a probe as an ordinary run."""
-        command, probe = self.runs.command, self.study.probe(search, rate, search.seed)
-        config = command.configured(self.study.key_of(probe.name), probe.overrides, probe.changes)
-        job = Job(probe.name, search.seed, config, command.folder)
-        return single(command, [*probe.overrides, f"{RATE}={rate:g}"], job)
+        if not first.low:
+            return report.Arm(arm, edges, "")
+        probe = self.study.probe(first, first.low, first.seed)
+        command = ordinary(self.runs.command, self.study.key_of(probe.name), probe, first.seed)
+        return report.Arm(arm, edges, command)
 
     def _edge(self, search: Search) -> report.Edge:
         probes = {rate: self._probe(rate, search.runs[rate]) for rate in sorted(search.runs)}
@@ -277,19 +272,9 @@ class Searches:
         ]
 
     def _of_requests(self, arms: Sequence[str]) -> list[str]:
-        """Notices of the runs at the rates found, without duplicates."""
         whose: dict[str, list[str]] = {}
         for arm in arms:
             lows = [search.runs[low] for search in self._of(arm) if (low := search.low)]
             for text in added_up([run.summary for run in lows]):
                 whose.setdefault(text, []).append(arm)
         return [text if own == arms else f"{', '.join(own)}: {text}" for text, own in whose.items()]
-
-
-def _drawing(done: report.Capacity) -> FigureSpec:
-    caption = (
-        "The rate found for each arm; in its colour below every probe under seed "
-        f"{done.arms[0].edges[0].seed} is a point, hollow where it missed any bound; dashed: this "
-        "bound. On the grey front nothing serves more requests a second at a lower latency."
-    )
-    return FigureSpec("Rate against latency", caption, partial(report.draw_capacity, done))

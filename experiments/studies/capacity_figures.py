@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagedsim.metrics.catalogue import scale_of, text_of
+from experiments.studies.objective import Bound
+from pagedsim.metrics.catalogue import scale_of
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import percent, signed
@@ -34,20 +35,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Bounded:
-    """A latency bound of the SLO, with its label."""
-
-    name: str
-    key: str
-    seconds: float
-
-    @property
-    def text(self) -> str:
-        """Name and bound."""
-        return f"{self.name} {text_of(self.key, self.seconds)}"
-
-
-@dataclass(frozen=True)
 class Probe:
     """Measurements at one rate."""
 
@@ -55,7 +42,6 @@ class Probe:
     values: tuple[float, ...]
     """In the order of the bounds; NaN if not measured."""
     missed: tuple[str, ...]
-    """Names of the violated bounds."""
     output_tokens_per_s: float
 
 
@@ -98,7 +84,6 @@ class Arm:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Throughput at the rate found."""
         return _mean([edge.low.output_tokens_per_s for edge in self.edges if edge.low])
 
     @property
@@ -136,7 +121,7 @@ class Arm:
 class Capacity:
     """All results of the search."""
 
-    bounds: Sequence[Bounded]
+    bounds: Sequence[Bound]
     tolerance: float
     arms: Sequence[Arm]
     baseline: str
@@ -145,23 +130,16 @@ class Capacity:
 
     @property
     def objective(self) -> str:
-        """The bounds as text."""
         return ", ".join(bound.text for bound in self.bounds)
-
-    @property
-    def seeds(self) -> int:
-        """Number of seeds."""
-        return max((len(arm.edges) for arm in self.arms), default=0)
 
     def change(self, arm: Arm) -> Estimate:
         """Ratio of an arm to the baseline; NaN for the baseline itself or if it is missing."""
         for other in self.arms:
             if other.name == self.baseline and other is not arm:
                 return arm.ratio_to(other)
-        return Estimate(math.nan, math.nan, math.nan)
+        return NO_ESTIMATE
 
     def lines(self) -> list[str]:
-        """The finding as sentences."""
         if not self.arms:
             return ["No arm was searched to the end."]
         found = [arm for arm in self.arms if not math.isnan(arm.rate.mean)]
@@ -181,7 +159,6 @@ class Capacity:
         return lines
 
     def data(self) -> dict[str, Any]:
-        """The data of result.json."""
         return {
             "objective": {bound.name: bound.seconds for bound in self.bounds},
             "tolerance": self.tolerance,
@@ -191,7 +168,6 @@ class Capacity:
         }
 
     def table(self) -> list[dict[str, object]]:
-        """One row per arm."""
         return [
             {
                 "arm": arm.name,
@@ -200,17 +176,44 @@ class Capacity:
                 "requests_per_s_high": arm.rate.high,
                 "missed_from": arm.missed_from,
                 "output_tokens_per_s": arm.output_tokens_per_s,
-                **{f"ratio{end}": value for end, value in _ends(self.change(arm))},
+                "ratio": (change := self.change(arm)).mean,
+                "ratio_low": change.low,
+                "ratio_high": change.high,
                 "binds": arm.nowhere or arm.binds,
             }
             for arm in self.arms
         ]
 
     def listing(self) -> Listing:
-        """One formatted row per arm."""
-        return Listing("Within the objective", *_rows(self), _how(self))
+        against = f"against {self.baseline}"
+        head = ["", "requests/s", "missed from", "output tokens/s", against, "binds"]
+        rows = [
+            [arm.name, "–", "–", "–", "–", arm.nowhere]
+            if arm.nowhere
+            else [
+                arm.name,
+                _with_margin(arm.rate),
+                f"{arm.missed_from:.3g}",
+                f"{arm.output_tokens_per_s:,.0f}",
+                "" if arm.name == self.baseline else _change(self.change(arm)),
+                arm.binds,
+            ]
+            for arm in self.arms
+        ]
+        seeds = max(len(arm.edges) for arm in self.arms)
+        over, sure = "", ", of one seed: not known how sure"
+        if seeds > 1:
+            over = f"over {seeds} seeds, ± half of the 95 % confidence interval; "
+            sure = ", in brackets where not sure"
+        note = (
+            f"Requests/s: the highest rate that met the objective, {over}each edge is searched to "
+            f"{percent(self.tolerance, 0)}; binds: what fails just above. Against {self.baseline}: "
+            f"the geometric mean of the seeds' ratios{sure}."
+        )
+        return Listing("Within the objective", head, rows, note)
 
     def _arm(self, arm: Arm) -> dict[str, Any]:
+        names = [bound.name for bound in self.bounds]
         return {
             "requests_per_s": arm.rate._asdict(),
             "missed_from": arm.missed_from,
@@ -219,20 +222,18 @@ class Capacity:
             "nowhere": arm.nowhere,
             "against_baseline": self.change(arm)._asdict(),
             "command": arm.command,
-            "seeds": {edge.seed: self._edge(edge) for edge in arm.edges},
-        }
-
-    def _edge(self, edge: Edge) -> dict[str, Any]:
-        names = [bound.name for bound in self.bounds]
-        probes = [
-            asdict(probe) | {"values": dict(zip(names, probe.values, strict=True))}
-            for probe in edge.probes
-        ]
-        return {
-            "met_up_to": edge.low and edge.low.rate,
-            "missed_from": edge.missed_from,
-            "contradictions": edge.contradictions,
-            "probes": probes,
+            "seeds": {
+                edge.seed: {
+                    "met_up_to": edge.low and edge.low.rate,
+                    "missed_from": edge.missed_from,
+                    "contradictions": edge.contradictions,
+                    "probes": [
+                        asdict(probe) | {"values": dict(zip(names, probe.values, strict=True))}
+                        for probe in edge.probes
+                    ],
+                }
+                for edge in arm.edges
+            },
         }
 
 
@@ -278,22 +279,16 @@ def _draw_latencies(axes: Axes, done: Capacity, number: int, look: Mapping[str, 
     axes.set_yscale("log")
     axes.step(rates, np.multiply(values, factor), where="pre", color=QUEUED, lw=5, zorder=1)
     for name, probes in curves.items():
-        _draw_curve(axes, probes, number, look[name], factor)
+        own = look[name]
+        rates = [probe.rate for probe in probes]
+        scaled = np.multiply([probe.values[number] for probe in probes], factor)
+        axes.plot(rates, scaled, lw=1, color=own.colour, linestyle=own.dashes)
+        for probe, value in zip(probes, scaled, strict=True):
+            fill = PAPER if probe.missed else own.colour
+            axes.plot(probe.rate, value, "o", ms=4, color=own.colour, mfc=fill, mew=1)
     axes.axhline(bound.seconds * factor, color=INK, lw=1, ls=(0, (4, 2)))
     for axis in (axes.xaxis, axes.yaxis):
         plain_log_ticks(axis)
-
-
-def _draw_curve(
-    axes: Axes, probes: Sequence[Probe], number: int, look: Look, factor: float
-) -> None:
-    rates, values = [probe.rate for probe in probes], [probe.values[number] for probe in probes]
-    line = {"color": look.colour, "linestyle": look.dashes}
-    axes.plot(rates, np.multiply(values, factor), lw=1, **line)
-    for probe in probes:
-        fill = PAPER if probe.missed else look.colour
-        value = probe.values[number] * factor
-        axes.plot(probe.rate, value, "o", ms=4, color=look.colour, mfc=fill, mew=1)
 
 
 def _front(probes: Sequence[Probe], number: int) -> list[Probe]:
@@ -305,26 +300,6 @@ def _front(probes: Sequence[Probe], number: int) -> list[Probe]:
     return front[::-1]
 
 
-def _rows(done: Capacity) -> tuple[list[str], list[list[str]]]:
-    head = ["", "requests/s", "missed from", "output tokens/s", f"against {done.baseline}", "binds"]
-    rows = []
-    for arm in done.arms:
-        if arm.nowhere:
-            rows.append([arm.name, "–", "–", "–", "–", arm.nowhere])
-            continue
-        rows.append(
-            [
-                arm.name,
-                _with_margin(arm.rate),
-                f"{arm.missed_from:.3g}",
-                f"{arm.output_tokens_per_s:,.0f}",
-                "" if arm.name == done.baseline else _change(done.change(arm)),
-                arm.binds,
-            ]
-        )
-    return head, rows
-
-
 def _with_margin(value: Estimate) -> str:
     half = value.high - value.mean
     margin = f"{half:,.0f}" if half >= 10 else f"{half:.2g}"
@@ -332,28 +307,12 @@ def _with_margin(value: Estimate) -> str:
 
 
 def _change(ratio: Estimate) -> str:
-    """The change, in brackets if not significant."""
     text = signed(ratio.mean - 1)
     return text if _sure(ratio) else f"({text})"
 
 
 def _sure(ratio: Estimate) -> bool:
     return ratio.known and not ratio.low <= 1 <= ratio.high
-
-
-def _how(done: Capacity) -> str:
-    """The note of the table."""
-    over = f"over {done.seeds} seeds, ± half of the 95 % confidence interval; " * (done.seeds > 1)
-    sure = ", in brackets where not sure" if done.seeds > 1 else ", of one seed: not known how sure"
-    return (
-        f"Requests/s: the highest rate that met the objective, {over}each edge is searched to "
-        f"{percent(done.tolerance, 0)}; binds: what fails just above. Against {done.baseline}: the "
-        f"geometric mean of the seeds' ratios{sure}."
-    )
-
-
-def _ends(value: Estimate) -> list[tuple[str, float]]:
-    return [("", value.mean), ("_low", value.low), ("_high", value.high)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isinf
+from typing import Any
 
 from experiments.studies import cheapest_figures as report
 from experiments.studies.capacity import WITHOUT_RATE
-from experiments.studies.fleet_options import (
-    REPLICAS,
-    ROLES,
-    Option,
-    Options,
-    Split,
-    check_splits,
-    options_of,
-)
+from experiments.studies.compare import ordinary, refuse_of_an_arm
 from experiments.studies.lattice import Counts, Lattice
-from pagedsim.core import ConfigError
+from experiments.studies.placement import server
+from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_number, require_whole, shown
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import estimate, value_of
 from pagedsim.metrics.result import added_up
 from pagedsim.metrics.slo import BOUNDED, slo_of
-from pagedsim.run.compose import single
+from pagedsim.run.backend import RunConfig
+from pagedsim.run.compose import Command, group_of
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -32,6 +28,16 @@ from pagedsim.run.study import Analysis, Study
 ATTAINED = "slo_attainment"
 _LENGTHS = ("workload.requests", "workload.sessions")
 """The setting that shortens a run."""
+
+
+Split = Sequence[str] | Mapping[str, Sequence[str]]
+"""Overrides of replicas: one list for all, or one per role."""
+ROLES = ("prefill", "decode")
+REPLICAS = "fleet.replicas"
+_VARIED = ("hardware", "router", "fleet")
+"""Components of an option."""
+_TRAFFIC = ("workload", "predictor", "slo", "backend")
+"""Settings common to all options."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,6 @@ class Cheapest(Study):
     routers: Sequence[str]
     attainment: float = 0.95
     most: int = 32
-    """Replicas of a kind."""
     short: int = 1000
     """Requests of a short run."""
     margin: float = 0.25
@@ -123,7 +128,6 @@ class Cheapest(Study):
 
     @property
     def probes(self) -> Mapping[str, Probe]:
-        """What has been asked for."""
         return self._probes
 
 
@@ -139,7 +143,6 @@ class Probe:
 
     @property
     def name(self) -> str:
-        """Name of its runs."""
         role = "" if self.role is None else f", {ROLES[self.role]} alone"
         return self.option.fleet(self.counts) + role + ("" if self.long else ", short")
 
@@ -191,7 +194,6 @@ class Searches:
             lattice.tell(probe.counts, met, probe.long)
 
     def of(self, probe: Probe) -> list[Run]:
-        """Its runs."""
         seeds = self.runs.command.seeds
         every = (self.runs.finished.get((probe.name, seed)) for seed in seeds)
         return [run for run in every if run is not None]
@@ -238,7 +240,6 @@ class Searches:
     # -- what came of it ---------------------------------------------------------------------------
 
     def reading(self) -> Analysis:
-        """The result for the report."""
         done = report.Cheapest(
             attainment=self.study.attainment,
             traffic=self._traffic(),
@@ -256,7 +257,11 @@ class Searches:
             interrupted=bool(self.next()),
         )
         failed = {name: str(failure) for name, failure in self.failed.items()}
-        again = self._typed(done.winner) if done.winner else ""
+        again = ""
+        if done.winner is not None:
+            arm = self.study.arm(self.study.probes[done.winner.name], self.runs)
+            command = self.runs.command
+            again = ordinary(command, self.study.key_of(arm.name), arm, command.seeds[0])
         return Analysis(
             finding=done.lines(),
             listings=done.listings(),
@@ -299,17 +304,7 @@ class Searches:
             means={key: one.mean for key, one in means.items()},
         )
 
-    def _typed(self, winner: report.Fleet) -> str:
-        """The command of an ordinary run of it."""
-        probe, command = self.study.probes[winner.name], self.runs.command
-        arm = self.study.arm(probe, self.runs)
-        config = command.configured(self.study.key_of(arm.name), arm.overrides, arm.changes)
-        job = Job(arm.name, command.seeds[0], config, command.folder)
-        sizes = [f"{key}={value}" for key, value in probe.sizes.items()]
-        return single(command, [*arm.overrides, *sizes], job)
-
     def _notes(self, done: report.Cheapest) -> Iterator[str]:
-        """Notes of the report."""
         yield (
             "more replicas of an option are taken never to be worse: what a short run misses with "
             "some, it is not tried with fewer"
@@ -333,5 +328,119 @@ def _values(runs: Sequence[Run], key: str) -> list[float]:
 
 
 def _attained(runs: Sequence[Run]) -> float:
-    """Mean SLO attainment over the seeds."""
     return estimate(_values(runs, ATTAINED)).mean
+
+
+# -- fleet options ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Option:
+    """A fleet option; its number of replicas is searched."""
+
+    gpu: str
+    split: str
+    router: str
+    changes: Sequence[str]
+    keys: Sequence[str]
+    """Settings for the number of replicas of each kind."""
+    alone: Sequence[Sequence[str]]
+    """For each role the changes of a fleet that does nothing else; none where all do both."""
+    gpus: Sequence[int]
+    """Of a replica of each kind."""
+    prices: Sequence[float]
+    """Euros an hour, likewise."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.gpu}, {self.split}, {self.router}"
+
+    def fleet(self, counts: Counts) -> str:
+        return f"{together(counts)} × {self.name}"
+
+    def gpus_of(self, counts: Counts) -> int:
+        return sum(count * each for count, each in zip(counts, self.gpus, strict=True))
+
+
+@dataclass(frozen=True)
+class Options:
+    """All valid options in order, and the reasons for omitting others."""
+
+    there: Sequence[Option]
+    left_out: Mapping[str, str]
+    """Reasons, by what is left out."""
+
+
+def together(counts: Counts) -> str:
+    """Such as "2 + 3"."""
+    return " + ".join(map(str, counts))
+
+
+def check_splits(splits: object) -> None:
+    """Raise ConfigError unless these are splits by name."""
+    if not isinstance(splits, Mapping) or not splits:
+        raise ConfigError(f"splits={shown(splits)}: must be a mapping of names to overrides")
+    for name, split in splits.items():
+        where = f"splits.{name}"
+        if isinstance(split, Mapping):
+            if set(split) != set(ROLES):
+                raise ConfigError(
+                    f"{where}={shown(split)}: must have overrides for prefill and for decode"
+                )
+            for role in ROLES:
+                _check_changes(f"{where}.{role}", split[role])
+        else:
+            _check_changes(where, split)
+
+
+def _check_changes(where: str, changes: object) -> None:
+    if not isinstance(changes, (list, tuple)) or not all(isinstance(one, str) for one in changes):
+        raise ConfigError(
+            f"{where}={shown(changes)}: must be a list of overrides, such as "
+            '["tensor_parallel=2"], '
+            "or {prefill: [...], decode: [...]}"
+        )
+    for change in changes:
+        refuse_of_an_arm(f"{where}: {change}", change)
+        if group_of(change) in _VARIED:
+            raise ConfigError(f"{where}: {change}: is what the search varies")
+        if group_of(change) in _TRAFFIC:
+            raise ConfigError(f"{where}: {change}: must be the same for all options")
+
+
+def options_of(
+    command: Command, gpus: Sequence[str], splits: Mapping[str, Split], routers: Sequence[str]
+) -> Options:
+    """Every GPU with every split and router, where a model fits and a price is known."""
+    there: list[Option] = []
+    left_out: dict[str, str] = {}
+    for gpu in gpus:
+        for split, set_to in splits.items():
+            for router in routers:
+                changes, keys, alone = _changes(gpu, set_to, router)
+                config = command.configured(f"study.splits.{split}", changes)
+                try:
+                    RunConfig(config, command.seeds[0]).prepare()
+                except PagedsimError as error:
+                    left_out.setdefault(f"{gpu}, {split}", str(error))
+                    continue
+                pools: Mapping[str, Any] = config["fleet"].get("pools") or {"": {}}
+                servers = [server(RunConfig(config).pool(pool).settings) for pool in pools]
+                prices = [euros for _, euros in servers if euros is not None]
+                if len(prices) < len(servers):
+                    left_out[gpu] = "has no price; set hardware.price_per_hour in a sheet of it"
+                    continue
+                sizes = [many for many, _ in servers]
+                there.append(Option(gpu, split, router, changes, keys, alone, sizes, prices))
+    return Options(there, left_out)
+
+
+def _changes(gpu: str, split: Split, router: str) -> tuple[list[str], list[str], list[list[str]]]:
+    """Overrides, the keys of how many replicas there are, and overrides of each role alone."""
+    changes = [f"hardware={gpu}", f"router={router}"]
+    if not isinstance(split, Mapping):
+        return [*changes, *split], [REPLICAS], []
+    sets = [f"fleet.pools.{role}.set={json.dumps(list(split[role]))}" for role in ROLES]
+    keys = [f"fleet.pools.{role}.replicas" for role in ROLES]
+    alone = [[*changes, *split[role], f"backend.only={role}"] for role in ROLES]
+    return [*changes, "fleet=prefill_decode", *sets], keys, alone

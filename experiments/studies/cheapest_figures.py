@@ -52,13 +52,10 @@ class Fleet:
     long: bool
     """Whether in long runs under every seed; otherwise in one short run."""
     counts: tuple[int, ...]
-    """Replicas of each kind."""
     gpus: int
     euros_per_hour: float
     attained: Estimate
-    """SLO attainment."""
     means: Mapping[str, float]
-    """Means of `COLUMNS`."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class Cheapest:
     """All results of the search."""
 
     attainment: float
-    """Required SLO attainment."""
     traffic: str
     """Such as "10 requests/s take"."""
     objective: str
@@ -92,11 +88,9 @@ class Cheapest:
 
     @property
     def winner(self) -> Fleet | None:
-        """The cheapest fleet."""
         return next(iter(self.found), None)
 
     def lines(self) -> list[str]:
-        """The finding as sentences."""
         lines = ["The search was interrupted; this is what is known."] if self.interrupted else []
         if (best := self.winner) is None:
             if self.nowhere and not self.dropped:
@@ -141,7 +135,6 @@ class Cheapest:
 
     @staticmethod
     def _of_other_gpus(best: Fleet, others: Sequence[Fleet]) -> list[str]:
-        """The cheapest fleet of each other GPU type."""
         lines, seen = [], {best.gpu}
         for one in others:
             if one.gpu not in seen:
@@ -181,7 +174,6 @@ class Cheapest:
         return listings
 
     def data(self) -> dict[str, Any]:
-        """The data of result.json."""
         return {
             "attainment": self.attainment,
             "cheapest": self.winner and self.winner.name,
@@ -194,7 +186,6 @@ class Cheapest:
         }
 
     def table(self) -> list[dict[str, object]]:
-        """One row per tried fleet."""
         return [
             {
                 "fleet": one.name,
@@ -210,7 +201,6 @@ class Cheapest:
         ]
 
     def drawings(self) -> dict[str, FigureSpec]:
-        """The plot of cost against attainment."""
         if not self.found:
             return {}
         caption = (
@@ -270,7 +260,6 @@ def _point(fleet: Fleet) -> Point:
 
 
 def _stairs(points: Sequence[Point]) -> list[Point]:
-    """The front as a step line."""
     line = list(points[:1])
     for before, at in pairwise(points):
         line += [(at[0], before[1]), at]

@@ -14,7 +14,7 @@ from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, finding, values_of
 from pagedsim.metrics.slo import slo_of
 from pagedsim.report.plots import drawings_of
-from pagedsim.run.compose import group_of
+from pagedsim.run.compose import Command, group_of, single
 from pagedsim.run.http.backend import VLLM_BENCH
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.publish import arms_of
@@ -125,6 +125,14 @@ def refuse_of_an_arm(where: str, change: str) -> None:
         raise ConfigError(f"{where}: is the study's own, and the same for all arms")
 
 
+def ordinary(command: Command, key: str, arm: Arm, seed: int) -> str:
+    """The command that repeats a run of an arm, whose overrides are settings of `key`."""
+    config = command.configured(key, arm.overrides, arm.changes)
+    numbers = [f"{name}={value:g}" for name, value in arm.changes.items()]
+    job = Job(arm.name, seed, config, command.folder)
+    return single(command, [*arm.overrides, *numbers], job)
+
+
 def _texts(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
 
@@ -148,23 +156,23 @@ def sweep(
             f"over={over}: must be the name of one setting, such as memory.block_size, with values="
         )
     refuse_of_an_arm(f"over={over}", over)
-    arms = {_text(value): [f"{over}={_text(value)}"] for value in values}
+    arms = {typed(value): [f"{over}={typed(value)}"] for value in values}
     if len(arms) < len(values):
         raise ConfigError(f"values={list(values)}: must differ from each other")
-    if baseline is not None and _text(baseline) not in arms:
+    if baseline is not None and typed(baseline) not in arms:
         raise ConfigError(f"baseline={baseline}: must be one of the values {', '.join(arms)}")
     return Compare(
         title=title,
         question=question,
         arms=arms,
-        baseline=None if baseline is None else _text(baseline),
+        baseline=None if baseline is None else typed(baseline),
         metrics=metrics,
         swept=over,
     )
 
 
-def _text(value: object) -> str:
-    """A value as one would type it."""
+def typed(value: object) -> str:
+    """A value as on the command line."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -142,7 +142,6 @@ class StepEstimate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput of the step."""
         tokens = self.plan.prefill_tokens + self.plan.decode_count
         return tokens / self.breakdown.seconds
 
@@ -157,12 +156,10 @@ class ProductTime(NamedTuple):
 
     @property
     def bound(self) -> Bound:
-        """The longer of the two."""
         return "compute" if self.computing >= self.reading else "bandwidth"
 
     @property
     def seconds(self) -> float:
-        """The longer of the two."""
         return max(self.computing, self.reading)
 
 
@@ -254,17 +251,14 @@ class Footprint:
     """Bytes of one GPU."""
 
     usable: float
-    """Usable memory."""
     weights: dict[str, float]
     activations: dict[str, float]
     reserved: float
-    """Reserved for other uses."""
     blocks: int
     block_bytes: float
 
     @property
     def left(self) -> float:
-        """Left for the KV cache."""
         beside = sum(self.weights.values()) + sum(self.activations.values()) + self.reserved
         return self.usable - beside
 

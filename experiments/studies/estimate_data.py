@@ -47,7 +47,6 @@ class Case:
 
     @property
     def replica(self) -> Replica:
-        """The model on its GPUs."""
         return self.cost.replica
 
     @cached_property
@@ -57,7 +56,6 @@ class Case:
 
     @property
     def full(self) -> int:
-        """How many of them decode at once."""
         return min(self.fitting, self.scheduler.max_seqs)
 
     def contexts(self, tokens: int) -> int:
@@ -66,7 +64,6 @@ class Case:
         return memory.total // memory.blocks_for(tokens)
 
     def prefill(self, tokens: int) -> StepPlan:
-        """A step with a single prompt."""
         return step(tokens, ahead=self.scheduler.async_scheduling)
 
     def decode(self, sequences: int) -> StepPlan:
@@ -205,7 +202,6 @@ def _by_size(found: list[tuple[int, dict[str, str]]]) -> list[dict[str, Any]]:
 
 
 def _saving(case: Case) -> dict[str, Any]:
-    """A request with and without a KV cache."""
     ahead = case.scheduler.async_scheduling
     kept = with_cache(case.cost, case.prompt, case.output, ahead)
     again = without_cache(case.cost, case.prompt, case.output, ahead)

@@ -39,7 +39,6 @@ class Lattice:
         self.long: dict[Counts, bool] = {}
 
     def tell(self, counts: Counts, met: bool, long: bool) -> None:
-        """Record an outcome."""
         (self.long if long else self.short)[counts] = met
         if not met:
             self._open[tuple(slice(count) for count in counts)] = False
@@ -51,7 +50,6 @@ class Lattice:
         self._floor[kind] = len(line) if least is None else least
 
     def cost(self, counts: Counts) -> float:
-        """Of so many."""
         return float(self._costs[_place(counts)])
 
     @property

@@ -23,12 +23,10 @@ class Bound:
 
     @property
     def name(self) -> str:
-        """For a reader."""
         return label_of(self.key) if self.client is None else f"{self.client}: {label_of(self.key)}"
 
     @property
     def text(self) -> str:
-        """With its value."""
         return f"{self.name} {text_of(self.key, self.seconds)}"
 
     def of(self, summary: Mapping[str, Any]) -> float:

@@ -57,12 +57,10 @@ class Place(Capacity):
 
     @cached_property
     def options(self) -> Mapping[str, Sequence[str]]:
-        """Their changes, by name."""
         return self.usual if self.arms is None else self.arms
 
     @property
     def searched(self) -> Mapping[str, Sequence[str]]:
-        """Each option for each phase."""
         alone = {
             f"{phase}, {name}": [*changes, f"backend.only={only}"]
             for phase, only in PHASES.items()
@@ -132,7 +130,6 @@ class Found:
         self.limits = {"apart": limit(*apart), "together": limit(self.options["both"])}
 
     def finding(self) -> list[str]:
-        """The main results as sentences."""
         lines = []
         if self.apart is not None:
             lines.append(f"Apart, {self._placed(self.apart, ('prefill', 'decode'))}.")
@@ -173,7 +170,6 @@ class Found:
         return rows
 
     def listings(self) -> list[Listing]:
-        """Options by phase."""
         table = [
             [
                 phase,
@@ -189,7 +185,6 @@ class Found:
         return [Listing("What one server sustains", head, table)]
 
     def notes(self) -> list[str]:
-        """Notes of the report."""
         told = [
             "each phase is simulated alone: requests come to decodes as they arrive, without a "
             "transfer, and prefills never wait for memory that others decode in"
@@ -202,7 +197,6 @@ class Found:
         return told
 
     def data(self) -> dict[str, Any]:
-        """For result.json."""
         return {
             "options": {
                 phase: {

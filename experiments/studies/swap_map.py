@@ -70,7 +70,6 @@ class SwapMap(Reproduction):
     modern: str
     """The one that the finding holds against it."""
     machines: Mapping[str, Sequence[str]]
-    """Overrides by name."""
     buses: Mapping[str, float]
     """GB/s by name."""
     own: Mapping[str, str]
@@ -102,13 +101,15 @@ class SwapMap(Reproduction):
                 raise ConfigError(f"own={dict(self.own)}: must name one of buses for {machine}")
 
     def arms(self) -> Mapping[str, Sequence[str]]:
-        return dict(self._engine_arms() if self.backend.alone else self._arms())
-
-    def _arms(self) -> Iterator[tuple[str, Sequence[str]]]:
-        for model, machine, batching in product(self.models, self.machines, self.batchings):
-            base = [f"model={model}", *self.machines[machine], *self.batchings[batching]]
-            for way, changes in WAYS.items():
-                yield f"{model}, {machine}, {batching}: {way}", [*base, *changes]
+        if self.backend.alone:
+            return dict(self._engine_arms())
+        return {
+            f"{model}, {machine}, {batching}: {way}": [
+                *(f"model={model}", *self.machines[machine], *self.batchings[batching], *changes)
+            ]
+            for model, machine, batching in product(self.models, self.machines, self.batchings)
+            for way, changes in WAYS.items()
+        }
 
     def _engine_arms(self) -> Iterator[tuple[str, Sequence[str]]]:
         for way, changes in WAYS.items():
@@ -155,10 +156,23 @@ class SwapMap(Reproduction):
             "computed again in a step of its own, against out and in over the bus, with a copy a "
             "block or a copy a layer. Blue: swap is cheaper, by so many times or more."
         )
+        whole = Listing(
+            "Whole runs: output tokens/s under recompute, and by how many % others change it "
+            "(95 % confidence)",
+            ["", "recompute", "swap, layer", "swap, block", "cheapest, layer", "cheapest, block"],
+            [
+                [
+                    ", ".join(where),
+                    _per_second(runs[f"{', '.join(where)}: recompute"]),
+                    *(_sure(of[way]) for way in list(WAYS)[1:]),
+                ]
+                for where, of in effects.items()
+            ],
+        )
         return Analysis(
-            finding=self._finding(grid, effects),
+            finding=list(self._finding(grid, effects)),
             rows=self._rows(grid),
-            listings=[self._prices(grid), self._whole(runs, effects)],
+            listings=[self._prices(grid), whole],
             notes=[
                 "the picture and result.json have all machines, buses and block sizes",
                 "cheapest weighs a recompute in a step of its own; under unified it shares one, so "
@@ -194,23 +208,11 @@ class SwapMap(Reproduction):
         self,
         grid: Mapping[Place, Sequence[Price]],
         effects: Mapping[tuple[str, str, str], Mapping[str, Estimate]],
-    ) -> list[str]:
-        won = [place for place, prices in grid.items() if place.layout == "block"]
-        swaps = sum(p.swap < p.recompute for place in won for p in grid[place])
-        told = [
-            self._then(grid),
-            self._now(grid),
-            f"With a copy a block swap is cheaper in {swaps} of {len(won) * len(self.sizes)} "
-            f"cases of the map, with a copy a layer in "
-            f"{sum(p.swap < p.recompute for w in won for p in grid[w._replace(layout='layer')])}.",
-        ]
-        return [*told, self._whole_runs(effects)]
-
-    def _then(self, grid: Mapping[Place, Sequence[Price]]) -> str:
-        """The paper's model and layout, on the first machine over every bus."""
+    ) -> Iterator[str]:
+        # The paper's model and layout, on the first machine over every bus.
         places = [Place(self.models[0], next(iter(self.machines)), b, "layer") for b in self.buses]
         prices = [self._at(grid[place]) for place in places]
-        return (
+        yield (
             f"The paper's case ({places[0].model}, {places[0].machine}, {COPIES['layer']}, blocks "
             f"of {self.usual}): {self.length} tokens take {_ms(prices[0].recompute)} to compute "
             f"again, and out and in {_each([_ms(one.swap) for one in prices], self.buses)}; "
@@ -218,9 +220,7 @@ class SwapMap(Reproduction):
             f"{_each([f'{_most(grid[place]):.2f}' for place in places], self.buses)} times as slow "
             f"(published: {1 + SLOWER:g}, over a bus that is not named)."
         )
-
-    def _now(self, grid: Mapping[Place, Sequence[Price]]) -> str:
-        """The modern model on the last machine."""
+        # The modern model on the last machine.
         after = list(self.machines)[-1]
         block = Place(self.modern, after, self.own[after], "block")
         now, split = (
@@ -230,15 +230,26 @@ class SwapMap(Reproduction):
         better, other = (
             "swap" if one.swap < one.recompute else "recompute" for one in (now, split)
         )
-        return (
+        yield (
             f"{_of(block)}: {_ms(now.swap)} against {_ms(now.recompute)}, so {better} is "
             f"{most / least:.1f} times cheaper; with a copy a layer a swap takes "
             f"{_ms(split.swap)}, {split.swap / now.swap:.1f} times as long, and {other} is cheaper"
             f"{': the layout decides' if better != other else ''}."
         )
-
-    def _whole_runs(self, effects: Mapping[tuple[str, str, str], Mapping[str, Estimate]]) -> str:
-        """What is left of it in tokens a second."""
+        won = {
+            layout: sum(
+                price.swap < price.recompute
+                for place, prices in grid.items()
+                if place.layout == layout
+                for price in prices
+            )
+            for layout in COPIES
+        }
+        cases = len(grid) // len(COPIES) * len(self.sizes)
+        yield (
+            f"With a copy a block swap is cheaper in {won['block']} of {cases} cases of the map, "
+            f"with a copy a layer in {won['layer']}."
+        )
         said = []
         for batching in self.batchings:
             of = {w: e["swap, a copy a block"] for w, e in effects.items() if w[2] == batching}
@@ -249,7 +260,7 @@ class SwapMap(Reproduction):
                 f"under {batching} it serves {signed(min(means) - 1)} to {signed(max(means) - 1)} "
                 f"tokens (surely more in {wins} of {len(of)} cases, surely fewer in {loses})"
             )
-        return (
+        yield (
             "Whole runs that preempt all the time show what is left: against recompute, swap "
             f"with a copy a block: {'; '.join(said)}."
         )
@@ -298,24 +309,6 @@ class SwapMap(Reproduction):
         if not won or len(won) == len(self.sizes):
             return "always" if won else "never"
         return f"{won[0]} to {won[-1]}" if len(won) > 1 else f"{won[0]}"
-
-    def _whole(
-        self,
-        runs: Mapping[str, Sequence[Run]],
-        effects: Mapping[tuple[str, str, str], Mapping[str, Estimate]],
-    ) -> Listing:
-        rows = []
-        for where, of in effects.items():
-            base = runs[f"{', '.join(where)}: recompute"]
-            rows.append(
-                [", ".join(where), _per_second(base), *(_sure(of[way]) for way in list(WAYS)[1:])],
-            )
-        return Listing(
-            "Whole runs: output tokens/s under recompute, and by how many % others change it "
-            "(95 % confidence)",
-            ["", "recompute", "swap, layer", "swap, block", "cheapest, layer", "cheapest, block"],
-            rows,
-        )
 
     # -- on the engine -----------------------------------------------------------------------------
 
@@ -416,7 +409,6 @@ class Price(NamedTuple):
     """Seconds for one sequence."""
 
     swap: float
-    """Swap out and in."""
     recompute: float
     """Recomputation in a step of its own."""
     beside: float

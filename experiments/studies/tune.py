@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.studies.compare import check_objective, refuse_of_an_arm
+from experiments.studies.compare import check_objective, ordinary, refuse_of_an_arm, typed
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import is_number, is_whole, not_installed, require_whole
 from pagedsim.metrics.catalogue import label_of, metric_of, scale_of, text_of
@@ -22,13 +22,11 @@ from pagedsim.metrics.result import Listing
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import INK, MUTED, looks, margins, new_figure, tidy
-from pagedsim.run.compose import single
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 
 if TYPE_CHECKING:
-    import optuna
     from matplotlib.figure import Figure
     from optuna.distributions import BaseDistribution
 
@@ -45,17 +43,15 @@ class Choice:
 
     @property
     def telling(self) -> Sequence[str]:
-        """Values of which it is to be known beforehand whether they can be."""
+        """Values that are checked before the search."""
         return self.values
 
     def distribution(self) -> BaseDistribution:
-        """For Optuna."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.values)
 
     def override(self, value: Any) -> str:
-        """What sets it."""
         return f"{self.key}={value}"
 
 
@@ -70,11 +66,10 @@ class Range:
 
     @property
     def telling(self) -> Sequence[float]:
-        """Values of which it is to be known beforehand whether they can be."""
+        """Values that are checked before the search."""
         return self.low, self.high
 
     def distribution(self) -> BaseDistribution:
-        """For Optuna."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if is_whole(self.low) and is_whole(self.high):
@@ -103,7 +98,7 @@ def _setting(key: str, value: object) -> Setting:
     where = f"space.{key}"
     refuse_of_an_arm(where, key)
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0:
-        return Choice(key, tuple(map(_typed, value)))
+        return Choice(key, tuple(map(typed, value)))
     if isinstance(value, Mapping) and set(value) <= set(_RANGE) and {"low", "high"} <= set(value):
         low, high, log = value["low"], value["high"], value.get("log", False)
         if is_number(low) and is_number(high) and low < high and isinstance(log, bool):
@@ -114,12 +109,6 @@ def _setting(key: str, value: object) -> Setting:
         f"{where}={value}: must be a list of values, or {{low: ..., high: ..., log: true}} with "
         "low below high"
     )
-
-
-def _typed(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 DEFAULT = "as it stands"
@@ -168,7 +157,10 @@ class Tune(Study):
 
     def next_runs(self, runs: Runs) -> list[Arm]:
         if not runs.jobs:
-            self._check_space(runs)
+            for setting in space_of(self.space):
+                for value in setting.telling:
+                    where = f"study.space.{setting.key}"
+                    runs.command.configured(where, [setting.override(value)])
         return self._search(runs).ask()
 
     def check(self, jobs: Sequence[Job]) -> None:
@@ -189,13 +181,6 @@ class Tune(Study):
         if not self._searches:
             self._searches.append(Search(self, runs))
         return self._searches[0]
-
-    def _check_space(self, runs: Runs) -> None:
-        """Raise ConfigError for keys that are not there, and for ends of ranges that cannot be."""
-        for setting in space_of(self.space):
-            for value in setting.telling:
-                where = f"study.space.{setting.key}"
-                runs.command.configured(where, [setting.override(value)])
 
 
 class Search:
@@ -227,13 +212,25 @@ class Search:
 
     def _all(self) -> Iterator[list[Arm]]:
         """The default, all trials, then the best and the default under held-out seeds."""
+        import optuna
+
         seeds = self.runs.command.seeds
         yield from self._until([DEFAULT], seeds)
         while len(self.study.trials) < self.tune.trials:
             left = self.tune.trials - len(self.study.trials)
-            asked = [self._ask() for _ in range(min(self.tune.batch, left))]
+            asked = []
+            for _ in range(min(self.tune.batch, left)):
+                trial = self.study.ask({one.key: one.distribution() for one in self.space})
+                changes = [one.override(trial.params[one.key]) for one in self.space]
+                asked.append((trial, name := " ".join(changes)))
+                self.changes[name] = changes
             yield from self._until([arm for _, arm in asked], seeds)
-            self._tell(asked)
+            for trial, arm in asked:
+                if arm in self.values:
+                    self.study.tell(trial, mean(self.values[arm]))
+                    self.told.append(arm)
+                else:
+                    self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
             done = len(self.study.trials)
             if not self.runs.quiet:
                 print(f"{done} of {self.tune.trials} trials", file=sys.stderr, flush=True)
@@ -244,43 +241,24 @@ class Search:
     def _until(
         self, arms: Sequence[str], seeds: Sequence[int], confirm: bool = False
     ) -> Iterator[list[Arm]]:
-        """Yield these arms until all have run."""
-        while missing := self._missing(arms, seeds, confirm):
-            yield missing
-
-    def _missing(self, arms: Sequence[str], seeds: Sequence[int], confirm: bool) -> list[Arm]:
-        """The arms that have not run; stores the goals of the others."""
+        """Yield these arms until all have run; stores their goals."""
         into = self.confirmed if confirm else self.values
-        missing = []
-        for arm in dict.fromkeys(arms):
-            keys = [(arm, seed) for seed in seeds]
-            wanted = [key for key in keys if key not in self.runs.repeated]
-            failures = [self.runs.failed[key] for key in wanted if key in self.runs.failed]
-            if failures:
-                self.failed[arm] = failures[0]
-            elif all(key in self.runs.finished for key in wanted):
-                found = {n: self.runs.finished[arm, n].summary for _, n in wanted}
-                into[arm] = {n: value_of(one, self.tune.goal) for n, one in found.items()}
-            else:
-                missing.append(Arm(arm, self.changes[arm], seeds=seeds))
-        return missing
-
-    def _ask(self) -> tuple[optuna.Trial, str]:
-        trial = self.study.ask({setting.key: setting.distribution() for setting in self.space})
-        changes = [setting.override(trial.params[setting.key]) for setting in self.space]
-        name = " ".join(changes)
-        self.changes[name] = changes
-        return trial, name
-
-    def _tell(self, asked: Sequence[tuple[optuna.Trial, str]]) -> None:
-        import optuna
-
-        for trial, arm in asked:
-            if arm in self.values:
-                self.study.tell(trial, mean(self.values[arm]))
-                self.told.append(arm)
-            else:
-                self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        while True:
+            missing = []
+            for arm in dict.fromkeys(arms):
+                keys = [(arm, seed) for seed in seeds]
+                wanted = [key for key in keys if key not in self.runs.repeated]
+                failures = [self.runs.failed[key] for key in wanted if key in self.runs.failed]
+                if failures:
+                    self.failed[arm] = failures[0]
+                elif all(key in self.runs.finished for key in wanted):
+                    found = {n: self.runs.finished[arm, n].summary for _, n in wanted}
+                    into[arm] = {n: value_of(one, self.tune.goal) for n, one in found.items()}
+                else:
+                    missing.append(Arm(arm, self.changes[arm], seeds=seeds))
+            if not missing:
+                return
+            yield missing
 
     @property
     def best(self) -> str:
@@ -289,17 +267,24 @@ class Search:
         return str(pick(self.values, key=lambda arm: mean(self.values[arm])))
 
     def reading(self) -> Analysis:
-        """The result for the report."""
-        tune, best = self.tune, self.best
+        import optuna
+
+        means = {mean(self.values[arm]) for arm in self.told}
+        importance: dict[str, float] = {}  # as a share of the goal's variance, descending
+        if len(means) > 1 and len(self.space) > 1:
+            importance = optuna.importance.get_param_importances(self.study)
+        tune, best, command = self.tune, self.best, self.runs.command
         done = Tuning(
             goal=tune.goal,
             default=self.values.get(DEFAULT, {}),
             trials=tuple((tuple(self.changes[arm]), self.values[arm]) for arm in self.told),
             best=tuple(self.changes[best]),
-            best_command=self._typed(best),
+            best_command=ordinary(
+                command, tune.key_of(best), Arm(best, self.changes[best]), command.seeds[0]
+            ),
             confirmed_default=self.confirmed.get(DEFAULT, {}),
             confirmed_best=self.confirmed.get(best, {}),
-            importance=dict(self._importance()),
+            importance=importance,
             failed={arm: str(failure) for arm, failure in self.failed.items()},
         )
         caption = (
@@ -318,20 +303,6 @@ class Search:
             failed=done.failed,
             wrong=self.failed,
         )
-
-    def _typed(self, arm: str) -> str:
-        """The command that repeats a run."""
-        command, changes = self.runs.command, self.changes[arm]
-        config = command.configured(self.tune.key_of(arm), changes)
-        return single(command, changes, Job(arm, command.seeds[0], config, command.folder))
-
-    def _importance(self) -> Iterator[tuple[str, float]]:
-        """Importance of each setting, as a share of the goal's variance, in descending order."""
-        import optuna
-
-        means = {mean(self.values[arm]) for arm in self.told}
-        if len(means) > 1 and len(self.space) > 1:
-            yield from optuna.importance.get_param_importances(self.study).items()
 
 
 # -- report ----------------------------------------------------------------------------------------
@@ -375,14 +346,16 @@ class Tuning:
         return paired_ratio([best[seed] for seed in seeds], [default[seed] for seed in seeds])
 
     def lines(self) -> list[str]:
-        """The finding as sentences."""
         goal, scale = label_of(self.goal), scale_of(self.goal, [self.found])
+
+        def text(values: Values) -> str:
+            return text_of(self.goal, mean(values))
+
         if not self.best:
             return [f"None of {len(self.trials)} trials is better than the settings as they stand."]
         best = f"Best of {len(self.trials)} trials: {shlex.join(self.best)}."
         search = (
-            f"{goal} in the search: {scale.text(self.found)}, {_text(self, self.default)} as it "
-            "stands"
+            f"{goal} in the search: {scale.text(self.found)}, {text(self.default)} as it stands"
         )
         if not self.confirmed_best:
             return [best, f"{search}."]
@@ -395,13 +368,12 @@ class Tuning:
         return [
             best,
             f"{goal} under other seeds, {len(self.confirmed_best)} of them: "
-            f"{_text(self, self.confirmed_best)}, {_text(self, self.confirmed_default)} as it "
+            f"{text(self.confirmed_best)}, {text(self.confirmed_default)} as it "
             f"stands: {signed(ratio.mean - 1)}{sure}.",
             f"{search}; the best of many is partly luck.",
         ]
 
     def data(self) -> dict[str, Any]:
-        """The data of result.json."""
         return {
             "goal": self.goal,
             "default": self.default,
@@ -424,7 +396,6 @@ class Tuning:
         }
 
     def table(self) -> list[dict[str, object]]:
-        """One row per trial."""
         return [
             {
                 "trial": number,
@@ -436,7 +407,6 @@ class Tuning:
         ]
 
     def listings(self) -> list[Listing]:
-        """The table of setting importances."""
         if not self.importance:
             return []
         head = ["setting", f"explains of {label_of(self.goal).lower()}"]
@@ -467,7 +437,3 @@ def draw_tuning(done: Tuning) -> Figure:
     margins(figure, top=0.35)
     figure.subplots_adjust(wspace=0.75)
     return figure
-
-
-def _text(done: Tuning, values: Values) -> str:
-    return text_of(done.goal, mean(values))

@@ -76,7 +76,6 @@ class Zoo(Decisions):
                     require_number(f"objectives.{name}.{bound}", seconds, 0)
 
     def _check_names(self) -> None:
-        """Raise ConfigError for unknown arms."""
         for key, names in (("only", self.only), ("without", self.without)):
             if names is not None and not isinstance(names, (list, tuple)):
                 raise ConfigError(f"{key}={names}: must be a list of arms, such as [fcfs, vtc]")
@@ -94,12 +93,10 @@ class Zoo(Decisions):
 
     @property
     def every(self) -> dict[str, Sequence[str]]:
-        """All possible arms."""
         return {**every_policy(self.predictors), **self.arms}
 
     @property
     def chosen(self) -> dict[str, Sequence[str]]:
-        """The selected arms."""
         wanted = set(self.every if self.only is None else self.only) - set(self.without)
         return {name: changes for name, changes in self.every.items() if name in wanted}
 
@@ -187,7 +184,6 @@ class Zoo(Decisions):
             yield f"left out: {', '.join(names)}: {reason}"
 
     def _notes(self, arms: Arms) -> Iterator[str]:
-        """Caveats of the report."""
         yield from _untold(self.criteria, arms)
         if len(arms.arms) > 1:
             yield HOLDS
@@ -239,8 +235,8 @@ HOLDS = (
     "workload.rate="
 )
 COUNTED_APART = (
-    "memory=prefix keeps a beginning that requests share once, and these count it for each who has "
-    "it, so that they let in fewer than would fit"
+    "memory=prefix keeps a beginning that requests share once, and these count it for each request "
+    "that has it, so that they admit fewer than would fit"
 )
 _NAMED = 4
 """Maximum number of arms named in a list."""
@@ -350,7 +346,6 @@ def listings(ranking: Ranking) -> list[Listing]:
 
 
 def _winners(ranking: Ranking) -> Listing:
-    """The best arm by each criterion, those not significantly worse, and the best arm's costs."""
     rows = []
     for one in ranking.criteria:
         if (best := ranking.best(one)) is None:
@@ -376,7 +371,6 @@ def _winners(ranking: Ranking) -> Listing:
 
 
 def _losers(ranking: Ranking) -> list[Listing]:
-    """Dominated arms."""
     found = ranking.dominated()
     if not found:
         return []
@@ -386,7 +380,6 @@ def _losers(ranking: Ranking) -> list[Listing]:
 
 
 def _classes(ranking: Ranking) -> list[Listing]:
-    """One table per class of requests."""
     return [
         Listing(part.title, ["", *part.labels], _rows(part), "Means over the seeds.")
         for part in sections(ranking.arms)

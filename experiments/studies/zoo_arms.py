@@ -64,7 +64,6 @@ class Feed:
         build(base, seed, self._workload(base))
 
     def lacking(self, config: Settings) -> str:
-        """Which input an arm's policy lacks; empty if none."""
         policy, workload = policy_of(config["policy"]), self._workload(config)
         for _, reason in unmet(policy, workload):
             return reason
@@ -74,7 +73,6 @@ class Feed:
         return ""
 
     def misfit(self, config: Settings) -> str:
-        """Why an arm cannot be built; empty if it can."""
         try:
             build(config, self.seed, self._workload(config))
         except ConfigError as error:

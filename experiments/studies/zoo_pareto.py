@@ -40,7 +40,6 @@ class Criterion:
 
     @property
     def label(self) -> str:
-        """Its label."""
         return label_of(self.key) if self.group is None else f"{self.group} {label_of(self.key)}"
 
     @property
@@ -73,7 +72,6 @@ class Ranking:
 
     @property
     def baseline(self) -> str:
-        """The baseline arm."""
         return baseline_of(self.arms)
 
     def mean(self, arm: str, criterion: Criterion) -> float:
@@ -107,7 +105,6 @@ class Ranking:
         return self._found[key]
 
     def surely_better(self, arm: str, other: str, criterion: Criterion) -> bool:
-        """Whether it is significantly better."""
         one = self.compared(arm, other, criterion)
         return one is not None and one.sure and one.gain is True
 
@@ -287,7 +284,6 @@ def _few_ticks(axis: Axis, low: float, high: float) -> None:
 
 
 def _stairs(points: Sequence[Point], first: Criterion) -> list[Point]:
-    """The front as a step line."""
     ordered = sorted(points)
     line = ordered[:1]
     for before, at in pairwise(ordered):

@@ -55,7 +55,6 @@ class Calibration:
 
     @property
     def title(self) -> str:
-        """What was fitted."""
         machine = self.log.machine
         return (
             f"{len(self.log.samples)} steps of {self.log.source}: {machine['device']}, "
@@ -63,11 +62,9 @@ class Calibration:
         )
 
     def listings(self) -> list[Listing]:
-        """Coefficients, and errors by kind of step."""
         return [self._coefficients(), self._errors()]
 
     def notes(self) -> Iterator[str]:
-        """What a reader must know of the fit."""
         machine, hardware = self.log.machine, self.log.replica.hardware.name
         if data_sheet(machine) is None:
             yield (
@@ -82,7 +79,6 @@ class Calibration:
             yield f"weakest: {_where(self.weakest)}"
 
     def data(self) -> dict[str, Any]:
-        """All of it, as result.json has it."""
         return {
             "coefficients": {kind: self._set(kind) for kind in (*_KINDS, "swap")},
             "unit": "s",
@@ -93,7 +89,6 @@ class Calibration:
         }
 
     def table(self) -> list[dict[str, object]]:
-        """A row a coefficient."""
         return [
             {"kind": kind, "coefficient": name, "seconds": value}
             for kind in (*_KINDS, "swap")

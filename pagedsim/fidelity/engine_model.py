@@ -73,11 +73,9 @@ class RecordedPrices:
         self._prefill, self._transfer = prices["prefill"], prices["transfer"]
 
     def recompute_seconds(self, tokens: int) -> float:
-        """Time to prefill `tokens` tokens."""
         return self._prefill[0] + self._prefill[1] * tokens
 
     def swap_seconds(self, blocks: int) -> float:
-        """Time to move `blocks` blocks out and in again."""
         return 2 * (self._transfer[0] + self._transfer[1] * blocks)
 
 
@@ -99,7 +97,6 @@ def replica_of(config: Settings, machine: Settings) -> Replica:
 
 
 def _shape(config: Settings) -> ModelShape:
-    """The shape of the model that a backend has loaded."""
     name = config["backend"].get("model")
     if name is None:
         return make("model", config.get("model"), ModelShape)

@@ -48,13 +48,11 @@ class Recorded:
 
     @property
     def config(self) -> Settings:
-        """The configuration that it ran with."""
         config: Settings = self.made_of["config"]
         return config
 
     @property
     def seed(self) -> int:
-        """The seed that it ran with."""
         seed: int = self.made_of["seed"]
         return seed
 
@@ -126,7 +124,6 @@ def _read(folder: Path, name: str) -> Recorded | None:
 
 
 def _engines(made_of: Settings) -> bool:
-    """Whether it was to be a run of the engine."""
     config = made_of.get("config")
     backend = config.get("backend") if isinstance(config, dict) else None
     target = backend.get("_target_") if isinstance(backend, dict) else None

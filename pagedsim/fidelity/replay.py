@@ -169,7 +169,6 @@ class _Retold(Scheduler):
 
 
 def _scheduler(run: Recorded) -> Scheduler:
-    """With the tokens that the engine sampled."""
     scheduler = scheduler_of(run.config, run.machine, _Retold)
     scheduler.expect_tokens()
     ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))

@@ -29,7 +29,6 @@ from pagedsim.run.job import Job
 from pagedsim.sim.cost import Fitted
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -59,22 +58,35 @@ class Validation:
     def finding(self) -> list[str]:
         """The verdicts, load by load, and what they are of."""
         machine = self.machine
+        verdicts = []
+        for regime in self.regimes:
+            found, errors = regime.verdicts(), regime.agreements()
+            words = (f"{label_of(k)} {signed(errors[k].error)}, {found[k]}" for k in JUDGED)
+            verdicts.append(f"{regime.name}: {'; '.join(words)}")
         return [
-            *map(_verdict, self.regimes),
+            *verdicts,
             f"{machine['device']}, {machine['model']}, {machine['dtype']}, {machine['blocks']} "
             f"blocks of {machine['block_size']} tokens. Step times are fitted to other requests; "
             f"all {self.steps:,} steps of the engine are planned by the simulator alike.",
         ]
 
     def listings(self) -> Iterator[Listing]:
-        """Two tables a load."""
         for regime in self.regimes:
-            note = f" {_NOTE}" if regime is self.regimes[0] else ""
-            yield Listing(_headline(regime), *_metrics(regime), f"{_pace(regime)}.{note}")
-            yield Listing(f"{regime.name}: request by request", *_requests(regime), _NEAR)
+            yield _metrics(regime, f" {_NOTE}" if regime is self.regimes[0] else "")
+            head = ["", "MAPE", "engine’s own", "Pearson r", "bias"]
+            rows = [
+                [
+                    label_of(name),
+                    percent(near.mape),
+                    percent(near.spread),
+                    f"{near.pearson:.3f}",
+                    signed(near.bias),
+                ]
+                for name, near in regime.nearness().items()
+            ]
+            yield Listing(f"{regime.name}: request by request", head, rows, _NEAR)
 
     def table(self) -> list[dict[str, object]]:
-        """A row a load and metric."""
         return [
             {
                 "load": regime.name,
@@ -87,16 +99,27 @@ class Validation:
         ]
 
     def data(self) -> dict[str, Any]:
-        """As result.json has it."""
         return {
             "machine": dict(self.machine),
             "replayed_steps": self.steps,
             "calibration": dict(self.calibration),
-            "regimes": {regime.name: _record(regime) for regime in self.regimes},
+            "regimes": {
+                regime.name: {
+                    "load": regime.load,
+                    "rate": regime.rate,
+                    "requests": regime.simulator_requests.num_rows,
+                    "runs": len(regime.engine),
+                    "tolerance": regime.tolerance,
+                    "pace": list(regime.pace),
+                    "verdicts": regime.verdicts(),
+                    "metrics": {name: one._asdict() for name, one in regime.agreements().items()},
+                    "by_request": {name: one._asdict() for name, one in regime.nearness().items()},
+                }
+                for regime in self.regimes
+            },
         }
 
     def drawing(self) -> FigureSpec:
-        """Distributions of latencies."""
         runs = len(self.regimes[0].engine)
         caption = (
             "The share of requests served within a time: the simulator's curve over those of the "
@@ -105,76 +128,33 @@ class Validation:
         return FigureSpec("Distributions", caption, partial(draw_validation, self.regimes))
 
 
-def _record(regime: Regime) -> dict[str, Any]:
-    return {
-        "load": regime.load,
-        "rate": regime.rate,
-        "requests": regime.simulator_requests.num_rows,
-        "runs": len(regime.engine),
-        "tolerance": regime.tolerance,
-        "pace": list(regime.pace),
-        "verdicts": regime.verdicts(),
-        "metrics": {name: found._asdict() for name, found in regime.agreements().items()},
-        "by_request": {name: near._asdict() for name, near in regime.nearness().items()},
-    }
-
-
-def _headline(regime: Regime) -> str:
+def _metrics(regime: Regime, note: str) -> Listing:
+    """Every metric of a load, with the pace of the engine's runs in the note."""
     count = regime.simulator_requests.num_rows
+    found, verdicts = regime.agreements(), regime.verdicts()
+    rows = []
+    for name, one in found.items():
+        scale = scale_of(name, [one.engine, one.simulator])
+        rows.append(
+            [
+                label_of(name),
+                scale.text(one.engine),
+                "–" if math.isnan(one.spread) else f"± {percent(one.spread)}",
+                scale.text(one.simulator),
+                signed(one.error),
+                signed(one.at_pace),
+                verdicts.get(name, ""),
+            ]
+        )
     load = f"{percent(regime.load, 0)} of what can be served"
-    return f"{regime.name}: {count} requests at {regime.rate:.3g}/s, {load}"
-
-
-def _verdict(regime: Regime) -> str:
-    found, agreements = regime.verdicts(), regime.agreements()
-    words = [f"{label_of(key)} {signed(agreements[key].error)}, {found[key]}" for key in JUDGED]
-    return f"{regime.name}: {'; '.join(words)}"
-
-
-def _pace(regime: Regime) -> str:
-    runs = ", ".join(map(signed, regime.pace))
-    left = regime.agreements()
-    words = ", ".join(f"{label_of(key)} {signed(left[key].at_pace)}" for key in JUDGED)
-    return (
-        f"the same steps took the engine, against what was fitted: {runs}; where the simulator is "
-        f"given each run's pace its errors are {words}"
+    title = f"{regime.name}: {count} requests at {regime.rate:.3g}/s, {load}"
+    pace = (
+        f"the same steps took the engine, against what was fitted: "
+        f"{', '.join(map(signed, regime.pace))}; where the simulator is given each run's pace its "
+        f"errors are {', '.join(f'{label_of(k)} {signed(found[k].at_pace)}' for k in JUDGED)}"
     )
-
-
-def _metrics(regime: Regime) -> tuple[list[str], list[list[str]]]:
     head = ["", "engine", "spread", "simulator", "error", "at its pace", ""]
-    verdicts = regime.verdicts()
-    rows = [
-        [label_of(key), *_cells(key, found), verdicts.get(key, "")]
-        for key, found in regime.agreements().items()
-    ]
-    return head, rows
-
-
-def _cells(key: str, found: Agreement) -> list[str]:
-    scale = scale_of(key, [found.engine, found.simulator])
-    spread = "–" if found.spread != found.spread else f"± {percent(found.spread)}"
-    return [
-        scale.text(found.engine),
-        spread,
-        scale.text(found.simulator),
-        signed(found.error),
-        signed(found.at_pace),
-    ]
-
-
-def _requests(regime: Regime) -> tuple[list[str], list[list[str]]]:
-    rows = [
-        [
-            label_of(name),
-            percent(near.mape),
-            percent(near.spread),
-            f"{near.pearson:.3f}",
-            signed(near.bias),
-        ]
-        for name, near in regime.nearness().items()
-    ]
-    return ["", "MAPE", "engine’s own", "Pearson r", "bias"], rows
+    return Listing(title, head, rows, f"{pace}.{note}")
 
 
 # -- measurements ----------------------------------------------------------------------------------
@@ -189,7 +169,11 @@ def measured(
     cost: Fitted,
 ) -> Regime:
     """A load with everything that was measured under it; `cost` is what the simulator's run had."""
-    pace = [_pace_of(run, cost) for run in engine]
+    pace = []
+    for run in engine:
+        samples = samples_of(run.steps)
+        taken = sum(sample.seconds for sample in samples)
+        pace.append(taken / sum(predicted(cost, sample) for sample in samples) - 1)
     first = engine[0]
     return Regime(
         name,
@@ -227,13 +211,6 @@ def _summary(requests: pa.Table, steps: pa.Table, machine: Settings) -> dict[str
         block_size=machine["block_size"],
         max_seqs=machine["max_seqs"],
     )
-
-
-def _pace_of(run: Recorded, cost: Fitted) -> float:
-    """How much longer than the model says the engine took for its steps."""
-    samples = samples_of(run.steps)
-    taken = sum(sample.seconds for sample in samples)
-    return taken / sum(predicted(cost, sample) for sample in samples) - 1
 
 
 UNEVEN = 0.1
@@ -321,7 +298,6 @@ class Regime:
     rate: float
     tolerance: float
     engine: Sequence[Mapping[str, Any]]
-    """Summary of each run."""
     simulator: Mapping[str, Any]
     pace: Sequence[float]
     """Measured over predicted total step time of each run: the part of an error due to step times
@@ -332,16 +308,13 @@ class Regime:
     simulator_requests: pa.Table
 
     def agreements(self) -> dict[str, Agreement]:
-        """Agreement by metric."""
         return {key: self._agreement(key) for key in KEYS}
 
     def verdicts(self) -> dict[str, str]:
-        """Verdicts by judged metric."""
         found = self.agreements()
         return {key: found[key].verdict(self.tolerance) for key in JUDGED}
 
     def nearness(self) -> dict[str, Nearness]:
-        """Per-request agreement by latency."""
         mine = Requests.of(self.simulator_requests)
         runs = [Requests.of(table) for table in self.engine_requests]
         return {
@@ -405,7 +378,10 @@ def draw_validation(regimes: Sequence[Regime]) -> Figure:
                 own = look["simulator" if number == len(runs) else "engine"]
                 curve = np.quantile(values, _SHARES) * scale.factor
                 axes.plot(curve, _SHARES, color=own.colour, linestyle=own.dashes)
-            _axis(axes, np.concatenate(every) * scale.factor)
+            drawn = np.concatenate(every) * scale.factor
+            if 0 < drawn.min() < drawn.max() / _WIDE:
+                axes.set_xscale("log")
+                plain_log_ticks(axes.xaxis)
             axes.set_title(f"{label_of(name)}, {regime.name}")
             tidy(axes, x=scale.suffix)
     for axes in panels[:, 0]:
@@ -416,10 +392,3 @@ def draw_validation(regimes: Sequence[Regime]) -> Figure:
     figure.subplots_adjust(hspace=0.55, wspace=0.12)
     key(figure, look)
     return figure
-
-
-def _axis(axes: Axes, values: np.ndarray) -> None:
-    low, high = float(values.min()), float(values.max())
-    if 0 < low < high / _WIDE:
-        axes.set_xscale("log")
-        plain_log_ticks(axes.xaxis)

@@ -210,7 +210,6 @@ class Course:
         return cls(times, running, waiting, 100 * tokens / room)
 
     def content(self) -> dict[str, list[float]]:
-        """For a file."""
         return {name: getattr(self, name).tolist() for name in ("times", *LINES)}
 
 

@@ -57,7 +57,6 @@ class Found:
 
     @property
     def improved(self) -> bool:
-        """Whether anything fits better than what `cost=` has."""
         return self.constants != self.begin
 
 
@@ -88,7 +87,6 @@ def fit_to_log(server: ExternalServer, known: int) -> Found:
 
 
 def _starts(trials: Trials) -> list[Point]:
-    """Where to search from, the best first."""
     starts = [np.zeros(len(trials.free)), *spread(TRIES, len(trials.free))]
     values = [trials.value(start) for start in starts]
     return [starts[index] for index in np.argsort(values, kind="stable")[:BEGINNINGS]]

@@ -116,7 +116,6 @@ class Log:
 
     @property
     def output(self) -> NDArray[np.int64]:
-        """Tokens of each answer."""
         return self.latencies.output
 
     def __len__(self) -> int:
@@ -148,7 +147,6 @@ def _refuse_milliseconds(log: Log) -> None:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Each row, and where it stands."""
     if path.suffix.lower() == ".parquet":
         yield from _parquet(path)
         return

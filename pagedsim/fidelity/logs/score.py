@@ -84,7 +84,6 @@ class Scores:
     worst: Worst
 
     def content(self) -> dict[str, Any]:
-        """For a JSON file."""
         errors = {metric: error.content() for metric, error in self.errors.items()}
         return {"requests": self.count, "errors": errors, "worst": self.worst._asdict()}
 
@@ -145,7 +144,6 @@ def _worst(log: Log, predicted: Latencies, rows: Rows) -> Worst:
 
 
 def _pair(log: Log, predicted: Latencies, metric: str, rows: Rows) -> tuple[Column, Column]:
-    """Measured and predicted, of the requests that have this metric."""
     columns = [getattr(of, metric) for of in (log.latencies, predicted)]
     if any(column is None for column in columns):
         return np.empty(0), np.empty(0)
@@ -193,7 +191,6 @@ class ClientService:
 
     @property
     def clients(self) -> Sequence[str]:
-        """Their names, in order."""
         return sorted(set(self.log.client))
 
     @property
@@ -203,12 +200,10 @@ class ClientService:
         return min(self.clients, key=lambda client: float(asked[self._of(client)].sum()))
 
     def ttft(self, client: str) -> float:
-        """The mean time to a client's first tokens."""
         return float(self.latencies.ttft[self._of(client)].mean())
 
     @property
     def tpot(self) -> float:
-        """The mean time between tokens."""
         return float(np.nanmean(self.latencies.tpot))
 
     @property

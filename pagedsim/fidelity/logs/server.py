@@ -60,7 +60,6 @@ class ExternalServer:
 
     @property
     def scheduler(self) -> Scheduler:
-        """A scheduler of the server without requests."""
         return self._stage.scheduler
 
     @property
@@ -72,12 +71,10 @@ class ExternalServer:
 
     @property
     def finds_prefixes(self) -> bool:
-        """Whether its memory finds beginnings of prompts that it has computed before."""
         return isinstance(self.scheduler.memory, PrefixMemory)
 
     @property
     def cost(self) -> CostModel:
-        """What `cost=` says before any fit."""
         return self._stage.cost
 
     @property
@@ -144,7 +141,6 @@ class Served:
     running: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
-    """Blocks."""
 
     def __post_init__(self) -> None:
         self._first = np.full(len(self.log), np.nan)
@@ -382,12 +378,10 @@ class Fit:
     largest: Mapping[str, int]
     """The largest steps that were fitted."""
     source: str
-    """The log."""
     undecided: Sequence[str]
     """Those that the log did not decide."""
 
     def save(self, path: Path) -> None:
-        """Write it."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod

@@ -61,7 +61,6 @@ class Cell:
 
     @property
     def replica(self) -> Replica:
-        """The model on its GPUs."""
         return Replica(self.model, self.hardware, self.tensor_parallel)
 
     @property
@@ -116,7 +115,6 @@ class Reader(NamedTuple):
     row: Mapping[str, str | None]
 
     def text(self, column: str) -> str:
-        """What stands in a column."""
         return (self.row[column] or "").strip()
 
     def whole(self, column: str) -> int:

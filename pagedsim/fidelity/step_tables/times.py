@@ -36,7 +36,6 @@ class Constants:
         return cls(FAMILIES, stacks, Hardware.interconnect_us)
 
     def __getitem__(self, name: str) -> float:
-        """The value of one of them."""
         if name == LINK:
             return self.interconnect_us
         owner, field = name.split(".")
@@ -85,7 +84,6 @@ class Point(NamedTuple):
 
     @property
     def measured(self) -> float:
-        """In seconds."""
         return self.cell.measured[self.metric]
 
 
@@ -99,7 +97,6 @@ class _Server:
     rows: NDArray[np.int64]
     """A step of each term of the sums; those of one point stand together."""
     weights: Floats
-    """What it counts."""
     begins: NDArray[np.int64]
     """Where each point's terms begin."""
     served: Floats
@@ -108,7 +105,6 @@ class _Server:
     """Where each point stands among all."""
 
     def seconds(self, cost: Roofline) -> Floats:
-        """Of each point."""
         terms = cost.seconds_of(self.totals)[self.rows] * self.weights
         summed: Floats = np.add.reduceat(terms, self.begins)
         return summed + self.served * cost.server_seconds

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.fidelity.fairness import DATA
-from experiments.fidelity.fairness_pair import Rules
+from experiments.fidelity.fairness import DATA, _alike
+from experiments.fidelity.fairness_pair import Found, Paired, Side
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.score import ClientService
@@ -48,7 +48,7 @@ def cut(name: str, folder: Path, rows: int) -> Path:
     return path
 
 
-def test_what_clients_got_by_hand() -> None:
+def test_service_of_clients_by_hand() -> None:
     """a gets 10 and 2 for each of its tokens from second 1 on; b begins as a ends, after 10."""
     service = log([(0.0, "a", 10, 10, 1.0, 10.0), (0.0, "b", 10, 10, 10.0, 20.0)])
     told = ClientService(replace(service, arrived=np.array([0.0, 5.0])), service.latencies)
@@ -71,7 +71,7 @@ def test_what_clients_got_by_hand() -> None:
         ("a100-13b-overload-vtc", 91.04, 71_260),
     ],
 )
-def test_the_logs_say_what_is_known_of_them(name: str, light: float, gap: float | None) -> None:
+def test_the_logs_have_the_published_numbers(name: str, light: float, gap: float | None) -> None:
     of = read_log(LOGS / f"{name}.csv.gz")
     told = ClientService(of, of.latencies)
     assert told.light == "0"
@@ -80,10 +80,10 @@ def test_the_logs_say_what_is_known_of_them(name: str, light: float, gap: float 
         assert told.gap == pytest.approx(gap, rel=2e-3)
 
 
-def test_a_pair_of_ones_own(tmp_path: Path) -> None:
+def test_two_logs_of_the_command_line(tmp_path: Path) -> None:
     """Two logs as they are, named on the command line."""
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 120)
-    vtc = cut("a10g-overload-vtc.csv.gz", tmp_path, 100)
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 80)
+    vtc = cut("a10g-overload-vtc.csv.gz", tmp_path, 70)
     words = (*QUICK, f"study.fcfs={fcfs}", f"study.other={vtc}", "study.more=[drr]")
     found = carried_out(tmp_path / "out", *words)
     (pair,) = found["data"]["pairs"].values()
@@ -102,49 +102,39 @@ def test_a_pair_of_ones_own(tmp_path: Path) -> None:
     assert all(row["published"] is not None for row in found["rows"])
 
 
-def test_every_rule_of_the_server_matters(tmp_path: Path) -> None:
-    """What is assumed of it is named where it is not as clients would have it, and only then."""
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
-    plain = ("more_prompt=0", "adapter=0", "cold=false")
+def test_notes_on_a_pair_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file twice, on a server that is not the log's; settings that the logs decide."""
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 30)
     words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "batching.max_wait_tokens=0"]
-    words += [f"study.{word}" for word in plain]
-    words += ["server.max_batched_tokens=4000"]
+    words += ["study.more_prompt=0", "study.adapter=0", "study.cold=false", "server.max_seqs=1"]
+    words += ["server.max_batched_tokens=4000", "workload.rate=4", "seeds=3"]
     found = carried_out(tmp_path / "out", *words)
+    assert found["finding"][1].startswith("your logs: even requests that were fitted are ")
+    same = "one file is both logs: what is measured under VTC is that under FCFS"
+    assert f"your logs: {same}" in found["notes"]
+    # Assumptions are varied where they are not as clients would have it, and only then.
     (pair,) = found["data"]["pairs"].values()
     assert set(pair["logs"]["vtc"]) == {"measured", "simulated", "steps as long as in this log"}
-
-
-def test_logs_that_are_no_pair_are_told(tmp_path: Path) -> None:
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
-    renamed = tmp_path / "renamed.csv"
-    renamed.write_text(fcfs.read_text().replace(",1,256,", ",bob,256,"))
-    for other, says in {
-        fcfs: "one file is both logs: what is measured under VTC is that under FCFS",
-        renamed: "clients are not the same in both logs, so that little can be held against each "
-        "other: 1 only under FCFS; bob only under VTC",
-    }.items():
-        folder = tmp_path / f"out-{other.stem}"
-        words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={other}"]
-        assert f"your logs: {says}" in carried_out(folder, *words)["notes"]
-
-
-def test_what_the_logs_decide_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
-    words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}"]
-    carried_out(tmp_path / "out", *words, "workload.rate=4", "seeds=3")
     said = " ".join(capsys.readouterr().out.split())
     assert "workload.rate=4 changes nothing: the requests are those of the logs" in said
     assert "seeds=3 changes nothing: the logs are served once" in said
     assert "Measured and simulated" in said and "published" not in said.lower()
 
 
-def test_a_server_that_does_not_fit_its_log_is_told(tmp_path: Path) -> None:
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
-    words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "server.max_seqs=1"]
-    finding = carried_out(tmp_path / "out", *words)["finding"]
-    assert finding[1].startswith("your logs: even requests that were fitted are ")
+def test_logs_with_different_clients_are_noted() -> None:
+    first, other = (
+        log([(0.0, name, 10, 10, 1.0, 10.0), (0.0, "b", 10, 10, 1.0, 20.0)]) for name in "ac"
+    )
+    here = __file__, DATA  # two paths that are there
+    sides = [
+        Side(policy, *[ClientService(replace(one, path=Path(path)), one.latencies)] * 2)
+        for policy, one, path in zip(("fcfs", "vtc"), (first, other), here, strict=True)
+    ]
+    (note,) = _alike(Paired("mine", {}, Found(*[None] * 3), *sides, 1.0))  # type: ignore[arg-type]
+    assert note == (
+        "mine: clients are not the same in both logs, so that little can be held against each "
+        "other: a only under FCFS; c only under VTC"
+    )
 
 
 def refused(*words: str) -> str:
@@ -174,13 +164,23 @@ def change(line: int, to: str) -> Callable[[list[str]], list[str]]:
         ),
     ],
 )
-def test_a_bad_log_is_named_with_its_line(
+def test_bad_logs_are_refused_with_the_line(
     edit: Callable[[list[str]], list[str]], says: str, tmp_path: Path
 ) -> None:
     path = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
     path.write_text("\n".join(edit(path.read_text().splitlines())) + "\n")
     said = refused(f"study.fcfs={path}", f"study.other={path}", "memory.blocks=10000")
     assert said.startswith(says.format(path=path))
+
+
+def test_a_pool_that_adapters_fill_is_refused(tmp_path: Path) -> None:
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 30)
+    words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "study.adapter=5000"]
+    with pytest.raises(ConfigError, match="a pool of 10,000 tokens holds no more than the adapt"):
+        carried_out(tmp_path / "out", *words)
+    words[-1], says = "memory.blocks=436", "of the pool's 436 tokens the adapters of 2 clients ta"
+    with pytest.raises(ConfigError, match=f"memory of 372 blocks × 1 tokens .*{says}"):
+        carried_out(tmp_path / "small", *words)
 
 
 @pytest.mark.parametrize(
@@ -203,21 +203,5 @@ def test_a_bad_log_is_named_with_its_line(
         (["study.more=[quickest]"], "study.more=quickest: unknown; choose from "),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], says: str) -> None:
+def test_invalid_settings_are_refused(words: list[str], says: str) -> None:
     assert says in refused(*words)
-
-
-def test_a_pool_that_adapters_fill_is_refused(tmp_path: Path) -> None:
-    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 40)
-    words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "study.adapter=5000"]
-    with pytest.raises(ConfigError, match="a pool of 10,000 tokens holds no more than the adapt"):
-        carried_out(tmp_path / "out", *words)
-    words[-1], says = "memory.blocks=436", "of the pool's 436 tokens the adapters of 2 clients ta"
-    with pytest.raises(ConfigError, match=f"memory of 372 blocks × 1 tokens .*{says}"):
-        carried_out(tmp_path / "small", *words)
-
-
-def test_rules_are_fields_of_the_study() -> None:
-    from experiments.fidelity.fairness import Fairness
-
-    assert set(Rules.__annotations__) <= set(Fairness.__annotations__)

@@ -78,34 +78,24 @@ HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens,ttft,e2e"
     ("name", "text", "line"),
     [
         ("a.csv", "", "requests={}: holds no requests"),
-        ("a.csv", HEADER, "requests={}: holds no requests"),
-        ("a.csv", f"{HEADER}\n0,5,3,1", "{}:2: e2e=None: must be a number"),
         ("a.csv", f"{HEADER}\n0,5,3,1,2\n1,5,3,,2", "{}:3: ttft='': must be a number"),
         ("a.csv", f"{HEADER}\n0,5,0,1,2", "{}:2: num_decode_tokens=0: must be a whole number"),
-        ("a.csv", f"{HEADER}\n0,5.5,1,1,2", "{}:2: num_prefill_tokens=5.5: must be a whole"),
         ("a.csv", f"{HEADER}\n0,5,3,2,1", "{}:2: arrives at 0, has its first token at 2 and"),
         ("a.csv", "arrived_at,ttft\n0,1", "{}:2: has no finished_at or e2e, only arrived_at"),
         ("a.jsonl", '{"arrived_at": 1\n', "{}:1: is not JSON: "),
         ("a.jsonl", '{"arrived_at": 1}\n[]\n', "{}:2: must be an object, one a line"),
         ("a.jsonl", '[{"arrived_at": 1}]', "{}: is a JSON list: must be JSON lines"),
-        ("a.jsonl", '\n {"arrived_at": 1}', "{}:2: has no first_token_at or ttft"),
         ("a.csv", f"{HEADER}\n0,5,3,1,2,9", "{}:2: has more fields than the header"),
         ("a.parquet", "PAR0", "{}: cannot be read: "),
-        ("a.PARQUET", "PAR0", "{}: cannot be read: "),
     ],
 )
-def test_logs_that_cannot_be_read(name: str, text: str, line: str, tmp_path: Path) -> None:
+def test_unreadable_logs_are_refused(name: str, text: str, line: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
         read_log(path)
     assert str(error.value).startswith(line.format(path))
     assert "\n" not in str(error.value)
-
-
-def test_a_log_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"requests=nowhere\.csv: no such file"):
-        read_log("nowhere.csv")
 
 
 # -- recording -------------------------------------------------------------------------------------
@@ -134,7 +124,7 @@ def test_recorded_requests_are_a_log(tmp_path: Path) -> None:
         ("other.csv", "is there already, and no log that was recorded so"),
     ],
 )
-def test_nothing_else_is_written_over(name: str, why: str, tmp_path: Path) -> None:
+def test_other_files_are_not_written_over(name: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     path = tmp_path / name
     with pytest.raises(ConfigError) as error:
@@ -189,7 +179,7 @@ def test_only_the_first_computes_what_all_share(tmp_path: Path, columns: Any) ->
     )
 
 
-def test_first_tokens_sooner_than_prompts_can_be_computed_are_told(tmp_path: Path) -> None:
+def test_first_tokens_that_come_too_soon_are_noted(tmp_path: Path) -> None:
     log = read_log(written(tmp_path / "log.jsonl", rows(**STATED["prefix_id"])))
     times = serve(server(log, BLOCKS), TRUE).latencies
     # As measured on a server whose software took no time.
@@ -214,14 +204,6 @@ def test_two_beginnings_are_told_apart(tmp_path: Path) -> None:
     assert {len(log.contents[row]) for row in range(ROWS)} == {SHARED + OWN}
 
 
-def test_rows_are_put_in_order_with_their_contents(tmp_path: Path) -> None:
-    turned = rows(prompt_token_ids=lambda row: [row] * (SHARED + OWN))[::-1]
-    log = read_log(written(tmp_path / "log.jsonl", turned))
-    assert log.contents is not None
-    assert [log.contents[row][0] for row in range(ROWS)] == list(range(ROWS))
-    assert np.all(np.diff(log.arrived) > 0)
-
-
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
@@ -240,7 +222,7 @@ def test_rows_are_put_in_order_with_their_contents(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, columns: Any, line: str) -> None:
+def test_wrong_contents_are_refused(tmp_path: Path, columns: Any, line: str) -> None:
     path = written(tmp_path / "log.jsonl", rows(**columns))
     with pytest.raises(ConfigError) as caught:
         read_log(path)

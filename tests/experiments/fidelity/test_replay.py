@@ -18,7 +18,6 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-import pagedsim
 from pagedsim.build import POLICIES
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
@@ -28,6 +27,7 @@ from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.store import Tables, recipe
 from pagedsim.user_error import UserError
+from tests.experiments.fidelity.test_calibrate import recorded
 from tests.run.studies import carried_out
 
 pytest.importorskip("torch")
@@ -188,7 +188,7 @@ def test_five_hundred_times(seed: int, ahead: bool, tmp_path: Path) -> None:
     assert preempted > 12
 
 
-def test_the_first_difference_is_told_with_both_plans(tmp_path: Path) -> None:
+def test_the_first_difference_is_reported_with_both_plans(tmp_path: Path) -> None:
     record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
     file = tmp_path / "runs/run/seed-0/steps.parquet"
     table = pq.read_table(file)
@@ -213,7 +213,7 @@ def test_a_study_of_several_runs(tmp_path: Path) -> None:
     ]
 
 
-def test_what_has_changed_since_is_told_with_a_difference(tmp_path: Path) -> None:
+def test_files_that_changed_since_are_found(tmp_path: Path) -> None:
     run = record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
     assert run.changed == []
     made = run.folder / "run.json"
@@ -233,28 +233,7 @@ def test_what_has_changed_since_is_told_with_a_difference(tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a run, without the engine."""
-    folder = tmp_path_factory.mktemp("left")
-    config: dict[str, Any] = {
-        group: {} for group in ("workload", "policy", "preemption", "batching", "memory")
-    }
-    config["backend"] = {"_target_": "pagedsim.run.serving.Engine"}
-    made = {"version": pagedsim.__version__, "seed": 0, "config": config}
-    facts: dict[str, Any] = {
-        "backend": "engine",
-        "device": "CPU",
-        "clock": "wall",
-        "model": "m",
-        "dtype": "f",
-    }
-    counts = ("threads", "blocks", "block_size", "block_bytes", "vocab_size", "max_seqs")
-    facts |= dict.fromkeys((*counts, "max_batched_tokens", "max_model_len"), 1)
-    facts |= {"cpu_blocks": 0, "failed_steps": 0}
-    (folder / "run.json").write_text(json.dumps(made))
-    (folder / "summary.json").write_text(json.dumps({"machine": facts}))
-    steps = {"step": [0], "start": [0.0], "end": [1.0], "plan": ["free 1"]}
-    pq.write_table(pa.table(steps), folder / "steps.parquet")
-    pq.write_table(pa.table({"request": [0], "output_ids": [[1]]}), folder / "requests.parquet")
-    return folder
+    return recorded(tmp_path_factory.mktemp("left") / "run", 20)
 
 
 def edited(file: str, *keys: str, value: Any = None) -> Callable[[Path], object]:
@@ -272,20 +251,11 @@ def edited(file: str, *keys: str, value: Any = None) -> Callable[[Path], object]
     return edit
 
 
-def written(file: str, content: bytes) -> Callable[[Path], object]:
+def written(file: str, content: bytes | None) -> Callable[[Path], object]:
+    """Other content of a file; None: no file."""
+    if content is None:
+        return lambda folder: (folder / file).unlink()
     return lambda folder: (folder / file).write_bytes(content)
-
-
-def halved(file: str) -> Callable[[Path], object]:
-    def cut(folder: Path) -> None:
-        content = (folder / file).read_bytes()
-        (folder / file).write_bytes(content[: len(content) // 2])
-
-    return cut
-
-
-def without(file: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / file).unlink()
 
 
 SIMULATED = {"_target_": "pagedsim.run.simulated.Simulated"}
@@ -294,14 +264,11 @@ SIMULATED = {"_target_": "pagedsim.run.simulated.Simulated"}
 @pytest.mark.parametrize(
     ("edit", "line"),
     [
-        (without("run.json"), "run={0}: holds no complete run"),
-        (without("summary.json"), "{1}/summary.json: is missing, so the run is not whole"),
-        (without("steps.parquet"), "{1}/steps.parquet: is missing, so the run is not whole"),
-        (halved("steps.parquet"), "{1}/steps.parquet: is no parquet file, or not whole: "),
+        (written("run.json", None), "run={0}: holds no complete run"),
+        (written("summary.json", None), "{1}/summary.json: is missing, so the run is not whole"),
         (written("requests.parquet", b""), "{1}/requests.parquet: is no parquet file, or not "),
         (written("run.json", b"[1]"), "{1}/run.json: must hold an object, not [1]"),
         (written("run.json", b"\xff{"), "{1}/run.json: is not JSON, or not whole: "),
-        (edited("run.json", "version"), "{1}/run.json: has no version"),
         (edited("run.json", "version", value="0.0.1"), "{1}: was recorded by pagedsim 0.0.1, and "),
         (edited("run.json", "seed", value="x"), "{1}/run.json: seed='x': must be a whole number"),
         (edited("run.json", "config", "policy"), "{1}/run.json: config has no settings of policy"),
@@ -310,7 +277,7 @@ SIMULATED = {"_target_": "pagedsim.run.simulated.Simulated"}
         (edited("summary.json", "machine", "blocks", value=0), "{1}/summary.json: machine.blocks="),
     ],
 )
-def test_runs_that_cannot_be_taken_up(
+def test_unreadable_runs_are_refused(
     edit: Callable[[Path], object], line: str, left: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs/a"
@@ -323,7 +290,7 @@ def test_runs_that_cannot_be_taken_up(
     assert "\n" not in str(error.value)
 
 
-def test_simulated_runs_are_none(left: Path, tmp_path: Path) -> None:
+def test_simulated_runs_are_not_taken(left: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs/a"
     shutil.copytree(left, folder)
     edited("run.json", "config", "backend", value=SIMULATED)(folder)
@@ -336,11 +303,10 @@ def test_simulated_runs_are_none(left: Path, tmp_path: Path) -> None:
     ("file", "column", "values", "line"),
     [
         ("steps.parquet", "plan", None, "/steps.parquet: has no column plan"),
-        ("requests.parquet", "output_ids", None, "/requests.parquet: has no column output_ids"),
         ("requests.parquet", "output_ids", [], ": requests.parquet has 0 tokens in output_ids of"),
     ],
 )
-def test_tables_that_cannot_be_replayed(
+def test_incomplete_tables_are_refused(
     file: str, column: str, values: list[int] | None, line: str, tmp_path: Path
 ) -> None:
     run = record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
@@ -355,7 +321,7 @@ def test_tables_that_cannot_be_replayed(
     assert str(error.value).startswith(f"{run.folder}{line}")
 
 
-def test_no_folder_is_none(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     for run, line in (("null", "run: must be given"), ("''", "run=: no such folder")):
         with pytest.raises(ConfigError, match=line):
             carried_out(tmp_path, "experiment=replay", f"run={run}")

@@ -133,6 +133,6 @@ def test_a_kernel_is_timed_by_the_clock_it_is_given() -> None:
         ({"metrics": ["speed"]}, "^metrics: unknown metric 'speed'"),
     ],
 )
-def test_what_cannot_be(more: dict[str, Any], text: str) -> None:
+def test_invalid_settings_are_refused(more: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         study(**more)

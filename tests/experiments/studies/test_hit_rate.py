@@ -54,7 +54,7 @@ def test_a_small_memory_forgets(call: Call, tmp_path: Path) -> None:
     assert 0 < found()["share_of_blocks"] < found()["ideal_share_of_blocks"]
 
 
-def test_what_has_no_prefixes_is_refused_in_a_line(call: Call, tmp_path: Path) -> None:
+def test_workloads_without_prefixes_are_refused_in_a_line(call: Call, tmp_path: Path) -> None:
     code, out, errors = call(*STUDY, "workload=sharegpt")
     assert (code, out) == (1, "")
     assert errors.startswith("pagedsim: workload: says nothing of what is in its prompts")

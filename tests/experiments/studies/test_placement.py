@@ -15,10 +15,10 @@ ARMS = (
     'TP 2: ["tensor_parallel=2", "cost=distserve-own-opt-13b-tp2"]}'
 )
 FEW = (
-    *("experiment=placement", "workload=fixed", "workload.requests=100", "seeds=1"),
+    *("experiment=placement", "workload=fixed", "workload.requests=60", "seeds=1"),
     *("workload.arrivals=fixed", "workload.lengths.prompt=1000", "workload.lengths.output=101"),
     *(
-        "study.tolerance=0.05",
+        "study.tolerance=0.1",
         "study.baseline=null",
         "study.wholes={}",
         "report=false",
@@ -41,7 +41,7 @@ def test_each_phase_is_searched_alone_and_placed_by_that(call: Call) -> None:
     }
     # One prompt a step and evenly spaced: no faster than a + b 1000 + c 1000², in ms.
     for name, most in (("TP 1", 1e3 / (21.10 + 102.0 + 7.12)), ("TP 2", 1e3 / 88.79)):
-        assert most * 0.95 < rates["prefill"][name] < most * 1.3
+        assert most * 0.9 < rates["prefill"][name] < most * 1.5
         assert rates["decode"][name] > rates["both"][name] > 0
     shares = {each["option"]: each["servers"] for each in found["apart"]["shares"]}
     assert sum(shares.values()) >= 2
@@ -60,7 +60,7 @@ def test_each_phase_is_searched_alone_and_placed_by_that(call: Call) -> None:
         ("study.arms={a: ['workload.rate=3']}", "arms.prefill, a: workload.rate=3: is what"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(call: Call, word: str, complaint: str) -> None:
+def test_invalid_settings_are_refused_in_one_line(call: Call, word: str, complaint: str) -> None:
     code, text, errors = call(*FEW, word)
     assert code == 1, text
     assert len(errors.splitlines()) == 1

@@ -67,17 +67,14 @@ def runs(simulated: SwapMap) -> dict[str, list[Run]]:
     return made
 
 
-def test_every_model_runs_on_every_machine_in_every_way() -> None:
-    arms = study(Simulated()).arms()
+def test_prices_are_the_cost_models_over_the_whole_grid() -> None:
+    simulated = study(Simulated())
+    arms = simulated.arms()
     assert len(arms) == len(MODELS) * len(HARDWARE) * len(WAYS)
     assert arms["llama-3.1-8b, H100, unified: swap, a copy a layer"] == [
         *("model=llama-3.1-8b", "hardware=h100", "batching=unified"),
         *("preemption=swap", "memory.kv_layout=layer"),
     ]
-
-
-def test_prices_are_the_cost_models_over_the_whole_grid() -> None:
-    simulated = study(Simulated())
     prices = simulated.read_arms(runs(simulated)).data["prices"]
     assert isinstance(prices, list)
     assert len(prices) == len(MODELS) * len(HARDWARE) * 3 * 2
@@ -135,7 +132,7 @@ def test_the_engine_measures_prices_and_serves_each_way_once() -> None:
     )
 
 
-def test_what_the_engine_measured_is_told() -> None:
+def test_measured_prices_are_reported() -> None:
     engine = study(Engine())
     machine = {
         **{"block_size": 16, "blocks": 64, "model": "tiny", "device": "CPU"},
@@ -163,6 +160,6 @@ def test_what_the_engine_measured_is_told() -> None:
         ({"own": {"A100": "PCIe 4"}}, r"^own=.*: must name one of buses for H100"),
     ],
 )
-def test_what_cannot_be(more: dict[str, Any], text: str) -> None:
+def test_invalid_settings_are_refused(more: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         study(Simulated(), **more)

@@ -55,16 +55,14 @@ def test_a_bad_space_is_named(space: object, text: str) -> None:
     assert str(error.value).startswith(text)
 
 
-def test_where_optuna_is_missing_one_line_says_so(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_optuna_is_reported(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "find_spec", lambda _: None)
     code, out, errors = call(*QUICK)
     assert (code, out) == (1, "")
     assert errors.startswith("pagedsim: experiment=tune: needs Optuna") and errors.count("\n") == 1
 
 
-def test_the_best_is_held_against_the_default_under_seeds_of_its_own() -> None:
+def test_the_best_is_confirmed_under_held_out_seeds() -> None:
     done = Tuning(
         "goodput_per_s",
         default={0: 1.0, 1: 1.0},
@@ -147,7 +145,7 @@ def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
         (["slo.ttft=null", "slo.tpot=null"], "study.goal: goodput_per_s needs an objective"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_in_a_line(call: Call, words: list[str], text: str) -> None:
+def test_invalid_settings_are_refused_in_a_line(call: Call, words: list[str], text: str) -> None:
     code, out, errors = call(*QUICK, *words)
     assert (code, out) == (1, "")
     assert errors.startswith(f"pagedsim: {text}") and errors.count("\n") == 1

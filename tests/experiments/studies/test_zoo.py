@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from importlib.metadata import EntryPoint
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 import pytest
 
 from experiments.studies.zoo import Zoo, listings, sentences
-from experiments.studies.zoo_arms import every_policy
-from pagedsim import build
-from pagedsim.build import POLICIES, plugin_policies
-from pagedsim.core import ConfigError, Policy
+from pagedsim.build import POLICIES
+from pagedsim.core import ConfigError
 from pagedsim.run.runs import Runs
 from tests.conftest import Call
 from tests.metrics.tables import ranking_of
@@ -27,10 +24,6 @@ OWN = (
     "from pagedsim.core import Policy\n\n\nclass Last(Policy):\n"
     "    def rank(self, request, state):\n        return -request.arrival\n"
 )
-
-
-class Offered(Policy):
-    """A policy of a user's own."""
 
 
 def zoo(**settings: Any) -> Zoo:
@@ -68,17 +61,6 @@ def test_every_policy_of_the_registry_is_in_it(hydra: None, tmp_path: Path) -> N
     assert len(arms) > len(POLICIES)
 
 
-def test_what_a_package_offers_is_in_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("mine", f"{__name__}:Offered", build.PLUGIN_GROUP)
-    monkeypatch.setattr(build, "entry_points", lambda group: [point])
-    plugin_policies.cache_clear()
-    try:
-        assert every_policy(["oracle"])["mine"] == ["policy=mine"]
-    finally:
-        monkeypatch.undo()
-        plugin_policies.cache_clear()
-
-
 def test_arms_are_chosen_and_left_out_by_name() -> None:
     arms = {"mine": ["policy=fcfs"]}
     assert list(zoo(arms=arms, only=["vtc", "mine", "fcfs"]).chosen) == ["fcfs", "vtc", "mine"]
@@ -104,7 +86,7 @@ def test_arms_are_chosen_and_left_out_by_name() -> None:
         ({"arms": {"mine": "policy=fcfs"}}, "arms.mine=policy=fcfs: must be a list"),
     ],
 )
-def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Zoo(**{"title": "Zoo", "question": "Who?", "criteria": ["e2e"]} | settings)
     assert str(refused.value).startswith(message)
@@ -113,7 +95,9 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> No
 # -- arms left out ---------------------------------------------------------------------------------
 
 
-def test_who_lacks_what_it_needs_is_left_out_with_the_reason(hydra: None, tmp_path: Path) -> None:
+def test_policies_without_their_inputs_are_left_out_with_the_reason(
+    hydra: None, tmp_path: Path
+) -> None:
     arms, left_out = asked(tmp_path, "workload=sharegpt", "study.predictors=[none]")
     gone = {"edf", "vtc", "drr", "priority", "slo", "longest_prefix", "sjf by none"}
     assert not gone & set(arms) and {"fcfs", "hrrn", "past_future"} <= set(arms)
@@ -127,19 +111,15 @@ def test_who_lacks_what_it_needs_is_left_out_with_the_reason(hydra: None, tmp_pa
     assert "SRPT goes by predicted lengths, and none are predicted" in left_out
 
 
-def test_longest_prefix_needs_a_cache(hydra: None, tmp_path: Path) -> None:
-    arms, left_out = asked(tmp_path, "memory=paged")
-    assert "longest_prefix" not in arms and "fcfs" in arms
-    assert left_out.startswith("left out: longest_prefix: goes by what is cached, and memory=paged")
-
-
-def test_what_does_not_go_together_is_left_out(hydra: None, tmp_path: Path) -> None:
-    arms, left_out = asked(tmp_path, "batching=static", "preemption=recompute")
+def test_unbuildable_arms_are_left_out(hydra: None, tmp_path: Path) -> None:
+    words = ("batching=static", "preemption=recompute", "memory=paged")
+    arms, left_out = asked(tmp_path, *words)
     assert "srpt by oracle" not in arms and "fcfs" in arms
+    assert "left out: longest_prefix: goes by what is cached, and memory=paged" in left_out
     assert "srpt by oracle, srpt by noisy: SRPT displaces running requests: a static" in left_out
 
 
-def test_what_is_wrong_for_all_is_an_error(hydra: None, tmp_path: Path) -> None:
+def test_settings_that_are_wrong_for_all_are_an_error(hydra: None, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len=2048: memory of 10 blocks"):
         asked(tmp_path, "memory.blocks=10")
 
@@ -152,14 +132,20 @@ def test_a_selection_that_leaves_no_arm_is_refused(hydra: None, tmp_path: Path) 
 # -- what is said ----------------------------------------------------------------------------------
 
 
-def test_without_finished_requests_there_is_no_finding() -> None:
+def test_sentences_of_a_ranking() -> None:
+    """A long Pareto front is cut; without finished requests there is nothing to find."""
+    alike = {f"arm{number}": {"e2e_mean": [1.0], "ttft_mean": [1.0]} for number in range(14)}
+    ranking = ranking_of(alike, "e2e_mean", "ttft_mean")
+    plane = (ranking.criteria[0], ranking.criteria[1])
+    (front, *_) = sentences(ranking, [plane], ["oracle"])
+    assert front.endswith("arm8, arm9 and 4 more.")
     nothing = {"e2e_mean": [nan], "finished": [0.0]}
     ranking = ranking_of({"a": nothing, "b": nothing}, "e2e_mean")
     assert sentences(ranking, [], ["oracle"]) == ["No request finished."]
     assert listings(ranking) == []
 
 
-def test_a_policy_of_one_s_own_joins(call: Call) -> None:
+def test_a_plugin_policy_joins(call: Call) -> None:
     Path("mine.py").write_text(OWN)
     own = '+study.arms.mine=["policy._target_=mine.Last"]'
     code, out, errors = call(
@@ -178,25 +164,27 @@ def test_a_policy_of_one_s_own_joins(call: Call) -> None:
     assert groups == {"interactive", "batch", "shop", "school", "archive", "lab", "all"}
 
 
-def test_a_mistake_in_an_arm_of_one_s_own_is_an_error(call: Call) -> None:
+def test_a_mistake_in_a_plugin_arm_is_an_error(call: Call) -> None:
     own = '+study.arms.mine=["policy=srtp"]'
     code, _, errors = call(*FEW, "study.only=[fcfs,mine]", own, "tracking=none")
     assert code == 1 and errors.startswith("pagedsim: study.arms.mine: policy=srtp")
 
 
-def test_on_other_requests_it_judges_by_what_they_give(hydra: None, tmp_path: Path) -> None:
-    found = carried_out(tmp_path / "out", *FEW, "workload=sharegpt", "study.only=[fcfs,hrrn,vtc]")
+def test_criteria_without_values_are_noted(hydra: None, tmp_path: Path) -> None:
+    words = ("workload=sharegpt", "study.only=[fcfs,past_future,vtc]")
+    found = carried_out(tmp_path / "out", *FEW, *words)
     assert [one["of"] for one in found["data"]["frontiers"]] == [["e2e_mean", "e2e_p99"]]
     assert found["notes"][0].startswith("left out: vtc: VTC goes by clients")
     told = "nothing to judge by in these requests: SLO attainment, Service gap, Service Jain"
     assert found["notes"][1] == told
     assert set(found["data"]["means"]) == {"all"}
+    assert not any("share" in one for one in found["notes"])  # prompts have no contents
 
 
-def test_its_notes_say_what_conclusions_rest_on(hydra: None, tmp_path: Path) -> None:
-    found = carried_out(
-        tmp_path / "out", *FEW, 'study.only=[fcfs,past_future,"sjf by noisy"]', "workload.rate=30",
-    )  # fmt: skip
+def test_notes_and_an_arm_that_sheds(hydra: None, tmp_path: Path) -> None:
+    words = ("workload.rate=60", "workload.classes.interactive.deadline=1", "memory.blocks=300")
+    only = 'study.only=[fcfs,past_future,"edf that sheds","sjf by noisy"]'
+    found = carried_out(tmp_path / "out", *FEW, *words, only)
     holds, shared, *others = found["notes"]
     assert holds.startswith("who wins holds for these requests on this server")
     assert shared.startswith("past_future: memory=prefix keeps a beginning that requests share")
@@ -204,11 +192,13 @@ def test_its_notes_say_what_conclusions_rest_on(hydra: None, tmp_path: Path) -> 
     assert re.fullmatch(
         r"sjf by noisy: predicted lengths are off by \d+% (to \d+% )?in .*", guesses
     )
-    found = carried_out(tmp_path / "paged", *FEW, "study.only=[past_future,vtc]", "memory=paged")
-    assert not any("share" in one for one in found["notes"])
-    plain = ("study.only=[past_future,hrrn]", "workload=sharegpt")  # prompts have no contents
-    found = carried_out(tmp_path / "plain", *FEW, *plain)
-    assert not any("share" in one for one in found["notes"])
+    assert any(
+        one.startswith("Fewer requests than others finished edf that sheds (")
+        for one in found["finding"]
+    )
+    assert "edf that sheds" not in found["data"]["frontiers"][0]["arms"]
+    best = {one["arm"] for label, one in found["data"]["best"].items() if "E2E" in label}
+    assert best and "edf that sheds" not in best
 
 
 def test_a_typed_objective_of_no_class_is_refused(hydra: None, tmp_path: Path) -> None:
@@ -217,39 +207,8 @@ def test_a_typed_objective_of_no_class_is_refused(hydra: None, tmp_path: Path) -
         asked(tmp_path, "+study.objectives.interactve={ttft: 1}", "study.only=[fcfs]")
     arms, _ = asked(tmp_path, "~workload.classes.batch", "study.only=[fcfs]")
     assert arms == ["fcfs"]  # what the experiment itself sets is not at fault
-
-
-def test_an_arm_with_a_space_in_its_name(hydra: None, tmp_path: Path) -> None:
-    own = 'study.arms={a b: ["policy=fcfs"]}'
-    arms, _ = asked(tmp_path, "++" + own, "study.only=[a b]")
-    assert arms == ["a b"]
-
-
-def test_of_a_long_pareto_front_some_are_named() -> None:
-    alike = {f"arm{number}": {"e2e_mean": [1.0], "ttft_mean": [1.0]} for number in range(14)}
-    ranking = ranking_of(alike, "e2e_mean", "ttft_mean")
-    plane = (ranking.criteria[0], ranking.criteria[1])
-    (front, *_) = sentences(ranking, [plane], ["oracle"])
-    assert front.endswith("arm8, arm9 and 4 more.")
-
-
-def test_one_arm_alone_is_told_as_one(hydra: None, tmp_path: Path) -> None:
-    found = carried_out(tmp_path / "out", *FEW, "study.only=[vtc]")
-    assert found["finding"][0].startswith("vtc: E2E mean ") and found["pictures"] == []
-
-
-def test_a_shedding_arm_is_compared_with_no_latencies(hydra: None, tmp_path: Path) -> None:
-    words = ("workload.rate=60", "workload.classes.interactive.deadline=1", "memory.blocks=300")
-    found = carried_out(tmp_path / "out", *FEW, *words, "study.only=[fcfs,edf,edf that sheds]")
-    assert any(
-        one.startswith("Fewer requests than others finished edf that sheds (")
-        for one in found["finding"]
-    )
-    assert "edf that sheds" not in found["data"]["frontiers"][0]["arms"]
-    assert {one["arm"] for label, one in found["data"]["best"].items() if "E2E" in label} <= {
-        "fcfs",
-        "edf",
-    }
+    own = '++study.arms={a b: ["policy=fcfs"]}'
+    assert asked(tmp_path, own, "study.only=[a b]")[0] == ["a b"]
 
 
 @pytest.mark.slow
