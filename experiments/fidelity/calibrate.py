@@ -32,7 +32,7 @@ from pagedsim.fidelity.logs.server import (
     serve,
     words,
 )
-from pagedsim.fidelity.recorded import StepLog, log_of, recorded_runs
+from pagedsim.fidelity.recorded import log_of, recorded_runs
 from pagedsim.fidelity.step_grid import profiled
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Arm
@@ -69,7 +69,12 @@ class Calibrate(Study):
     def analyse(self, runs: Runs) -> Analysis:
         if self.requests is not None:
             return read_external(runs, self.requests, self.split)
-        log = self._log(runs)
+        if self.run is None:
+            log = profiled(runs.config, runs.config["seed"])
+        else:
+            recorded = recorded_runs(self.run)
+            some = "1 run" if len(recorded) == 1 else f"{len(recorded)} runs"
+            log = log_of(recorded, f"{some} under {shown(Path(self.run).absolute())}")
         cost = fitted(log)
         path = runs.command.folder / "cost.json"
         cost.save(path)
@@ -82,13 +87,6 @@ class Calibrate(Study):
             table=found.table(),
             used={"use it": f"cost=fitted cost.path={shown(path)}"},
         )
-
-    def _log(self, runs: Runs) -> StepLog:
-        if self.run is not None:
-            recorded = recorded_runs(self.run)
-            some = "1 run" if len(recorded) == 1 else f"{len(recorded)} runs"
-            return log_of(recorded, f"{some} under {shown(Path(self.run).absolute())}")
-        return profiled(runs.config, runs.config["seed"])
 
 
 # -- logs ------------------------------------------------------------------------------------------
@@ -143,10 +141,18 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
     server, scores = done.server, done.scores
     path = runs.command.folder / "fit.json"
     largest = serve(server, found.constants, first=_known(log, split)).largest
-    fit = Fit(dict(found.constants), server.facts, largest, log.path.name, list(_loose(found)))
+    loose = [name for name, one in found.ranges.items() if not one.decided]
+    fit = Fit(dict(found.constants), server.facts, largest, log.path.name, loose)
     fit.save(path)
     return Analysis(
-        finding=_finding(log, found, scores),
+        finding=[
+            f"{scores['unseen'].count} requests whose times no fit has seen, predicted against "
+            f"measured means: {report.off(scores['unseen'])}.",
+            f"{log.path.name}: {len(log)} requests within {log.arrived[-1]:.1f} s, answered after "
+            f"{(log.arrived + log.latencies.e2e).max():.1f} s; fitted by {found.simulations} "
+            f"simulations, requests are {100 * found.distance:.1f} % off on average, and were "
+            f"{100 * found.before:.1f} % off before.",
+        ],
         listings=[
             report.constants(found),
             *(
@@ -178,22 +184,6 @@ def _known(log: Log, split: float) -> int:
             f"requests: must be at least {NEEDED}, and leave some to predict"
         )
     return known
-
-
-def _loose(found: Found) -> list[str]:
-    return [name for name, one in found.ranges.items() if not one.decided]
-
-
-def _finding(log: Log, found: Found, scores: Mapping[str, Scores]) -> list[str]:
-    unseen = scores["unseen"]
-    return [
-        f"{unseen.count} requests whose times no fit has seen, predicted against measured means: "
-        f"{report.off(unseen)}.",
-        f"{log.path.name}: {len(log)} requests within {log.arrived[-1]:.1f} s, answered after "
-        f"{(log.arrived + log.latencies.e2e).max():.1f} s; fitted by {found.simulations} "
-        f"simulations, requests are {100 * found.distance:.1f} % off on average, and were "
-        f"{100 * found.before:.1f} % off before.",
-    ]
 
 
 def _data(split: float, found: Found, done: Scored, fit: Fit) -> dict[str, Any]:

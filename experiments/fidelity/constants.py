@@ -323,7 +323,12 @@ def fitted(
     for _ in range(MOVES):
         normal, downhill = problem.normal(x, off)
         while damping < _STUCK:
-            there = problem.within(x + _step(normal, downhill, damping, problem.most - x))
+            # What is at its bound and would go beyond stays, and the others move without it.
+            free = (problem.most - x > 0) | (downhill < 0)
+            damped = normal + damping * np.diag(np.diag(normal))
+            step = np.zeros(len(downhill))
+            step[free] = np.linalg.solve(damped[np.ix_(free, free)], downhill[free])
+            there = problem.within(x + step)
             found = problem.errors(there)
             if (then := problem.cost(there, found)) < now:
                 break
@@ -342,15 +347,6 @@ def distance(points: Points, constants: Constants) -> float:
     looked_at = [point.metric in LOOKED_AT for point in points.all]
     off = np.log(points.predicted(constants.cost_of) / points.measured)[looked_at]
     return float(np.abs(off).mean())
-
-
-def _step(normal: Floats, downhill: Floats, damping: float, room: Floats) -> Floats:
-    """What is at its bound and would go beyond stays, and the others move without it."""
-    free = (room > 0) | (downhill < 0)
-    damped = normal + damping * np.diag(np.diag(normal))
-    step = np.zeros(len(downhill))
-    step[free] = np.linalg.solve(damped[np.ix_(free, free)], downhill[free])
-    return step
 
 
 class _Problem:
@@ -383,33 +379,28 @@ class _Problem:
 
     def normal(self, x: Floats, off: Floats) -> tuple[Floats, Floats]:
         """The normal equations at a place: curvature, and the way down."""
-        slopes = np.stack([self._slope(x, off, at) for at in range(len(x))], axis=1)
+        columns = []
+        for at, name in enumerate(self.names):
+            owner = name.split(".")[0]
+
+            def touched(replica: Replica, stack: str, name: str = name, owner: str = owner) -> bool:
+                if name == LINK:
+                    return replica.tensor_parallel > 1
+                return owner in (replica.hardware.family, stack)
+
+            moved = x.copy()
+            moved[at] -= DIFFERENCE
+            found = self.errors(moved, touched)
+            columns.append(np.where(np.isnan(found), 0.0, (off - found) / DIFFERENCE))
+        slopes = np.stack(columns, axis=1)
         weighted = slopes / np.sqrt(1 + (off / ROBUST) ** 2)[:, None]
         curvature = slopes.T @ weighted + self.pull**2 * np.eye(len(x))
         return curvature, -weighted.T @ off - self.pull**2 * (x - self.origin)
-
-    def _slope(self, x: Floats, off: Floats, at: int) -> Floats:
-        """How the errors change with a constant, which touches some servers alone."""
-        moved = x.copy()
-        moved[at] -= DIFFERENCE
-        found = self.errors(moved, _touched(self.names[at]))
-        return np.where(np.isnan(found), 0.0, (off - found) / DIFFERENCE)
 
 
 def most(name: str) -> float:
     """What a constant may be at most."""
     return MOST_SHARE if name.split(".")[1] in (*SHARES, "all_reduce_share") else np.inf
-
-
-def _touched(name: str) -> Callable[[Replica, str], bool]:
-    owner = name.split(".")[0]
-
-    def touched(replica: Replica, stack: str) -> bool:
-        if name == LINK:
-            return replica.tensor_parallel > 1
-        return owner in (replica.hardware.family, stack)
-
-    return touched
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ FEWEST = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fairness(Study):
+class Fairness(Rules, Study):
     """Step times are fitted to a log under FCFS; then another policy is predicted and compared with
     its own log. `fcfs` and `other` replace the listed pairs by the user's own.
     """
@@ -62,13 +62,6 @@ class Fairness(Study):
     more: Sequence[str]
     pairs: Mapping[str, Mapping[str, Any]]
     machines: Mapping[str, Sequence[str]]
-    known: float
-    least: int
-    moves: int
-    more_prompt: int
-    adapter: int
-    prompts: int
-    cold: bool
     within: float
 
     def __post_init__(self) -> None:
@@ -250,18 +243,15 @@ def finding(pairs: Sequence[Paired], every: Sequence[Row], within: float) -> lis
     return [
         f"Step times are fitted to logs under FCFS alone, and {names} is then simulated: {near} of "
         f"{len(every)} numbers are within {percent(within, 0)} of what the logs say.",
-        *(_doubt(pair) for pair in pairs if pair.found.distance > within),
+        *(
+            f"{pair.name}: even requests that were fitted are {percent(pair.found.distance)} off "
+            "on average, so that little follows: batching=, server.max_seqs= or memory.blocks= is "
+            "another than that of the logs' server."
+            for pair in pairs
+            if pair.found.distance > within
+        ),
         *(_effect(pair) for pair in pairs),
     ]
-
-
-def _doubt(pair: Paired) -> str:
-    """A warning that the configuration does not match the logs' server."""
-    return (
-        f"{pair.name}: even requests that were fitted are {percent(pair.found.distance)} off on "
-        "average, so that little follows: batching=, server.max_seqs= or memory.blocks= is another "
-        "than that of the logs' server."
-    )
 
 
 def _effect(pair: Paired) -> str:
@@ -393,7 +383,13 @@ def notes(pairs: Sequence[Paired], cold: bool) -> Iterator[str]:
                 f"{other.policy.upper()} is {min(gaps):,.0f} to {max(gaps):,.0f}: whose requests "
                 "are admitted together settles early, and then comes again"
             )
-    if cold and (late := [name for pair in pairs for name in _late(pair)]):
+    late = [
+        f"{first:.2f} s in {pair.name}, {side.policy.upper()}"
+        for pair in pairs
+        for side in pair.sides
+        if (first := float(side.measured.latencies.ttft[0])) > pair.found.weights.mixed_step + _COLD
+    ]
+    if cold and late:
         yield (
             "a log's first answer says how cold its server was, and the first step takes as long: "
             f"{', '.join(late)}"
@@ -429,14 +425,6 @@ def _waves(pair: Paired) -> Iterator[str]:
             "answered at once: they are admitted together and end together, and most are of the "
             "client that was behind"
         )
-
-
-def _late(pair: Paired) -> Iterator[str]:
-    usual = pair.found.weights.mixed_step
-    for side in pair.sides:
-        first = float(side.measured.latencies.ttft[0])
-        if first > usual + _COLD:
-            yield f"{first:.2f} s in {pair.name}, {side.policy.upper()}"
 
 
 POINTS = 120

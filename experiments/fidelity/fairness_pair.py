@@ -129,7 +129,7 @@ FIT = (0.5, 0.2, 0.07)
 """Sizes of the search simplex, as logarithms: the first tries 65 % longer step times."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """Properties of a server such as S-LoRA that its logs omit."""
 
@@ -193,30 +193,31 @@ class Pair:
 
     def studied(self) -> Paired:
         first = self._server(self.first, "fcfs")
-        found = fitted(first, self._known, FIT, self.rules.moves)
+        begun = self.first.arrived + self.first.latencies.ttft
+        known = max(int((begun <= self.rules.known).sum()), self.rules.least)
+        found = fitted(first, min(known, len(self.first)), FIT, self.rules.moves)
         weights = found.weights
         other = self._served(self.other, self.policy, weights)
-        pace = self._measured(self.other).tpot / other.tpot
+        measured = ClientService(self.other, self.other.latencies)
+        pace = measured.tpot / other.tpot
         return Paired(
             self.name,
             first.facts,
             found,
-            Side("fcfs", self._measured(self.first), self._served(self.first, "fcfs", weights)),
+            Side(
+                "fcfs",
+                ClientService(self.first, self.first.latencies),
+                self._served(self.first, "fcfs", weights),
+            ),
             Side(
                 self.policy,
-                self._measured(self.other),
+                measured,
                 other,
                 self._elsewise(weights, pace),
                 {name: self._served(self.other, name, weights) for name in self.more},
             ),
             pace,
         )
-
-    @property
-    def _known(self) -> int:
-        begun = self.first.arrived + self.first.latencies.ttft
-        known = max(int((begun <= self.rules.known).sum()), self.rules.least)
-        return min(known, len(self.first))
 
     def _elsewise(self, weights: Weights, pace: float) -> dict[str, ClientService]:
         """The other log, simulated with one assumption changed."""
@@ -246,9 +247,6 @@ class Pair:
     ) -> ClientService:
         server = self._server(log, policy, changes or {})
         return ClientService(log, server.serve(weights.settings).latencies)
-
-    def _measured(self, log: Log) -> ClientService:
-        return ClientService(log, log.latencies)
 
     def _server(
         self, log: Log, policy: str, changes: Mapping[str, Mapping[str, Any]] | None = None

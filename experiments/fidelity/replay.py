@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.recorded import Recorded, recorded_runs
-from pagedsim.fidelity.replay import Difference, replayed
+from pagedsim.fidelity.recorded import recorded_runs
+from pagedsim.fidelity.replay import replayed
 from pagedsim.metrics.result import Listing
 from pagedsim.run.job import Arm, Failure
 from pagedsim.run.runs import Runs
@@ -33,29 +33,35 @@ class Replay(Study):
     def analyse(self, runs: Runs) -> Analysis:
         assert self.run is not None
         recorded = recorded_runs(self.run)
-        differences = {}
+        found, wrong, rows = {}, {}, []
         for run in recorded:
-            differences[run.name] = found = replayed(run)
-            steps = run.steps.num_rows
-            runs.say(f"{run.name}: {f'{steps} of {steps} steps the same' if not found else 'no'}")
+            one, steps = replayed(run), run.steps.num_rows
+            found[run.name] = one
+            rows.append([run.name, f"{steps:,}", f"step {one.step}" if one else "none"])
+            runs.say(f"{run.name}: {f'{steps} of {steps} steps the same' if not one else 'no'}")
+            if one is not None:
+                changed, why = run.changed, ""
+                if changed:
+                    verb = "has" if len(changed) == 1 else "have"
+                    why = f"; {', '.join(changed)} {verb} changed since it was recorded"
+                wrong[run.name] = Failure(one.told(steps, why))
+        steps = sum(run.steps.num_rows for run in recorded)
+        finding = (
+            f"{len(wrong)} of {len(recorded)} runs are planned otherwise by the simulator."
+            if wrong
+            else f"All {steps} steps of {len(recorded)} runs were planned by the simulator as by "
+            "the engine."
+        )
+        head = ["run", "steps", "first difference"]
         return Analysis(
-            finding=[self._finding(recorded, differences)],
-            listings=[
-                Listing(
-                    "Runs of the engine, planned by the simulator",
-                    ["run", "steps", "first difference"],
-                    [
-                        [run.name, f"{run.steps.num_rows:,}", _step(differences[run.name])]
-                        for run in recorded
-                    ],
-                )
-            ],
+            finding=[finding],
+            listings=[Listing("Runs of the engine, planned by the simulator", head, rows)],
             data={
                 "run": self.run,
                 "runs": {
                     run.name: {
                         "steps": run.steps.num_rows,
-                        "difference": (one := differences[run.name]) and one._asdict(),
+                        "difference": (one := found[run.name]) and one._asdict(),
                     }
                     for run in recorded
                 },
@@ -64,34 +70,9 @@ class Replay(Study):
                 {
                     "run": run.name,
                     "steps": run.steps.num_rows,
-                    "first_difference": (one := differences[run.name]) and one.step,
+                    "first_difference": (one := found[run.name]) and one.step,
                 }
                 for run in recorded
             ],
-            wrong={
-                run.name: Failure(one.told(run.steps.num_rows, _since(run)))
-                for run in recorded
-                if (one := differences[run.name])
-            },
+            wrong=wrong,
         )
-
-    def _finding(self, recorded: list[Recorded], found: dict[str, Difference | None]) -> str:
-        steps = sum(run.steps.num_rows for run in recorded)
-        if other := sum(one is not None for one in found.values()):
-            return f"{other} of {len(recorded)} runs are planned otherwise by the simulator."
-        return (
-            f"All {steps} steps of {len(recorded)} runs were planned by the simulator as by the "
-            "engine."
-        )
-
-
-def _step(difference: Difference | None) -> str:
-    return "none" if difference is None else f"step {difference.step}"
-
-
-def _since(run: Recorded) -> str:
-    """Possible reasons for differences other than the simulator."""
-    if changed := run.changed:
-        verb = "has" if len(changed) == 1 else "have"
-        return f"; {', '.join(changed)} {verb} changed since it was recorded"
-    return ""

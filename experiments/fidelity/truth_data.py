@@ -66,7 +66,7 @@ def tables(paths: Sequence[str] | None, stack: str | None) -> list[Table]:
     for name, (model, gpu) in ALONE.items():
         log = read_log(LOGS / f"{name}.csv")
         shapes = model_named(model), hardware_named(gpu)
-        found.append(Table(name, alone(log, name, *shapes, stack or ALONE_STACK), {}))
+        found.append(Table(name, list(alone(log, name, *shapes, stack or ALONE_STACK)), {}))
     fits = [cell for name in GRID_COSTS for cell in grid(GRID, name, stack or GRID_STACK)]
     found.append(Table(GRID, fits, {}))
     return sorted(found, key=lambda table: (table.name not in FITTED, table.name))

@@ -148,9 +148,17 @@ class Validated:
             raise error_of({arm: failure})
         for again in range(self.study.repeats):
             if not self._calibrations(again):
-                return self._calibrating(again)
-            if not self._served(again):
-                return self._serving(again)
+                return [
+                    self._arm(
+                        CALIBRATION.format(name), self._of_its_own(change), self.seed + 100 + again
+                    )
+                    for name, change in self.study.calibration.items()
+                ]
+            if not self._all(map(ENGINE.format, self.study.regimes), self.seed + again):
+                return [
+                    self._arm(ENGINE.format(name), plan, self.seed, again)
+                    for name, plan in self._plans().items()
+                ]
         if not self.complete:
             self._save(fitted(self._log()))
             return [self._simulating(name) for name in self.study.regimes]
@@ -206,23 +214,10 @@ class Validated:
 
     # -- the engine's runs -------------------------------------------------------------------------
 
-    def _calibrating(self, again: int) -> list[Arm]:
-        return [
-            self._arm(CALIBRATION.format(name), self._of_its_own(change), self.seed + 100 + again)
-            for name, change in self.study.calibration.items()
-        ]
-
     def _calibrations(self, again: int) -> list[Recorded]:
         """Those of a round, if they are there."""
         names = map(CALIBRATION.format, self.study.calibration)
         return self._all(names, self.seed + 100 + again)
-
-    def _serving(self, again: int) -> list[Arm]:
-        plans = self._plans()
-        return [self._arm(ENGINE.format(name), plans[name], self.seed, again) for name in plans]
-
-    def _served(self, again: int) -> list[Recorded]:
-        return self._all(map(ENGINE.format, self.study.regimes), self.seed + again)
 
     def _all(self, names: Iterator[str], number: int) -> list[Recorded]:
         """These runs, each planned by the simulator as by the engine; none if one is missing."""

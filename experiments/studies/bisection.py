@@ -66,9 +66,6 @@ class Bisection:
             middle = rounded(sqrt(low * high))
             if low < middle < high:
                 return middle
-        return self._beside(low, high)
-
-    def _beside(self, low: float, high: float) -> float | None:
         step = (1 + self.tolerance) ** _ASIDE
         below, above = rounded(low / step), rounded(high * step)
         if not any(below <= rate < low for rate in self.answers):

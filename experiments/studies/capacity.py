@@ -252,7 +252,15 @@ class Searches:
                     f"{search.arm}, seed {search.seed}: missed at {search.high:g}/s, and yet met "
                     f"at {met}/s: there chance decides"
                 )
-        return [*notes, *self._hidden(searches), *self._of_requests(arms)]
+        notes += self._hidden(searches)
+        whose: dict[str, list[str]] = {}
+        for arm in arms:
+            lows = [search.runs[low] for search in self._of(arm) if (low := search.low)]
+            for text in added_up([run.summary for run in lows]):
+                whose.setdefault(text, []).append(arm)
+        return notes + [
+            text if own == arms else f"{', '.join(own)}: {text}" for text, own in whose.items()
+        ]
 
     def _hidden(self, searches: Sequence[Search]) -> list[str]:
         """Whether the runs are too short to show sustained overload."""
@@ -270,11 +278,3 @@ class Searches:
             f"the runs are short: in those of {arm} an overload of up to {percent(over[arm])} "
             "stays within the bound of TTFT; more requests would show it"
         ]
-
-    def _of_requests(self, arms: Sequence[str]) -> list[str]:
-        whose: dict[str, list[str]] = {}
-        for arm in arms:
-            lows = [search.runs[low] for search in self._of(arm) if (low := search.low)]
-            for text in added_up([run.summary for run in lows]):
-                whose.setdefault(text, []).append(arm)
-        return [text if own == arms else f"{', '.join(own)}: {text}" for text, own in whose.items()]

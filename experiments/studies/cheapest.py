@@ -188,7 +188,7 @@ class Searches:
                 self.failed.setdefault(probe.option.name, failure)
         found = self.of(probe)
         if len(found) == (self._seeds if probe.long else 1):
-            met = _attained(found) >= self.study.attainment
+            met = estimate(_values(found, ATTAINED)).mean >= self.study.attainment
             name, role = probe.option.name, probe.role
             lattice = self.lattices[name] if role is None else self.alone[name][role]
             lattice.tell(probe.counts, met, probe.long)
@@ -240,10 +240,13 @@ class Searches:
     # -- what came of it ---------------------------------------------------------------------------
 
     def reading(self) -> Analysis:
+        rate, bounds = self.runs.config["workload"].get("rate"), self.runs.config["slo"]
         done = report.Cheapest(
             attainment=self.study.attainment,
-            traffic=self._traffic(),
-            objective=self._objective(),
+            traffic="This traffic takes" if rate is None else f"{rate:g} requests/s take",
+            objective=", ".join(
+                f"{key.upper()} {bounds[key]:g} s" for key in BOUNDED if bounds[key] is not None
+            ),
             fleets=[fleet for fleet in map(self._fleet, self.study.probes.values()) if fleet],
             least={option.name: option.fleet(one.best) for option, one in self._open if one.best},
             dropped={
@@ -275,16 +278,6 @@ class Searches:
             wrong=self.failed,
         )
 
-    def _traffic(self) -> str:
-        workload = self.runs.config["workload"]
-        rate = workload.get("rate")
-        return "This traffic takes" if rate is None else f"{rate:g} requests/s take"
-
-    def _objective(self) -> str:
-        bounds = self.runs.config["slo"]
-        named = {key: bounds[key] for key in BOUNDED if bounds[key] is not None}
-        return ", ".join(f"{key.upper()} {seconds:g} s" for key, seconds in named.items())
-
     def _fleet(self, probe: Probe) -> report.Fleet | None:
         """One that was tried; None where a run of it is not there."""
         found, option = self.of(probe), probe.option
@@ -298,7 +291,7 @@ class Searches:
             router=option.router,
             long=probe.long,
             counts=probe.counts,
-            gpus=option.gpus_of(probe.counts),
+            gpus=sum(n * each for n, each in zip(probe.counts, option.gpus, strict=True)),
             euros_per_hour=self.lattices[option.name].cost(probe.counts),
             attained=means.pop(ATTAINED),
             means={key: one.mean for key, one in means.items()},
@@ -327,10 +320,6 @@ def _values(runs: Sequence[Run], key: str) -> list[float]:
     return [value_of(run.summary, key) for run in runs]
 
 
-def _attained(runs: Sequence[Run]) -> float:
-    return estimate(_values(runs, ATTAINED)).mean
-
-
 # -- fleet options ---------------------------------------------------------------------------------
 
 
@@ -356,10 +345,7 @@ class Option:
         return f"{self.gpu}, {self.split}, {self.router}"
 
     def fleet(self, counts: Counts) -> str:
-        return f"{together(counts)} × {self.name}"
-
-    def gpus_of(self, counts: Counts) -> int:
-        return sum(count * each for count, each in zip(counts, self.gpus, strict=True))
+        return f"{' + '.join(map(str, counts))} × {self.name}"
 
 
 @dataclass(frozen=True)
@@ -369,11 +355,6 @@ class Options:
     there: Sequence[Option]
     left_out: Mapping[str, str]
     """Reasons, by what is left out."""
-
-
-def together(counts: Counts) -> str:
-    """Such as "2 + 3"."""
-    return " + ".join(map(str, counts))
 
 
 def check_splits(splits: object) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from experiments.studies.zoo_pareto import stairs
 from pagedsim.metrics.catalogue import label_of, scale_of
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing
@@ -105,22 +105,24 @@ class Cheapest:
             f"{self.objective}."
         )
         lines.append(f"The cheapest gives {self._use(best)}.")
-        lines += self._of_other_gpus(best, self.found[1:])
+        seen = {best.gpu}
+        for one in self.found[1:]:
+            if one.gpu not in seen:
+                seen.add(one.gpu)
+                dearer = signed(one.euros_per_hour / best.euros_per_hour - 1, 0)
+                lines.append(f"{one.name} costs {one.euros_per_hour:,.2f} € ({dearer}).")
         if best.attained.known and best.attained.low < self.attainment:
             lines.append(
                 f"Whether it has {percent(self.attainment, 0)} within is not sure: more "
                 "requests or seeds would tell."
             )
         if self.dropped:
+            options = len(self.least) + len(self.dropped) + len(self.nowhere)
             lines.append(
-                f"{len(self.dropped)} of {self._options} options were dropped: each would cost "
+                f"{len(self.dropped)} of {options} options were dropped: each would cost "
                 f"more than {self.limit:,.2f} € an hour."
             )
         return lines
-
-    @property
-    def _options(self) -> int:
-        return len(self.least) + len(self.dropped) + len(self.nowhere)
 
     @staticmethod
     def _use(fleet: Fleet) -> str:
@@ -132,16 +134,6 @@ class Cheapest:
             if name != "goodput_per_s" and value == value
         ]
         return " and ".join(", ".join(told).rsplit(", ", 1))
-
-    @staticmethod
-    def _of_other_gpus(best: Fleet, others: Sequence[Fleet]) -> list[str]:
-        lines, seen = [], {best.gpu}
-        for one in others:
-            if one.gpu not in seen:
-                seen.add(one.gpu)
-                dearer = signed(one.euros_per_hour / best.euros_per_hour - 1, 0)
-                lines.append(f"{one.name} costs {one.euros_per_hour:,.2f} € ({dearer}).")
-        return lines
 
     # -- for files and pages -----------------------------------------------------------------------
 
@@ -238,7 +230,7 @@ def draw(done: Cheapest) -> Figure:
         plain_log_ticks(axes.xaxis)
     axes.axhline(100 * done.attainment, color=INK, lw=1, ls=(0, (4, 2)))
     front = front_of([one for one in shown if one.long])
-    line = _stairs([_point(one) for one in front])
+    line = stairs([_point(one) for one in front])
     axes.plot(*zip(*line, strict=True), color=MUTED, lw=1.2, zorder=2)
     for one in shown:
         colour = look[one.gpu].colour
@@ -257,13 +249,6 @@ def draw(done: Cheapest) -> Figure:
 
 def _point(fleet: Fleet) -> Point:
     return fleet.euros_per_hour, 100 * fleet.attained.mean
-
-
-def _stairs(points: Sequence[Point]) -> list[Point]:
-    line = list(points[:1])
-    for before, at in pairwise(points):
-        line += [(at[0], before[1]), at]
-    return line
 
 
 def _share(fleet: Fleet) -> str:

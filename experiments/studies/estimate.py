@@ -151,7 +151,11 @@ def finding(data: Data) -> Iterator[str]:
         f"{data['batches']['full']:,}, bound by {_binds(full)}: {one['tokens_per_s']:,.0f} and "
         f"{full['tokens_per_s']:,.0f} tokens/s."
     )
-    yield _products(data) + "."
+    size, bound = data["bounds"]["products_compute_from"], "bound by bandwidth"
+    bound += (
+        f", up to {MOST:,} sequences" if size is None else f", from {size:,} sequences by compute"
+    )
+    yield f"Products of decodes with weights are {'bound by compute' if size == 1 else bound}."
     asked = data["batches"].get("batch", data["batches"]["full"])
     many = steps["decode_batch" if "batch" in data["batches"] else "decode_full"]
     if one["watts"] is not None:
@@ -207,7 +211,14 @@ def listings(data: Data) -> list[Listing]:
         _product_table(data, "prefill"),
         _product_table(data, shown),
         _rates(data),
-        _saving(data),
+        Listing(
+            f"An answer of {data['output']:,} tokens, with and without a KV cache",
+            ["", "FLOP", "time"],
+            [
+                [name, decimal(one["flop"], "FLOP"), milliseconds(one["seconds"])]
+                for name, one in data["kv_cache"].items()
+            ],
+        ),
     ]
 
 
@@ -315,7 +326,9 @@ def _product_table(data: Data, name: str) -> Listing:
     table = [
         [
             one["name"],
-            _shape(one),
+            "–"
+            if one["inputs"] is None
+            else "×".join(_number(one[key]) for key in ("rows", "inputs", "outputs")),
             _number(one["times"]),
             decimal(one["flop"], ""),
             decimal(one["bytes"], ""),
@@ -327,11 +340,6 @@ def _product_table(data: Data, name: str) -> Listing:
     ]
     head = ["", "shape", "count", "FLOP", "bytes", "compute", "read", "bound by"]
     return Listing(f"Products: {_named(name, data)} (times in ms{of})", head, table)
-
-
-def _shape(product: Data) -> str:
-    sizes = [product[key] for key in ("rows", "inputs", "outputs")]
-    return "–" if None in sizes else "×".join(map(_number, sizes))
 
 
 def _rates(data: Data) -> Listing:
@@ -352,15 +360,6 @@ def _rates(data: Data) -> Listing:
     return Listing("Rates by the format of what is multiplied", head, table)
 
 
-def _saving(data: Data) -> Listing:
-    table = [
-        [name, decimal(one["flop"], "FLOP"), milliseconds(one["seconds"])]
-        for name, one in data["kv_cache"].items()
-    ]
-    title = f"An answer of {data['output']:,} tokens, with and without a KV cache"
-    return Listing(title, ["", "FLOP", "time"], table)
-
-
 def _named(name: str, data: Data) -> str:
     if name == "prefill":
         return f"prefill, {data['prompt']:,}"
@@ -376,15 +375,6 @@ def _binds(step: Data) -> str:
     """Such as "bandwidth (weights)"."""
     bound = _resource(step)
     return bound if step["term"] == bound else f"{bound} ({step['term']})"
-
-
-def _products(data: Data) -> str:
-    size, what = data["bounds"]["products_compute_from"], "Products of decodes with weights"
-    if size is None:
-        return f"{what} are bound by bandwidth, up to {MOST:,} sequences"
-    if size == 1:
-        return f"{what} are bound by compute"
-    return f"{what} are bound by bandwidth, from {size:,} sequences by compute"
 
 
 def _gpus(data: Data) -> str:
@@ -416,7 +406,12 @@ def draw_roofline(data: Mapping[str, Any]) -> Figure:
     """FLOP/s over FLOP per byte: the roofs, each step's products, and, filled, the step itself."""
     from matplotlib.lines import Line2D
 
-    products = {name: _by_point(found) for name, found in data["products"].items()}
+    products: dict[str, dict[Point, list[str]]] = {}
+    for name, found in data["products"].items():  # at each point, rounded to three digits
+        for one in found:
+            x, y = _point(one, max(one["computing_s"], one["reading_s"]))
+            at = float(f"{x:.3g}"), float(f"{y:.3g}")
+            products.setdefault(name, {}).setdefault(at, []).append(one["name"])
     whole = {name: _point(one, one["seconds"]) for name, one in data["steps"].items()}
     points = [*whole.values(), *(point for found in products.values() for point in found)]
     figure = new_figure(4.6)
@@ -432,10 +427,17 @@ def draw_roofline(data: Mapping[str, Any]) -> Figure:
             near = float(f"{at[0]:.2g}"), float(f"{y:.2g}")
             labels.setdefault(near, []).extend(names)
         axes.plot(*whole[name], marker, ms=8, color=colour)
-        label = _name(name, data)
+        label = _named(name, data)
         entries[label] = Line2D([], [], ls="", marker=marker, color=colour, label=label)
     for at, names in labels.items():
-        _label(axes, at, list(dict.fromkeys(names)), at[0] > right / _MARGIN)
+        # Below the point, on the left if there is no room on the right.
+        names = list(dict.fromkeys(names))
+        more = len(names) - _NAMED
+        text = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        side, sign = ("right", -1) if at[0] > right / _MARGIN else ("left", 1)
+        style: Any = {"fontsize": 7, "color": MUTED, "rotation": -38 * sign}
+        style |= {"rotation_mode": "anchor", "ha": side, "va": "top"}
+        axes.annotate(text, at, (4 * sign, -5), textcoords="offset points", **style)
     axes.set_ylim(bottom=min(y for _, y in points) / _MARGIN**4)
     tidy(axes, x="FLOP for each byte that is read", y="FLOP/s of a GPU")
     margins(figure, left=0.75)
@@ -464,30 +466,5 @@ def _draw_roofs(axes: Axes, data: Mapping[str, Any], shown: list[float]) -> floa
     return right
 
 
-def _by_point(products: list[Mapping[str, Any]]) -> dict[Point, list[str]]:
-    """Names of the products at each point, rounded to three digits."""
-    found: dict[Point, list[str]] = {}
-    for one in products:
-        x, y = _point(one, max(one["computing_s"], one["reading_s"]))
-        found.setdefault((float(f"{x:.3g}"), float(f"{y:.3g}")), []).append(one["name"])
-    return found
-
-
 def _point(work: Mapping[str, Any], seconds: float) -> Point:
     return work["flop"] / work["bytes"] if work["bytes"] else math.inf, work["flop"] / seconds
-
-
-def _label(axes: Axes, at: Point, names: list[str], leftwards: bool) -> None:
-    """Label a point below, on the left if there is no room on the right."""
-    more = len(names) - _NAMED
-    text = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-    side, slope = ("right", 38) if leftwards else ("left", -38)
-    style: Any = {"fontsize": 7, "color": MUTED, "rotation": slope, "rotation_mode": "anchor"}
-    offset = -4 if leftwards else 4, -5
-    axes.annotate(text, at, offset, textcoords="offset points", ha=side, va="top", **style)
-
-
-def _name(step: str, data: Mapping[str, Any]) -> str:
-    if step == "prefill":
-        return f"prefill of {data['prompt']:,} tokens"
-    return f"decode of {data['batches'][step.removeprefix('decode_')]:,}"

@@ -92,8 +92,11 @@ class Lattice:
         asked = self._open & (self._costs < under) & (self._costs <= limit + _SAME)
         if not asked.any():
             return None
-        if self.likely is None and (doubled := self._doubled(asked)):
-            return doubled
+        if self.likely is None:  # 1, 2, 4, ... times the least of each kind
+            for power in range(len(asked).bit_length()):
+                counts = _counts(np.minimum(self._floor << power, len(asked)) - 1)
+                if asked[_place(counts)]:
+                    return counts
         # A miss settles all that are at most as large, and a hit all that are at least as dear: the
         # one that settles most, whatever comes of it.
         below = asked.astype(np.int64)
@@ -110,7 +113,11 @@ class Lattice:
         if self.expected > limit + _SAME:
             return []
         if (best := self.best) is not None:
-            less = [_less(best, kind) for kind, count in enumerate(best) if count > 1]
+            less = [
+                tuple(each - (number == kind) for number, each in enumerate(best))
+                for kind, count in enumerate(best)
+                if count > 1
+            ]
             return [counts for counts in less if counts not in self.long]
         if not self.long:
             return [] if self.likely is None else [self.likely]
@@ -118,14 +125,6 @@ class Lattice:
         alike = [_counts(place) for place in left]
         # Of these that cost the same, what short runs have found, or else the most even.
         return [max(alike, key=lambda counts: (self.short.get(counts, False), min(counts)))]
-
-    def _doubled(self, asked: NDArray[np.bool_]) -> Counts | None:
-        """The first of 1, 2, 4, ... times the least of each kind that is worth it."""
-        for power in range(len(asked).bit_length()):
-            counts = _counts(np.minimum(self._floor << power, len(asked)) - 1)
-            if asked[_place(counts)]:
-                return counts
-        return None
 
     def _cheapest(self, known: dict[Counts, bool]) -> Counts | None:
         met = [counts for counts, yes in known.items() if yes]
@@ -138,7 +137,3 @@ def _place(counts: Counts) -> Counts:
 
 def _counts(place: Iterable[np.integer[Any]]) -> Counts:
     return tuple(int(index) + 1 for index in place)
-
-
-def _less(counts: Counts, kind: int) -> Counts:
-    return tuple(count - (number == kind) for number, count in enumerate(counts))

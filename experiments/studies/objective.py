@@ -51,23 +51,15 @@ def _read(settings: object, where: str, client: str | None) -> list[Bound]:
         if isinstance(value, Mapping) and client is None:
             found += _read(value, key, str(name))
         elif value is not None:
-            found.append(Bound(_latency(key, str(name)), _seconds(key, value), client))
+            try:
+                metric = metric_of(str(name))
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from error
+            if not metric.latency or name == metric.name:
+                raise ConfigError(f"{key}: must be a latency with its statistic, such as ttft_p99")
+            require_number(key, value, 0)
+            found.append(Bound(str(name), float(value), client))
     return found
-
-
-def _latency(key: str, name: str) -> str:
-    try:
-        metric = metric_of(name)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error
-    if not metric.latency or name == metric.name:
-        raise ConfigError(f"{key}: must be a latency with its statistic, such as ttft_p99")
-    return name
-
-
-def _seconds(key: str, value: Any) -> float:
-    require_number(key, value, 0)
-    return float(value)
 
 
 def missed(bounds: list[Bound], summary: Mapping[str, Any]) -> list[Bound]:

@@ -141,7 +141,11 @@ class Found:
                 f"In the best proportion servers apart sustain {apart:.3g} requests/s a GPU, "
                 f"{signed(apart / together - 1)} against {together:.3g} together."
             )
-        missing = [phase for phase, options in self.options.items() if not _able(options)]
+        missing = [
+            phase
+            for phase, options in self.options.items()
+            if not any(option.goodput for option in options)
+        ]
         return lines + [f"Nothing does {phase} within the objective." for phase in missing]
 
     def _placed(self, one: Placement, phases: Sequence[str]) -> str:
@@ -242,10 +246,6 @@ def _rate(arm: Mapping[str, Any]) -> float:
     """The mean over seeds; 0 where no rate meets the objective under one of them."""
     met = [seed["met_up_to"] or 0.0 for seed in arm["seeds"].values()]
     return fmean(met) if all(met) else 0.0
-
-
-def _able(options: Sequence[Option]) -> bool:
-    return any(option.goodput for option in options)
 
 
 def _data(one: Placement | None) -> dict[str, Any] | None:

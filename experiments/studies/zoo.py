@@ -26,7 +26,7 @@ from pagedsim.metrics.compare import (
 from pagedsim.metrics.result import Listing, Notice, of_one_kind
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
-from pagedsim.report.table import COLUMNS, Section, comparison_rows, sections
+from pagedsim.report.table import COLUMNS, comparison_rows, sections
 from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
@@ -150,13 +150,24 @@ class Zoo(Decisions):
             return None
         ranking = self._ranking(arms)
         planes = self._drawn(ranking) if len(arms.arms) > 1 else []
+        caption = (
+            "Means over the seeds. Named are the arms that no other beats in both (joined by a "
+            f"line), and {ranking.baseline} (orange), which all are held against; the others have "
+            "the numbers of the list. Log scales where values are far apart."
+        )
+        pareto = FigureSpec("Pareto fronts", caption, partial(draw_pareto, ranking, planes))
+        table = None
+        if len(arms.arms) > 1:  # by client, by class, and over all requests
+            rows = [row for row in comparison_rows(ranking.arms) if row[0] != "all"]
+            rows += comparison_rows(arms)
+            table = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         return Analysis(
             finding=sentences(ranking, planes, self.predictors),
             listings=listings(ranking),
             notes=[*self.notes_of_left_out(), *self._notes(arms), *gathered(arms)],
             data=data_of(ranking, planes) | {"left out": self._left_out},
-            drawings={"pareto": _drawing(ranking, planes)} if planes else {},
-            table=_table(arms, ranking) if len(arms.arms) > 1 else None,
+            drawings={"pareto": pareto} if planes else {},
+            table=table,
             compares=True,
         )
 
@@ -184,7 +195,9 @@ class Zoo(Decisions):
             yield f"left out: {', '.join(names)}: {reason}"
 
     def _notes(self, arms: Arms) -> Iterator[str]:
-        yield from _untold(self.criteria, arms)
+        names = [label_of(k) for k in keys_of(self.criteria) if not _told(arms, Criterion(k))]
+        if names:
+            yield f"nothing to judge by in these requests: {', '.join(names)}"
         if len(arms.arms) > 1:
             yield HOLDS
         if self._counting:
@@ -202,31 +215,8 @@ def _check_criteria(where: str, names: Sequence[str]) -> None:
             raise ConfigError(f"{where}: {key}: neither way is better")
 
 
-def _untold(criteria: Sequence[str], arms: Arms) -> Iterator[str]:
-    """A note on criteria without a value for these requests."""
-    names = [label_of(key) for key in keys_of(criteria) if not _told(arms, Criterion(key))]
-    if names:
-        yield f"nothing to judge by in these requests: {', '.join(names)}"
-
-
 def _told(arms: Arms, one: Criterion) -> bool:
     return any(values_of(arms, arm, one.key, one.group) for arm in arms.arms)
-
-
-def _table(arms: Arms, ranking: Ranking) -> list[dict[str, object]]:
-    """Every arm against the baseline: by client, by class, and over all requests."""
-    classes = [row for row in comparison_rows(ranking.arms) if row[0] != "all"]
-    rows = [*classes, *comparison_rows(arms)]
-    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-
-
-def _drawing(ranking: Ranking, planes: Sequence[Plane]) -> FigureSpec:
-    caption = (
-        "Means over the seeds. Named are the arms that no other beats in both (joined by a line), "
-        f"and {ranking.baseline} (orange), which all are held against; the others have the "
-        "numbers of the list. Log scales where values are far apart."
-    )
-    return FigureSpec("Pareto fronts", caption, partial(draw_pareto, ranking, planes))
 
 
 HOLDS = (
@@ -250,7 +240,11 @@ def sentences(ranking: Ranking, planes: Sequence[Plane], predictors: Sequence[st
         return finding(ranking.arms)
     axes = dict.fromkeys(one for plane in planes for one in plane)
     return [
-        *(_front(ranking, plane) for plane in planes),
+        *(
+            f"Pareto front of {first.label} and {second.label}: "
+            f"{_some(ranking.frontier(first, second), _FRONT)}."
+            for first, second in planes
+        ),
         *(_best(ranking, one) for one in axes),
         *_dominated(ranking),
         *(line for one in list(axes)[:1] for line in _guesses(ranking, one, predictors)),
@@ -258,11 +252,6 @@ def sentences(ranking: Ranking, planes: Sequence[Plane], predictors: Sequence[st
         *_selective(ranking),
         *sureness(ranking.arms),
     ]
-
-
-def _front(ranking: Ranking, plane: Plane) -> str:
-    front = ranking.frontier(*plane)
-    return f"Pareto front of {plane[0].label} and {plane[1].label}: {_some(front, _FRONT)}."
 
 
 def _best(ranking: Ranking, one: Criterion) -> str:
@@ -276,14 +265,9 @@ def _best(ranking: Ranking, one: Criterion) -> str:
     gain = ranking.compared(best, ranking.baseline, one)
     told = f"against {ranking.baseline} it {in_words(gain)}" if gain else value
     told += "" if gain is None or gain.sure else ", which is not sure"
-    return f"{one.label}: best with {best}; {told}{doubt}. {_price(ranking, best)}"
-
-
-def _price(ranking: Ranking, arm: str) -> str:
-    cost = ranking.price(arm)
-    if cost is None:
-        return "It costs nothing that is sure."
-    return f"What it costs most: it {in_words(cost)}."
+    cost = ranking.price(best)
+    price = f"What it costs most: it {in_words(cost)}" if cost else "It costs nothing that is sure"
+    return f"{one.label}: best with {best}; {told}{doubt}. {price}."
 
 
 def _dominated(ranking: Ranking) -> Iterator[str]:
@@ -342,7 +326,19 @@ def listings(ranking: Ranking) -> list[Listing]:
     """All tables."""
     if len(ranking.arms.arms) < 2 or not ranking.arms.finished:
         return []
-    return [_winners(ranking), *_losers(ranking), *_classes(ranking)]
+    found = [_winners(ranking)]
+    if dominated := ranking.dominated():
+        many = len(ranking.criteria)
+        rows = [[arm, one.by, f"{one.surely} of {many}"] for arm, one in dominated.items()]
+        note = "As good or better in the mean by every criterion; surely better by so many of them."
+        found.append(
+            Listing("Nowhere better than another", ["", "beaten by", "surely"], rows, note)
+        )
+    for part in sections(ranking.arms):
+        if part.client is not None:
+            rows = [[arm, *(cell.text for cell in cells)] for arm, cells in part.rows.items()]
+            found.append(Listing(part.title, ["", *part.labels], rows, "Means over the seeds."))
+    return found
 
 
 def _winners(ranking: Ranking) -> Listing:
@@ -358,7 +354,7 @@ def _winners(ranking: Ranking) -> Listing:
                 text_of(one.key, ranking.mean(best, one)),
                 "" if best == ranking.baseline or gain is None else _ratio(gain),
                 _some(ranking.as_good(one)),
-                "" if cost is None else f"{_name(cost)} {_ratio(cost)}",
+                "" if cost is None else f"{Criterion(cost.key, cost.client).label} {_ratio(cost)}",
             ]
         )
     baseline = f"against {ranking.baseline}"
@@ -370,27 +366,6 @@ def _winners(ranking: Ranking) -> Listing:
     return Listing("Which one wins where", head, rows, note)
 
 
-def _losers(ranking: Ranking) -> list[Listing]:
-    found = ranking.dominated()
-    if not found:
-        return []
-    rows = [[arm, one.by, f"{one.surely} of {len(ranking.criteria)}"] for arm, one in found.items()]
-    note = "As good or better in the mean by every criterion; surely better by so many of them."
-    return [Listing("Nowhere better than another", ["", "beaten by", "surely"], rows, note)]
-
-
-def _classes(ranking: Ranking) -> list[Listing]:
-    return [
-        Listing(part.title, ["", *part.labels], _rows(part), "Means over the seeds.")
-        for part in sections(ranking.arms)
-        if part.client is not None
-    ]
-
-
-def _rows(part: Section) -> list[list[str]]:
-    return [[arm, *(cell.text for cell in cells)] for arm, cells in part.rows.items()]
-
-
 def _ratio(one: Comparison) -> str:
     """The change, in brackets if not significant."""
     ratio = one.ratio.mean
@@ -399,10 +374,6 @@ def _ratio(one: Comparison) -> str:
         return f"{scale.text(one.theirs)} → {scale.text(one.ours)}"
     text = f"×{ratio:.1f}" if ratio >= 2 else signed(ratio - 1)
     return text if one.sure else f"({text})"
-
-
-def _name(one: Comparison) -> str:
-    return Criterion(one.key, one.client).label
 
 
 def _some(arms: Sequence[str], most: int = _NAMED) -> str:

@@ -132,7 +132,11 @@ class Ranking:
         """The largest significant deterioration against the baseline; None if there is none."""
         found = [self.compared(arm, self.baseline, one) for one in self.criteria]
         costs = [one for one in found if one is not None and one.sure and one.gain is False]
-        return max(costs, key=_strength, default=None)
+        return max(
+            costs,
+            key=lambda one: abs(math.log(one.ratio.mean)) if one.ratio.mean > 0 else math.inf,
+            default=None,
+        )
 
     def same(self) -> list[str]:
         """Arms that equal the baseline in every criterion."""
@@ -185,11 +189,6 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return kept
 
 
-def _strength(one: Comparison) -> float:
-    ratio = one.ratio.mean
-    return abs(math.log(ratio)) if ratio > 0 else math.inf
-
-
 Plane = tuple[Criterion, Criterion]
 
 _PANEL, _LINE = 3.5, 0.17
@@ -225,7 +224,7 @@ def _draw(axes: Axes, ranking: Ranking, plane: Plane, numbers: Mapping[str, int]
     front = ranking.frontier(*plane)
     for axis, number in (("x", 0), ("y", 1)):
         _scale_axis(axes, axis, [point[number] for point in points.values()], plane[number])
-    line = _stairs([points[arm] for arm in front], plane[0])
+    line = stairs([points[arm] for arm in front], plane[0].way < 0)
     axes.plot(*zip(*line, strict=True), color=FRONT, lw=1, alpha=0.5, zorder=2)
     labels = []
     for arm in sorted(points, key=lambda one: (one not in front, one != ranking.baseline)):
@@ -236,8 +235,12 @@ def _draw(axes: Axes, ranking: Ranking, plane: Plane, numbers: Mapping[str, int]
         text = short(arm, 24) if named else str(numbers[arm])
         labels.append(Label(text, points[arm], look))
     place(axes, labels, line)
-    x, y = (_axis_label(ranking, one) for one in plane)
-    tidy(axes, x=x, y=y)
+    for name, one in zip("xy", plane, strict=True):
+        better = "more is better" if one.way > 0 else "less is better"
+        unit = _scale(ranking, one).suffix
+        tidy(
+            axes, **{name: f"{one.label} ({unit}), {better}" if unit else f"{one.label}, {better}"}
+        )
 
 
 def _points(ranking: Ranking, plane: Plane) -> dict[str, tuple[float, float]]:
@@ -252,12 +255,6 @@ def _points(ranking: Ranking, plane: Plane) -> dict[str, tuple[float, float]]:
 
 def _scale(ranking: Ranking, one: Criterion) -> Scale:
     return scale_of(one.key, [ranking.mean(arm, one) for arm in ranking.arms.arms])
-
-
-def _axis_label(ranking: Ranking, one: Criterion) -> str:
-    unit = _scale(ranking, one).suffix
-    better = "more is better" if one.way > 0 else "less is better"
-    return f"{one.label} ({unit}), {better}" if unit else f"{one.label}, {better}"
 
 
 def _scale_axis(axes: Axes, axis: str, values: Sequence[float], one: Criterion) -> None:
@@ -283,11 +280,12 @@ def _few_ticks(axis: Axis, low: float, high: float) -> None:
     axis.set_major_formatter(FixedFormatter([f"{tick:,.6g}" for tick in ticks]))
 
 
-def _stairs(points: Sequence[Point], first: Criterion) -> list[Point]:
+def stairs(points: Sequence[Point], less_is_better: bool = True) -> list[Point]:
+    """A Pareto front as a step line; `less_is_better` is of the first axis."""
     ordered = sorted(points)
     line = ordered[:1]
     for before, at in pairwise(ordered):
-        line += [(at[0], before[1]) if first.way < 0 else (before[0], at[1]), at]
+        line += [(at[0], before[1]) if less_is_better else (before[0], at[1]), at]
     return line
 
 

@@ -75,8 +75,12 @@ class Calibration:
             yield f"{kind}: too few steps to fit: they take what the same work takes in mixed ones"
         if not self.cost.settings["swap"]:
             yield "swaps: too few to fit: they take what the hardware's data sheet says"
-        if self.weakest is not None:
-            yield f"weakest: {_where(self.weakest)}"
+        if (weak := self.weakest) is not None:
+            yield (
+                f"weakest: {weak.kind} steps with {weak.feature} of {weak.low:,.0f} to "
+                f"{weak.high:,.0f}: {percent(abs(weak.total))} "
+                f"{'too long' if weak.total > 0 else 'too short'} ({weak.steps} steps)"
+            )
 
     def data(self) -> dict[str, Any]:
         return {
@@ -130,14 +134,6 @@ class Calibration:
             for kind, one in self.rest.items()
         ]
         return Listing("How far off", ["", *head, f"roofline of {hardware}"], rows)
-
-
-def _where(weak: Weakest) -> str:
-    way = "too long" if weak.total > 0 else "too short"
-    return (
-        f"{weak.kind} steps with {weak.feature} of {weak.low:,.0f} to {weak.high:,.0f}: "
-        f"{percent(abs(weak.total))} {way} ({weak.steps} steps)"
-    )
 
 
 # -- residuals -------------------------------------------------------------------------------------

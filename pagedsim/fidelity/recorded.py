@@ -115,7 +115,12 @@ def _read(folder: Path, name: str) -> Recorded | None:
             f"{folder}: was recorded by pagedsim {made_of['version']}, "
             f"and this is {pagedsim.__version__}"
         )
-    _check_recipe(folder / "run.json", made_of)
+    seed: Any = made_of.get("seed")
+    require_whole(f"{folder / 'run.json'}: seed", seed, 0)
+    config = made_of.get("config")
+    for group in _GROUPS:
+        if not isinstance(config, dict) or not isinstance(config.get(group), dict):
+            raise ConfigError(f"{folder / 'run.json'}: config has no settings of {group}")
     facts = _facts(folder / SUMMARY, machine)
     steps, requests = (_table(folder / file) for file in (STEPS, REQUESTS))
     _check_times(folder / STEPS, steps)
@@ -151,15 +156,6 @@ def _table(path: Path) -> pa.Table:
         raise ConfigError(f"{path}: is missing, so the run is not whole") from None
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path}: is no parquet file, or not whole: {error}") from error
-
-
-def _check_recipe(path: Path, made_of: Settings) -> None:
-    seed: Any = made_of.get("seed")
-    config = made_of.get("config")
-    require_whole(f"{path}: seed", seed, 0)
-    for group in _GROUPS:
-        if not isinstance(config, dict) or not isinstance(config.get(group), dict):
-            raise ConfigError(f"{path}: config has no settings of {group}")
 
 
 def _facts(path: Path, machine: object) -> Settings:

@@ -54,9 +54,13 @@ def _first_difference(run: Recorded) -> Difference | None:
     workload = RunConfig(run.config, run.seed).workload()
     if any(params.beam_search and params.width > 1 for params in workload.asked):
         raise ConfigError("beam searches cannot be replayed: which beams went on is not recorded")
+    scheduler = scheduler_of(run.config, run.machine, _Retold)
+    scheduler.expect_tokens()
+    ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
+    scheduler.outputs = dict(zip(ids, outputs, strict=True))
     source = _Filled(workload, Filler(run.machine["vocab_size"], run.seed))
     try:
-        simulate(_scheduler(run), source, _Durations(run), witness, fast_forward=False)
+        simulate(scheduler, source, _Durations(run), witness, fast_forward=False)
         witness.end()
     except _Differs as found:
         return found.difference
@@ -154,23 +158,12 @@ class _Retold(Scheduler):
         return {request.id: self._answer(request) for request in sampling if request.alive}
 
     def _answer(self, request: Request) -> int | Continuation:
-        token = self._token(request)
-        # Sequences that are sampled are recorded by their first; no plan depends on the others.
-        return token if request.width == 1 else Continuation((token,) * request.width)
-
-    def _token(self, request: Request) -> int:
         sampled = self.outputs.get(request.id) or ()
         if request.sampled_count >= len(sampled):
             raise ConfigError(
                 f"{REQUESTS} has {len(sampled)} tokens in output_ids of request {request.id}, "
-                "who was given more"
+                "which was given more"
             )
-        return sampled[request.sampled_count]
-
-
-def _scheduler(run: Recorded) -> Scheduler:
-    scheduler = scheduler_of(run.config, run.machine, _Retold)
-    scheduler.expect_tokens()
-    ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
-    scheduler.outputs = dict(zip(ids, outputs, strict=True))
-    return scheduler
+        token = sampled[request.sampled_count]
+        # Sequences that are sampled are recorded by their first; no plan depends on the others.
+        return token if request.width == 1 else Continuation((token,) * request.width)

@@ -47,7 +47,11 @@ def signs(server: ExternalServer, served: Served, constants: Constants) -> Itera
     `constants` are those with which other settings are tried: not any that were fitted to the log
     with these.
     """
-    yield from _of_prompts(server)
+    if server.log.contents is not None and not server.finds_prefixes:
+        yield (
+            "the log says which prompts begin alike, and this server computes all of each: "
+            "memory=prefix has a prefix cache"
+        )
     yield from _of_speed(server)
     if not served.preemptions:  # a preempted request has begun, and holds no memory
         yield from _of_size(server)
@@ -73,14 +77,6 @@ def _of_speed(server: ExternalServer) -> Iterator[str]:
             f"{int(sooner.sum()):,} of {len(log):,} first tokens came sooner than their prompts "
             "can be computed at the full rates of the data sheet: prompts that share their "
             f"beginning must be stated, in columns of the log ({STATED}), with memory=prefix"
-        )
-
-
-def _of_prompts(server: ExternalServer) -> Iterator[str]:
-    if server.log.contents is not None and not server.finds_prefixes:
-        yield (
-            "the log says which prompts begin alike, and this server computes all of each: "
-            "memory=prefix has a prefix cache"
         )
 
 

@@ -55,10 +55,6 @@ class Found:
     distance: float
     """The same where it ended, which is never more."""
 
-    @property
-    def improved(self) -> bool:
-        return self.constants != self.begin
-
 
 def fit_to_log(server: ExternalServer, known: int) -> Found:
     """Fit to the first `known` requests; the same log gives the same constants.
@@ -70,7 +66,9 @@ def fit_to_log(server: ExternalServer, known: int) -> Found:
         trials = Trials(
             server, np.arange(known), {**begin, FRONT: begin[FRONT] or FRONT_BEGIN}, status
         )
-        ends = [_descended(trials, start) for start in _starts(trials)]
+        starts = [np.zeros(len(trials.free)), *spread(TRIES, len(trials.free))]
+        order = np.argsort([trials.value(start) for start in starts], kind="stable")
+        ends = [_descended(trials, starts[index]) for index in order[:BEGINNINGS]]
         point = min(ends, key=trials.value)
         cold = cold_start(server.log, serve(server, trials.constants(point)).latencies)
         if cold.requests:
@@ -84,12 +82,6 @@ def fit_to_log(server: ExternalServer, known: int) -> Found:
     if distance > before:
         constants, distance = begin, before
     return Found(begin, constants, found, cold, trials.count, before, distance)
-
-
-def _starts(trials: Trials) -> list[Point]:
-    starts = [np.zeros(len(trials.free)), *spread(TRIES, len(trials.free))]
-    values = [trials.value(start) for start in starts]
-    return [starts[index] for index in np.argsort(values, kind="stable")[:BEGINNINGS]]
 
 
 def _descended(trials: Trials, point: Point) -> Point:
@@ -210,15 +202,12 @@ class Trials:
         seconds = self._seconds + self.units * point
         least = np.array([Constant(name).least for name in self.free])
         beyond = float((np.maximum(least - seconds, 0.0) / self.units).sum())
-        return apart(self.misses(point)) * (1.0 + PULL * self._strange(point) + beyond)
-
-    def _strange(self, point: Point) -> float:
-        """How far from their beginnings constants are; twice as far is not twice as strange."""
+        # How far constants are from their beginnings; twice as far is not twice as strange.
         constants, strange = self.constants(point), 0.0
         for name in self.free:
             times = max(constants[name] / self.begin[name], NONE)
             strange += log1p((log(times) / Constant(name).likely) ** 2)
-        return strange
+        return apart(self.misses(point)) * (1.0 + PULL * strange + beyond)
 
     def only(self, rows: Rows) -> None:
         """Go on with other requests, and forget what was found with these."""

@@ -131,12 +131,6 @@ def read_log(path: str | Path) -> Log:
         raise ConfigError(f"requests={path}: holds no requests")
     layout = VLLM if VLLM.arrived in rows[0][1] else PLAIN
     log = _log(file, layout, rows)
-    _refuse_milliseconds(log)
-    return log
-
-
-def _refuse_milliseconds(log: Log) -> None:
-    """Raise ConfigError where tokens take longer than those of any server."""
     gaps = log.latencies.tpot
     gap = float(np.nanmedian(gaps)) if np.isfinite(gaps).any() else 0.0
     if gap > SLOWEST:
@@ -144,11 +138,18 @@ def _refuse_milliseconds(log: Log) -> None:
             f"{log.path}: half of its answers take {gap:.3g} s a token and more: times must be in "
             "seconds, and these look like milliseconds"
         )
+    return log
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
     if path.suffix.lower() == ".parquet":
-        yield from _parquet(path)
+        from pyarrow import parquet
+
+        try:
+            rows = parquet.read_table(path).to_pylist()
+        except pa.ArrowInvalid as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from error
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
         return
     with opened(path) as file:
         begin = file.read(SEEN).lstrip()[:1]
@@ -177,19 +178,15 @@ def _object(where: str, line: str) -> Row:
     return found
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    from pyarrow import parquet
-
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
-
-
 def _log(path: Path, layout: Layout, rows: Rows) -> Log:
     arrived = _column(rows, layout.arrived)
-    first, last = (_times(rows, names, arrived) for names in (layout.first, layout.last))
+    ends = []
+    for names in (layout.first, layout.last):
+        name = next((name for name in names if name in rows[0][1]), None)
+        if name is None:
+            raise _missing(rows, " or ".join(names))
+        ends.append(_column(rows, name) + (arrived if name in SPANS else 0.0))
+    first, last = ends
     if layout.queued is not None:
         # No request is queued before it arrives, so the shortest wait between the two is taken for
         # none: that lays the server's clock over the clients'.
@@ -217,18 +214,9 @@ def _log(path: Path, layout: Layout, rows: Rows) -> Log:
         (arrived - arrived.min())[order],
         prompt[order],
         latencies,
-        [_name(row.get(layout.client)) for _, row in ordered],
+        [_text(row.get(layout.client)) for _, row in ordered],
         contents_of(ordered, prompt[order]),
     )
-
-
-def _times(rows: Rows, names: Sequence[str], arrived: Column) -> Column:
-    """A column of times, or of what has passed since the arrival."""
-    name = next((name for name in names if name in rows[0][1]), None)
-    if name is None:
-        raise _missing(rows, " or ".join(names))
-    column = _column(rows, name)
-    return arrived + column if name in SPANS else column
 
 
 def _queue(layout: Layout, rows: Rows) -> Column | None:
@@ -272,8 +260,7 @@ def _number(where: str, name: str, value: Any) -> float:
     return number
 
 
-def _name(value: Any) -> str:
-    """A client's; "" where the row has none."""
+def _text(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
@@ -311,7 +298,13 @@ def contents_of(rows: Rows, prompt: NDArray[np.int64]) -> Contents | None:
     if there == [CACHED]:
         shared = _lengths(rows, CACHED, prompt)
         return PrefixedPrompts(np.where(shared > 0, 0, -1), shared, _narrow(prompt))
-    return _hashed(rows, prompt) if there == [HASHES] else _listed_tokens(rows, prompt)
+    if there == [HASHES]:
+        return _hashed(rows, prompt)
+    found = [_integers(where, IDS, row[IDS]) for where, row in rows]
+    for (where, _), ids, length in zip(rows, found, prompt.tolist(), strict=True):
+        if len(ids) != length:
+            raise ConfigError(f"{where}: {IDS} has {len(ids)} tokens, and the prompt {length}")
+    return found
 
 
 def _prefixed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
@@ -319,7 +312,7 @@ def _prefixed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
     if PREFIX_TOKENS not in rows[0][1]:
         raise ConfigError(f"{rows[0][0]}: has {PREFIX} without {PREFIX_TOKENS}: needs both")
     number: dict[str, int] = {}
-    names = ["" if (name := row[PREFIX]) is None else str(name).strip() for _, row in rows]
+    names = [_text(row[PREFIX]) for _, row in rows]
     which = np.array(
         [number.setdefault(name, len(number)) if name else -1 for name in names], np.int32
     )
@@ -340,14 +333,6 @@ def _hashed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
     flat = np.array([number.setdefault(name, len(number)) for each in ids for name in each])
     starts = np.concatenate([[0], np.cumsum(counts)])
     return BlockPrompts(flat, starts, _narrow(prompt), block)
-
-
-def _listed_tokens(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
-    found = [_integers(where, IDS, row[IDS]) for where, row in rows]
-    for (where, _), ids, length in zip(rows, found, prompt.tolist(), strict=True):
-        if len(ids) != length:
-            raise ConfigError(f"{where}: {IDS} has {len(ids)} tokens, and the prompt {length}")
-    return found
 
 
 def _narrow(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -412,13 +397,12 @@ def check_log(path: Path) -> None:
         raise ConfigError(f"record={path}: is a folder, must be a file")
     if path.suffix != ".csv":
         raise ConfigError(f"record={path}: must end in .csv")
-    if path.exists() and path.stat().st_size and not _is_log(path):
-        raise ConfigError(f"record={path}: is there already, and no log that was recorded so")
-
-
-def _is_log(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.readline().strip() == ",".join(RECORDED).encode()
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            if file.readline().strip() != ",".join(RECORDED).encode():
+                raise ConfigError(
+                    f"record={path}: is there already, and no log that was recorded so"
+                )
 
 
 def write_log(path: Path, requests: pa.Table) -> int:

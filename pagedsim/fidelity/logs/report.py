@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pagedsim.fidelity.logs.fit import Cold, Found, Range
+from pagedsim.fidelity.logs.fit import Cold, Found
 from pagedsim.fidelity.logs.log import Log
 from pagedsim.fidelity.logs.score import METRICS, Scores
 from pagedsim.fidelity.logs.server import FRONT, Constant, Served
@@ -40,16 +40,12 @@ def constants(found: Found) -> Listing:
                 Constant(name).meaning,
                 *values,
                 Constant(name).unit,
-                _extent(one),
+                f"{one.low:.3g} to {one.high:.3g}{'+' if one.open else ''}",
                 "yes" if one.decided else f"no{partner}",
             ]
         )
     head = ["", "fitted", "before", "unit", "as good", "decided"]
     return Listing("Constants of the server", head, rows, _CONSTANTS)
-
-
-def _extent(one: Range) -> str:
-    return f"{one.low:.3g} to {one.high:.3g}{'+' if one.open else ''}"
 
 
 def errors(part: str, score: Scores) -> Listing:
@@ -120,7 +116,7 @@ def _digits(time: float) -> str:
 
 def about_fit(found: Found, scores: Mapping[str, Scores]) -> Iterator[str]:
     """Of the constants; `scores` has what was unseen, before and after."""
-    if not found.improved:
+    if found.constants == found.begin:
         yield (
             "nothing that was tried fits this log better than what cost= says, so that it is kept"
         )

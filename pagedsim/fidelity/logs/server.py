@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import numpy as np
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.contracts import vet
+from pagedsim.core.errors import is_number
 from pagedsim.core.memory import PrefixMemory
 from pagedsim.core.source import Job, Mode
 from pagedsim.fidelity import sheets
@@ -77,8 +79,9 @@ class ExternalServer:
     def cost(self) -> CostModel:
         return self._stage.cost
 
-    @property
+    @cached_property
     def _stage(self) -> Simulation:
+        """What is built for its properties; every `serve` builds its own."""
         return self.backend.simulation(RunConfig(self.config))
 
     def serve(
@@ -402,7 +405,17 @@ class Fit:
         needed = [one.name for one in fields(cls)]
         if not isinstance(found, dict) or set(found) != set(needed):
             raise ConfigError(f"fit={path}: must hold an object with {', '.join(needed)}")
-        _check_constants(path, found["constants"])
+        constants = found["constants"]
+        if not isinstance(constants, dict) or FRONT not in constants:
+            raise ConfigError(f"fit={path}: constants must be an object that has {FRONT}")
+        for name, value in constants.items():
+            share = Constant(name).share
+            most = 1.0 if share else sys.float_info.max
+            if not is_number(value) or not 0 <= value <= most or (share and not value):
+                raise ConfigError(
+                    f"fit={path}: constants.{name}={value!r}: must be a number of 0 or more, and a "
+                    "share above 0 and at most 1"
+                )
         return cls(**found)
 
     def of(self, server: ExternalServer) -> dict[str, float]:
@@ -439,16 +452,3 @@ class Fit:
             yield f"some steps are far larger than any that was fitted: {', '.join(beyond)}"
         if self.undecided:
             yield f"the fitted log did not decide {', '.join(self.undecided)}"
-
-
-def _check_constants(path: str | Path, constants: Any) -> None:
-    if not isinstance(constants, dict) or FRONT not in constants:
-        raise ConfigError(f"fit={path}: constants must be an object that has {FRONT}")
-    for name, value in constants.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        most = 1.0 if Constant(name).share else sys.float_info.max
-        if not number or not 0 <= value <= most or (Constant(name).share and not value):
-            raise ConfigError(
-                f"fit={path}: constants.{name}={value!r}: must be a number of 0 or more, and a "
-                "share above 0 and at most 1"
-            )

@@ -252,7 +252,11 @@ def read_table(path: str | Path, stack: str | None = None) -> Table:
     with readable(file), opened(file) as text:
         table = csv.DictReader(text)
         rows = [(f"{file}:{table.line_num}", row) for row in table]
-        layout = _layout(file, table.fieldnames or ())
+        header = table.fieldnames or ()
+    layout = next((one for one in LAYOUTS.values() if set(one.columns) <= set(header)), None)
+    if layout is None:
+        known = "; or ".join(", ".join(one.columns) for one in LAYOUTS.values())
+        raise ConfigError(f"{file}: has the columns {', '.join(header):.200}: must have {known}")
     if not rows:
         raise ConfigError(f"study.tables={path}: holds no rows")
     cells, left_out = [], Counter[str]()
@@ -282,48 +286,34 @@ def _cell(row: Reader, layout: Layout, stack: str | None) -> Cell:
     return cell
 
 
-def _layout(file: Path, header: Sequence[str]) -> Layout:
-    for layout in LAYOUTS.values():
-        if set(layout.columns) <= set(header):
-            return layout
-    known = "; or ".join(", ".join(layout.columns) for layout in LAYOUTS.values())
-    raise ConfigError(f"{file}: has the columns {', '.join(header):.200}: must have {known}")
-
-
 # -- requests of a log that were alone -------------------------------------------------------------
 
 COLD_REQUESTS = 2
 """Requests at the beginning of a log that may still have waited for the server to warm up."""
 
 
-def alone(log: Log, table: str, model: ModelShape, hardware: Hardware, stack: str) -> list[Cell]:
+def alone(
+    log: Log, table: str, model: ModelShape, hardware: Hardware, stack: str
+) -> Iterator[Cell]:
     """Rows of requests that were alone from arrival to finish.
 
     What lies between their first and their last token are steps of one sequence each.
     """
-    return [
-        Cell(
+    ends = log.arrived + log.latencies.e2e
+    before = np.concatenate([[0.0], np.maximum.accumulate(ends)[:-1]])
+    after = np.concatenate([log.arrived[1:], [np.inf]])
+    for row in np.flatnonzero((log.arrived >= before) & (ends <= after)).tolist():
+        if row < COLD_REQUESTS or log.output[row] < 2:
+            continue
+        ttft, tpot = float(log.latencies.ttft[row]), float(log.latencies.tpot[row])
+        yield Cell(
             *(table, log.places[row], model, hardware, 1, stack),
             way="steps",
             prompt=int(log.prompt[row]),
             output=int(log.output[row]),
             at_once=1,
-            measured={
-                "ttft": float(log.latencies.ttft[row]),
-                "token": float(log.latencies.tpot[row]),
-            },
+            measured={"ttft": ttft, "token": tpot},
         )
-        for row in _alone(log)
-    ]
-
-
-def _alone(log: Log) -> Iterator[int]:
-    ends = log.arrived + log.latencies.e2e
-    before = np.concatenate([[0.0], np.maximum.accumulate(ends)[:-1]])
-    after = np.concatenate([log.arrived[1:], [np.inf]])
-    for row in np.flatnonzero((log.arrived >= before) & (ends <= after)).tolist():
-        if row >= COLD_REQUESTS and log.output[row] > 1:
-            yield row
 
 
 # -- published fits --------------------------------------------------------------------------------
@@ -348,15 +338,12 @@ def grid(table: str, name: str, stack: str) -> Iterator[Cell]:
             context = count * (length + ANSWER // 2)
             measured: dict[Metric, float] = {"token": cost.decode_seconds(count, context)}
             if count * length <= STEP_TOKENS:
-                measured = {"prompt": cost.step_seconds(_prompts(count, length)), **measured}
+                plan = StepPlan(0, 0.0)
+                for number in range(count):
+                    chunk = Chunk(Request(number, length), 0, length, samples=True)
+                    plan.add_chunk(chunk)
+                measured = {"prompt": cost.step_seconds(plan), **measured}
             yield Cell(
                 *(table, f"cost={name}", model, hardware, replica.tensor_parallel, stack),
                 *("steps", length, ANSWER, count, measured),
             )
-
-
-def _prompts(count: int, length: int) -> StepPlan:
-    plan = StepPlan(0, 0.0)
-    for number in range(count):
-        plan.add_chunk(Chunk(Request(number, length), 0, length, samples=True))
-    return plan

@@ -400,7 +400,7 @@ def test_a_cold_start_is_recognised() -> None:
 
 def test_two_replicas_behind_one_log_are_noted() -> None:
     """Two servers at once are faster than one can be; one of them is not."""
-    log = asked(30, rate=20.0, longest=60)
+    log, roomy = asked(30, rate=20.0, longest=60), ("memory.blocks=9000",)
     rows = [np.arange(first, 30, 2) for first in (0, 1)]
     ttft, e2e = np.empty(30), np.empty(30)
     for part in rows:
@@ -412,14 +412,14 @@ def test_two_replicas_behind_one_log_are_noted() -> None:
             latencies=Latencies(ttft[part], e2e[part], log.output[part]),
             client=[""] * len(part),
         )
-        times = serve(server(half), {**TRUE, "bandwidth_efficiency": 0.9}).latencies
+        times = serve(server(half, *roomy), {**TRUE, "bandwidth_efficiency": 0.9}).latencies
         ttft[part], e2e[part] = times.ttft, times.e2e
     both = replace(log, latencies=Latencies(ttft, e2e, log.output))
-    of = server(both)
+    of = server(both, *roomy)
     told = list(signs(of, serve(of, TRUE), TRUE))
     assert any("more than one replica may be behind this log" in line for line in told)
-    one = serve(server(log), TRUE)
-    alone = server(replace(log, latencies=one.latencies))
+    one = serve(server(log, *roomy), TRUE)
+    alone = server(replace(log, latencies=one.latencies), *roomy)
     assert list(signs(alone, one, TRUE)) == []
 
 

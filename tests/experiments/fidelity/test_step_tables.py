@@ -82,7 +82,7 @@ def test_who_was_alone_at_a_server() -> None:
     times = Latencies(e2e / 2, e2e, output)
     places = [f"log:{row}" for row in range(7)]
     log = Log(Path("log"), places, arrived, output + 100, times, [""] * 7)
-    rows = alone(log, "log", model_named("llama-2-7b"), hardware_named("h100"), "vllm-2026")
+    rows = [*alone(log, "log", model_named("llama-2-7b"), hardware_named("h100"), "vllm-2026")]
     assert [row.place for row in rows] == ["log:2", "log:5"]
     assert (rows[0].prompt, rows[0].output, rows[0].at_once) == (105, 5, 1)
     assert rows[0].measured == {"ttft": 1.0, "token": 0.25}
