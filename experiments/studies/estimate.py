@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.studies.estimate_data import MOST, Case, data_of
+from experiments.studies.estimate_arithmetic import MOST, Case, data_of
 from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
 from pagedsim.metrics.result import Listing, Row

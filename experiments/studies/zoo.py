@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from experiments.studies.compare import Decisions, check_metrics, check_overrides
-from experiments.studies.zoo_arms import Feed, by_client, every_policy, guessed
 from experiments.studies.zoo_pareto import Criterion, Plane, Ranking, draw_pareto
-from pagedsim.core import ConfigError
+from pagedsim.build import memory_class, policies
+from pagedsim.core import ConfigError, Memory, Policy, PrefixMemory
 from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.arms import Arms, by_class
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, summary_key, text_of
@@ -27,12 +28,16 @@ from pagedsim.metrics.result import Listing, Notice, of_one_kind
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
 from pagedsim.report.table import COLUMNS, comparison_rows, sections
+from pagedsim.run.backend import RunConfig, Settings, policy_of
 from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
+from pagedsim.run.parts import build, unmet
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
+from pagedsim.workload import Workload
+from policies.admission import Refusal
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,8 @@ class Zoo(Decisions):
         if not arms.runs:
             return None
         ranking = self._ranking(arms)
-        planes = self._drawn(ranking) if len(arms.arms) > 1 else []
+        every = [(Criterion(first), Criterion(second)) for first, second in self.planes]
+        planes = [plane for plane in every if len(arms.arms) > 1 and ranking.frontier(*plane)]
         caption = (
             "Means over the seeds. Named are the arms that no other beats in both (joined by a "
             f"line), and {ranking.baseline} (orange), which all are held against; the others have "
@@ -182,11 +188,6 @@ class Zoo(Decisions):
         ]
         told = [one for one in every if _told(classes, one)]
         return Ranking(classes, told)
-
-    def _drawn(self, ranking: Ranking) -> list[Plane]:
-        """The planes in which any arm has a point."""
-        every = [(Criterion(first), Criterion(second)) for first, second in self.planes]
-        return [plane for plane in every if ranking.frontier(*plane)]
 
     def notes_of_left_out(self) -> Iterator[str]:
         """Notes on omitted arms, one per reason."""
@@ -438,3 +439,99 @@ def _whose(some: Sequence[str], arms: Arms) -> str:
     if len(some) > _NAMED:
         return f"in {len(some)} of the arms: "
     return f"{', '.join(some)}: "
+
+
+# -- arms ------------------------------------------------------------------------------------------
+
+
+def every_policy(predictors: Sequence[str]) -> dict[str, list[str]]:
+    """Overrides by arm: one per policy, and one per predictor if it uses predicted lengths."""
+    arms: dict[str, list[str]] = {}
+    for name, kind in policies().items():
+        if "predictor" in kind.needs:
+            for one in predictors:
+                arms[guessed(name, one)] = [f"policy={name}", f"predictor={one}"]
+        else:
+            arms[name] = [f"policy={name}"]
+    return arms
+
+
+def guessed(name: str, predictor: str) -> str:
+    """The name of the arm of a policy with a predictor."""
+    return f"{name} by {predictor}"
+
+
+def by_client(workload: Mapping[str, Any], objectives: Mapping[str, Any]) -> dict[str, Any]:
+    """The bounds of each client, from those of the workload's classes.
+
+    Raises ConfigError for a client of several classes.
+    """
+    found: dict[str, Any] = {}
+    for name, bounds in objectives.items():
+        settings = (workload.get("classes") or {}).get(name)
+        client = (settings or {}).get("client", name)  # default is the class's name
+        clients = map(str, client) if isinstance(client, Mapping) else [str(client)]
+        for client in [] if settings is None else clients:
+            if found.setdefault(client, bounds) is not bounds:
+                raise ConfigError(
+                    f"objectives.{name}: client {client} is of other classes, too; "
+                    f"set slo.clients.{client}="
+                )
+    return found
+
+
+class Feed:
+    """Checks of policies' inputs; arms with equal workload settings share a workload."""
+
+    def __init__(self, base: Settings, seed: int) -> None:
+        """Raises ConfigError if `base`, without overrides of arms, cannot be built."""
+        self.seed = seed
+        self._workloads: dict[str, Workload] = {}
+        build(base, seed, self._workload(base))
+
+    def lacking(self, config: Settings) -> str:
+        policy, workload = policy_of(config["policy"]), self._workload(config)
+        for _, reason in unmet(policy, workload):
+            return reason
+        if any("prompts" in one.needs for one in _around(policy)) and not issubclass(
+            _memory(config), PrefixMemory
+        ):
+            kind = config["memory"]["kind"]
+            return f"goes by what is cached, and memory={kind} caches nothing; set memory=prefix"
+        return ""
+
+    def misfit(self, config: Settings) -> str:
+        try:
+            build(config, self.seed, self._workload(config))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def counts_apart(self, config: Settings) -> bool:
+        """Whether an arm's policy counts a shared prefix once per request."""
+        rules = _around(policy_of(config["policy"]))
+        return (
+            issubclass(_memory(config), PrefixMemory)
+            and self._workload(config).prompts is not None
+            and any(isinstance(one, Refusal) for one in rules)
+        )
+
+    def _workload(self, config: Settings) -> Workload:
+        whose: Mapping[str, Any] = {
+            key: config.get(key) for key in ("workload", "backend", "predictor")
+        }
+        settings = json.dumps(whose, sort_keys=True, default=str)
+        if settings not in self._workloads:
+            self._workloads[settings] = RunConfig(config, self.seed).workload()
+        return self._workloads[settings]
+
+
+def _around(policy: Policy) -> Iterator[Policy]:
+    """A policy, and those that it stands around."""
+    yield policy
+    if isinstance(inner := getattr(policy, "of", None), Policy):
+        yield from _around(inner)
+
+
+def _memory(config: Settings) -> type[Memory]:
+    return memory_class(config["memory"].get("kind", "paged"))
