@@ -386,10 +386,10 @@ def _believed(told: Sequence[Scored]) -> Iterator[str]:
     usable = [one for one in told if not one.point.mark]
     known = [one for one in usable if one.point.cell.hardware.family is not None]
     for stack, group in by(known, lambda one: one.point.cell.stack).items():
+        scores = {name: score(part) for name, part in by(group, kind_of).items()}
         parts = [
             f"{name} {percent(of.median, 0)} and {percent(of.p90, 0)}"
-            for name, part in by(group, kind_of).items()
-            if (of := score(part))
+            for name, of in scores.items()
         ]
         gpus = ", ".join(sorted({one.point.cell.hardware.name for one in group}))
         yield (

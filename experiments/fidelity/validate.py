@@ -182,17 +182,11 @@ class Validated:
         study = self.study
         log = self._log()
         cost = fitted(log)
-        regimes = [
-            measured(
-                name,
-                settings["load"],
-                settings["tolerance"],
-                self._recorded(name),
-                *self.runs.of(SIMULATED.format(name)),
-                cost,
-            )
-            for name, settings in study.regimes.items()
-        ]
+        regimes = []
+        for name, of in study.regimes.items():
+            (simulated,) = self.runs.of(SIMULATED.format(name))
+            ran = self._recorded(name)
+            regimes.append(measured(name, of["load"], of["tolerance"], ran, simulated, cost))
         served = [run for name in study.regimes for run in self._recorded(name)]
         calibration = Calibration(log, cost)
         done = Validation(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.fidelity.fairness import DATA, _alike
-from experiments.fidelity.fairness_pair import Found, Paired, Side
+from experiments.fidelity.fairness_pair import Found, Paired, Side, Weights
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.score import ClientService
@@ -125,12 +125,12 @@ def test_logs_with_different_clients_are_noted() -> None:
     first, other = (
         log([(0.0, name, 10, 10, 1.0, 10.0), (0.0, "b", 10, 10, 1.0, 20.0)]) for name in "ac"
     )
-    here = __file__, DATA  # two paths that are there
-    sides = [
-        Side(policy, *[ClientService(replace(one, path=Path(path)), one.latencies)] * 2)
-        for policy, one, path in zip(("fcfs", "vtc"), (first, other), here, strict=True)
-    ]
-    (note,) = _alike(Paired("mine", {}, Found(*[None] * 3), *sides, 1.0))  # type: ignore[arg-type]
+    sides = []
+    for policy, one, path in zip(("fcfs", "vtc"), (first, other), (__file__, DATA), strict=True):
+        got = ClientService(replace(one, path=Path(path)), one.latencies)  # two paths that exist
+        sides.append(Side(policy, got, got))
+    found = Found(Weights(*[1.0] * 6), 1, 0.0)
+    (note,) = _alike(Paired("mine", {}, found, sides[0], sides[1], 1.0))
     assert note == (
         "mine: clients are not the same in both logs, so that little can be held against each "
         "other: a only under FCFS; c only under VTC"
