@@ -26,7 +26,6 @@ from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from pagedsim.sim.model import ModelShape
@@ -294,13 +293,6 @@ def _timed(call: Callable[[], object], clock: Callable[[], float], device: str) 
 # -- figure ----------------------------------------------------------------------------------------
 
 
-def by_size(axes: Axes, sizes: Sequence[int]) -> None:
-    """Set evenly spaced ticks for block sizes."""
-    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-    tidy(axes, x="block size (tokens)")
-    axes.tick_params(axis="x", labelsize=8)
-
-
 def draw_sizes(sizes: Sequence[int], panels: Sequence[tuple[str, Sequence[Any]]]) -> Figure:
     """A panel per metric; values are numbers, or estimates with intervals."""
     columns = min(3, len(panels))
@@ -318,7 +310,9 @@ def draw_sizes(sizes: Sequence[int], panels: Sequence[tuple[str, Sequence[Any]]]
         )
         axes.set_title(title)
         axes.set_ylim(bottom=0)
-        by_size(axes, sizes)
+        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+        tidy(axes, x="block size (tokens)")
+        axes.tick_params(axis="x", labelsize=8)
     for axes in places.flat[len(panels) :]:
         axes.set_visible(False)
     margins(figure, top=0.32)
