@@ -124,10 +124,6 @@ NATIVE = (
     "deepseek-v3",
 )
 """What the native decoder computes; the last by it alone."""
-BOTH = [
-    *((name, "transformers") for name in CONFIGS if name != NATIVE[-1]),
-    *((name, "native") for name in NATIVE),
-]
 
 
 @cache

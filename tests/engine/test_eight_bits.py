@@ -63,7 +63,6 @@ def wanted(name: str, form: str) -> list[list[int]]:
         ("llama", "fp8_e4m3", "prefill_first", "paged", "recompute"),
         ("llama", "fp8_e5m2", "unified", "prefix", "swap"),
         ("mistral", "fp8_e5m2", "static", "paged", "recompute"),
-        ("qwen3", "fp8_e4m3", "unified", "prefix", "swap"),
         ("gpt2", "fp8_e4m3", "unified", "paged", "swap"),
     ],
 )

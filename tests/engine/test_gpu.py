@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,17 +85,16 @@ def wanted() -> list[list[int]]:
 
 
 @on_gpu
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap", "cheapest"])
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-def test_tokens_are_those_of_the_cpu(
-    ahead: bool, memory: str, preemption: str, batching: str, wanted: list[list[int]]
-) -> None:
-    settings: dict[str, Any] = {"memory": memory, "preemption": preemption, "batching": batching}
-    engine = made(async_scheduling=ahead, **SCARCE, **settings)
-    assert engine.runner.graphs is not None
-    assert [list(one.outputs[0].token_ids) for one in served(engine, [GREEDY])] == wanted
+def test_tokens_are_those_of_the_cpu(ahead: bool, wanted: list[list[int]]) -> None:
+    for memory, preemption, batching in product(
+        ("paged", "prefix"), ("recompute", "swap", "cheapest"), ("prefill_first", "unified")
+    ):
+        settings = {"memory": memory, "preemption": preemption, "batching": batching}
+        engine = made(async_scheduling=ahead, **SCARCE, **settings)
+        assert engine.runner.graphs is not None
+        found = [list(one.outputs[0].token_ids) for one in served(engine, [GREEDY])]
+        assert found == wanted, settings
 
 
 @on_gpu
@@ -112,16 +112,11 @@ def test_drawn_tokens_are_the_same_with_swaps_and_a_step_ahead(batching: str) ->
 
 
 @on_gpu
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *({"model_impl": name} for name in ("native", "transformers")),
-        *({"block_size": size, "blocks": 1600 // size + 8} for size in (1, 8, 16, 32, 128)),
-    ],
-    ids=str,
-)
-def test_any_forward_pass_and_block_size(settings: dict[str, Any], wanted: list[list[int]]) -> None:
-    assert answers("cuda", **settings) == wanted
+def test_any_forward_pass_and_block_size(wanted: list[list[int]]) -> None:
+    for model_impl in ("native", "transformers"):
+        assert answers("cuda", model_impl=model_impl) == wanted, model_impl
+    for size in (1, 8, 16, 32, 128):
+        assert answers("cuda", block_size=size, blocks=1600 // size + 8) == wanted, size
 
 
 @on_gpu
@@ -298,9 +293,13 @@ DRAWN = {
 
 @on_gpu
 @pytest.mark.parametrize("vocab", [1000, 50257, 128256])
-@pytest.mark.parametrize("names", [*([name] for name in DRAWN), [*DRAWN]], ids=str)
-def test_no_draw_synchronises(names: list[str], vocab: int) -> None:
+def test_no_draw_synchronises(vocab: int) -> None:
     """Alone, and all in one batch; also where tokens are forbidden."""
+    for names in (*([name] for name in DRAWN), [*DRAWN]):
+        check_draws(names, vocab)
+
+
+def check_draws(names: list[str], vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(3 * len(names), vocab, generator=generator) * 3
     rows = [
@@ -314,7 +313,7 @@ def test_no_draw_synchronises(names: list[str], vocab: int) -> None:
         draws = [sampler.draw(there, rows) for _ in range(2)]  # with new columns, and with these
     wanted = [sample.token for sample in Sampler().sample(logits, rows)]
     for draw in draws:
-        assert [sample.token for sample in draw.samples()] == wanted
+        assert [sample.token for sample in draw.samples()] == wanted, names
 
 
 # Graphs
@@ -332,8 +331,10 @@ def tokens(engine: LLMEngine) -> list[list[int]]:
 
 
 @on_gpu
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "deepseek-v3"])
+@pytest.mark.parametrize(
+    ("name", "preemption"),
+    [("mixtral", "recompute"), ("qwen3-moe", "swap"), ("deepseek-v3", "recompute")],
+)
 def test_graphs_of_experts_give_the_tokens_of_the_cpu(name: str, preemption: str) -> None:
     engine = on("cuda", model=fresh(name), preemption=preemption)
     graphs = engine.runner.graphs
@@ -409,18 +410,15 @@ def on_two(test: Any) -> Any:
 
 @on_two
 @pytest.mark.parametrize("enforce_eager", [False, True])
-@pytest.mark.parametrize("async_scheduling", [False, True])
-@pytest.mark.parametrize("preemption", ["recompute", "swap", "cheapest"])
-def test_tokens_of_two_are_those_of_one(
-    preemption: str, async_scheduling: bool, enforce_eager: bool, wanted: list[list[int]]
-) -> None:
-    engine = made(
-        preemption=preemption, async_scheduling=async_scheduling, enforce_eager=enforce_eager,
-        tensor_parallel=2, **SCARCE,
-    )  # fmt: skip
-    assert (engine.runner.graphs is None) is enforce_eager
-    outputs = served(engine, [GREEDY])
-    assert [list(output.outputs[0].token_ids) for output in outputs] == wanted
+def test_tokens_of_two_are_those_of_one(enforce_eager: bool, wanted: list[list[int]]) -> None:
+    for preemption, ahead in product(("recompute", "swap", "cheapest"), (False, True)):
+        engine = made(
+            preemption=preemption, async_scheduling=ahead, enforce_eager=enforce_eager,
+            tensor_parallel=2, **SCARCE,
+        )  # fmt: skip
+        assert (engine.runner.graphs is None) is enforce_eager
+        found = [list(output.outputs[0].token_ids) for output in served(engine, [GREEDY])]
+        assert found == wanted, (preemption, ahead)
 
 
 @on_two

@@ -93,9 +93,7 @@ def server(name: str, model_impl: str = "auto", **settings: Any) -> LLMEngine:
 @pytest.mark.parametrize(
     ("name", "model_impl", "preemption", "batching", "memory"),
     [
-        ("qwen3", "native", "recompute", "prefill_first", "paged"),
         ("qwen3", "native", "recompute", "unified", "prefix"),
-        ("qwen3", "native", "swap", "unified", "paged"),
         ("mistral", "native", "recompute", "unified", "paged"),
         ("qwen3", "transformers", "swap", "prefill_first", "paged"),
         ("gpt2", "auto", "recompute", "prefill_first", "prefix"),

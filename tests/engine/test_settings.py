@@ -287,13 +287,14 @@ def test_a_prompt_without_params_is_sampled_as_generation_config_says(tmp_path: 
     reference("llama").save_pretrained(tmp_path)
     said = {**OWN, "do_sample": True, "max_new_tokens": 5, "eos_token_id": [], "num_beams": 1}
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
-    llm = LLM(str(tmp_path), device="cpu")
+    small = {"device": "cpu", "num_gpu_blocks": 64, "max_model_len": 64}
+    llm = LLM(str(tmp_path), **small)
     assert llm.get_default_sampling_params() == SamplingParams(**OWN, max_tokens=5)
     for params, length in ((None, 5), (SamplingParams(max_tokens=9), 9)):
         (answer,) = llm.generate([[3, 4, 5]], params, use_tqdm=False)
         assert len(answer.outputs[0].token_ids) == length
-    off = LLM(str(tmp_path), device="cpu", generation_config="vllm")
-    for one in (off, LLM("tiny", device="cpu")):
+    off = LLM(str(tmp_path), **small, generation_config="vllm")
+    for one in (off, LLM("tiny", **small)):
         assert one.get_default_sampling_params() == SamplingParams()
 
 

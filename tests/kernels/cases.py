@@ -143,7 +143,7 @@ def check(out: torch.Tensor, case: Case) -> None:
     assert not found.isnan().any(), f"NaN in rows {found.isnan().any((1, 2)).nonzero().flatten()}"
     excess = ((found - inputs.answer).abs() / inputs.allowed).flatten(1).amax(1)
     worse = [f"row {i}: {x:.3g} × what is allowed" for i, x in enumerate(excess.tolist()) if x > 1]
-    assert not worse, worse
+    assert not worse, (str(case), worse)
 
 
 def _inputs(case: Case) -> Inputs:

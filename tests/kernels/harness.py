@@ -11,7 +11,7 @@ It computes products in bf16 wrongly without an error, so cases have their own d
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -38,22 +38,35 @@ def everywhere(
     large: Sequence[Any] = (),
     plain: Sequence[torch.dtype | None] = (None, torch.bfloat16),
     gpu: Sequence[torch.dtype | None] = DTYPES,
-) -> pytest.MarkDecorator:
-    """Parametrise a test by `case`, a dataclass with a dtype and a device.
+) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
+    """Run a test of one case, a dataclass with a dtype and a device, for each of them.
 
-    `plain` and `gpu` are the dtypes of plain torch and of a GPU, None for a case's own. `large` are
+    There is one test for each dtype of plain torch and of a GPU; None is a case's own. `large` are
     cases for a GPU alone.
     """
-    if INTERPRETED:
-        return pytest.mark.parametrize("case", cases, ids=str)
-    here = [replace(case, dtype=dtype or case.dtype) for dtype in plain for case in cases]
-    there = [
-        replace(case, dtype=dtype or case.dtype, device="cuda")
-        for dtype in gpu
-        for case in (*cases, *large)
-    ]
-    found = [*here, *(pytest.param(case, marks=GPU) for case in there)]
-    return pytest.mark.parametrize("case", found, ids=str)
+    found: list[Any] = [("cpu", None)] if INTERPRETED else [("cpu", dtype) for dtype in plain]
+    found += [] if INTERPRETED else [pytest.param("cuda", dtype, marks=GPU) for dtype in gpu]
+
+    def decorate(test: Callable[[Any], None]) -> Callable[..., None]:
+        @pytest.mark.parametrize(("device", "dtype"), found, ids=str)
+        def of_all(device: str, dtype: torch.dtype | None, request: pytest.FixtureRequest) -> None:
+            every = [*cases, *(large if device == "cuda" else ())]
+            if request.config.getoption("--one-case", False):
+                every = every[len(every) // 2 :][:1]
+            for case in every:
+                case = replace(case, dtype=dtype or case.dtype, device=device)
+                try:
+                    test(case)
+                except BaseException as error:
+                    error.add_note(f"in the case {case}")
+                    raise
+
+        of_all.__name__, of_all.__doc__, of_all.__module__ = (
+            test.__name__, test.__doc__, test.__module__,
+        )  # fmt: skip
+        return of_all
+
+    return decorate
 
 
 def devices(

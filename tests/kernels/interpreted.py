@@ -20,35 +20,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.kernels import attention, decode, tuning
-from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.parts import Parts, listed
 from pagedsim.kernels.tiles import Split
 from pagedsim.kernels.tuning import Cut, Entry, Heads
 from tests.kernels.cases import Case, check
 from tests.kernels.harness import HALF
-from tests.kernels.test_attention import DECODES, MIXED, SMALL, attend, decode_all
+from tests.kernels.test_attention import DECODES, MIXED, SMALL, attend, decode_all, decode_some
 
 CACHES: list[dict[str, Any]] = [
     {"cache": cache, **change}
     for cache in FORMATS
     for change in (
-        {},
         {"group": 7, "head_dim": 80, "block_size": 12, **HALF},
-        {"head_dim": 256, "window": 17, **HALF},
-        {"softcap": 50.0, "window": 20, **HALF},
+        {"softcap": 50.0, "window": 17},
     )
 ]
 EITHER = pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
 
 
-@pytest.mark.parametrize("length", [1, 3, 40])
+@pytest.mark.parametrize("length", [3, 40])
 def test_attention_in_its_own_tiles(length: int) -> None:
     case = replace(MIXED, sequences=((length, 150), (1, 2)), head_dim=32)
     check(attend(case, None), case)
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize("rows", [16, 64])
 def test_every_token_has_its_tile(rows: int) -> None:
     """Lengths about the size of a tile; with three heads a group a tile has a row to spare."""
     queries = rows // 3
@@ -72,7 +69,7 @@ def test_a_cache_of_8_bits(
 @EITHER
 @pytest.mark.parametrize(
     ("cache", "reach"),
-    [*itertools.product(FORMATS, (1e-6, 6e4)), ("fp8_e4m3", 1e-30), ("fp8_e5m2", 1e30)],
+    [("fp8_e4m3", 6e4), ("fp8_e5m2", 1e-6), ("fp8_e4m3", 1e-30), ("fp8_e5m2", 1e30)],
 )
 def test_queries_of_any_size_meet_8_bits(
     cache: str, reach: float, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -117,10 +114,10 @@ def test_all_that_8_bits_hold(
         assert torch.equal(out, numbers[0].to(dtype))
 
 
-@pytest.mark.parametrize("split", [Split(16, 16), Split(48, 4), Split(32, 1), Split(256, 2)])
+@pytest.mark.parametrize("split", [Split(16, 16), Split(48, 4), Split(32, 1)])
 def test_decode_cuts_the_context(split: Split) -> None:
     """At and beside the lengths at which there is one part more, or parts grow."""
-    for context in (split.part, split.part + 1, 256, 300):
+    for context in (split.part, split.part + 1, 200):
         case = Case(((1, context), (1, 20)), kv_heads=1, head_dim=16)
         check(decode_all(case, split), case)
     windowed = replace(case, window=100)
@@ -133,10 +130,13 @@ def test_decode_in_its_own_tiles() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(80))
+@pytest.mark.parametrize("number", range(40))
 def test_the_cross_product(number: int) -> None:
-    """Each group with each block size, in both dtypes; dims and caches in turn."""
-    crossed = [*itertools.product(range(1, 9), (1, 8, 16, 32, 128), (torch.float32, torch.float16))]
+    """Each group with each block size; dtypes, dims and caches in turn."""
+    crossed = [
+        (*both, (torch.float32, torch.float16)[sum(both) % 2])
+        for both in itertools.product(range(1, 9), (1, 8, 16, 32, 128))
+    ]
     group, size, dtype = crossed[number]
     dim, cache = (64, 80, 96, 128)[number // 2 % 4], ("auto", "fp8_e4m3")[number // 3 % 2]
     sequences = ((1, 50), (1, 0), (6, 37))
@@ -152,7 +152,7 @@ BATCH = Case(((1, 150), (1, 0), (1, 1), (1, 33), (1, 16)), kv_heads=1, head_dim=
 SPLITS = [Split(16, 16), Split(16, 4), Split(48, 1), Split(32, 2), Split(128, 8)]
 
 
-@pytest.fixture(params=SPLITS[1:4], ids=str)
+@pytest.fixture(params=SPLITS[1:3], ids=str)
 def tuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Entry]:
     """A table with an entry for the "GPU" that tensors on a CPU are on."""
     heads = Heads(1, BATCH.group, BATCH.head_dim, 4)
@@ -163,21 +163,13 @@ def tuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     tuning.decode.cache_clear()
 
 
-def decode_from_table(case: Case, which: slice = slice(None)) -> torch.Tensor:
-    i = case.inputs
-    return kernels.paged_decode(
-        i.q[which], i.k_cache, i.v_cache, i.block_tables[which], i.context_lens[which],
-        scale=case.scale, window=case.window,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_sequence_alone_and_in_a_batch(tuned: Entry, window: int | None) -> None:
     case = replace(BATCH, window=window)
-    together = decode_from_table(case)
+    together = decode_some(case)
     check(together, case)
     for n in range(len(case.sequences)):
-        assert torch.equal(decode_from_table(case, slice(n, n + 1)), together[n : n + 1])
+        assert torch.equal(decode_some(case, slice(n, n + 1)), together[n : n + 1])
 
 
 def test_a_chunk_alone_and_in_a_batch() -> None:

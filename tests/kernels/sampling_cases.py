@@ -58,15 +58,6 @@ def check_set(logits: Tensor, p: Sequence[float], keep: Keep = keep_top_p) -> No
     assert torch.equal(logits, before)
 
 
-def check_mass(logits: Tensor, p: float, keep: Keep = keep_top_p) -> None:
-    """Against real arithmetic: the set reaches p, and without its last token it does not."""
-    found = keep(logits, column([p] * len(logits), str(logits.device)))
-    for one, mine in zip(logits.double().softmax(1).tolist(), kept(found), strict=True):
-        inside = [one[token] for token in mine]
-        assert math.fsum(inside) > p - 1e-6
-        assert math.fsum(inside) - min(inside) < p + 1e-6
-
-
 def likely(rows: int, vocab: int, device: str = "cpu", rounded: bool = True) -> Tensor:
     """Logits as a model in bfloat16 gives them: a few tokens stand out, and many tie."""
     generator = torch.Generator().manual_seed(vocab)
@@ -250,22 +241,6 @@ def draws(draw: st.DrawFn) -> tuple[Tensor, list[Settings], int]:
 
 
 # -- noise -----------------------------------------------------------------------------------------
-
-WITHIN = 8
-
-
-def search(start: int, stop: int) -> list[int]:
-    """Those from `start` on, before `stop`; 2^32 take some minutes."""
-    found: list[int] = []
-    step = 1 << 17
-    for at in range(start, stop, step):
-        bits = torch.arange(at, min(at + step, stop)).int()
-        u = (bits.double() + (2.0**31 + 0.5)) * 2.0**-32
-        noise = -torch.log(-torch.log(u))
-        dropped = noise.view(torch.int64) & ((1 << 29) - 1)  # what float32 has no room for
-        near = (dropped - (1 << 28)).abs() <= WITHIN
-        found += bits[near].tolist()
-    return found
 
 
 def middles() -> Tensor:

@@ -178,7 +178,8 @@ def side_by_side(call: Call, kernel: Launched) -> None:
 
 
 def test_what_a_model_runs() -> None:
-    runs(QUICK, [90])
+    """Attention, decodes and products; the slow tests compile all kernels."""
+    runs([QUICK[place] for place in (0, 2, 8)], [90])
 
 
 @pytest.mark.slow
@@ -196,34 +197,32 @@ def test_newer_gpus() -> None:
 
 
 @pytest.mark.slow
-def test_every_mixture() -> None:
-    """Widths of Mixtral 8x7B, DeepSeek-V3 and a toy, and tokens from a decode's to a prefill's."""
-    shapes = ((8, 4096, 14336), (256, 7168, 2048), (4, 64, 48), (3, 33, 65))
-    check(
-        {
-            "kernel": "grouped", "dtype": dtype, "queries": queries, "experts": count,
-            "size": size, "inner": inner, "summed": count == 256,
-        }
-        for (count, size, inner), queries, dtype in itertools.product(
-            shapes, (1, 512, 8192), ("bfloat16", "float32")
-        )
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_every_latent() -> None:
-    """From the heads of DeepSeek-V3 to those of its smaller kin and of toys."""
-    widths = ((512, 64), (256, 32), (192, 24), (128, 32), (96, 16), (64, 16))
-    heads = itertools.cycle((4, 128, 16))
-    check(
-        {
-            "kernel": "latent", "rank": rank, "rope": rope, "heads": next(heads),
-            "chunks": chunks, "dtype": dtype,
-        }
-        for (rank, rope), chunks, dtype in itertools.product(
-            widths, (False, True), ("bfloat16", "float32")
-        )
-    )  # fmt: skip
+def test_every_mixture_and_latent() -> None:
+    """Widths of Mixtral 8x7B, DeepSeek-V3, its smaller kin and toys, for decodes and prefills."""
+    mixtures = ((8, 4096, 14336), (256, 7168, 2048), (3, 33, 65))
+    latents = ((512, 64, 128), (192, 24, 4), (64, 16, 16))
+    dtypes = ("bfloat16", "float32")
+    calls: list[Call] = [
+        *(
+            {
+                "kernel": "grouped", "dtype": dtype, "queries": queries, "experts": count,
+                "size": size, "inner": inner, "summed": count == 256,
+            }
+            for (count, size, inner), queries, dtype in itertools.product(
+                mixtures, (1, 512, 8192), dtypes
+            )
+        ),
+        *(
+            {
+                "kernel": "latent", "dtype": dtype, "rank": rank, "rope": rope, "heads": heads,
+                "chunks": chunks,
+            }
+            for (rank, rope, heads), chunks, dtype in itertools.product(
+                latents, (False, True), dtypes
+            )
+        ),
+    ]  # fmt: skip
+    check(calls)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -16,7 +16,6 @@ from pagedsim.kernels import reference
 from pagedsim.kernels.reference.sampling import LOOSE, MARGIN, above, gumbel, weights
 from tests.kernels.harness import GPU, INTERPRETED, REFERENCE
 from tests.kernels.sampling_cases import (
-    ALL,
     EVERY,
     MIXED,
     NEAR_ONE,
@@ -25,7 +24,6 @@ from tests.kernels.sampling_cases import (
     Settings,
     asked_of,
     check,
-    check_mass,
     check_set,
     close,
     column,
@@ -37,7 +35,6 @@ from tests.kernels.sampling_cases import (
     met,
     middles,
     rows_and_ps,
-    search,
     words_for,
 )
 
@@ -92,27 +89,24 @@ def test_the_set_by_buckets(case: tuple[Tensor, list[float]]) -> None:
         check_set(*case)
 
 
-@pytest.mark.parametrize(
-    "vocab", [1, 513, 5000] if INTERPRETED else [1, 511, 513, 9000, 50257, LARGE]
-)
-@pytest.mark.parametrize("p", [(0.3, 0.9, 0.999), NEAR_ONE], ids=str)
-def test_of_a_model(vocab: int, p: Sequence[float], device: str, keep: Keep) -> None:
-    check_set(likely(3, vocab, device), p, keep)
+@pytest.mark.parametrize("vocab", [1, 513, 2500] if INTERPRETED else [1, 513, 9000, 50257, LARGE])
+def test_sets_of_a_model(vocab: int, device: str, keep: Keep) -> None:
+    for p in (0.3, 0.9, 0.999), NEAR_ONE:
+        check_set(likely(3, vocab, device), p, keep)
 
 
-@pytest.mark.parametrize("case", [met(), close()], ids=["met", "close"])
-def test_between_weights(case: tuple[Tensor, list[float]], device: str, keep: Keep) -> None:
-    logits, p = case
-    few = slice(None, None, 6 if INTERPRETED else 1)
-    check_set(logits[few].to(device), p[few], keep)
+def test_sets_between_weights(device: str, keep: Keep) -> None:
+    for logits, p in met(), close():
+        few = slice(None, None, 8 if INTERPRETED else 1)
+        check_set(logits[few].to(device), p[few], keep)
 
 
 @REFERENCE
-@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 4096, 4097, 8999, 9000])
-def test_at_the_edge(count: int, device: str, keep: Keep) -> None:
+def test_sets_at_the_edge(device: str, keep: Keep) -> None:
     logits = likely(3, 9000, device, rounded=False)
     rows = weights(logits).tolist()
-    check_set(logits, [edge(row, count, side) for side, row in enumerate(rows, -1)], keep)
+    for count in (1, 2, 255, 256, 257, 4097, 9000):
+        check_set(logits, [edge(row, count, side) for side, row in enumerate(rows, -1)], keep)
 
 
 @REFERENCE
@@ -128,11 +122,6 @@ def test_ties_and_what_is_ruled_out(device: str, keep: Keep) -> None:
         [0],
         [*range(5000)],
     ]
-
-
-@pytest.mark.parametrize("p", [0.95] if INTERPRETED else [0.1, 0.9, 0.99, 1 - 1e-7])
-def test_real_arithmetic_agrees(p: float, device: str, keep: Keep) -> None:
-    check_mass(likely(2, 8192, device) if INTERPRETED else likely(3, 32000, device), p, keep)
 
 
 @REFERENCE
@@ -201,8 +190,8 @@ def test_rows_need_not_lie_side_by_side(device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@pytest.mark.parametrize("vocab", [40] if INTERPRETED else [100, 9000])
-def test_a_row_of_nans_harms_no_other_row(vocab: int, device: str) -> None:
+def test_a_row_of_nans_harms_no_other_row(device: str) -> None:
+    vocab = 40 if INTERPRETED else 9000
     logits, words = likely(3, vocab, device), words_for(3).to(device)
     with small_tiles(32):
         before = kernels.pick(logits, asked_of([EVERY] * 3, device), words)
@@ -224,17 +213,6 @@ def extremes(count: int) -> Tensor:
     )
     bits = torch.cat((*around, anywhere))
     return bits[(bits >= -(1 << 31)) & (bits < 1 << 31)].int()
-
-
-@REFERENCE
-@pytest.mark.slow
-def test_the_middles_are_all() -> None:
-    """In every 128th part of the values, one of each end among them."""
-    step = 1 << 25
-    for start in (-(1 << 31), -(1 << 29), 1 << 30, (1 << 31) - step):
-        here = [bits for bits in ALL if start <= bits < start + step]
-        assert search(start, start + step) == here
-        assert here
 
 
 @REFERENCE

@@ -16,6 +16,8 @@ from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import FORMATS
 from tests.kernels.cases import LAYER, Case, check, forget, same
 from tests.kernels.harness import DTYPES
+from tests.kernels.test_attention import attend as paged_attention
+from tests.kernels.test_attention import decode_some
 from tests.kernels.test_mixtures import Mixture, drawn
 
 pytestmark = [
@@ -61,45 +63,25 @@ def attend(case: Case, batch: AttentionBatch | None = None) -> torch.Tensor:
 
 
 @EACH_DTYPE
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_step(change: dict[str, Any], dtype: torch.dtype) -> None:
-    case = replace(MIXED, dtype=dtype, **change)
-    check(attend(case), case)
+def test_mixed_steps(dtype: torch.dtype) -> None:
+    for change in CHANGES:
+        case = replace(MIXED, dtype=dtype, **change)
+        check(attend(case), case)
 
 
 @EACH_DTYPE
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_decodes_both_ways(change: dict[str, Any], dtype: torch.dtype) -> None:
-    case = replace(DECODES, dtype=dtype, **change)
-    i = case.inputs
-    masks: dict[str, Any] = {
-        "scale": case.scale,
-        "window": case.window,
-        "softcap": case.softcap,
-        "rows": i.rows,
-    }
-    args = (i.q, i.k_cache, i.v_cache, i.block_tables)
-    check(kernels.paged_decode(*args, i.context_lens, **masks), case)
-    flat = kernels.paged_attention(*args, i.query_start, i.context_lens, max_query_len=1, **masks)
-    check(flat, case)
+def test_decodes_by_both_kernels(dtype: torch.dtype) -> None:
+    for change in CHANGES:
+        case = replace(DECODES, dtype=dtype, **change)
+        check(decode_some(case), case)
+        check(paged_attention(case), case)
 
 
-def test_a_sequence_does_not_feel_its_neighbours() -> None:
+def test_a_decode_is_independent_of_the_batch() -> None:
     case = replace(DECODES, dtype=torch.bfloat16, head_dim=128)
-    i = case.inputs
-    many = kernels.paged_decode(
-        i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=case.scale
-    )
+    together = decode_some(case)
     for n in range(len(case.sequences)):
-        alone = kernels.paged_decode(
-            i.q[n : n + 1],
-            i.k_cache,
-            i.v_cache,
-            i.block_tables[n : n + 1],
-            i.context_lens[n : n + 1],
-            scale=case.scale,
-        )
-        assert torch.equal(alone, many[n : n + 1])
+        assert torch.equal(decode_some(case, slice(n, n + 1)), together[n : n + 1])
 
 
 @pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
@@ -121,8 +103,10 @@ def test_parts_are_merged_alike_every_time(cache: str) -> None:
     assert torch.equal(first.unflatten(0, (40, 7)), first[:7].expand(40, -1, -1, -1))
 
 
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize(("softcap", "cache"), [(None, "auto"), (30.0, "auto"), (None, "fp8_e4m3")])
+@pytest.mark.parametrize(
+    ("window", "softcap", "cache"),
+    [(None, None, "auto"), (100, 30.0, "auto"), (100, None, "fp8_e4m3")],
+)
 def test_a_graph_holds_a_decode_step(window: int | None, softcap: float | None, cache: str) -> None:
     """Captured with padding alone, replayed on batches that it has not seen."""
     case = replace(DECODES, dtype=torch.bfloat16, window=window, softcap=softcap, cache=cache)

@@ -19,7 +19,7 @@ from tests.engine.models.serving import alone, equal, served, staggered, texts
 from tests.engine.models.test_native import DENSE, drawn
 from tests.engine.parallel.together import at_once, groups, shards
 
-LENGTHS = (14, 1, 9)
+LENGTHS = (10, 1, 5)
 
 
 def split(config: PreTrainedConfig) -> list[int]:

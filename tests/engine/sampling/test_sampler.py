@@ -29,14 +29,11 @@ from pagedsim.engine.sampler import (
     penalties,
     places,
     stream_key,
-    words_of,
 )
 from pagedsim.kernels.reference.sampling import (
-    hashed,
     keep_min_p,
     keep_top_k,
     keep_top_p,
-    token_hashes,
 )
 
 GREEDY = SamplingParams(temperature=0)
@@ -92,43 +89,6 @@ def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
 
 
 # Truncation
-
-
-def test_ties_and_bounds_of_truncation() -> None:
-    equal_to_the_last = torch.tensor([[1.0, 4.0, 1.0, 1.0]])
-    assert kept(keep_top_k(equal_to_the_last, column(2))) == [[0, 1, 2, 3]]
-    logits = torch.tensor([[0.3, 0.2, 0.4, 0.1]]).log()
-    for p, tokens in ((0.4, [2]), (0.41, [0, 2]), (0.69, [0, 2]), (0.71, [0, 1, 2])):
-        assert kept(keep_top_p(logits, column(p - 1e-6, dtype=torch.float64))) == [tokens]
-    found = kept(keep_top_p(torch.zeros(1, 1000), column(0.3, dtype=torch.float64)))
-    assert found == [[*range(300)]]  # of equally probable tokens the first
-
-
-DISTRIBUTIONS = st.lists(st.integers(-60, 60), min_size=2, max_size=40, unique=True).map(
-    lambda steps: [step * 0.13 for step in steps]
-)
-
-
-@given(DISTRIBUTIONS, st.integers(1, 40), st.floats(0.01, 0.999), st.floats(0.001, 1))
-def test_truncation_is_that_of_plain_python(x: list[float], k: int, p: float, m: float) -> None:
-    logits = torch.tensor([x])
-    k = min(k, len(x))
-    order = sorted(range(len(x)), key=lambda i: -x[i])
-    assert kept(keep_top_k(logits, column(k))) == [sorted(order[:k])]
-    weights = [math.exp(x[i] - x[order[0]]) for i in order]
-    reached, nucleus = 0.0, 0
-    while reached < p * sum(weights):
-        reached += weights[nucleus]
-        nucleus += 1
-    if (
-        abs(reached - p * sum(weights)) > 1e-5
-        and abs(reached - weights[nucleus - 1] - p * sum(weights)) > 1e-5
-    ):
-        got = keep_top_p(logits, column(p, dtype=torch.float64))
-        assert kept(got) == [sorted(order[:nucleus])]
-    if all(abs(weight - m) > 1e-5 for weight in weights[1:]):
-        expected = sorted(i for i, weight in zip(order, weights, strict=True) if weight >= m)
-        assert kept(keep_min_p(logits, column(math.log(m)))) == [expected]
 
 
 @pytest.mark.parametrize("vocab", [64, 10_000])
@@ -286,46 +246,12 @@ def test_a_row_does_not_depend_on_the_batch(rows: list[Row], vocab: int) -> None
 # Noise
 
 
-KEYS = [stream_key(11, index) for index in range(64)]
-
-
-def test_bits_are_those_of_plain_arithmetic() -> None:
-    """Wrapping multiplications and shifts without a sign, as Python's integers spell them out."""
-    words = words_of(KEYS[:4], [0, 1, 2, 900])
-    hashes = token_hashes(1000, torch.device("cpu"))
-    got = hashed(hashes, words[:, :1], words[:, 1:]).numpy()
-    for row in range(4):
-        low, high = (int(word) & 0xFFFFFFFF for word in words[row])
-        want = [scrambled(scrambled(token + 1, 0) ^ low, high) for token in range(1000)]
-        assert got[row].view(np.uint32).tolist() == want
-
-
-def scrambled(x: int, middle: int) -> int:
-    mask = 0xFFFFFFFF
-    x ^= x >> 16
-    x = (x * 0x7FEB352D + middle) & mask
-    x ^= x >> 15
-    x = (x * 0x846CA68B) & mask
-    return x ^ (x >> 16)
-
-
 def test_these_values_never_change() -> None:
     """Outputs of a seed are promised to stay."""
     assert [stream_key(0), stream_key(-1, 3)] == [0xA706DD2F4D197E6F, 0xED4D5ED4A6EA59B4]
     assert gumbel([stream_key(5)], [7], 4)[0].tolist() == pytest.approx(
         [0.7191, -0.02944, 0.7285, -0.2977], abs=1e-5
     )
-
-
-def test_a_row_does_not_depend_on_the_others() -> None:
-    positions = list(range(64))
-    together = gumbel(KEYS, positions, 777)
-    alone = torch.cat([gumbel([k], [p], 777) for k, p in zip(KEYS, positions, strict=True)])
-    assert torch.equal(together, alone)
-    order = torch.randperm(64).tolist()
-    mixed = gumbel([KEYS[i] for i in order], [positions[i] for i in order], 777)
-    assert torch.equal(mixed, together[order])
-    assert torch.equal(gumbel(KEYS, positions, 100), together[:, :100])
 
 
 # On a GPU that is not there: whatever is asked for, the host waits for nothing

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
-from pagedsim.engine.detokenizer import Text, first_stop, held_back
+from pagedsim.engine.detokenizer import Text
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import CompletionOutput, RequestOutput
 from pagedsim.engine.sampler import Sample, gumbel, stream_key
@@ -280,19 +280,6 @@ def test_where_tokens_are_cut_makes_no_difference(
     assert whole.startswith(text + (found or ""))
 
 
-@given(st.text("ab", max_size=9), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_held_back_is_the_longest_beginning(text: str, stops: list[str]) -> None:
-    beginnings = {stop[:size] for stop in stops for size in range(len(stop))} | {""}
-    sizes = [size for size in range(len(text) + 1) if text[len(text) - size :] in beginnings]
-    assert held_back(text, stops) == max(sizes)
-
-
-def test_only_what_ends_after_the_known_text_is_found() -> None:
-    assert first_stop("stop stop", ("stop",)) == ("stop", 0)
-    assert first_stop("stop stop", ("stop",), known=4) == ("stop", 5)
-    assert first_stop("stop stop", ("stop",), known=9) is None
-
-
 # Outputs
 
 
@@ -355,19 +342,6 @@ def test_n_sequences_are_those_that_single_requests_would_sample() -> None:
             noise = gumbel([key], [position], VOCAB)
             assert token == int((logits(PROMPT + text) + noise).argmax())
             text.append(token)
-
-
-def test_a_seed_makes_the_output_independent_of_everything_else() -> None:
-    params = SamplingParams(n=2, seed=6, max_tokens=10)
-    alone = lines(served(params, seed=1))
-    crowded = engine(seed=77)
-    for name in ("x", "y", "z"):
-        crowded.add_request(name, PROMPT, SamplingParams(n=2, max_tokens=10))
-    crowded.step()
-    crowded.add_request("a", PROMPT, params)
-    outputs = run(crowded)
-    assert lines(outputs["a"]) == alone
-    assert len({str(lines(output)) for output in outputs.values()}) == 4
 
 
 # With little memory
