@@ -177,6 +177,21 @@ def test_a_request_held_before_decode_is_routed_when_counts_are_renewed() -> Non
     assert finished(rows, Central(slots=1), 2.5, ("prefill", "decode")) == [5.0, 7.0]
 
 
+class ShortFirst(Router):
+    """Prompts of more than 3 tokens are held back while replica 0 has requests."""
+
+    holds = True
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
+        return None if replicas[0].requests and request.prompt_len > 3 else replicas[0]
+
+
+def test_a_request_held_after_the_last_departure_is_routed_when_counts_are_renewed() -> None:
+    """The counts of 4.5 have request 1, which leaves at 6; they are renewed at 8.5."""
+    rows = [(0.0, 3, 4), (3.5, 3, 2), (4.5, 3, 1), (6.5, 4, 1)]
+    assert finished(rows, ShortFirst(), 4.0) == [4.0, 6.0, 6.0, 9.5]
+
+
 class Never(Router):
     """Only the first request is served; counts are read each time."""
 

@@ -18,8 +18,7 @@ from pagedsim.build import ROUTERS, make_memory, make_router, make_scheduler
 from pagedsim.core import ConfigError, Request, Scheduler
 from pagedsim.fleet.link import Network
 from pagedsim.run.objects import make, seeded
-from policies.routing.llumnix import Llumnix
-from policies.routing.router import Move, Refusal, Replica, Replicas, Router
+from policies.routing.router import Refusal, Router
 from tests.fleet.fleets import served
 from tests.policies.routing.fakes import Fake, Fleet, fleet, named
 from tests.sim.harness import Jobs
@@ -300,30 +299,6 @@ def test_it_serves_where_prompts_and_answers_are_apart(name: str) -> None:
     roles = ("prefill", "prefill", "decode", "decode", "both")
     requests = table(name, [scheduler() for _ in roles], rate=30.0, roles=roles)
     assert set(requests["replica"].to_pylist()) & {2, 3}
-
-
-class Watched(Llumnix):
-    """Sends to each in turn, and keeps the moves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moves: list[Move] = []
-
-    def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
-        return replicas[int(request.id) % len(replicas)]
-
-    def migrate(self, replicas: Replicas, now: float) -> list[Move]:
-        moves = [*super().migrate(replicas, now)]
-        self.moves += moves
-        return moves
-
-
-def test_llumnix_moves_running_requests_from_the_crowded_to_the_free() -> None:
-    """One has so little memory that its requests grow out of it."""
-    router = Watched()
-    table(router, [scheduler(blocks) for blocks in (40, 400, 400)], rate=30.0)
-    assert {move.source.index for move in router.moves} == {0}
-    assert len(router.moves) > 10
 
 
 @pytest.mark.parametrize(
