@@ -183,7 +183,7 @@ def test_stopped_requests_leave_in_the_order_of_the_batch(stopped: list[str]) ->
     server = Server(4, batching="unified", cache=True)
     server.add("a", range(4))
     server.add("b", range(4, 8), max_tokens=len(stopped))
-    ends = dict.fromkeys(reversed(stopped), "stop")
+    ends: dict[int | str, str] = dict.fromkeys(reversed(stopped), "stop")
     assert server.commit(server.plan(), {"a": 1, "b": 2}, ends) == ["a", "b"]
 
 
