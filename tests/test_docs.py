@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import importlib
 import importlib.util
@@ -266,33 +265,6 @@ def test_every_group_stands_on_its_page() -> None:
     assert groups - named == set()
 
 
-def test_every_option_begins_with_what_it_is() -> None:
-    """The reference of the site is made from these comments."""
-    for path in (ROOT / "conf").glob("*/*.yaml"):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        first = lines[lines[0].startswith("# @package")]
-        assert first.startswith("# ") and len(first) > 12, path
-
-
-@pytest.mark.parametrize("kind", ["Config", "Serve", "Server", "Slo", "Qoe"])
-def test_every_setting_says_what_it_means(kind: str) -> None:
-    [node] = (
-        node
-        for node in ast.parse((ROOT / "pagedsim/config.py").read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name == kind
-    )
-    silent = [
-        ast.unparse(field)
-        for field, after in zip(node.body, [*node.body[1:], None], strict=True)
-        if isinstance(field, ast.AnnAssign)
-        and ast.unparse(field.annotation) not in ("Any", "Server", "Slo", "Qoe")
-        and not isinstance(after, ast.Expr)
-    ]
-    as_in_config = {"tensor_parallel", "pipeline_parallel", "expert_parallel", "kv_cache_dtype"}
-    known = {*as_in_config, "quantization"} if kind == "Serve" else set()
-    assert [one for one in silent if kind != "Serve" or one.split(":")[0] not in known] == []
-
-
 def test_every_file_on_the_map_exists() -> None:
     there = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*")} | {*FOLDERS}
     there |= {path.name for path in ROOT.glob("*.py")}
@@ -417,12 +389,6 @@ def test_an_example_runs(
     monkeypatch.setattr(sys, "argv", [str(script)])
     runpy.run_path(str(script), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) >= 2
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_an_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None:
-    said = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
-    assert said and f"python docs/examples/{script.name}" in said
 
 
 def test_the_index_has_them_all() -> None:

@@ -80,23 +80,16 @@ def test_the_settings_of_the_manual_page_are_the_configuration_s(call: Call) -> 
         assert value == ("null" if there is None else str(there).lower()), key
 
 
-@pytest.mark.slow
-def test_info_works(tmp_path: Path) -> None:
-    done = command(tmp_path, "--info", "config")
-    assert done.returncode == 0
-    assert "policies.ordering.FCFS" in done.stdout
-
-
 # -- a run -----------------------------------------------------------------------------------------
 
 
-def test_the_default_ends_with_a_table_a_report_and_plots(tmp_path: Path) -> None:
-    done = command(tmp_path, "seeds=2", "hydra.run.dir=out")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Against fcfs, priority" in done.stdout
-    assert "results   out\nreport    out/report.html\ntimeline  out/timeline.json" in done.stdout
-    assert "tracking  out/wandb  (3 runs; `wandb sync` uploads them)" in done.stdout
-    out = tmp_path / "out"
+def test_the_default_ends_with_a_table_a_report_and_plots(call: Call) -> None:
+    code, text, errors = call("seeds=2", "workload.requests=200", "hydra.run.dir=out")
+    assert (code, errors) == (0, "")
+    assert "Against fcfs, priority" in text
+    assert "results   out\nreport    out/report.html\ntimeline  out/timeline.json" in text
+    assert "tracking  out/wandb  (3 runs; `wandb sync` uploads them)" in text
+    out = Path("out")
     assert {path.name for path in out.iterdir()} == {
         *("comparison.csv", "config.yaml", "plots", "report.html", "result.json"),
         *("runs", "timeline.json", "wandb"),
@@ -118,7 +111,7 @@ def test_results_lie_in_a_folder_named_after_time_and_experiment(call: Call) -> 
     assert Path(folder, "runs/run/seed-0/steps.parquet").is_file()
 
 
-def test_a_policy_of_ones_own_beside_you(tmp_path: Path) -> None:
+def test_a_policy_in_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "longest.py").write_text(
         "from pagedsim.core import Policy\n\n\n"
         "class Longest(Policy):\n"
@@ -143,7 +136,7 @@ def test_a_policy_of_ones_own_beside_you(tmp_path: Path) -> None:
     assert tables[0].read_bytes() != tables[1].read_bytes()
 
 
-def test_what_was_cut_and_rejected_is_said_once_and_recorded(call: Call) -> None:
+def test_cut_and_rejected_requests_are_noted_once_and_recorded(call: Call) -> None:
     rows = ["arrived_at,num_prefill_tokens,num_decode_tokens"]
     rows += ["0,100,100", "1,900,50", "2,100,700", "3,100,10"]
     Path("trace.csv").write_text("\n".join(rows) + "\n")
@@ -169,11 +162,6 @@ def test_what_was_cut_and_rejected_is_said_once_and_recorded(call: Call) -> None
     }
 
 
-def test_goodput_joins_the_table_where_there_is_an_objective(call: Call) -> None:
-    _, text, _ = call("experiment=single", "jobs=1", "seeds=1", *QUICK, "slo.ttft=0.2")
-    assert "Goodput" in text
-
-
 # -- the same bytes --------------------------------------------------------------------------------
 
 
@@ -191,14 +179,12 @@ def test_the_same_seed_gives_the_same_bytes(call: Call, tmp_path: Path) -> None:
         *("experiment=preemption", "seeds=2", "tracking=none", "report=false"),
         *("workload.requests=80", "workload.rate=20", "memory.blocks=400"),
     )
-    for name in ("one", "two"):
-        done = command(tmp_path, *words, "jobs=2", f"hydra.run.dir={name}")
-        assert (done.returncode, done.stderr) == (0, "")
+    done = command(tmp_path, *words, "jobs=2", "hydra.run.dir=one")
+    assert (done.returncode, done.stderr) == (0, "")
     for name, more in {"here": "jobs=1", "slow": "backend.fast_forward=false"}.items():
         assert call(*words, "jobs=1", more, f"hydra.run.dir={name}")[0] == 0
     one = tables(tmp_path / "one")
     assert len(one) == 4 * 2 * len(TABLES)
-    assert tables(tmp_path / "two") == one
     assert tables(tmp_path / "here") == one
     assert tables(tmp_path / "slow") == one
     steps = pq.read_table(tmp_path / "one/runs/swap/seed-0/steps.parquet")
@@ -238,18 +224,16 @@ def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
     ("signal_to", "number"),
     [
         ("group", signal.SIGINT),  # a Ctrl-C
-        ("parent", signal.SIGTERM),  # `kill`
-        pytest.param("group", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("parent", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("parent", signal.SIGTERM, marks=pytest.mark.slow),  # `kill`
     ],
 )
-def test_who_is_asked_to_stop_leaves_what_there_is(
+def test_a_stopped_study_leaves_its_complete_runs(
     tmp_path: Path, signal_to: str, number: signal.Signals
 ) -> None:
     process = begin(tmp_path, *LONG)
     out = tmp_path / "out"
     wait_for(out / "runs/short/seed-0/run.json")
-    time.sleep(0.5)  # the long one is under way
+    time.sleep(0.3)  # the long one is under way
     (os.killpg if signal_to == "group" else os.kill)(process.pid, number)
     text, errors = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -268,30 +252,15 @@ def test_who_is_asked_to_stop_leaves_what_there_is(
         os.killpg(process.pid, 0)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
-def test_a_single_process_too(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_single_process_stops(tmp_path: Path) -> None:
     process = begin(tmp_path, *LONG, "jobs=1", "report=false")
     wait_for(tmp_path / "out/runs/short/seed-0/run.json")
-    time.sleep(0.5)
-    os.killpg(process.pid, number)
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors.startswith("pagedsim: interrupted: 1 of 2 runs is complete")
     assert len(errors.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_runs_that_wait_for_a_process_are_not_begun(tmp_path: Path) -> None:
-    process = begin(tmp_path, *LONG, "seeds=40")
-    wait_for(tmp_path / "out/runs/short/seed-0/run.json")
-    time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert errors.startswith("pagedsim: interrupted: ") and len(errors.splitlines()) == 1
-    assert len(list((tmp_path / "out/runs").glob("*/*"))) < 10
 
 
 @pytest.mark.slow
@@ -322,34 +291,27 @@ def test_a_study_goes_on_where_it_ended(call: Call) -> None:
     assert (run / "seed-1/run.json").stat().st_mtime_ns > before[1]
 
 
-def test_another_configuration_is_run_again(call: Call) -> None:
-    words = ("experiment=single", "jobs=1", "seeds=1", *QUICK, "hydra.run.dir=out")
-    call(*words)
-    assert "kept" in call(*words, "tracking.project=other")[1]  # which changes no run
-    assert "kept" not in call(*words, "server.max_seqs=3")[1]
-
-
 # -- sweeps ----------------------------------------------------------------------------------------
 
 
-def test_a_sweep_ends_with_a_table_and_names_what_failed(tmp_path: Path) -> None:
-    words = (
-        *("-m", "experiment=single", "memory.block_size=8,16", "workload.rate=5,-1", "seeds=2"),
+def test_a_sweep_ends_with_a_table_and_names_what_failed(call: Call) -> None:
+    code, text, errors = call(
+        *("-m", "experiment=single", "memory.block_size=8,16", "workload.rate=5,-1", "seeds=1"),
         *("tracking=none", "report=false", "hydra.sweep.dir=out", "workload.requests=20"),
+        "hydra/launcher=basic",
     )
-    done = command(tmp_path, *words)
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
+    assert code == 1
+    assert errors.splitlines() == [
         f"pagedsim: job {job} (memory.block_size={size}, workload.rate=-1): "
         "workload.rate=-1: must be a number above 0"
         for job, size in ((1, 8), (3, 16))
     ]
-    assert re.search(r"^ +job +block_size +rate ", done.stdout, re.MULTILINE)
-    assert re.search(r"^ +0 +8 +5 ", done.stdout, re.MULTILINE)
-    assert re.search(r"^ +2 +16 +5 ", done.stdout, re.MULTILINE)
-    assert done.stdout.splitlines()[-2:] == ["results   out", "table     out/sweep.csv"]
-    assert (tmp_path / "out/2/runs/run/seed-1/steps.parquet").is_file()
-    header, *rows = (tmp_path / "out/sweep.csv").read_text().splitlines()
+    assert re.search(r"^ +job +block_size +rate ", text, re.MULTILINE)
+    assert re.search(r"^ +0 +8 +5 ", text, re.MULTILINE)
+    assert re.search(r"^ +2 +16 +5 ", text, re.MULTILINE)
+    assert text.splitlines()[-2:] == ["results   out", "table     out/sweep.csv"]
+    assert Path("out/2/runs/run/seed-0/steps.parquet").is_file()
+    header, *rows = Path("out/sweep.csv").read_text().splitlines()
     assert header.startswith("job,memory.block_size,workload.rate,ttft_mean,ttft_p99,")
     assert len(rows) == 2
 
@@ -370,7 +332,7 @@ def test_a_sweep_into_a_folder_of_another_shows_its_own_jobs(call: Call) -> None
     assert len(Path("out/sweep.csv").read_text().splitlines()) == 3
 
 
-def test_a_sweep_that_was_stopped_says_how_to_go_on(call: Call, tmp_path: Path) -> None:
+def test_a_stopped_sweep_names_the_command_that_resumes_it(call: Call, tmp_path: Path) -> None:
     process = begin(
         tmp_path,
         *("-m", "experiment=single", "tracking=none", "report=false", "workload.rate=20"),
@@ -397,7 +359,7 @@ def test_options_may_stand_anywhere(call: Call) -> None:
     assert OmegaConf.create(text).seeds == 7
 
 
-def test_a_study_of_ones_own(call: Call) -> None:
+def test_a_study_of_a_user(call: Call) -> None:
     own = Path("studies/experiment/mine.yaml")
     own.parent.mkdir(parents=True)
     given = (ROOT / "conf/experiment/single.yaml").read_text()
@@ -414,7 +376,7 @@ def test_the_version_is_ours(call: Call) -> None:
     assert call("--version")[1] == f"pagedsim {pagedsim.__version__}, {built()}\n"
 
 
-def test_what_a_replay_does_not_read_is_told(call: Call) -> None:
+def test_settings_that_a_replay_does_not_read_are_noted(call: Call) -> None:
     words = ("run=nowhere", "batching=static", "server.max_seqs=3", "hydra.run.dir=here")
     _, said, _ = call("experiment=replay", *words)
     assert said.splitlines() == [
@@ -427,13 +389,11 @@ def test_what_a_replay_does_not_read_is_told(call: Call) -> None:
     ("words", "word", "meant"),
     [
         ("srve port=0", "srve", "serve"),
-        ("server", "server", "serve"),
-        ("benchmark url=localhost:8000", "benchmark", "bench"),
         ("--cfg job help", "help", "--help"),
         ("policy", "policy", "policies"),
     ],
 )
-def test_a_first_word_that_is_no_setting_is_told_what_commands_there_are(
+def test_an_unknown_command_lists_the_commands(
     call: Call, words: str, word: str, meant: str
 ) -> None:
     assert call(*words.split()) == (
@@ -444,7 +404,7 @@ def test_a_first_word_that_is_no_setting_is_told_what_commands_there_are(
     )
 
 
-def test_what_is_offered_instead_of_a_mean_that_is_out_of_reach_composes(call: Call) -> None:
+def test_the_workload_suggested_for_an_unreachable_mean_composes(call: Call) -> None:
     words = ("experiment=single", "workload.max_len=301", "workload.requests=20", "seeds=1")
     quiet = ("tracking=none", "report=false", "hydra.run.dir=out")
     code, _, errors = call(*words, *quiet)

@@ -167,49 +167,29 @@ def test_a_command_leaves_out_what_it_does_not_need(tmp_path: Path) -> None:
     assert left_out(LIGHT, tmp_path, "sys.modules") == ""
 
 
-@pytest.mark.slow
-def test_a_worker_leaves_out_what_only_the_report_needs(tmp_path: Path) -> None:
-    """Both of a study's processes say what they have, though the study draws and tracks."""
-    words = ("experiment=fcfs_vs_priority", "seeds=1", "workload.requests=3", "jobs=2")
-    watch = (
-        "import pagedsim.run.pool as pool; run_job = pool.run_job\n"
-        "def run(*words):\n"
-        "    made = run_job(*words)\n"
-        "    pathlib.Path(made.arm).write_text(' '.join(HEAVY & set(sys.modules)))\n"
-        "    return made\n"
-        "pool.run_job = run"
-    )
-    left_out([words], tmp_path, "set()", watch)
-    assert [(tmp_path / arm).read_text() for arm in ("fcfs", "priority")] == ["", ""]
+SAVINGS = """
+import atexit, gc, runpy, sys, yaml
+from omegaconf._utils import get_yaml_loader
+from pagedsim.config import register
+from pagedsim.report.style import drawing, new_figure
+
+with drawing():
+    new_figure(1).subplots()
+from matplotlib.lines import Line2D  # its documentation is written when it is imported
+register({})
+fast_yaml = not yaml.__with_libyaml__ or issubclass(get_yaml_loader(), yaml.CSafeLoader)
+docs = "agg_filter" in Line2D.__init__.__doc__
+atexit.register(lambda: print(docs, fast_yaml, gc.get_freeze_count() > 10_000))
+sys.argv = ["pagedsim", "policies", "--help"]
+runpy.run_module("pagedsim", run_name="__main__", alter_sys=True)
+"""
 
 
-SAVINGS = {
-    "artists": (
-        "from pagedsim.report.style import drawing, new_figure\n"
-        "with drawing(): new_figure(1).subplots()\n"
-        "from matplotlib.lines import Line2D\n"
-        "print('agg_filter' in Line2D.__init__.__doc__)"
-    ),
-    "configurations": (
-        "import yaml; from omegaconf._utils import get_yaml_loader as loader\n"
-        "from pagedsim.config import register; register({})\n"
-        "print(yaml.__with_libyaml__ and not issubclass(loader(), yaml.CSafeLoader))"
-    ),
-    "garbage": (
-        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() < 10_000))\n"
-        "import runpy, sys; sys.argv = ['pagedsim', 'policies', '--help']\n"
-        "runpy.run_module('pagedsim', run_name='__main__', alter_sys=True)"
-    ),
-}
-"""What says at its end whether more is done than need be: a page on all that each artist can be
-told, YAML read in Python, objects looked through once more to end."""
-
-
-@pytest.mark.parametrize("code", SAVINGS.values(), ids=SAVINGS)
-def test_unused_work_of_a_library_is_left_out(code: str, tmp_path: Path) -> None:
-    child = in_a_child(code, tmp_path)
+def test_unused_work_of_a_library_is_left_out(tmp_path: Path) -> None:
+    """No documentation of matplotlib's artists, no YAML in Python, no collection at exit."""
+    child = in_a_child(SAVINGS, tmp_path)
     assert (child.returncode, child.stderr) == (0, "")
-    assert child.stdout.splitlines()[-1] == "False"
+    assert child.stdout.splitlines()[-1] == "False True True"
 
 
 def left_out(
@@ -254,45 +234,15 @@ def plant(root: Path, files: dict[str, str]) -> list[str]:
     return violations(root)
 
 
-def test_a_clean_tree_passes(tmp_path: Path) -> None:
-    files = {
-        "pagedsim/core/a.py": "import heapq\nfrom . import b\nfrom .b import x\n",
-        "pagedsim/core/b.py": (
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nx = 1\n"
-        ),
-        "policies/mine.py": "from pagedsim.core.b import x\nfrom policies.other import y\n",
-        "kernels/cache.py": "import torch\nimport triton.language as tl\n",
-        "pagedsim/__main__.py": "import hydra\nimport pagedsim.run\n",
-    }
-    assert plant(tmp_path, files) == []
-
-
-def test_a_violation_names_place_import_and_what_is_allowed(tmp_path: Path) -> None:
-    files = {"policies/mine.py": "import heapq\n\n\ndef rank():\n    import numpy.random as r\n"}
-    assert plant(tmp_path, files) == [
-        "policies/mine.py:5: policies imports numpy.random; "
-        "allowed: itself, the standard library, pagedsim.core"
-    ]
-
-
 @pytest.mark.parametrize(
     ("path", "source", "target"),
     [
-        ("pagedsim/core/a.py", "import simpy", "simpy"),
         ("pagedsim/core/a.py", "from pagedsim import sim", "pagedsim.sim"),
         ("pagedsim/core/a.py", "from ..sim.run import go", "pagedsim.sim.run"),
-        ("pagedsim/core/a.py", "import pagedsim.sim.run as r", "pagedsim.sim.run"),
         ("pagedsim/core/__init__.py", "from ..sim import run", "pagedsim.sim.run"),
         ("pagedsim/core/a.py", "try:\n    import numpy\nexcept ImportError: pass", "numpy"),
         ("pagedsim/core/a.py", "if TYPE_CHECKING: pass\nelse: import numpy", "numpy"),
-        ("pagedsim/core/a.py", "import_module('numpy.linalg')", "numpy.linalg"),
         ("pagedsim/core/a.py", "__import__('torch')", "torch"),
-        ("pagedsim/sim/run.py", "import torch.nn", "torch.nn"),
-        ("pagedsim/engine/a.py", "from omegaconf import OmegaConf", "omegaconf"),
-        ("pagedsim/engine/a.py", "import pagedsim.sim.run", "pagedsim.sim.run"),
-        ("kernels/a.py", "import numpy", "numpy"),
-        ("kernels/a.py", "import pagedsim.core", "pagedsim.core"),
-        ("experiments/a.py", "import pagedsim.__main__", "pagedsim.__main__"),
     ],
 )
 def test_the_checker_finds(path: str, source: str, target: str, tmp_path: Path) -> None:
@@ -303,21 +253,6 @@ def test_the_checker_finds(path: str, source: str, target: str, tmp_path: Path) 
 def test_a_room_without_a_rule_is_refused(tmp_path: Path) -> None:
     (found,) = plant(tmp_path, {"pagedsim/attic/a.py": "import os"})
     assert found == "pagedsim/attic/a.py:1: no rule for pagedsim.attic; add one to RULES"
-
-
-def test_a_cycle_is_found_though_it_is_for_types_alone(tmp_path: Path) -> None:
-    typing = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
-    files = {
-        "pagedsim/core/__init__.py": "from pagedsim.core.a import x\n",
-        "pagedsim/core/a.py": "from pagedsim.core.b import y\n",
-        "pagedsim/core/b.py": "from pagedsim.core.memory import z\n",
-        "pagedsim/core/memory/__init__.py": f"{typing}from pagedsim.core.a import x\nz = 1\n",
-    }
-    plant(tmp_path, files)
-    found = cycle(tmp_path, "pagedsim.core")
-    assert set(found) == {"pagedsim.core.a", "pagedsim.core.b", "pagedsim.core.memory"}
-    assert plant(tmp_path, {"pagedsim/core/memory/__init__.py": "z = 1\n"}) == []
-    assert cycle(tmp_path, "pagedsim.core") == []
 
 
 # How it works: every module's imports, as absolute names, held against its room's rule.

@@ -106,6 +106,7 @@ def python(code: str, cwd: Path, *path: Path) -> str:
     return child.stdout.strip()
 
 
+@pytest.mark.slow
 def test_hugging_face_s_kernels_are_not_hidden_by_ours(tmp_path: Path) -> None:
     """Not even in this folder, which has one of that name: it is no package."""
     pytest.importorskip("torch")

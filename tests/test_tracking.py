@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from pagedsim import report
-from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.result import Listing, Result, Row
@@ -96,21 +95,6 @@ def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Arms, Sequence[Path
         assert [row[0] for row in table["data"]] == [0, 1]
 
 
-def test_how_clients_fared_is_in_the_summary(tmp_path: Path) -> None:
-    """As every metric is: of all and of each client, means over the seeds that have it."""
-    study = study_of(tmp_path, seeds=2, arms=("a",))
-    for run, gap in zip(study.runs, (100.0, 300.0), strict=True):
-        run.summary.update(service_gap=gap, service_jain=0.5)
-    folder, _ = whole(track(SEARCH, tmp_path, study.runs))
-    kept = summary_of(records(folder))
-    assert (kept["service_gap"], kept["service_jain"]) == (200.0, 0.5)
-    for name in ("service", "qoe", "slo_attainment", "goodput_per_s"):
-        mean = sum(run.summary["clients"]["chat"][name] for run in study.runs) / 2
-        assert kept[f"clients/chat/{name}"] == pytest.approx(mean)
-        assert kept[name] == pytest.approx(sum(run.summary[name] for run in study.runs) / 2)
-    assert "clients/chat/service_gap" not in kept
-
-
 def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Arms, Sequence[Path]]) -> None:
     study, folders = tracked
     (row,) = history_of(records(folders[-1]))
@@ -121,11 +105,6 @@ def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Arms, Sequence[P
         picture = folders[-1] / "files" / row[f"plots/{name}/path"]
         assert picture.read_bytes() == (study.folder / "plots" / f"{name}.png").read_bytes()
     assert "cuts the chat TTFT" in summary_of(records(folders[-1]))["finding"]
-
-
-def test_time_is_what_every_load_is_drawn_over(tracked: tuple[Arms, Sequence[Path]]) -> None:
-    for folder in tracked[1][:2]:
-        assert steps_of_metrics(records(folder)) == {"load/*": "time"}
 
 
 def test_the_tables_of_a_result_are_tables_of_the_comparison(
@@ -212,12 +191,6 @@ def test_a_result_without_runs_is_tracked(tmp_path: Path) -> None:
     assert summary_of(records(comparison))["title"] == "How much?"
 
 
-def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    study = study_of(tmp_path, seeds=1, arms=("a",))
-    assert len(track(result_of(study), tmp_path, study.runs, arms=study).folders) == 2
-    assert capfd.readouterr() == ("", "")
-
-
 def test_a_study_that_goes_on_takes_the_place_of_its_runs(tmp_path: Path) -> None:
     study = study_of(tmp_path, seeds=1, arms=("a",))
     first = track(SEARCH, tmp_path, study.runs).folders
@@ -228,7 +201,7 @@ def test_a_study_that_goes_on_takes_the_place_of_its_runs(tmp_path: Path) -> Non
     assert sorted((tmp_path / "wandb").glob("offline-run-*")) == sorted(more)
 
 
-def test_what_the_tracker_refuses_is_told_and_takes_nothing_away(
+def test_a_failure_of_the_tracker_leaves_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb: Any = importlib.import_module("wandb")
@@ -256,16 +229,3 @@ def test_launch_is_neither_imported_nor_missing_afterwards(tmp_path: Path) -> No
     whole(track(SEARCH, tmp_path))
     assert there() == before
     assert importlib.util.find_spec("wandb.sdk.launch") is not None
-
-
-def test_tracking_can_be_left_out(tmp_path: Path) -> None:
-    study = study_of(tmp_path, seeds=1)
-    assert track(result_of(study), tmp_path, study.runs, arms=study, mode="none") == ((), None)
-    assert not (tmp_path / "wandb").exists()
-
-
-def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
-    study = study_of(tmp_path, seeds=1)
-    with pytest.raises(ConfigError, match=r"tracking\.mode=of: must be one of offline, online"):
-        track(result_of(study), tmp_path, study.runs, mode="of")
-    assert not (tmp_path / "wandb").exists()

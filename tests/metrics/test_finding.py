@@ -39,18 +39,12 @@ def one(
             "cuts the chat TTFT P99 by 87 % (10.0 s to 1.30 s; 95 % CI 84–90)",
         ),
         (one(0.88, 1.0, 0.88, (0.7, 1.2)), "cuts the TTFT P99 by 12 % (1.00 s to 880 ms)"),
-        (one(0.0004, 1.0, 0.0004), "cuts the TTFT P99 by 99.9 % (1.00 s to 400 µs)"),
-        (
-            one(1.9, 1.0, 1.9, (1.5, 2.4)),
-            "raises the TTFT P99 by 90 % (1.00 s to 1.90 s; 95 % CI 50–140)",
-        ),
         (
             one(2.5, 1.0, 2.5, (2.2, 2.9)),
             "raises the TTFT P99 2.5-fold (1.00 s to 2.50 s; 95 % CI 2.2–2.9)",
         ),
         (one(1.0, 1.0, 1.0), "leaves the TTFT P99 as it is (1.00 s)"),
         (one(0, 5, 0.0, key="preemptions"), "takes the preemptions from 5 to 0"),
-        (one(5, 0, NAN, key="preemptions"), "takes the preemptions from 0 to 5"),
         (one(0.2, 0.4, 0.5, key="mfu"), "cuts the MFU by 50 % (40.0 % to 20.0 %)"),
     ],
 )
@@ -99,7 +93,6 @@ def test_two_arms_in_a_sentence(arms: dict[str, list[float]], said: str) -> None
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"1": [3.0, 3.0], "8": [1.1, 1.1], "64": [5.0, 5.0]}, "8 (1.10 s), worst with 64"),
         (
             {"1": [3.0, 3.1], "8": [2.9, 3.15], "64": [5.0, 5.0]},
             "8 (3.02 s, not surely better than 1), worst",
@@ -120,7 +113,6 @@ def test_two_arms_in_a_sentence(arms: dict[str, list[float]], said: str) -> None
             "b (10.8 s, not surely better than a)",
         ),
         # One seed leaves nothing to doubt, and an equal is named.
-        ({"a": [1.0], "b": [2.0], "c": [3.0]}, "a (1.00 s), worst with c (3.00 s)."),
         ({"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [3.0, 3.5]}, "a (1.50 s, as with b), worst"),
     ],
 )
@@ -151,7 +143,7 @@ def test_what_is_gained_and_what_it_costs() -> None:
     assert finding(study(nothing))[0].endswith("(2.00 s to 3.00 s); it gains in nothing.")
 
 
-def test_gains_and_costs_are_told_of_each_client(tmp_path: Path) -> None:
+def test_gains_and_costs_of_each_client(tmp_path: Path) -> None:
     both = study_of(tmp_path)
     (said,) = finding(both)
     assert "cuts the chat TTFT" in said
@@ -182,7 +174,7 @@ def test_one_seed_is_admitted() -> None:
         ),
     ],
 )
-def test_one_arm_alone_is_told_in_numbers(values: Values, said: str) -> None:
+def test_the_finding_of_one_arm(values: Values, said: str) -> None:
     assert finding(study({"run": values})) == [said]
 
 
@@ -204,26 +196,6 @@ def test_up_to_four_arms_have_a_sentence_each(arms: int, each: bool) -> None:
         assert [said.split()[2] for said in found] == ["n1", "n2", "n3"]
     else:
         assert found == ["TTFT mean: best with n0 (1.05 s), worst with n4 (5.05 s)."]
-
-
-def test_extremes_of_every_kind_of_metric() -> None:
-    arms: dict[str, Values] = {
-        f"n{i}": {
-            "ttft_mean": [1.0 + i, 1.1 + i],
-            "ttft_p99": [1.0 + i, 1.1 + i],
-            "output_tokens_per_s": [100.0 + i, 120.0 + i],
-            "kv_utilisation_mean": [0.5 + i / 10, 0.6 + i / 10],
-            "preemptions": [3, 3],
-            "mfu": [0.5, 0.5] if i == 1 else [NAN, NAN],
-        }
-        for i in range(3)
-    }
-    assert finding(study(arms, swept="server.max_seqs")) == [
-        "TTFT mean: best with max_seqs n0 (1.05 s), worst with n2 (3.05 s).",
-        "Output tokens: best with max_seqs n2 (112 /s), worst with n0 (110 /s).",
-        "KV use: lowest with max_seqs n0 (55.0 %), highest with n2 (75.0 %).",
-        "Preemptions: the same for all (3).",
-    ]
 
 
 # -- notices ---------------------------------------------------------------------------------------
@@ -268,7 +240,6 @@ OFF = [
             [[], [Notice("requests were rejected", 1, 40, "the first, 7: too long")]],
             ["1 of 80 requests were rejected (in 1 of 2 seeds); the first, 7: too long"],
         ),
-        ([[CUT]], ["1 of 40 answers were cut"]),
         ([[OLD]] * 2, ["the file is old (in all 2 seeds)"]),
         # What differs in numbers alone is one line.
         (

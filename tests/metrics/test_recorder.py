@@ -146,7 +146,7 @@ def test_a_column_of_ones_own_stands_beside_the_others() -> None:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_files_are_read_as_written(tmp_path: Path) -> None:
     summary = summarise(REQUESTS, STEPS, **SIZES)
     write_run(tmp_path / "new" / "run", REQUESTS, STEPS, summary)
     folder = tmp_path / "new" / "run"
@@ -171,7 +171,7 @@ def test_a_run_that_is_not_whole_has_no_summary(tmp_path: Path, name: str) -> No
         read_summary(tmp_path)
 
 
-def test_what_was_not_measured_is_null_on_disk(tmp_path: Path) -> None:
+def test_unmeasured_values_are_null_on_disk(tmp_path: Path) -> None:
     requests = requests_of()
     write_run(tmp_path, requests, STEPS, summarise(requests, STEPS, **SIZES))
     assert '"ttft_mean": null' in (tmp_path / "summary.json").read_text()

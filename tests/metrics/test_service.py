@@ -24,19 +24,6 @@ ROWS: list[dict[str, Any]] = [
 TICKS = steps_of(*({"end": float(end), "decode_seqs": 1} for end in range(1, 9)))
 
 
-def by_hand(**more: Any) -> ServiceOverTime:
-    """Two clients; tokens of the first come at 2, 3 and 4."""
-    return ServiceOverTime(
-        np.array([0, 0, 1]),
-        np.array([0.0, 1.0, 2.0]),
-        np.array([1.0, 6.0, 7.0]),
-        np.array([4.0, 6.0, 7.0]),
-        np.array([10, 10, 10]),
-        np.array([4, 1, 1]),
-        **more,
-    )
-
-
 def test_a_prompt_counts_once_its_first_token_is_out_and_a_token_of_an_answer_twice() -> None:
     summary = summarise(requests_of(*ROWS), TICKS, **SIZES)
     assert summary["service"] == 4 * 10 + 2 * (4 + 1 + 1 + 1)
@@ -58,34 +45,6 @@ def test_service_is_that_of_the_unfinished_too_and_of_every_sequence() -> None:
     assert summarise(rows, TICKS, **SIZES)["service"] == got.sum()
 
 
-def test_service_over_time_by_hand() -> None:
-    ends = np.arange(1.0, 9.0)
-    at = by_hand(ends=ends).at
-    times = np.array([0.5, 1.0, 1.5, 2.0, 3.9, 4.0, 6.0, 9.0])
-    assert at(0, times).tolist() == [0, 12, 12, 14, 16, 18, 30, 30]
-    assert at(0, times, before=True).tolist() == [0, 0, 12, 12, 16, 16, 18, 30]
-    assert at(1, times).tolist() == [0] * 7 + [12]
-    # Without steps, tokens come evenly.
-    assert by_hand().at(0, times).tolist() == pytest.approx([0, 12, 13, 14, 17.8, 18, 30, 30])
-
-
-def test_a_client_waits_while_any_of_its_requests_was_never_scheduled() -> None:
-    scheduled = np.array([0.0, 5.0, 6.0])
-    waits = by_hand(scheduled=scheduled).waits
-    assert list(zip(waits.client, waits.begin, waits.end, strict=True)) == [(0, 1, 5), (1, 2, 6)]
-    # Without `scheduled`, until the first token; touching intervals are merged.
-    waits = by_hand().waits
-    assert list(zip(waits.client, waits.begin, waits.end, strict=True)) == [(0, 0, 6), (1, 2, 7)]
-
-
-def test_a_request_that_is_never_scheduled_waits_until_it_leaves_or_the_run_ends() -> None:
-    arrival, none = np.array([1.0, 2.0]), np.full(2, NAN)
-    over = ServiceOverTime(
-        np.arange(2), arrival, none, np.array([4.0, NAN]), arrival, 0 * arrival, ends=arrival * 4
-    )
-    assert over.waits.end.tolist() == [4.0, 8.0]
-
-
 def test_the_gap_is_that_of_times_in_which_both_wait() -> None:
     """From 2 to 5 a got the tokens at 3 and 4, b none; c never waits."""
     summary = summarise(requests_of(*ROWS), TICKS, **SIZES)
@@ -105,13 +64,6 @@ def test_jains_index_by_hand() -> None:
     assert jain(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
     assert jain(np.array([1.0, 3.0])) == pytest.approx(16 / 20)
     assert jain(np.array([1.0, NAN])) is None
-
-
-def test_the_gap_since_the_start_by_hand() -> None:
-    over = by_hand(ends=np.arange(1.0, 9.0))
-    assert over.gap_since_start() == 30  # at 6, before b's first token
-    assert over.gap_since_start(until=3.5) == 16
-    assert ServiceOverTime(*[np.zeros(1)] * 6).gap_since_start() is None
 
 
 ANSWERS = st.lists(

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pagedsim.core import ConfigError, Request
+from pagedsim.core import Request
 from pagedsim.core.request import State
 from pagedsim.metrics.definitions import littles_law
 from pagedsim.metrics.recorder import Recorder
@@ -67,9 +67,7 @@ def test_the_makespan_begins_when_the_first_arrives() -> None:
 @pytest.mark.parametrize(
     ("slo", "met"),
     [
-        (Slo(), 2),
         (Slo(ttft=1.0), 1),
-        (Slo(tpot=1.0), 1),
         (Slo(ttft=1.0, tpot=1.0), 0),
         (Slo(e2e=4.5), 2),
     ],
@@ -107,13 +105,6 @@ def test_an_objective_without_bounds_is_none() -> None:
     assert own == Slo(clients={"a": Slo(e2e=1)})
 
 
-def test_a_bound_below_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"slo\.tpot=-1: must be a number of at least 0"):
-        Slo(tpot=-1)
-    with pytest.raises(ConfigError, match=r"slo\.e2e=nan: must be a number"):
-        Slo(e2e=NAN)
-
-
 def test_use_is_weighted_by_time() -> None:
     summary = summarise(REQUESTS, STEPS, **SIZES)
     # Idle time counts for memory, which lies there unused, but not for batches.
@@ -139,7 +130,7 @@ def test_an_interrupted_run_lasted_until_its_last_step() -> None:
     assert (unfinished["makespan"], unfinished["requests_per_s"]) == (10.0, 0.0)
 
 
-def test_waste_is_told_where_all_that_hold_memory_decode() -> None:
+def test_waste_is_of_steps_in_which_all_holders_decode() -> None:
     steps = steps_of(
         {"end": 1.0, "decode_seqs": 1, "decode_context": 12, "used_blocks": 4, "running": 1},
         # Another prompt is half in memory: the number of its full slots is not recorded.
@@ -149,7 +140,7 @@ def test_waste_is_told_where_all_that_hold_memory_decode() -> None:
 
 
 @pytest.mark.parametrize("sharing", [{"cached_tokens": 4}, {"sequences": 2}])
-def test_waste_is_not_told_where_blocks_are_shared(sharing: dict[str, int]) -> None:
+def test_waste_is_unknown_where_blocks_are_shared(sharing: dict[str, int]) -> None:
     found = summarise(requests_of({}, sharing), STEPS, **SIZES)["kv_waste_mean"]
     assert math.isnan(found)
 

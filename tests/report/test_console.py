@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,11 @@ from rich.console import Console
 
 from pagedsim import report
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.compare import compare, estimate, values_of
+from pagedsim.metrics.compare import compare
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.files import SUMMARY
 from pagedsim.metrics.metric import LESS, MORE, Metrics
 from pagedsim.metrics.tables import Floats, RequestGroup, Requests, RunTables, StepPart
-from pagedsim.report.console import _change
 from pagedsim.report.table import COLUMNS, sections, write_comparison, write_rows
 from tests.metrics.tables import result_of, study_of, with_rejected
 
@@ -31,31 +29,6 @@ def shown(study: Arms, width: int = 100) -> str:
     return console.file.getvalue()
 
 
-def rows_of(text: str, arms: list[str]) -> list[tuple[str, list[str], list[str]]]:
-    """Each arm's row of the table: its name, its cells, and the changes below them."""
-    found: list[tuple[str, list[str], list[str]]] = []
-    for line in text.partition("──")[2].splitlines()[1:]:
-        first, *more = re.split(r"\s{2,}", line.strip())
-        if first in arms:
-            found.append((first, more, []))
-        elif line.startswith("     ") and first:
-            found[-1][2].extend([first, *more])
-    return found
-
-
-def test_every_cell_stands_in_its_own_row_and_column(tmp_path: Path) -> None:
-    study = study_of(tmp_path, arms=("fcfs", "urgent", "third"))
-    study.metrics = ("ttft_mean", "tpot_mean", "preemptions")
-    rows = [row for part in sections(study) for row in part.rows.items()]
-    text = shown(study)
-    assert study.title in text
-    assert "below: against fcfs, seed by seed, in brackets where not sure" in text
-    assert rows_of(text, study.arms) == [
-        (arm, [cell.text for cell in cells], [_change(cell) for cell in cells if cell.change])
-        for arm, cells in rows
-    ]
-
-
 @pytest.mark.parametrize(("width", "name"), [(50, "urgent"), (80, "the name of a policy " * 3)])
 def test_a_narrow_terminal_cuts_no_number(width: int, name: str, tmp_path: Path) -> None:
     study = study_of(tmp_path, arms=("fcfs", name))
@@ -64,15 +37,6 @@ def test_a_narrow_terminal_cuts_no_number(width: int, name: str, tmp_path: Path)
     assert max(map(len, text.partition("──")[2].splitlines())) <= width
     for part in sections(study):
         assert all(cell.text in text for cells in part.rows.values() for cell in cells)
-
-
-def test_a_name_is_no_markup(tmp_path: Path) -> None:
-    study = study_of(tmp_path, seeds=1, arms=("[bold]", "[/a]"))
-    study.swept = "policy.[name]"
-    text = shown(study).partition("──")[0] + "".join(
-        name for name, *_ in rows_of(shown(study), study.arms)
-    )
-    assert "[name]" in text and text.endswith("[bold][/a]" * 3)
 
 
 def test_what_has_no_ratio_shows_its_difference(tmp_path: Path) -> None:
@@ -87,7 +51,7 @@ def test_what_has_no_ratio_shows_its_difference(tmp_path: Path) -> None:
     assert "+10.6 pp" in shown(study)
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_results_are_shown(tmp_path: Path) -> None:
     assert "No run was completed." in shown(study_of(tmp_path, arms=()))
     assert "One seed, no confidence intervals" in shown(study_of(tmp_path, seeds=1))
     study = study_of(tmp_path, seeds=1, arms=("run",))
@@ -126,21 +90,6 @@ def test_every_comparison_is_a_row(tmp_path: Path) -> None:
             one.difference.low, nan_ok=True
         )
         assert named["sure"] == str(one.sure)
-
-
-def test_one_arm_has_its_metrics_alone(tmp_path: Path) -> None:
-    study = study_of(tmp_path, arms=("a",))
-    write_comparison(study, tmp_path / "comparison.csv")
-    with (tmp_path / "comparison.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        client = None if row["client"] == "all" else row["client"]
-        values = values_of(study, "a", row["metric"], client)
-        assert (row["arm"], int(row["seeds"])) == ("a", len(values))
-        assert float(row["mean"] or "nan") == pytest.approx(
-            estimate(list(values.values())).mean, nan_ok=True
-        )
-    assert {row["client"] for row in rows} == {"chat", "batch", "all"}
 
 
 def test_rows_of_any_kind_are_written_and_what_is_not_known_is_empty(tmp_path: Path) -> None:

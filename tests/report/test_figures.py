@@ -15,17 +15,13 @@ from matplotlib.text import Annotation, Text
 
 from experiments.studies.zoo_pareto import Criterion, Ranking, draw_pareto
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.compare import compare, estimate, values_of
-from pagedsim.report.gantt import ROWS, busiest, draw_gantt
-from pagedsim.report.plots import draw_effect, draw_sweep, drawings_of
-from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing
+from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.report.gantt import draw_gantt
+from pagedsim.report.plots import draw_sweep
+from pagedsim.report.style import DECODE, PREFILL, QUEUED, drawing
 from tests.metrics.tables import (
-    Values,
     ranking_of,
-    requests_of,
     study_of,
-    with_rejected,
-    with_tables,
 )
 
 
@@ -56,55 +52,6 @@ def test_a_sweep_s_lines_are_the_means_below_zero_as_well(tmp_path: Path) -> Non
     assert second.get_ylim()[0] < -90
 
 
-def test_what_has_no_ratio_is_named_below_the_figure(tmp_path: Path) -> None:
-    study = negative(study_of(tmp_path))
-    study.metrics, study.clients = ("ttft_mean", "kv_waste_mean", "preemptions"), ()
-    for run in study.of("urgent"):
-        run.summary["preemptions"] = 0
-    effect = drawings_of(study)["effect"]
-    assert effect.caption.endswith("no ratio to 0 or below: KV waste, Preemptions.")
-    [label, *_] = effect.draw().axes[0].get_yticklabels()
-    assert label.get_text() == "TTFT mean"
-
-
-def test_effects_are_dots_at_their_ratios(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    axes = draw_effect(study).axes[0]
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    assert [float(np.asarray(dot.get_xdata())[0]) for dot in dots] == [
-        pytest.approx(one.ratio.mean) for one in compare(study)
-    ]
-    low, high = axes.get_xlim()
-    assert low < 1 < high
-    assert axes.get_yticklabels()[0].get_text().startswith("chat: TTFT")
-
-
-def crowded(study: Arms) -> Arms:
-    """The same, had every request begun four seconds after it came."""
-    for i, run in enumerate(study.runs):
-        rows = run.requests().to_pylist()
-        for row in rows:
-            row |= {name: row[name] + 4 for name in ("scheduled", "first_token", "finished")}
-        study.runs[i] = with_tables(run, requests_of(*rows), run.steps())
-    return study
-
-
-def test_service_is_drawn_for_each_client_of_each_arm(tmp_path: Path) -> None:
-    study = crowded(study_of(tmp_path, seeds=1))
-    figure = drawings_of(study)["service"].draw()
-    for axes, arm in zip(figure.axes, study.arms, strict=True):
-        clients = study.of(arm)[0].summary["clients"]
-        for line, name in zip(axes.lines, study.clients, strict=True):
-            values = np.asarray(line.get_ydata(), dtype=np.float64)
-            assert values[0] == 0 and (np.diff(values) >= 0).all()
-            assert 1e3 * values[-1] == pytest.approx(clients[name]["service"], rel=0.3)
-    study.clients = tuple(map(str, range(13)))
-    assert "service" not in drawings_of(study), "there is no room for so many"
-    calm = study_of(tmp_path / "calm", seeds=1)
-    calm.runs = calm.of("urgent")
-    assert "service" not in drawings_of(calm), "no two clients wait at once"
-
-
 def bars(axes: Any, colour: str) -> np.ndarray:
     """Begin and end of each bar of a colour."""
     [found] = [one for one in axes.collections if to_hex(one.get_facecolor()[0]) == colour]
@@ -121,18 +68,6 @@ def test_a_request_s_bars_are_its_stages(tmp_path: Path) -> None:
         times = [table[name].to_numpy() for name in stages]
         for colour, begin, end in zip((QUEUED, PREFILL, DECODE), times, times[1:], strict=False):
             assert bars(axes, colour) == pytest.approx(np.stack([begin, end], axis=1))
-
-
-def test_rejected_requests_are_not_drawn_as_served(tmp_path: Path) -> None:
-    study = study_of(tmp_path, seeds=1, arms=("a", "b"))
-    study.runs[1] = with_rejected(study.runs[1], 5)
-    one, other = draw_gantt(study).axes
-    assert (len(bars(one, DECODE)), len(bars(other, DECODE))) == (40, 35)
-    rejected = bars(other, REJECTED)
-    assert len(rejected) == 5
-    assert (rejected[:, 0] == rejected[:, 1]).all()  # as they came
-    assert list(busiest(study.runs[1], ROWS)) == list(range(35))
-    assert len(busiest(with_rejected(study.runs[1], 40), ROWS)) == 40
 
 
 # -- Pareto plots ----------------------------------------------------------------------------------
@@ -199,13 +134,3 @@ def test_the_line_joins_the_frontier_and_stays_on_its_side() -> None:
     # No arm is beyond the line in both criteria: each of its points is reached by an arm.
     assert all(any(x <= at[0] and y <= at[1] for x, y in front) for at in line)
     assert not any(x < at[0] and y < at[1] for at in line for x, y in points)
-
-
-def test_an_arm_without_a_value_is_in_the_list_alone() -> None:
-    arms: dict[str, Values] = {
-        "all": {"e2e_mean": [5.0], "ttft_p99": [2.0], "finished": [10]},
-        "few": {"e2e_mean": [1.0], "ttft_p99": [1.0], "finished": [3]},
-    }
-    figure = draw_pareto(ranking_of(arms, "e2e_mean", "ttft_p99"), [PLANE])
-    assert set(names(figure.axes[0])) == {"all"}
-    assert [text.get_text() for text in figure.texts] == ["1  all", "2  few"]

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from pagedsim.metrics.arms import Arms, Run
-from pagedsim.report.load import _of, load_of, mean_by_replica
+from pagedsim.report.load import load_of, mean_by_replica
 from pagedsim.report.plots import drawings_of
-from pagedsim.report.replicas import MOST, draw_balance, draw_replicas, replica_listings
+from pagedsim.report.replicas import MOST, replica_listings
 from pagedsim.report.style import drawing
 from pagedsim.report.timeline import REPLICAS, write_timeline
 from tests.metrics.tables import NAN, fleet_run, fleet_study, requests_of, study_of
@@ -35,13 +34,6 @@ def test_load_is_summed_over_replicas_or_each_one_s_own(tmp_path: Path) -> None:
     assert series["kv"] == pytest.approx([100 * used / 30 for used in (4, 5, 3, 6)])
     _, values = mean_by_replica(run, 4)
     assert values.tolist() == [[2, 1, 0, 0], [0, 1, 2, 2]]
-
-
-def test_tokens_of_a_client_are_not_looked_for_in_the_steps_of_one_server(tmp_path: Path) -> None:
-    clients, over, end = _of(fleet_study(tmp_path).runs[0])
-    assert (clients, end) == ([""], 4.0)
-    # Until 2: two answers of fast-0, of 2 and 3 tokens with prompts of 10, and slow-0's first.
-    assert over.at(0, np.array([2.0]))[0] == 3 * 10 + 2 * (2 + 3 + 1)
 
 
 def test_a_row_a_replica(tmp_path: Path) -> None:
@@ -72,30 +64,10 @@ def test_many_replicas_are_told_by_quartiles_and_extremes(tmp_path: Path) -> Non
     assert len(replica_listings(few)[0].rows) == MOST
 
 
-def test_transfers_are_told(tmp_path: Path) -> None:
-    study = fleet_study(tmp_path, arms=["one"])
-    facts = {"transfers": 4, "bytes": 8e9, "seconds": 2.0, "waiting_s": 0.4, "busy_s": 1.0}
-    study.runs[0].summary["transfers"] = facts | {"retries": 1, "lost": 0}
-    *_, listing = replica_listings(study)
-    assert listing.rows == [["one", "4", "8.0", "500 ms", "100 ms", "25.0 %", "1", "0"]]
-
-
 def test_one_server_has_no_such_tables_and_pictures(tmp_path: Path) -> None:
     study = study_of(tmp_path, seeds=1)
     assert replica_listings(study) == []
     assert not {"replicas", "balance"} & drawings_of(study).keys()
-
-
-def test_figures(tmp_path: Path) -> None:
-    study = fleet_study(tmp_path, 40)
-    assert {"replicas", "balance"} <= drawings_of(study).keys()
-    load = draw_replicas(study).axes[0]
-    dots, bar, *_ = load.lines
-    rows = study.runs[0].replicas
-    assert dots.get_xdata() == pytest.approx([100 * row["load"] for row in rows])
-    assert bar.get_xdata() == pytest.approx([100, 100])
-    image = draw_balance(study).axes[2].images[0].get_array()
-    assert image is not None and np.asarray(image).shape == (40, 240)
 
 
 def events_of(study: Arms, **caps: int) -> tuple[list[dict[str, Any]], str]:

@@ -19,8 +19,6 @@ from pagedsim.metrics.summary import summarise
 from pagedsim.report.timeline import lives_of, write_timeline
 from pagedsim.sim.simulate import simulate
 from policies.ordering import Priority
-from policies.routing.simple import RoundRobin
-from tests.fleet.fleets import whole
 from tests.metrics.tables import (
     NAN,
     REQUESTS,
@@ -202,9 +200,10 @@ def test_causes_of_preemptions(
     assert events(made, "i", 1)[0]["args"]["cause"] == cause
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("batching", ["unified", "prefill_first"])
-@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(
+    ("ahead", "batching", "swap"),
+    [(True, "unified", False), (True, "prefill_first", True), (False, "unified", True)],
+)
 def test_every_preemption_ends_before_the_next_of_its_request(
     ahead: bool, batching: str, swap: bool
 ) -> None:
@@ -224,17 +223,6 @@ def test_every_preemption_ends_before_the_next_of_its_request(
                 continue
             assert row["time"] < row["back_at"] <= end
             assert not row["decoding_at"] > end
-
-
-def test_replicas_have_marks_of_their_own(tmp_path: Path) -> None:
-    jobs = Jobs([(0.0, 6, 8)] * 4)
-    _, recorder = whole([scheduler(), scheduler()], jobs, RoundRobin(), Constant())
-    facts = [ReplicaFacts(f"replica-{i}", 4, 4, 8) for i in range(2)]
-    made = study_with(recorder, tmp_path, facts)
-    rows = [(row["request"], row["by"], row["replica"]) for row in made.runs[0].preemptions()]
-    assert sorted(rows) == [(2, 0, 0), (3, 1, 1)]
-    for process, name in ((1, "preemption of 2"), (2, "preemption of 3")):
-        assert {one["name"] for one in events(made, "i", process)} == {name}
 
 
 def test_a_run_without_preemptions_leaves_no_file(tmp_path: Path) -> None:

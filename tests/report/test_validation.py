@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from pagedsim import report
 from pagedsim.fidelity.validation import JUDGED, KEYS, SHOWN, Regime, Validation
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Result
-from pagedsim.report import style
 from pagedsim.report.numbers import signed
 from tests.metrics.tables import run_of
-from tests.report.test_page import Reader
 
 
 @pytest.fixture
@@ -85,29 +80,3 @@ def test_rows_and_data_have_every_metric(validation: Validation) -> None:
             assert row["verdict"] == regime.verdicts().get(key, "")
             assert row["simulator"] == found.simulator
     assert json.dumps(record)  # nothing but plain values
-
-
-def test_tables_on_the_terminal_have_every_number(validation: Validation) -> None:
-    out = io.StringIO()
-    report.show(result_of(validation), console=Console(file=out, width=60))
-    text = out.getvalue()
-    flowing = " ".join(text.split())
-    assert max(map(len, text.splitlines())) <= 60
-    listings = list(validation.listings())
-    assert [len(listing.rows) for listing in listings] == [len(KEYS), len(SHOWN)] * 2
-    for listing in listings:
-        assert listing.title in flowing and listing.note in flowing
-        assert all(cell in text for row in listing.rows for cell in row)
-
-
-def test_the_page_has_a_panel_a_load_and_latency(validation: Validation, tmp_path: Path) -> None:
-    drawing = validation.drawing()
-    assert "2 of the same requests" in drawing.caption
-    path = report.write(result_of(validation), {"validation": drawing}, tmp_path)
-    text = " ".join(Reader(path.read_text(encoding="utf-8")).texts)
-    assert all(listing.note in text for listing in validation.listings())
-    titles = [f"{label_of(name)}, {regime.name}" for regime in validation.regimes for name in SHOWN]
-    with style.drawing():
-        axes = drawing.draw().axes
-    assert [one.get_title(loc="left") for one in axes] == titles
-    assert all(len(one.lines) == 3 for one in axes)  # two runs of the engine, one simulated

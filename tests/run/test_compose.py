@@ -51,24 +51,18 @@ def made(words: Sequence[str] = WORDS) -> Composition:
 @pytest.mark.parametrize(
     ("overrides", "asked"),
     [
-        ([], []),
-        (["policy=fcfs"], []),
         (["policy=priority"], []),
         (["policy=priority", "model=opt-13b", "policy.displace=true"], []),
-        (["policy=priority", "policy=fcfs"], [["policy=priority", "policy=fcfs"]]),
         (["memory.block_size=8", "workload.rate=3"], []),
         (["memory.block_size=8", "policy=vtc"], []),
         (["backend=engine"], [["backend=engine"]]),  # an option of `scale` goes by it
-        (["fleet=prefill_decode"], []),
-        (["cost=blis-llama-3.1-8b-tp2"], []),
-        (["study.metrics=[ttft]", "workload.extra={a: {b: [1, 2]}}"], []),
         (["slo.ttft=1", "server.max_seqs=${memory.block_size}"], []),
         (["workload=sharegpt", "predictor=noisy"], [["workload=sharegpt", "predictor=noisy"]]),
         (["+policy.some=1"], [["+policy.some=1"]]),
         (["~workload.extra", "workload.rate=2"], [["~workload.extra"]]),
     ],
 )
-def test_it_is_what_hydra_makes_of_all_words(
+def test_a_composition_equals_that_of_hydra(
     overrides: list[str], asked: list[list[str]], composed: list[list[str]]
 ) -> None:
     found = made().of(overrides)
@@ -80,9 +74,9 @@ def test_it_is_what_hydra_makes_of_all_words(
 
 @pytest.mark.parametrize(
     "wrong",
-    ["memory.block_sise=8", "server.max_seqs=many", "policy=pirority", "workload.rate=[", "x=1,2"],
+    ["memory.block_sise=8", "workload.rate=[", "x=1,2"],
 )
-def test_what_is_wrong_is_said_by_hydra(wrong: str) -> None:
+def test_errors_are_those_of_hydra(wrong: str) -> None:
     with pytest.raises(Exception) as here:
         made().of(["workload.rate=3", wrong])
     with pytest.raises(Exception) as there:
@@ -153,7 +147,7 @@ def configured(*words: str) -> dict[str, Any]:
     return dict(plain)
 
 
-def test_what_a_study_set_itself_is_typed_so_that_it_can_be_composed(tmp_path: Path) -> None:
+def test_the_command_of_a_run_composes_what_the_study_set(tmp_path: Path) -> None:
     """Bounds of a client, below a key that holds nothing unless it is filled."""
     words = ("experiment=single", "workload=chat_and_batch")
     own = ("workload.rate=3", "+slo.clients.batch.e2e=9", "slo.ttft=1")
@@ -185,7 +179,7 @@ class Study:
         require_kinds(self)
 
 
-def test_what_fits_is_taken() -> None:
+def test_settings_of_their_kind() -> None:
     Study(rate=2, sizes=[], arms={"a": []}, loads={"b": {"c": 1}}, variants={"d": 1}, anything="x")
     Study(variants=None, maker=3)
 
@@ -194,22 +188,15 @@ def test_what_fits_is_taken() -> None:
     ("settings", "text"),
     [
         ({"rate": "x"}, "^rate='x': must be a number$"),
-        ({"rate": None}, "^rate=None: must be a number$"),
-        ({"rate": float("nan")}, "^rate=nan: must be a number$"),
         ({"count": 1.5}, "^count=1.5: must be a whole number$"),
-        ({"count": True}, "^count=True: must be a whole number$"),
         ({"name": 5}, "^name=5: must be a text$"),
-        ({"sizes": 5}, "^sizes=5: must be a list$"),
         ({"sizes": "16"}, "^sizes='16': must be a list$"),
-        ({"sizes": [1, "x"]}, "^sizes='x': must be a whole number$"),
         ({"arms": [1]}, r"^arms=\[1\]: must be a mapping of names to settings$"),
-        ({"arms": {"a": 3}}, "^arms.a=3: must be a list$"),
         ({"arms": {"a": [3]}}, "^arms.a=3: must be a text$"),
         ({"loads": {"a": 3}}, "^loads.a=3: must be a mapping of names to settings$"),
-        ({"variants": 5}, "^variants=5: must be a mapping of names to settings$"),
         ({"variants": {"a": None}}, "^variants.a=None: must be a number$"),
     ],
 )
-def test_what_does_not_is_named(settings: dict[str, Any], text: str) -> None:
+def test_settings_of_another_kind(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Study(**settings)

@@ -26,7 +26,7 @@ RIGHT = {
     "pagedsim/tracking.py": "a number of rows",
     "experiments/studies/block_sizes.py": "each step by itself",
 }
-"""Who reads the steps of a run, and how that is right where replicas come one after the other."""
+"""Readers of the steps of a run, and how each is right where replicas come one after the other."""
 ONE_SERVER = "experiments/papers/measures.py"
 """What reads them as one server's, for studies that refuse a fleet by default."""
 
@@ -64,7 +64,7 @@ def test_a_pool_of_one_replica_is_a_server(tmp_path: Path) -> None:
     assert run.steps().equals(alone.steps()) and run.requests().equals(alone.requests())
 
 
-def test_who_is_refused_at_the_door_was_at_no_replica() -> None:
+def test_a_rejected_request_was_at_no_replica() -> None:
     recorder = Recorder()
     replicas = [recorder.add_replica() for _ in range(2)]
     leave = [replicas[1].left, recorder.left, replicas[0].left]
@@ -73,7 +73,7 @@ def test_who_is_refused_at_the_door_was_at_no_replica() -> None:
     assert recorder.requests_table()["replica"].to_pylist() == [1, -1, 0]
 
 
-def test_who_reads_steps_is_right_about_fleets_or_takes_none() -> None:
+def test_readers_of_steps_handle_fleets_or_refuse_them() -> None:
     pattern = re.compile(r"(?<!recorder)(?<!forecast)\.steps(_by_replica)?\(")
     found = {
         str(path.relative_to(ROOT))
@@ -96,7 +96,7 @@ def test_steps_of_a_fleet_are_no_costs_of_a_server(tmp_path: Path) -> None:
         _parquet(run.folder / "steps.parquet")
 
 
-def test_a_handover_is_told_in_the_summary(tmp_path: Path) -> None:
+def test_transfers_are_in_the_summary(tmp_path: Path) -> None:
     run = run_of(tmp_path, WORDS, ("fleet=prefill_decode",))
     moved = run.requests("came_from")["came_from"]
     told = run.summary["transfers"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -16,7 +15,6 @@ from pagedsim.build import (
     inner_policy,
     make_policy,
     plugin_policies,
-    plugin_sources,
     policies,
 )
 from pagedsim.core import ConfigError, Policy
@@ -43,27 +41,23 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_policy_and_every_victim_is_on_the_page_once() -> None:
-    starts = [line.split()[0] for line in policies_page().splitlines() if line and line[0] != " "]
+    page = policies_page()
+    starts = [line.split()[0] for line in page.splitlines() if line and line[0] != " "]
     assert [name for name in starts if name in POLICIES] == list(POLICIES)
-    assert all(f"\n  {victim} " in policies_page() for victim in VICTIMS)
-    assert max(map(len, policies_page().splitlines())) <= 96
-
-
-def test_what_a_policy_may_need_has_words() -> None:
+    assert all(f"\n  {victim} " in page for victim in VICTIMS)
+    assert max(map(len, page.splitlines())) <= 96
     assert NEEDS.keys() == set(get_args(Need))
-    assert {need for kind in POLICIES.values() for need in kind.needs} <= NEEDS.keys()
 
 
-def test_what_does_not_go_together_is_found_by_trying() -> None:
+def test_incompatible_settings_are_found_by_trying() -> None:
     assert incompatible("fcfs") == []
     (line,) = incompatible("srpt")
     assert line.startswith("batching=static: SRPT displaces running requests")
 
 
-def test_a_package_s_own_has_its_name(offers: Any) -> None:
+def test_a_plugin_goes_by_its_name(offers: Any) -> None:
     offers(mine=f"{__name__}:Offered")
     assert type(make_policy("mine")).__name__ == "Offered"
-    assert "\nmine              A plugin.\n" in policies_page()
 
 
 def test_a_name_that_is_taken_is_left_as_it_is(offers: Any) -> None:
@@ -71,51 +65,29 @@ def test_a_name_that_is_taken_is_left_as_it_is(offers: Any) -> None:
     assert policies()["fcfs"] is POLICIES["fcfs"]
 
 
-def test_an_offer_that_leads_nowhere_is_told(offers: Any) -> None:
+def test_a_plugin_that_cannot_be_imported(offers: Any) -> None:
     offers(mine="no_such_module:Policy")
     with pytest.raises(ConfigError, match=r"policy=no_such_module\.Policy: cannot be imported"):
         make_policy("mine")
     assert type(make_policy("fcfs")) is POLICIES["fcfs"]  # no plugin replaces it
 
 
-def unwrapped() -> str:
-    """The page, in one line."""
-    return " ".join(policies_page().split())
-
-
-def test_one_that_leads_nowhere_leaves_the_others_on_the_page(offers: Any) -> None:
-    offers(broken="no_such_module:Policy", mine=f"{__name__}:Offered")
-    assert "\nmine              A plugin.\n" in policies_page()
-    assert "broken not there: entry point broken = no_such_module:Policy: " in unwrapped()
+def test_a_broken_plugin_and_a_taken_name_are_noted_on_the_page(offers: Any) -> None:
+    offers(broken="no_such_module:Policy", mine=f"{__name__}:Offered", fcfs=f"{__name__}:Offered")
+    page = policies_page()
+    assert "\nmine              A plugin.\n" in page
+    unwrapped = " ".join(page.split())
+    assert "broken not there: entry point broken = no_such_module:Policy: " in unwrapped
+    assert f"not that of entry point fcfs = {__name__}:Offered: the name is taken" in unwrapped
     with pytest.raises(ConfigError, match=r"^entry point broken = no_such_module:Policy: policy="):
         policies()
 
 
-def test_a_package_is_named(monkeypatch: pytest.MonkeyPatch, offers: Any) -> None:
-    offers(mine="no_such_module:Policy")
-    monkeypatch.setattr(EntryPoint, "dist", SimpleNamespace(name="lab"), raising=False)
-    assert plugin_sources("mine") == ["entry point mine = no_such_module:Policy of lab"]
-
-
-def test_a_name_that_is_taken_is_noted(offers: Any) -> None:
-    offers(fcfs=f"{__name__}:Offered")
-    assert f"not that of entry point fcfs = {__name__}:Offered: the name is taken" in unwrapped()
-
-
-def test_what_packages_offer_is_there_to_choose_from(offers: Any) -> None:
+def test_plugins_are_among_the_choices(offers: Any) -> None:
     offers(mine=f"{__name__}:Offered")
     for choose in (make_policy, inner_policy):
         with pytest.raises(ConfigError, match=r"choose from .*, ltr, mine, mlfq"):
             choose("absent")
-
-
-@pytest.mark.parametrize("words", [["policies", "--help"], ["--help", "policies"]])
-def test_the_page_has_help(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["pagedsim", *words])
-    command()
-    assert capsys.readouterr().out.startswith("python -m pagedsim policies\n  lists every policy")
 
 
 def test_the_page_takes_no_words(monkeypatch: pytest.MonkeyPatch) -> None:

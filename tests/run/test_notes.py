@@ -18,7 +18,6 @@ from pagedsim.run.parts import refuse_unmet, remarks
 from pagedsim.workload import Workload
 from policies.aging import Aging
 from policies.fairness import DRR, VTC
-from policies.ordering import FCFS, Priority
 from policies.slo import SLO
 from policies.victims import VictimRule
 from tests.run.studies import carried_out
@@ -29,7 +28,7 @@ from tests.run.studies import carried_out
 pytestmark = pytest.mark.usefixtures("hydra")
 
 
-def test_times_that_were_fitted_for_another_model_are_noticed(tmp_path: Path) -> None:
+def test_costs_fitted_for_another_model_are_noted(tmp_path: Path) -> None:
     words = ["experiment=single", "workload.requests=3", "cost=distserve-opt-13b-tp1"]
     words.append("+cost.limits.decode_count=1")
     config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
@@ -40,7 +39,7 @@ def test_times_that_were_fitted_for_another_model_are_noticed(tmp_path: Path) ->
     assert "some steps are larger than any that was fitted (decode_count 1)" in said
 
 
-def test_a_policy_that_was_first_come_first_served_says_so(tmp_path: Path) -> None:
+def test_a_policy_that_was_first_come_first_served_is_noted(tmp_path: Path) -> None:
     words = ["experiment=single", "workload.requests=3", "policy=vtc"]
     config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
     run = run_job(Job("arm", 0, config, tmp_path), StoppableRecorder())
@@ -65,7 +64,7 @@ def test_energy_lies_between_what_idle_gpus_draw_and_their_tdp(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("word", ["hardware=ascend-910b", "backend.power=null"])
-def test_energy_is_not_told_where_power_is_not_known(tmp_path: Path, word: str) -> None:
+def test_energy_is_absent_where_power_is_not_known(tmp_path: Path, word: str) -> None:
     told = _summary(tmp_path, "experiment=single", "workload.requests=3", word)
     assert "mfu" in told
     assert set(ENERGY).isdisjoint(told)
@@ -119,19 +118,14 @@ def three(**columns: Any) -> Workload:
         (VTC(), "VTC goes by clients, and all requests are of one", CLIENTS),
         (Aging(DRR()), "DRR goes by clients, and all requests are of one", CLIENTS),
         (SLO(), "SLO goes by priorities, and all requests have the same", {"priority": [0, 0, 1]}),
-        (Priority(), "Priority goes by priorities, and all requests", {"priority": [0, 0, 1]}),
     ],
 )
-def test_a_policy_that_finds_nothing_to_go_by_is_told(
+def test_a_policy_without_the_attributes_it_uses_is_noted(
     policy: Policy, lacks: str, columns: dict[str, Any]
 ) -> None:
     (line,) = remarks(policy, three())
     assert line.startswith(lacks) and ": alone it is first come, first served; set " in line
     assert list(remarks(policy, three(**columns))) == []
-
-
-def test_who_goes_by_nothing_lacks_nothing() -> None:
-    assert list(remarks(FCFS(), three())) == []
 
 
 def test_requests_without_a_target_are_counted() -> None:
@@ -146,7 +140,6 @@ def test_requests_without_a_target_are_counted() -> None:
 @pytest.mark.parametrize(
     ("policy", "key"),
     [
-        (VTC(weights={"c": 2}), "policy"),
         (VictimRule(DRR(weights={"c": 2}), "last"), "policy"),
         (Aging(Aging(VTC(weights={"c": 2}))), "policy.of.of"),
     ],
@@ -178,40 +171,25 @@ def notes(folder: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("experiment=block_sizes", "study.sizes=[8,16]"),
         ("experiment=sweep", "study.over=memory.block_size", "study.values=[8,16]"),
         ("experiment=compare", 'study.arms={a: [], b: ["memory.block_size=1"]}'),
     ],
 )
-def test_a_table_over_block_sizes_says_that_kernels_do_not_depend_on_them(
+def test_a_table_over_block_sizes_notes_that_kernels_do_not_depend_on_them(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     [note] = notes(tmp_path, *words)
     assert note.startswith(f"{SAME}; on an A100") and "fewer than 16 tokens" in note
 
 
-@pytest.mark.parametrize("experiment", ["paper_fig18", "paper_fig19"])
-def test_a_study_with_and_without_a_price_of_blocks_says_both(
-    experiment: str, tmp_path: Path
-) -> None:
-    figure = "blocks" if experiment == "paper_fig18" else "preemption"
-    words = [f"experiment={experiment}", f"study.figures.{figure}.values=[16,64]"]
-    if experiment == "paper_fig18":
-        words += [
-            f"study.figures.blocks.cases.{load}.overrides=['workload.requests=10']"
-            for load in ("ShareGPT", "Alpaca")
-        ]
-    same, priced = notes(tmp_path, *words)
+def test_a_study_with_and_without_a_price_of_blocks_notes_both(tmp_path: Path) -> None:
+    sizes = "study.figures.preemption.values=[16,64]"
+    same, priced = notes(tmp_path, "experiment=paper_fig19", sizes)
     assert same.startswith(f"{SAME} where cost.block_tokens=0;")
     assert priced.startswith(PRICED)
 
 
-def test_one_block_size_wants_no_note(tmp_path: Path) -> None:
-    arms = 'study.arms={a: [], b: ["memory=prefix"], c: ["memory=reserved_max"]}'
-    assert notes(tmp_path, "experiment=compare", arms) == []
-
-
-def test_blocks_that_cost_time_are_said_to_be_assumed(tmp_path: Path) -> None:
+def test_a_price_of_blocks_is_noted_as_assumed(tmp_path: Path) -> None:
     over = ("study.over=memory.block_size", "study.values=[8,16]")
     [note] = notes(tmp_path, "experiment=sweep", *over, "cost.block_tokens=3.68")
     assert note.startswith(PRICED)

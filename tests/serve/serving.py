@@ -127,16 +127,6 @@ class Answer:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set with the first token."""
 
-    @property
-    def ttft(self) -> float:
-        """Seconds from when it was sent to its first token."""
-        return self.times[0] - self.sent
-
-    @property
-    def tpot(self) -> float:
-        """Seconds a token after the first."""
-        return (self.times[-1] - self.times[0]) / (len(self.times) - 1)
-
 
 async def ask(
     url: str, leave_after: float | None = None, answer: Answer | None = None, **body: Any

@@ -69,8 +69,8 @@ def sent(client: socket.socket, part: bytes, most: int) -> int:
 
 @pytest.mark.parametrize(
     "begin",
-    [b"GET /health HTTP/1.1\r\nX-Big: ", b"GET /health?", b"GET /health HTTP/1.1\r\nX: y\r\nZ"],
-    ids=["value", "address", "name"],
+    [b"GET /health HTTP/1.1\r\nX-Big: ", b"GET /health?"],
+    ids=["value", "address"],
 )
 def test_headers_are_bounded(server: Server, begin: bytes) -> None:
     with connected(server) as client:
@@ -92,9 +92,7 @@ def test_headers_of_usual_size_pass_again_and_again(server: Server) -> None:
         assert received(client).count(b"HTTP/1.1 200 ") == 6
 
 
-@pytest.mark.parametrize(
-    "half", [b"", b"GET / HT", post(b'{"pro', 100)], ids=["nothing", "headers", "body"]
-)
+@pytest.mark.parametrize("half", [b"", post(b'{"pro', 100)], ids=["nothing", "body"])
 def test_a_request_must_be_sent_in_time(
     server: Server, half: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +102,7 @@ def test_a_request_must_be_sent_in_time(
         assert received(client).startswith(b"HTTP/1.1 408 ")
 
 
-def test_what_is_no_http_is_refused_in_the_shape_of_other_errors(server: Server) -> None:
+def test_invalid_http_is_refused_in_the_shape_of_other_errors(server: Server) -> None:
     with connected(server) as client:
         client.sendall(b"\x16\x03\x01 no request\r\n\r\n")
         head, _, plain = received(client).partition(b"\r\n\r\n")
@@ -112,7 +110,7 @@ def test_what_is_no_http_is_refused_in_the_shape_of_other_errors(server: Server)
         assert json.loads(plain)["error"]["type"] == "invalid_request_error"
 
 
-def test_what_is_no_http_is_not_answered_within_a_stream(server: Server) -> None:
+def test_invalid_http_is_not_answered_within_a_stream(server: Server) -> None:
     with connected(server) as client:
         body = json.dumps({"prompt": "a", "max_tokens": 4000, "stream": True}).encode()
         client.sendall(post(body))
@@ -150,7 +148,7 @@ def test_a_client_that_closed_its_sending_side_is_answered(server: Server, strea
         assert b'"finish_reason":"length"' in answer
 
 
-def test_a_client_that_left_is_not_taken_for_one_that_waits() -> None:
+def test_a_closed_connection_frees_its_blocks() -> None:
     with serving(paced(speed=1.0)) as slow:
         memory = slow.served.scheduler.memory
         with connected(slow) as client:
@@ -159,7 +157,7 @@ def test_a_client_that_left_is_not_taken_for_one_that_waits() -> None:
         until(lambda: memory.used == 0)
 
 
-@pytest.mark.parametrize("second", [post(), post(b"{", 100), b""])
+@pytest.mark.parametrize("second", [post(), post(b"{", 100)])
 def test_an_abort_with_a_request_behind_another_leaves_nothing(
     second: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,50 +215,55 @@ def test_clients_that_vanish_leave_nothing_behind() -> None:
         rng = random.Random(1)
 
         async def client(number: int) -> Answer:
-            await asyncio.sleep(rng.random())
-            leaves = rng.random() if number % 2 else None
+            await asyncio.sleep(0.5 * rng.random())
+            leaves = 0.5 * rng.random() if number % 2 else None
             tokens = rng.randint(5, 60)
             return await ask(url, leaves, prompt=[5] * rng.randint(1, 200), max_tokens=tokens)
 
-        return await asyncio.gather(*(client(number) for number in range(120)))
+        return await asyncio.gather(*(client(number) for number in range(80)))
 
-    words = ("model=llama-3.1-8b", "server.max_seqs=24", "memory.blocks=300", "preemption=swap")
-    with listening(*words) as child:
-        answers = asyncio.run(load(child.url))
-        wait_until_empty(child)
-        stayed = answers[::2]
-        assert all(answer.whole and answer.reason == "length" for answer in stayed)
-        assert all(answer.text == counted(len(answer.times)) for answer in answers)
-        assert any(not answer.whole for answer in answers[1::2])
-        assert child.end() == 0
+    with serving(paced("prefix", speed=2.0, max_seqs=24, preemption="recompute")) as server:
+        answers = asyncio.run(load(server.url))
+        until(lambda: server.served.scheduler.memory.used == 0 and not server.engine.unfinished)
+    assert all(answer.whole and answer.reason == "length" for answer in answers[::2])
+    assert all(answer.text == counted(len(answer.times)) for answer in answers)
+    assert any(not answer.whole for answer in answers[1::2])
 
 
-def test_a_draining_server_answers_present_requests_and_takes_no_new_ones() -> None:
-    async def load(child: Child) -> tuple[Answer, Answer]:
-        asked = Answer()
-        there = asyncio.create_task(ask(child.url, answer=asked, prompt="there", max_tokens=150))
-        await asked.begun.wait()
+def test_a_draining_server_finishes_or_aborts_its_requests_and_takes_no_new_ones() -> None:
+    async def load(child: Child) -> tuple[Answer, Answer, Answer]:
+        short, long = Answer(), Answer()
+        asked = [
+            asyncio.create_task(ask(child.url, answer=answer, prompt="there", max_tokens=tokens))
+            for answer, tokens in ((short, 60), (long, 3000))
+        ]
+        await asyncio.gather(short.begun.wait(), long.begun.wait())
         child.process.send_signal(signal.SIGTERM)
         while await asyncio.to_thread(is_open, child):
             pass
         late = await ask(child.url, prompt="late", max_tokens=1)
-        return await there, late
+        await asyncio.gather(*asked)
+        return short, long, late
 
-    with listening("model=llama-3.1-8b") as child:
-        there, late = asyncio.run(load(child))
-        assert there.whole and there.text == counted(150)
+    with listening("model=llama-3.1-8b", "drain=1") as child:
+        short, long, late = asyncio.run(load(child))
+        assert short.whole and short.text == counted(60)
+        assert "shutting down" in long.error and len(long.times) < 3000
         assert late.status == 503
         assert child.end() == 0
         assert (
-            "ended: 1 requests served; of those still there 1 finished, 0 aborted" in child.said[-1]
+            "ended: 1 requests served; of those still there 1 finished, 1 aborted" in child.said[-1]
         )
 
 
-def test_clients_that_stall_do_not_keep_it_from_ending() -> None:
+def test_clients_that_stall_or_leave_do_not_keep_a_server_from_ending() -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
     body = b'{"prompt": "x", "max_tokens": 4000, "n": 8, "stream": true}'
     with listening("model=llama-3.1-8b", "speed=100000") as child:
         where = urlsplit(child.url)
+        with socket.create_connection((where.hostname, where.port)) as early:
+            early.sendall(head % (99, b"{"))
+            time.sleep(0.1)
         with (
             socket.create_connection((where.hostname, where.port)) as silent,
             socket.socket() as deaf,
@@ -272,20 +275,8 @@ def test_clients_that_stall_do_not_keep_it_from_ending() -> None:
             assert deaf.recv(12) == b"HTTP/1.1 200"
             wait_until_empty(child)
             assert child.end() == 0
+    assert len([line for line in child.said if "passed on" not in line]) == 2
     assert "of those still there 0 finished, 0 aborted" in child.said[-1]
-
-
-def test_a_client_that_goes_before_it_has_said_all_is_no_news() -> None:
-    with listening("model=llama-3.1-8b") as child:
-        where = urlsplit(child.url)
-        with socket.create_connection((where.hostname, where.port)) as early:
-            early.sendall(
-                b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
-            )
-            time.sleep(0.2)
-        time.sleep(0.2)
-        assert child.end() == 0
-        assert len(child.said) == 2
 
 
 def test_a_port_taken_meanwhile_is_one_line() -> None:
@@ -299,18 +290,3 @@ def test_a_port_taken_meanwhile_is_one_line() -> None:
         server = Listener(FastAPI(), nothing, nothing, nothing, nothing, 0)
         with pytest.raises(ConfigError, match=r"^port: cannot listen: .* in use"):
             asyncio.run(server.serve([ours]))
-
-
-def test_who_does_not_finish_in_time_is_aborted_and_told() -> None:
-    async def load(child: Child) -> Answer:
-        asked = Answer()
-        there = asyncio.create_task(ask(child.url, answer=asked, prompt="there", max_tokens=3000))
-        await asked.begun.wait()
-        child.process.send_signal(signal.SIGTERM)
-        return await there
-
-    with listening("model=llama-3.1-8b", "drain=0.2") as child:
-        there = asyncio.run(load(child))
-        assert "shutting down" in there.error and len(there.times) < 3000
-        assert child.end() == 0
-        assert "0 requests served; of those still there 0 finished, 1 aborted" in child.said[-1]

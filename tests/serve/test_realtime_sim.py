@@ -101,7 +101,7 @@ YIELDING: list[dict[str, Any]] = [
 SETTINGS: list[dict[str, Any]] = [
     {"policy": policy, "batching": batching, "async_scheduling": ahead, **yielding}
     for policy, batching, ahead, yielding in product(
-        ("fcfs", "priority"), ("prefill_first", "unified"), (False, True), YIELDING
+        ("priority",), ("prefill_first", "unified"), (False, True), YIELDING
     )
 ]
 
@@ -171,7 +171,7 @@ def test_an_answer_without_a_bound_stops_by_itself() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_an_answer_stops_at_what_its_client_says(ahead: bool) -> None:
+def test_an_answer_stops_at_its_stop_string(ahead: bool) -> None:
     clock = Clock()
     engine = RealtimeSimulator(scheduler(async_scheduling=ahead), Constant(1.0), clock=clock)
     engine.add_request("a", [1], SamplingParams(max_tokens=20, stop=("5",)))
@@ -250,7 +250,7 @@ def test_a_policy_that_fails_ends_all_and_the_engine_goes_on(ahead: bool, hears:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_whom_a_policy_fails_to_take_ends_alone(ahead: bool) -> None:
+def test_a_request_that_fails_to_be_ranked_ends_alone(ahead: bool) -> None:
     class Breaks(Policy):
         def rank(self, request: Request, state: ServerState) -> Any:
             if request.id == "bad":
@@ -326,7 +326,7 @@ def test_a_step_returns_though_the_model_is_far_behind() -> None:
         ([1], {"n": 999}, "sequences"),
     ],
 )
-def test_what_can_never_be_served_is_refused(
+def test_infeasible_requests_are_refused(
     prompt: list[int], params: dict[str, Any], error: str
 ) -> None:
     engine = RealtimeSimulator(scheduler(), Constant(1.0), clock=Clock())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import re
 import socket
 import threading
 import types
@@ -22,7 +21,7 @@ import httpx
 import pytest
 
 from pagedsim.core import PagedsimError, RequestError, StepPlan
-from pagedsim.serve.api import errors, validation
+from pagedsim.serve.api import validation
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.api.errors import APIError
 from pagedsim.serve.api.handlers import PIECE
@@ -37,8 +36,6 @@ from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.serve.serving import Server, paced, serving, until
 from tests.sim.harness import Constant
 
-OPEN = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
-
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Server]:
@@ -49,20 +46,19 @@ def locked() -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer", "Basic c2VjcmV0", "Bearer \xff"])
 @pytest.mark.parametrize(
-    ("method", "path"),
+    ("method", "path", "given"),
     [
-        ("POST", "/v1/completions"),
-        ("POST", "/v1/chat/completions"),
-        ("GET", "/v1/models"),
-        ("POST", "/tokenize"),
-        ("POST", "/detokenize"),
-        ("POST", "/generate"),
-        ("GET", "/result/a"),
+        ("POST", "/v1/completions", None),
+        ("POST", "/v1/chat/completions", "Bearer wrong"),
+        ("GET", "/v1/models", "Bearer"),
+        ("POST", "/tokenize", "Basic c2VjcmV0"),
+        ("POST", "/detokenize", None),
+        ("POST", "/generate", "Bearer \xff"),
+        ("GET", "/result/a", None),
     ],
 )
-def test_without_the_key_there_are_no_tokens(
+def test_without_the_key_requests_are_refused(
     locked: Server, method: str, path: str, given: str | None
 ) -> None:
     headers = {} if given is None else {b"Authorization": given.encode("latin-1")}
@@ -73,15 +69,15 @@ def test_without_the_key_there_are_no_tokens(
     assert "sécret" not in answer.text
 
 
-def test_with_the_key_there_are(locked: Server) -> None:
+def test_with_the_key_requests_are_answered(locked: Server) -> None:
     headers = {b"Authorization": "Bearer sécret".encode()}
     answer = httpx.post(f"{locked.url}/v1/completions", headers=headers, json={"prompt": "a"})
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", OPEN)
-def test_who_only_looks_needs_no_key(locked: Server, path: str) -> None:
-    assert locked.http.get(path).status_code == 200
+def test_health_and_metrics_need_no_key(locked: Server) -> None:
+    for path in ("/health", "/ping", "/version", "/metrics", "/openapi.json"):
+        assert locked.http.get(path).status_code == 200, path
 
 
 def test_a_full_queue_says_when_to_come_again() -> None:
@@ -94,11 +90,13 @@ def test_a_full_queue_says_when_to_come_again() -> None:
         assert answer.json()["error"]["code"] == "overloaded"
 
 
-def test_who_takes_longer_than_its_timeout_is_told() -> None:
+def test_a_request_beyond_its_timeout_gets_an_error() -> None:
     with serving(paced(speed=1.0, step=0.02)) as server:
         answer = server.post("/v1/completions", prompt="a", max_tokens=4000, timeout=0.1)
         assert answer.status_code == 504 and "timeout" in answer.json()["error"]["message"]
-        answer = server.post("/v1/completions", prompt="a", max_tokens=4000, timeout=1, stream=True)
+        answer = server.post(
+            "/v1/completions", prompt="a", max_tokens=4000, timeout=0.3, stream=True
+        )
         assert answer.status_code == 200  # its first tokens were out
         *_, last, done = events(answer.text)
         assert done == "[DONE]" and json.loads(last)["error"]["type"] == "timeout"
@@ -134,12 +132,11 @@ def test_a_step_that_fails_is_an_error_of_its_own_requests() -> None:
         assert server.http.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("prompts", [1, 3])
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_who_leaves_frees_its_blocks(stream: bool, prompts: int) -> None:
+def test_a_disconnect_frees_the_blocks(stream: bool) -> None:
     with serving(paced(speed=1.0, step=0.01)) as server:
         memory = server.served.scheduler.memory
-        asked = {"prompt": ["a" * 400] * prompts, "max_tokens": 3000, "stream": stream}
+        asked = {"prompt": ["a" * 400] * 3, "max_tokens": 3000, "stream": stream}
         body = json.dumps(asked).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
         address = server.url.removeprefix("http://").split(":")
@@ -152,7 +149,7 @@ def test_who_leaves_frees_its_blocks(stream: bool, prompts: int) -> None:
         assert server.engine.unfinished == 0
 
 
-def test_a_failure_after_closing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closing_server_answers_503(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(paced()) as server:
         monkeypatch.setattr(server.engine, "_closing", True)
         assert server.http.get("/health").status_code == 503
@@ -161,8 +158,8 @@ def test_a_failure_after_closing_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "shutting down" in answer.json()["error"]["message"]
 
 
-def test_a_clients_own_id_is_the_requests() -> None:
-    with serving(paced(speed=1.0, step=0.5)) as server:
+def test_a_request_has_the_id_of_its_client() -> None:
+    with serving(paced(speed=1.0, step=0.1)) as server:
         assert server.post("/generate", prompt="a", request_id="mine").json() == {
             "request_id": "mine"
         }
@@ -218,7 +215,7 @@ def test_many_short_prompts_are_encoded_beside_the_loop_as_a_long_one_is() -> No
     assert all(name.startswith("tokenizer") for name in Where.threads)
 
 
-def test_a_server_samples_as_its_model_says_where_a_request_does_not() -> None:
+def test_default_sampling_is_that_of_the_model() -> None:
     engine = paced()
     engine.default_sampling = {"max_tokens": 5, "temperature": 0.5}
     with serving(engine) as server:
@@ -231,9 +228,7 @@ def test_a_server_samples_as_its_model_says_where_a_request_does_not() -> None:
 
 MANY = {
     "ids": '{"prompt": [%s7]}' % ("7," * 2_000_000),
-    "texts": '{"prompt": [%s"a"]}' % ('"a",' * 200_000),
     "fields": json.dumps(dict.fromkeys(map(str, range(100_000)), 1)),
-    "fields of a field": json.dumps({"logit_bias": dict.fromkeys(map(str, range(100_000)), 1)}),
     "lists": '{"prompt": "a", "metadata": [%s[]]}' % ("[]," * 100_000),
     "texts with quotes": '{"prompt": [%s"a"]}' % (r'"\"",' * 200_000),
 }
@@ -255,7 +250,7 @@ def test_very_many_values_are_refused_before_they_are_parsed(text: str) -> None:
     assert error.value.status == 413
 
 
-def test_what_stands_in_a_text_is_no_value() -> None:
+def test_brackets_in_a_text_are_no_values() -> None:
     text = r'{"a": ["\"]}, \\' * 300_000
     found = fields_of(json.dumps({"prompt": text}).encode(), CompletionRequest)
     assert found.prompt == [text]
@@ -270,26 +265,9 @@ def test_many_fields_are_refused_at_once() -> None:
         fields_of(many, CompletionRequest)
 
 
-def test_where_a_message_says_its_place_is_sought_in_its_beginning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sought = list[int]()
-
-    class Pattern:
-        def match(self, text: str) -> re.Match[str] | None:
-            sought.append(len(text))
-            return None
-
-    monkeypatch.setattr(errors, "_PLACE", Pattern())
-    with pytest.raises(APIError, match="no such field"):
-        fields_of(json.dumps({"prompt": "a", "a" * 20_000 + " b": 1}).encode(), CompletionRequest)
-    errors.BadRequest("a" * 100_000)
-    assert max(sought) <= errors.LONGEST
-
-
 @pytest.mark.parametrize(
     "value",
-    ["a" * 10**6, ["a" * 10**6] * 10, [[1, 2]] * 10**6, {"a": {"b": [0] * 10**6}}, 7, None, "a b"],
+    ["a" * 10**6, [[1, 2]] * 10**6, {"a": {"b": [0] * 10**6}}, "a b"],
 )
 def test_an_excerpt_is_the_beginning_of_what_is_written(value: Any) -> None:
     text = repr(value) if isinstance(value, str) else str(value)
@@ -320,8 +298,7 @@ def test_a_stop_string_is_of_bounded_length() -> None:
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "stop"
 
 
-@pytest.mark.parametrize("texts", [False, True])
-def test_all_tokens_of_a_long_text_are_listed(texts: bool) -> None:
+def test_all_tokens_of_a_long_text_are_listed() -> None:
     class Letters:
         def encode(self, text: str) -> list[int]:
             return list(map(ord, text))
@@ -333,9 +310,9 @@ def test_all_tokens_of_a_long_text_are_listed(texts: bool) -> None:
     engine.tokenizer = Letters()
     text = '"é\n' * PIECE
     with serving(engine) as server:
-        found = server.post("/tokenize", prompt=text, return_token_strs=texts).json()
+        found = server.post("/tokenize", prompt=text, return_token_strs=True).json()
     assert found["tokens"] == list(map(ord, text)) and found["count"] == 3 * PIECE
-    assert found["token_strs"] == (list(text) if texts else None)
+    assert found["token_strs"] == list(text)
 
 
 LONG = {"prompt": "a", "max_tokens": 4000}
@@ -397,14 +374,12 @@ async def posted(app: Any, fields: dict[str, Any], leave: bool) -> list[Any]:
 @pytest.mark.parametrize(
     "fields",
     [
-        LONG | {"max_tokens": 10**6},
         LONG | {"max_tokens": 10**6, "stream": True},
         LONG | {"timeout": 0.03},
-        LONG | {"timeout": 0.05, "stream": True},
         LONG | {"timeout": 0.05, "stream": True, "prompt": ["a"] * 3},
         LONG | {"temperature": -1},
     ],
-    ids=["infeasible", "infeasible stream", "timeout", "timeout stream", "three", "field"],
+    ids=["infeasible stream", "timeout", "three", "field"],
 )
 def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: bool) -> None:
     served = paced(speed=1.0)
@@ -424,7 +399,7 @@ def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: boo
     assert asyncio.run(some()) == {}
 
 
-def test_a_question_that_fails_leaves_no_cycle() -> None:
+def test_a_failing_ask_leaves_no_cycle() -> None:
     def fail(served: Backend) -> None:
         raise PagedsimError("no answer")
 
@@ -442,7 +417,7 @@ def test_a_question_that_fails_leaves_no_cycle() -> None:
     assert asyncio.run(some()) == {}
 
 
-def test_a_server_that_falls_idle_collects_once_and_trims() -> None:
+def test_an_idle_server_collects_once_and_trims() -> None:
     done: list[str] = []
     tidy = HeapTrimmer(lambda: done.append("collect"), lambda: done.append("trim"))
 

@@ -35,19 +35,14 @@ def answered(tokens: int, delta: bool = False, **params: Any) -> tuple[list[str]
 @pytest.mark.parametrize(
     ("params", "text", "stopped", "tokens"),
     [
-        ({}, " 1 2 3 4 5 6 7 8 9 10 11 12", None, 12),
         ({"stop": "5"}, " 1 2 3 4 ", "5", 5),
         ({"stop": [" 5", "3 4"]}, " 1 2 ", "3 4", 4),
-        ({"stop": "1"}, " ", "1", 1),
         ({"stop": "1", "min_tokens": 3}, " 1 2 3 4 5 6 7 8 9 ", "1", 10),
         ({"stop": "11"}, " 1 2 3 4 5 6 7 8 9 10 ", "11", 11),
         ({"stop": "5", "include_stop_str_in_output": True}, " 1 2 3 4 5", "5", 5),
         ({"stop": "nothing"}, " 1 2 3 4 5 6 7 8 9 10 11 12", None, 12),
-        ({"stop_token_ids": [9, 7, 40]}, " 1 2 3 4 5 6", 7, 7),
         ({"stop_token_ids": [7], "min_tokens": 8}, " 1 2 3 4 5 6 7 8 9 10 11 12", None, 12),
         ({"stop_token_ids": [3], "include_stop_str_in_output": True}, " 1 2 3", 3, 3),
-        ({"stop_token_ids": [7], "stop": "4"}, " 1 2 3 ", "4", 4),
-        ({"stop_token_ids": [4], "stop": "4"}, " 1 2 3", 4, 4),
         ({"stop_token_ids": [4], "stop": "5"}, " 1 2 3", 4, 4),
     ],
 )
@@ -82,7 +77,7 @@ def test_looking_for_stops_does_not_grow_with_max_tokens() -> None:
     assert len(SEQUENCE) == kept
 
 
-def test_tokens_that_were_said_are_not_said_again() -> None:
+def test_texts_of_tokens_are_made_once() -> None:
     for _ in range(2):
         answered(500, delta=True)
         kept = len(SEQUENCE)
@@ -116,7 +111,7 @@ def test_it_is_where_a_search_finds_it(text: str, bounds: list[int]) -> None:
     assert first_end(text, least, most) == searched(text, least, most)
 
 
-@pytest.mark.parametrize("least", [1, 9, 11, 100, 110, 1000])
+@pytest.mark.parametrize("least", [1, 11, 1000])
 def test_short_texts_are_found_from_every_bound(least: int) -> None:
     for number in (*range(130), *range(990, 1020)):
         for text in (str(number), f" {number}", f"{number} ", f"0{number}", f"{number} {number}"):

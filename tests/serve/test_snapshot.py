@@ -74,14 +74,6 @@ def test_tokens_and_departures_add_up_to_what_was_served() -> None:
     assert sum(second.output_tokens for second in tally.seconds) == tally.output_tokens
 
 
-def test_latencies_are_those_of_the_requests() -> None:
-    server = Driven()
-    server.add("a", 6, 5)
-    server.run()
-    assert server.tally.ttft(server.now) == (0.25, 0.25)
-    assert server.tally.tpot(server.now) == (0.25, 0.25)
-
-
 def test_latencies_are_forgotten_when_they_are_old() -> None:
     server = Driven()
     server.add("a", 6, 5)
@@ -89,48 +81,6 @@ def test_latencies_are_forgotten_when_they_are_old() -> None:
     assert server.tally.ttft(server.now + 9) is not None
     assert server.tally.ttft(server.now + 11) is None
     assert server.tally.tpot(server.now + 11) is None
-
-
-def test_the_middle_and_the_95th_percentile_are_told() -> None:
-    server = Driven()
-    for number in range(20):
-        server.add(f"r{number}", 60, 2)  # one prompt a step, so each waits longer
-    server.run()
-    spread = server.tally.ttft(server.now)
-    times = sorted(time for _, time in server.tally._ttfts)
-    assert spread == (times[9], times[18])
-    assert times[9] < times[18] < times[19]
-
-
-def test_a_preemption_is_counted_and_its_prompt_is_computed_again() -> None:
-    server = Driven(blocks=6)
-    server.add("a", 8, 9)
-    server.add("b", 8, 9)
-    server.run()
-    assert server.tally.preemptions == 1
-    assert server.tally.prompt_tokens > 16
-    assert server.tally.output_tokens == 18
-
-
-def test_seconds_without_a_step_are_there_and_empty() -> None:
-    server = Driven()
-    server.add("a", 6, 5)  # until 1.25
-    server.run()
-    server.tally.look(4.5, server.scheduler)
-    assert [second.output_tokens for second in server.tally.seconds] == [3, 2, 0, 0, 0]
-    assert [second.running for second in server.tally.seconds] == [1, 0, 0, 0, 0]
-
-
-def test_an_idle_interval_has_no_running_requests() -> None:
-    server = Driven()
-    server.add("a", 6, 5)
-    server.run()
-    server.now += 4
-    server.add("b", 6, 5)
-    server.step()
-    seconds = list(server.tally.seconds)
-    assert [(second.running, second.used) for second in seconds[2:-1]] == [(0, 0)] * 3
-    assert (seconds[-1].running, seconds[-1].used) == (1, 2)
 
 
 def test_a_long_silence_leaves_no_more_than_a_minute() -> None:
@@ -201,7 +151,7 @@ def test_a_block_in_two_tables_is_shared() -> None:
     assert found["running"]["first"][0]["blocks"] == len(set(chain(*request.tables)))
 
 
-def test_what_the_prefix_cache_knows_is_cached_once_it_is_free() -> None:
+def test_free_blocks_of_the_prefix_cache_are_cached() -> None:
     scheduler = scheduler_over(PrefixMemory(10, 4))
     scheduler.add(Request("a", list(range(9)), SamplingParams(max_tokens=1)), 0.0, 1)
     step(scheduler)
@@ -214,7 +164,7 @@ def test_what_the_prefix_cache_knows_is_cached_once_it_is_free() -> None:
     assert [whose for whose, _, _ in unrolled(shown(scheduler)["blocks"])][:3] == [0, 0, 0]
 
 
-def test_a_request_that_is_watched_is_told_of_wherever_it_is() -> None:
+def test_a_watched_request_is_in_the_snapshot() -> None:
     scheduler = scheduler_over(PagedMemory(6, 4), max_seqs=1)
     scheduler.add(Request("a", 6, client="x"), 0.0, 9)
     scheduler.add(Request("b", 6, priority=3), 0.0, 9)
@@ -224,20 +174,6 @@ def test_a_request_that_is_watched_is_told_of_wherever_it_is() -> None:
     assert (running["state"], running["place"], running["client"]) == ("running", 1, "x")
     assert running["cells"] == sorted(scheduler.requests["a"].tables[0])
     assert (waiting["state"], waiting["place"], waiting["cells"]) == ("waiting", 2, [])
-
-
-def test_a_prompt_says_how_much_is_computed_until_all_is() -> None:
-    scheduler = Scheduler(memory=PagedMemory(20, 4), batching=Unified(), max_batched_tokens=8)
-    scheduler.add(Request("a", 12), 0.0, 9)
-    (row,) = shown(scheduler)["waiting"]["first"]
-    assert (row["computed"], row["blocks"]) == (0, 0)
-    step(scheduler)
-    (row,) = shown(scheduler)["running"]["first"]
-    assert (row["computed"], row["output"]) == (8, 0)
-    step(scheduler)
-    (row,) = shown(scheduler)["running"]["first"]
-    assert "computed" not in row
-    assert (row["prompt"], row["output"], row["blocks"]) == (12, 1, 3)
 
 
 def test_long_queues_are_cut_and_counted() -> None:
@@ -250,20 +186,6 @@ def test_long_queues_are_cut_and_counted() -> None:
     assert len(found["running"]["first"]) == MOST_RUNNING
     assert [row["id"] for row in found["waiting"]["first"]] == [f"r{201 + at}" for at in range(50)]
     assert len(found["blocks"]["owners"]) == 201
-
-
-def test_an_empty_server_has_a_grid_of_free_blocks_and_no_latencies() -> None:
-    found = shown(scheduler_over(PagedMemory(10, 4)))
-    assert found["blocks"]["cells"] == [FREE, 0, 0, 10]
-    assert found["recent"]["ttft_ms"] is None
-    assert found["history"]["running"] == []
-
-
-def test_the_history_ends_with_the_last_whole_second() -> None:
-    scheduler, tally = scheduler_over(PagedMemory(10, 4)), RollingStats()
-    tally.look(3.5, scheduler)
-    history = snapshot(scheduler, tally, 3.5)["history"]
-    assert {name: len(values) for name, values in history.items()} == dict.fromkeys(history, 3)
 
 
 # -- many blocks ---------------------------------------------------------------------------------

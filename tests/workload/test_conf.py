@@ -33,12 +33,6 @@ def built(option: str, *overrides: str, **settings: Any) -> Workload:
     return made
 
 
-def test_every_option_is_here() -> None:
-    synthetic = {"sharegpt", "sharegpt_turns", "alpaca", "openchat", "fixed"}
-    synthetic |= {"chat_and_batch", "four_clients"}
-    assert set(OPTIONS) == synthetic | set(FILES) | SESSIONS | STAGES
-
-
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_builds(option: str, tmp_path: Path) -> None:
     if option in FILES:

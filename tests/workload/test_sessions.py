@@ -29,7 +29,7 @@ def program(**settings: Any) -> Workload:
     return agents(programs=kind, sessions=1, arrivals="burst")
 
 
-def test_each_turn_asks_with_all_that_was_said_before() -> None:
+def test_the_prompt_of_a_turn_has_all_turns_before() -> None:
     made = chat_sessions(
         sessions=2, arrivals="burst", turns=3, lengths=FIXED, prefixes={"tokens": 8}
     )
@@ -134,16 +134,13 @@ def test_a_deadline_counts_from_each_arrival() -> None:
 @pytest.mark.parametrize(
     ("given", "mean", "spread"),
     [
-        (3, 3, 0),
         ({"shape": "uniform", "min": 2, "max": 4}, 3, 2 / np.sqrt(12)),
         ({"shape": "exponential", "mean": 3}, 3, 3),
         ({"shape": "geometric", "mean": 3}, 3, np.sqrt(6)),
         ({"shape": "lognormal", "mean": 3, "cv": 0.5}, 3, 1.5),
     ],
 )
-def test_numbers_have_the_mean_and_the_spread_that_they_say(
-    given: Any, mean: float, spread: float
-) -> None:
+def test_draws_have_their_mean_and_spread(given: Any, mean: float, spread: float) -> None:
     drawn = make_draw("turns", given).sample(200_000, np.random.default_rng(1))
     assert drawn.mean() == pytest.approx(mean, rel=0.01)
     assert drawn.std() == pytest.approx(spread, rel=0.02, abs=1e-9)
@@ -162,14 +159,11 @@ def test_counts_are_whole_and_at_least_one() -> None:
     [
         ({"turns": "many"}, "turns=many: must be a number, or shape: and its settings"),
         ({"turns": {"shape": "cauchy"}}, "unknown turns.shape 'cauchy': choose from exponential"),
-        ({"turns": {"shape": "geometric", "mean": 0.5}}, "turns.mean=0.5: must be a number of"),
         ({"think": {"shape": "fixed", "mean": 2}}, "think.mean: no such setting of think.shape"),
-        ({"think": -1}, "think.value=-1: must be a number of at least 0"),
         ({"sessions": None}, "sessions: must be given, or duration where sessions have a rate"),
-        ({"max_len": 1}, "max_len=1: must be a whole number from 2"),
     ],
 )
-def test_what_cannot_be_is_one_line(settings: dict[str, Any], says: str) -> None:
+def test_invalid_sessions(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as error:
         chat_sessions(**{"sessions": 2, "arrivals": "burst", "lengths": FIXED, **settings})
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
@@ -178,11 +172,8 @@ def test_what_cannot_be_is_one_line(settings: dict[str, Any], says: str) -> None
 @pytest.mark.parametrize(
     ("programs", "says"),
     [
-        ({}, "programs: must be a mapping of names to settings, with at least one"),
         ({"a": {"share": 1}}, "programs.a: shape: must be given: chain, map_reduce or tree"),
-        ({"a": {"shape": "ring"}}, "programs.a: unknown shape 'ring': choose from chain, map_red"),
         ({"a": {"shape": "chain"}}, "programs.a: turns: must be given, for shape=chain"),
-        ({"a": {"shape": "chain", "turns": 1, "width": 3}}, "programs.a: width: no such setting"),
         (
             {"a": {"shape": "tree", "breadth": 2, "depth": 1, "keep": 3}},
             "programs.a: keep=3: must be a whole number from 1 to 2",
@@ -190,7 +181,7 @@ def test_what_cannot_be_is_one_line(settings: dict[str, Any], says: str) -> None
         ({"a": {"shape": "chain", "turns": 1, "share": 0.5}}, "programs.share: the probabilities"),
     ],
 )
-def test_what_a_program_cannot_be_is_one_line(programs: Any, says: str) -> None:
+def test_invalid_programs(programs: Any, says: str) -> None:
     with pytest.raises(ConfigError) as error:
         agents(programs=programs, sessions=2, arrivals="burst")
     assert str(error.value).startswith(says) and "\n" not in str(error.value)

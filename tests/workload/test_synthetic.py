@@ -58,8 +58,6 @@ def test_the_same_seed_is_the_same_workload_and_another_is_not() -> None:
     ("settings", "drawn"),
     [
         ({}, False),
-        ({"arrivals": "closed", "users": 2}, False),
-        ({"arrivals": "poisson"}, True),
         ({"lengths": "alpaca"}, True),
         ({"priority": {0: 0.5, 1: 0.5}}, True),
         ({"prefixes": {"tokens": 4, "share": 0.5}}, True),
@@ -182,7 +180,7 @@ def test_long_requests_are_cut_and_counted() -> None:
     assert made.notices == ("10 of 10 requests were cut to max_len=50 tokens in all",)
 
 
-def test_each_class_says_by_its_own_bound_what_was_cut() -> None:
+def test_cuts_are_noted_by_class() -> None:
     classes = {
         "a": {"rate": 1.0, "max_len": 50, **TINY},
         "b": {"rate": 1.0, "max_len": 70, **TINY},
@@ -238,7 +236,7 @@ def test_more_of_a_mix_begins_with_the_fewer() -> None:
     assert chat_and_batch(requests=None, duration=20.0).duration < 20
 
 
-def test_a_burst_in_a_mix_begins_when_it_is_told() -> None:
+def test_a_burst_in_a_mix_begins_at_its_start() -> None:
     classes = {
         "chat": {"rate": 10.0, **TINY},
         "job": {"arrivals": "burst", "requests": 30, "start": 5.0, **TINY},
@@ -286,12 +284,9 @@ def test_a_workload_of_arrays() -> None:
     [
         (([], [], []), "needs at least one request"),
         (([1, 0], 1, 1), "arrival: times must not decrease"),
-        (([-1, 0], 1, 1), "arrival=-1: must be from 0 to 1e\\+10 s"),
         (([0, float("inf")], 1, 1), "arrival=inf: must be from 0 to"),
         (([0], [0], 1), "prompt_len=0 in row 0: must be at least 1"),
-        (([0, 1], [1, 2, 3], 1), "prompt_len: 3 values for 2 requests"),
         (([0, 1], 5, [1, float("nan")]), "output_len=nan in row 1: must be a whole number"),
-        (([0, 1], [5, 2**32 + 5], 1), "prompt_len=4294967301 in row 1: must be a whole number"),
         (([0], 2**70, 1), "prompt_len: must be numbers"),
     ],
 )
@@ -317,22 +312,15 @@ CHAT: dict[str, Any] = {"rate": 1.0, **TINY}
         ({"requests": 5, "rate": -2}, "rate=-2: must be a number above 0"),
         ({"duration": 5.0, "arrivals": "burst"}, "needs requests=, since it has no rate"),
         ({"duration": 1e-9}, "duration=1e-09: no request arrives in that time"),
-        ({"requests": 5, "max_len": 1}, "max_len=1: must be a whole number from 2 to"),
         ({"requests": 5, "priority": {0: 0.5, 1: 0.6}}, "priority: the probabilities sum to 1.1"),
         ({"requests": 5, "priority": {"nan": 1.0}}, "priority.nan: a priority must be a finite"),
         (
             {"requests": 5, "client": {"a": -1, "b": 2}},
             "client.a=-1: must be a number of at least",
         ),
-        ({"requests": 5, "deadline": 0}, "deadline=0: must be a number above 0"),
-        ({"requests": 5, "prefixes": {"token": 9}}, "did you mean 'tokens'"),
         ({"requests": 5, "max_len": 64, "prefixes": {"tokens": 63}}, "must leave room"),
-        ({"requests": 5, "rate": 10**400}, ": must be a number above 0"),
         ({"requests": 5, "rate": 1e-320}, "rate=9.99989e-321: the last request would arrive at"),
-        ({"requests": 10**12}, "requests=1000000000000: must be a whole number from 1"),
-        ({"duration": 1e30}, "duration=1e+30: at 1 requests/s these are 1e+30: must be at most"),
         ({"requests": 5, "seed": "x"}, "seed='x': must be a whole number of at least 0"),
-        ({"requests": 5, "n": 0}, "n=0: must be a whole number from 1 to 1024"),
         ({"requests": 5, "n": 2, "beam": 4}, "n=2 and beam=4: set one of them"),
     ],
 )
@@ -347,13 +335,10 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
     ("settings", "message"),
     [
         ({"classes": {}}, "classes: must be a mapping of names to settings"),
-        ({"classes": {"x": 5}}, "classes.x: 5: must be a mapping of settings"),
-        ({"classes": {"x": {**CHAT, "n": 0}}}, "classes.x: n=0: must be a whole number"),
         ({"classes": {"x": {"rat": 1}}}, "classes.x: rat: no such setting of a class"),
         ({"classes": {"x": {"rate": 1, "client": {"a": 2}}}}, "classes.x: client: the probab"),
         ({"classes": {"x": {"arrivals": "closed", "users": 1}}}, "only for a workload of one"),
         ({"classes": {"x": {"arrivals": "burst"}, "y": CHAT}}, "classes.x: needs requests=,"),
-        ({"classes": {"x": {"arrivals": "burst"}}, "rate": 2.0}, "rate=2: no class has a rate"),
     ],
 )
 def test_a_mix_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -406,10 +391,6 @@ def test_the_merged_are_the_first_of_all(
     assert merged.join(merged.split()).tolist() == first.tolist()
 
 
-def test_sources_that_end_are_enough() -> None:
-    assert merge([every(1.0, 1.0, limit=3), every(2.0, 0.5, limit=2)], 100, None).counts == (3, 2)
-
-
 # -- rate stages -----------------------------------------------------------------------------------
 
 
@@ -434,22 +415,13 @@ def test_every_prompt_is_asked_once_a_round() -> None:
     assert len({prompt[:48] for prompt in first}) == 6 and len({p[48:] for p in first}) == 30
 
 
-def test_the_order_is_drawn_by_the_seed() -> None:
-    orders = [[made(seed=seed).prompts[row] for row in range(30)] for seed in (1, 1, 2)]
-    assert orders[0] == orders[1] != orders[2]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"stages": []}, "stages=[]: must be a list with at least one"),
-        ({"stages": [3]}, "stages.0=3: must be {rate, seconds}"),
         ({"stages": [{"rate": 3}]}, "stages.0.seconds: must be given"),
-        ({"stages": [{"rate": 0, "seconds": 1}]}, "stages.0.rate=0: must be"),
         ({"stages": [{"rate": 3, "seconds": 1, "n": 1}]}, "stages.0.n: no such setting"),
         ({"stages": [{"rate": 1e6, "seconds": 1e6}]}, "stages.0: 1e+12 requests: must be at most"),
-        ({"pause": -1}, "pause=-1: must be"),
-        ({"groups": 0}, "groups=0: must be"),
     ],
 )
 def test_stages_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
