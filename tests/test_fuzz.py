@@ -11,10 +11,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from pagedsim.build import BATCHINGS, MEMORIES, POLICIES, PREEMPTIONS
-from policies.victims import VICTIMS
 from tests import fuzz
-from tests.core.cases import ODD, Job, Server
+from tests.core.cases import Job, Server
 from tests.fuzz import Fleet, Simulation, compare, simulations
 
 MINUTES = float(os.environ.get("PAGEDSIM_FUZZ_MINUTES", "2"))
@@ -35,23 +33,6 @@ def test_a_fleet_gives_the_same_bytes_step_by_step(case: Simulation) -> None:
 @pytest.mark.parametrize("fleets", [False, True])
 def test_no_search_finds_a_difference(fleets: bool) -> None:
     assert fuzz.search(MINUTES, 0, fleets) is None
-
-
-@pytest.mark.slow
-def test_every_part_that_has_a_name_is_drawn() -> None:
-    drawn: dict[str, set[object]] = {}
-
-    def note(case: Simulation) -> None:
-        for server in case.servers:
-            for part in ("policy", "batching", "memory", "preemption", "victim"):
-                drawn.setdefault(part, set()).add(getattr(server, part))
-
-    fuzz.draw(1500, 0, note)
-    assert drawn["policy"] == {*POLICIES, *ODD}
-    assert drawn["batching"] == set(BATCHINGS)
-    assert drawn["memory"] == set(MEMORIES)
-    assert drawn["preemption"] == set(PREEMPTIONS)
-    assert drawn["victim"] == {None, *VICTIMS}
 
 
 # -- once different --------------------------------------------------------------------------------

@@ -250,11 +250,6 @@ def test_the_checker_finds(path: str, source: str, target: str, tmp_path: Path) 
     assert f" imports {target}; allowed: " in found
 
 
-def test_a_room_without_a_rule_is_refused(tmp_path: Path) -> None:
-    (found,) = plant(tmp_path, {"pagedsim/attic/a.py": "import os"})
-    assert found == "pagedsim/attic/a.py:1: no rule for pagedsim.attic; add one to RULES"
-
-
 # How it works: every module's imports, as absolute names, held against its room's rule.
 
 

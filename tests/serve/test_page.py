@@ -129,19 +129,6 @@ def test_the_page_follows_the_load_and_a_prompt_is_answered(browser: Chromium, u
 
 
 @pytest.mark.slow
-def test_stop_aborts_the_request(browser: Chromium, url: str) -> None:
-    browser.open(f"{url}/")
-    browser.wait(f"{GRID}.cells === '1024'")
-    total = "Number(document.querySelector('#totals').textContent.match(/(\\d+) aborted/)[1])"
-    before = browser.evaluate(total)
-    ask(browser, LONG)
-    browser.wait(f"{ANSWER}.length > 5 && Number({GRID}.busy) > 0")
-    browser.click("#stop")
-    browser.wait(f"{STANDING}.startsWith('stopped after')")
-    browser.wait(f"{GRID}.busy === '0' && {total} === {before + 1}")
-
-
-@pytest.mark.slow
 def test_errors_are_shown_in_the_words_of_the_server(browser: Chromium, url: str) -> None:
     browser.open(f"{url}/")
     browser.wait(f"{GRID}.cells === '1024'")

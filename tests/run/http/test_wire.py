@@ -91,16 +91,6 @@ def test_a_shared_beginning_is_shared_and_nothing_more() -> None:
     assert len(set(one)) > 30
 
 
-def test_words_are_shared_as_ids_are() -> None:
-    contents = Contents(3)
-    one, other = (
-        contents.text(request(0, SYSTEM, (1, 20))),
-        contents.text(request(1, SYSTEM, (2, 25))),
-    )
-    assert (len(one.split()), len(other.split())) == (60, 65)
-    assert one.split()[:40] == other.split()[:40] and one.split()[40:50] != other.split()[40:50]
-
-
 def test_a_seed_gives_the_same_prompts_and_another_gives_others() -> None:
     shared = request(0, SYSTEM, (1, 20))
     for given in (shared, request(5)):
