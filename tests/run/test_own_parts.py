@@ -319,13 +319,19 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
     (TIMED, NO_TIMES_OF_10, {"arrivals": "times"}),
 )
 """What hooks must answer, and some answers that are refused."""
-CASES: dict[tuple[str, str], tuple[str, tuple[Any, ...]] | None] = {
-    (part, hook): None for part, hooks in UNCHECKED.items() for hook in hooks.split()
-}
-for allowed, answers, parts in CHECKED:
-    for part, hooks in parts.items():
-        for number, hook in enumerate(hooks.split()):  # one check of a part: all answers once
-            CASES[part, hook] = (allowed, answers[:1] if number else answers)
+
+
+def _cases() -> Iterator[tuple[tuple[str, str], tuple[str, tuple[Any, ...]] | None]]:
+    """By part and hook; all answers once for each check of a part, and one for its other hooks."""
+    for part, names in UNCHECKED.items():
+        yield from (((part, hook), None) for hook in names.split())
+    for allowed, answers, parts in CHECKED:
+        for part, names in parts.items():
+            for number, hook in enumerate(names.split()):
+                yield (part, hook), (allowed, answers[:1] if number else answers)
+
+
+CASES = dict(_cases())
 FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("policy", "rank"): (inf, True, np.float32(1), np.int64(1), np.bool_(True), (1, np.float64(2))),
     ("policy", "speed"): (np.float32(1), np.int64(1)),
