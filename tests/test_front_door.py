@@ -84,7 +84,8 @@ def test_the_settings_of_the_manual_page_are_the_configuration_s(call: Call) -> 
 
 
 def test_the_default_ends_with_a_table_a_report_and_plots(call: Call) -> None:
-    code, text, errors = call("seeds=2", "workload.requests=200", "hydra.run.dir=out")
+    load = ("workload.requests=300", "server.max_seqs=16")
+    code, text, errors = call("seeds=2", *load, "hydra.run.dir=out")
     assert (code, errors) == (0, "")
     assert "Against fcfs, priority" in text
     assert "results   out\nreport    out/report.html\ntimeline  out/timeline.json" in text
