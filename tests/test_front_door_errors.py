@@ -132,7 +132,7 @@ LINES = {
     "preemption=swap preemption.most=3": (
         "preemption.most: no such key; there are none below preemption"
     ),
-    "workload.classes.batch.rat=3": (
+    "workload=chat_and_batch workload.classes.batch.rat=3": (
         "workload.classes.batch.rat: no such key; did you mean 'rate'? choose from arrivals, "
         "cv, lengths, priority, rate"
     ),
