@@ -126,8 +126,8 @@ def test_logs_with_different_clients_are_noted() -> None:
         log([(0.0, name, 10, 10, 1.0, 10.0), (0.0, "b", 10, 10, 1.0, 20.0)]) for name in "ac"
     )
     sides = []
-    for policy, one, path in zip(("fcfs", "vtc"), (first, other), (__file__, DATA), strict=True):
-        got = ClientService(replace(one, path=Path(path)), one.latencies)  # two paths that exist
+    for policy, one, path in (("fcfs", first, Path(__file__)), ("vtc", other, DATA)):
+        got = ClientService(replace(one, path=path), one.latencies)  # paths that exist
         sides.append(Side(policy, got, got))
     found = Found(Weights(*[1.0] * 6), 1, 0.0)
     (note,) = _alike(Paired("mine", {}, found, sides[0], sides[1], 1.0))
