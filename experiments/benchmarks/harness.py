@@ -104,7 +104,7 @@ def _type(default: float | str) -> Callable[[str], Any]:
     return positive_int if default else non_negative_int
 
 
-def main_of(*commands: Command) -> Callable[[Sequence[str] | None], None]:
+def main_of(*commands: Command) -> Callable[..., None]:
     """The `main` of a module: runs the command that the first word names, or the first command."""
     named = {one.__name__: one for one in commands}
 

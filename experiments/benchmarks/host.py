@@ -91,7 +91,9 @@ def step(words: Sequence[str]) -> None:
     asked = parse_device(__doc__, words, {**OPTIONS, "--steps": 100, "--rounds": 4, "--out": Path})
     results = Results("host", "host", words, asked, lines="steps", dtype="float32")
     model = idle_model(asked.device)
-    cases = {f"{n}{', ahead' * ahead}": (n, ahead) for n in asked.running for ahead in (0, 1)}
+    cases: dict[str, tuple[int, bool]] = {
+        f"{n}{', ahead' * ahead}": (n, ahead) for n in asked.running for ahead in (False, True)
+    }
     results.sweep(
         cases,
         lambda case: measure(model, *cases[case], asked.steps, asked.rounds),
@@ -125,8 +127,8 @@ def measure(
     prompts = [
         [rng.randrange(250) for _ in range(rng.randint(64, LONGEST - most))] for _ in range(running)
     ]
-    engine = full_batch(model, prompts, most, async_scheduling=bool(ahead))
-    found = {"requests": running, "async_scheduling": bool(ahead), "right": right(engine)}
+    engine = full_batch(model, prompts, most, async_scheduling=ahead)
+    found = {"requests": running, "async_scheduling": ahead, "right": right(engine)}
     if not found["right"]:
         return found
     best = min((round_of(engine, steps) for _ in range(rounds)), key=sum)

@@ -40,7 +40,11 @@ def profile(words: Sequence[str]) -> None:
     size = size_of(asked.quick)
     bench = Bench(size, asked.device, asked.rounds, asked.quick)
     arm = Arm(AUTO, "native", has_graphs(asked.device))
-    about = {"model": size.shape.name, "batch": size.batch, "layers": size.shape.layers}
+    about: dict[str, Any] = {
+        "model": size.shape.name,
+        "batch": size.batch,
+        "layers": size.shape.layers,
+    }
     results = Results(
         "profile", "profile", words, asked, lines="", dtype=DTYPE, arm=str(arm), **about
     )

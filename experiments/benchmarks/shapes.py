@@ -208,7 +208,8 @@ class Problem:
         self.scale = shape.head_dim**-0.5
         self.allowed = 1.5 * torch.finfo(dtype).eps + 1e-5
         """The error explained by rounding of weights and result."""
-        decodes, ints = case.queries == 1, {"dtype": torch.int32, "device": device}
+        ints: Any = {"dtype": torch.int32, "device": device}
+        decodes = case.queries == 1
         self.batch = AttentionBatch(  # as `build` makes it, without lists as long as the contexts
             self.tables,
             torch.arange(len(counts) + 1, **ints) * case.queries,
