@@ -179,6 +179,28 @@ def test_no_step_is_skipped_after_an_arrival_since_the_plan() -> None:
         scheduler.fast_forward(plan, 2.0)
 
 
+class Lingering(Policy):
+    """What a request leaves in the cache is kept for 20 s."""
+
+    def pin_prefix_for(self, request: Request, state: ServerState) -> float:
+        return 20.0
+
+
+def test_no_step_is_skipped_while_memory_that_another_wants_is_kept_for_a_time() -> None:
+    """Of 32 blocks, 10 are kept from 1 s to 21 s, and one request runs; another wants 15."""
+    memory = make_memory("prefix", blocks=32, block_size=4)
+    scheduler = make_scheduler(memory=memory, policy=Lingering())
+    scheduler.add(Request(0, range(40)), 0.0, output_len=1)
+    scheduler.add(Request(1, range(100, 130)), 0.0, output_len=LONG)
+    scheduler.commit(scheduler.plan(0.0), 1.0)
+    scheduler.add(Request(2, range(200, 260)), 1.0, output_len=LONG)
+    scheduler.commit(scheduler.plan(1.0), 2.0)
+    plan = scheduler.plan(2.0)
+    assert not plan.chunks and scheduler.uneventful(plan) == 0
+    scheduler.commit(plan, 21.0)
+    assert scheduler.plan(21.0).chunks
+
+
 # The decodes of a plan, read early and late
 
 

@@ -17,7 +17,9 @@ from pagedsim.core import (
     ServerState,
 )
 from pagedsim.core.errors import PolicyError
+from pagedsim.workload import Sessions, Workload
 from policies.continuum import Continuum
+from policies.mlfq import PLAS
 from tests.sim.harness import run
 
 
@@ -29,6 +31,15 @@ def scheduler(policy: str | Policy = "fcfs", blocks: int = 64, **settings: Any) 
 
 
 # -- served least first ----------------------------------------------------------------------------
+
+
+def test_plas_joins_the_level_of_what_a_session_was_served() -> None:
+    """Levels of 1, 2 and 4 s, and one without an end: of 8 s for session 0, and 2 s twice for 1."""
+    policy = PLAS(quantum=1.0, levels=4)
+    turns = Sessions([0, 1, 1], [1, 1, 1], [[]] * 3, [0, 0, 0])
+    run(scheduler(policy), Workload.of([0.0] * 3, 4, [8, 2, 2], turns=turns))  # type: ignore[arg-type]
+    levels = [policy.entry(Request(9, 4, session=name)) for name in ("0", "1", "2", None)]
+    assert levels == [3, 2, 0, 0]
 
 
 # -- memory that is kept ---------------------------------------------------------------------------
