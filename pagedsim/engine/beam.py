@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pagedsim.core import Continuation, Request, RequestError
-from pagedsim.engine.detokenizer import Detokenizer, Text, ends_of
 from pagedsim.engine.output import CompletionOutput, RequestOutput
 from pagedsim.engine.sampler import forbid, penalise, penalties
+from pagedsim.engine.tokenizer import Detokenizer, Text, ends_of
 
 
 class Candidate(NamedTuple):

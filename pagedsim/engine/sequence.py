@@ -13,10 +13,9 @@ from functools import partial
 
 from pagedsim.core import Continuation, Request, RequestError
 from pagedsim.engine.beam import Beams
-from pagedsim.engine.detokenizer import Detokenizer, Text, ends_of
 from pagedsim.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedsim.engine.sampler import COLDEST, Row, Sample, stream_key, wants_logprob
-from pagedsim.engine.tokenizer import Tokenizer
+from pagedsim.engine.tokenizer import Detokenizer, Text, Tokenizer, ends_of
 
 
 @dataclass(slots=True, eq=False)

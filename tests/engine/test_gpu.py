@@ -23,9 +23,8 @@ from transformers import AutoModelForCausalLM
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine import profile as profile_module
 from pagedsim.engine.cache import Cache, CacheShape, Mover
-from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.engine import InflightStep, LLMEngine, SamplingJob
 from pagedsim.engine.graphs import Graphs, recorder_of
-from pagedsim.engine.inflight import InflightStep, SamplingJob
 from pagedsim.engine.inputs import DecodeInputs
 from pagedsim.engine.models import load_model
 from pagedsim.engine.models.weights import fill_tiny, tiny_config

@@ -11,9 +11,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from pagedsim.core.errors import ConfigError
-from pagedsim.engine.detokenizer import Detokenizer
 from pagedsim.engine.tokenizer import (
     ByteTokenizer,
+    Detokenizer,
     HuggingFaceTokenizer,
     Tokenizer,
     load_tokenizer,

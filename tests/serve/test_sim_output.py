@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.core import Request, SamplingParams
-from pagedsim.engine.detokenizer import first_stop
+from pagedsim.engine.tokenizer import first_stop
 from pagedsim.serve.sim_output import SEQUENCE, SimOutput, first_end, position, said
 
 

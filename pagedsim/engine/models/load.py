@@ -84,7 +84,8 @@ def load_model(
         raise unknown("model_impl", model_impl, IMPLEMENTATIONS)
     wanted, place = parse_dtype(dtype), _device(device)
     register_attention()
-    check_quantization(quantization, place)
+    if quantization is not None:
+        check_quantization(quantization, place)
     source = _source(model)
     try:
         source.check_kind()

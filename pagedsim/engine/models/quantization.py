@@ -54,7 +54,7 @@ def rounded(weight: torch.Tensor, quantization: str) -> tuple[torch.Tensor, torc
     return steps.clamp_(-largest, largest).to(STORED[quantization]), scale
 
 
-def check_quantization(quantization: str | None, device: torch.device) -> None:
+def check_quantization(quantization: str, device: torch.device) -> None:
     """Raise ConfigError for what the device does not multiply."""
     if quantization != "fp8":
         return

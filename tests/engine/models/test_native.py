@@ -27,9 +27,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models import LoadedModel, load_model, weights
 from pagedsim.engine.models.load import fix_rotary_frequencies
-from pagedsim.engine.models.native.attention import GroupedQuery, Latent
-from pagedsim.engine.models.native.decoder import Rotation
-from pagedsim.engine.models.native.feed_forward import MLP, Experts
+from pagedsim.engine.models.native.decoder import MLP, Experts, GroupedQuery, Latent, Rotation
 from pagedsim.engine.models.native.linear import packed
 from tests.engine.architectures import CONFIGS, SHAPE, VOCAB, build, fresh, loaded, reference
 from tests.engine.models.serving import alone, equal, served, staggered, texts

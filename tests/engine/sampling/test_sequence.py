@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
-from pagedsim.engine.detokenizer import Text
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import CompletionOutput, RequestOutput
 from pagedsim.engine.sampler import Sample, gumbel, stream_key
 from pagedsim.engine.sequence import Sequences, make_group
+from pagedsim.engine.tokenizer import Text
 from tests.engine.sampling.test_beam import VOCAB, engine_of, run, tiny
 
 PROMPT = [1, 2, 3, 4, 5]

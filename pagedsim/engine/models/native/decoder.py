@@ -13,25 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, linear
 
-from pagedsim.engine.models.native.attention import (
-    GroupedQuery,
-    Latent,
-    Tokens,
-    View,
-    grouped_query_of,
-    latent_of,
+from pagedsim.engine.models.native.linear import (
+    Linear,
+    Norm,
+    Stream,
+    linear_of,
+    may_copy,
+    on_host,
+    packed,
 )
-from pagedsim.engine.models.native.feed_forward import MLP, Experts, feed_forward_of
-from pagedsim.engine.models.native.linear import Norm, Stream, linear_of, may_copy, on_host
 from pagedsim.engine.models.probe import AttentionSpec
 from pagedsim.engine.models.weights import skeleton
 from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.ops import (
+    attend_cached,
+    attend_latent,
+    compress,
+    experts,
+    rms_norm,
+    rotate,
+    route,
+    silu_mul,
+)
 
 if TYPE_CHECKING:
     from pagedsim.engine.parallel.group import RankGroup
@@ -95,6 +104,276 @@ class Rotation:
         """The cosines and sines of tokens at these positions, for `ops.rotate`."""
         cos, sin = self._rows.index_select(0, positions).chunk(2, -1)
         return cos, sin
+
+
+# Attention: grouped queries, or compressed keys and values (MLA)
+
+View = tuple[torch.Tensor, torch.Tensor]
+"""A layer's part of the cache, keys and values."""
+
+
+class Tokens(NamedTuple):
+    """A step's tokens, for all layers."""
+
+    batch: AttentionBatch
+    cos: torch.Tensor
+    sin: torch.Tensor
+    """As `ops.rotate` takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedQuery:
+    """Query heads that share key and value heads, in one product; with or without head norms."""
+
+    norm: Norm
+    qkv: Linear
+    heads: torch.Tensor | None
+    """[heads + kv_heads, dim]: weights of each head's norm, if any."""
+    out: Linear
+    scale: float
+    window: int | None
+
+    def forward(
+        self, stream: Stream, tokens: Tokens, view: View, rows: torch.Tensor | None
+    ) -> None:
+        """Write the tokens' keys and values into `view` and add what the tokens attend to to the
+        stream; with `rows`, keep only those tokens behind it."""
+        batch, cos, sin = tokens
+        qkv = self.qkv.normed(self.norm, stream)
+        q = rotate(qkv, cos, sin, *view, batch, weight=self.heads, eps=self.norm.eps)
+        seen = attend_cached(q, *view, batch, scale=self.scale, window=self.window).flatten(1)
+        if rows is not None:
+            seen = seen[rows]
+            stream.keep(rows)
+        self.out.add_to(stream, seen)
+
+
+def grouped_query_of(layer: Any, spec: AttentionSpec, eps: float) -> GroupedQuery:
+    """The attention of a transformers layer, which goes on working, with the same memory."""
+    attention = layer.self_attn
+    heads = _head_norms(attention, spec)  # needs the projection's width
+    return GroupedQuery(
+        norm=Norm(layer.input_layernorm.weight.data, eps),
+        qkv=linear_of(attention.q_proj, attention.k_proj, attention.v_proj),
+        heads=heads,
+        out=linear_of(attention.o_proj),
+        scale=spec.scale,
+        window=spec.window,
+    )
+
+
+def _head_norms(attention: Any, spec: AttentionSpec) -> torch.Tensor | None:
+    if not hasattr(attention, "q_norm"):
+        return None
+    heads = attention.q_proj.out_features // spec.head_dim
+    weights = attention.q_norm.weight.data, attention.k_norm.weight.data
+    counts = torch.tensor([heads, spec.kv_heads], device=weights[0].device)
+    return torch.stack(weights).repeat_interleave(counts, dim=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Query heads that share one latent a token, from which all heads' keys and values are made.
+
+    The matrices that make them are absorbed: a query goes to the latent's space by its head's key
+    matrix, and its result comes back by the value matrix. So the cache has the latent and a rotated
+    part of the key, and no head's key is ever made.
+    """
+
+    norm: Norm
+    down: Linear
+    """To the queries or their own latent, the latent and the key's rotated part."""
+    latent: Norm
+    up: Linear | None
+    """From the normed result of `down` to the queries; None where that is the queries."""
+    up_norm: Norm | None
+    keys: torch.Tensor
+    """[heads, dim of a key that is not rotated, rank]"""
+    values: torch.Tensor
+    """[heads, rank, dim of a value]"""
+    out: Linear
+    scale: float
+    interleaved: bool
+    width: int
+    """Elements of a token in the cache: the latent and the rotated part."""
+
+    def forward(
+        self, stream: Stream, tokens: Tokens, view: View, rows: torch.Tensor | None
+    ) -> None:
+        batch, cos, sin = tokens
+        (heads, plain, rank), cache = self.keys.shape, view[0]
+        made = self.down.normed(self.norm, stream)
+        q, compressed = made.tensor_split([made.shape[1] - self.width], -1)
+        if self.up is not None and self.up_norm is not None:
+            q = self.up(rms_norm(q, self.up_norm.weight, self.up_norm.eps))
+        q = q.unflatten(1, (heads, -1))
+        wide = q.new_empty(len(q), heads, self.width)
+        compress(
+            q[..., plain:], compressed, cos, sin, cache, batch, weight=self.latent.weight,
+            eps=self.latent.eps, interleaved=self.interleaved, out=wide[..., rank:],
+        )  # fmt: skip
+        _by_head(q[..., :plain], self.keys, wide[..., :rank])
+        seen = attend_latent(wide, cache, batch, rank=rank, scale=self.scale)
+        if rows is not None:
+            seen = seen[rows]
+            stream.keep(rows)
+        values = seen.new_empty(len(seen), heads, self.values.shape[2])
+        _by_head(seen, self.values, values)
+        self.out.add_to(stream, values.flatten(1))
+
+
+def _by_head(x: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor) -> None:
+    """Each head's product with its own matrix; x and `out` are [tokens, heads, dim]."""
+    torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))
+
+
+def latent_of(layer: Any, spec: AttentionSpec, eps: float) -> Latent:
+    """The attention of a transformers layer, which goes on working, with the same memory."""
+    attention = layer.self_attn
+    both = attention.kv_b_proj.weight.data.view(attention.num_heads, -1, attention.kv_lora_rank)
+    keys, values = both.tensor_split([attention.qk_nope_head_dim], 1)
+    low = attention.q_lora_rank is not None
+    return Latent(
+        norm=Norm(layer.input_layernorm.weight.data, eps),
+        down=_down_of(
+            attention.q_a_proj if low else attention.q_proj, attention.kv_a_proj_with_mqa
+        ),
+        latent=_norm_of(attention.kv_a_layernorm),
+        up=linear_of(attention.q_b_proj) if low else None,
+        up_norm=_norm_of(attention.q_a_layernorm) if low else None,
+        keys=keys,
+        values=values.transpose(1, 2),
+        out=linear_of(attention.o_proj),
+        scale=spec.scale,
+        interleaved=attention.config.rope_interleave,
+        width=attention.kv_lora_rank + attention.qk_rope_head_dim,
+    )
+
+
+def _down_of(query: Any, latent: Any) -> Linear:
+    """Both as one product; direct queries have no bias, even where latents have one."""
+    if latent.bias is None or query.bias is not None:
+        return linear_of(query, latent)
+    nothing = latent.bias.data.new_zeros(len(query.weight))
+    return Linear(packed([query.weight, latent.weight]), torch.cat((nothing, latent.bias.data)))
+
+
+def _norm_of(module: Any) -> Norm:
+    return Norm(module.weight.data, module.variance_epsilon)
+
+
+# Feed-forward: the gated MLP, or a mixture of experts in its place
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """down(SiLU(gate(x)) × up(x))."""
+
+    norm: Norm
+    gate_up: Linear
+    """Gates, then ups."""
+    down: Linear
+
+    def forward(self, stream: Stream) -> None:
+        self.down.add_to(stream, self.gate_up.gated(self.norm, stream))
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Scores of experts: a token passes the `each` experts with the highest.
+
+    Scores have the precision that they have in transformers, so that tokens go to the same experts.
+    """
+
+    weight: torch.Tensor
+    """[experts, hidden]"""
+    each: int
+    sums_to_one: bool
+    """Whether the weights of a token's experts add up to 1."""
+    rounded: bool = False
+    """Whether weights are in the precision of the model, not in float32."""
+    bias: torch.Tensor | None = None
+    """For DeepSeek's scores, which are sigmoids in float32; None for a softmax."""
+    groups: int = 1
+    kept: int = 1
+    scale: float = 1.0
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """From [tokens, hidden] to `chosen` and `weights`, as `ops.experts` takes them."""
+        if self.bias is None:
+            logits = linear(x, self.weight)
+        else:
+            logits = linear(x.float(), self.weight.float())
+        return route(
+            logits, self.each, sums_to_one=self.sums_to_one, bias=self.bias, groups=self.groups,
+            kept=self.kept, scale=self.scale, dtype=x.dtype if self.rounded else torch.float32,
+        )  # fmt: skip
+
+
+def router_of(gate: Any) -> Router:
+    """The router of a transformers layer."""
+    if hasattr(gate, "e_score_correction_bias"):
+        return Router(
+            gate.weight.data,
+            gate.top_k,
+            gate.norm_topk_prob,
+            bias=gate.e_score_correction_bias,
+            groups=gate.num_group,
+            kept=gate.topk_group,
+            scale=gate.routed_scaling_factor,
+        )
+    if hasattr(gate, "norm_topk_prob"):  # Qwen3's
+        return Router(gate.weight.data, gate.top_k, gate.norm_topk_prob, rounded=True)
+    return Router(gate.weight.data, gate.top_k, sums_to_one=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The sum of a token's experts, each times its weight."""
+
+    norm: Norm
+    router: Router
+    gate_up: torch.Tensor
+    """[experts, 2 × width, hidden]: of each expert the gates, then the ups."""
+    down: torch.Tensor
+    """[experts, hidden, width]"""
+    shared: Shared | None
+    """The shared experts, which every token passes."""
+
+    def forward(self, stream: Stream) -> None:
+        x = self.norm(stream)
+        shared = None if self.shared is None else self.shared(x)
+        stream.add(experts(x, self.gate_up, self.down, *self.router(x), shared))
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """All shared experts as one MLP."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(silu_mul(self.gate_up(x)))
+
+
+def feed_forward_of(layer: Any, eps: float) -> Experts | MLP:
+    """The feed-forward part of a transformers layer."""
+    mlp, norm = layer.mlp, Norm(layer.post_attention_layernorm.weight.data, eps)
+    if not hasattr(mlp, "experts"):
+        gate_up, down = linear_of(mlp.gate_proj, mlp.up_proj), linear_of(mlp.down_proj)
+        return MLP(norm, gate_up, down)
+    shared = None
+    if hasattr(mlp, "shared_experts"):
+        one = mlp.shared_experts
+        shared = Shared(linear_of(one.gate_proj, one.up_proj), linear_of(one.down_proj))
+    return Experts(
+        norm=norm,
+        router=router_of(mlp.gate),
+        gate_up=mlp.experts.gate_up_proj.data,
+        down=mlp.experts.down_proj.data,
+        shared=shared,
+    )
 
 
 @dataclass(frozen=True, slots=True)
