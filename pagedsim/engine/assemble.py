@@ -59,11 +59,18 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
         cache_dtype(server.kv_cache_dtype, model.dtype),
         model.planes,
     )
-    _check_dtype(server, shape, model)
+    if shape.planes == 1 and is_float8(shape.dtype):
+        raise ConfigError(
+            f"kv_cache_dtype={server.kv_cache_dtype}: model={model.name} has compressed keys and "
+            "values, which are kept in its own dtype alone; choose auto"
+        )
     measure = server.weighs_prices
     server = _sized(server.priced(prices), model, shape, graphs=graphs)
     scheduler = server.scheduler()
-    cache = _allocated(server, shape, model.device)
+    assert server.blocks is not None and server.cpu_blocks is not None
+    knobs = f"lower blocks={server.blocks} or gpu_memory_utilization"
+    with in_memory(f"no room for {server.blocks} blocks", model.device, knobs):
+        cache = Cache(shape, server.blocks, server.cpu_blocks, model.device)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
     seqs, most, layout = scheduler.max_seqs, scheduler.max_model_len, server.kv_layout
     if model.ranks is None:
@@ -75,15 +82,6 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     if measure:
         prices.measure(runner, scheduler.max_batched_tokens)
     return Parts(model, server, tokenizer, scheduler, runner, prices)
-
-
-def _check_dtype(server: ServerSpec, shape: CacheShape, model: LoadedModel) -> None:
-    """Raise ConfigError for a cache dtype that the model's kernels do not support."""
-    if shape.planes == 1 and is_float8(shape.dtype):
-        raise ConfigError(
-            f"kv_cache_dtype={server.kv_cache_dtype}: model={model.name} has compressed keys and "
-            "values, which are kept in its own dtype alone; choose auto"
-        )
 
 
 def loaded(arguments: Arguments) -> LoadedModel:
@@ -199,13 +197,6 @@ def _require_room(
             f"blocks={blocks}: blocks {size} take {blocks * shape.block_bytes / GIB:.1f} "
             f"GiB, and the GPU has {total / GIB:.1f} GiB"
         )
-
-
-def _allocated(server: ServerSpec, shape: CacheShape, device: torch.device) -> Cache:
-    assert server.blocks is not None and server.cpu_blocks is not None
-    knobs = f"lower blocks={server.blocks} or gpu_memory_utilization"
-    with in_memory(f"no room for {server.blocks} blocks", device, knobs):
-        return Cache(shape, server.blocks, server.cpu_blocks, device)
 
 
 def device_of(name: str) -> torch.device:

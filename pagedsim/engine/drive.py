@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -124,14 +124,11 @@ class Filler:
             random = np.random.default_rng((self._seed, self._count))
             tokens = random.integers(0, self._vocab, request.prompt_len)
         else:
-            tokens = self._in_vocabulary(request.prompt)
+            # Equal tokens stay equal, and different ones seldom become equal.
+            named = np.array(list(request.prompt), dtype=np.uint64)
+            tokens = ((named * _MIX) >> np.uint64(32)) % np.uint64(self._vocab)
         request.prompt = tokens.tolist()
         return request
-
-    def _in_vocabulary(self, prompt: Sequence[int]) -> np.ndarray:
-        """Equal tokens stay equal, and different ones seldom become equal."""
-        named = np.array(list(prompt), dtype=np.uint64)
-        return ((named * _MIX) >> np.uint64(32)) % np.uint64(self._vocab)
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
@@ -467,22 +466,20 @@ class LLMEngine:
             self._in_flight.append(plan)
             outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
             flight = InflightStep(plan)
-            flight.prepare(partial(self._parts, plan, before))
+
+            def parts() -> tuple[Callable[[], Tensor], SamplingJob]:
+                inputs = self.runner.inputs_of(plan, None if before is None else before.plan)
+
+                def compute() -> Tensor:
+                    return self.runner.carry_out(inputs, None if before is None else before.picked)
+
+                return compute, SamplingJob(samplers_of(plan), self._groups)
+
+            flight.prepare(parts)
             self.scheduler.dispatch(plan)
         if not self._defers:
             flight.launch(self._sampler)
         return flight
-
-    def _parts(
-        self, plan: StepPlan, before: InflightStep | None
-    ) -> tuple[Callable[[], Tensor], SamplingJob]:
-        """The computation of the logits and the sampling of a step, before it is dispatched."""
-        inputs = self.runner.inputs_of(plan, None if before is None else before.plan)
-
-        def compute() -> Tensor:
-            return self.runner.carry_out(inputs, None if before is None else before.picked)
-
-        return compute, SamplingJob(samplers_of(plan), self._groups)
 
     def _complete(
         self, plan: StepPlan, start: float, results: StepResults, outputs: list[RequestOutput]

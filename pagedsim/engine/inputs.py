@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -197,8 +197,7 @@ def _part(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor
     return buffer[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The inputs of one forward pass."""
 
     input_ids: torch.Tensor

@@ -61,26 +61,15 @@ class Runner:
                 )
                 feed(batch.input_ids, computing.ids, picked)
         self.mover.move(inputs, partial(inputs.written, self.cache.shape.block_size))
-        if batch is not None:
-            return self._mixed(batch)
-        if computing is not None:
-            return self._decodes(len(computing.ids))
-        return torch.empty(0, self.model.vocab_size)
-
-    def _mixed(self, batch: Batch) -> torch.Tensor:
+        if computing is None:
+            return torch.empty(0, self.model.vocab_size)
+        count = len(computing.ids)
+        ids, positions, attention, rows = self._places.batch(count) if batch is None else batch
         if (group := self.model.group) is not None:  # rank 0 alone has the tokens
-            group.broadcast(batch.input_ids)
-        return self.model.forward(
-            batch.input_ids, batch.positions, batch.attention, self.cache.gpu, batch.logits_at
-        )
-
-    def _decodes(self, count: int) -> torch.Tensor:
-        ids, positions, batch, rows = self._places.batch(count)
-        if (group := self.model.group) is not None:
             group.broadcast(ids)
-        if self.graphs is not None and self.graphs.holds(count):
+        if batch is None and self.graphs is not None and self.graphs.holds(count):
             return self.graphs.run(count)
-        return self.model.forward(ids, positions, batch, self.cache.gpu, rows)
+        return self.model.forward(ids, positions, attention, self.cache.gpu, rows)
 
     def forget(self) -> None:
         """Reset after a plan whose inputs were made was not executed to its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,6 @@ from pagedsim.kernels.tiles import (
 from pagedsim.kernels.tuning import Entry, Heads
 from tests.kernels.test_compile import taken
 
-BOTH = pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 CPU = torch.device("cpu")
 LLAMA = Heads(8, 4, 128, 2)
 PREFILL = Entry("", (9, 0), "prefill", LLAMA, Tiles(64, 128, 4, 3), measured={"date": "today"})
@@ -141,24 +141,6 @@ def test_every_entry_compiles_for_its_gpu() -> None:
     assert [fault for entry in halves for fault in faults(entry)] == []
 
 
-@pytest.mark.slow
-@BOTH
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
-def test_defaults_compile_like_entries(
-    cache: str, head_dim: int, capability: tuple[int, int]
-) -> None:
-    """For the groups of known models, at every number of rows."""
-    entries = []
-    for group in (1, 8):
-        heads = Heads(8, group, head_dim, 2, cache)
-        prefill = prefill_tiles(head_dim, group, 2, capability, 512, cache != "auto")
-        decode = decode_tiles(head_dim, group, 2, capability, cache != "auto")
-        entries.append(Entry("x", capability, "prefill", heads, prefill))
-        entries.append(Entry("x", capability, "decode", heads, decode))
-    assert faults(*entries) == []
-
-
 @pytest.mark.parametrize("split", [Split(), Split(256, 16), Split(512, 256)])
 def test_parts_cover_a_context(split: Split) -> None:
     edges = [
@@ -173,20 +155,6 @@ def test_parts_cover_a_context(split: Split) -> None:
 def test_long_contexts_make_work_for_a_whole_gpu() -> None:
     for kv_heads in (1, 2, 4, 8, 12, 32):
         assert kv_heads * decode_split(kv_heads).parts(131072) >= 256
-
-
-@pytest.mark.slow
-@BOTH
-def test_splits_compile_and_what_spills_or_is_too_large_is_seen(
-    capability: tuple[int, int],
-) -> None:
-    usual = decode_tiles(128, 4, 2, capability)
-    splits = (Split(128, 32), Split(512, 128), Split(1024, 16))
-    assert not faults(*(Entry("x", capability, "decode", LLAMA, usual, one) for one in splits))
-    spilling = Entry("x", capability, "prefill", LLAMA, Tiles(128, 128, 4, 2))
-    large = Entry("x", capability, "decode", LLAMA, Tiles(16, 256, 8, 7))
-    found = faults(spilling, large)
-    assert {fault.partition(":")[0] for fault in found} == {"spills", "too much shared memory"}
 
 
 # Products
@@ -229,15 +197,15 @@ def test_the_committed_table_of_products_can_be_read() -> None:
         assert entry.gpu and entry.tiles.rows >= 16
 
 
-@pytest.mark.parametrize("tokens", [1, 17, 33, 4096])
-@pytest.mark.parametrize("outputs", [1, 40, 6144, 128256])
-@pytest.mark.parametrize("itemsizes", [(2, 2), (2, 1), (4, 4)])
-def test_defaults_of_products_are_powers_of_two(
-    tokens: int, outputs: int, itemsizes: tuple[int, int]
-) -> None:
-    for capability in ((8, 0), (8, 9), (9, 0), (12, 0)):
-        for gated in (False, True):
-            one = product_tiles(tokens, outputs, 4096, itemsizes, capability, gated)
-            sizes = (one.rows, one.columns, one.depth, one.warps)
-            assert all(size & (size - 1) == 0 for size in sizes)
-            assert min(sizes[:3]) >= 16 and 2 <= one.stages <= 7
+def test_defaults_of_products_are_powers_of_two() -> None:
+    for tokens, outputs, itemsizes, capability, gated in itertools.product(
+        (1, 17, 33, 4096),
+        (1, 40, 6144, 128256),
+        ((2, 2), (2, 1), (4, 4)),
+        ((8, 0), (8, 9), (9, 0), (12, 0)),
+        (False, True),
+    ):
+        one = product_tiles(tokens, outputs, 4096, itemsizes, capability, gated)
+        sizes = (one.rows, one.columns, one.depth, one.warps)
+        assert all(size & (size - 1) == 0 for size in sizes)
+        assert min(sizes[:3]) >= 16 and 2 <= one.stages <= 7

@@ -105,7 +105,10 @@ def load_model(
             _check_dims(specs, module, model_impl)
         loaded = _assemble(source, module, specs, length, wanted or module.dtype)
         if native:
-            loaded = _made_native(loaded, source.text_config, specs)
+            ours = Native(module, specs, length)  # a shard's own head has less than the vocabulary
+            loaded = replace(loaded, native=ours, vocab_size=source.text_config.vocab_size)
+            if (width := ours.latent) is not None:
+                loaded = replace(loaded, planes=1, num_kv_heads=1, head_dim=width)
         try_out(loaded)
     except Refusal as refusal:
         raise ConfigError(
@@ -264,15 +267,6 @@ def _native(source: Source, module: Any, model_impl: str) -> bool:
     return why is None
 
 
-def _made_native(loaded: LoadedModel, config: Any, specs: list[AttentionSpec]) -> LoadedModel:
-    """The model with our own forward pass, and with the cache that this has."""
-    native = Native(loaded.module, specs, loaded.max_model_len)
-    loaded = replace(loaded, native=native, vocab_size=config.vocab_size)  # a shard's head has less
-    if (width := native.latent) is None:
-        return loaded
-    return replace(loaded, planes=1, num_kv_heads=1, head_dim=width)
-
-
 def _check_dims(specs: list[AttentionSpec], module: Any, model_impl: str) -> None:
     """Raise Refusal for keys and values that only the native decoder knows, compressed (MLA)."""
     one = specs[0]
@@ -326,6 +320,11 @@ def _assemble(
         setattr(spec.module, ATTRIBUTE, layer)
     set_attention(module, ATTENTION)
     head = module.get_output_embeddings()
+    ends = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        ends = getattr(source.text_config, "eos_token_id", None)
+    if not isinstance(ends, list | tuple):
+        ends = () if ends is None else (int(ends),)
     return LoadedModel(
         name=source.name,
         module=module,
@@ -337,19 +336,9 @@ def _assemble(
         max_model_len=length,
         dtype=dtype,
         device=module.device,
-        eos_token_ids=_ends(source.text_config, module),
+        eos_token_ids=tuple(ends),
         step=step,
     )
-
-
-def _ends(config: Any, module: Any) -> tuple[int, ...]:
-    """End-of-text tokens: the generation config's, or else the config's."""
-    ends = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
-    if ends is None:
-        ends = getattr(config, "eos_token_id", None)
-    if ends is None:
-        return ()
-    return tuple(ends) if isinstance(ends, list | tuple) else (int(ends),)
 
 
 def _device(device: str | torch.device) -> torch.device:

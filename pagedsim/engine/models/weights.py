@@ -70,16 +70,13 @@ def fill_tiny(module: nn.Module) -> None:
     for name, weight in module.named_parameters():
         if weight.dim() == 2:
             fan_in = 1 if "embed_tokens" in name else weight.shape[1]
-            values = _uniform(bits, weight.numel(), math.sqrt(3 / fan_in))
+            # From the 24 upper bits of each number, which float32 holds.
+            raw = (bits.random_raw(weight.numel()) >> np.uint64(40)).astype(np.float32)
+            bound = math.sqrt(3 / fan_in)
+            values = (raw - np.float32(2**23)) * np.float32(bound / 2**23)
             weight.data.copy_(torch.from_numpy(values).view(weight.shape))
         else:
             weight.data.fill_(1.0)
-
-
-def _uniform(bits: np.random.PCG64, count: int, bound: float) -> np.ndarray:
-    """Values in [-bound, bound) from the 24 upper bits of each number, which float32 holds."""
-    raw = (bits.random_raw(count) >> np.uint64(40)).astype(np.float32)
-    return (raw - np.float32(2**23)) * np.float32(bound / 2**23)
 
 
 def tiny_model(dtype: torch.dtype | None) -> Any:
