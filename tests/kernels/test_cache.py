@@ -23,19 +23,19 @@ HEADS, DIM, BLOCK = 4, 128, 4
 SIXTEEN = (torch.bfloat16, torch.float16)
 
 
+EACH = ((1, 70), (1, 0), (1, 33), (9, 41), (20, 20), (0, 5), (1, 4))
+
+
 @pytest.mark.parametrize(
-    "sequences",
+    ("sequences", "tail", "cache", "window"),
     [
-        ((1, 70), (1, 0), (1, 33), (9, 41), (20, 20), (0, 5), (1, 4)),
-        ((1, 70), (1, 0)),
-        ((20, 20), (2, 8)),
-        (),
+        (EACH, 0, "auto", None),
+        (EACH, 3, "fp8_e4m3", 25),
+        (((1, 70), (1, 0)), 3, "auto", 25),
+        (((20, 20), (2, 8)), 0, "fp8_e5m2", 9),
+        ((), 3, "auto", 25),
     ],
-    ids=["mixed", "decodes", "chunks", "nothing"],
-)
-@pytest.mark.parametrize(
-    ("tail", "cache", "window"),
-    [(0, "auto", None), (3, "auto", 25), (3, "fp8_e4m3", 25), (0, "fp8_e5m2", 9)],
+    ids=["mixed", "mixed in 8 bits", "decodes", "chunks", "nothing"],
 )
 def test_a_layer_writes_then_attends(
     sequences: tuple[tuple[int, int], ...], tail: int, cache: str, window: int | None
@@ -56,8 +56,10 @@ def test_a_layer_writes_then_attends(
 
 
 @pytest.mark.parametrize("cache", ["auto", *FORMATS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("heads", "dim", "size"), [(1, 64, 1), (2, 80, 16), (3, 96, 12)])
+@pytest.mark.parametrize(
+    ("heads", "dim", "size", "dtype"),
+    [(1, 64, 1, torch.float16), (2, 80, 16, torch.float32), (3, 96, 12, torch.float16)],
+)
 def test_write(heads: int, dim: int, size: int, dtype: torch.dtype, cache: str) -> None:
     case = Case(
         ((1, 20), (4, 9)), heads, head_dim=dim, block_size=size, dtype=dtype, cache=cache, tail=2
