@@ -119,18 +119,11 @@ def _carry_out(root: str, config: DictConfig, failures: list[Exception]) -> None
 
 def _manual(root: str) -> str:
     """The manual page of a root; Hydra would first list all groups of its own."""
-    from hydra import initialize_config_module
-
-    from pagedsim.build import plugin_policies
-    from pagedsim.config import register
-
-    register(plugin_policies())
-    with initialize_config_module("conf", version_base="1.3"):
-        if root == "serve":
-            from pagedsim.serve.manual import page
-        else:
-            from pagedsim.run.help import manual_page as page
-        return page()
+    if root == "serve":
+        from pagedsim.serve.manual import page
+    else:
+        from pagedsim.run.help import manual_page as page
+    return page()
 
 
 def _over() -> None:

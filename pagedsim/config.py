@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 CARRIED = ("tiny", "smollm2")
@@ -170,17 +169,23 @@ def _stand_in(*, _root_: Any) -> str:
     return name if name in CARRIED else "tiny"
 
 
-def register(policies: Mapping[str, str]) -> None:
-    """Make known to Hydra the schema, what stands in for a model, and policies.
+def prepare() -> None:
+    """Make known what stands in for a model, and let libyaml read YAML, where PyYAML has it.
 
-    These come by name and path of their class. From here on libyaml reads YAML, where PyYAML has
-    it: a command reads dozens of files, and PyYAML's Python takes several times as long.
+    A command reads dozens of files, and PyYAML's Python takes several times as long.
     """
     yaml: Any = import_module("yaml")
     yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    OmegaConf.register_new_resolver("stand_in", _stand_in, replace=True)
+
+
+def register(policies: Mapping[str, str]) -> None:
+    """Make known to Hydra the schema, and policies by name and path of their class."""
+    from hydra.core.config_store import ConfigStore
+
+    prepare()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(name="serve_schema", node=Serve)
-    OmegaConf.register_new_resolver("stand_in", _stand_in, replace=True)
     for name, path in policies.items():
         store.store(group="policy", name=name, node={"_target_": path, "victim": None})

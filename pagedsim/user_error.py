@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -134,11 +133,12 @@ def _composition(error: BaseException, words: Sequence[str], root: str) -> str:
         return known
     if match := re.search(r"Could not override '([^']+)'", text):
         # A mapping given as a whole is refused for one of its keys, which only the cause names.
-        return _no_key(getattr(error.__cause__, "full_key", None) or match[1], words, root)
+        key = getattr(error.__cause__, "full_key", None) or match[1]
+        return no_key(key, _composed(words, root))
     if match := re.search(r"Could not delete from config\. '([^']+)'", text):
         return f"~{match[1]}: cannot be taken away: it is not there, or null already"
     if match := re.match(r"Error merging override (.+)", text):
-        return f"{match[1].strip()}: {_reason(error.__cause__)}"
+        return f"{match[1].strip()}: {reason(error.__cause__)}"
     if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
         key, _, values = match[1].partition("=")
         each = "-m tries each; " if root == "config" else ""
@@ -148,11 +148,11 @@ def _composition(error: BaseException, words: Sequence[str], root: str) -> str:
         return f"{key}: must be given: {key}=..."
     if type(error).__name__ == "OverrideParseException":
         word = str(getattr(error, "override", text))
-        return f"{word}: cannot be read as key=value{_syntax(text, word)}"
+        return f"{word}: cannot be read as key=value{syntax(word)}"
     return _flat(error)
 
 
-def _reason(error: BaseException | None) -> str:
+def reason(error: BaseException | None) -> str:
     """Why a value does not go where it was put."""
     text = str(error).splitlines()[0] if error else "does not fit"
     if "is not Optional" in text:
@@ -166,12 +166,12 @@ def _reason(error: BaseException | None) -> str:
     return text
 
 
-def _syntax(text: str, word: str) -> str:
+def syntax(word: str) -> str:
     """A hint to what is mostly the reason, where a word was not understood."""
     above, dot, name = word.partition("=")[0].lstrip("+").rpartition(".")
     if dot and " " in name:
         return f"; a name with a space goes into a mapping: '++{above}={{{name}: ...}}'"
-    if "no viable alternative" in text:
+    if re.search(r"[=;&#<>!^`()]", word.partition("=")[2]):
         return "; a text with special signs takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'"
     return ""
 
@@ -179,12 +179,12 @@ def _syntax(text: str, word: str) -> str:
 # -- what there would have been to choose from -----------------------------------------------------
 
 
-def _no_key(key: str, words: Sequence[str], base: str) -> str:
-    """A key that is not there: the first part of it that is not, and what there is beside it."""
+def no_key(key: str, root: Any) -> str:
+    """A key that a configuration does not have: which part of it, and what there is beside that."""
     names = key.split(".")
     if names[0] == "hydra":
         return f"{key}: no such key of Hydra's; --cfg hydra shows them"
-    root = node = _composed(words, base)
+    node = root
     for depth, name in enumerate(names):
         there = [str(one) for one in node] if isinstance(node, dict) else []
         if name not in there:
@@ -224,45 +224,29 @@ def _dotted(names: Sequence[str]) -> str:
     return ".".join(names)
 
 
-@contextmanager
-def _own_hydra() -> Iterator[None]:
-    """Configurations of conf/ alone can be composed; what was composed before goes on after it."""
-    from hydra import initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
-    before = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module("conf", version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = before  # the instance is another one now
-
-
 def _composed(words: Sequence[str], base: str) -> Any:
     """The configuration as the group choices among `words` make it, or else the default."""
-    from hydra import compose
     from omegaconf import OmegaConf
 
+    from pagedsim.run.options import Options
+
     choices = [word for word in words if re.fullmatch(r"[a-z]+=[\w./-]+", word)]
-    with _own_hydra():
-        for overrides in (choices, []):
-            try:
-                return OmegaConf.to_container(compose(base, overrides=overrides))
-            except Exception:
-                continue
+    for overrides in (choices, []):
+        try:
+            return OmegaConf.to_container(Options().compose(base, overrides).config)
+        except Exception:
+            continue
     return {}
 
 
 def _not_an_option(words: Sequence[str]) -> str:
     """The first group among `words` that is set to what can be no option's name."""
-    from hydra.core.global_hydra import GlobalHydra
+    from pagedsim.run.options import Options
 
-    with _own_hydra():
-        loader = GlobalHydra.instance().config_loader()
-        for word in words:
-            group, _, name = word.partition("=")
-            options = loader.get_group_options(group) if group.isidentifier() else []
-            if options and name not in options:
-                return f"{word}: unknown; {choices(name, options)}"
+    available = Options()
+    for word in words:
+        group, _, name = word.partition("=")
+        options = available.options_of(group) if group.isidentifier() else []
+        if options and name not in options:
+            return f"{word}: unknown; {choices(name, options)}"
     return ""

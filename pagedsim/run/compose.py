@@ -1,9 +1,5 @@
 """From the words of a command line to configurations: of the study, its arms and its pools.
 
-Hydra composes the command line once. The overrides of an arm are put into a copy of that: values of
-keys, and options of groups which nothing but the option's file contributes to. Whatever is more
-than that is composed by Hydra again, which also words every error.
-
 An experiment may set `workload.rate`, `model.max_model_len` and the like for the options that it
 chooses itself. Where the command line chooses another option of such a group, these settings are
 left out: a trace keeps its own rate, length and lengths unless the command line changes them. The
@@ -18,26 +14,21 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from importlib.resources import files
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from hydra import compose
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
 from pagedsim.run.backend import POOL_CONFIG, REPLICA_KEYS, Settings
 from pagedsim.run.job import Job
 from pagedsim.run.objects import flat
+from pagedsim.run.options import Composed, Options
 from pagedsim.user_error import line
 
-_ROOT = "config"
+ROOT = "config"
+"""The configuration of a study."""
 _PLAIN = "experiment=single"
 """An experiment that sets nothing."""
 _BOUND = ("workload", "model", "hardware")
@@ -45,16 +36,13 @@ _BOUND = ("workload", "model", "hardware")
 _SIZES = {"memory.blocks": None, "server.max_model_len": None, "tensor_parallel": 1}
 """Settings that depend on the model and the GPU without belonging to their groups, and the values
 that they have where no experiment sets them."""
-_OURS = {"pkg://hydra.conf", "pkg://conf", "structured://"}
-"""The sources of configurations, unless the command line names another folder."""
-
 _NO_MATTER = ("tracking", "jobs", "hydra")
 """Keys that do not change any result."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command line, as Hydra has read it."""
+    """One command line, read."""
 
     words: Sequence[str]
     """The overrides, without Hydra's own."""
@@ -63,29 +51,25 @@ class Command:
     folder: Path
     """Where results go."""
     experiment: str = "study"
-    choices: Mapping[str, str | None] = field(default_factory=dict)
-    """The option of each group that was chosen."""
-    composition: Composition | None = field(default=None, repr=False)
-    """That of the words, where Hydra has composed them."""
+    composition: Composition = field(default_factory=lambda: Composition(()), repr=False)
+    """That of the words."""
 
     @classmethod
-    def given(cls, config: DictConfig, folder: Path) -> Command:
-        """The command that Hydra is carrying out."""
-        hydra = HydraConfig.get()
-        choices = {str(group): option for group, option in hydra.runtime.choices.items()}
-        words = list(hydra.overrides.task)
-        made = Composition(words, choices, config)
+    def of(cls, words: Sequence[str], folder: Path, options: Options | None = None) -> Command:
+        """What these words mean; raises ConfigError for what cannot be composed."""
+        made = Composition(words, options)
         plain = cast(Settings, OmegaConf.to_container(made.of(()), resolve=True))
-        return cls(words, plain, folder, str(choices.get("experiment") or "study"), choices, made)
+        return cls(words, plain, folder, str(made.choices.get("experiment") or "study"), made)
+
+    @property
+    def choices(self) -> Mapping[str, str | None]:
+        """The option of each group that was chosen."""
+        return self.composition.choices
 
     @property
     def notes(self) -> Sequence[str]:
         """What the experiment sets for other options than the chosen, a line for each group."""
-        return self._composition.notes
-
-    @cached_property
-    def _composition(self) -> Composition:
-        return self.composition or Composition(self.words, self.choices)
+        return self.composition.notes
 
     @property
     def seeds(self) -> list[int]:
@@ -123,7 +107,7 @@ class Command:
 
     def _composed(self, whose: str, overrides: tuple[str, ...]) -> DictConfig:
         try:
-            return self._composition.of(overrides)
+            return self.composition.of(overrides)
         except Exception as error:
             # What is wrong without the arm's changes is not the arm's fault.
             ours = any(one in str(error) or _last(one) in str(error) for one in overrides)
@@ -156,42 +140,47 @@ def _last(override: str) -> str:
 class Composition:
     """The configurations of one command line, each with the further overrides of an arm."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        choices: Mapping[str, str | None],
-        given: DictConfig | None = None,
-    ) -> None:
-        """`choices` are the options that `words` come to, and `given` what is composed of these."""
-        self._words, self._choices, self._given = words, choices, given
+    def __init__(self, words: Sequence[str], options: Options | None = None) -> None:
+        self._words = words
+        self.options = options or Options()
         self._made: dict[tuple[str, ...], DictConfig] = {}
-        self._owned: dict[str, str | None] = {}
 
     def of(self, overrides: Sequence[str]) -> DictConfig:
-        """The configuration with these; raises whatever Hydra does where they cannot be."""
-        new = self._new(overrides)
+        """The configuration with these; raises ConfigError where they cannot be."""
+        new = tuple(overrides)
         if new not in self._made:
-            made = self._changed(new) if new else None
-            if made is None:
-                made = self._composed(new)
+            made = self._without_unmeant(new)
             if new:  # what is missing in the words alone has been said
                 OmegaConf.to_container(made, resolve=True, throw_on_missing=True)
             self._made[new] = made
         return self._made[new]
 
+    def _composed(self, *words: str) -> DictConfig:
+        return self.options.compose(ROOT, words).config
+
+    @cached_property
+    def _given(self) -> Composed:
+        """What the words alone come to."""
+        return self.options.compose(ROOT, self._words)
+
+    @property
+    def choices(self) -> Mapping[str, str | None]:
+        """The option of each group that the words come to."""
+        return self._given.choices
+
     @property
     def notes(self) -> list[str]:
         """What the experiment sets for other options than the chosen, a line for each group."""
-        left_out = [one.note(self._choices) for one in self._unmeant.values()]
+        left_out = [one.note(self.choices) for one in self._unmeant.values()]
         return [*left_out, *self._of_arms(), *self._sizes()]
 
     def _sizes(self) -> Iterator[str]:
         """What the experiment sets for its own model and GPU, and which stays with others."""
-        given, changed = self._composed_of_words, {key_of(word) for word in self._words}
+        changed = {key_of(word) for word in self._words}
         sizes = {
             key: value
             for key, usual in _SIZES.items()
-            if (value := OmegaConf.select(given, key)) != usual and key not in changed
+            if (value := OmegaConf.select(self._given.config, key)) != usual and key not in changed
         }
         if not sizes or {"memory", "server"} & changed:
             return
@@ -199,14 +188,14 @@ class Composition:
             group: option
             for group in ("model", "hardware")
             if any(_chooses(word, group) for word in self._words)
-            and (option := self._own(group)) != self._choices.get(group)
+            and (option := self._own(group)) != self.choices.get(group)
         }
         if own:
             yield (
-                f"experiment={self._choices.get('experiment')} sets "
+                f"experiment={self.choices.get('experiment')} sets "
                 f"{', '.join(f'{key}={value}' for key, value in sizes.items())} for "
                 f"{', '.join(f'{group}={option}' for group, option in own.items())}, and also with "
-                f"{', '.join(f'{group}={self._choices.get(group)}' for group in own)} unless the "
+                f"{', '.join(f'{group}={self.choices.get(group)}' for group in own)} unless the "
                 "command sets others"
             )
 
@@ -218,12 +207,12 @@ class Composition:
             choice = f"{group}={option}"
             if not self._from_an_arm(choice, group):
                 continue
-            with suppress(HydraException):  # an arm that cannot be composed is reported by itself
+            with suppress(ConfigError):  # an arm that cannot be composed is reported by itself
                 alone = self._alone(group, [*self._words, choice])
-                made = compose(_ROOT, overrides=[*self._words, choice])[group]
+                made = self._composed(*self._words, choice)[group]
                 if OmegaConf.to_container(alone) != OmegaConf.to_container(made):
                     one = Unmeant(group, self._own(group), made, alone)
-                    yield one.note({**self._choices, group: option})
+                    yield one.note({**self.choices, group: option})
 
     def _from_an_arm(self, change: str, group: str) -> bool:
         """Whether an arm of the command line chooses another option of a group by this override."""
@@ -232,197 +221,44 @@ class Composition:
             return False
         return change != f"{group}={self._own(group)}"
 
-    def _new(self, overrides: Sequence[str]) -> tuple[str, ...]:
-        """The overrides without those that choose the option that is chosen already."""
-        keys = [override.partition("=")[0] for override in overrides]
-        pairs = zip(keys, overrides, strict=True)
-        return tuple(
-            override
-            for key, override in pairs
-            if keys.count(key) > 1 or override != f"{key}={self._choices.get(key)}"
-        )
-
-    # -- by Hydra ----------------------------------------------------------------------------------
-
-    @cached_property
-    def _composed_of_words(self) -> DictConfig:
-        return compose(_ROOT, overrides=[*self._words]) if self._given is None else self._given
-
-    def _composed(self, overrides: tuple[str, ...]) -> DictConfig:
-        """What Hydra makes of all words, without what the experiment sets for other options."""
-        made = self._composed_of_words
-        if overrides:
-            made = compose(_ROOT, overrides=[*self._words, *overrides])
-        elif self._unmeant:
-            made = made.copy()
+    def _without_unmeant(self, overrides: tuple[str, ...]) -> DictConfig:
+        """All words composed, without what the experiment sets for other options."""
+        words = [*self._words, *overrides]
+        made = self._composed(*words)
         for group in _BOUND:
             if any(self._from_an_arm(change, group) for change in overrides):
                 with open_dict(made):
-                    made[group] = self._alone(group, [*self._words, *overrides])
+                    made[group] = self._alone(group, words)
         for group, one in self._unmeant.items():
-            if any(_chooses(change, group) for change in overrides):
-                continue
-            changed = any(_sets(change, group) for change in overrides)
-            with open_dict(made):
-                made[group] = (
-                    self._alone(group, [*self._words, *overrides]) if changed else one.alone
-                )
+            if not any(_chooses(change, group) for change in overrides):
+                changed = any(_sets(change, group) for change in overrides)
+                with open_dict(made):
+                    made[group] = self._alone(group, words) if changed else one.alone
         return made
 
     @cached_property
     def _unmeant(self) -> dict[str, Unmeant]:
         """By group, what the experiment sets for another option than the chosen one."""
-        given = self._composed_of_words
         found: dict[str, Unmeant] = {}
         for group in _BOUND:
             if any(_chooses(word, group) for word in self._words):
-                alone, chosen = self._alone(group, self._words), self._choices.get(group)
-                same = OmegaConf.to_container(given[group]) == OmegaConf.to_container(alone)
-                own = chosen if same else self._own(group)
-                if own != chosen:
-                    found[group] = Unmeant(group, own, given[group], alone)
+                alone, given = self._alone(group, self._words), self._given.config[group]
+                own = self._own(group)
+                same = OmegaConf.to_container(given) == OmegaConf.to_container(alone)
+                if not same and own != self.choices.get(group):
+                    found[group] = Unmeant(group, own, given, alone)
         return found
 
     def _alone(self, group: str, words: Sequence[str]) -> DictConfig:
         """A group as its option and `words` have it."""
         own = [word for word in words if _sets(word, group)]
-        by_file = self._ours and len(own) == 1 and _chooses(own[0], group)
-        settings = load_option(group, own[0].partition("=")[2]) if by_file else None
-        if settings is not None:
-            return OmegaConf.create(settings)
-        alone: DictConfig = compose(_ROOT, overrides=[_PLAIN, *own])[group]
+        alone: DictConfig = self._composed(_PLAIN, *own)[group]
         return alone
 
     def _own(self, group: str) -> str | None:
         """The option of a group that the experiment chooses."""
-        if group not in self._owned:
-            others = [word for word in self._words if not _sets(word, group)]
-            made = compose(_ROOT, overrides=others, return_hydra_config=True)
-            self._owned[group] = made.hydra.runtime.choices.get(group)
-        return self._owned[group]
-
-    # -- without it --------------------------------------------------------------------------------
-
-    def _changed(self, overrides: tuple[str, ...]) -> DictConfig | None:
-        """A copy of what was composed, with these; None where only Hydra can tell what it is."""
-        if any(self._from_an_arm(one, group) for one in overrides for group in _BOUND):
-            return None
-        parser = OverridesParser.create()
-        try:
-            parsed = [parser.parse_override(override) for override in overrides]
-            values = [one for one in parsed if self._is_value(one)]
-            if not values:
-                return self._exchanged(parsed)
-            pairs = zip(overrides, parsed, strict=True)
-            made = self.of([override for override, one in pairs if one not in values]).copy()
-            for one in values:
-                OmegaConf.update(made, one.key_or_group, one.value(), merge=True)
-        except Exception:  # what is wrong is said by Hydra, which sees all of it at once
-            return None
-        return made
-
-    def _is_value(self, one: Override) -> bool:
-        """Whether an override changes a key, rather than a group or what keys there are."""
-        special = one.package or one.is_sweep_override() or one.is_hydra_override()
-        change = one.type is OverrideType.CHANGE
-        return change and one.key_or_group not in self._choices and not special
-
-    def _exchanged(self, options: Sequence[Override]) -> DictConfig | None:
-        """The same with other options of some groups."""
-        made = self.of(()).copy()
-        for one in options:
-            group, option = one.key_or_group, one.value()
-            plain = one.type is OverrideType.CHANGE and one.package is None
-            once = sum(other.key_or_group == group for other in options) == 1
-            if not (plain and once and isinstance(option, str) and self._only_its_file(group)):
-                return None
-            if (settings := load_option(group, option)) is None:
-                return None
-            made[group] = settings
-        return made
-
-    def _only_its_file(self, group: str) -> bool:
-        """Whether nothing but the file of its option contributes to a group."""
-        option = self._choices[group]
-        if option is None or self._contributors is None or group in self._contributors:
-            return False
-        return load_option(group, option) == OmegaConf.to_container(self.of(())[group])
-
-    @cached_property
-    def _ours(self) -> bool:
-        """Whether all that can be composed lies in conf/."""
-        sources = GlobalHydra.instance().config_loader().get_sources()
-        return {source.full_path() for source in sources} <= _OURS
-
-    @cached_property
-    def _contributors(self) -> set[str] | None:
-        """Groups to which words, the root or options of other groups contribute; None: unknown,
-        since not all of it lies in conf/, or something has a package of its own."""
-        words = OverridesParser.create().parse_overrides([*self._words])
-        if not self._ours or any(word.package is not None for word in words):
-            return None
-        sources = GlobalHydra.instance().config_loader().get_sources()
-        keys = [word.key_or_group for word in words]
-        found = {key.partition(".")[0] for key in keys if key not in self._choices}
-        for group, option in ((_ROOT, ""), *self._choices.items()):
-            if option is None or group.startswith("hydra/"):
-                continue
-            name = f"{group}/{option}" if option else group
-            file = _file(name)
-            if file is None and not any(source.is_config(name) for source in sources):
-                continue  # an optional one, that is left out
-            if file is None or file.package not in ("", "_global_"):
-                return None
-            if name == _ROOT or file.package:
-                found |= file.settings.keys()
-            found |= file.named
-        return found
-
-
-def load_option(group: str, option: str) -> Settings | None:
-    """What an option of a group is by its file, and by others of the group that this is based on;
-    None where its defaults are more than that, or the file is not in conf/."""
-    file = _file(f"{group}/{option}")
-    if file is None or file.package:
-        return None
-    own = {key: value for key, value in file.settings.items() if key != "defaults"}
-    made: Any = OmegaConf.create()
-    for entry in file.settings.get("defaults", ["_self_"]):
-        part = own if entry == "_self_" else None
-        if part is None and isinstance(entry, str) and re.fullmatch(r"\w[\w.-]*", entry):
-            part = load_option(group, entry)
-        if part is None:
-            return None
-        made = OmegaConf.merge(made, part)
-    return cast(Settings, OmegaConf.to_container(made))
-
-
-class _File:
-    """A file of an option, or the root."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        package = re.search(r"^#\s*@package\s+(\S+)", text, re.MULTILINE)
-        self.package = package[1] if package else ""
-
-    @cached_property
-    def settings(self) -> Settings:
-        """All that it says."""
-        return cast(Settings, OmegaConf.to_container(OmegaConf.create(self._text))) or {}
-
-    @property
-    def named(self) -> set[str]:
-        """The groups that its defaults go by, or take an option of beside the one chosen."""
-        if "defaults:" not in self._text:
-            return set()
-        entries = self.settings.get("defaults", ())
-        return {name for one in entries for name in re.findall(r"(?:^/|\$\{)(\w+)", str(one))}
-
-
-@cache
-def _file(name: str) -> _File | None:
-    file = files("conf").joinpath(f"{name}.yaml")
-    return _File(file.read_text(encoding="utf-8")) if file.is_file() else None
+        others = [word for word in self._words if not _sets(word, group)]
+        return self.options.compose(ROOT, others).choices.get(group)
 
 
 @dataclass(frozen=True)
@@ -506,8 +342,9 @@ def single(command: Command, changes: Sequence[str], job: Job) -> str:
     words = [word for word in typed if group_of(word) not in _OWN]
     chosen = list(_chosen(command, words))
     words = ["experiment=single", *chosen, *words, f"seed={job.seed}", "seeds=1"]
+    options = command.composition.options
     try:
-        plain = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+        plain = OmegaConf.to_container(options.compose(ROOT, words).config, resolve=True)
     except Exception:  # such as a key that only the study's own workload has
         return ""
     return command_line([*words, *_changes(flat(plain), flat(job.config))])
@@ -515,11 +352,10 @@ def single(command: Command, changes: Sequence[str], job: Job) -> str:
 
 def _chosen(command: Command, words: Sequence[str]) -> Iterator[str]:
     """The options of groups that the experiment has chosen, and `words` do not."""
-    config = compose("config", overrides=["experiment=single"], return_hydra_config=True)
-    usual = config.hydra.runtime.choices
+    usual = command.composition.options.compose(ROOT, [_PLAIN]).choices
     typed = {key_of(word) for word in words}
     for group, option in command.choices.items():
-        own = group in (*_OWN, *typed) or group.startswith("hydra/")
+        own = group in (*_OWN, *typed)
         if not own and option is not None and option != usual.get(group):
             yield f"{group}={option}"
 

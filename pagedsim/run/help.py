@@ -11,7 +11,6 @@ from importlib.resources.abc import Traversable
 from inspect import getdoc, isclass
 from typing import Any, cast, get_type_hints
 
-from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 import pagedsim
@@ -32,6 +31,7 @@ from pagedsim.build import (
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
 from pagedsim.run.objects import locate
+from pagedsim.run.options import Options
 from pagedsim.run.study import Study
 from policies.victims import VICTIMS
 
@@ -304,7 +304,7 @@ def _defaults(root: str) -> dict[str, str]:
 @cache
 def _plain() -> DictConfig:
     """The configuration of one run, with every default."""
-    return compose("config", overrides=["experiment=single"])
+    return Options().compose("config", ["experiment=single"]).config
 
 
 def _default(key: str, config: DictConfig) -> str:

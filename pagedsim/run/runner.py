@@ -9,9 +9,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -25,6 +27,7 @@ from pagedsim.run.folder import claimed, keep_configuration
 from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
 from pagedsim.run.multirun import record_job
 from pagedsim.run.objects import flat, make
+from pagedsim.run.options import Options
 from pagedsim.run.parts import build, refuse_fleet
 from pagedsim.run.publish import Published, publish
 from pagedsim.run.runs import Runs, goes_on
@@ -65,7 +68,21 @@ def begun(config: DictConfig, folder: Path, quiet: bool = False) -> Execution:
     study: Study = make("study", settings, Study)
     for missing in sorted(OmegaConf.missing_keys(config)):
         raise ConfigError(f"{missing}: must be given: {missing}=...")
-    return Execution(study, Command.given(config, folder), quiet)
+    words = list(HydraConfig.get().overrides.task)
+    return Execution(study, Command.of(words, folder, options_of_hydra()), quiet)
+
+
+def options_of_hydra() -> Options:
+    """The options in the folders that Hydra composes of; --config-dir adds one."""
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    folders: list[Traversable] = []
+    for source in sources:
+        kind, _, place = source.full_path().partition("://")
+        if kind == "file":
+            folders.append(Path(place))
+        elif kind == "pkg" and place != "hydra.conf":
+            folders.append(files(place))
+    return Options(folders)
 
 
 class Execution:

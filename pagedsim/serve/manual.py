@@ -5,10 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from hydra import compose
-
 import pagedsim
 from pagedsim.run.help import WIDTH, Settings, groups, hanging, settings
+from pagedsim.run.options import Options
 
 SETTINGS: Settings = {
     "Network and access": (
@@ -95,7 +94,7 @@ def _lines() -> Iterator[str]:
     yield from ("", "GROUPS (* is the default)")
     yield from groups("serve", MEANINGS, without="http")
     yield from ("", "SETTINGS (with their defaults)")
-    yield from settings(SETTINGS, compose("serve"))
+    yield from settings(SETTINGS, Options().compose("serve", ()).config)
     yield from ("", "FIELDS OF A REQUEST beyond OpenAI's that policies go by")
     for name, meaning in REQUESTS:
         yield from hanging(f"  {name}", 18, meaning)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
-
-from hydra import compose
-from omegaconf import OmegaConf
+from typing import Any
 
 from pagedsim.metrics.arms import Run
-from pagedsim.run.backend import Settings, StoppableRecorder
+from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.compose import Command
 from pagedsim.run.job import Arm, Job, run_job
 from pagedsim.run.objects import make
@@ -25,10 +23,7 @@ def command(folder: Path, *words: str) -> Command:
     """What typing these would be, with results in `folder`; nothing is tracked unless they say."""
     silent = not any(word.startswith("tracking") for word in words)
     typed = [*words, *(["tracking=none"] if silent else [])]
-    choices = compose("config", overrides=typed, return_hydra_config=True).hydra.runtime.choices
-    made = compose("config", overrides=typed)
-    config = cast(Settings, OmegaConf.to_container(made, resolve=True))
-    return Command(list(words), config, folder, str(choices["experiment"]), dict(choices))
+    return replace(Command.of(typed, folder), words=list(words))
 
 
 def carried_out(folder: Path, *words: str, study: Study | None = None) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -11,132 +12,118 @@ from typing import Any
 
 import pytest
 from hydra import compose
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
-from pagedsim.run import compose as composing
 from pagedsim.run.compose import Composition, single
 from pagedsim.run.job import Job
 from pagedsim.run.objects import require_kinds
+from pagedsim.run.options import Options
+from pagedsim.run.overrides import parse
 from tests.run.studies import command
 
-# -- what is put together of what was composed is what Hydra composes of all of it at once ---------
-
+# -- what is composed here is what Hydra composes -------------------------------------------------
 
 pytestmark = pytest.mark.usefixtures("hydra")
-WORDS = ["experiment=fcfs_vs_priority", "workload.rate=6", "+workload.extra={a: 1}"]
+CONF = Path(str(files("conf")))
+MORE = [
+    *("workload=mooncake", "policy=vtc", "hardware=h100", "workload.rate=3", "server.max_seqs=3"),
+    *("+workload.x={a: 1}", "+workload.x={b: [x, 2]}", "++slo.ttft=1", "~study.question"),
+]
 
 
-@pytest.fixture
-def composed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """The words of everything that Hydra is asked to compose."""
-    asked: list[list[str]] = []
-
-    def noted(root: str, overrides: list[str]) -> DictConfig:
-        asked.append(overrides)
-        return compose(root, overrides=overrides)
-
-    monkeypatch.setattr(composing, "compose", noted)
-    yield asked
-
-
-def made(words: Sequence[str] = WORDS) -> Composition:
+def by_hydra(words: Sequence[str]) -> tuple[str, dict[str, str | None]]:
     whole = compose("config", overrides=[*words], return_hydra_config=True)
     choices = {str(group): option for group, option in whole.hydra.runtime.choices.items()}
-    return Composition(words, choices, compose("config", overrides=[*words]))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "asked"),
-    [
-        (["policy=priority"], []),
-        (["policy=priority", "model=opt-13b", "policy.displace=true"], []),
-        (["memory.block_size=8", "workload.rate=3"], []),
-        (["memory.block_size=8", "policy=vtc"], []),
-        (["backend=engine"], [["backend=engine"]]),  # an option of `scale` goes by it
-        (["slo.ttft=1", "server.max_seqs=${memory.block_size}"], []),
-        (["workload=sharegpt", "predictor=noisy"], [["workload=sharegpt", "predictor=noisy"]]),
-        (["+policy.some=1"], [["+policy.some=1"]]),
-        (["~workload.extra", "workload.rate=2"], [["~workload.extra"]]),
-    ],
-)
-def test_a_composition_equals_that_of_hydra(
-    overrides: list[str], asked: list[list[str]], composed: list[list[str]]
-) -> None:
-    found = made().of(overrides)
-    assert composed == [[*WORDS, *one] for one in asked]
-    whole = compose("config", overrides=[*WORDS, *overrides])
-    assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(whole)
-    assert list(found) == list(whole)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["memory.block_sise=8", "workload.rate=[", "x=1,2"],
-)
-def test_errors_are_those_of_hydra(wrong: str) -> None:
-    with pytest.raises(Exception) as here:
-        made().of(["workload.rate=3", wrong])
-    with pytest.raises(Exception) as there:
-        compose("config", overrides=[*WORDS, "workload.rate=3", wrong])
-    assert (type(here.value), str(here.value)) == (type(there.value), str(there.value))
-
-
-def test_points_of_a_sweep_leave_each_other_alone() -> None:
-    several = made()
-    sizes = [several.of([f"memory.block_size={size}"]).memory.block_size for size in (8, 16, 32)]
-    assert sizes == [8, 16, 32]
-    assert several.of([]).workload.rate == 6
+    del whole.__dict__["_content"]["hydra"]
+    return OmegaConf.to_yaml(whole), {k: v for k, v in choices.items() if k[:6] != "hydra/"}
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["experiment=fairness"],  # has its own settings of the policy
-        ["experiment=policy_zoo", "policy.victim=rank"],
-        ["experiment=policy_zoo", "+policy@workload.extra=priority"],
+        ["policy=priority", "model=opt-13b", "policy.displace=true"],
+        ["experiment=fairness", "policy=priority"],  # has its own settings of the policy
+        ["experiment=truth", "backend=engine"],  # an option of `scale` goes by it
+        ["experiment=single", "fleet=prefill_decode", "server.max_seqs=${memory.block_size}"],
+        ["experiment=migration", *MORE],
+        ["~predictor", "+workload.name='a, b'", "cost=blis-llama-3.1-8b-tp2"],
     ],
     ids=" ".join,
 )
-def test_an_option_that_others_add_to_is_not_exchanged(
-    words: list[str], composed: list[list[str]]
-) -> None:
-    found = made(words).of(["policy=priority"])
-    assert composed == [[*words, "policy=priority"]]
-    assert found == compose("config", overrides=[*words, "policy=priority"])
-
-
-@pytest.mark.parametrize("option", ["--config-dir", "--config-path"])
-def test_nothing_is_exchanged_where_another_folder_of_configurations_is_named(
-    option: str, tmp_path: Path, composed: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = GlobalHydra.instance().config_loader()
-    sources = loader.get_sources()
-    if option == "--config-dir":
-        sources = [FileConfigSource("command-line", f"file://{tmp_path}"), *sources]
-    else:
-        main = FileConfigSource("main", f"file://{Path(str(files('conf')))}")
-        sources = [main if one.provider == "main" else one for one in sources]
-    monkeypatch.setattr(loader, "get_sources", lambda: sources)
-    made().of(["policy=priority"])
-    assert composed == [[*WORDS, "policy=priority"]]
+def test_composed_as_by_hydra(words: list[str]) -> None:
+    made = Options().compose("config", words)
+    assert (OmegaConf.to_yaml(made.config), made.choices) == by_hydra(words)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", ["fcfs_vs_priority", "migration"])
-def test_every_option_is_exchanged_for_what_hydra_makes_of_it(experiment: str) -> None:
-    words, root = [f"experiment={experiment}"], Path(str(files("conf")))
-    composition = made(words)
-    for file in sorted(root.glob("*/*.yaml")):
-        option = f"{file.parent.name}={file.stem}"
-        try:
-            found = composition.of([option])
-        except MissingMandatoryValue:
-            continue  # which must be given, or the option is of no use
-        whole = compose("config", overrides=[*words, option])
-        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(whole), option
+@pytest.mark.parametrize(
+    "group", sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
+)
+def test_every_option_is_composed_as_by_hydra(group: str) -> None:
+    for file in sorted((CONF / group).glob("*.yaml")):
+        words = [f"{group}={file.stem}", *(MORE if group == "experiment" else ())]
+        made = Options().compose("config", words)
+        assert (OmegaConf.to_yaml(made.config), made.choices) == by_hydra(words), words
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("1", "+5", "-3", "1_000", "1e3", ".5", "1.", "nan", "-inf", "007", "1e", "True", "NULL"),
+        *("", "a b  c", " x ", "a:b", "~/x", "a/b-c.d", "10%", "${x.y}", "pre${x}post", "a\\,b"),
+        *("'it'", '"a=b"', "'q\\'x'", "'a\\\\'", "[]", "{}", "[a, [b, {c: d}]]", "[1 2]"),
+        *("{a: 1, b: [x, y], c: {d: e}}", "{a b: 1}", "{1: 2, true: 3, null: 4}", "{a: b:c}"),
+        *("[", "a,b", "f(1)", "x=1", "[1, 2,]", "{a}", "'a' b", "#x", "${", "a;b"),
+    ],
+)
+def test_a_value_is_read_as_by_hydra(value: str) -> None:
+    word = f"a.b={value}"
+    try:
+        theirs = OverridesParser.create().parse_override(word)
+    except HydraException:
+        theirs = None
+    if theirs is None or theirs.is_sweep_override() or "(" in value:
+        with pytest.raises(ConfigError, match=re.escape(word)):
+            parse(word)
+    else:
+        assert repr(parse(word).value) == repr(theirs.value())
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("memory.block_sise=8", r"memory.block_sise: no such key; .*block_size"),
+        ("server.max_seqs=many", "server.max_seqs=many: must be a whole number"),
+        ("policy=pirority", "policy=pirority: unknown; did you mean 'priority'"),
+        ("policy=3", "policy=3: must be the name of an option"),
+        ("+workload.rate=3", "[+]workload.rate=3: is there already; workload.rate=... changes it"),
+        ("~workload.nothing", "~workload.nothing: cannot be taken away: it is not there"),
+        ("x=1,2", r"x=1,2: several values: a list is written x=\[1,2\]"),
+    ],
+)
+def test_what_cannot_be_composed_is_refused(word: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Options().compose("config", ["workload.rate=3", word])
+
+
+def test_points_of_a_sweep_leave_each_other_alone() -> None:
+    several = Composition(["experiment=fcfs_vs_priority", "workload.rate=6"])
+    sizes = [several.of([f"memory.block_size={size}"]).memory.block_size for size in (8, 16, 32)]
+    assert sizes == [8, 16, 32]
+    assert several.of([]).workload.rate == 6
+
+
+def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy/mine.yaml").write_text("defaults: [priority]\nextra: 1\n")
+    (tmp_path / "policy/vtc.yaml").write_text("_target_: mine.VTC\n")
+    options = Options([tmp_path, files("conf")])
+    assert options.compose("config", ["policy=mine"]).config.policy.extra == 1
+    assert options.compose("config", ["policy=vtc"]).config.policy == {"_target_": "mine.VTC"}
+    assert {"mine", "vtc", "fcfs"} <= set(options.options_of("policy"))
 
 
 # -- the command that repeats a run that a study made up -------------------------------------------
@@ -147,7 +134,7 @@ def configured(*words: str) -> dict[str, Any]:
     return dict(plain)
 
 
-def test_the_command_of_a_run_composes_what_the_study_set(tmp_path: Path) -> None:
+def test_what_a_study_set_itself_is_typed_so_that_it_can_be_composed(tmp_path: Path) -> None:
     """Bounds of a client, below a key that holds nothing unless it is filled."""
     words = ("experiment=single", "workload=chat_and_batch")
     own = ("workload.rate=3", "+slo.clients.batch.e2e=9", "slo.ttft=1")
@@ -179,7 +166,7 @@ class Study:
         require_kinds(self)
 
 
-def test_settings_of_their_kind() -> None:
+def test_what_fits_is_taken() -> None:
     Study(rate=2, sizes=[], arms={"a": []}, loads={"b": {"c": 1}}, variants={"d": 1}, anything="x")
     Study(variants=None, maker=3)
 
@@ -188,15 +175,22 @@ def test_settings_of_their_kind() -> None:
     ("settings", "text"),
     [
         ({"rate": "x"}, "^rate='x': must be a number$"),
+        ({"rate": None}, "^rate=None: must be a number$"),
+        ({"rate": float("nan")}, "^rate=nan: must be a number$"),
         ({"count": 1.5}, "^count=1.5: must be a whole number$"),
+        ({"count": True}, "^count=True: must be a whole number$"),
         ({"name": 5}, "^name=5: must be a text$"),
+        ({"sizes": 5}, "^sizes=5: must be a list$"),
         ({"sizes": "16"}, "^sizes='16': must be a list$"),
+        ({"sizes": [1, "x"]}, "^sizes='x': must be a whole number$"),
         ({"arms": [1]}, r"^arms=\[1\]: must be a mapping of names to settings$"),
+        ({"arms": {"a": 3}}, "^arms.a=3: must be a list$"),
         ({"arms": {"a": [3]}}, "^arms.a=3: must be a text$"),
         ({"loads": {"a": 3}}, "^loads.a=3: must be a mapping of names to settings$"),
+        ({"variants": 5}, "^variants=5: must be a mapping of names to settings$"),
         ({"variants": {"a": None}}, "^variants.a=None: must be a number$"),
     ],
 )
-def test_settings_of_another_kind(settings: dict[str, Any], text: str) -> None:
+def test_what_does_not_is_named(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Study(**settings)

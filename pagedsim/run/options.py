@@ -1,0 +1,276 @@
+"""Configurations composed of the files in `conf/`, as Hydra composes them.
+
+Hydra reads the command line and composes it once; the arms of a study are composed here, in a
+small part of the time. A test composes every option both ways. What the files in `conf/` do not use
+is not supported: packages of single options, and lists of options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from pagedsim.build import plugin_policies
+from pagedsim.config import Config, Serve, prepare
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import choices as to_choose
+from pagedsim.run.overrides import Override, parse
+from pagedsim.user_error import no_key, reason
+
+Settings = dict[str, Any]
+_SCHEMAS: Mapping[str, type] = {"schema": Config, "serve_schema": Serve}
+_HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A configuration, and the option of each group that was chosen."""
+
+    config: DictConfig
+    choices: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class _File:
+    """The file of an option, or of a root."""
+
+    package: str | None
+    """Where its settings go; None: to its group."""
+    defaults: Sequence[Any]
+    settings: Settings
+
+
+@cache
+def _read(file: Traversable) -> _File | None:
+    if not file.is_file():
+        return None
+    text = file.read_text(encoding="utf-8")
+    header = _HEADER.search(text)
+    package = header[1] if header else None
+    settings = cast(Settings, OmegaConf.to_container(OmegaConf.create(text))) or {}
+    defaults = settings.pop("defaults", [])
+    if not any(entry == "_self_" for entry in defaults):
+        defaults = [*defaults, "_self_"]
+    return _File("" if package == "_global_" else package, defaults, settings)
+
+
+class Options:
+    """The options of each group: the files of folders, and the policies of plugins."""
+
+    def __init__(self, folders: Sequence[Traversable] = ()) -> None:
+        """`folders` are searched in this order; default: `conf/` alone."""
+        prepare()
+        self.folders = folders or [files("conf")]
+        self.policies = plugin_policies()
+        self._bases: dict[tuple[str, ...], Composed] = {}
+
+    def compose(self, root: str, words: Sequence[str]) -> Composed:
+        """What a root becomes with these overrides; raises ConfigError for what cannot be."""
+        overrides = [parse(word) for word in words]
+        chosen = [one for one in overrides if self.is_group(one.key)]
+        base = self._base(root, {one.key: one for one in chosen})
+        config = base.config.copy()
+        for one in overrides:
+            if one in chosen:
+                continue
+            try:
+                _apply(config, one)
+            except (ConfigAttributeError, ConfigKeyError) as error:
+                there = OmegaConf.to_container(config)
+                raise ConfigError(no_key(error.full_key or one.key, there)) from error
+            except OmegaConfBaseException as error:
+                raise ConfigError(f"{one.word}: {reason(error)}") from error
+        return Composed(config, base.choices)
+
+    def is_group(self, key: str) -> bool:
+        """Whether a key is a group, and not a setting."""
+        return any(
+            folder.joinpath(key).is_dir() for folder in self.folders if key and "." not in key
+        )
+
+    def options_of(self, group: str) -> list[str]:
+        """The names of a group's options."""
+        found = {
+            file.name.removesuffix(".yaml")
+            for folder in self.folders
+            if (place := folder.joinpath(group)).is_dir()
+            for file in place.iterdir()
+            if file.name.endswith(".yaml")
+        }
+        return sorted(found | set(self.policies if group == "policy" else ()))
+
+    def file(self, name: str) -> _File | None:
+        """The file of `group/option`, or of a root; None where there is none."""
+        for folder in self.folders:
+            if file := _read(folder.joinpath(f"{name}.yaml")):
+                return file
+        group, _, option = name.rpartition("/")
+        if group == "policy" and option in self.policies:
+            return _File(None, ["_self_"], {"_target_": self.policies[option], "victim": None})
+        return None
+
+    def _base(self, root: str, chosen: Mapping[str, Override]) -> Composed:
+        """The root with options chosen and nothing else changed."""
+        key = root, *(one.word for one in chosen.values())
+        if key not in self._bases:
+            self._bases[key] = _Tree(self, root, chosen).composed()
+        return self._bases[key]
+
+
+def _option(one: Override) -> str | None:
+    if one.kind == "delete":
+        return None
+    if not isinstance(one.value, str):
+        raise ConfigError(f"{one.word}: must be the name of an option")
+    return one.value
+
+
+class _Tree:
+    """The defaults lists below a root, resolved.
+
+    They are walked from the last entry to the first, so that what an experiment overrides is known
+    before the groups that stand before it.
+    """
+
+    def __init__(self, options: Options, root: str, chosen: Mapping[str, Override]) -> None:
+        self.options, self.root = options, root
+        self.choices = {group: _option(one) for group, one in chosen.items()}
+        self.deleted = {group for group, one in chosen.items() if one.kind == "delete"}
+        self.added = [group for group, one in chosen.items() if one.kind == "add"]
+        self.unmet = {group: one for group, one in chosen.items() if one.kind != "add"}
+
+    def composed(self) -> Composed:
+        """What they come to."""
+        merged: Settings = {}
+        schema: Any = {}
+        for package, part in self._below(self.root, "", ""):
+            if isinstance(part, type):
+                schema = OmegaConf.structured(part)
+            else:
+                _merge(merged, _nested(package, part))
+        for group, one in self.unmet.items():
+            if not group.startswith("hydra/"):
+                raise ConfigError(f"{one.word}: no such group here; +{group}=... adds it")
+        merged.pop("hydra", None)
+        config = cast(DictConfig, OmegaConf.merge(schema, merged))
+        OmegaConf.set_struct(config, True)
+        there = {group: one for group, one in self.choices.items() if group not in self.deleted}
+        return Composed(config, there)
+
+    def _below(self, name: str, group: str, package: str) -> list[tuple[str, Any]]:
+        """The settings of a file and of what its defaults name, in the order of merging."""
+        if not group and name in _SCHEMAS:
+            return [("", _SCHEMAS[name])]
+        file = self.options.file(name)
+        if file is None:
+            option = name.rpartition("/")[2]
+            known = to_choose(option, self.options.options_of(group))
+            raise ConfigError(f"{group}={option}: unknown; {known}")
+        package = package if file.package is None else file.package
+        entries = [*file.defaults, *({one: self.choices[one]} for one in self._extra(name))]
+        for entry in entries:
+            for key, option in _pairs(entry):
+                if key.startswith("override ") and "/hydra/" not in key.replace(" ", "/"):
+                    self.choices.setdefault(_absolute(key.split()[1], group), option)
+        late = [entry for entry in entries if any("${" in str(two) for _, two in _pairs(entry))]
+        parts: dict[int, list[tuple[str, Any]]] = {}
+        order = [at for at in reversed(range(len(entries))) if entries[at] not in late]
+        order += [at for at in range(len(entries)) if entries[at] in late]
+        for at in order:
+            if entries[at] == "_self_":
+                parts[at] = [(package, file.settings)]
+            elif isinstance(entries[at], str):
+                other = f"{group}/{entries[at]}" if group else entries[at]
+                parts[at] = self._below(other, group, package)
+            else:
+                parts[at] = self._of_group(entries[at], group, package)
+        return [part for at in range(len(entries)) for part in parts[at]]
+
+    def _extra(self, name: str) -> Sequence[str]:
+        """Groups that the command line adds to the root."""
+        return self.added if name == self.root else ()
+
+    def _of_group(self, entry: Any, group: str, package: str) -> list[tuple[str, Any]]:
+        [(key, option)] = _pairs(entry)
+        if key.startswith("override "):
+            return []
+        optional, key = key.startswith("optional "), key.rpartition(" ")[2]
+        own = _absolute(key, group)
+        if own.startswith("hydra/"):
+            return []
+        self.unmet.pop(own, None)
+        if isinstance(option, str) and "${" in option:
+            option = OmegaConf.create({**self.choices, "_": option})["_"]
+        option = self.choices.setdefault(own, option)
+        if option is None or (optional and self.options.file(f"{own}/{option}") is None):
+            return []
+        below = own.replace("/", ".")
+        if package and key.startswith("/"):
+            below = f"{package}.{below}"
+        return self._below(f"{own}/{option}", own, below)
+
+
+def _pairs(entry: Any) -> Iterator[tuple[str, str | None]]:
+    """The group and the option of an entry of a defaults list."""
+    if isinstance(entry, Mapping):
+        for key, option in entry.items():
+            if "@" in key or not isinstance(option, str | None):
+                raise ConfigError(
+                    f"defaults: {key}: {option}: packages and lists are not supported"
+                )
+            yield key, option
+
+
+def _absolute(key: str, group: str) -> str:
+    return key[1:] if key.startswith("/") else "/".join(filter(None, (group, key)))
+
+
+def _nested(package: str, settings: Settings) -> Settings:
+    for name in reversed(package.split(".") if package else ()):
+        settings = {name: settings}
+    return settings
+
+
+def _merge(into: Settings, more: Settings) -> None:
+    """Put settings over others: mappings are merged, all else replaces what was there."""
+    for key, value in more.items():
+        there = into.get(key)
+        if isinstance(value, dict):
+            if not isinstance(there, dict):
+                there = into[key] = {}
+            _merge(there, value)
+        elif value != "???" or key not in into:
+            into[key] = value
+
+
+# -- values of keys --------------------------------------------------------------------------------
+
+
+def _apply(config: DictConfig, one: Override) -> None:
+    """Change a key of a configuration; raises what OmegaConf raises, or ConfigError."""
+    if one.kind == "delete":
+        _delete(config, one)
+    elif one.kind == "change":
+        OmegaConf.update(config, one.key, one.value, merge=True)
+    else:
+        there = OmegaConf.select(config, one.key, throw_on_missing=False)
+        if one.kind == "add" and there is not None and not isinstance(one.value, dict | list):
+            raise ConfigError(f"{one.word}: is there already; {one.key}=... changes it")
+        OmegaConf.update(config, one.key, one.value, merge=True, force_add=True)
+
+
+def _delete(config: DictConfig, one: Override) -> None:
+    there = OmegaConf.select(config, one.key, throw_on_missing=False)
+    if there is None or one.value not in (None, there):
+        raise ConfigError(f"{one.word}: cannot be taken away: it is not there, or null already")
+    above, _, name = one.key.rpartition(".")
+    with open_dict(config):
+        del (OmegaConf.select(config, above) if above else config)[name]
