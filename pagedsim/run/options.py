@@ -142,8 +142,8 @@ class _Tree:
 
     def __init__(self, options: Options, root: str, chosen: Mapping[str, Override]) -> None:
         self.options, self.root = options, root
-        self.choices = {group: _option(one) for group, one in chosen.items()}
-        self.deleted = {group for group, one in chosen.items() if one.kind == "delete"}
+        self.asked = {group: _option(one) for group, one in chosen.items()}
+        self.choices: dict[str, str | None] = {}
         self.added = [group for group, one in chosen.items() if one.kind == "add"]
         self.unmet = {group: one for group, one in chosen.items() if one.kind != "add"}
 
@@ -162,8 +162,7 @@ class _Tree:
         merged.pop("hydra", None)
         config = cast(DictConfig, OmegaConf.merge(schema, merged))
         OmegaConf.set_struct(config, True)
-        there = {group: one for group, one in self.choices.items() if group not in self.deleted}
-        return Composed(config, there)
+        return Composed(config, self.choices)
 
     def _below(self, name: str, group: str, package: str) -> list[tuple[str, Any]]:
         """The settings of a file and of what its defaults name, in the order of merging."""
@@ -175,11 +174,13 @@ class _Tree:
             known = to_choose(option, self.options.options_of(group))
             raise ConfigError(f"{group}={option}: unknown; {known}")
         package = package if file.package is None else file.package
-        entries = [*file.defaults, *({one: self.choices[one]} for one in self._extra(name))]
+        entries = list(file.defaults)
+        if name == self.root:
+            entries += [{one: self.asked[one]} for one in self.added]
         for entry in entries:
             for key, option in _pairs(entry):
-                if key.startswith("override ") and "/hydra/" not in key.replace(" ", "/"):
-                    self.choices.setdefault(_absolute(key.split()[1], group), option)
+                if key.startswith("override "):
+                    self.asked.setdefault(_absolute(key.partition(" ")[2], group), option)
         late = [entry for entry in entries if any("${" in str(two) for _, two in _pairs(entry))]
         parts: dict[int, list[tuple[str, Any]]] = {}
         order = [at for at in reversed(range(len(entries))) if entries[at] not in late]
@@ -194,10 +195,6 @@ class _Tree:
                 parts[at] = self._of_group(entries[at], group, package)
         return [part for at in range(len(entries)) for part in parts[at]]
 
-    def _extra(self, name: str) -> Sequence[str]:
-        """Groups that the command line adds to the root."""
-        return self.added if name == self.root else ()
-
     def _of_group(self, entry: Any, group: str, package: str) -> list[tuple[str, Any]]:
         [(key, option)] = _pairs(entry)
         if key.startswith("override "):
@@ -209,7 +206,9 @@ class _Tree:
         self.unmet.pop(own, None)
         if isinstance(option, str) and "${" in option:
             option = OmegaConf.create({**self.choices, "_": option})["_"]
-        option = self.choices.setdefault(own, option)
+        option = self.asked.get(own, option)
+        if option is not None or own not in self.asked:  # else it is taken away
+            self.choices[own] = option
         if option is None or (optional and self.options.file(f"{own}/{option}") is None):
             return []
         below = own.replace("/", ".")
