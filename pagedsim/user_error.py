@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from pagedsim.core.errors import choices
 _VERBOSE = "hydra.verbose=true"
 _GROUP_TYPE = "Config group override must be"
 """How Hydra begins when a group is set to null or a number."""
-_KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 
 
 class UserError(PagedsimError):
@@ -125,6 +123,8 @@ def _flat(error: BaseException) -> str:
 
 def _composition(error: BaseException, words: Sequence[str], root: str) -> str:
     """What Hydra could not compose, in our words."""
+    from pagedsim.options import no_key, reason
+
     text = str(error)
     if options := getattr(error, "options", None):
         group, _, name = str(getattr(error, "missing_cfg_file", "")).rpartition("/")
@@ -148,87 +148,22 @@ def _composition(error: BaseException, words: Sequence[str], root: str) -> str:
         return f"{key}: must be given: {key}=..."
     if type(error).__name__ == "OverrideParseException":
         word = str(getattr(error, "override", text))
-        return f"{word}: cannot be read as key=value{syntax(word)}"
+        return f"{word}: cannot be read as key=value{_syntax(text, word)}"
     return _flat(error)
 
 
-def reason(error: BaseException | None) -> str:
-    """Why a value does not go where it was put."""
-    text = str(error).splitlines()[0] if error else "does not fit"
-    if "is not Optional" in text:
-        return "must be given"
-    if "is not a valid bool" in text:
-        return f"must be {_KINDS['Boolean']}"
-    if re.match(r"Cannot assign \w+ to Dict", text):
-        return "must be a mapping, such as {name: {key: value}}"
-    if match := re.search(r"could not be converted to (\w+)", text):
-        return f"must be {_KINDS.get(match[1], f'a {match[1]}')}"
-    return text
-
-
-def syntax(word: str) -> str:
+def _syntax(text: str, word: str) -> str:
     """A hint to what is mostly the reason, where a word was not understood."""
-    above, dot, name = word.partition("=")[0].lstrip("+").rpartition(".")
-    if dot and " " in name:
-        return f"; a name with a space goes into a mapping: '++{above}={{{name}: ...}}'"
-    if re.search(r"[=;&#<>!^`()]", word.partition("=")[2]):
-        return "; a text with special signs takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'"
-    return ""
+    from pagedsim.overrides import hint
 
-
-# -- what there would have been to choose from -----------------------------------------------------
-
-
-def no_key(key: str, root: Any) -> str:
-    """A key that a configuration does not have: which part of it, and what there is beside that."""
-    names = key.split(".")
-    if names[0] == "hydra":
-        return f"{key}: no such key of Hydra's; --cfg hydra shows them"
-    node = root
-    for depth, name in enumerate(names):
-        there = [str(one) for one in node] if isinstance(node, dict) else []
-        if name not in there:
-            where = _dotted(names[: depth + 1])
-            return f"{where}: no such {_instead(names[: depth + 1], root, there)}"
-        node = node[name]
-    return f"{key}: no such key"
-
-
-def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
-    """What to do, where the last of `names` is not `there` beside the others."""
-    *above, name = names
-    if above == ["study", "arms"]:
-        return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
-    if names == ["fleet", "link", "lanes"]:
-        return "key; it is now called 'channels'"
-    if names == ["workload", "requests"] and "sessions" in there:
-        return "key; use workload.sessions="  # the root's `requests` is a log of them
-    if len(above) == 1 and name in root and names != ["router", "seed"]:  # which draws nothing
-        return f"key; use {name}="
-    sections = [key for key, one in root.items() if isinstance(one, dict) and name in one]
-    if not above and len(sections) == 1 and name.strip("_") == name:
-        return f"key; use {sections[0]}.{name}="
-    known = [one for one in there if not one.startswith("_")]
-    if above == ["fleet", "autoscale"]:  # null where it is off
-        return "key by itself; set all, fleet.autoscale={rule: queue, up: 4, down: 1, ...}"
-    text = f"key; {choices(name, known) if known else f'there are none below {_dotted(above)}'}"
-    # What the class behind a group takes besides is added, where it was not a slip.
-    takes_more = above[:1] == ["policy"] or above == ["slo", "clients"]
-    takes_more |= above[:1] == ["workload"] and len(above) > 1
-    if takes_more and not get_close_matches(name, known):
-        text += f"; +{_dotted(names)}=... adds it"
-    return text
-
-
-def _dotted(names: Sequence[str]) -> str:
-    return ".".join(names)
+    return hint(word, special="no viable alternative" in text)
 
 
 def _composed(words: Sequence[str], base: str) -> Any:
     """The configuration as the group choices among `words` make it, or else the default."""
     from omegaconf import OmegaConf
 
-    from pagedsim.run.options import Options
+    from pagedsim.options import Options
 
     choices = [word for word in words if re.fullmatch(r"[a-z]+=[\w./-]+", word)]
     for overrides in (choices, []):
@@ -241,7 +176,7 @@ def _composed(words: Sequence[str], base: str) -> Any:
 
 def _not_an_option(words: Sequence[str]) -> str:
     """The first group among `words` that is set to what can be no option's name."""
-    from pagedsim.run.options import Options
+    from pagedsim.options import Options
 
     available = Options()
     for word in words:

@@ -64,6 +64,8 @@ EVERYTHING_OURS = (
     "pagedsim.report",
     "pagedsim.tracking",
     "pagedsim.config",
+    "pagedsim.overrides",
+    "pagedsim.options",
     "pagedsim.user_error",
     "policies",
     "pagedsim.kernels",
@@ -91,7 +93,15 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.metrics": (("pagedsim", "pagedsim.core"), all_but(*TORCH)),
     "pagedsim.report": (("pagedsim", "pagedsim.core", "pagedsim.metrics"), all_but(*TORCH)),
     "pagedsim.config": ((), only("hydra", "omegaconf", "yaml")),
-    "pagedsim.user_error": (("pagedsim.core",), only("hydra", "omegaconf")),
+    "pagedsim.overrides": (("pagedsim.core",), only()),
+    "pagedsim.options": (
+        ("pagedsim.core", "pagedsim.build", "pagedsim.config", "pagedsim.overrides", "conf"),
+        only("omegaconf"),
+    ),
+    "pagedsim.user_error": (
+        ("pagedsim.core", "pagedsim.options", "pagedsim.overrides"),
+        only("omegaconf"),
+    ),
     "pagedsim.tracking": (
         ("pagedsim", "pagedsim.core", "pagedsim.metrics", "pagedsim.report"),
         all_but(*TORCH),

@@ -21,10 +21,10 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
+from pagedsim.options import Composed, Options
 from pagedsim.run.backend import POOL_CONFIG, REPLICA_KEYS, Settings
 from pagedsim.run.job import Job
 from pagedsim.run.objects import flat
-from pagedsim.run.options import Composed, Options
 from pagedsim.user_error import line
 
 ROOT = "config"

@@ -30,8 +30,8 @@ from pagedsim.build import (
 )
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
+from pagedsim.options import Options
 from pagedsim.run.objects import locate
-from pagedsim.run.options import Options
 from pagedsim.run.study import Study
 from policies.victims import VICTIMS
 

@@ -21,13 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, is_number, require_flag, require_whole, unknown
+from pagedsim.options import Options
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.compose import Command, group_of, key_of
 from pagedsim.run.folder import claimed, keep_configuration
 from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
 from pagedsim.run.multirun import record_job
 from pagedsim.run.objects import flat, make
-from pagedsim.run.options import Options
 from pagedsim.run.parts import build, refuse_fleet
 from pagedsim.run.publish import Published, publish
 from pagedsim.run.runs import Runs, goes_on

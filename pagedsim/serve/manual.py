@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator
 
 import pagedsim
+from pagedsim.options import Options
 from pagedsim.run.help import WIDTH, Settings, groups, hanging, settings
-from pagedsim.run.options import Options
 
 SETTINGS: Settings = {
     "Network and access": (

@@ -17,11 +17,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
+from pagedsim.options import Options
+from pagedsim.overrides import parse
 from pagedsim.run.compose import Composition, single
 from pagedsim.run.job import Job
 from pagedsim.run.objects import require_kinds
-from pagedsim.run.options import Options
-from pagedsim.run.overrides import parse
 from tests.run.studies import command
 
 # -- what is composed here is what Hydra composes -------------------------------------------------

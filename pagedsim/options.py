@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -22,11 +23,11 @@ from pagedsim.build import plugin_policies
 from pagedsim.config import Config, Serve, prepare
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices as to_choose
-from pagedsim.run.overrides import Override, parse
-from pagedsim.user_error import no_key, reason
+from pagedsim.overrides import Override, parse
 
 Settings = dict[str, Any]
 _SCHEMAS: Mapping[str, type] = {"schema": Config, "serve_schema": Serve}
+_KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 _HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
@@ -49,7 +50,7 @@ class _File:
 
 
 @cache
-def _read(file: Traversable) -> _File | None:
+def _read(file: Any) -> _File | None:
     if not file.is_file():
         return None
     text = file.read_text(encoding="utf-8")
@@ -110,7 +111,7 @@ class Options:
     def file(self, name: str) -> _File | None:
         """The file of `group/option`, or of a root; None where there is none."""
         for folder in self.folders:
-            if file := _read(folder.joinpath(f"{name}.yaml")):
+            if file := _read(cast(Any, folder.joinpath(f"{name}.yaml"))):
                 return file
         group, _, option = name.rpartition("/")
         if group == "policy" and option in self.policies:
@@ -178,9 +179,9 @@ class _Tree:
         if name == self.root:
             entries += [{one: self.asked[one]} for one in self.added]
         for entry in entries:
-            for key, option in _pairs(entry):
+            for key, chosen in _pairs(entry):
                 if key.startswith("override "):
-                    self.asked.setdefault(_absolute(key.partition(" ")[2], group), option)
+                    self.asked.setdefault(_absolute(key.partition(" ")[2], group), chosen)
         late = [entry for entry in entries if any("${" in str(two) for _, two in _pairs(entry))]
         parts: dict[int, list[tuple[str, Any]]] = {}
         order = [at for at in reversed(range(len(entries))) if entries[at] not in late]
@@ -206,15 +207,15 @@ class _Tree:
         self.unmet.pop(own, None)
         if isinstance(option, str) and "${" in option:
             option = OmegaConf.create({**self.choices, "_": option})["_"]
-        option = self.asked.get(own, option)
-        if option is not None or own not in self.asked:  # else it is taken away
-            self.choices[own] = option
-        if option is None or (optional and self.options.file(f"{own}/{option}") is None):
+        name = self.asked.get(own, option)
+        if name is not None or own not in self.asked:  # else it is taken away
+            self.choices[own] = name
+        if name is None or (optional and self.options.file(f"{own}/{name}") is None):
             return []
         below = own.replace("/", ".")
         if package and key.startswith("/"):
             below = f"{package}.{below}"
-        return self._below(f"{own}/{option}", own, below)
+        return self._below(f"{own}/{name}", own, below)
 
 
 def _pairs(entry: Any) -> Iterator[tuple[str, str | None]]:
@@ -273,3 +274,65 @@ def _delete(config: DictConfig, one: Override) -> None:
     above, _, name = one.key.rpartition(".")
     with open_dict(config):
         del (OmegaConf.select(config, above) if above else config)[name]
+
+
+# -- what there would have been to choose from -----------------------------------------------------
+
+
+def no_key(key: str, root: Any) -> str:
+    """A key that a configuration does not have: which part of it, and what there is beside that."""
+    names = key.split(".")
+    if names[0] == "hydra":
+        return f"{key}: no such key of Hydra's; --cfg hydra shows them"
+    node = root
+    for depth, name in enumerate(names):
+        there = [str(one) for one in node] if isinstance(node, dict) else []
+        if name not in there:
+            where = _dotted(names[: depth + 1])
+            return f"{where}: no such {_instead(names[: depth + 1], root, there)}"
+        node = node[name]
+    return f"{key}: no such key"
+
+
+def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
+    """What to do, where the last of `names` is not `there` beside the others."""
+    *above, name = names
+    if above == ["study", "arms"]:
+        return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
+    if names == ["fleet", "link", "lanes"]:
+        return "key; it is now called 'channels'"
+    if names == ["workload", "requests"] and "sessions" in there:
+        return "key; use workload.sessions="  # the root's `requests` is a log of them
+    if len(above) == 1 and name in root and names != ["router", "seed"]:  # which draws nothing
+        return f"key; use {name}="
+    sections = [key for key, one in root.items() if isinstance(one, dict) and name in one]
+    if not above and len(sections) == 1 and name.strip("_") == name:
+        return f"key; use {sections[0]}.{name}="
+    known = [one for one in there if not one.startswith("_")]
+    if above == ["fleet", "autoscale"]:  # null where it is off
+        return "key by itself; set all, fleet.autoscale={rule: queue, up: 4, down: 1, ...}"
+    text = f"key; {to_choose(name, known) if known else f'there are none below {_dotted(above)}'}"
+    # What the class behind a group takes besides is added, where it was not a slip.
+    takes_more = above[:1] == ["policy"] or above == ["slo", "clients"]
+    takes_more |= above[:1] == ["workload"] and len(above) > 1
+    if takes_more and not get_close_matches(name, known):
+        text += f"; +{_dotted(names)}=... adds it"
+    return text
+
+
+def _dotted(names: Sequence[str]) -> str:
+    return ".".join(names)
+
+
+def reason(error: BaseException | None) -> str:
+    """Why a value does not go where it was put."""
+    text = str(error).splitlines()[0] if error else "does not fit"
+    if "is not Optional" in text:
+        return "must be given"
+    if "is not a valid bool" in text:
+        return f"must be {_KINDS['Boolean']}"
+    if re.match(r"Cannot assign \w+ to Dict", text):
+        return "must be a mapping, such as {name: {key: value}}"
+    if match := re.search(r"could not be converted to (\w+)", text):
+        return f"must be {_KINDS.get(match[1], f'a {match[1]}')}"
+    return text

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pagedsim.core import ConfigError
-from pagedsim.user_error import syntax
 
 Kind = Literal["change", "add", "force", "delete"]
 _KINDS: dict[str, Kind] = {"": "change", "+": "add", "++": "force", "~": "delete"}
@@ -23,6 +22,7 @@ _FLOAT = re.compile(
     re.IGNORECASE,
 )
 _PLAIN = re.compile(r"[\w/\-+.$%*@?|: \t]", re.ASCII)
+_SPECIAL = "=;&#<>!^`()"
 _ESCAPED = "\\()[]{}:=, \t"
 
 
@@ -44,7 +44,7 @@ def parse(word: str) -> Override:
     """The override of a word; raises OverrideError where it is none."""
     found = _WORD.fullmatch(word)
     if found is None or (found[3] is None and found[1] != "~"):
-        raise OverrideError(f"{word}: cannot be read as key=value{syntax(word)}")
+        raise OverrideError(f"{word}: cannot be read as key=value{hint(word)}")
     if found[3] is None:
         return Override(word, "delete", found[2])
     return Override(word, _KINDS[found[1]], found[2], _Reader(word, found[4]).whole())
@@ -70,7 +70,10 @@ class _Reader:
         return value
 
     def _unreadable(self) -> OverrideError:
-        return OverrideError(f"{self.word}: cannot be read as key=value{syntax(self.word)}")
+        sign = self.text[self.at : self.at + 1] or "end"
+        return OverrideError(
+            f"{self.word}: cannot be read as key=value{hint(self.word, sign in _SPECIAL)}"
+        )
 
     def _next(self) -> str:
         """The next sign that is no space, or nothing at the end."""
@@ -163,3 +166,13 @@ def _primitive(text: str) -> Any:
     if _FLOAT.fullmatch(text):
         return float(text)
     return text
+
+
+def hint(word: str, special: bool = False) -> str:
+    """What is mostly the reason, where a word was not understood."""
+    above, dot, name = word.partition("=")[0].lstrip("+").rpartition(".")
+    if dot and " " in name:
+        return f"; a name with a space goes into a mapping: '++{above}={{{name}: ...}}'"
+    if special:
+        return "; a text with special signs takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'"
+    return ""
