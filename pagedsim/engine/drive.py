@@ -122,7 +122,7 @@ class Filler:
         self._count += 1
         if request.prompt is None:
             random = np.random.default_rng((self._seed, self._count))
-            tokens = random.integers(0, self._vocab, request.prompt_len)
+            tokens: np.ndarray = random.integers(0, self._vocab, request.prompt_len)
         else:
             # Equal tokens stay equal, and different ones seldom become equal.
             named = np.array(list(request.prompt), dtype=np.uint64)

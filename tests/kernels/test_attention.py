@@ -74,7 +74,9 @@ def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:
 def decode_some(case: Case, which: slice = slice(None)) -> torch.Tensor:
     """Some sequences of the case by the front door of `paged_decode`."""
     i = case.inputs
-    tables, rows = (i.block_tables, i.rows[which]) if case.seats else (i.block_tables[which], None)
+    tables, rows = i.block_tables[which], None
+    if i.rows is not None:
+        tables, rows = i.block_tables, i.rows[which]
     return kernels.paged_decode(
         i.q[which], i.k_cache, i.v_cache, tables, i.context_lens[which], rows=rows,
         scale=case.scale, window=case.window, softcap=case.softcap,
