@@ -19,7 +19,7 @@ from tests.core.run import AheadRun, Run
 
 EXAMPLES = settings().max_examples  # for each pair of batching and memory
 HALF = settings(max_examples=EXAMPLES // 2)
-MORE = settings(max_examples=4 * EXAMPLES)
+MORE = settings(max_examples=2 * EXAMPLES)
 FEWER = settings(max_examples=EXAMPLES // 6)
 
 CACHES = [name for name in MEMORIES if not name.startswith("reserved")]

@@ -17,7 +17,7 @@ from tests.core.drive import Server
 from tests.core.travel import OneWay, Travel, Trip, trips
 
 EXAMPLES = settings().max_examples
-MORE = settings(max_examples=8 * EXAMPLES)
+MORE = settings(max_examples=4 * EXAMPLES)
 
 
 def decoding(server: Server, name: str = "r", prompt: int = 6, output: int = 9) -> Request:

@@ -255,7 +255,7 @@ def test_a_policy_decides_as_its_reference(name: str, data: st.DataObject) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
-@settings(AS_DRAWN, max_examples=4 * settings().max_examples)
+@settings(AS_DRAWN, max_examples=2 * settings().max_examples)
 @given(data=st.data())
 def test_a_policy_decides_as_its_reference_on_many_loads(name: str, data: st.DataObject) -> None:
     agree(name, data, 12 if PAIRS[name].by_client else 24)
