@@ -268,8 +268,9 @@ def test_threads_that_stay(threads: None) -> None:
 
 
 def test_the_setting_of_studies_and_of_the_server_is_the_engine_s(hydra: None) -> None:
-    from hydra import compose
     from omegaconf import OmegaConf
+
+    from tests.run.studies import compose
 
     words = ["backend=engine", "model=tiny", "experiment=single"]
     composed: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)

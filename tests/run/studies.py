@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from pagedsim.metrics.arms import Run
+from pagedsim.options import Options
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.compose import Command
 from pagedsim.run.job import Arm, Job, run_job
@@ -18,12 +21,19 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.store import Summaries, Tables
 from pagedsim.run.study import Study
 
+_OPTIONS = Options()
+
+
+def compose(root: str, overrides: Sequence[str]) -> DictConfig:
+    """What these words come to, without Hydra."""
+    return _OPTIONS.compose(root, overrides).config
+
 
 def command(folder: Path, *words: str) -> Command:
     """What typing these would be, with results in `folder`; nothing is tracked unless they say."""
     silent = not any(word.startswith("tracking") for word in words)
     typed = [*words, *(["tracking=none"] if silent else [])]
-    return replace(Command.of(typed, folder), words=list(words))
+    return replace(Command.of(typed, folder, _OPTIONS), words=list(words))
 
 
 def carried_out(folder: Path, *words: str, study: Study | None = None) -> dict[str, Any]:

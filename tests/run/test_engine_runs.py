@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Scheduler, StepPlan
@@ -27,6 +26,7 @@ from pagedsim.run.parts import build
 from pagedsim.run.serving import ModelCache, Serving, the_machine
 from pagedsim.server import CACHE_DTYPES
 from tests.experiments.fidelity.test_replay import drawn, record
+from tests.run.studies import compose
 from tests.workload.files import MOONCAKE, written
 
 # -- a study's runs on the engine: what is served, what is recorded, what is refused ---------------

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Policy
@@ -20,7 +19,7 @@ from policies.aging import Aging
 from policies.fairness import DRR, VTC
 from policies.slo import SLO
 from policies.victims import VictimRule
-from tests.run.studies import carried_out
+from tests.run.studies import carried_out, compose
 
 # -- one run of one arm: what its summary says to a reader -----------------------------------------
 

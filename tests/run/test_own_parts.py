@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.build import make_memory
@@ -47,6 +46,7 @@ from pagedsim.workload.lengths import Lengths
 from pagedsim.workload.predictor import Oracle, Predictor
 from policies.preemption import Recompute
 from policies.routing.router import Move, Refusal, Router
+from tests.run.studies import compose
 
 pytestmark = pytest.mark.usefixtures("hydra")
 

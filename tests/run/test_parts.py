@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.run.job import failure_of
 from pagedsim.run.objects import make, said_of
 from pagedsim.run.parts import Parts, build
+from tests.run.studies import compose
 
 pytestmark = pytest.mark.usefixtures("hydra")
 

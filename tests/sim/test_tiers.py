@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import simpy
-from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.build import make_scheduler
@@ -23,6 +22,7 @@ from pagedsim.sim.tiering import TierSpec
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
 from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
+from tests.run.studies import compose
 from tests.sim.harness import Constant, Jobs, content, run
 from tests.sim.shapes import replica
 

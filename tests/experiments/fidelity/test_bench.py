@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from hydra import compose
 
 from pagedsim.fidelity.logs.log import read_log
 from pagedsim.run.help import BENCH_HELP, WIDTH
 from tests.conftest import Call
 from tests.run.http.fake import Fake
+from tests.run.studies import compose
 
 LOAD = ("workload=alpaca", "workload.requests=8", "workload.rate=300", "tracking=none")
 QUICK = (*LOAD, "report=false", "hydra.run.dir=out")

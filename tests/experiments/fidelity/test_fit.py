@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
 from experiments.child import listening
@@ -34,7 +34,7 @@ from pagedsim.fidelity.logs.report import about_log
 from pagedsim.fidelity.logs.score import score
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, serve
 from pagedsim.metrics.files import read_summary
-from tests.run.studies import carried_out
+from tests.run.studies import carried_out, compose
 
 SERVER = [
     *("experiment=calibrate", "model=llama-3.1-8b", "hardware=rtx4090"),

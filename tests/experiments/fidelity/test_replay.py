@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.build import POLICIES
@@ -28,7 +27,7 @@ from pagedsim.run.job import Job, run_job
 from pagedsim.run.store import Tables, recipe
 from pagedsim.user_error import UserError
 from tests.experiments.fidelity.test_calibrate import recorded
-from tests.run.studies import carried_out
+from tests.run.studies import carried_out, compose
 
 pytest.importorskip("torch")
 

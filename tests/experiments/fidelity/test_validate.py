@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments.fidelity import validate
@@ -27,7 +26,7 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 from pagedsim.sim.cost import Fitted
 from pagedsim.user_error import UserError
-from tests.run.studies import carried_out
+from tests.run.studies import carried_out, compose
 from tests.sim.shapes import replica
 
 pytest.importorskip("torch")

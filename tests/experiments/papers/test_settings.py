@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments.papers.settings import Count, In, Names, Number, Positive, check_settings
 from pagedsim.core import ConfigError
 from pagedsim.run.objects import make
 from pagedsim.run.study import Study
-from tests.run.studies import carried_out
+from tests.run.studies import carried_out, compose
 
 # -- constraints -----------------------------------------------------------------------------------
 
