@@ -82,7 +82,7 @@ def test_every_field_that_is_named_is_taken() -> None:
     assert set(rows) | set(re.findall(r"`(\w+)`", names[1])) <= fields
 
 
-def test_the_metrics_that_are_named_are_told(server: Server) -> None:
+def test_the_named_metrics_are_served(server: Server) -> None:
     told = server.http.get("/metrics").text
     named = set(re.findall(r"vllm:(\w+)", TEXT))
     assert len(named) >= 4
