@@ -42,6 +42,8 @@ class Override:
 
 def parse(word: str) -> Override:
     """The override of a word; raises OverrideError where it is none."""
+    if "@" in word.partition("=")[0]:
+        raise OverrideError(f"{word}: an option goes into its own group; @ is not supported")
     found = _WORD.fullmatch(word)
     if found is None or (found[3] is None and found[1] != "~"):
         raise OverrideError(f"{word}: cannot be read as key=value{hint(word)}")

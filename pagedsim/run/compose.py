@@ -55,9 +55,11 @@ class Command:
     """That of the words."""
 
     @classmethod
-    def of(cls, words: Sequence[str], folder: Path, options: Options | None = None) -> Command:
+    def of(
+        cls, words: Sequence[str], folder: Path, options: Options | None = None, root: str = ROOT
+    ) -> Command:
         """What these words mean; raises ConfigError for what cannot be composed."""
-        made = Composition(words, options)
+        made = Composition(words, options, root)
         plain = cast(Settings, OmegaConf.to_container(made.of(()), resolve=True))
         return cls(words, plain, folder, str(made.choices.get("experiment") or "study"), made)
 
@@ -140,8 +142,10 @@ def _last(override: str) -> str:
 class Composition:
     """The configurations of one command line, each with the further overrides of an arm."""
 
-    def __init__(self, words: Sequence[str], options: Options | None = None) -> None:
-        self._words = words
+    def __init__(
+        self, words: Sequence[str], options: Options | None = None, root: str = ROOT
+    ) -> None:
+        self._words, self._root = words, root
         self.options = options or Options()
         self._made: dict[tuple[str, ...], DictConfig] = {}
 
@@ -156,12 +160,12 @@ class Composition:
         return self._made[new]
 
     def _composed(self, *words: str) -> DictConfig:
-        return self.options.compose(ROOT, words).config
+        return self.options.compose(self._root, words).config
 
     @cached_property
     def _given(self) -> Composed:
         """What the words alone come to."""
-        return self.options.compose(ROOT, self._words)
+        return self.options.compose(self._root, self._words)
 
     @property
     def choices(self) -> Mapping[str, str | None]:
@@ -258,7 +262,7 @@ class Composition:
     def _own(self, group: str) -> str | None:
         """The option of a group that the experiment chooses."""
         others = [word for word in self._words if not _sets(word, group)]
-        return self.options.compose(ROOT, others).choices.get(group)
+        return self.options.compose(self._root, others).choices.get(group)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, is_number, require_flag, require_whole, unknown
 from pagedsim.options import Options
 from pagedsim.run.backend import RunConfig
-from pagedsim.run.compose import Command, group_of, key_of
+from pagedsim.run.compose import ROOT, Command, group_of, key_of
 from pagedsim.run.folder import claimed, keep_configuration
 from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
 from pagedsim.run.multirun import record_job
@@ -68,8 +68,9 @@ def begun(config: DictConfig, folder: Path, quiet: bool = False) -> Execution:
     study: Study = make("study", settings, Study)
     for missing in sorted(OmegaConf.missing_keys(config)):
         raise ConfigError(f"{missing}: must be given: {missing}=...")
-    words = list(HydraConfig.get().overrides.task)
-    return Execution(study, Command.of(words, folder, options_of_hydra()), quiet)
+    hydra = HydraConfig.get()
+    words, root = list(hydra.overrides.task), str(hydra.job.config_name or ROOT)
+    return Execution(study, Command.of(words, folder, options_of_hydra(), root), quiet)
 
 
 def options_of_hydra() -> Options:

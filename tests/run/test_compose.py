@@ -103,6 +103,7 @@ def test_a_value_is_read_as_by_hydra(value: str) -> None:
         ("policy=3", "policy=3: must be the name of an option"),
         ("+workload.rate=3", "[+]workload.rate=3: is there already; workload.rate=... changes it"),
         ("~workload.nothing", "~workload.nothing: cannot be taken away: it is not there"),
+        ("+policy@workload.x=fcfs", "an option goes into its own group; @ is not supported"),
         ("x=1,2", r"x=1,2: several values: a list is written x=\[1,2\]"),
     ],
 )
@@ -126,6 +127,8 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     assert options.compose("config", ["policy=mine"]).config.policy.extra == 1
     assert options.compose("config", ["policy=vtc"]).config.policy == {"_target_": "mine.VTC"}
     assert {"mine", "vtc", "fcfs"} <= set(options.options_of("policy"))
+    (tmp_path / "root.yaml").write_text("defaults: [config, _self_]\nworkload: {rate: 7}\n")
+    assert options.compose("root", ["policy=mine"]).config.workload.rate == 7
 
 
 # -- the command that repeats a run that a study made up -------------------------------------------
