@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pagedsim.build import plugin_policies
 from pagedsim.config import Config, Serve, prepare
@@ -28,7 +29,7 @@ from pagedsim.overrides import Override, parse
 Settings = dict[str, Any]
 _SCHEMAS: Mapping[str, type] = {"schema": Config, "serve_schema": Serve}
 _KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
-_HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+_HEADER = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,22 @@ class _File:
 def _read(file: Any) -> _File | None:
     if not file.is_file():
         return None
-    text = file.read_text(encoding="utf-8")
-    header = _HEADER.search(text)
+    try:
+        text = file.read_text(encoding="utf-8")
+        settings = OmegaConf.to_container(OmegaConf.create(text)) or {}
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file}: must be a mapping of settings")
+    header = _HEADER.match(text)
     package = header[1] if header else None
-    settings = cast(Settings, OmegaConf.to_container(OmegaConf.create(text))) or {}
     defaults = settings.pop("defaults", [])
+    if not isinstance(defaults, list) or not all(isinstance(one, str | dict) for one in defaults):
+        raise ConfigError(f"{file}: defaults: must be a list of options")
     if not any(entry == "_self_" for entry in defaults):
         defaults = [*defaults, "_self_"]
-    return _File("" if package == "_global_" else package, defaults, settings)
+    whole = cast(Settings, settings)
+    return _File("" if package == "_global_" else package, defaults, whole)
 
 
 class Options:
@@ -76,7 +85,10 @@ class Options:
     def compose(self, root: str, words: Sequence[str]) -> Composed:
         """What a root becomes with these overrides; raises ConfigError for what cannot be."""
         overrides = [parse(word) for word in words]
-        chosen = [one for one in overrides if self.is_group(one.key)]
+        # A mapping changes settings of a group, as with Hydra; all else chooses its option.
+        chosen = [
+            one for one in overrides if self.is_group(one.key) and not isinstance(one.value, dict)
+        ]
         base = self._base(root, {one.key: one for one in chosen})
         config = base.config.copy()
         for one in overrides:
@@ -130,7 +142,7 @@ def _option(one: Override) -> str | None:
     if one.kind == "delete":
         return None
     if not isinstance(one.value, str):
-        raise ConfigError(f"{one.word}: must be the name of an option")
+        raise ConfigError(f"{one.word}: must be the name of an option, or a mapping of settings")
     return one.value
 
 
@@ -182,7 +194,7 @@ class _Tree:
             for key, chosen in _pairs(entry):
                 if key.startswith("override "):
                     self.asked.setdefault(_absolute(key.partition(" ")[2], group), chosen)
-        late = [entry for entry in entries if any("${" in str(two) for _, two in _pairs(entry))]
+        late = [entry for entry in entries if self._is_late(entry, group)]
         parts: dict[int, list[tuple[str, Any]]] = {}
         order = [at for at in reversed(range(len(entries))) if entries[at] not in late]
         order += [at for at in range(len(entries)) if entries[at] in late]
@@ -190,11 +202,27 @@ class _Tree:
             if entries[at] == "_self_":
                 parts[at] = [(package, file.settings)]
             elif isinstance(entries[at], str):
-                other = f"{group}/{entries[at]}" if group else entries[at]
-                parts[at] = self._below(other, group, package)
+                parts[at] = self._of_option(entries[at], group, package)
             else:
                 parts[at] = self._of_group(entries[at], group, package)
         return [part for at in range(len(entries)) for part in parts[at]]
+
+    def _is_late(self, entry: Any, group: str) -> bool:
+        """Whether an option goes by those of other groups."""
+        named = ((_absolute(key.rpartition(" ")[2], group), name) for key, name in _pairs(entry))
+        return any("${" in str(self.asked.get(own, name)) for own, name in named)
+
+    def _of_option(self, entry: str, group: str, package: str) -> list[tuple[str, Any]]:
+        """An option by its path: from the root, or beside the file that names it."""
+        if "@" in entry:
+            raise ConfigError(f"defaults: {entry}: packages are not supported")
+        folder = entry.lstrip("/").rpartition("/")[0]
+        other = _absolute(entry, group)
+        if entry.startswith("/"):
+            package = folder.replace("/", ".")
+        elif folder:
+            package = ".".join(filter(None, (package, folder.replace("/", "."))))
+        return self._below(other, other.rpartition("/")[0], package)
 
     def _of_group(self, entry: Any, group: str, package: str) -> list[tuple[str, Any]]:
         [(key, option)] = _pairs(entry)
@@ -205,9 +233,11 @@ class _Tree:
         if own.startswith("hydra/"):
             return []
         self.unmet.pop(own, None)
-        if isinstance(option, str) and "${" in option:
-            option = OmegaConf.create({**self.choices, "_": option})["_"]
+        if own in self.added and entry != {own: self.asked[own]}:
+            raise ConfigError(f"+{own}={self.asked[own]}: is chosen already; {own}=... changes it")
         name = self.asked.get(own, option)
+        if isinstance(name, str) and "${" in name:
+            name = OmegaConf.create({**self.choices, "_": name})["_"]
         if name is not None or own not in self.asked:  # else it is taken away
             self.choices[own] = name
         if name is None or (optional and self.options.file(f"{own}/{name}") is None):
@@ -269,7 +299,9 @@ def _apply(config: DictConfig, one: Override) -> None:
 
 def _delete(config: DictConfig, one: Override) -> None:
     there = OmegaConf.select(config, one.key, throw_on_missing=False)
-    if there is None or one.value not in (None, there):
+    if there is not None and one.value not in (None, there):
+        raise ConfigError(f"{one.word}: cannot be taken away: it is {there}")
+    if there is None:
         raise ConfigError(f"{one.word}: cannot be taken away: it is not there, or null already")
     above, _, name = one.key.rpartition(".")
     with open_dict(config):

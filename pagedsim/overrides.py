@@ -175,6 +175,8 @@ def hint(word: str, special: bool = False) -> str:
     above, dot, name = word.partition("=")[0].lstrip("+").rpartition(".")
     if dot and " " in name:
         return f"; a name with a space goes into a mapping: '++{above}={{{name}: ...}}'"
+    if special and re.search(r"\b[a-z_]+\(", word):
+        return "; functions such as float() are not supported: give the value itself"
     if special:
         return "; a text with special signs takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'"
     return ""

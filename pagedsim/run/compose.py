@@ -151,13 +151,22 @@ class Composition:
 
     def of(self, overrides: Sequence[str]) -> DictConfig:
         """The configuration with these; raises ConfigError where they cannot be."""
-        new = tuple(overrides)
+        new = self._new(overrides)
         if new not in self._made:
             made = self._without_unmeant(new)
             if new:  # what is missing in the words alone has been said
                 OmegaConf.to_container(made, resolve=True, throw_on_missing=True)
             self._made[new] = made
         return self._made[new]
+
+    def _new(self, overrides: Sequence[str]) -> tuple[str, ...]:
+        """The overrides without those that choose the option that is chosen already."""
+        keys = [override.partition("=")[0] for override in overrides]
+        return tuple(
+            override
+            for key, override in zip(keys, overrides, strict=True)
+            if keys.count(key) > 1 or override != f"{key}={self.choices.get(key)}"
+        )
 
     def _composed(self, *words: str) -> DictConfig:
         return self.options.compose(self._root, words).config

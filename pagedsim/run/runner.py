@@ -74,11 +74,13 @@ def begun(config: DictConfig, folder: Path, quiet: bool = False) -> Execution:
 
 
 def options_of_hydra() -> Options:
-    """The options in the folders that Hydra composes of; --config-dir adds one."""
+    """The options in the folders that Hydra composes of: --config-dir and hydra.searchpath add to
+    them."""
     sources = GlobalHydra.instance().config_loader().get_sources()
+    places = [source.full_path() for source in sources]
     folders: list[Traversable] = []
-    for source in sources:
-        kind, _, place = source.full_path().partition("://")
+    for path in [*places, *HydraConfig.get().searchpath]:
+        kind, _, place = path.partition("://")
         if kind == "file":
             folders.append(Path(place))
         elif kind == "pkg" and place != "hydra.conf":

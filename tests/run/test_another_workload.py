@@ -88,7 +88,9 @@ def test_an_arm_serves_a_trace_as_it_is_but_for_its_own_changes(name: str, trace
     for config, own in arms:
         workload = config["workload"]
         if workload.get("path") == str(trace):
-            changed = {f"workload.{key}" for key, value in workload.items() if value != plain[key]}
+            changed = {
+                f"workload.{key}" for key, value in workload.items() if value != plain.get(key)
+            }
             assert changed <= own
             as_it_is += [config] if not changed else []
         else:

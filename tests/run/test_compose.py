@@ -49,6 +49,7 @@ def by_hydra(words: Sequence[str]) -> tuple[str, list[tuple[str, str | None]]]:
         ["experiment=truth", "backend=engine"],  # an option of `scale` goes by it
         ["experiment=single", "fleet=prefill_decode", "server.max_seqs=${memory.block_size}"],
         ["experiment=migration", *MORE],
+        ["memory={block_size: 8}", "+workload={name: x}"],  # a group's settings, no option
         ["~predictor", "+workload.name='a, b'", "cost=blis-llama-3.1-8b-tp2"],
     ],
     ids=" ".join,
@@ -103,6 +104,9 @@ def test_a_value_is_read_as_by_hydra(value: str) -> None:
         ("policy=3", "policy=3: must be the name of an option"),
         ("+workload.rate=3", "[+]workload.rate=3: is there already; workload.rate=... changes it"),
         ("~workload.nothing", "~workload.nothing: cannot be taken away: it is not there"),
+        ("+policy=vtc", r"\+policy=vtc: is chosen already"),
+        ("workload.rate=float(3)", r"functions such as float\(\) are not supported"),
+        ("~workload.rate=1", "~workload.rate=1: cannot be taken away: it is 3"),
         ("+policy@workload.x=fcfs", "an option goes into its own group; @ is not supported"),
         ("x=1,2", r"x=1,2: several values: a list is written x=\[1,2\]"),
     ],
@@ -110,6 +114,30 @@ def test_a_value_is_read_as_by_hydra(value: str) -> None:
 def test_what_cannot_be_composed_is_refused(word: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Options().compose("config", ["workload.rate=3", word])
+
+
+def test_an_arm_may_choose_what_the_command_line_chooses() -> None:
+    """The experiment's settings of another workload stay left out."""
+    made = Composition(["experiment=kv_tiers", "workload=trace", "workload.path=a.csv"])
+    assert made.of(["workload=trace"]) == made.of([])
+    assert made.of([]).workload.rate is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: [", "cannot be read: while parsing"),
+        ("[1]", "must be a mapping of settings"),
+        ("defaults:", "defaults: must be a list of options"),
+        ("defaults: priority", "defaults: must be a list of options"),
+        ("defaults: [vtc@here]", "vtc@here: packages are not supported"),
+    ],
+)
+def test_a_file_that_is_no_option_is_named(tmp_path: Path, text: str, fault: str) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy/mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        Options([tmp_path, files("conf")]).compose("config", ["policy=mine"])
 
 
 def test_points_of_a_sweep_leave_each_other_alone() -> None:
@@ -127,6 +155,12 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     assert options.compose("config", ["policy=mine"]).config.policy.extra == 1
     assert options.compose("config", ["policy=vtc"]).config.policy == {"_target_": "mine.VTC"}
     assert {"mine", "vtc", "fcfs"} <= set(options.options_of("policy"))
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload/mine.yaml").write_text(
+        "# @package _global_\ndefaults: [/workload/fixed]\n"
+    )
+    made = options.compose("config", ["workload=mine"]).config.workload
+    assert made == options.compose("config", ["workload=fixed"]).config.workload
     (tmp_path / "root.yaml").write_text("defaults: [config, _self_]\nworkload: {rate: 7}\n")
     assert options.compose("root", ["policy=mine"]).config.workload.rate == 7
 
