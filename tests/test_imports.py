@@ -96,7 +96,7 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.overrides": (("pagedsim.core",), only()),
     "pagedsim.options": (
         ("pagedsim.core", "pagedsim.build", "pagedsim.config", "pagedsim.overrides", "conf"),
-        only("omegaconf"),
+        only("omegaconf", "yaml"),
     ),
     "pagedsim.user_error": (
         ("pagedsim.core", "pagedsim.options", "pagedsim.overrides"),
