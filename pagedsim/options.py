@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 from pagedsim.build import plugin_policies
 from pagedsim.config import Config, Serve, prepare
@@ -108,6 +108,11 @@ class Options:
         return any(
             folder.joinpath(key).is_dir() for folder in self.folders if key and "." not in key
         )
+
+    def groups(self) -> list[str]:
+        """The names of all groups that have options."""
+        names = {one.name for folder in self.folders for one in folder.iterdir() if one.is_dir()}
+        return [name for name in sorted(names) if self.options_of(name)]
 
     def options_of(self, group: str) -> list[str]:
         """The names of a group's options."""
@@ -299,10 +304,10 @@ def _apply(config: DictConfig, one: Override) -> None:
 
 def _delete(config: DictConfig, one: Override) -> None:
     there = OmegaConf.select(config, one.key, throw_on_missing=False)
-    if there is not None and one.value not in (None, there):
-        raise ConfigError(f"{one.word}: cannot be taken away: it is {there}")
     if there is None:
         raise ConfigError(f"{one.word}: cannot be taken away: it is not there, or null already")
+    if one.value not in (None, there):
+        raise ConfigError(f"{one.word}: cannot be taken away: it is {there}")
     above, _, name = one.key.rpartition(".")
     with open_dict(config):
         del (OmegaConf.select(config, above) if above else config)[name]

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from experiments.benchmarks.harness import ROOT
 from pagedsim.engine.models.shaped import shaped_config

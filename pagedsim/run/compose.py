@@ -304,7 +304,7 @@ def _chooses(word: str, group: str) -> bool:
 
 
 def _sets(word: str, group: str) -> bool:
-    return word.lstrip("+~").startswith((f"{group}=", f"{group}.", f"{group}@"))
+    return word.lstrip("+~").startswith((f"{group}=", f"{group}."))
 
 
 # -- the pools of a fleet --------------------------------------------------------------------------

@@ -253,9 +253,8 @@ def settings(of: Settings, config: DictConfig) -> Iterator[str]:
 
 def _group(group: str, meaning: str, default: str, without: str) -> Iterator[str]:
     """A group's line, and its options below it."""
-    own = plugin_policies() if group == "policy" else ()
-    names = sorted([*(path.name.removesuffix(".yaml") for path in _options(group)), *own])
-    starred = [f"{name}*" if name == default else name for name in names if name != without]
+    names = (name for name in _available().options_of(group) if name != without)
+    starred = [f"{name}*" if name == default else name for name in names]
     yield from hanging(f"  {group}", _INDENT, meaning)
     yield from hanging("", _INDENT, ", ".join(starred))
 
@@ -277,23 +276,19 @@ def hanging(name: str, indent: int, text: str) -> list[str]:
 
 def _groups() -> dict[str, str]:
     """Every group there is; one that this page does not know comes last."""
-    there = [path.name for path in _conf().iterdir() if path.is_dir() and _options(path.name)]
-    unknown = sorted(set(there) - GROUPS.keys())
-    return {group: GROUPS.get(group, "") for group in [*GROUPS, *unknown] if group in there}
+    there = _available().groups()
+    known = [group for group in GROUPS if group in there]
+    return {group: GROUPS.get(group, "") for group in dict.fromkeys([*known, *there])}
 
 
-def _conf() -> Traversable:
-    return files("conf")
-
-
-def _options(group: str) -> list[Traversable]:
-    folder = _conf() / group
-    return [path for path in folder.iterdir() if path.name.endswith(".yaml")]
+@cache
+def _available() -> Options:
+    return Options()
 
 
 def _defaults(root: str) -> dict[str, str]:
     """The option of each group that a base of conf/ chooses."""
-    base = OmegaConf.create((_conf() / f"{root}.yaml").read_text(encoding="utf-8"))
+    base = OmegaConf.create((files("conf") / f"{root}.yaml").read_text(encoding="utf-8"))
     chosen: dict[str, str] = {}
     for entry in base.defaults:
         if OmegaConf.is_dict(entry):
@@ -304,7 +299,7 @@ def _defaults(root: str) -> dict[str, str]:
 @cache
 def _plain() -> DictConfig:
     """The configuration of one run, with every default."""
-    return Options().compose("config", ["experiment=single"]).config
+    return _available().compose("config", ["experiment=single"]).config
 
 
 def _default(key: str, config: DictConfig) -> str:

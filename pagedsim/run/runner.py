@@ -211,17 +211,11 @@ def check_base(config: DictConfig) -> None:
 def _refuse_unknown_scale() -> None:
     """Raise ConfigError for a scale= that does not exist: its group is optional, so that Hydra
     passes over it."""
-    known = _scales()
+    known = Options().options_of("scale")
     for override in HydraConfig.get().overrides.task:
         key, _, value = override.partition("=")
         if key == "scale" and value not in known:
             raise unknown("scale", value, known)
-
-
-def _scales() -> list[str]:
-    """The options of the group scale."""
-    folder = files("conf") / "scale"
-    return [one.name.removesuffix(".yaml") for one in folder.iterdir()]
 
 
 def _refuse_idle(config: DictConfig) -> None:
@@ -350,7 +344,7 @@ def unused_words(
         if key in (key_of(word), group_of(word))
     ]
     backend = command.choices.get("backend")
-    if "scale=full" in command.words and backend not in _scales():
+    if "scale=full" in command.words and backend not in Options().options_of("scale"):
         told.append(f"scale=full changes nothing: backend={backend} takes all of the study anyway")
     backends = [RunConfig(job.config).backend for job in jobs if not job.again]
     unread = [set(backend.unread) for backend in backends]

@@ -14,7 +14,7 @@ import pytest
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
 from pagedsim.options import Options
@@ -37,7 +37,8 @@ MORE = [
 def by_hydra(words: Sequence[str]) -> tuple[str, list[tuple[str, str | None]]]:
     whole = compose("config", overrides=[*words], return_hydra_config=True)
     choices = {str(group): option for group, option in whole.hydra.runtime.choices.items()}
-    del whole.__dict__["_content"]["hydra"]
+    with open_dict(whole):
+        del whole["hydra"]
     return OmegaConf.to_yaml(whole), [one for one in choices.items() if one[0][:6] != "hydra/"]
 
 
