@@ -25,6 +25,7 @@ import policies
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request
 from pagedsim.run.help import BENCH_HELP, bench_words
+from pagedsim.testing import check_batching
 
 # -- the pages' own words, tried: their Python runs, their commands compose, what they name exis-
 
@@ -304,27 +305,25 @@ def test_make_installs_what_the_readme_installs() -> None:
 
 # -- the batching of its page ----------------------------------------------------------------------
 
-TABLES = ("requests", "steps", "preemptions")
 
-
-def test_the_batching_of_its_page_preempts_and_may_be_fast_forwarded(call: Call) -> None:
+def test_the_batching_of_its_page_runs_and_states_truly_what_it_depends_on(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     marked = re.search(
         r"<!-- test:batching -->\n```python\n(.*?)^```", PAGES["docs/batching.md"], re.S | re.M
     )
     assert marked
     Path("page_batching.py").write_text(marked[1], encoding="utf-8")
-    words = (
+    code, _, errors = call(
         *("experiment=single", "batching._target_=page_batching.Iterations", "memory=prefix"),
         *("memory.blocks=300", "workload.rate=8", "workload.requests=60", "seeds=1", "jobs=1"),
         *("tracking=none", "report=false"),
     )
-    left = []
-    for fast in ("true", "false"):
-        code, _, errors = call(*words, f"backend.fast_forward={fast}", f"hydra.run.dir=out-{fast}")
-        assert (code, errors) == (0, "")
-        tables = (Path(f"out-{fast}/runs/run/seed-0") / f"{name}.parquet" for name in TABLES)
-        left.append([table.read_bytes() for table in tables])
-    assert left[0] == left[1]
+    assert (code, errors) == (0, "")
+    monkeypatch.syspath_prepend(".")
+    kind = importlib.import_module("page_batching").Iterations
+    assert kind.admission_changes == "never"
+    check_batching(kind, swaps=False, cases=40)
 
 
 # -- the README's promises, tried: its policy does what it says, and it stays short ----------------

@@ -89,6 +89,10 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
         ("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.kernels"),
         all_but(*STUDY),
     ),
+    "pagedsim.testing": (
+        ("pagedsim.core", "pagedsim.build", "pagedsim.sim", "pagedsim.metrics"),
+        only("pyarrow"),
+    ),
     "pagedsim.workload": (("pagedsim.core",), all_but(*TORCH)),
     "pagedsim.metrics": (("pagedsim", "pagedsim.core"), all_but(*TORCH)),
     "pagedsim.report": (("pagedsim", "pagedsim.core", "pagedsim.metrics"), all_but(*TORCH)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pagedsim.core.batching import Batching
+from pagedsim.core.batching.base import AdmissionChanges
+from pagedsim.core.contracts import class_of
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy, overrides
 from pagedsim.core.queues import Queues
@@ -12,26 +14,32 @@ from pagedsim.core.request import Request, State
 class AdmissionForecast:
     """The number of decode steps before another admission is possible.
 
-    Memory and seats only become scarcer while the batch decodes. So a request that was not admitted
-    stays in the queue, unless another becomes the head of it or the policy changes its answer. If
-    either may happen, both are checked in each step, which costs less than to plan it: in the order
-    of the batching's own checks, before or after the batch has grown.
+    If the batching states so, memory and seats only become scarcer while the batch decodes. So a
+    request that was not admitted stays in the queue, unless another becomes the head of it or the
+    policy changes its answer. If either may happen, or the batching's answer changes, both are
+    checked in each step, which costs less than to plan it: in the order of the batching's own
+    checks, before or after the batch has grown.
     """
 
     def __init__(self, queues: Queues, batching: Batching) -> None:
         policy = queues.policy
         self._queues = queues
         self._batching = batching
+        changes = admission_changes(batching)
+        self._always_planned = changes == "always"
+        self._fits_later = changes == "while decoding"
         self._displacing = queues.displacing
         self._constant = not queues.rejecting and _constant(policy, self._displacing)
         self._stays_sorted = not self._displacing or not queues.ranked or _stays_sorted(policy)
         self._first: Request | None = None  # the head of the queue, if it is checked in each step
-        self._refused = False  # whether it fits, and the policy did not admit it
+        self._asks_again = False  # whether the batching or the policy may admit it in any step
 
     def steps(self, plan: StepPlan, limit: int) -> int:
         """Steps after `plan`, up to `limit`, that admit no request as long as each `repeats`."""
         queues, waiting = self._queues, self._queues.waiting
         self._first = None
+        if self._always_planned:
+            return 0
         if queues.reservations.awaiting_memory and self._may_reserve():
             return 0
         if not (plan.waiting or len(waiting) or queues.swapped):
@@ -45,8 +53,8 @@ class AdmissionForecast:
             return limit
         if not waiting.settled or (waiting and queues.memory.hit_may_change(waiting.head)):
             return 0
-        self._refused = queues.refused_in == plan.number
-        if not self._constant or self._refused:
+        self._asks_again = self._fits_later or queues.refused_in == plan.number
+        if not self._constant or self._asks_again:
             if queues.others or not self._stays_sorted or (self._displacing and queues.prefilling):
                 return 0
             self._first = waiting.head
@@ -57,7 +65,11 @@ class AdmissionForecast:
     def _may_reserve(self) -> bool:
         """Whether a refused reservation could be granted in a later step."""
         refused = self._queues.reservations.awaiting_memory.values()
-        return not self._constant or any(self._queues.memory.hit_may_change(one) for one in refused)
+        return (
+            self._fits_later
+            or not self._constant
+            or any(self._queues.memory.hit_may_change(one) for one in refused)
+        )
 
     def _infeasible_waits(self) -> bool:
         """Whether an infeasible request may become the head, which is rejected without a seat."""
@@ -114,12 +126,18 @@ class AdmissionForecast:
                 return True
         if queues.rejecting and self._batching.refused(queues, first):
             return True
-        return self._refused and self._batching.fits(queues, first) and queues.admits(first)
+        return self._asks_again and self._batching.fits(queues, first) and queues.admits(first)
 
     def _may_preempt_last(self, request: Request) -> bool:
         """Whether a waiting request may preempt the last of the batch."""
         queues = self._queues
         return queues.may_preempt(request, next(reversed(queues.running)))
+
+
+def admission_changes(batching: Batching) -> AdmissionChanges:
+    """What the class of a batching states itself; "always" if it leaves that to its base."""
+    stated: AdmissionChanges = vars(class_of(batching)).get("admission_changes", "always")
+    return stated
 
 
 def _constant(policy: Policy, displacing: bool) -> bool:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import isdatadescriptor
 from numbers import Real
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from pagedsim.core.batching import Batching
+from pagedsim.core.batching.base import AdmissionChanges
 from pagedsim.core.errors import AnswerError, ConfigError, is_whole, plain, printed
 from pagedsim.core.memory import Fit, Memory, Move, Place, Tier, Usage
 from pagedsim.core.policy_validation import refuse_renamed, refuse_signatures
@@ -79,6 +80,12 @@ def vet(part: T, contract: Contract) -> T:
             raise ConfigError(f"{where}={printed(value)}: must be {rule.allowed.format(part=part)}")
     object.__setattr__(part, "__class__", _checked(kind, contract))  # it may be frozen
     return part
+
+
+def class_of(part: object) -> type:
+    """The class of a component as its author wrote it, without the checks of `vet`."""
+    kind = type(part)
+    return kind.__mro__[1] if _MARK in vars(kind) else kind
 
 
 def raised_in_hook(error: BaseException) -> bool:
@@ -195,6 +202,10 @@ BATCHING = Contract(
     Batching,
     {
         **dict.fromkeys(("displaces_by_default", "grows_first", "joins_midway"), SWITCH),
+        "admission_changes": rule(
+            f"one of {', '.join(get_args(AdmissionChanges))}",
+            lambda answer: answer in get_args(AdmissionChanges),
+        ),
         "default_tokens": _LENGTH,
         **dict.fromkeys(("infeasible", "refused", "never_fits"), WHY),
         **dict.fromkeys(("spare", "margin", "slack"), _COUNT),

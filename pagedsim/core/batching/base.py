@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from pagedsim.core import policy_validation
 from pagedsim.core.compiled import mypyc_attr
@@ -15,11 +15,20 @@ from pagedsim.core.request import Request
 
 _NEVER: Final = Fit.NEVER
 
+AdmissionChanges = Literal["never", "while decoding", "always"]
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batching(ABC):
     """Composes each step from the moves of `Queues`. One object serves one scheduler."""
 
+    admission_changes: ClassVar[AdmissionChanges] = "always"
+    """When the head of the waiting queue, refused for lack of memory or seats, may be admitted
+    although no request left the batch. The scheduler composes no step in which it may not.
+    "never": memory and seats only become scarcer while the batch decodes; "while decoding": `fits`
+    may change with any step (it depends on lengths, or counts steps) and is called in each;
+    "always": every step is composed. Each class states its own value, since an override may make
+    that of its base untrue: without one it is "always"."""
     displaces_by_default: ClassVar[bool] = False
     """The meaning of `Policy.displacing = None` here."""
     grows_first: ClassVar[bool] = False

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, SupportsFloat
+from typing import ClassVar, Final, SupportsFloat
 
-from pagedsim.core.batching.base import Batching
+from pagedsim.core.batching.base import AdmissionChanges, Batching
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, require_number, require_whole
 from pagedsim.core.memory import Fit
@@ -24,6 +24,7 @@ _NOW: Final = Fit.NOW
 class PrefillFirst(Batching):
     """Whole prompts only; an admission leaves a watermark of blocks free, decodes use it up."""
 
+    admission_changes: ClassVar[AdmissionChanges] = "never"
     displaces_by_default = True
 
     def __init__(self, watermark: SupportsFloat = 0.01, max_wait_tokens: int = 0) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from pagedsim.core.batching.base import AdmissionChanges
 from pagedsim.core.batching.prefill_first import PrefillFirst
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError
@@ -17,6 +20,7 @@ class Static(PrefillFirst):
     `max_seqs` and memory, not the tokens of one step.
     """
 
+    admission_changes: ClassVar[AdmissionChanges] = "never"
     displaces_by_default = False
     joins_midway = False
 
@@ -52,6 +56,8 @@ class OneByOne(PrefillFirst):
     The first of the batch decodes alone, and all others wait for it with their memory: the
     head-of-line blocking that continuous batching does away with.
     """
+
+    admission_changes: ClassVar[AdmissionChanges] = "never"
 
     def grow(self, queues: Queues, plan: StepPlan) -> bool:
         first = next(iter(queues.running))

@@ -6,9 +6,9 @@ the last one admitted takes the rest of the budget.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
-from pagedsim.core.batching.base import Batching
+from pagedsim.core.batching.base import AdmissionChanges, Batching
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import require_whole
 from pagedsim.core.memory import Fit
@@ -23,6 +23,7 @@ _NOW: Final = Fit.NOW
 class Unified(Batching):
     """Chunks of prompts beside decodes, under `max_batched_tokens`."""
 
+    admission_changes: ClassVar[AdmissionChanges] = "never"
     grows_first = True
 
     def __init__(self, long_prefill_token_threshold: int = 0) -> None:
