@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -144,6 +145,50 @@ def test_what_is_simulated_after_a_calibration_is_the_server_and_the_load_observ
     assert (single.workload, single.seed, single.seeds) == (bench.workload, bench.seed, bench.seeds)
     for key in ("model", "hardware", "memory", "server"):
         assert single[key] == calibrate[key], key
+
+
+PRESSED = (
+    *("workload.requests=120", "memory.blocks=600", "seeds=1", "jobs=1", "tracking=none"),
+    "report=false",
+)
+"""What makes a run short, and its requests wait and be preempted all the same."""
+
+
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [
+        ("README.md", "sjf"),
+        ("docs/policies.md", "mine"),
+        ("docs/routing.md", "mine"),
+        ("docs/tutorial.md", "short_first"),
+    ],
+)
+def test_what_a_page_chooses_runs_and_changes_something(
+    page: str, module: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [words for at, words in commands("python -m pagedsim") if at == page]
+    using = [one for one in there if any(re.match(r"policy\b|router\b|study.arms", w) for w in one)]
+    classes = set(re.findall(rf"\b{module}\.([A-Z]\w+)", " ".join(map(" ".join, using))))
+    [code] = [
+        code
+        for at, code in blocks("python")
+        if at == page and any(f"class {name}(" in code for name in classes)
+    ]
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))  # removed again at the end
+    del sys.modules[module]
+    Path(f"{module}.py").write_text(code, encoding="utf-8")
+    for number, words in enumerate(using):
+        alone = [word for word in words if not re.match(r"\+?(policy|router)\b", word)]
+        runs = [words, alone] if "experiment=single" in words else [words]
+        found = []
+        for which, one in enumerate(runs):
+            folder = f"out-{number}-{which}"
+            status, _, errors = call(*one, *PRESSED, f"hydra.run.dir={folder}")
+            assert (status, errors) == (0, ""), one
+            found += [table.read_bytes() for table in Path(folder).rglob("requests.parquet")]
+        assert len(found) > 1
+        assert len(set(found)) == len(found), words
 
 
 def own_study(name: str) -> str:
