@@ -42,8 +42,8 @@ from experiments.benchmarks.fake_gpu import (
     use_target,
 )
 from experiments.benchmarks.harness import main_of, parse, table
-from experiments.benchmarks.products import WEIGHTS, Layer, widths
-from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
+from experiments.benchmarks.products import WEIGHTS, Layer
+from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem, shape_of
 from experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of
 from pagedsim.core import SamplingParams
 from pagedsim.engine.sampler import Row, Sampler, stream_key
@@ -95,7 +95,7 @@ def product_rows(capability: int) -> Iterator[list[str]]:
     """A line for each product of a layer."""
     setattr(ops, "on_gpu", lambda tensor: True)  # noqa: B010
     for weights in WEIGHTS:
-        layer = Layer(widths(), TOKENS, weights, DTYPE, torch.device("meta"))
+        layer = Layer(shape_of(BASE), TOKENS, weights, DTYPE, torch.device("meta"))
         found = compiled_kernels(layer.ours)
         for (name, weight), kernel in zip(layer.weights.items(), found, strict=True):
             gated = name == "gate_up"
@@ -140,7 +140,7 @@ def part_rows(model: str) -> Iterator[list[str]]:
     """A line for each set of contexts and cache, with the default tiles and parts."""
     for name, contexts in CONTEXTS.items():
         for cache in (AUTO, "fp8_e4m3"):
-            heads, shape = heads_of(model, cache), SHAPES[model]
+            heads, shape = heads_of(model, cache), shape_of(model)
             tiles, split = tuning.usual(heads, HOPPER)
             itemsize = FORMATS.get(cache, DTYPE).itemsize
             tiles_of = [

@@ -1,34 +1,35 @@
 """Shared parts of the benchmarks of a device: options, facts about a measurement, files and timing.
 
-Results of a GPU are in experiments/results/<GPU>, one JSON file a benchmark.
+A benchmark is a set of named cases and a function that measures one. It returns a line: an error
+or whether it is right and, where that is so, its `seconds`. Results of a GPU are in
+experiments/results/<GPU>, one JSON file a benchmark, written as soon as each line is known.
 """
 
 from __future__ import annotations
 
 import ast
-import gc
 import platform
 import subprocess
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeVar
 
 import torch
 
 from experiments.benchmarks.harness import ROOT, keep, parse
+from experiments.benchmarks.timing import TIMED, Line, failure, free_memory, lost
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.metrics.files import read_json
 
-K = TypeVar("K")
+C = TypeVar("C")
 
 # -- options ---------------------------------------------------------------------------------------
 
@@ -71,7 +72,7 @@ def gpu(otherwise: str = "") -> torch.device:
 # -- facts about a measurement ---------------------------------------------------------------------
 
 PACKAGES = ("pagedsim", "policies", "experiments", "tests")
-READ = {"experiments.benchmarks.shapes": ("conf/model/llama-3.1-8b.yaml",)}
+READ = {"experiments.benchmarks.shapes": "conf/model/*.yaml"}
 """Data files that a module reads."""
 NO_EFFECT = "pagedsim.report"
 """Drawing, which changes no number."""
@@ -137,7 +138,8 @@ def files(modules: Iterable[str]) -> set[Path]:
         place = Path(*name.split("."))
         for path in (place / "__init__.py", place.with_suffix(".py")):
             if (ROOT / path).exists():  # or it is a name in a module
-                found.update((path, *map(Path, READ.get(name, ()))))
+                data = ROOT.glob(READ[name]) if name in READ else ()
+                found.update((path, *(one.relative_to(ROOT) for one in data)))
                 left += _imported(path)
                 break
     return found
@@ -162,21 +164,14 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             case ast.ImportFrom(module=str(base)):  # the tree has no relative imports
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
-            case ast.Call(
-                func=ast.Name("import_module") | ast.Attribute(attr="import_module"),
-                args=[ast.Constant(value=str(name)), *_],
-            ):
-                yield name
         left += ast.iter_child_nodes(node)
 
 
 def _driver() -> str | None:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return output.splitlines()[0].strip() if output else None
+    with suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(command, text=True).partition("\n")[0].strip() or None
+    return None
 
 
 def version_of(package: str) -> str | None:
@@ -187,9 +182,9 @@ def version_of(package: str) -> str | None:
         return None
 
 
-# -- files of results ------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = ROOT / "experiments" / "results"
 SAME = ("device", "code", "tiles", "dtype", "rounds", "quick")
 """Facts that must be equal for a line to be kept."""
 
@@ -201,7 +196,7 @@ def folder_named(gpu_name: str) -> Path:
 
 
 class Results:
-    """The file of a benchmark: facts, and lines written as soon as each is measured.
+    """The file of a benchmark: facts, and the lines of its cases.
 
     Tiny sizes are written only where `--out` names a folder.
     """
@@ -212,16 +207,11 @@ class Results:
         module: str,
         words: Sequence[str],
         asked: Namespace,
-        *,
-        lines: str = "cases",
-        timed: str = "seconds",
         dtype: torch.dtype | str = "",
         **more: Any,
     ) -> None:
-        """`lines` is the key of the lines, `timed` that of each line with a time, `more` are
-        further facts."""
-        self.name, self.device, self._timed = name, asked.device, timed
-        self._name: Callable[[dict[str, Any]], str] = str
+        """`words` are those of the command line of `module`, `more` are further facts."""
+        self.name, self.device = name, asked.device
         tiny = self.device.type != "cuda" or getattr(asked, "quick", False)
         named = None if tiny else folder_named(torch.cuda.get_device_name(self.device))
         self.place: Path | None = asked.out or named
@@ -232,51 +222,48 @@ class Results:
             "dtype": str(dtype).removeprefix("torch."),
             **more,
         }
-        self.lines: list[dict[str, Any]] = []
-        if lines:
-            self.content[lines] = self.lines
-        self.known: list[dict[str, Any]] = []
+        self.lines: list[Line] = []
+        self.known: list[Line] = []
         """With `--resume`, the lines in the file that were measured the same way."""
         path = None if self.place is None else self.place / f"{name}.json"
         if getattr(asked, "resume", False) and path is not None and path.exists():
             kept = read_json(path)
             if all(kept.get(key) == self.content.get(key) for key in SAME):
-                self.known = kept[lines]
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Add a line and write the file."""
-        self.lines.append(line)
-        self.keep()
+                self.known = kept["cases"]
 
     def keep(self) -> None:
         """Write the file as far as the measurement has come."""
         keep(self.place, self.name, self.content)
 
-    def sweep(
-        self,
-        cases: Iterable[Any],
-        measure: Callable[[Any], dict[str, Any] | None],
-        name: Callable[[dict[str, Any]], str],
-        progress: Callable[[dict[str, Any]], str] | None = None,
-    ) -> None:
-        """Add the lines of all cases, of which `name` returns str(case); known ones that were
-        timed are kept, and those that failed before are measured last. None adds nothing."""
-        self._name = name
-        self.lines += [one for one in self.known if self._timed in one]
-        done = {name(one) for one in self.lines}
-        failed = {name(one) for one in self.known} - done
-        for case in sorted(cases, key=lambda case: str(case) in failed):
-            if str(case) in done or (found := measure(case)) is None:
-                continue
-            self.add(found)
-            if progress is not None:
-                print(progress(found), file=sys.stderr, flush=True)
-            if "failed" in found and lost(self.device):
-                sys.exit("the GPU can be used no more in this process; --resume goes on")
+    def sweep(self, cases: Mapping[str, C], measure: Callable[[C], Line]) -> None:
+        """Add the lines of all cases, with the fields of those that are named tuples. Known ones
+        that were timed are kept, and those that failed before are measured last. After an error
+        the others are measured."""
+        self.content["cases"] = self.lines
+        self.lines += [one for one in self.known if TIMED in one]
+        done = {one["case"] for one in self.lines}
+        failed = {one["case"] for one in self.known} - done
+        for case in sorted(cases, key=lambda case: case in failed):
+            if case not in done:
+                self._add(case, measure, cases[case])
 
-    def timed(self) -> list[dict[str, Any]]:
+    def _add(self, case: str, measure: Callable[[C], Line], what: C) -> None:
+        free_memory()
+        fields = what._asdict() if isinstance(what, tuple) and hasattr(what, "_asdict") else {}
+        found = {"case": case, **fields}
+        try:
+            found |= measure(what)
+        except Exception as problem:
+            found["failed"] = failure(problem)
+        self.lines.append(found)
+        self.keep()
+        print(f"{case}: {_said(found)}", file=sys.stderr, flush=True)
+        if "failed" in found and lost(self.device):
+            sys.exit("the GPU can be used no more in this process; --resume goes on")
+
+    def timed(self) -> list[Line]:
         """The lines that were right, and so were timed."""
-        return [one for one in self.lines if self._timed in one]
+        return [one for one in self.lines if TIMED in one]
 
     def heading(self, *more: str) -> str:
         """The first line above a table, with further facts in front."""
@@ -284,132 +271,25 @@ class Results:
         what = [*more, known["device"]] if more else [known["device"], known["dtype"]]
         return ", ".join([*what, f"torch {known['torch']}", known["date"]])
 
-    def close(self, text: str, wrong: str = "not timed", more: str = "") -> None:
+    def close(self, text: str) -> None:
         """Print the table and write the file; exits with a line if a case was not timed."""
         print(text)
         self.keep()
         if self.place is None:
             print("\nonly a GPU's results are written by themselves (--out FOLDER writes these)")
         else:
-            print(f"\n{self.place / self.name}.json{more}")
-        if names := [self._name(one) for one in self.lines if self._timed not in one]:
-            sys.exit(f"{wrong}: {'; '.join(names)}")
+            print(f"\n{self.place / self.name}.json")
+        if names := [one["case"] for one in self.lines if TIMED not in one]:
+            sys.exit(f"not timed: {'; '.join(names)}")
 
 
-def failure(problem: Exception) -> str:
-    """An error in one line."""
-    reason = (str(problem).strip().splitlines() or [""])[0]
-    return f"{type(problem).__name__}: {reason}"[:200]
-
-
-# -- timing ----------------------------------------------------------------------------------------
-
-FLUSHED, READS = 2**30, 4
-"""Bytes read before a call, so that none of its inputs is in the GPU's L2 cache, and how often: a
-millisecond, in which the host queues the whole call, dozens of launches, before the GPU begins it.
-They are read, not written: written lines would have to leave the cache during the call."""
-COPIED, FEW_COPIED = 512 * 2**20, 4 * 2**20
-"""Bytes that a `Copy` reads, and at tiny sizes."""
-WARM_UP = 2
-"""Rounds that do not count."""
-AWAKE = 0.1
-"""Seconds of work before them, since the clocks of an idle GPU are low."""
-
-
-def medians(
-    calls: Mapping[K, Callable[[], object]],
-    device: torch.device,
-    rounds: int,
-    wall: bool = False,
-) -> dict[K, float]:
-    """Device seconds of a call, by name, or with `wall` the host's, from idle device to idle.
-
-    All calls take turns in every round, so that a change of clocks is in all of them; this is what
-    `triton.testing.do_bench`, which times one function after another, does not do.
-    """
-    seconds: dict[K, list[float]] = {name: [] for name in calls}
-    flushed = None
-    if device.type == "cuda" and not wall:
-        flushed = noise(FLUSHED, device).view(torch.int32)
-        end = time.monotonic() + AWAKE
-        while time.monotonic() < end:
-            flushed.sum()
-            wait(device)
-    for number in range(rounds + WARM_UP):
-        timed = {name: _timed(call, device, flushed) for name, call in calls.items()}
-        if number >= WARM_UP:
-            for name, read in timed.items():
-                seconds[name].append(read())
-    return {name: median(of) for name, of in seconds.items()}
-
-
-def _timed(
-    call: Callable[[], object], device: torch.device, flushed: torch.Tensor | None
-) -> Callable[[], float]:
-    """Make the call; the returned function waits for its end and returns its seconds."""
-    if flushed is None:
-        wait(device)
-        begun = time.perf_counter()
-        call()
-        wait(device)
-        taken = time.perf_counter() - begun
-        return lambda: taken
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(READS):
-        flushed.sum()
-    start.record()
-    call()
-    end.record()
-
-    def read() -> float:
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-
-    return read
-
-
-def wait(device: torch.device) -> None:
-    """Wait until the device is idle."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def lost(device: torch.device) -> bool:
-    """Whether an error, such as an illegal address, made the device unusable in this process."""
-    try:
-        wait(device)
-    except RuntimeError:
-        return True
-    return False
-
-
-def free_memory() -> None:
-    """Return a deleted engine's memory to the GPU; its model is in reference cycles."""
-    if torch.cuda.is_available():
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def noise(size: int, device: torch.device, pinned: bool = False) -> torch.Tensor:
-    """Random bytes: a GPU may compress zeros, and draws less power for them."""
-    room = torch.empty(size // 8, dtype=torch.int64, device=device, pin_memory=pinned)
-    generator = torch.Generator(device).manual_seed(0)
-    return room.random_(-(2**63), None, generator=generator).view(torch.uint8)
-
-
-class Copy:
-    """One large copy within the device: the limit of its memory."""
-
-    def __init__(self, device: torch.device, tiny: bool) -> None:
-        self._source = noise(FEW_COPIED if tiny else COPIED, device)
-        self._target = torch.empty_like(self._source)
-        self.moved = 2 * self._source.nbytes
-        """Bytes, read and written."""
-
-    def __call__(self) -> None:
-        self._target.copy_(self._source)
-
-
-def norm_error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """|found - exact| / |exact|."""
-    return float((found.double() - exact).norm() / exact.norm())
+def _said(line: Line) -> str:
+    """The result of a case, printed while others are measured."""
+    if TIMED in line:
+        ratio = [f"{line['of_limit']:.0%} of the limit"] if "of_limit" in line else []
+        for name, peer in line.get("peers", {}).items():
+            times = f"{peer['to_ours']:.2f} ×" if "to_ours" in peer else peer["failed"]
+            ratio.append(f"{name}: {times}")
+        return ", ".join([f"{line[TIMED] * 1e6:,.1f} µs", *ratio])
+    off = f"off by {line['error']:.2g} of the norm" if line.get("error") else "wrong"
+    return f"{line.get('failed', off)}, not timed"

@@ -219,9 +219,7 @@ def engine(words: Sequence[str]) -> None:
     load = load_of(asked.prompts, asked.tokens, model)
     cuda = asked.device.type == "cuda"
     results = Results(
-        *("engine", "engine", words, asked),
-        lines="",
-        dtype=model.dtype,
+        *("engine", "engine", words, asked, model.dtype),
         model=model.name,
         prompts=len(load.prompts),
         prompt_tokens=sum(map(len, load.prompts)),

@@ -15,18 +15,21 @@ with a very long one among them. Bytes are the mean over all steps, since tables
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import product, starmap
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 import torch
 
 from experiments.benchmarks.device import Results, parse_device
-from experiments.benchmarks.harness import main_of, table
+from experiments.benchmarks.harness import columns, main_of, table
+from experiments.benchmarks.timing import TIMED, Line
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.inputs import TransferBuffer
@@ -86,54 +89,56 @@ def full_batch(
 # -- a step ----------------------------------------------------------------------------------------
 
 
+class Batch(NamedTuple):
+    """What is measured."""
+
+    requests: int
+    async_scheduling: bool
+
+    def __str__(self) -> str:
+        return f"{self.requests}{', ahead' * self.async_scheduling}"
+
+
 def step(words: Sequence[str]) -> None:
     """Print the time of each part of a step."""
     asked = parse_device(__doc__, words, {**OPTIONS, "--steps": 100, "--rounds": 4, "--out": Path})
-    results = Results("host", "host", words, asked, lines="steps", dtype="float32")
+    results = Results("host", "host", words, asked, "float32")
     model = idle_model(asked.device)
-    cases: dict[str, tuple[int, bool]] = {
-        f"{n}{', ahead' * ahead}": (n, ahead) for n in asked.running for ahead in (False, True)
-    }
     results.sweep(
-        cases,
-        lambda case: measure(model, *cases[case], asked.steps, asked.rounds),
-        lambda one: f"{one['requests']}{', ahead' * one['async_scheduling']}",
+        {str(case): case for case in starmap(Batch, product(asked.running, (False, True)))},
+        lambda batch: measure(model, batch, asked.steps, asked.rounds),
     )
-    timed = {(one["requests"], one["async_scheduling"]): one for one in results.timed()}
+    timed = {one["case"]: one for one in results.timed()}
+    parts: list[tuple[str, bool, str]] = [
+        *(("plan", False, "plan"), ("inputs and launch", False, "launch")),
+        *(("sample", False, "sample"), ("commit", False, "commit"), ("µs in all", False, TIMED)),
+        ("µs with async_scheduling", True, TIMED),
+    ]
 
     def cell(running: int, ahead: bool, part: str) -> str:
-        found = timed.get((running, ahead))
+        found = timed.get(str(Batch(running, ahead)))
         return "–" if found is None else f"{found[part] * 1e6:.1f}"
 
-    rows = [
-        [
-            str(running),
-            *(cell(running, False, part) for part in (*PARTS, "seconds")),
-            cell(running, True, "seconds"),
-        ]
-        for running in asked.running
-    ]
-    head = ["requests", "plan", "inputs and launch", "sample", "commit", "µs in all"]
-    text = table([*head, "µs with async_scheduling"], rows)
+    cells: dict[str, Callable[[int], str]] = {"requests": str}
+    cells |= {head: partial(cell, ahead=ahead, part=part) for head, ahead, part in parts}
     title = f"a step of decodes, prefill_first, paged, blocks of 16, on {results.heading()}"
-    results.close(f"{title}\n{text}", "wrong tokens with so many requests, not timed")
+    results.close(f"{title}\n{columns(asked.running, cells)}")
 
 
-def measure(
-    model: LoadedModel, running: int, ahead: bool, steps: int, rounds: int
-) -> dict[str, Any]:
+def measure(model: LoadedModel, batch: Batch, steps: int, rounds: int) -> Line:
     """Seconds of each part of a step, if its tokens are right."""
     rng, most = random.Random(0), steps * rounds + 64
     prompts = [
-        [rng.randrange(250) for _ in range(rng.randint(64, LONGEST - most))] for _ in range(running)
+        [rng.randrange(250) for _ in range(rng.randint(64, LONGEST - most))]
+        for _ in range(batch.requests)
     ]
-    engine = full_batch(model, prompts, most, async_scheduling=ahead)
-    found = {"requests": running, "async_scheduling": ahead, "right": right(engine)}
+    engine = full_batch(model, prompts, most, async_scheduling=batch.async_scheduling)
+    found: Line = {"right": right(engine)}
     if not found["right"]:
         return found
     best = min((round_of(engine, steps) for _ in range(rounds)), key=sum)
     parts = {part: getattr(best, part) for part in PARTS}
-    return {**found, **parts, "seconds": sum(parts.values())}
+    return {**found, **parts, TIMED: sum(parts.values())}
 
 
 def right(engine: LLMEngine) -> bool:

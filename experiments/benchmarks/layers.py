@@ -164,14 +164,7 @@ def sampled_run(words: Sequence[str], folder: Path, interval: float) -> float | 
     """Processor time of a command; None if the sampler ended it."""
     file = folder.with_suffix(".txt")
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "experiments.benchmarks.children",
-            "stacks",
-            str(file),
-            str(interval),
-        ),
+        *(sys.executable, "-m", "experiments.benchmarks.stack_sampler", str(file), str(interval)),
         *("experiment=single", "model=llama-2-7b", "tracking=none", "seeds=1", "jobs=1"),
         *(*words, f"hydra.run.dir={folder}"),
     ]

@@ -13,62 +13,55 @@ limit is the time to read the weights once.
 `experts` times a layer's experts (`kernels/grouped.py`, behind the router) of Mixtral 8x7B and
 DeepSeek-V3, for tokens that choose at random, and a layer's attention over latents
 (`kernels/latent.py`) with DeepSeek-V3's heads, for decodes and for a chunk. The limit is the time
-to read the chosen experts or the latents once. Many tokens are bound by FLOP, so their rate is
-given.
+to read the chosen experts or the latents once, or of their FLOP.
 
-Limits are at the speed of a device copy, timed in the same rounds. Outputs are first compared with
-fp64; a wrong one is not timed. Results go to products.json and experts.json in
-experiments/results/<GPU>.
+Limits are those of kernels.py, timed in the same rounds. Outputs are first compared with fp64; a
+wrong one is not timed. Results go to products.json and experts.json in experiments/results/<GPU>.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from experiments.benchmarks.device import (
-    Copy,
-    Results,
-    dtype_of,
-    medians,
-    norm_error,
-    parse_device,
-)
-from experiments.benchmarks.harness import columns, main_of
-from experiments.benchmarks.shapes import BASE, shape_of
+from experiments.benchmarks.device import Results, dtype_of, parse_device
+from experiments.benchmarks.harness import main_of
+from experiments.benchmarks.shapes import BASE, TINY, shape_of
+from experiments.benchmarks.timing import Bench, Rival, Work, limits_table, norm_error
 from pagedsim.engine.graphs import recorder_of
 from pagedsim.kernels import ops
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.row_norm import RowNorm
 from pagedsim.kernels.tiles import FEW
-from pagedsim.sim.model import MLA
+from pagedsim.sim.model import MLA, ModelShape
 
 
-def line_of(
-    ours: Callable[[], torch.Tensor],
-    exact: Callable[[], torch.Tensor],
-    moved: int,
-    copy: Copy,
-    rounds: int,
-    timed: Callable[[], Mapping[str, Callable[[], object]]],
-) -> dict[str, Any]:
-    """The error of a call that reads so many bytes and, if it is right, the times of `timed`, of
-    which the first is its own. A few independent roundings are allowed, and sums in fp32."""
-    wanted = exact()
-    out = ours()
-    error = norm_error(out, wanted)
-    allowed = 2 * torch.finfo(out.dtype).eps + 16 * torch.finfo(torch.float32).eps
-    found: dict[str, Any] = {"error": error, "error_allowed": allowed, "bytes": moved}
-    if not error <= allowed:
-        return found
-    seconds = medians({**timed(), "copy": copy}, out.device, rounds)
-    limit = moved / copy.moved * seconds.pop("copy")
-    own = seconds["seconds"]
-    return {**found, **seconds, "limit_seconds": limit, "of_limit": limit / own}
+def measure(
+    name: str,
+    words: Sequence[str],
+    cases: Callable[[bool, Mapping[str, Any]], Mapping[str, Callable[[], Work]]],
+    **more: Any,
+) -> None:
+    """Measure the cases, which make their tensors when they are called; print a table, and keep
+    the results."""
+    asked = parse_device(__doc__, words[name == "experts" :])
+    torch.set_num_threads(1)
+    dtype = dtype_of(asked.device)
+    results = Results(name, "products", words, asked, dtype, **more)
+    bench = Bench(asked, dtype)
+    made = cases(asked.quick, {"dtype": dtype, "device": asked.device})
+    results.sweep(made, lambda make: bench.line(make()))
+    results.close(limits_table(results.heading(), results.timed()))
+
+
+def allowed(dtype: torch.dtype) -> float:
+    """The error of a few independent roundings, and of sums in fp32."""
+    return 2 * torch.finfo(dtype).eps + 16 * torch.finfo(torch.float32).eps
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -79,59 +72,38 @@ WEIGHTS = {"auto": None, "int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 EPS = 1e-5
 
 
-class Widths(NamedTuple):
-    """Widths of the activations in a layer."""
-
-    hidden: int
-    heads: int
-    """Of all query heads."""
-    qkv: int
-    inner: int
-
-
-TINY = Widths(64, 48, 96, 80)
-
-
-def widths(model: str = BASE) -> Widths:
-    """A model's."""
-    shape = shape_of(model)
-    heads = shape.heads * shape.head_dim
-    return Widths(
-        shape.hidden, heads, heads + 2 * shape.kv_heads * shape.head_dim, shape.intermediate
-    )
-
-
 def products(words: Sequence[str]) -> None:
     """Measure a layer by weights and tokens; print a table, and keep the results."""
-    asked = parse_device(__doc__, words)
-    device, dtype = asked.device, dtype_of(asked.device)
-    torch.set_num_threads(1)
-    copy = Copy(device, asked.quick)
-    results = Results("products", "products", words, asked, dtype=dtype, few=FEW)
-    batches = {f"{kind}, {tokens}": (kind, tokens) for kind in WEIGHTS for tokens in TOKENS}
+    measure("products", words, layers, few=FEW)
 
-    def line(name: str) -> dict[str, Any]:
-        weights, tokens = batches[name]
-        layer = Layer(TINY if asked.quick else widths(), tokens, weights, dtype, device)
 
-        def timed() -> Mapping[str, Callable[[], object]]:
-            layer.unpack()
-            both = {"seconds": layer.ours, "torch_seconds": layer.theirs}
-            return {name: captured(call, device) for name, call in both.items()}
-
-        found = line_of(layer.ours, layer.exact, layer.nbytes, copy, asked.rounds, timed)
-        return {"weights": weights, "tokens": tokens, **found}
-
-    results.sweep(batches, line, lambda one: f"{one['weights']}, {one['tokens']}")
-    cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "weights": lambda one: one["weights"],
-        "tokens": lambda one: str(one["tokens"]),
-        "ours, µs": lambda one: f"{one['seconds'] * 1e6:,.1f}",
-        "torch in 16 bits, µs": lambda one: f"{one['torch_seconds'] * 1e6:,.1f}",
-        "torch / ours": lambda one: f"{one['torch_seconds'] / one['seconds']:.2f}",
-        "of the limit": lambda one: f"{one['of_limit']:.0%}",
+def layers(tiny: bool, kind: Mapping[str, Any]) -> dict[str, Callable[[], Work]]:
+    """The products of a layer by weights and tokens."""
+    shape = TINY if tiny else shape_of(BASE)
+    return {
+        f"{weights}, {tokens}": partial(layer_work, shape, tokens, weights, kind)
+        for weights, tokens in product(WEIGHTS, TOKENS)
     }
-    results.close(f"{results.heading()}\n\n{columns(results.timed(), cells)}", "wrong")
+
+
+def layer_work(shape: ModelShape, tokens: int, weights: str, kind: Mapping[str, Any]) -> Work:
+    """The products of a layer beside torch's in 16 bits."""
+    layer = Layer(shape, tokens, weights, kind["dtype"], kind["device"])
+    wanted, values = layer.exact(), [one.values for one in layer.weights.values()]
+
+    def in_torch() -> Rival:
+        layer.unpack()
+        return Rival(captured(layer.theirs, kind["device"]))
+
+    return Work(
+        layer.ours,
+        lambda out: norm_error(out, wanted),
+        allowed(kind["dtype"]),
+        sum(one.nbytes for one in values),
+        2 * tokens * sum(one.numel() for one in values),
+        {"torch in 16 bits": in_torch},
+        timed=lambda: captured(layer.ours, kind["device"]),
+    )
 
 
 def captured(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -161,10 +133,11 @@ class Layer:
     """The weights of a layer and its input, computed by our kernels, by torch and in fp64."""
 
     def __init__(
-        self, widths: Widths, tokens: int, weights: str, dtype: torch.dtype, device: torch.device
+        self, shape: ModelShape, tokens: int, weights: str, dtype: torch.dtype, device: torch.device
     ) -> None:
         torch.manual_seed(0)
-        hidden, heads, qkv, inner = widths
+        hidden, inner, heads = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
+        qkv = heads + 2 * shape.kv_heads * shape.head_dim
         self._kind: Any = {"dtype": dtype, "device": device}
         self.heads = heads
         self.weights = {
@@ -219,11 +192,6 @@ class Layer:
         """Make the matrices of torch's products."""
         self.plain = [one.plain(self.residual.dtype) for one in self.weights.values()]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return sum(one.values.nbytes for one in self.weights.values())
-
     def _weight(self, rows: int, columns: int, weights: str) -> Weight:
         drawn, kind = self._random(rows, columns) * columns**-0.5, WEIGHTS[weights]
         if kind is None:
@@ -247,45 +215,13 @@ LATENTS = ((1, 1, 4096), (64, 1, 4096), (1, 1, 65536), (1, 2048, 4096))
 BLOCK = 16
 
 
-class Work(NamedTuple):
-    """A call to time."""
-
-    call: Callable[[], torch.Tensor]
-    exact: Callable[[], torch.Tensor]
-    """In fp64."""
-    moved: int
-    """Bytes that must be read."""
-    flop: int
-
-
 def experts(words: Sequence[str]) -> None:
-    """Measure all of them; print a table, and keep the results."""
-    asked = parse_device(__doc__, words)
-    torch.set_num_threads(1)
-    dtype = dtype_of(asked.device)
-    results = Results("experts", "products", ["experts", *words], asked, dtype=dtype)
-    copy = Copy(asked.device, asked.quick)
-    made = works(asked.quick, {"dtype": dtype, "device": asked.device})
-
-    def line(name: str) -> dict[str, Any]:
-        call, exact, moved, flop = made[name]()
-        found = line_of(call, exact, moved, copy, asked.rounds, lambda: {"seconds": call})
-        rate = {"tflop_s": flop / found["seconds"] / 1e12} if "seconds" in found else {}
-        return {"case": name, "flop": flop, **found, **rate}
-
-    results.sweep(made, line, lambda one: str(one["case"]))
-    cells: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "case": lambda one: one["case"],
-        "µs": lambda one: f"{one['seconds'] * 1e6:,.1f}",
-        "GB/s": lambda one: f"{one['bytes'] / one['seconds'] / 1e9:,.0f}",
-        "TFLOP/s": lambda one: f"{one['tflop_s']:,.3g}",
-        "of a copy's speed": lambda one: f"{one['of_limit']:.0%}",
-    }
-    results.close(f"{results.heading()}\n\n{columns(results.timed(), cells)}", "wrong")
+    """Measure experts and latents; print a table, and keep the results."""
+    measure("experts", ["experts", *words], works)
 
 
 def works(tiny: bool, kind: Mapping[str, Any]) -> dict[str, Callable[[], Work]]:
-    """What is timed, by name; tensors are made by a call."""
+    """A layer's experts, and its attention over latents."""
     found: dict[str, Callable[[], Work]] = {}
     for model in MODELS:
         for tokens in ROUTED[: 2 if tiny else None]:
@@ -327,9 +263,11 @@ def routed(model: str, tokens: int, tiny: bool, kind: Mapping[str, Any]) -> Work
             out[token] += seen * weights[token, place, None].double()
         return out
 
+    wanted = exact()
     return Work(
         lambda: ops.experts(x, up_weights, down_weights, *route()),
-        exact,
+        lambda out: norm_error(out, wanted),
+        allowed(x.dtype),
         (up_weights[0].nbytes + down_weights[0].nbytes) * len(used),
         6 * tokens * each * hidden * inner,
     )
@@ -364,9 +302,11 @@ def latent(
         return torch.cat(found)
 
     pairs = sequences * queries * (2 * context - queries + 1) // 2
+    wanted = exact()
     return Work(
         lambda: ops.attend_latent(q, cache[:, 0], batch, rank=rank, scale=scale),
-        exact,
+        lambda out: norm_error(out, wanted),
+        allowed(q.dtype),
         sequences * context * width * cache.element_size(),
         2 * pairs * heads * (rank + width),
     )

@@ -6,24 +6,23 @@
 The greedy step of step.py with the native forward pass, captured once: its graph is replayed under
 torch's profiler. Wrong logits are not profiled. A kernel belongs to a layer as often as each layer
 launches it. The time of a step is measured without the profiler, over many in a row; *busy* is the
-share of it in which kernels run. Results go to profile.json and profile.md in
-experiments/results/<GPU>.
+share of it in which kernels run. Results go to experiments/results/<GPU>/profile.json.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
-from experiments.benchmarks.device import Results, medians, parse_device, wait
-from experiments.benchmarks.harness import main_of, table
+from experiments.benchmarks.device import Results, parse_device
+from experiments.benchmarks.harness import columns, main_of
 from experiments.benchmarks.step import DTYPE, Arm, Bench, has_graphs, size_of
+from experiments.benchmarks.timing import TIMED, Line, medians, wait
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.kernels.float8 import AUTO
 
@@ -40,42 +39,29 @@ def profile(words: Sequence[str]) -> None:
     size = size_of(asked.quick)
     bench = Bench(size, asked.device, asked.rounds, asked.quick)
     arm = Arm(AUTO, "native", has_graphs(asked.device))
-    about: dict[str, Any] = {
-        "model": size.shape.name,
-        "batch": size.batch,
-        "layers": size.shape.layers,
-    }
-    results = Results(
-        "profile", "profile", words, asked, lines="", dtype=DTYPE, arm=str(arm), **about
-    )
+    about = {"model": size.shape.name, "batch": size.batch, "layers": size.shape.layers}
+    results = Results("profile", "profile", words, asked, DTYPE, arm=str(arm), **about)
     found = profiled(bench, bench.engine(arm), arm)
     results.content |= found
-    results.keep()
     if "failed" in found:
+        results.keep()
         sys.exit(f"{arm}: {found['failed']}, not profiled")
+    cells: dict[str, Callable[[Line], str]] = {
+        "kernel": lambda one: f"`{one['name'][:WIDTH]}`",
+        "ms a step": lambda one: f"{one[TIMED] * 1e3:.3f}",
+        "": lambda one: f"{one[TIMED] / found['busy_seconds']:.1%}",
+        "launches": lambda one: f"{one['launches']:g}",
+        "a layer": lambda one: str(one["a_layer"] or ""),
+    }
     title = results.heading(size.shape.name, DTYPE, f"{size.batch} requests", str(arm))
-    text = (
-        f"{title}: a step takes {found['seconds'] * 1e3:.3f} ms, kernels run for "
-        f"{found['busy']:.0%} of it, {found['launches_a_layer']} launches a layer, "
-        f"{found['launches']:g} in all"
+    results.close(
+        f"{title}: a step takes {found[TIMED] * 1e3:.3f} ms, kernels run for {found['busy']:.0%} "
+        f"of it, {found['launches_a_layer']} launches a layer, {found['launches']:g} in all\n\n"
+        f"{columns(found['kernels'][:SHOWN], cells)}"
     )
-    rows = [
-        [
-            f"`{one['name'][:WIDTH]}`",
-            f"{one['seconds'] * 1e3:.3f}",
-            f"{one['seconds'] / found['busy_seconds']:.1%}",
-            f"{one['launches']:g}",
-            str(one["a_layer"] or ""),
-        ]
-        for one in found["kernels"][:SHOWN]
-    ]
-    text += f"\n\n{table(['kernel', 'ms a step', '', 'launches', 'a layer'], rows)}"
-    if results.place is not None:
-        (results.place / "profile.md").write_text(f"{text}\n", encoding="utf-8")
-    results.close(text, more=" and .md")
 
 
-def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
+def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> Line:
     """The time of a step by kernel, if its logits are right."""
     runner, device, layers = engine.runner, bench.device, bench.size.shape.layers
     if arm.graphs and runner.graphs is None:
@@ -92,7 +78,7 @@ def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
 
     seconds = medians({"steps": steps}, device, bench.rounds, wall=True)["steps"] / REPLAYS
     by_name(steps, device)  # warms up the profiler
-    kernels: list[dict[str, Any]] = [
+    kernels: list[Line] = [
         {
             "name": name,
             "launches": launches / REPLAYS,

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.device import Results, free_memory, parse_device, version_of
+from experiments.benchmarks.device import Results, parse_device, version_of
 from experiments.benchmarks.engine import (
     LOAD,
     OURS,
@@ -42,6 +42,7 @@ from experiments.benchmarks.engine import (
     rate_rows,
 )
 from experiments.benchmarks.harness import ROOT, main_of, table
+from experiments.benchmarks.timing import free_memory
 from pagedsim.engine.models import LoadedModel
 
 FIRST, AHEAD = "pagedsim", "pagedsim, async_scheduling"
@@ -105,7 +106,7 @@ def servers(words: Sequence[str]) -> None:
     asked = parse_device(__doc__, words, {"--device": ("cuda", "cpu"), "--rounds": 2, **LOAD})
     logging.disable(logging.WARNING)
     absent = {name: "not installed" for name in SERVERS if importlib.util.find_spec(name) is None}
-    results = Results("servers", "servers", words, asked, lines="", absent=absent)
+    results = Results("servers", "servers", words, asked, absent=absent)
     failed: dict[str, str] = {}
     rates: dict[str, float] = {}
     if there := [name for name in SERVERS if name not in absent]:
@@ -120,7 +121,8 @@ def servers(words: Sequence[str]) -> None:
             free_memory()
             found = compared(there, Path(folder), load, asked.rounds, answers, dtype)
         rates, failed = {**rates, **found["rates"]}, found["failed"]
-        results.content |= {**about, **found, "rates": rates}
+        results.content |= {**about, **found}
+    results.content["rates"] = rates
     rows = rate_rows(rates) + [[name, why, ""] for name, why in {**absent, **failed}.items()]
     text = table(["", "tokens per second", TIMES], rows)
     results.close(f"{results.content['device']}, {results.content['date']}\n\n{text}")
@@ -178,15 +180,11 @@ def elsewhere(name: str, folder: Path, dtype: str, load: Load, rounds: int) -> d
     result = folder / f"{name}.result.json"
     request = {"prompts": load.prompts, "tokens": load.tokens}
     (folder / f"{name}.load.json").write_text(json.dumps(request))
-    words = ["experiments.benchmarks.children", "server", name, str(folder), dtype, str(rounds)]
+    call = f"serve({name!r}, {str(folder)!r}, {dtype!r}, {rounds})"
+    code = f"from experiments.benchmarks.servers import serve; {call}"
+    command = [sys.executable, "-c", code]  # engines import a main module again
     try:
-        ended = subprocess.run(
-            [sys.executable, "-m", *words],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"no answer within {TIMEOUT} s") from None
     if ended.returncode or not result.exists():
@@ -196,8 +194,9 @@ def elsewhere(name: str, folder: Path, dtype: str, load: Load, rounds: int) -> d
     return answer
 
 
-def serve(name: str, folder: Path, dtype: str, rounds: int) -> None:
+def serve(name: str, place: str, dtype: str, rounds: int) -> None:
     """Run in that process: serve the load, and write answers and rate."""
+    folder = Path(place)
     load = Load(**json.loads((folder / f"{name}.load.json").read_text()))
     ask = SERVERS[name](folder, dtype, load)
     answers = ask()

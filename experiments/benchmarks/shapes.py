@@ -1,17 +1,18 @@
-"""Head shapes of known models, and cases of attention with their tensors."""
+"""Shapes of models, and cases of attention with their tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 import yaml
 
 from experiments.benchmarks.harness import ROOT
+from experiments.benchmarks.timing import norm_error
 from pagedsim.engine.models.shaped import shaped_config
 from pagedsim.kernels import reference
 from pagedsim.kernels.batch import AttentionBatch
@@ -25,39 +26,22 @@ ROWS = 4
 """Query tokens of each stretch whose outputs are compared."""
 
 
-class Shape(NamedTuple):
-    """The layers and attention heads of a model."""
-
-    layers: int
-    kv_heads: int
-    group: int
-    head_dim: int
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-        return self.kv_heads * self.group
-
-    def __str__(self) -> str:
-        return f"{self.heads}/{self.kv_heads}×{self.head_dim}"
-
-
-SHAPES = {
-    "llama-3.1-8b": Shape(32, 8, 4, 128),
-    "qwen3-0.6b": Shape(28, 8, 2, 128),
-    "llama-2-7b": Shape(32, 32, 1, 128),
-    "llama-3.1-70b": Shape(80, 8, 8, 128),
-    "gpt2": Shape(12, 12, 1, 64),
-}
 BASE = "llama-3.1-8b"
 CONF = ROOT / "conf" / "model"
-TINY = {"tiny": Shape(2, 2, 2, 16)}
+TINY = ModelShape("little", 2, 48, 4, 2, 16, 80, 512, 512)
+OWN = {"gpt2": ModelShape("gpt2", 12, 768, 12, 12, 64, 3072, 50257, 1024), "little": TINY}
+"""Shapes that are not in conf/model."""
+SHAPES = (BASE, "qwen3-0.6b", "llama-2-7b", "llama-3.1-70b", "gpt2")
+"""The models whose attention is measured."""
 LONG = 131072
 """Tokens of a long context."""
 
 
+@cache
 def shape_of(name: str) -> ModelShape:
-    """A whole model's shape, from conf/model."""
+    """A model's shape, from conf/model or `OWN`."""
+    if name in OWN:
+        return OWN[name]
     words = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
     for part, kind in (("moe", MoE), ("mla", MLA)):
         if part in words:
@@ -67,6 +51,11 @@ def shape_of(name: str) -> ModelShape:
 
 def _settings(words: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in words.items() if key != "_target_"}
+
+
+def group_of(shape: ModelShape) -> int:
+    """Query heads that share a KV head."""
+    return shape.heads // shape.kv_heads
 
 
 def config_of(shape: ModelShape) -> Any:
@@ -107,9 +96,9 @@ class Case:
         return "prefill" if self.queries == self.context else "chunk"
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ModelShape:
         """The model's."""
-        return {**SHAPES, **TINY}[self.model]
+        return shape_of(self.model)
 
     @property
     def flop(self) -> int:
@@ -141,7 +130,8 @@ class Case:
             what = f"chunk {self.batch} × {self.queries:,} of {self.context:,}"
         if self.beside:
             what = f"{what} and one of {self.beside:,}"
-        what = f"{what}, {self.shape}, block {self.block_size}"
+        heads = f"{self.shape.heads}/{self.shape.kv_heads}×{self.shape.head_dim}"
+        what = f"{what}, {heads}, block {self.block_size}"
         return what if self.cache == AUTO else f"{what}, {self.cache}"
 
 
@@ -165,12 +155,12 @@ def grid(quick: bool) -> Iterator[Case]:
     and block sizes with one batch and context each."""
     if quick:
         for size in (8, 16):
-            yield Case("tiny", 3, 1, 40, size)
-            yield Case("tiny", 2, 24, 24, size)
-            yield Case("tiny", 2, 8, 24, size)
-        yield from (Case("tiny", 3, 1, 40, cache=cache) for cache in FORMATS)
-        yield Case("tiny", 2, 24, 24, cache="fp8_e4m3")
-        yield Case("tiny", 3, 1, 20, 8, beside=70)
+            yield Case("little", 3, 1, 40, size)
+            yield Case("little", 2, 24, 24, size)
+            yield Case("little", 2, 8, 24, size)
+        yield from (Case("little", 3, 1, 40, cache=cache) for cache in FORMATS)
+        yield Case("little", 2, 24, 24, cache="fp8_e4m3")
+        yield Case("little", 3, 1, 20, 8, beside=70)
         return
     decodes = [Case(BASE, b, 1, c) for b in (1, 8, 64, 256) for c in (512, 4096, 32768)]
     prefills = [Case(BASE, b, n, n) for b, n in ((1, 512), (8, 1024), (1, 4096), (1, 32768))]
@@ -224,29 +214,16 @@ class Problem:
         return attend_cached(self.q, self.k_cache, self.v_cache, self.batch, scale=self.scale)
 
     @cached_property
-    def dense(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [batch, KV heads, context, dim], without blocks; contexts are equal."""
+    def dense(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [batch, heads, queries, dim], and keys and values [batch, KV heads, context,
+        dim] without blocks; contexts are equal."""
+        q = self.q.unflatten(0, (self.case.batch, self.case.queries))
         k, v = (
-            cache[self.tables.long()].flatten(1, 2)[:, : self.case.context].transpose(1, 2)
+            cache[self.tables.long()].flatten(1, 2)[:, : self.case.context]
             for cache in (self.k_cache, self.v_cache)
         )
-        return k.contiguous(), v.contiguous()
-
-    def runs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of each sequence without blocks, [context, KV heads, dim]."""
-        return [
-            (
-                self.k_cache[own.long()].flatten(0, 1)[:context],
-                self.v_cache[own.long()].flatten(0, 1)[:context],
-            )
-            for own, context in zip(self.blocks, self.case.contexts, strict=True)
-        ]
-
-    @cached_property
-    def dense_queries(self) -> torch.Tensor:
-        """[batch, heads, queries, dim]."""
-        rows = self.q.unflatten(0, (self.case.batch, self.case.queries))
-        return rows.transpose(1, 2).contiguous()
+        queries, keys, values = (one.transpose(1, 2).contiguous() for one in (q, k, v))
+        return queries, keys, values
 
     def error(self, out: torch.Tensor) -> float:
         """|out - reference| / |reference| of the first and last sequence, the worst stretch.
@@ -257,8 +234,8 @@ class Problem:
         worst = 0.0
         for where, expected in self._answers:
             found = out[where : where + len(expected)].cpu().double()
-            off = float((found - expected).norm() / expected.norm())
-            worst = max(worst, float("inf") if math.isnan(off) else off)
+            off = norm_error(found, expected)
+            worst = max(worst, math.inf if math.isnan(off) else off)
         return worst
 
     @cached_property

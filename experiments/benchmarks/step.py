@@ -22,28 +22,20 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.benchmarks.device import (
-    OPTIONS,
-    Copy,
-    Results,
-    failure,
-    free_memory,
-    medians,
-    norm_error,
-    parse_device,
-)
-from experiments.benchmarks.harness import main_of, table
-from experiments.benchmarks.shapes import BASE, config_of, shape_of
+from experiments.benchmarks.device import OPTIONS, Results, parse_device
+from experiments.benchmarks.harness import columns, main_of
+from experiments.benchmarks.shapes import BASE, TINY, config_of, shape_of
+from experiments.benchmarks.timing import TIMED, Copy, Line, free_memory, medians, norm_error
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.engine import graphs
 from pagedsim.engine.engine import LLMEngine, StepTimes
@@ -74,12 +66,11 @@ class Size:
     runs: int
 
 
-TINY = Size(ModelShape("little", 2, 64, 4, 2, 16, 128, 512, 512), batch=3, context=60, runs=1)
-
-
 def size_of(tiny: bool) -> Size:
     """The size for a GPU, or the tiny one."""
-    return TINY if tiny else Size(shape_of(BASE), batch=64, context=1024, runs=8)
+    if tiny:
+        return Size(TINY, batch=3, context=60, runs=1)
+    return Size(shape_of(BASE), batch=64, context=1024, runs=8)
 
 
 class Arm(NamedTuple):
@@ -123,8 +114,8 @@ def step(words: Sequence[str]) -> None:
     asked = parse_device(__doc__, words, {**OPTIONS, "--headlines": headlines})
     torch.set_num_threads(1)
     size, graphs = size_of(asked.quick), has_graphs(asked.device)
-    about: dict[str, Any] = {"model": size.shape.name, "batch": size.batch}
-    results = Results("step", "step", words, asked, lines="arms", dtype=DTYPE, **about)
+    about = {"model": size.shape.name, "batch": size.batch}
+    results = Results("step", "step", words, asked, DTYPE, **about)
     wanted = [
         arm
         for arm in arms(graphs)
@@ -132,52 +123,34 @@ def step(words: Sequence[str]) -> None:
     ]
     results.known = complete(results.known, wanted)
     bench = lru_cache(lambda: Bench(size, asked.device, asked.rounds, asked.quick))
-    results.sweep(wanted, lambda arm: bench().measured(arm), lambda one: str(one["arm"]), progress)
-
-    def ms(one: Mapping[str, Any], key: str) -> str:
-        return f"{one[key] * 1e3:.3g}" if key in one else ""
-
-    def times(one: Mapping[str, Any], key: str) -> str:
-        return f"{one[key]:.2f} ×" if key in one else ""
-
-    rows = [
-        [
-            one["arm"],
-            ms(one, "limit_seconds"),
-            *(ms(one, "forward_seconds"), times(one, "forward_to_limit")),
-            *(ms(one, "seconds"), times(one, "to_limit")),
-            ms(one, "sample_seconds"),
-        ]
-        for one in results.timed()
-    ]
+    results.sweep({str(arm): arm for arm in wanted}, lambda arm: bench().measured(arm))
+    cells: dict[str, Callable[[Line], str]] = {
+        "": lambda one: one["case"],
+        "limit ms": lambda one: f"{one['limit_seconds'] * 1e3:.3g}",
+        "forward ms": lambda one: _cell(one, "forward_seconds", 1e3, "{:.3g}"),
+        "of it": lambda one: _cell(one, "forward_to_limit", 1, "{:.2f} ×"),
+        "step ms": lambda one: f"{one[TIMED] * 1e3:.3g}",
+        "times it": lambda one: f"{one['to_limit']:.2f} ×",
+        "draw ms": lambda one: _cell(one, "sample_seconds", 1e3, "{:.3g}"),
+    }
     title = results.heading(size.shape.name, DTYPE, f"{size.batch} requests")
-    head = ["", "limit ms", "forward ms", "of it", "step ms", "of it", "draw ms"]
-    results.close(f"{title}\n\n{table(head, rows)}")
+    results.close(f"{title}\n\n{columns(results.timed(), cells)}")
 
 
-def complete(known: Sequence[dict[str, Any]], wanted: Sequence[Arm]) -> list[dict[str, Any]]:
+def _cell(line: Line, key: str, times: float, text: str) -> str:
+    return text.format(line[key] * times) if key in line else ""
+
+
+def complete(known: Sequence[Line], wanted: Sequence[Arm]) -> list[Line]:
     """The known lines that are kept.
 
     Tokens with async_scheduling are compared with those without, so both are measured or neither.
     """
-    timed = {one["arm"]: one for one in known if "seconds" in one}
+    timed = {one["case"]: one for one in known if TIMED in one}
     for arm in wanted:
         if arm.ahead and str(arm) not in timed:
             timed.pop(str(arm._replace(ahead=False)), None)
     return list(timed.values())
-
-
-def progress(found: Mapping[str, Any]) -> str:
-    """The line printed while others are measured."""
-    if "failed" in found:
-        return f"{found['arm']}: {found['failed']}, not timed"
-    if "seconds" not in found and found["sampled"]:
-        return f"{found['arm']}: draws other tokens than a CPU, not timed"
-    if "seconds" not in found:
-        return f"{found['arm']}: off by {found['error']:.2g} of the norm, not timed"
-    forward = found.get("forward_to_limit")
-    first = "" if forward is None else f"forward {forward:.2f}, "
-    return f"{found['arm']}: {first}step {found['to_limit']:.2f} times the limit"
 
 
 # -- the measurement -------------------------------------------------------------------------------
@@ -208,21 +181,14 @@ class Bench:
         self._copy = Copy(device, tiny)
         self._tokens: dict[Arm, dict[Any, list[int]]] = {}
 
-    def measured(self, arm: Arm) -> dict[str, Any]:
-        """The line of an arm; after any error the others are measured."""
-        found: dict[str, Any] = {"arm": str(arm), **arm._asdict()}
-        try:
-            return {**found, **self._measured(arm)}
-        except Exception as problem:
-            return {**found, "failed": failure(problem)}
-        finally:
-            free_memory()
-
-    def _measured(self, arm: Arm) -> dict[str, Any]:
+    def measured(self, arm: Arm) -> Line:
+        """The line of an arm."""
         engine = self.engine(arm)
         if arm.graphs and engine.runner.graphs is None:
             raise RuntimeError("no graph was captured")
-        found = {} if arm.ahead or arm.sampled else self._forward(engine, arm)
+        found: Line = {}
+        if not (arm.ahead or arm.sampled):
+            found |= self._forward(engine, arm)
         if not found.get("right", True):
             return found
         copy_s = self._copy.moved / medians({"copy": self._copy}, self.device, self.rounds)["copy"]
@@ -232,7 +198,7 @@ class Bench:
         before = context_tokens(engine)
         seconds, parts = self._steps(engine)
         if arm.sampled and not arm.ahead:  # last, since it plans a step that is not committed
-            found = self._sampling(engine)
+            found |= self._sampling(engine)
             if not found["right"]:
                 return found
         read = self._bytes(engine, (before + context_tokens(engine)) / 2)
@@ -242,7 +208,7 @@ class Bench:
             **read,
             "copy_gb_s": copy_s / 1e9,
             "limit_seconds": limit,
-            "seconds": seconds,
+            TIMED: seconds,
             "to_limit": seconds / limit,
             "host": parts._asdict(),
         }
@@ -270,22 +236,18 @@ class Bench:
             engine.step()
         return engine
 
-    def _forward(self, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
+    def _forward(self, engine: LLMEngine, arm: Arm) -> Line:
         """The error and time of the model runner in one step, which is committed."""
         scheduler, runner = engine.scheduler, engine.runner
         plan = scheduler.plan(engine.now)
         inputs = runner.inputs_of(plan)
         logits = runner.carry_out(inputs).clone()
         verdict = self.verdict(plan, arm, logits)
-        found: dict[str, Any] = {"error": verdict.error, "error_allowed": verdict.allowed}
-        found["right"] = verdict.right
+        found: Line = {**verdict._asdict(), "right": verdict.right}
         if not verdict.right:
             return found
-        calls: dict[str, Callable[[], object]] = {
-            "forward": lambda: runner.carry_out(inputs),
-            "copy": self._copy,
-        }
-        seconds = medians(calls, self.device, self.rounds)
+        forward = partial(runner.carry_out, inputs)
+        seconds = medians({"forward": forward, "copy": self._copy}, self.device, self.rounds)
         read = sum(self._bytes(engine, context_tokens(engine)).values())
         limit = read / self._copy.moved * seconds["copy"]
         picked = logits.argmax(1).tolist()
@@ -297,22 +259,22 @@ class Bench:
             "forward_to_limit": seconds["forward"] / limit,
         }
 
-    def _sampling(self, engine: LLMEngine) -> dict[str, Any]:
+    def _sampling(self, engine: LLMEngine) -> Line:
         """Whether a step samples the tokens of a CPU, and its time of sampling."""
         runner, sampler = engine.runner, Sampler()
         inputs = runner.inputs_of(engine.scheduler.plan(engine.now))
         logits = runner.carry_out(inputs).clone()
         rows = [Row(SAMPLED, stream_key(at), at, [], []) for at in range(len(logits))]
         left = (logits / SAMPLED.temperature).softmax(1).sort(1, descending=True).values
-        found: dict[str, Any] = {
+        found: Line = {
             "right": same_samples(logits, rows),
             "vocab": logits.shape[1],
             "nucleus": float((left.cumsum(1) - left < SAMPLED.top_p).sum(1).float().mean()),
         }
-        if not found["right"]:
-            return found
-        calls = {"sample": lambda: sampler.draw(logits, rows)}
-        return {**found, "sample_seconds": medians(calls, self.device, self.rounds)["sample"]}
+        if found["right"]:
+            calls = {"sample_seconds": partial(sampler.draw, logits, rows)}
+            found |= medians(calls, self.device, self.rounds)
+        return found
 
     def verdict(self, plan: StepPlan, arm: Arm, logits: Tensor) -> Verdict:
         """The worse verdict on the first and the last request."""
@@ -322,7 +284,7 @@ class Bench:
             assert request.prompt is not None
             tokens = [*request.prompt, *request.outputs[0]]
             verdicts.append(self._judge.verdict(tokens, arm.cache, logits[row]))
-        return max(verdicts, key=lambda one: one.error / one.allowed)
+        return max(verdicts, key=lambda one: one.error / one.error_allowed)
 
     def _compare(self, engine: LLMEngine, arm: Arm) -> None:
         """Raise unless tokens with async_scheduling are those without."""
@@ -375,12 +337,12 @@ class Verdict(NamedTuple):
     """The error of logits, |logits - exact| / |exact|, and how much of it rounding explains."""
 
     error: float
-    allowed: float
+    error_allowed: float
 
     @property
     def right(self) -> bool:
         """False for NaN."""
-        return self.error <= self.allowed
+        return self.error <= self.error_allowed
 
 
 class Judge:

@@ -5,28 +5,21 @@
 
 The engine's mover copies blocks between random places of both pools, so that no two of them share a
 copy, the worst case. It is timed by the host's clock, until all copies are done, in the same rounds
-as one large copy each way. The moved bytes are compared before the timing. Results go to
+as one large copy each way, its limit. The moved bytes are compared before the timing. Results go to
 experiments/results/<GPU>/swap.json, those of an 8-bit cache to a file of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
-from experiments.benchmarks.device import (
-    CACHE,
-    OPTIONS,
-    Results,
-    medians,
-    noise,
-    parse_device,
-    wait,
-)
-from experiments.benchmarks.harness import main_of, table
-from experiments.benchmarks.shapes import SHAPES, TINY
+from experiments.benchmarks.device import CACHE, OPTIONS, Results, parse_device
+from experiments.benchmarks.harness import columns, main_of
+from experiments.benchmarks.shapes import SHAPES, TINY, shape_of
+from experiments.benchmarks.timing import TIMED, Line, medians, noise, wait
 from pagedsim.core import StepPlan
 from pagedsim.core.memory import Pairs
 from pagedsim.engine.cache import LAYOUTS, Cache, CacheShape, Mover
@@ -55,52 +48,46 @@ def swap(words: Sequence[str]) -> None:
     asked = parse_device(__doc__, words, {**OPTIONS, "--kv-cache-dtype": CACHE})
     cache = asked.kv_cache_dtype
     dtype = FORMATS.get(cache, torch.bfloat16)
-    name = "swap" if cache == AUTO else f"swap-{cache}"
-    results = Results(name, "swap", words, asked, lines="swaps", timed=WAYS[0], dtype=dtype)
+    results = Results("swap" if cache == AUTO else f"swap-{cache}", "swap", words, asked, dtype)
     moved = LITTLE if asked.quick else MOVED
     results.sweep(
-        swaps(asked.quick),
+        {str(one): one for one in swaps(asked.quick)},
         lambda one: measure(one, dtype, asked.device, moved, asked.rounds),
-        lambda one: str(one["swap"]),
-        progress,
     )
-    head = ["model", "block", "layout", "KiB a copy", "GB/s out", "of a pinned copy, out"]
-    rows = [
-        [one["model"], str(one["block_size"]), one["layout"], f"{one['copy_bytes'] / 1024:,.4g}"]
-        + [
-            cell
-            for way in WAYS
-            for cell in (f"{one[way]['gb_s']:,.3g}", f"{one[way]['of_pinned']:.0%}")
-        ]
-        for one in results.timed()
-    ]
-    text = table([*head, "GB/s in", "of a pinned copy, in"], rows)
-    results.close(f"{results.heading()}\n\n{text}", "wrong")
+    cells: dict[str, Callable[[Line], str]] = {
+        "model": lambda one: one["model"],
+        "block": lambda one: str(one["block_size"]),
+        "layout": lambda one: one["layout"],
+        "KiB a copy": lambda one: f"{one['copy_bytes'] / 1024:,.4g}",
+        "GB/s out, in": lambda one: ", ".join(f"{one[way]['gb_s']:,.3g}" for way in WAYS),
+        "of a pinned copy, out, in": of_pinned,
+    }
+    results.close(f"{results.heading()}\n\n{columns(results.timed(), cells)}")
+
+
+def of_pinned(line: Line) -> str:
+    """The speed each way as a share of one large copy's."""
+    return ", ".join(f"{line[way]['of_pinned']:.0%}" for way in WAYS)
 
 
 def swaps(quick: bool) -> Iterator[Swap]:
     """Every model, block size and layout."""
-    for model in TINY if quick else SHAPES:
+    for model in (TINY.name,) if quick else SHAPES:
         for size in FEW_SIZES if quick else SIZES:
             for layout in LAYOUTS:
                 yield Swap(model, size, layout)
 
 
-def measure(
-    swap: Swap, dtype: torch.dtype, device: torch.device, moved: int, rounds: int
-) -> dict[str, Any]:
+def measure(swap: Swap, dtype: torch.dtype, device: torch.device, moved: int, rounds: int) -> Line:
     """Whether it moves the right bytes and, if so, its speed each way."""
-    of = {**SHAPES, **TINY}[swap.model]
+    of = shape_of(swap.model)
     shape = CacheShape(of.layers, swap.block_size, of.kv_heads, of.head_dim, dtype)
     blocks = max(2, moved // shape.block_bytes)
     cache = Cache(shape, 2 * blocks, 2 * blocks, device)
     mover = Mover(cache, swap.layout)
     pairs = scattered(blocks)
-    found: dict[str, Any] = {
-        "swap": str(swap),
-        **swap._asdict(),
+    found: Line = {
         "blocks": blocks,
-        "block_bytes": shape.block_bytes,
         "copy_bytes": shape.block_bytes // (2 * of.layers if swap.layout == "layer" else 1),
         "right": right(cache, mover, pairs),
     }
@@ -125,9 +112,8 @@ def measure(
     )
     for way in WAYS:
         own, pinned = seconds[f"swap {way}"], seconds[f"copy {way}"]
-        rates = {"gb_s": size / own / 1e9, "pinned_gb_s": size / pinned / 1e9}
-        found[way] = {"seconds": own, **rates, "of_pinned": pinned / own}
-    return found
+        found[way] = {"gb_s": size / own / 1e9, "of_pinned": pinned / own}
+    return {**found, TIMED: seconds["swap out"] + seconds["swap in"]}
 
 
 def scattered(blocks: int) -> Pairs:
@@ -164,14 +150,6 @@ def right(cache: Cache, mover: Mover, pairs: Pairs) -> bool:
     expected = torch.zeros_like(before)
     expected[blocks] = before[blocks]
     return gone and torch.equal(gpu.cpu(), expected)
-
-
-def progress(found: Mapping[str, Any]) -> str:
-    """The line printed while others are measured."""
-    if not found["right"]:
-        return f"{found['swap']}: moves the wrong bytes, not timed"
-    ways = (f"{way} {found[way]['of_pinned']:.0%}" for way in WAYS)
-    return f"{found['swap']}: {', '.join(ways)} of one pinned copy"
 
 
 main = main_of(swap)

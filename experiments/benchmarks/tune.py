@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -29,14 +29,15 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from experiments.benchmarks.device import CACHE, facts, gpu, medians, norm_error
+from experiments.benchmarks.device import CACHE, facts, gpu
 from experiments.benchmarks.harness import main_of, parse
-from experiments.benchmarks.products import WEIGHTS, Layer, widths
-from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
+from experiments.benchmarks.products import WEIGHTS, Layer
+from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem, group_of, shape_of
+from experiments.benchmarks.timing import medians, norm_error
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO
 from pagedsim.kernels.product_tuning import Matrix
@@ -48,9 +49,11 @@ from pagedsim.kernels.tiles import (
     power_of_two,
     prefill_tiles,
 )
-from pagedsim.kernels.tuning import DEFAULT, Cut, Entry, Heads
+from pagedsim.kernels.tuning import DEFAULT, Cut, Heads
 
 DTYPE = torch.bfloat16
+C = TypeVar("C")
+K = TypeVar("K")
 
 
 class Gpu(NamedTuple):
@@ -65,6 +68,48 @@ def measured_gpu(words: Sequence[str]) -> tuple[Gpu, dict[str, Any], torch.devic
     device = gpu()
     told = facts(device, "experiments.benchmarks.tune", words)
     return Gpu(told.pop("device"), tuning.capability(device)), told, device
+
+
+def add(entry: tuning.Entry | product_tuning.Entry, path: Path) -> None:
+    """Write an entry to a table's file, and print it."""
+    table: Any = tuning if isinstance(entry, tuning.Entry) else product_tuning
+    table.write([*(table.read(path) if path.exists() else ()), entry], path)
+    what = entry.heads if isinstance(entry, tuning.Entry) else entry.matrix
+    split = f", {entry.split}" if isinstance(entry, tuning.Entry) else ""
+    ratio = entry.measured["of_default_seconds"]
+    print(f"{what}: {ratio:.3f} of the default's time with {entry.tiles}{split}", flush=True)
+
+
+def best(
+    candidates: Iterable[K], cases: Iterable[C], race: Callable[[Sequence[K], C], Mapping[K, float]]
+) -> tuple[K, float]:
+    """The fastest candidate over all cases, of those that can compute all, and its time over that
+    of the first, the default, which always can."""
+    left = list(dict.fromkeys(candidates))
+    default = left[0]
+    ratios: dict[K, list[float]] = {one: [] for one in left}
+    for case in cases:
+        seconds = race(left, case)
+        if default not in seconds:
+            sys.exit(f"{case}: wrong already with the default, {default}")
+        left = [one for one in left if one in seconds]
+        for one in left:
+            ratios[one].append(seconds[one] / seconds[default])
+    winner = min(left, key=lambda one: geometric_mean(ratios[one]))
+    return winner, round(geometric_mean(ratios[winner]), 4)
+
+
+def able(candidates: Sequence[K], right: Callable[[K], bool]) -> list[K]:
+    """The candidates that fit the GPU and compute the right result."""
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    found = []
+    for one in candidates:
+        try:
+            found += [one] if right(one) else []
+        except (OutOfResources, PTXASError):
+            continue
+    return found
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -101,13 +146,6 @@ SHORT = Grid(keys=(64, 128), stages=(3, 5), parts=(256, 512), most=(128,))
 """For a GPU lent for minutes: compiling a candidate takes longer than timing it."""
 
 
-class Winner(NamedTuple):
-    """The best candidate and its time over the first candidate's, over all cases."""
-
-    cut: Cut
-    ratio: float
-
-
 def attention(words: Sequence[str]) -> None:
     """Tune each model's head shape."""
     options = {
@@ -126,13 +164,12 @@ def attention(words: Sequence[str]) -> None:
             kernel,
             here,
             told,
-            lambda cuts, case: attention_race(cuts, case, device, asked.rounds),
-            lambda cuts, case: screened(cuts, case, here.capability),
+            partial(attention_race, device=device, rounds=asked.rounds),
+            partial(screened, capability=here.capability),
             asked.kv_cache_dtype,
             SHORT if asked.short else FULL,
         )
-        known = tuning.read(asked.table) if asked.table.exists() else []
-        tuning.write([*known, entry], asked.table)
+        add(entry, asked.table)
 
 
 def tuned_attention(
@@ -144,27 +181,20 @@ def tuned_attention(
     screen: Screen,
     cache: str = AUTO,
     grid: Grid = FULL,
-) -> Entry:
-    """The entry of a model's head shape; prints it."""
+) -> tuning.Entry:
+    """The entry of a model's head shape."""
     heads = heads_of(model, cache)
     default = default_cut(kernel, heads, here.capability)
-    if kernel == "prefill":
-        cut, ratio = best_prefill(model, default, race, screen, cache, grid)
-    else:
-        cut, ratio = best_decode(model, default, race, screen, cache, grid)
-    what = model if cache == AUTO else f"{model}, {cache}"
-    split = f", {cut.split}" if kernel == "decode" else ""
-    print(
-        f"{what}, {kernel}: {ratio:.3f} of the defaults' time with {cut.tiles}{split}", flush=True
-    )
-    measured = {**told, "of_default_seconds": round(ratio, 4)}
-    return Entry(*here, kernel, heads, cut.tiles, cut.split, measured)
+    find = best_prefill if kernel == "prefill" else best_decode
+    cut, ratio = find(model, default, race, screen, cache, grid)
+    measured = {**told, "of_default_seconds": ratio}
+    return tuning.Entry(*here, kernel, heads, cut.tiles, cut.split, measured)
 
 
 def heads_of(model: str, cache: str) -> Heads:
     """A model's shape as kernels are tuned for it."""
-    shape = SHAPES[model]
-    return Heads(shape.kv_heads, shape.group, shape.head_dim, DTYPE.itemsize, cache)
+    shape = shape_of(model)
+    return Heads(shape.kv_heads, group_of(shape), shape.head_dim, DTYPE.itemsize, cache)
 
 
 def default_cut(kernel: str, heads: Heads, capability: tuple[int, int]) -> Cut:
@@ -178,17 +208,17 @@ def default_cut(kernel: str, heads: Heads, capability: tuple[int, int]) -> Cut:
 
 def best_prefill(
     model: str, default: Cut, race: Race, screen: Screen, cache: str, grid: Grid
-) -> Winner:
+) -> tuple[Cut, float]:
     """Tiles of prefills and chunks."""
     cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
-    least = max(MIN_ROWS, power_of_two(SHAPES[model].group))
+    least = max(MIN_ROWS, power_of_two(group_of(shape_of(model))))
     candidates = [Cut(Tiles(*sizes), DEFAULT) for sizes in product(*grid[:4]) if sizes[0] >= least]
     return best([default, *screen(candidates, cases[0])], cases, race)
 
 
 def best_decode(
     model: str, default: Cut, race: Race, screen: Screen, cache: str, grid: Grid
-) -> Winner:
+) -> tuple[Cut, float]:
     """Tiles of decodes, then the parts for these tiles."""
     cases = [
         Case(model, batch, 1, context, cache=cache, beside=sum(beside))
@@ -198,7 +228,7 @@ def best_decode(
         default._replace(tiles=replace(default.tiles, keys=keys, warps=warps, stages=stages))
         for keys, warps, stages in product(*grid[1:4])
     ]
-    first = best([default, *screen(candidates, cases[0])], cases, race).cut
+    first, _ = best([default, *screen(candidates, cases[0])], cases, race)
     splits = [
         first._replace(split=Split(part, most))
         for part, most in product(*grid[4:])
@@ -207,39 +237,18 @@ def best_decode(
     return best([default, first, *screen(splits, cases[0])], cases, race)
 
 
-def best(candidates: Iterable[Cut], cases: Iterable[Case], race: Race) -> Winner:
-    """The fastest candidate over all cases, of those that can compute all; the first always can."""
-    left = list(dict.fromkeys(candidates))
-    default = left[0]
-    ratios: dict[Cut, list[float]] = {cut: [] for cut in left}
-    for case in cases:
-        seconds = race(left, case)
-        if default not in seconds:
-            sys.exit(f"{case}: wrong already with the defaults, {default.tiles}")
-        left = [cut for cut in left if cut in seconds]
-        for cut in left:
-            ratios[cut].append(seconds[cut] / seconds[default])
-    cut = min(left, key=lambda one: geometric_mean(ratios[one]))
-    return Winner(cut, geometric_mean(ratios[cut]))
-
-
 def attention_race(
     cuts: Sequence[Cut], case: Case, device: torch.device, rounds: int
 ) -> dict[Cut, float]:
     """A race on the GPU."""
     problem = Problem(case, DTYPE, device)
-    able = [cut for cut in cuts if computes(problem, cut)]
-    return medians({cut: partial(attend, problem, cut) for cut in able}, device, rounds)
+    there = able(cuts, partial(computes, problem))
+    return medians({cut: partial(attend, problem, cut) for cut in there}, device, rounds)
 
 
 def computes(problem: Problem, cut: Cut) -> bool:
-    """Whether a candidate fits the GPU and computes the right result."""
-    from triton.runtime.errors import OutOfResources, PTXASError
-
-    try:
-        return problem.error(attend(problem, cut)) <= problem.allowed
-    except (OutOfResources, PTXASError):
-        return False
+    """Whether a candidate computes the right result."""
+    return problem.error(attend(problem, cut)) <= problem.allowed
 
 
 def attend(problem: Problem, cut: Cut) -> torch.Tensor:
@@ -297,9 +306,6 @@ STAGES = (3, 4, 6)
 STAGE_BYTES = (4 * 1024, 48 * 1024)
 """Limits of a stage of the pipeline; whether all stages fit a GPU is checked by Triton."""
 
-ProductRace = Callable[[Layer, str, Sequence[ProductTiles]], Mapping[ProductTiles, float]]
-"""Seconds of a product of a layer by tiles, without those that cannot compute it."""
-
 
 def products(words: Sequence[str]) -> None:
     """Tune each model's layer."""
@@ -312,46 +318,23 @@ def products(words: Sequence[str]) -> None:
     }
     asked = parse(__doc__, words, options)
     here, told, device = measured_gpu(["products", *words])
-
-    def race(layer: Layer, name: str, tiles: Sequence[ProductTiles]) -> dict[ProductTiles, float]:
-        return product_race(layer, name, tiles, device, asked.rounds)
-
     known = product_tuning.read(asked.table) if asked.resume and asked.table.exists() else []
     done = {
         (one.matrix, one.tiles.rows)
         for one in known
         if one.gpu == here.name and one.measured.get("code") == told["code"]
     }
-    for model in asked.models:
-        for rows in ROWS:
-            layer = Layer(widths(model), rows, asked.weights, DTYPE, device)
-            for entry in tuned_products(layer, rows, here, told, race, done):
-                known = product_tuning.read(asked.table) if asked.table.exists() else []
-                product_tuning.write([*known, entry], asked.table)
-
-
-def tuned_products(
-    layer: Layer,
-    rows: int,
-    here: Gpu,
-    told: Mapping[str, Any],
-    race: ProductRace,
-    done: Container[tuple[Matrix, int]] = (),
-) -> Iterator[product_tuning.Entry]:
-    """The entry of each matrix that is not done; prints it."""
-    for name in layer.weights:
-        matrix = matrix_of(layer, name)
-        if (matrix, rows) in done:
-            continue
-        default = product_tuning.usual(matrix, rows, here.capability)
-        seconds = race(layer, name, [default, *product_candidates(matrix, rows)])
-        if default not in seconds:
-            sys.exit(f"{name}, {rows} tokens: wrong already with the default, {default}")
-        best = min(seconds, key=lambda tiles: seconds[tiles])
-        ratio = seconds[best] / seconds[default]
-        print(f"{name}, {rows} tokens: {ratio:.3f} of the default's time with {best}", flush=True)
-        measured = {**told, "of_default_seconds": round(ratio, 4)}
-        yield product_tuning.Entry(*here, matrix, best, measured)
+    for model, rows in product(asked.models, ROWS):
+        layer = Layer(shape_of(model), rows, asked.weights, DTYPE, device)
+        for name in layer.weights:
+            matrix = matrix_of(layer, name)
+            if (matrix, rows) in done:
+                continue
+            default = product_tuning.usual(matrix, rows, here.capability)
+            race = partial(product_race, layer=layer, device=device, rounds=asked.rounds)
+            tiles, ratio = best([default, *product_candidates(matrix, rows)], [name], race)
+            measured = {**told, "of_default_seconds": ratio}
+            add(product_tuning.Entry(*here, matrix, tiles, measured), asked.table)
 
 
 def matrix_of(layer: Layer, name: str) -> Matrix:
@@ -372,12 +355,10 @@ def product_candidates(matrix: Matrix, rows: int) -> Iterator[ProductTiles]:
 
 
 def product_race(
-    layer: Layer, name: str, tiles: Sequence[ProductTiles], device: torch.device, rounds: int
+    tiles: Sequence[ProductTiles], name: str, layer: Layer, device: torch.device, rounds: int
 ) -> dict[ProductTiles, float]:
     """A race on the GPU of one product of a layer, with its norm, gate or residual sum; results
     are compared with those of the first tiles."""
-    from triton.runtime.errors import OutOfResources, PTXASError
-
     from pagedsim.kernels import product
 
     values, scale = layer.weights[name]
@@ -399,16 +380,10 @@ def product_race(
         layer.reset()
         return run(own).double()
 
-    def computes(own: ProductTiles) -> bool:
-        """Whether tiles fit the GPU and compute the right result."""
-        try:
-            return norm_error(fresh(own), right) <= torch.finfo(x.dtype).eps
-        except (OutOfResources, PTXASError):
-            return False
-
     right = fresh(tiles[0])
-    able = [own for own in tiles if computes(own)]
-    return medians({own: partial(run, own) for own in able}, device, rounds)
+    allowed = torch.finfo(x.dtype).eps
+    there = able(tiles, lambda own: norm_error(fresh(own), right) <= allowed)
+    return medians({own: partial(run, own) for own in there}, device, rounds)
 
 
 main = main_of(attention, products)

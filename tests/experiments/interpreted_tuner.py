@@ -20,8 +20,8 @@ mend()
 SMALL = Cut(Tiles(16, 16, 4, 2), Split())
 WIDE = Cut(Tiles(16, 32, 4, 2), Split(64, 1))
 CASES = [
-    *(Case("tiny", 2, 1, 70), Case("tiny", 1, 8, 40)),
-    *(Case("tiny", 2, 1, 70, cache="fp8_e4m3"), Case("tiny", 1, 8, 40, cache="fp8_e5m2")),
+    *(Case("little", 2, 1, 70), Case("little", 1, 8, 40)),
+    *(Case("little", 2, 1, 70, cache="fp8_e4m3"), Case("little", 1, 8, 40, cache="fp8_e5m2")),
 ]
 
 

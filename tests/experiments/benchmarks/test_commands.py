@@ -168,10 +168,8 @@ def as_if(name: str, content: dict[str, Any]) -> dict[str, Any]:
     if name == "servers":
         content |= {"absent": {"sglang": "not installed"}}
         content |= {"rates": {servers.AHEAD: 300.0, "vllm": 200.0}}
-    for one in content.get("swaps", ()):
-        one["model"] = BASE
-    for one in content.get("arms", ()):
-        one["graphs"] = True
+    for one in content.get("cases", ()):
+        one |= {"model": BASE, "graphs": True}
     return content
 
 
@@ -209,10 +207,9 @@ def test_every_cell_is_filled_from_what_the_benchmarks_write(tmp_path: Path) -> 
     wrong: dict[str, Any] = {name: dict(content) for name, content in kept["H200"].items()}
     wrong["servers"] = {"absent": {}, "rates": {}}
     for content in wrong.values():
-        for key in ("cases", "swaps", "arms", "steps"):
-            content[key] = [
-                {name: value for name, value in one.items() if name not in ("seconds", "out", "in")}
-                for one in content.get(key, ())
-            ]
+        content["cases"] = [
+            {name: value for name, value in one.items() if name != "seconds"}
+            for one in content.get("cases", ())
+        ]
     del wrong["engine"]["rates"], wrong["profile"]["seconds"]
     assert {*column({"H200": wrong}).values()} == {"failed"}

@@ -38,8 +38,8 @@ CPU = torch.device("cpu")
 QUICK = ["--device", "cpu", "--quick", "--rounds", "1"]
 
 
-def lines(place: Path, name: str, key: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((place / f"{name}.json").read_text())[key]
+def lines(place: Path, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((place / f"{name}.json").read_text())["cases"]
     return found
 
 
@@ -64,15 +64,15 @@ def test_a_case_that_fails_leaves_the_others(
         patched.setattr(device, "lost", lambda device: True)
         kernels.main(words)
     failed = {"case": first, "failed": "RuntimeError: out of resource"}
-    assert lines(tmp_path, "kernels", "cases") == [failed]
+    assert lines(tmp_path, "kernels") == [failed]
     with pytest.raises(SystemExit, match=rf"^not timed: .*{re.escape(first)}$"):
         kernels.main(words)
-    cases = lines(tmp_path, "kernels", "cases")
+    cases = lines(tmp_path, "kernels")
     assert [one["case"] for one in cases] == [*others, first]
     assert all(("seconds" in one) == (one["kind"] != "chunk") for one in cases[:-1])
     monkeypatch.setattr(Problem, "ours", right)
     kernels.main(words)
-    assert all("seconds" in one for one in lines(tmp_path, "kernels", "cases"))
+    assert all("seconds" in one for one in lines(tmp_path, "kernels"))
     error = capsys.readouterr().err
     assert f"{first}: RuntimeError: out of resource, not timed" in error
     assert "of the norm, not timed" in error
@@ -91,11 +91,11 @@ def test_wrong_products_are_not_timed(
 
     monkeypatch.setattr(ops, "product", without_norm)
     monkeypatch.setattr(products, "WEIGHTS", {"auto": None})
-    with pytest.raises(SystemExit, match=r"^wrong: auto, 1; auto, 8; "):
+    with pytest.raises(SystemExit, match=r"^not timed: auto, 1; auto, 8; "):
         products.main(QUICK)
     assert "| auto |" not in capsys.readouterr().out
     monkeypatch.setattr(ops, "attend_latent", lambda *some, **more: latent(*some, **more) * 1.1)
-    with pytest.raises(SystemExit, match=r"^wrong: latents, 1 × 1 of 64; latents, 2"):
+    with pytest.raises(SystemExit, match=r"^not timed: latents, 1 × 1 of 64; latents, 2"):
         products.main(["experts", *QUICK])
     assert "experts, mixtral" in capsys.readouterr().out
 
@@ -108,10 +108,12 @@ def one_too_far(source: Any, target: Any, pairs: Any) -> None:
 
 def test_wrong_swaps_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LAYOUTS, "block", one_too_far)
-    with pytest.raises(SystemExit, match=r"^wrong: tiny, blocks of 8, a copy a block; [^;]*block$"):
+    with pytest.raises(
+        SystemExit, match=r"^not timed: little, blocks of 8, a copy a block; [^;]*block$"
+    ):
         swap.main([*QUICK, "--out", str(tmp_path)])
-    for one in lines(tmp_path, "swap", "swaps"):
-        assert ("out" in one) == (one["layout"] == "layer")
+    for one in lines(tmp_path, "swap"):
+        assert ("seconds" in one) == (one["layout"] == "layer")
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ def steps(
         monkeypatch.setattr(module, "recorder_of", lambda device: Repeats())
     monkeypatch.setattr(step, "arms", lambda graphs: some)
     step.main([*QUICK, "--out", str(place), *words])
-    return lines(place, "step", "arms")
+    return lines(place, "step")
 
 
 def test_every_arm_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,16 +143,16 @@ def test_every_arm_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert whole[0] == Arm("auto", "native", graphs=True) and len(whole) == 18
     some = [arm for arm in whole if arm.model_impl == "native" and arm.graphs]
     found = steps(tmp_path, monkeypatch, some)
-    assert [one["arm"] for one in found] == [str(arm) for arm in some]
+    assert [one["case"] for one in found] == [str(arm) for arm in some]
     full, eight = sorted({one["kv_bytes"] for one in found if not one["sampled"]}, reverse=True)
     # 3 requests of 60 tokens, in 2 layers of 2 heads of 16, keys and values, bf16.
     assert full == 2 * eight == pytest.approx(3 * 60 * 2 * 2 * 16 * 2 * 2, rel=0.05)
     # Arms that are compared are measured together again.
     kept = json.loads((tmp_path / "step.json").read_text())
-    del kept["arms"][1]
+    del kept["cases"][1]
     (tmp_path / "step.json").write_text(json.dumps(kept))
-    again = {one["arm"]: one for one in steps(tmp_path, monkeypatch, some, "--resume")}
-    assert [one for one in found if again[one["arm"]] == one] == found[2:]
+    again = {one["case"]: one for one in steps(tmp_path, monkeypatch, some, "--resume")}
+    assert [one for one in found if again[one["case"]] == one] == found[2:]
 
 
 def test_wrong_logits_are_not_timed(
@@ -168,7 +170,7 @@ def test_wrong_logits_are_not_timed(
     some = [Arm("auto", impl, True, bool(a)) for impl in step.IMPLEMENTATIONS for a in (0, 1)]
     with pytest.raises(SystemExit, match=r"^not timed: native, graphs; native, graphs, async"):
         steps(tmp_path, monkeypatch, some)
-    for one in lines(tmp_path, "step", "arms"):
+    for one in lines(tmp_path, "step"):
         assert ("seconds" in one) == (one["model_impl"] == "transformers")
     error = capsys.readouterr().err
     assert "native, graphs: off by" in error and "there is nothing to compare" in error
@@ -204,9 +206,7 @@ def test_wrong_tokens_of_the_host_are_not_timed(
         return forward(self, ids, *rest).roll(int(len(rest[-1]) > 1), 1)
 
     monkeypatch.setattr(host.Nothing, "forward", shifted)
-    with pytest.raises(
-        SystemExit, match=r"^wrong tokens with so many requests, not timed: 3; 3, ahead$"
-    ):
+    with pytest.raises(SystemExit, match=r"^not timed: 3; 3, ahead$"):
         host.main(["--running", "1", "3", "--steps", "4", "--rounds", "1"])
     assert "| 3 | – | – | – | – | – | – |" in capsys.readouterr().out
 
@@ -274,7 +274,7 @@ SMALL = {
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    import pagedsim.types\n"
         "def f():\n    from pagedsim import two\n    import numpy\n"
-        "import importlib\nimportlib.import_module('pagedsim.three')\n"
+        "import pagedsim.three\n"
     ),
     "pagedsim/two.py": "import pagedsim.report.plots\n",
     "pagedsim/three/__init__.py": "",
@@ -315,12 +315,12 @@ def test_lines_measured_the_same_way_are_kept(
             **{"device": CPU, "out": place, "quick": True, "resume": True, "rounds": 3} | settings
         )
         words = ["--out", "/some/where", "--quick"]
-        return device.Results("a", "swap", words, asked, lines="lines", dtype="x")
+        return device.Results("a", "swap", words, asked, "x")
 
     first = results(tmp_path)
     assert first.known == []
-    first.add({"case": 1})
-    assert results(tmp_path).known == [{"case": 1}]
+    first.sweep({"1": 1}, lambda case: {"seconds": case})
+    assert results(tmp_path).known == [{"case": "1", "seconds": 1}]
     assert results(tmp_path, resume=False).known == results(tmp_path, rounds=4).known == []
     assert first.content["command"] == "python -m experiments.benchmarks.swap --quick"
     assert {"driver", "torch", "triton", "date", *device.SAME} <= set(first.content)

@@ -17,8 +17,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import tune  # noqa: E402
-from experiments.benchmarks.products import TINY, Layer  # noqa: E402
-from experiments.benchmarks.shapes import BASE, Case  # noqa: E402
+from experiments.benchmarks.products import Layer  # noqa: E402
+from experiments.benchmarks.shapes import BASE, TINY, Case  # noqa: E402
 from experiments.benchmarks.tune import (  # noqa: E402
     Gpu,
     Race,
@@ -70,7 +70,7 @@ def test_the_fastest_that_fits_is_chosen() -> None:
     _, decode = both(lambda cuts, case: dict.fromkeys(cuts, 1.0), cache="fp8_e4m3")
     assert decode.heads == Heads(8, 4, 128, 2, "fp8_e4m3")
     assert decode.measured["of_default_seconds"] == 1.0 and decode.split == Split()
-    with pytest.raises(SystemExit, match=r"^prefill 1 × 512.*: wrong already with the defaults"):
+    with pytest.raises(SystemExit, match=r"^prefill 1 × 512.*: wrong already with the default, "):
         both(lambda cuts, case: {})
 
 
@@ -93,7 +93,7 @@ def test_what_spills_or_is_too_large_is_left_out() -> None:
 
 
 def product_race(
-    layer: Layer, name: str, tiles: Sequence[ProductTiles], *rest: Any
+    tiles: Sequence[ProductTiles], name: str, layer: Layer, **rest: Any
 ) -> Mapping[ProductTiles, float]:
     """Wide and shallow tiles are fast; 8 warps fail."""
     return {one: one.depth / one.columns for one in tiles if one.warps < 8}
@@ -106,19 +106,19 @@ def test_commands_write_and_resume_their_tables(
     code, raced, table = ["one"], list[str](), tmp_path / "table.json"
     here = Gpu("Pretend", (8, 0))
     monkeypatch.setattr(tune, "measured_gpu", lambda words: (here, {"code": code[0]}, CPU))
-    monkeypatch.setattr(tune, "attention_race", lambda cuts, *_: dict.fromkeys(cuts, 1.0))
-    monkeypatch.setattr(tune, "screened", lambda cuts, *_: cuts)
+    monkeypatch.setattr(tune, "attention_race", lambda cuts, *_, **__: dict.fromkeys(cuts, 1.0))
+    monkeypatch.setattr(tune, "screened", lambda cuts, *_, **__: cuts)
     for words in (["--models", BASE, "gpt2"], ["--models", "gpt2", "--kernels", "decode"]):
         tune.main(["attention", *words, "--table", str(table)])
     found = [(one.kernel, one.heads.kv_heads) for one in tuning.read(table)]
     assert sorted(found) == [("decode", 8), ("decode", 12), ("prefill", 8), ("prefill", 12)]
 
-    def race(layer: Layer, name: str, *rest: Any) -> Mapping[ProductTiles, float]:
+    def race(tiles: Any, name: str, **rest: Any) -> Mapping[ProductTiles, float]:
         raced.append(name)
-        return product_race(layer, name, *rest)
+        return product_race(tiles, name, **rest)
 
     monkeypatch.setattr(tune, "product_race", race)
-    monkeypatch.setattr(tune, "widths", lambda model: TINY)
+    monkeypatch.setattr(tune, "shape_of", lambda model: TINY)
     table.unlink()
     words = ["products", "--table", str(table), "--weights", "int8"]
     tune.main(words)
