@@ -110,9 +110,9 @@ def _carry_out(root: str, config: DictConfig, failures: list[Exception]) -> None
 
             serve(config)
         else:
-            from pagedsim.run.runner import run_experiment
+            from pagedsim.run.hydra_job import run_experiment
 
-            run_experiment(config)
+            run_experiment()
     except Exception as error:  # Hydra would print words of its own around it
         failures.append(error)
 

@@ -204,7 +204,7 @@ BATCHING = Contract(
         **dict.fromkeys(("displaces_by_default", "grows_first", "joins_midway"), SWITCH),
         "admission_changes": rule(
             f"one of {', '.join(get_args(AdmissionChanges))}",
-            lambda answer: answer in get_args(AdmissionChanges),
+            lambda answer: isinstance(answer, str) and answer in get_args(AdmissionChanges),
         ),
         "default_tokens": _LENGTH,
         **dict.fromkeys(("infeasible", "refused", "never_fits"), WHY),

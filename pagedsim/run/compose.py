@@ -181,6 +181,10 @@ class Composition:
         """The option of each group that the words come to."""
         return self._given.choices
 
+    def settings_of(self, group: str) -> Any:
+        """A group as the words alone have it, with its interpolations."""
+        return OmegaConf.to_container(self._given.config[group])
+
     @property
     def notes(self) -> list[str]:
         """What the experiment sets for other options than the chosen, a line for each group."""

@@ -8,25 +8,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING
 
 from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import choices, is_number, require_flag, require_whole, unknown
+from pagedsim.core.errors import choices, is_number, require_whole, unknown
 from pagedsim.options import Options
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.compose import ROOT, Command, group_of, key_of
-from pagedsim.run.folder import claimed, keep_configuration
+from pagedsim.run.folder import keep_configuration
 from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
-from pagedsim.run.multirun import record_job
 from pagedsim.run.objects import flat, make
 from pagedsim.run.parts import build, refuse_fleet
 from pagedsim.run.publish import Published, publish
@@ -38,54 +32,20 @@ from pagedsim.user_error import Interruption, UserError
 from pagedsim.workload import Workload
 
 
-def run_experiment(config: DictConfig) -> None:
-    """Run `config.study`; everything that it leaves is in Hydra's output folder.
-
-    As one job of several it prints nothing, and what came out or went wrong is left for the end.
-    """
-    hydra = HydraConfig.get()
-    folder = Path(hydra.runtime.output_dir)
-    if hydra.mode != RunMode.MULTIRUN:
-        own = any(one.startswith("hydra.run.dir=") for one in hydra.overrides.hydra)
-        with claimed(folder, own) as folder:
-            begun(config, folder).execute()
-        return
-    life: Execution | None = None
-    error: Exception | None = None
-    try:
-        with claimed(folder, own=True):
-            life = begun(config, folder, quiet=True)
-            life.execute()
-    except Exception as other:
-        error = other
-    record_job(folder, list(hydra.overrides.task), life.published if life else None, error)
-
-
-def begun(config: DictConfig, folder: Path, quiet: bool = False) -> Execution:
-    """The study that a configuration describes; raises ConfigError for what is wrong with it."""
-    check_base(config)
-    settings = OmegaConf.to_container(config.study, resolve=True)
-    study: Study = make("study", settings, Study)
-    for missing in sorted(OmegaConf.missing_keys(config)):
+def begun(
+    words: Sequence[str],
+    folder: Path,
+    options: Options | None = None,
+    root: str = ROOT,
+    quiet: bool = False,
+) -> Execution:
+    """The study that these words describe; raises ConfigError for what is wrong with it."""
+    command = Command.of(words, folder, options, root)
+    check_base(command)
+    study: Study = make("study", command.config["study"], Study)
+    for missing in _missing(command.config):
         raise ConfigError(f"{missing}: must be given: {missing}=...")
-    hydra = HydraConfig.get()
-    words, root = list(hydra.overrides.task), str(hydra.job.config_name or ROOT)
-    return Execution(study, Command.of(words, folder, options_of_hydra(), root), quiet)
-
-
-def options_of_hydra() -> Options:
-    """The options in the folders that Hydra composes of: --config-dir and hydra.searchpath add to
-    them."""
-    sources = GlobalHydra.instance().config_loader().get_sources()
-    places = [source.full_path() for source in sources]
-    folders: list[Traversable] = []
-    for path in [*places, *HydraConfig.get().searchpath]:
-        kind, _, place = path.partition("://")
-        if kind == "file":
-            folders.append(Path(place))
-        elif kind == "pkg" and place != "hydra.conf":
-            folders.append(files(place))
-    return Options(folders)
+    return Execution(study, command, quiet)
 
 
 class Execution:
@@ -187,55 +147,60 @@ _NO_ARM = ("study", "tracking", "report", "jobs", "seed", "seeds")
 """Keys that do not tell arms apart."""
 
 
-def check_base(config: DictConfig) -> None:
+def check_base(command: Command) -> None:
     """Raise ConfigError for what is wrong with a study whatever its arms are."""
-    require_flag("hydra.verbose", HydraConfig.get().verbose)
+    config = command.config
     for key in ("seeds", "jobs", "tensor_parallel", "pipeline_parallel", "expert_parallel"):
         if config[key] is not None:
             require_whole(key, config[key], 1)
-    require_whole("seed", config.seed, 0)
-    if not OmegaConf.is_dict(config.study):
+    require_whole("seed", config["seed"], 0)
+    if not isinstance(config["study"], Mapping):
         raise ConfigError("study: must be given; choose an experiment=")
-    for key in sorted(OmegaConf.missing_keys(config.study)):
+    for key in _missing({"study": config["study"]}):
         raise ConfigError(f"{key}: must be given: {key}=...")
-    if not OmegaConf.is_dict(config.tracking):
+    if not isinstance(config["tracking"], Mapping):
         raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
-    _refuse_unknown_scale()
-    _refuse_idle(config)
-    _refuse_unused_model(config)
+    _refuse_unknown_scale(command)
+    _refuse_idle(command)
+    _refuse_unused_model(command)
     _refuse_added(config)
-    tracking = config.tracking
-    check_settings(tracking.mode, tracking.get("project", "pagedsim"), tracking.get("entity"))
+    tracking = config["tracking"]
+    check_settings(tracking["mode"], tracking.get("project", "pagedsim"), tracking.get("entity"))
 
 
-def _refuse_unknown_scale() -> None:
-    """Raise ConfigError for a scale= that does not exist: its group is optional, so that Hydra
+def _missing(settings: Mapping[str, Any]) -> list[str]:
+    """The dotted keys that have no value yet."""
+    return sorted(key for key, value in flat(settings).items() if value == MISSING)
+
+
+def _refuse_unknown_scale(command: Command) -> None:
+    """Raise ConfigError for a scale= that does not exist: its group is optional, so that composing
     passes over it."""
-    known = Options().options_of("scale")
-    for override in HydraConfig.get().overrides.task:
-        key, _, value = override.partition("=")
+    known = command.composition.options.options_of("scale")
+    for word in command.words:
+        key, _, value = word.partition("=")
         if key == "scale" and value not in known:
             raise unknown("scale", value, known)
 
 
-def _refuse_idle(config: DictConfig) -> None:
+def _refuse_idle(command: Command) -> None:
     """Raise ConfigError for a word that this experiment has no use for."""
-    study = str(OmegaConf.to_container(config.study, resolve=False))
+    study = str(command.composition.settings_of("study"))
     owners = {"prompt": "estimate", "batch": "estimate", "record": "bench", "fit": "predict"}
     for key, owner in owners.items():
-        if config[key] is not None and f"${{{key}}}" not in study:
-            raise ConfigError(
-                f"{key}={config[key]}: changes nothing here; experiment={owner} takes it"
-            )
+        value = command.config[key]
+        if value is not None and f"${{{key}}}" not in study:
+            raise ConfigError(f"{key}={value}: changes nothing here; experiment={owner} takes it")
 
 
-def _refuse_unused_model(config: DictConfig) -> None:
-    """Raise ConfigError for a model= that was typed where the backend serves one of its own."""
-    own = OmegaConf.select(config, "backend.model", throw_on_resolution_failure=False)
-    for override in HydraConfig.get().overrides.task:
-        if own is not None and override.startswith("model=") and override != f"model={own}":
+def _refuse_unused_model(command: Command) -> None:
+    """Raise ConfigError for a model= that was given where the backend serves one of its own."""
+    backend = command.config["backend"]
+    own = backend.get("model") if isinstance(backend, Mapping) else None
+    for word in command.words:
+        if own is not None and word.startswith("model=") and word != f"model={own}":
             raise ConfigError(
-                f"{override}: is not what backend.model={own} serves; scale=full serves it with "
+                f"{word}: is not what backend.model={own} serves; scale=full serves it with "
                 "all of the study, backend.model=null with the part that fits a CPU"
             )
 
@@ -344,7 +309,9 @@ def unused_words(
         if key in (key_of(word), group_of(word))
     ]
     backend = command.choices.get("backend")
-    if "scale=full" in command.words and backend not in Options().options_of("scale"):
+    if "scale=full" in command.words and backend not in command.composition.options.options_of(
+        "scale"
+    ):
         told.append(f"scale=full changes nothing: backend={backend} takes all of the study anyway")
     backends = [RunConfig(job.config).backend for job in jobs if not job.again]
     unread = [set(backend.unread) for backend in backends]
@@ -374,7 +341,7 @@ def _check(job: Job, workloads: dict[str, Workload]) -> None:
     workloads[settings] = build(job.config, job.seed, workloads.get(settings)).workload
 
 
-def _refuse_added(config: Mapping[Any, Any] | DictConfig) -> None:
+def _refuse_added(config: Mapping[Any, Any]) -> None:
     for section, known in _SECTIONS.items():
         inside = config[section] if section else config
         for key in inside:

@@ -7,18 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hydra import compose
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.compose import key_of
 from pagedsim.run.help import experiments
 from pagedsim.run.runner import Execution, begun
+from tests.run.studies import compose
 
 Call = Callable[..., tuple[int, str, str]]
-HYDRA = pytest.mark.usefixtures("hydra")
 NAMES = [one.name for one in experiments()]
 ROWS, GAP = 120, 0.25
 
@@ -34,11 +32,7 @@ def trace(tmp_path: Path) -> Path:
 
 def study(*words: str) -> Execution:
     """The study of a command line, before its first question."""
-    config = compose("config", overrides=[*words], return_hydra_config=True)
-    HydraConfig.instance().set_config(config)
-    with open_dict(config):
-        del config["hydra"]
-    return begun(config, Path("never"), quiet=True)
+    return begun(words, Path("never"), quiet=True)
 
 
 def first_arms(execution: Execution) -> list[tuple[Settings, set[str]]]:
@@ -53,7 +47,6 @@ def first_arms(execution: Execution) -> list[tuple[Settings, set[str]]]:
     return [(job.config, own[job.arm]) for job in jobs]
 
 
-@HYDRA
 @pytest.mark.parametrize("name", NAMES)
 def test_a_trace_a_model_and_a_gpu_keep_what_their_files_say(name: str, trace: Path) -> None:
     words = {
@@ -71,7 +64,6 @@ def test_a_trace_a_model_and_a_gpu_keep_what_their_files_say(name: str, trace: P
         assert execution.command.config[key] == OmegaConf.to_container(plain[key])
 
 
-@HYDRA
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_arm_serves_a_trace_as_it_is_but_for_its_own_changes(name: str, trace: Path) -> None:
@@ -125,14 +117,12 @@ def requests_of(folder: Path, arm: str = "recompute") -> int:
     return requests
 
 
-@HYDRA
 def test_the_experiments_own_workload_keeps_what_it_sets() -> None:
     own = study("experiment=fcfs_vs_priority", "workload=chat_and_batch", "tracking=none")
     assert own.command.config["workload"]["rate"] == 8
     assert not own.command.notes
 
 
-@HYDRA
 def test_options_fitted_for_another_model_are_refused() -> None:
     execution = study("experiment=placement", "model=llama-3.1-70b", "tracking=none")
     jobs = execution.runs.jobs_of(execution.study.next_runs(execution.runs), execution.study.key_of)
@@ -140,7 +130,6 @@ def test_options_fitted_for_another_model_are_refused() -> None:
         execution.study.check(jobs)
 
 
-@HYDRA
 def test_own_options_bring_nothing_of_the_example() -> None:
     arms = 'study.arms={a: ["tensor_parallel=2"]}'
     execution = study("experiment=placement", "model=llama-3.1-70b", arms, "tracking=none")
@@ -165,7 +154,6 @@ def test_a_trace_that_an_arm_of_the_command_line_chooses_keeps_its_own_rate(
     assert note in (Path("out") / "result.json").read_text()
 
 
-@HYDRA
 @pytest.mark.parametrize(
     ("words", "notes"),
     [

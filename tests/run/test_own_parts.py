@@ -227,6 +227,7 @@ UNCHECKED: Mapping[str, str] = {
 NO_REASONS = (nan, "", 5, True, [1, 2], np.array([1, 2]))
 CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
     (SOME, (("luck",), "predictor", None, 3, [["session"]]), {"policy": "needs"}),
+    ("must be one of never, while d", (None, "no", []), {"batching": "admission_changes"}),
     ("must be one of 'never', ", (None, "sometimes", []), {"policy": "rank_changes"}),
     (
         SWITCH,
@@ -409,7 +410,8 @@ def served(
         config = deepcopy(configs[name])
         module: Any = ModuleType("mine")
         module.__file__ = "mine.py"
-        module.Mine = type("Mine", (part.base,), {"__module__": "mine", **members})
+        own = {"admission_changes": "never"} if name == "batching" else {}
+        module.Mine = type("Mine", (part.base,), {"__module__": "mine", **own, **members})
         monkeypatch.setitem(sys.modules, "mine", module)
         where, _, key = part.setting.rpartition(".")
         inside = config[where] if where else config
