@@ -53,83 +53,71 @@ class Estimate(Study):
                 require_whole(name, getattr(self, name), 1)
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
-        case_of(runs.config, self.prompt, self.batch, self.output)  # raises ConfigError early
+        self.case(runs)  # raises ConfigError early
         return ()
 
     def analyse(self, runs: Runs) -> Analysis:
-        return estimated(runs.config, self.prompt, self.batch, self.output)
-
-
-def estimated(
-    config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int
-) -> Analysis:
-    """The estimate of a configuration; raises ConfigError if it is invalid."""
-    case = case_of(config, prompt, batch, output)
-    data = data_of(case)
-    drawing = FigureSpec(
-        "Roofline",
-        "Each product of a prefill and of decodes: how much it computes for each byte that it "
-        "reads, and the rate that it reaches by that. Dashed: the parts of the data sheet's rates "
-        "that kernels are taken to reach.",
-        partial(draw_roofline, data),
-    )
-    return Analysis(
-        finding=list(finding(data)),
-        rows=rows(data),
-        listings=listings(data),
-        notes=notes(case, data),
-        data=data,
-        table=[
-            {"step": step, **product}
-            for step, products in data["products"].items()
-            for product in products
-        ],
-        drawings={"roofline": drawing},
-    )
-
-
-def case_of(config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int) -> Case:
-    """The server and the request sizes of a configuration."""
-    run_config = RunConfig(dict(config))
-    refuse_fleet(run_config, "an estimate is of one server")
-    backend = run_config.backend
-    assert isinstance(backend, Simulated)
-    stage = backend.simulation(run_config)
-    if not isinstance(stage.cost, Roofline):
-        raise ConfigError(
-            f"cost._target_={config['cost']['_target_']}: does not know what binds a step; "
-            "an estimate takes cost=roofline"
+        case = self.case(runs)
+        data = data_of(case)
+        caption = (
+            "Each product of a prefill and of decodes: how much it computes for each byte that it "
+            "reads, and the rate that it reaches by that. Dashed: the parts of the data sheet's "
+            "rates that kernels are taken to reach."
         )
-    if not isinstance(stage.scheduler.memory, PagedMemory):
-        raise ConfigError(
-            f"memory.kind={config['memory']['kind']}: must be paged or prefix; how many contexts "
-            "reservations hold depends on what they are reserved for"
+        return Analysis(
+            finding=list(finding(data)),
+            rows=rows(data),
+            listings=listings(data),
+            notes=list(notes(case)),
+            data=data,
+            table=[
+                {"step": step, **product}
+                for step, products in data["products"].items()
+                for product in products
+            ],
+            drawings={"roofline": FigureSpec("Roofline", caption, partial(draw_roofline, data))},
         )
-    longest = stage.scheduler.max_model_len
-    if prompt is not None and prompt > longest:
-        raise ConfigError(
-            f"prompt={prompt}: must be at most {longest:,}, the longest context that "
-            f"model={stage.replica.model.name} and the memory of hardware="
-            f"{stage.replica.hardware.name} hold"
+
+    def case(self, runs: Runs) -> Case:
+        """The server and the request sizes; raises ConfigError where there is no estimate."""
+        config = runs.config
+        run_config = RunConfig(dict(config))
+        refuse_fleet(run_config, "an estimate is of one server")
+        backend = run_config.backend
+        assert isinstance(backend, Simulated)
+        stage = backend.simulation(run_config)
+        if not isinstance(stage.cost, Roofline):
+            raise ConfigError(
+                f"cost._target_={config['cost']['_target_']}: does not know what binds a step; "
+                "an estimate takes cost=roofline"
+            )
+        if not isinstance(stage.scheduler.memory, PagedMemory):
+            raise ConfigError(
+                f"memory.kind={config['memory']['kind']}: must be paged or prefix; how many "
+                "contexts reservations hold depends on what they are reserved for"
+            )
+        longest = stage.scheduler.max_model_len
+        if self.prompt is not None and self.prompt > longest:
+            raise ConfigError(
+                f"prompt={self.prompt}: must be at most {longest:,}, the longest context that "
+                f"model={stage.replica.model.name} and the memory of hardware="
+                f"{stage.replica.hardware.name} hold"
+            )
+        prompt = self.prompt or min(PROMPT, longest)
+        return Case(
+            cost=stage.cost,
+            power=backend.power,
+            scheduler=stage.scheduler,
+            server=stage.server,
+            memory=config["memory"],
+            prompt=prompt,
+            batch=self.batch,
+            output=max(1, min(self.output, longest - prompt)),
+            wanted=self.output,
         )
-    prompt = prompt or min(PROMPT, longest)
-    return Case(
-        cost=stage.cost,
-        power=backend.power,
-        scheduler=stage.scheduler,
-        server=stage.server,
-        memory=config["memory"],
-        prompt=prompt,
-        batch=batch,
-        output=max(1, min(output, longest - prompt)),
-        wanted=output,
-    )
 
 
 Data = Mapping[str, Any]
-
-_NAMES = {"interconnect": "all-reduce"}
-"""Display names of resources."""
 
 
 def finding(data: Data) -> Iterator[str]:
@@ -222,38 +210,31 @@ def listings(data: Data) -> list[Listing]:
     ]
 
 
-def notes(case: Case, data: Data) -> list[str]:
+def notes(case: Case) -> Iterator[str]:
     """Notes of the report."""
-    found = ["times are by the efficiencies of cost=roofline; MFU and MBU are of the data sheet"]
-    found += case.cost.notices
-    hardware = case.replica.hardware
+    yield "times are by the efficiencies of cost=roofline; MFU and MBU are of the data sheet"
+    yield from case.cost.notices
+    hardware, server = case.replica.hardware, case.server
     if case.power is not None and hardware.tdp_w is None:
-        found.append(f"hardware={hardware.name} has no tdp_w, without which there are no watts")
+        yield f"hardware={hardware.name} has no tdp_w, without which there are no watts"
     if hardware.price_per_hour is None:
-        found.append(
-            f"hardware={hardware.name} has no price_per_hour, without which there is no cost"
-        )
-    memory, groups = data["memory"], case.server.groups
-    seats = f"server.max_seqs={memory['max_seqs']}" + (
-        f" in each of {groups} groups" if groups > 1 else ""
-    )
+        yield f"hardware={hardware.name} has no price_per_hour, without which there is no cost"
+    seats = f"server.max_seqs={server.max_seqs}"
+    if server.groups > 1:
+        seats += f" in each of {server.groups} groups"
     if case.batch is not None and case.batch > case.full:
-        why = (
-            f"memory holds {case.fitting:,} contexts of {case.prompt:,} tokens"
-            if case.batch > case.fitting
-            else seats
-        )
-        found.append(f"batch={case.batch} does not fit: {why}")
+        held = f"memory holds {case.fitting:,} contexts of {case.prompt:,} tokens"
+        why = held if case.batch > case.fitting else seats
+        yield f"batch={case.batch} does not fit: {why}"
     if case.full < case.fitting:
-        found.append(f"the full batch is {seats}")
-    if case.prompt > memory["max_batched_tokens"]:
-        found.append(
-            f"a step computes at most {memory['max_batched_tokens']:,} tokens, so the prompt, "
+        yield f"the full batch is {seats}"
+    if case.prompt > (most := case.step_tokens):
+        yield (
+            f"a step computes at most {most:,} tokens, so the prompt, "
             "which is taken as one step here, would be computed in several"
         )
     if case.output < case.wanted:
-        found.append(f"an answer is cut to the {case.output:,} tokens that a context has left")
-    return found
+        yield f"an answer is cut to the {case.output:,} tokens that a context has left"
 
 
 def _memory(memory: Data) -> Listing:
@@ -284,7 +265,7 @@ def _steps(data: Data) -> Listing:
         [
             _named(name, data),
             milliseconds(one["seconds"]),
-            _resource(one),
+            one["bound"],
             decimal(one["flop"], ""),
             decimal(one["bytes"], ""),
             percent(one["mfu"], 1),
@@ -312,7 +293,7 @@ def _terms(data: Data) -> Listing:
 
 def _bounds(data: Data) -> Listing:
     table = [
-        [what, f"{one['from']:,}", _resource(one), one["term"]]
+        [what, f"{one['from']:,}", one["bound"], one["term"]]
         for kind, what in (("prefill", "tokens of a prompt"), ("decode", "sequences that decode"))
         for one in data["bounds"][kind]
     ]
@@ -366,15 +347,10 @@ def _named(name: str, data: Data) -> str:
     return f"decode, {data['batches'][name.removeprefix('decode_')]:,}"
 
 
-def _resource(step: Data) -> str:
-    bound: str = step["bound"]
-    return _NAMES.get(bound, bound)
-
-
 def _binds(step: Data) -> str:
     """Such as "bandwidth (weights)"."""
-    bound = _resource(step)
-    return bound if step["term"] == bound else f"{bound} ({step['term']})"
+    bound, term = step["bound"], step["term"]
+    return bound if term == bound else f"{bound} ({term})"
 
 
 def _gpus(data: Data) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cache, cached_property
+from itertools import chain, pairwise
 from math import fsum
 from typing import Any, NamedTuple, TypeVar
 
@@ -136,54 +136,23 @@ def _read(replica: Replica, tokens: int) -> tuple[float, float]:
     return (read, 0.0) if replica.model.mla else (read / 2, read / 2)
 
 
-@dataclass(frozen=True)
-class StepEstimate:
-    """The estimate of one step."""
-
-    plan: StepPlan
-    breakdown: Breakdown
-    products: list[ProductTime]
-
-    @property
-    def tokens_per_s(self) -> float:
-        tokens = self.plan.prefill_tokens + self.plan.decode_count
-        return tokens / self.breakdown.seconds
+def timed(cost: Roofline, plan: StepPlan) -> list[dict[str, Any]]:
+    """The products of a step, as for result.json, with the time that each takes alone."""
+    return [_timed(cost, product) for product in products(cost.replica, plan)]
 
 
-class ProductTime(NamedTuple):
-    """A product with its compute and read times."""
-
-    product: Product
-    computing: float
-    """Seconds."""
-    reading: float
-
-    @property
-    def bound(self) -> Bound:
-        return "compute" if self.computing >= self.reading else "bandwidth"
-
-    @property
-    def seconds(self) -> float:
-        return max(self.computing, self.reading)
-
-
-def estimate(cost: Roofline, plan: StepPlan) -> StepEstimate:
-    """Estimate a step: its time, parts and products."""
-    return StepEstimate(plan, cost.explain(plan), timed(cost, plan))
-
-
-def timed(cost: Roofline, plan: StepPlan) -> list[ProductTime]:
-    """The products of a step with their times."""
-
-    def time(product: Product) -> ProductTime:
-        if not product.attention:
-            rate = cost.head_rate if product.name == HEAD else cost.flop_rate
-            return ProductTime(product, product.flop / rate, product.bytes / cost.bandwidth)
-        longer = cost.paged if product.from_blocks else 1.0
-        read = product.bytes / cost.cache_bandwidth * longer
-        return ProductTime(product, product.flop / cost.attention_rate, read)
-
-    return [time(product) for product in products(cost.replica, plan)]
+def _timed(cost: Roofline, product: Product) -> dict[str, Any]:
+    told = product._asdict()
+    if product.attention:
+        computing = product.flop / cost.attention_rate
+        longer = cost.paged if told.pop("from_blocks") else 1.0
+        reading = product.bytes / cost.cache_bandwidth * longer
+    else:
+        del told["from_blocks"]
+        computing = product.flop / (cost.head_rate if product.name == HEAD else cost.flop_rate)
+        reading = product.bytes / cost.bandwidth
+    bound: Bound = "compute" if computing >= reading else "bandwidth"
+    return {**told, "computing_s": computing, "reading_s": reading, "bound": bound}
 
 
 def bound_of(told: Breakdown) -> tuple[Bound, str]:
@@ -201,91 +170,46 @@ def changes(of: Callable[[int], T], most: int) -> list[tuple[int, T]]:
     >>> changes(lambda size: "large" if size > 20 else "small", 100)
     [(1, 'small'), (21, 'large')]
     """
-    sizes = [2**i for i in range(most.bit_length())]
-    found = [(1, of(1))]
-    for low, high in pairwise([*sizes, most]):
-        found += _between(of, (low, of(low)), (high, of(high)))
-    return found
+    known = cache(of)
+    sizes = [*(2**i for i in range(most.bit_length())), most]
+    later = [_changes(known, low, high) for low, high in pairwise(sizes)]
+    return [(size, known(size)) for size in chain([1], *later)]
 
 
-def _between(
-    of: Callable[[int], T], low: tuple[int, T], high: tuple[int, T]
-) -> Iterator[tuple[int, T]]:
-    if low[1] == high[1]:
+def _changes(of: Callable[[int], object], low: int, high: int) -> Iterator[int]:
+    """The sizes above `low` at which it changes."""
+    if of(low) == of(high):
         return
-    if high[0] - low[0] == 1:
+    if high - low == 1:
         yield high
         return
-    middle = (low[0] + high[0]) // 2
-    found = middle, of(middle)
-    yield from _between(of, low, found)
-    yield from _between(of, found, high)
+    middle = (low + high) // 2
+    yield from _changes(of, low, middle)
+    yield from _changes(of, middle, high)
 
 
-@dataclass(frozen=True)
-class Generation:
-    """The generation of one answer on an idle server."""
+def generations(
+    cost: CostModel, prompt: int, output: int, ahead: bool = False
+) -> dict[str, dict[str, float]]:
+    """Time and FLOP of one GPU for one answer on an idle server.
 
-    seconds: float
-    flop: float
-    """Of one GPU."""
-
-
-def with_cache(cost: CostModel, prompt: int, output: int, ahead: bool) -> Generation:
-    """Generation with a KV cache: one prefill, then one token per step."""
-    decodes = (step(decodes=1, context=prompt + i, ahead=ahead) for i in range(1, output))
-    return _generation(cost, [step(prompt, ahead=ahead), *decodes])
-
-
-def without_cache(cost: CostModel, prompt: int, output: int, ahead: bool) -> Generation:
-    """Generation without a KV cache: each step recomputes all tokens."""
-    return _generation(cost, [step(prompt + i, ahead=ahead) for i in range(output)])
-
-
-def _generation(cost: CostModel, steps: list[StepPlan]) -> Generation:
-    seconds = fsum(cost.step_seconds(plan) for plan in steps)
-    return Generation(seconds, fsum(cost.work(plan).flop for plan in steps))
+    With a KV cache: one prefill, then one token per step. Without: each step recomputes all tokens.
+    """
+    decodes = [step(decodes=1, context=prompt + i, ahead=ahead) for i in range(1, output)]
+    ways = {
+        "with": [step(prompt, ahead=ahead), *decodes],
+        "without": [step(prompt + i, ahead=ahead) for i in range(output)],
+    }
+    return {
+        way: {
+            "seconds": fsum(map(cost.step_seconds, steps)),
+            "flop": fsum(cost.work(plan).flop for plan in steps),
+        }
+        for way, steps in ways.items()
+    }
 
 
 EMBEDDINGS = "embeddings"
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes of one GPU."""
-
-    usable: float
-    weights: dict[str, float]
-    activations: dict[str, float]
-    reserved: float
-    blocks: int
-    block_bytes: float
-
-    @property
-    def left(self) -> float:
-        beside = sum(self.weights.values()) + sum(self.activations.values()) + self.reserved
-        return self.usable - beside
-
-
-def footprint(
-    replica: Replica,
-    *,
-    blocks: int,
-    gpu_memory_utilization: float,
-    reserved_gib: float,
-    max_batched_tokens: int,
-    max_seqs: int,
-) -> Footprint:
-    """The footprint of a replica with a number of blocks."""
-    model, gpus = replica.model, replica.tensor_parallel
-    return Footprint(
-        usable=gpu_memory_utilization * replica.hardware.memory_bytes,
-        weights=weights_of(replica),
-        activations=activations(model, gpus, max_batched_tokens, max_seqs),
-        reserved=reserved_gib * GIB,
-        blocks=blocks,
-        block_bytes=replica.block_bytes,
-    )
 
 
 def weights_of(replica: Replica) -> dict[str, float]:
@@ -359,6 +283,11 @@ class Case:
         return self.contexts(self.prompt)
 
     @property
+    def step_tokens(self) -> int:
+        """Maximum number of tokens of a step."""
+        return self.server.step_tokens(self.scheduler.max_model_len)
+
+    @property
     def full(self) -> int:
         return min(self.fitting, self.scheduler.max_seqs)
 
@@ -386,9 +315,9 @@ def data_of(case: Case) -> dict[str, Any]:
     """All numbers, in bytes, seconds and FLOP of one GPU."""
     replica, cost = case.replica, case.cost
     hardware = replica.hardware
-    steps = {"prefill": estimate(cost, case.prefill(case.prompt))}
-    for name, sequences in case.batches.items():
-        steps[f"decode_{name}"] = estimate(cost, case.decode(sequences))
+    decodes = {f"decode_{name}": case.decode(count) for name, count in case.batches.items()}
+    plans = {"prefill": case.prefill(case.prompt), **decodes}
+    ahead = case.scheduler.async_scheduling
     return {
         "model": replica.model.name,
         "hardware": hardware.name,
@@ -401,114 +330,80 @@ def data_of(case: Case) -> dict[str, Any]:
         "batches": case.batches,
         "output": case.output,
         "memory": _memory(case),
-        "steps": {name: _step(one, case) for name, one in steps.items()},
-        "products": {name: list(map(_product, one.products)) for name, one in steps.items()},
+        "steps": {name: _step(case, plan) for name, plan in plans.items()},
+        "products": {name: timed(cost, plan) for name, plan in plans.items()},
         "bounds": _bounds(case),
-        "kv_cache": _saving(case),
+        "kv_cache": generations(cost, case.prompt, case.output, ahead),
         "peak": {"bandwidth": hardware.bandwidth, "flop_rates": hardware.rates},
         "reached": {"bandwidth": cost.bandwidth, "flop_rate": cost.flop_rate},
     }
 
 
 def _memory(case: Case) -> dict[str, Any]:
-    replica, scheduler, server = case.replica, case.scheduler, case.server
-    tokens = server.step_tokens(scheduler.max_model_len)
+    replica, server, scheduler = case.replica, case.server, case.scheduler
+    memory, longest = scheduler.memory, scheduler.max_model_len
     utilization = case.memory.get("gpu_memory_utilization", 0.9)
-    found = footprint(
-        replica,
-        blocks=scheduler.memory.total,
-        gpu_memory_utilization=utilization,
-        reserved_gib=case.memory.get("reserved_gib", 0.5),
-        max_batched_tokens=tokens,
-        max_seqs=server.max_seqs,
-    )
+    usable = utilization * replica.hardware.memory_bytes
+    held = weights_of(replica)
+    active = activations(replica.model, replica.tensor_parallel, case.step_tokens, server.max_seqs)
+    reserved = case.memory.get("reserved_gib", 0.5) * GIB
     return {
         "memory_bytes": round(replica.hardware.memory_bytes),
         "gpu_memory_utilization": utilization,
-        "usable_bytes": round(found.usable),
-        "weights": {part: round(each) for part, each in found.weights.items()},
-        "activations": {part: round(each) for part, each in found.activations.items()},
-        "max_batched_tokens": tokens,
+        "usable_bytes": round(usable),
+        "weights": {part: round(each) for part, each in held.items()},
+        "activations": {part: round(each) for part, each in active.items()},
+        "max_batched_tokens": case.step_tokens,
         "max_seqs": server.max_seqs,
-        "reserved_bytes": round(found.reserved),
-        "left_bytes": round(found.left),
+        "reserved_bytes": round(reserved),
+        "left_bytes": round(usable - (sum(held.values()) + sum(active.values()) + reserved)),
         "kv_bytes_per_token": round(replica.kv_bytes_per_token),
-        "block_size": scheduler.memory.block_size,
-        "block_bytes": round(found.block_bytes),
-        "blocks": found.blocks,
-        "tokens": found.blocks * scheduler.memory.block_size,
-        "max_model_len": scheduler.max_model_len,
+        "block_size": memory.block_size,
+        "block_bytes": round(replica.block_bytes),
+        "blocks": memory.total,
+        "tokens": memory.total * memory.block_size,
+        "max_model_len": longest,
         "contexts_of_prompt": case.fitting,
-        "contexts_of_max_model_len": case.contexts(scheduler.max_model_len),
+        "contexts_of_max_model_len": case.contexts(longest),
     }
 
 
-def _step(one: StepEstimate, case: Case) -> dict[str, Any]:
-    told, hardware = one.breakdown, case.replica.hardware
+def _step(case: Case, plan: StepPlan) -> dict[str, Any]:
+    told, replica = case.cost.explain(plan), case.replica
     bound, term = bound_of(told)
-    euros = case.replica.euros_per_hour
-    watts = case.power and case.power.watts(case.replica, told.work, told.seconds)
+    tokens = plan.prefill_tokens + plan.decode_count
+    rate, euros = tokens / told.seconds, replica.euros_per_hour
+    watts = case.power and case.power.watts(replica, told.work, told.seconds)
     return {
-        "tokens": one.plan.prefill_tokens + one.plan.decode_count,
+        "tokens": tokens,
         "seconds": told.seconds,
         "bound": bound,
         "term": term,
         "terms": [part._asdict() for part in told.terms],
         "flop": told.work.flop,
         "bytes": told.work.bytes,
-        "mfu": told.mfu(hardware),
-        "mbu": told.mbu(hardware),
-        "tokens_per_s": one.tokens_per_s,
+        "mfu": told.mfu(replica.hardware),
+        "mbu": told.mbu(replica.hardware),
+        "tokens_per_s": rate,
         "watts": watts,
-        "tokens_per_joule": watts and one.tokens_per_s / watts,
-        "tokens_per_euro": euros and 3600 * one.tokens_per_s / euros,
-    }
-
-
-def _product(one: ProductTime) -> dict[str, Any]:
-    product = one.product
-    return {
-        "name": product.name,
-        "attention": product.attention,
-        "rows": product.rows,
-        "inputs": product.inputs,
-        "outputs": product.outputs,
-        "times": product.times,
-        "flop": product.flop,
-        "bytes": product.bytes,
-        "computing_s": one.computing,
-        "reading_s": one.reading,
-        "bound": one.bound,
+        "tokens_per_joule": watts and rate / watts,
+        "tokens_per_euro": euros and 3600 * rate / euros,
     }
 
 
 def _bounds(case: Case) -> dict[str, Any]:
     """The bottleneck of steps by size, and the batch from which products are compute bound."""
-
-    def told_of(plan: Callable[[int], StepPlan]) -> Callable[[int], dict[str, str]]:
-        return lambda size: dict(
-            zip(("bound", "term"), bound_of(case.cost.explain(plan(size))), strict=True)
-        )
+    explain = case.cost.explain
 
     def computes(sequences: int) -> bool:
-        terms = case.cost.explain(case.decode(sequences)).terms
-        return any(term.name == PRODUCTS for term in terms)
+        return any(term.name == PRODUCTS for term in explain(case.decode(sequences)).terms)
 
-    batch = [size for size, so in changes(computes, MOST) if so]
+    def of(plan: Callable[[int], StepPlan]) -> list[dict[str, Any]]:
+        bounds = changes(lambda size: bound_of(explain(plan(size))), MOST)
+        return [{"from": size, "bound": bound, "term": term} for size, (bound, term) in bounds]
+
     return {
-        **{
-            kind: [{"from": size, **what} for size, what in changes(told_of(of), MOST)]
-            for kind, of in (("prefill", case.prefill), ("decode", case.decode))
-        },
-        "products_compute_from": batch[0] if batch else None,
-    }
-
-
-def _saving(case: Case) -> dict[str, Any]:
-    ahead = case.scheduler.async_scheduling
-    kept = with_cache(case.cost, case.prompt, case.output, ahead)
-    again = without_cache(case.cost, case.prompt, case.output, ahead)
-    return {
-        "with": {"seconds": kept.seconds, "flop": kept.flop},
-        "without": {"seconds": again.seconds, "flop": again.flop},
+        "prefill": of(case.prefill),
+        "decode": of(case.decode),
+        "products_compute_from": next((n for n, does in changes(computes, MOST) if does), None),
     }
