@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
-from experiments.studies import capacity_figures as report
-from experiments.studies.bisection import Bisection
+from experiments.studies.bisection import Bisection, Bound, bounds_of, missed, refuse_strangers
+from experiments.studies.capacity_figures import draw_capacity
 from experiments.studies.compare import check_overrides, ordinary
-from experiments.studies.objective import bounds_of, missed, refuse_strangers
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.result import added_up
+from pagedsim.metrics.catalogue import scale_of
+from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio
+from pagedsim.metrics.result import Listing, added_up
 from pagedsim.report.figures import FigureSpec
-from pagedsim.report.numbers import percent
+from pagedsim.report.numbers import percent, signed
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm, Failure, Job
-from pagedsim.run.runs import Key, Runs
+from pagedsim.run.runs import Key, Runs, changed_note
 from pagedsim.run.study import Analysis, Study
 
 RATE = "workload.rate"
@@ -120,17 +124,98 @@ def probe_name(arm: str, rate: float) -> str:
     return f"{arm} at {rate:g} per s"
 
 
-class Search(Bisection):
-    """That of one arm under one seed."""
+# -- the search ------------------------------------------------------------------------------------
 
-    def __init__(self, arm: str, seed: int, start: float, tolerance: float) -> None:
+
+class Search(Bisection):
+    """That of one arm under one seed, and the runs that answer it."""
+
+    def __init__(
+        self, arm: str, seed: int, bounds: Sequence[Bound], start: float, tolerance: float
+    ) -> None:
         super().__init__(start, tolerance)
-        self.arm, self.seed = arm, seed
+        self.arm, self.seed, self.bounds = arm, seed, bounds
         self.runs: dict[float, Run] = {}
+
+    def answer(self, rate: float, run: Run) -> None:
+        self.runs[rate] = run
+        self.tell(rate, not self.missed(rate))
+
+    def missed(self, rate: float) -> list[str]:
+        """The bounds that were missed at a rate."""
+        summary = self.runs[rate].summary
+        if not summary["finished"]:
+            return ["every bound: nothing was served"]
+        return [bound.name for bound in missed(self.bounds, summary)]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of the searches of one arm, one per seed."""
+
+    name: str
+    searches: Sequence[Search]
+
+    @property
+    def rate(self) -> Estimate:
+        """The highest rate that met the objective, over the seeds; NaN if there is no edge."""
+        if any(one.low is None or one.high is None for one in self.searches):
+            return NO_ESTIMATE
+        return estimate(list(self.lows.values()))
+
+    @property
+    def lows(self) -> dict[int, float]:
+        """The same by seed, where there is one."""
+        return {one.seed: low for one in self.searches if (low := one.low) is not None}
+
+    @property
+    def lowest_runs(self) -> list[Run]:
+        """The runs at these rates."""
+        return [one.runs[low] for one in self.searches if (low := one.low) is not None]
+
+    @property
+    def missed_from(self) -> float:
+        """Mean rate from which on all probes missed it: the other end of the bracket."""
+        return _mean([one.surely_missed or math.nan for one in self.searches])
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return _mean([run.summary["output_tokens_per_s"] for run in self.lowest_runs])
+
+    @property
+    def binds(self) -> str:
+        """The bounds violated just above, with the number of seeds if not all."""
+        highs = [(one, high) for one in self.searches if (high := one.high) is not None]
+        every = Counter(name for one, high in highs for name in one.missed(high))
+        seeds = len(self.searches)
+        return ", ".join(
+            name if count == seeds else f"{name} ({count} of {seeds})"
+            for name, count in every.most_common()
+        )
+
+    @property
+    def nowhere(self) -> str:
+        """Why there is no edge; empty if there is one."""
+        for one in self.searches:
+            if one.low is None:
+                least = min(one.runs)
+                return f"no rate meets it: at {least:g}/s it misses {', '.join(one.missed(least))}"
+            if one.high is None:
+                most = max(one.runs)
+                return f"no rate misses it, even {most:g}/s: more requests would overload it"
+        return ""
+
+    def ratio_to(self, other: Found) -> Estimate:
+        """Geometric mean over seeds of the ratios to another arm."""
+        if math.isnan(self.rate.mean) or math.isnan(other.rate.mean):
+            return NO_ESTIMATE
+        ours, theirs = self.lows, other.lows
+        seeds = [seed for seed in ours if seed in theirs]
+        return paired_ratio([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
 
 
 class Searches:
-    """The state of all searches."""
+    """All searches, as far as the runs answer them, and what came of them."""
 
     def __init__(self, study: Capacity, runs: Runs) -> None:
         self.study, self.runs = study, runs
@@ -141,7 +226,7 @@ class Searches:
         """By arm."""
         for seed in runs.command.seeds:
             for arm in study.searched:
-                search = Search(arm, seed, start, study.tolerance)
+                search = Search(arm, seed, self.bounds, start, study.tolerance)
                 if self._replay(search):
                     self.searches[arm, seed] = search
 
@@ -154,9 +239,7 @@ class Searches:
                 self.failed.setdefault(search.arm, failure)
             if (run := self.runs.finished.get(key)) is None:
                 break
-            search.runs[rate] = run
-            met = bool(run.summary["finished"]) and not missed(self.bounds, run.summary)
-            search.tell(rate, met)
+            search.answer(rate, run)
         return True
 
     @property
@@ -171,110 +254,222 @@ class Searches:
 
     # -- what came of it ---------------------------------------------------------------------------
 
+    @cached_property
+    def arms(self) -> list[Found]:
+        """Those that are searched to the end."""
+        every = self.searches.values()
+        return [Found(arm, [one for one in every if one.arm == arm]) for arm in self.over]
+
+    @property
+    def baseline(self) -> str:
+        return self.study.baseline or next(iter(self.study.searched))
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """The other arms, and the reasons."""
+        reasons = {arm: str(failure) for arm, failure in self.failed.items()}
+        stopped = [arm for arm in self.study.searched if arm not in {*reasons, *self.over}]
+        return reasons | dict.fromkeys(stopped, "the search was interrupted")
+
     def reading(self) -> Analysis:
-        study, whole = self.study, self.over
-        failed = {arm: str(failure) for arm, failure in self.failed.items()}
-        left = [arm for arm in study.searched if arm not in failed and arm not in whole]
-        failed |= dict.fromkeys(left, "the search was interrupted")
-        done = report.Capacity(
-            bounds=self.bounds,
-            tolerance=study.tolerance,
-            arms=[self._arm(arm) for arm in whole],
-            baseline=study.baseline or next(iter(study.searched)),
-            failed=failed,
-        )
-        commands = {arm.name: arm.command for arm in done.arms if not arm.nowhere}
-        first = self.runs.command.seeds[0]
+        data = self._data()
+        scales = {bound.name: scale_of(bound.key, [bound.seconds]) for bound in self.bounds}
         caption = (
             "The rate found for each arm; in its colour below every probe under seed "
-            f"{first} is a point, hollow where it missed any bound; dashed: this "
-            "bound. On the grey front nothing serves more requests a second at a lower latency."
+            f"{self.runs.command.seeds[0]} is a point, hollow where it missed any bound; dashed: "
+            "this bound. On the grey front nothing serves more requests a second at a lower "
+            "latency."
         )
-        draw = partial(report.draw_capacity, done)
-        picture = FigureSpec("Rate against latency", caption, draw)
+        picture = FigureSpec("Rate against latency", caption, partial(draw_capacity, data, scales))
+        arms = [arm for arm in self.arms if not arm.nowhere]
         return Analysis(
-            finding=done.lines(),
-            listings=[done.listing()] if done.arms else [],
-            notes=self._notes(whole),
-            data=done.data(),
-            drawings={"capacity": picture} if done.arms else {},
-            table=done.table(),
-            again={f"The run at the rate found, first seed: {a}": c for a, c in commands.items()},
-            failed=failed,
+            finding=self._finding(),
+            listings=[self._listing()] if self.arms else [],
+            notes=list(self._notes()),
+            data=data,
+            drawings={"capacity": picture} if self.arms else {},
+            table=list(map(self._row, self.arms)),
+            again={
+                f"The run at the rate found, first seed: {arm.name}": self._command(arm)
+                for arm in arms
+            },
+            failed=self.missing,
             wrong=self.failed,
         )
 
-    def _of(self, arm: str) -> list[Search]:
-        return [search for search in self.searches.values() if search.arm == arm]
+    def _change(self, arm: Found) -> Estimate:
+        """Ratio of an arm to the baseline; NaN for the baseline itself or if it is missing."""
+        for other in self.arms:
+            if other.name == self.baseline and other is not arm:
+                return arm.ratio_to(other)
+        return NO_ESTIMATE
 
-    def _arm(self, arm: str) -> report.Arm:
-        first, *_ = searches = self._of(arm)
-        edges = tuple(map(self._edge, searches))
-        if not first.low:
-            return report.Arm(arm, edges, "")
+    def _command(self, arm: Found) -> str:
+        """Repeats the run at the rate found, under the first seed; empty where there is none."""
+        first = arm.searches[0]
+        if first.low is None:
+            return ""
         probe = self.study.probe(first, first.low, first.seed)
-        command = ordinary(self.runs.command, self.study.key_of(probe.name), probe, first.seed)
-        return report.Arm(arm, edges, command)
+        return ordinary(self.runs.command, self.study.key_of(probe.name), probe, first.seed)
 
-    def _edge(self, search: Search) -> report.Edge:
-        probes = {rate: self._probe(rate, search.runs[rate]) for rate in sorted(search.runs)}
-        return report.Edge(
-            seed=search.seed,
-            probes=tuple(probes.values()),
-            low=None if search.low is None else probes[search.low],
-            high=None if search.high is None else probes[search.high],
-            missed_from=search.surely_missed,
-            contradictions=tuple(search.contradictions),
+    def _finding(self) -> list[str]:
+        objective = ", ".join(bound.text for bound in self.bounds)
+        if not self.arms:
+            return ["No arm was searched to the end."]
+        found = [arm for arm in self.arms if not math.isnan(arm.rate.mean)]
+        if not found:
+            return [f"No arm has a highest rate that meets {objective}."]
+        best, worst = (pick(found, key=lambda arm: arm.rate.mean) for pick in (max, min))
+        lines = [
+            f"Within {objective}, {best.name} serves most, {best.rate.mean:.3g} requests/s"
+            + (f", and {worst.name} least, {worst.rate.mean:.3g}." if worst is not best else ".")
+        ]
+        sure = [(arm, change) for arm in found if _sure(change := self._change(arm))]
+        if sure:
+            told = ", ".join(f"{arm.name} ({signed(change.mean - 1)})" for arm, change in sure)
+            lines.append(f"Surely other than {self.baseline} are {told}.")
+        elif len(found) > 1:
+            lines.append(f"No arm is surely other than {self.baseline}.")
+        return lines
+
+    def _data(self) -> dict[str, Any]:
+        return {
+            "objective": {bound.name: bound.seconds for bound in self.bounds},
+            "tolerance": self.study.tolerance,
+            "baseline": self.baseline,
+            "arms": {
+                arm.name: {
+                    "requests_per_s": arm.rate._asdict(),
+                    "missed_from": arm.missed_from,
+                    "output_tokens_per_s": arm.output_tokens_per_s,
+                    "binds": arm.binds,
+                    "nowhere": arm.nowhere,
+                    "against_baseline": self._change(arm)._asdict(),
+                    "command": self._command(arm),
+                    "seeds": {one.seed: self._of_seed(one) for one in arm.searches},
+                }
+                for arm in self.arms
+            },
+            "failed": self.missing,
+        }
+
+    def _of_seed(self, search: Search) -> dict[str, Any]:
+        return {
+            "met_up_to": search.low,
+            "missed_from": search.surely_missed,
+            "contradictions": search.contradictions,
+            "probes": [
+                {
+                    "rate": rate,
+                    "values": {bound.name: bound.of(run.summary) for bound in self.bounds},
+                    "missed": search.missed(rate),
+                    "output_tokens_per_s": run.summary["output_tokens_per_s"],
+                }
+                for rate, run in sorted(search.runs.items())
+            ],
+        }
+
+    def _row(self, arm: Found) -> dict[str, object]:
+        rate, change = arm.rate, self._change(arm)
+        return {
+            "arm": arm.name,
+            "requests_per_s": rate.mean,
+            "requests_per_s_low": rate.low,
+            "requests_per_s_high": rate.high,
+            "missed_from": arm.missed_from,
+            "output_tokens_per_s": arm.output_tokens_per_s,
+            "ratio": change.mean,
+            "ratio_low": change.low,
+            "ratio_high": change.high,
+            "binds": arm.nowhere or arm.binds,
+        }
+
+    def _listing(self) -> Listing:
+        against = f"against {self.baseline}"
+        head = ["", "requests/s", "missed from", "output tokens/s", against, "binds"]
+        rows = [
+            [arm.name, "–", "–", "–", "–", arm.nowhere]
+            if arm.nowhere
+            else [
+                arm.name,
+                _with_margin(arm.rate),
+                f"{arm.missed_from:.3g}",
+                f"{arm.output_tokens_per_s:,.0f}",
+                "" if arm.name == self.baseline else _in_brackets(self._change(arm)),
+                arm.binds,
+            ]
+            for arm in self.arms
+        ]
+        seeds = max(len(arm.searches) for arm in self.arms)
+        over, sure = "", ", of one seed: not known how sure"
+        if seeds > 1:
+            over = f"over {seeds} seeds, ± half of the 95 % confidence interval; "
+            sure = ", in brackets where not sure"
+        note = (
+            f"Requests/s: the highest rate that met the objective, {over}each edge is searched to "
+            f"{percent(self.study.tolerance, 0)}; binds: what fails just above. Against "
+            f"{self.baseline}: the geometric mean of the seeds' ratios{sure}."
         )
+        return Listing("Within the objective", head, rows, note)
 
-    def _probe(self, rate: float, run: Run) -> report.Probe:
-        summary = run.summary
-        names = [bound.name for bound in missed(self.bounds, summary)]
-        return report.Probe(
-            rate=rate,
-            values=tuple(bound.of(summary) for bound in self.bounds),
-            missed=tuple(names if summary["finished"] else ["every bound: nothing was served"]),
-            output_tokens_per_s=summary["output_tokens_per_s"],
-        )
-
-    def _notes(self, arms: Sequence[str]) -> list[str]:
-        notes = []
+    def _notes(self) -> Iterator[str]:
         if self.runs.repeated:
-            notes.append("under every seed the workload is the same, so each arm has one search")
+            yield "under every seed the workload is the same, so each arm has one search"
         if self.runs.changed:
-            names = ", ".join(sorted(self.runs.changed))
-            notes.append(f"the code or a file of {names} changed on the way: run it again")
-        searches = [search for arm in arms for search in self._of(arm)]
-        for search in searches:
-            if rates := search.contradictions:
+            yield changed_note(self.runs.changed)
+        for one in (one for arm in self.arms for one in arm.searches):
+            if rates := one.contradictions:
                 met = ", ".join(f"{rate:g}" for rate in rates)
-                notes.append(
-                    f"{search.arm}, seed {search.seed}: missed at {search.high:g}/s, and yet met "
+                yield (
+                    f"{one.arm}, seed {one.seed}: missed at {one.high:g}/s, and yet met "
                     f"at {met}/s: there chance decides"
                 )
-        notes += self._hidden(searches)
+        yield from self._hidden()
         whose: dict[str, list[str]] = {}
-        for arm in arms:
-            lows = [search.runs[low] for search in self._of(arm) if (low := search.low)]
-            for text in added_up([run.summary for run in lows]):
-                whose.setdefault(text, []).append(arm)
-        return notes + [
-            text if own == arms else f"{', '.join(own)}: {text}" for text, own in whose.items()
-        ]
+        for arm in self.arms:
+            for text in added_up([run.summary for run in arm.lowest_runs]):
+                whose.setdefault(text, []).append(arm.name)
+        for text, own in whose.items():
+            yield text if len(own) == len(self.arms) else f"{', '.join(own)}: {text}"
 
-    def _hidden(self, searches: Sequence[Search]) -> list[str]:
+    def _hidden(self) -> Iterator[str]:
         """Whether the runs are too short to show sustained overload."""
         bounds = [bound.seconds for bound in self.bounds if bound.key.startswith("ttft")]
-        hidden: dict[str, float] = {}
-        for search in searches:
-            if bounds and (low := search.low):
-                lasted = search.runs[low].summary["requests"] / low
-                hidden[search.arm] = max(hidden.get(search.arm, 0.0), min(bounds) / lasted)
-        over = {arm: share for arm, share in hidden.items() if share > self.study.tolerance}
-        if not over:
-            return []
-        arm = max(over, key=lambda one: over[one])
-        return [
-            f"the runs are short: in those of {arm} an overload of up to {percent(over[arm])} "
-            "stays within the bound of TTFT; more requests would show it"
-        ]
+        if not bounds:
+            return
+        shares = {
+            arm.name: max(
+                min(bounds) * one.low / one.runs[one.low].summary["requests"]
+                for one in arm.searches
+                if one.low is not None
+            )
+            for arm in self.arms
+            if arm.lows
+        }
+        arm = max(shares, key=shares.__getitem__, default=None)
+        if arm is not None and shares[arm] > self.study.tolerance:
+            yield (
+                f"the runs are short: in those of {arm} an overload of up to "
+                f"{percent(shares[arm])} stays within the bound of TTFT; more requests would "
+                "show it"
+            )
+
+
+def _with_margin(value: Estimate) -> str:
+    half = value.high - value.mean
+    margin = f"{half:,.0f}" if half >= 10 else f"{half:.2g}"
+    return f"{value.mean:.3g} ± {margin}" if value.known else f"{value.mean:.3g}"
+
+
+def _in_brackets(ratio: Estimate) -> str:
+    """The change, in brackets where it is not sure."""
+    text = signed(ratio.mean - 1)
+    return text if _sure(ratio) else f"({text})"
+
+
+def _sure(ratio: Estimate) -> bool:
+    return ratio.known and not ratio.low <= 1 <= ratio.high
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

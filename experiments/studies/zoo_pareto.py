@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import Scale, label_of, metric_of, scale_of
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -179,10 +182,10 @@ class Ranking:
         return sum(self.surely_better(by, arm, one) for one in self.criteria)
 
 
-def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Names of the non-dominated points; more is better."""
+def pareto_front(points: Mapping[T, tuple[float, float]]) -> list[T]:
+    """Names of the non-dominated points, by descending x; more is better."""
     ordered = sorted(points, key=lambda name: points[name], reverse=True)
-    kept: list[str] = []
+    kept: list[T] = []
     for name in ordered:
         if not kept or points[name][1] > points[kept[-1]][1] or points[name] == points[kept[-1]]:
             kept.append(name)

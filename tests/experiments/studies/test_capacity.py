@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies.bisection import Bisection
-from experiments.studies.capacity_figures import Arm, Edge, Probe
-from experiments.studies.objective import bounds_of, missed, refuse_strangers
+from experiments.studies.bisection import Bisection, bounds_of, missed, refuse_strangers
+from experiments.studies.capacity import Found, Search
 from pagedsim.__main__ import main
 from pagedsim.core import ConfigError
+from pagedsim.metrics.arms import Run
 from pagedsim.run.runs import Runs
 
 # -- the search ------------------------------------------------------------------------------------
@@ -105,14 +105,17 @@ def test_bad_bounds_are_named(bounds: object, text: str) -> None:
 # -- what is reported ------------------------------------------------------------------------------
 
 
-def edge(seed: int, low: float, high: float, binds: str = "TTFT P99") -> Edge:
-    met, over = Probe(low, (1.0,), (), 10.0), Probe(high, (3.0,), (binds,), 11.0)
-    return Edge(seed, (met, over), met, over, high)
+def edge(seed: int, low: float, high: float, binds: str = "ttft_p99") -> Search:
+    search = Search("a", seed, bounds_of({"ttft_p99": 2, "tpot_p99": 2}), low, 0.02)
+    for rate, value in ((low, 1.0), (high, 3.0)):
+        summary = {"finished": 9, "ttft_p99": 1.0, "tpot_p99": 1.0, binds: value}
+        search.answer(rate, Run("a", seed, Path(), {}, summary))
+    return search
 
 
 def test_arms_are_compared_seed_by_seed() -> None:
-    base = Arm("a", (edge(0, 1.0, 1.1), edge(1, 2.0, 2.1)), "")
-    more = Arm("b", (edge(0, 1.1, 1.2), edge(1, 2.2, 2.3, "TPOT P99")), "")
+    base = Found("a", [edge(0, 1.0, 1.1), edge(1, 2.0, 2.1)])
+    more = Found("b", [edge(0, 1.1, 1.2), edge(1, 2.2, 2.3, "tpot_p99")])
     assert more.ratio_to(base).mean == pytest.approx(1.1)
     assert base.rate.mean == pytest.approx(1.5)
     assert more.binds == "TTFT P99 (1 of 2), TPOT P99 (1 of 2)"
