@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ def draw_capacity(data: Mapping[str, Any], scales: Mapping[str, Scale]) -> Figur
     arms, bounds = data["arms"], data["objective"]
     look = looks(list(arms))
     heights = [0.3 + 0.22 * len(arms), *[2.3] * len(bounds)]
-    figure = new_figure(1.4 + sum(heights) + 0.35 * len(bounds))
+    figure = new_figure(1.6 + sum(heights) + 0.35 * len(bounds))
     first, *panels = figure.subplots(len(heights), 1, height_ratios=heights)
     _draw_rates(
         first, {name: Estimate(**arm["requests_per_s"]) for name, arm in arms.items()}, look
@@ -48,7 +49,7 @@ def draw_capacity(data: Mapping[str, Any], scales: Mapping[str, Scale]) -> Figur
         axes.set_title(name)
         tidy(axes, y=scales[name].suffix)
     tidy(panels[-1], x="requests/s")
-    margins(figure, left=1.7, top=0.35)
+    margins(figure, left=1.7, top=0.55)
     figure.subplots_adjust(hspace=0.38)
     key(figure, dict(look))
     return figure
@@ -75,15 +76,15 @@ Probe = tuple[float, float, Sequence[str]]
 def _draw_latencies(
     axes: Axes, probes: Mapping[str, Sequence[Probe]], bound: float, look: Mapping[str, Look]
 ) -> None:
-    every = [probe for each in probes.values() for probe in each]
+    every = [probe for each in probes.values() for probe in each if not math.isnan(probe[1])]
     front = pareto_front({n: (rate, -value) for n, (rate, value, _) in enumerate(every)})
     axes.set_xscale("log")
     axes.set_yscale("log")
-    rates, values, _ = zip(*(every[number] for number in reversed(front)), strict=True)
+    rates, values = ([every[number][part] for number in reversed(front)] for part in (0, 1))
     axes.step(rates, values, where="pre", color=QUEUED, lw=5, zorder=1)
     for arm, each in probes.items():
         own = look[arm]
-        rates, values, _ = zip(*each, strict=True)
+        rates, values = ([probe[part] for probe in each] for part in (0, 1))
         axes.plot(rates, values, lw=1, color=own.colour, linestyle=own.dashes)
         for rate, value, missed in each:
             fill = PAPER if missed else own.colour
