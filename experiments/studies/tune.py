@@ -34,54 +34,30 @@ _RANGE = ("low", "high", "log")
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A categorical setting."""
+class Setting:
+    """A setting, and what it may be."""
 
     key: str
-    values: tuple[str, ...]
-    """As on the command line."""
-
-    @property
-    def telling(self) -> Sequence[str]:
-        """Values that are checked before the search."""
-        return self.values
+    values: tuple[Any, ...]
+    """As on the command line; the two ends of a range."""
+    log: bool | None = None
+    """Whether a range is logarithmic; None: it is one of the values."""
 
     def distribution(self) -> BaseDistribution:
-        from optuna.distributions import CategoricalDistribution
+        """A range is of integers if both ends are."""
+        from optuna import distributions
 
-        return CategoricalDistribution(self.values)
-
-    def override(self, value: Any) -> str:
-        return f"{self.key}={value}"
-
-
-@dataclass(frozen=True)
-class Range:
-    """A numeric setting, an integer if both ends are."""
-
-    key: str
-    low: float
-    high: float
-    log: bool
-
-    @property
-    def telling(self) -> Sequence[float]:
-        """Values that are checked before the search."""
-        return self.low, self.high
-
-    def distribution(self) -> BaseDistribution:
-        from optuna.distributions import FloatDistribution, IntDistribution
-
-        if is_whole(self.low) and is_whole(self.high):
-            return IntDistribution(int(self.low), int(self.high), log=self.log)
-        return FloatDistribution(self.low, self.high, log=self.log)
+        if self.log is None:
+            return distributions.CategoricalDistribution(self.values)
+        low, high = self.values
+        if is_whole(low) and is_whole(high):
+            return distributions.IntDistribution(low, high, log=self.log)
+        return distributions.FloatDistribution(low, high, log=self.log)
 
     def override(self, value: Any) -> str:
-        """The override, with four digits."""
-        return f"{self.key}={value if is_whole(value) else f'{value:.4g}'}"
-
-
-Setting = Choice | Range
+        """Numbers have four digits."""
+        plain = self.log is None or is_whole(value)
+        return f"{self.key}={value if plain else f'{value:.4g}'}"
 
 
 def space_of(settings: object) -> list[Setting]:
@@ -98,13 +74,13 @@ def _setting(key: str, value: object) -> Setting:
     where = f"space.{key}"
     refuse_of_an_arm(where, key)
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0:
-        return Choice(key, tuple(map(typed, value)))
+        return Setting(key, tuple(map(typed, value)))
     if isinstance(value, Mapping) and set(value) <= set(_RANGE) and {"low", "high"} <= set(value):
         low, high, log = value["low"], value["high"], value.get("log", False)
         if is_number(low) and is_number(high) and low < high and isinstance(log, bool):
             if log and low <= 0:
                 raise ConfigError(f"{where}.low={low}: must be above 0 with log: true")
-            return Range(key, low, high, log)
+            return Setting(key, (low, high), log)
     raise ConfigError(
         f"{where}={value}: must be a list of values, or {{low: ..., high: ..., log: true}} with "
         "low below high"
@@ -158,7 +134,7 @@ class Tune(Study):
     def next_runs(self, runs: Runs) -> list[Arm]:
         if not runs.jobs:
             for setting in space_of(self.space):
-                for value in setting.telling:
+                for value in setting.values:
                     where = f"study.space.{setting.key}"
                     runs.command.configured(where, [setting.override(value)])
         return self._search(runs).ask()
@@ -168,10 +144,10 @@ class Tune(Study):
 
     def analyse(self, runs: Runs) -> Analysis | None:
         search = self._search(runs)
-        return search.reading() if search.values else None
+        return search.reading() if search.done.values else None
 
     def progress(self, runs: Runs) -> str:
-        told = len(self._search(runs).told)
+        told = len(self._search(runs).done.trials)
         return f"{told} of {self.trials} trials are complete"
 
     def key_of(self, arm: str) -> str:
@@ -191,19 +167,13 @@ class Search:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.tune, self.runs = tune, runs
-        self.space: list[Setting] = space_of(tune.space)
-        self.more = metric_of(tune.goal).better > 0
+        self.space = space_of(tune.space)
+        self.done = Tuning(tune.goal)
         sampler = optuna.samplers.TPESampler(seed=runs.config["seed"])
         self.study = optuna.create_study(
-            direction="maximize" if self.more else "minimize", sampler=sampler
+            direction="maximize" if self.done.more else "minimize", sampler=sampler
         )
-        self.values: dict[str, Values] = {}
-        """By arm, the default among them."""
-        self.changes: dict[str, list[str]] = {DEFAULT: []}
-        self.told: list[str] = []
-        """The arm of each trial, in order."""
         self.failed: dict[str, Failure] = {}
-        self.confirmed: dict[str, Values] = {}
         self._rounds = self._all()
 
     def ask(self) -> list[Arm]:
@@ -214,7 +184,7 @@ class Search:
         """The default, all trials, then the best and the default under held-out seeds."""
         import optuna
 
-        seeds = self.runs.command.seeds
+        seeds, done = self.runs.command.seeds, self.done
         yield from self._until([DEFAULT], seeds)
         while len(self.study.trials) < self.tune.trials:
             left = self.tune.trials - len(self.study.trials)
@@ -223,26 +193,26 @@ class Search:
                 trial = self.study.ask({one.key: one.distribution() for one in self.space})
                 changes = [one.override(trial.params[one.key]) for one in self.space]
                 asked.append((trial, name := " ".join(changes)))
-                self.changes[name] = changes
+                done.changes[name] = changes
             yield from self._until([arm for _, arm in asked], seeds)
             for trial, arm in asked:
-                if arm in self.values:
-                    self.study.tell(trial, mean(self.values[arm]))
-                    self.told.append(arm)
+                if arm in done.values:
+                    self.study.tell(trial, mean(done.values[arm]))
+                    done.trials.append(arm)
                 else:
                     self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            done = len(self.study.trials)
+            count = len(self.study.trials)
             if not self.runs.quiet:
-                print(f"{done} of {self.tune.trials} trials", file=sys.stderr, flush=True)
-        if self.values and not self.runs.repeated:  # else other seeds are the same requests
+                print(f"{count} of {self.tune.trials} trials", file=sys.stderr, flush=True)
+        if done.values and not self.runs.repeated:  # else other seeds are the same requests
             others = [seed + OTHER_SEEDS for seed in seeds]
-            yield from self._until([DEFAULT, self.best], others, confirm=True)
+            yield from self._until([DEFAULT, done.best], others, confirm=True)
 
     def _until(
         self, arms: Sequence[str], seeds: Sequence[int], confirm: bool = False
     ) -> Iterator[list[Arm]]:
         """Yield these arms until all have run; stores their goals."""
-        into = self.confirmed if confirm else self.values
+        into = self.done.confirmed if confirm else self.done.values
         while True:
             missing = []
             for arm in dict.fromkeys(arms):
@@ -255,52 +225,35 @@ class Search:
                     found = {n: self.runs.finished[arm, n].summary for _, n in wanted}
                     into[arm] = {n: value_of(one, self.tune.goal) for n, one in found.items()}
                 else:
-                    missing.append(Arm(arm, self.changes[arm], seeds=seeds))
+                    missing.append(Arm(arm, self.done.changes[arm], seeds=seeds))
             if not missing:
                 return
             yield missing
 
-    @property
-    def best(self) -> str:
-        """The arm with the best mean, the first of equals."""
-        pick: Any = max if self.more else min
-        return str(pick(self.values, key=lambda arm: mean(self.values[arm])))
-
     def reading(self) -> Analysis:
         import optuna
 
-        means = {mean(self.values[arm]) for arm in self.told}
-        importance: dict[str, float] = {}  # as a share of the goal's variance, descending
+        done, command = self.done, self.runs.command
+        means = {mean(done.values[arm]) for arm in done.trials}
         if len(means) > 1 and len(self.space) > 1:
-            importance = optuna.importance.get_param_importances(self.study)
-        tune, best, command = self.tune, self.best, self.runs.command
-        done = Tuning(
-            goal=tune.goal,
-            default=self.values.get(DEFAULT, {}),
-            trials=tuple((tuple(self.changes[arm]), self.values[arm]) for arm in self.told),
-            best=tuple(self.changes[best]),
-            best_command=ordinary(
-                command, tune.key_of(best), Arm(best, self.changes[best]), command.seeds[0]
-            ),
-            confirmed_default=self.confirmed.get(DEFAULT, {}),
-            confirmed_best=self.confirmed.get(best, {}),
-            importance=importance,
-            failed={arm: str(failure) for arm, failure in self.failed.items()},
-        )
+            done.importance = optuna.importance.get_param_importances(self.study)
+        arm = Arm(done.best, done.changes[done.best])
+        done.command = ordinary(command, self.tune.key_of(arm.name), arm, command.seeds[0])
         caption = (
             "A point a trial, the mean over its seeds; the line is the best so far. Dashed: as it "
             "stands."
         )
         picture = FigureSpec("The search", caption, partial(draw_tuning, done))
+        failed = {arm: str(failure) for arm, failure in self.failed.items()}
         return Analysis(
             finding=done.lines(),
             listings=done.listings(),
-            data=done.data(),
+            data=done.data() | {"failed": failed},
             drawings={"tune": picture} if done.trials else {},
             table=done.table(),
-            again={"The best of its trials": again} if (again := done.best_command) else {},
-            used={"again": again} if again else {},
-            failed=done.failed,
+            again={"The best of its trials": done.command},
+            used={"again": done.command},
+            failed=failed,
             wrong=self.failed,
         )
 
@@ -313,97 +266,110 @@ def mean(values: Values) -> float:
     return estimate(list(values.values())).mean
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tuning:
     """All results of the search."""
 
     goal: str
-    default: Values
-    """The goal under the unchanged configuration."""
-    trials: Sequence[tuple[Sequence[str], Values]]
-    """Overrides and results of the trials, in order."""
-    best: Sequence[str]
-    """Overrides of the best trial; empty if none is better than the default."""
-    best_command: str
-    confirmed_default: Values
-    confirmed_best: Values
-    """Under held-out seeds."""
-    importance: Mapping[str, float]
-    failed: Mapping[str, str]
+    values: dict[str, Values] = field(default_factory=dict)
+    """By arm, the default among them."""
+    changes: dict[str, Sequence[str]] = field(default_factory=lambda: {DEFAULT: ()})
+    """The overrides of each arm."""
+    trials: list[str] = field(default_factory=list)
+    """The arm of each trial, in order."""
+    confirmed: dict[str, Values] = field(default_factory=dict)
+    """The default and the best under held-out seeds."""
+    importance: Mapping[str, float] = field(default_factory=dict)
+    """Of each setting, as a share of the goal's variance, descending."""
+    command: str = ""
+    """Repeats the best under the first seed."""
+
+    @property
+    def more(self) -> bool:
+        """Whether more of the goal is better."""
+        return metric_of(self.goal).better > 0
+
+    @property
+    def best(self) -> str:
+        """The arm with the best mean, the first of equals."""
+        means = {arm: mean(values) for arm, values in self.values.items()}
+        known = [arm for arm, value in means.items() if not math.isnan(value)] or list(means)
+        pick: Any = max if self.more else min
+        return str(pick(known, key=means.__getitem__))
 
     @property
     def found(self) -> float:
-        """The best mean of the search."""
-        every = [mean(values) for _, values in self.trials] + [mean(self.default)]
-        there = [value for value in every if not math.isnan(value)]
-        return max(there) if metric_of(self.goal).better > 0 else min(there)
+        """Its mean."""
+        return mean(self.values[self.best])
 
     @property
     def ratio(self) -> Estimate:
         """The best against the default under the held-out seeds: geometric mean of ratios."""
-        best, default = self.confirmed_best, self.confirmed_default
+        best, default = (self.confirmed.get(arm, {}) for arm in (self.best, DEFAULT))
         seeds = sorted(best.keys() & default.keys())
         return paired_ratio([best[seed] for seed in seeds], [default[seed] for seed in seeds])
 
     def lines(self) -> list[str]:
-        goal, scale = label_of(self.goal), scale_of(self.goal, [self.found])
+        goal, changes = label_of(self.goal), self.changes[self.best]
 
-        def text(values: Values) -> str:
-            return text_of(self.goal, mean(values))
+        def text(values: Mapping[str, Values], arm: str) -> str:
+            return text_of(self.goal, mean(values.get(arm, {})))
 
-        if not self.best:
+        def both(values: Mapping[str, Values]) -> str:
+            return f"{text(values, self.best)}, {text(values, DEFAULT)} as it stands"
+
+        if not changes:
             return [f"None of {len(self.trials)} trials is better than the settings as they stand."]
-        best = f"Best of {len(self.trials)} trials: {shlex.join(self.best)}."
-        search = (
-            f"{goal} in the search: {scale.text(self.found)}, {text(self.default)} as it stands"
-        )
-        if not self.confirmed_best:
+        best = f"Best of {len(self.trials)} trials: {shlex.join(changes)}."
+        search = f"{goal} in the search: {both(self.values)}"
+        if self.best not in self.confirmed:
             return [best, f"{search}."]
         ratio = self.ratio
-        sure = (
-            f" ({signed(ratio.low - 1)} to {signed(ratio.high - 1)}, 95 % confidence)"
-            if ratio.known
-            else ""
-        )
+        ends = f"{signed(ratio.low - 1)} to {signed(ratio.high - 1)}"
+        sure = f" ({ends}, 95 % confidence)" if ratio.known else ""
         return [
             best,
-            f"{goal} under other seeds, {len(self.confirmed_best)} of them: "
-            f"{text(self.confirmed_best)}, {text(self.confirmed_default)} as it "
-            f"stands: {signed(ratio.mean - 1)}{sure}.",
+            f"{goal} under other seeds, {len(self.confirmed[self.best])} of them: "
+            f"{both(self.confirmed)}: {signed(ratio.mean - 1)}{sure}.",
             f"{search}; the best of many is partly luck.",
         ]
 
     def data(self) -> dict[str, Any]:
+        best = {
+            "changes": self.changes[self.best],
+            "mean": self.found,
+            "command": self.command,
+        }
         return {
             "goal": self.goal,
-            "default": self.default,
-            "best": {
-                "changes": list(self.best),
-                "mean": self.found,
-                "command": self.best_command,
-            },
+            "default": self.values.get(DEFAULT, {}),
+            "best": best,
             "confirmed": {
-                "best": self.confirmed_best,
-                "default": self.confirmed_default,
+                "best": self.confirmed.get(self.best, {}),
+                "default": self.confirmed.get(DEFAULT, {}),
                 "ratio": self.ratio._asdict(),
             },
             "importance": self.importance,
             "trials": [
-                {"changes": list(changes), "seeds": values, "mean": mean(values)}
-                for changes, values in self.trials
+                {"changes": self.changes[arm], "seeds": self.values[arm], "mean": value}
+                for arm, value in zip(self.trials, self.means, strict=True)
             ],
-            "failed": self.failed,
         }
+
+    @property
+    def means(self) -> list[float]:
+        """The goal in each trial."""
+        return [mean(self.values[arm]) for arm in self.trials]
 
     def table(self) -> list[dict[str, object]]:
         return [
             {
                 "trial": number,
-                **dict(change.split("=", 1) for change in changes),
-                self.goal: mean(values),
-                **{f"{self.goal}, seed {seed}": value for seed, value in values.items()},
+                **dict(change.split("=", 1) for change in self.changes[arm]),
+                self.goal: mean(self.values[arm]),
+                **{f"{self.goal}, seed {seed}": value for seed, value in self.values[arm].items()},
             }
-            for number, (changes, values) in enumerate(self.trials, 1)
+            for number, arm in enumerate(self.trials, 1)
         ]
 
     def listings(self) -> list[Listing]:
@@ -418,14 +384,16 @@ def draw_tuning(done: Tuning) -> Figure:
     """The goal over trials, and the importances of the settings."""
     look = looks(["trial"])["trial"]
     scale = scale_of(done.goal, [done.found])
-    means = np.asarray([mean(values) for _, values in done.trials]) * scale.factor
-    best = np.maximum if metric_of(done.goal).better > 0 else np.minimum
+    means = np.asarray(done.means) * scale.factor
+    best = np.maximum if done.more else np.minimum
     numbers = np.arange(1, len(means) + 1)
     figure = new_figure(3.4)
     left, right = figure.subplots(1, 2, width_ratios=[3, 1.6])
     left.plot(numbers, means, "o", ms=4, color=look.colour)
     left.step(numbers, best.accumulate(means), where="post", color=INK, lw=1)
-    left.axhline(mean(done.default) * scale.factor, color=MUTED, lw=1, ls=(0, (4, 2)))
+    left.axhline(
+        mean(done.values.get(DEFAULT, {})) * scale.factor, color=MUTED, lw=1, ls=(0, (4, 2))
+    )
     left.set_title(label_of(done.goal))
     tidy(left, x="trial", y=scale.suffix)
     names = list(done.importance)

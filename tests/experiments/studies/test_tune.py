@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from experiments.studies import tune
-from experiments.studies.tune import Choice, Range, Tuning, space_of
+from experiments.studies.tune import DEFAULT, Setting, Tuning, space_of
 from pagedsim.core import ConfigError
 from pagedsim.run.runs import Runs
 
@@ -33,10 +33,10 @@ def result() -> dict[str, Any]:
 def test_a_space_is_of_choices_and_ranges() -> None:
     rate = {"low": 1, "high": 8, "log": True}
     space = space_of({"policy": ["fcfs"], "rate": rate, "c": [None, True], "d": None})
-    policy, c = Choice("policy", ("fcfs",)), Choice("c", ("null", "true"))
-    assert space == [policy, Range("rate", 1, 8, True), c]
+    policy, c = Setting("policy", ("fcfs",)), Setting("c", ("null", "true"))
+    assert space == [policy, Setting("rate", (1, 8), log=True), c]
     assert space[1].override(4) == "rate=4"
-    assert Range("x", 0.5, 1.0, False).override(0.123456) == "x=0.1235"
+    assert Setting("x", (0.5, 1.0), log=False).override(0.123456) == "x=0.1235"
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,10 @@ def test_a_missing_optuna_is_reported(call: Call, monkeypatch: pytest.MonkeyPatc
 def test_the_best_is_confirmed_under_held_out_seeds() -> None:
     done = Tuning(
         "goodput_per_s",
-        default={0: 1.0, 1: 1.0},
-        trials=[(["a=1"], {0: 2.0, 1: 2.0}), (["a=2"], {0: 0.5, 1: 0.5})],
-        best=["a=1"],
-        best_command="again",
-        confirmed_default={1000: 1.0, 1001: 2.0},
-        confirmed_best={1000: 1.1, 1001: 2.2},
-        importance={},
-        failed={},
+        values={DEFAULT: {0: 1.0, 1: 1.0}, "a": {0: 2.0, 1: 2.0}, "b": {0: 0.5, 1: 0.5}},
+        changes={DEFAULT: [], "a": ["a=1"], "b": ["a=2"]},
+        trials=["a", "b"],
+        confirmed={DEFAULT: {1000: 1.0, 1001: 2.0}, "a": {1000: 1.1, 1001: 2.2}},
     )
     assert done.found == 2.0
     assert done.ratio.mean == pytest.approx(1.1)
