@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import inf, isinf
-from typing import Any
 
 from experiments.studies import cheapest_figures as report
 from experiments.studies.capacity import WITHOUT_RATE
-from experiments.studies.compare import ordinary, refuse_of_an_arm
+from experiments.studies.compare import notes_of_left_out, ordinary, refuse_of_an_arm
 from experiments.studies.lattice import Counts, Lattice
 from experiments.studies.placement import server
 from pagedsim.core import ConfigError, PagedsimError
@@ -20,7 +20,7 @@ from pagedsim.metrics.compare import estimate, value_of
 from pagedsim.metrics.result import added_up
 from pagedsim.metrics.slo import BOUNDED, slo_of
 from pagedsim.run.backend import RunConfig
-from pagedsim.run.compose import Command, group_of
+from pagedsim.run.compose import group_of
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -65,8 +65,9 @@ class Cheapest(Study):
     short: int = 1000
     """Requests of a short run."""
     margin: float = 0.25
-    _found: list[Options] = field(default_factory=list, init=False, repr=False)
-    _probes: dict[str, Probe] = field(default_factory=dict, init=False, repr=False)
+    _options: list[Option] = field(default_factory=list, init=False, repr=False)
+    _left_out: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    probes: dict[str, Probe] = field(default_factory=dict, init=False, repr=False)
     """What has been asked for, by the name of its runs."""
 
     def __post_init__(self) -> None:
@@ -82,17 +83,39 @@ class Cheapest(Study):
         require_whole("most", self.most, 1, 256)
         require_whole("short", self.short, 1)
 
-    def options(self, runs: Runs) -> Options:
-        """The available options; raises ConfigError if there are none."""
-        if not self._found:
-            self._found.append(options_of(runs.command, self.gpus, self.splits, self.routers))
-            if not self._found[0].there:
-                raise ConfigError("; ".join(left_out(self._found[0])))
-        return self._found[0]
+    def options(self, runs: Runs) -> Sequence[Option]:
+        """Every GPU with every split and router, where a model fits and a price is known.
+
+        Raises ConfigError if there are none.
+        """
+        every = product(self.gpus, self.splits.items(), self.routers)
+        for gpu, (split, replicas), router in () if self._options else every:
+            changes, keys, alone = _changes(gpu, replicas, router)
+            config = runs.command.configured(f"study.splits.{split}", changes)
+            try:
+                RunConfig(config, runs.command.seeds[0]).prepare()
+            except PagedsimError as error:
+                self._left_out.setdefault(f"{gpu}, {split}", str(error))
+                continue
+            pools = config["fleet"].get("pools") or [""]
+            servers = [server(RunConfig(config).pool(pool).settings) for pool in pools]
+            prices = [euros for _, euros in servers if euros is not None]
+            if len(prices) < len(servers):
+                self._left_out[gpu] = "has no price; set hardware.price_per_hour in a sheet of it"
+                continue
+            sizes = [many for many, _ in servers]
+            self._options.append(Option(gpu, split, router, changes, keys, alone, sizes, prices))
+        if not self._options:
+            raise ConfigError("; ".join(self.left_out))
+        return self._options
+
+    @property
+    def left_out(self) -> list[str]:
+        return notes_of_left_out(self._left_out, "; ")
 
     def next_runs(self, runs: Runs) -> list[Arm]:
         found = Searches(self, runs).next()
-        self._probes.update({probe.name: probe for probe in found})
+        self.probes.update({probe.name: probe for probe in found})
         return [self.arm(probe, runs) for probe in found]
 
     def arm(self, probe: Probe, runs: Runs) -> Arm:
@@ -117,7 +140,7 @@ class Cheapest(Study):
                 )
 
     def key_of(self, arm: str) -> str:
-        probe = self._probes.get(arm)
+        probe = self.probes.get(arm)
         return "study" if probe is None else f"study.splits.{probe.option.split}"
 
     def analyse(self, runs: Runs) -> Analysis | None:
@@ -125,10 +148,6 @@ class Cheapest(Study):
 
     def progress(self, runs: Runs) -> str:
         return f"{len(runs.finished)} runs of the search are complete"
-
-    @property
-    def probes(self) -> Mapping[str, Probe]:
-        return self._probes
 
 
 @dataclass(frozen=True)
@@ -166,20 +185,17 @@ class Searches:
         self.options = study.options(runs)
         self.failed: dict[str, Failure] = {}
         """By option."""
-        self.lattices: dict[str, Lattice] = {}
-        self.alone: dict[str, list[Lattice]] = {}
-        """Of each role, where roles are apart."""
-        for option in self.options.there:
-            self.lattices[option.name] = Lattice(option.prices, study.most)
-            self.alone[option.name] = [
-                Lattice(option.prices[role : role + 1], study.most)
-                for role in range(len(option.alone))
-            ]
+        self.lattices: dict[tuple[str, int | None], Lattice] = {}
+        """By option and role alone; None: all of them."""
+        for option in self.options:
+            self.lattices[option.name, None] = Lattice(option.prices, study.most)
+            for role in option.roles:
+                self.lattices[option.name, role] = Lattice([option.prices[role]], study.most)
         for probe in study.probes.values():
             self._tell(probe)
-        for name, roles in self.alone.items():  # no fleet of all roles has fewer of one
-            for role, one in enumerate(roles):
-                self.lattices[name].take(role, one.least)
+        for (name, alone), one in self.lattices.items():
+            if alone is not None:  # no fleet of all roles has fewer of one
+                self.lattices[name, None].take(alone, one.least)
 
     def _tell(self, probe: Probe) -> None:
         """The result of a probe, once all of its runs exist."""
@@ -189,9 +205,7 @@ class Searches:
         found = self.of(probe)
         if len(found) == (self._seeds if probe.long else 1):
             met = estimate(_values(found, ATTAINED)).mean >= self.study.attainment
-            name, role = probe.option.name, probe.role
-            lattice = self.lattices[name] if role is None else self.alone[name][role]
-            lattice.tell(probe.counts, met, probe.long)
+            self.lattices[probe.option.name, probe.role].tell(probe.counts, met, probe.long)
 
     def of(self, probe: Probe) -> list[Run]:
         seeds = self.runs.command.seeds
@@ -211,7 +225,7 @@ class Searches:
     @property
     def _open(self) -> list[tuple[Option, Lattice]]:
         """Options, but for those of which a run has failed."""
-        every = ((option, self.lattices[option.name]) for option in self.options.there)
+        every = ((option, self.lattices[option.name, None]) for option in self.options)
         return [(option, one) for option, one in every if option.name not in self.failed]
 
     def next(self) -> list[Probe]:
@@ -230,8 +244,8 @@ class Searches:
             return []
         alone = [
             Probe(option, counts, long=False, role=role)
-            for role, one in enumerate(self.alone[option.name])
-            if (counts := one.next_short(inf)) is not None
+            for role in option.roles
+            if (counts := self.lattices[option.name, role].next_short(inf)) is not None
         ]
         if alone or (counts := lattice.next_short(limit)) is None:
             return alone
@@ -260,15 +274,11 @@ class Searches:
             interrupted=bool(self.next()),
         )
         failed = {name: str(failure) for name, failure in self.failed.items()}
-        again = ""
-        if done.winner is not None:
-            arm = self.study.arm(self.study.probes[done.winner.name], self.runs)
-            command = self.runs.command
-            again = ordinary(command, self.study.key_of(arm.name), arm, command.seeds[0])
+        again = self._command(done.winner)
         return Analysis(
             finding=done.lines(),
             listings=done.listings(),
-            notes=[*left_out(self.options), *self._notes(done)],
+            notes=[*self.study.left_out, *self._notes(done)],
             data=done.data(),
             drawings=done.drawings(),
             table=done.table(),
@@ -277,6 +287,13 @@ class Searches:
             failed=failed,
             wrong=self.failed,
         )
+
+    def _command(self, winner: report.Fleet | None) -> str:
+        """Repeats its run under the first seed."""
+        if winner is None:
+            return ""
+        arm, command = self.study.arm(self.study.probes[winner.name], self.runs), self.runs.command
+        return ordinary(command, self.study.key_of(arm.name), arm, command.seeds[0])
 
     def _fleet(self, probe: Probe) -> report.Fleet | None:
         """One that was tried; None where a run of it is not there."""
@@ -292,7 +309,7 @@ class Searches:
             long=probe.long,
             counts=probe.counts,
             gpus=sum(n * each for n, each in zip(probe.counts, option.gpus, strict=True)),
-            euros_per_hour=self.lattices[option.name].cost(probe.counts),
+            euros_per_hour=self.lattices[option.name, None].cost(probe.counts),
             attained=means.pop(ATTAINED),
             means={key: one.mean for key, one in means.items()},
         )
@@ -307,13 +324,6 @@ class Searches:
         if done.winner is not None:
             runs = self.of(self.study.probes[done.winner.name])
             yield from added_up([run.summary for run in runs])
-
-
-def left_out(options: Options) -> Iterator[str]:
-    """Notes on omitted options, one per reason."""
-    for reason in dict.fromkeys(options.left_out.values()):
-        names = [name for name, one in options.left_out.items() if one == reason]
-        yield f"left out: {'; '.join(names)}: {reason}"
 
 
 def _values(runs: Sequence[Run], key: str) -> list[float]:
@@ -344,17 +354,12 @@ class Option:
     def name(self) -> str:
         return f"{self.gpu}, {self.split}, {self.router}"
 
+    @property
+    def roles(self) -> range:
+        return range(len(self.alone))
+
     def fleet(self, counts: Counts) -> str:
         return f"{' + '.join(map(str, counts))} × {self.name}"
-
-
-@dataclass(frozen=True)
-class Options:
-    """All valid options in order, and the reasons for omitting others."""
-
-    there: Sequence[Option]
-    left_out: Mapping[str, str]
-    """Reasons, by what is left out."""
 
 
 def check_splits(splits: object) -> None:
@@ -387,33 +392,6 @@ def _check_changes(where: str, changes: object) -> None:
             raise ConfigError(f"{where}: {change}: is what the search varies")
         if group_of(change) in _TRAFFIC:
             raise ConfigError(f"{where}: {change}: must be the same for all options")
-
-
-def options_of(
-    command: Command, gpus: Sequence[str], splits: Mapping[str, Split], routers: Sequence[str]
-) -> Options:
-    """Every GPU with every split and router, where a model fits and a price is known."""
-    there: list[Option] = []
-    left_out: dict[str, str] = {}
-    for gpu in gpus:
-        for split, set_to in splits.items():
-            for router in routers:
-                changes, keys, alone = _changes(gpu, set_to, router)
-                config = command.configured(f"study.splits.{split}", changes)
-                try:
-                    RunConfig(config, command.seeds[0]).prepare()
-                except PagedsimError as error:
-                    left_out.setdefault(f"{gpu}, {split}", str(error))
-                    continue
-                pools: Mapping[str, Any] = config["fleet"].get("pools") or {"": {}}
-                servers = [server(RunConfig(config).pool(pool).settings) for pool in pools]
-                prices = [euros for _, euros in servers if euros is not None]
-                if len(prices) < len(servers):
-                    left_out[gpu] = "has no price; set hardware.price_per_hour in a sheet of it"
-                    continue
-                sizes = [many for many, _ in servers]
-                there.append(Option(gpu, split, router, changes, keys, alone, sizes, prices))
-    return Options(there, left_out)
 
 
 def _changes(gpu: str, split: Split, router: str) -> tuple[list[str], list[str], list[list[str]]]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.studies.zoo_pareto import stairs
+from experiments.studies.zoo_pareto import pareto_front, stairs
 from pagedsim.metrics.catalogue import label_of, scale_of
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("goodput_per_s", "tokens_per_euro", "tokens_per_joule", "mean_watts")
 """Metrics of a fleet reported beside its cost."""
-_SAME = 1e-9
 _AIR = 1.12
 """Margin of the cost axis, as a factor."""
 _WIDE = 10.0
@@ -204,12 +203,11 @@ class Cheapest:
 
 
 def front_of(fleets: Sequence[Fleet]) -> list[Fleet]:
-    """The Pareto front of cost and attainment, by cost."""
-    front: list[Fleet] = []
-    for one in sorted(fleets, key=lambda each: (each.euros_per_hour, -each.attained.mean)):
-        if not front or one.attained.mean > front[-1].attained.mean + _SAME:
-            front.append(one)
-    return front
+    """The Pareto front of cost and attainment, by cost; the first of equals."""
+    at: dict[Point, Fleet] = {}
+    for one in fleets:
+        at.setdefault((-round(one.euros_per_hour, 9), round(one.attained.mean, 9)), one)
+    return [at[point] for point in pareto_front({point: point for point in at})]
 
 
 def draw(done: Cheapest) -> Figure:

@@ -133,6 +133,14 @@ def ordinary(command: Command, key: str, arm: Arm, seed: int) -> str:
     return single(command, [*arm.overrides, *numbers], job)
 
 
+def notes_of_left_out(reasons: Mapping[str, str], between: str = ", ") -> list[str]:
+    """Notes on what is left out, one per reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return [f"left out: {between.join(some)}: {reason}" for reason, some in names.items()]
+
+
 def _texts(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
 

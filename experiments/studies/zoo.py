@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from experiments.studies.compare import Decisions, check_metrics, check_overrides
+from experiments.studies.compare import Decisions, check_metrics, check_overrides, notes_of_left_out
 from experiments.studies.zoo_pareto import Criterion, Plane, Ranking, draw_pareto
 from pagedsim.build import memory_class, policies
 from pagedsim.core import ConfigError, Memory, Policy, PrefixMemory
@@ -110,7 +110,7 @@ class Zoo(Decisions):
             self._check_objectives(runs)
             self._asked.update(self._fed(runs))
             if not self._asked:
-                raise ConfigError("; ".join(self.notes_of_left_out()))
+                raise ConfigError("; ".join(self.left_out))
         bounds = self._bounds(runs)
         return [Arm(name, changes, bounds) for name, changes in self._asked.items()]
 
@@ -146,6 +146,10 @@ class Zoo(Decisions):
                     self._counting.append(name)
                 yield name, changes
 
+    @property
+    def left_out(self) -> list[str]:
+        return notes_of_left_out(self._left_out)
+
     def key_of(self, arm: str) -> str:
         return super().key_of(arm) if arm in self.arms else arm
 
@@ -170,7 +174,7 @@ class Zoo(Decisions):
         return Analysis(
             finding=sentences(ranking, planes, self.predictors),
             listings=listings(ranking),
-            notes=[*self.notes_of_left_out(), *self._notes(arms), *gathered(arms)],
+            notes=[*self.left_out, *self._notes(arms), *gathered(arms)],
             data=data_of(ranking, planes) | {"left out": self._left_out},
             drawings={"pareto": pareto} if planes else {},
             table=table,
@@ -188,12 +192,6 @@ class Zoo(Decisions):
         ]
         told = [one for one in every if _told(classes, one)]
         return Ranking(classes, told)
-
-    def notes_of_left_out(self) -> Iterator[str]:
-        """Notes on omitted arms, one per reason."""
-        for reason in dict.fromkeys(self._left_out.values()):
-            names = [name for name, one in self._left_out.items() if one == reason]
-            yield f"left out: {', '.join(names)}: {reason}"
 
     def _notes(self, arms: Arms) -> Iterator[str]:
         names = [label_of(k) for k in keys_of(self.criteria) if not _told(arms, Criterion(k))]

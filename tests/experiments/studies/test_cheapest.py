@@ -222,6 +222,6 @@ def test_short_runs_have_no_more_requests_than_long_ones(tmp_path: Path) -> None
     study = cheapest.Cheapest("t", "q", ["l4"], {"one": []}, ["round_robin"], short=300)
     for words, many in ((("workload.requests=100",), 100), (("workload.requests=900",), 300)):
         runs = Runs(command(tmp_path, BASE[0], *words))
-        (option,) = study.options(runs).there
+        (option,) = study.options(runs)
         arm = study.arm(cheapest.Probe(option, (2,), long=False), runs)
         assert arm.changes == {"fleet.replicas": 2, "workload.requests": many}

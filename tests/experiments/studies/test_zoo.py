@@ -42,7 +42,7 @@ def asked(folder: Path, *words: str) -> tuple[list[str], str]:
     study = make("study", settings["study"], Study)
     assert isinstance(study, Zoo)
     arms = study.next_runs(Runs(given, quiet=True))
-    return [arm.name for arm in arms], "\n".join(study.notes_of_left_out())
+    return [arm.name for arm in arms], "\n".join(study.left_out)
 
 
 # -- arms ------------------------------------------------------------------------------------------
