@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.log import check_log, write_log
-from pagedsim.metrics.arms import DEFAULT_METRICS
+from pagedsim.metrics.arms import DEFAULT_METRICS, Arms
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, finding, values_of
 from pagedsim.metrics.slo import slo_of
@@ -63,15 +63,10 @@ class Compare(Study):
         arms = arms_of(self, runs)
         if not arms.runs:
             return None
-        keys = keys_of(arms.metrics)
-        means = {
-            arm: {key: estimate(list(values_of(arms, arm, key).values())).mean for key in keys}
-            for arm in arms.arms
-        }
         return Analysis(
             finding=[sentence for sentence in finding(arms) if sentence],
             notes=arms.notes,
-            data={"means": means},
+            data={"means": means_of(arms)},
             drawings=drawings_of(arms),
             compares=True,
             headline=["sweep"] if arms.swept else ["effect"] if len(arms.arms) > 1 else [],
@@ -131,6 +126,18 @@ def ordinary(command: Command, key: str, arm: Arm, seed: int) -> str:
     numbers = [f"{name}={value:g}" for name, value in arm.changes.items()]
     job = Job(arm.name, seed, config, command.folder)
     return single(command, [*arm.overrides, *numbers], job)
+
+
+def means_of(arms: Arms, group: str | None = None) -> dict[str, dict[str, float]]:
+    """Means over the seeds of each arm's metrics, as far as there are values."""
+    found = {
+        arm: {key: list(values_of(arms, arm, key, group).values()) for key in keys_of(arms.metrics)}
+        for arm in arms.arms
+    }
+    return {
+        arm: {key: estimate(values).mean for key, values in metrics.items() if values}
+        for arm, metrics in found.items()
+    }
 
 
 def notes_of_left_out(reasons: Mapping[str, str], between: str = ", ") -> list[str]:

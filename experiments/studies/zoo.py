@@ -8,16 +8,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from experiments.studies.compare import Decisions, check_metrics, check_overrides, notes_of_left_out
+from experiments.studies.compare import (
+    Decisions,
+    check_metrics,
+    check_overrides,
+    means_of,
+    notes_of_left_out,
+)
 from experiments.studies.zoo_pareto import Criterion, Plane, Ranking, draw_pareto
 from pagedsim.build import memory_class, policies
-from pagedsim.core import ConfigError, Memory, Policy, PrefixMemory
+from pagedsim.core import ConfigError, Memory, Policy, PolicyWrapper, PrefixMemory
 from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.arms import Arms, by_class
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, summary_key, text_of
 from pagedsim.metrics.compare import (
     Comparison,
-    estimate,
     finding,
     groups_of,
     in_words,
@@ -136,10 +141,7 @@ class Zoo(Decisions):
         feed, bounds = Feed(runs.config, runs.command.seeds[0]), self._bounds(runs)
         for name, changes in self.chosen.items():
             config = runs.command.configured(self.key_of(name), changes, bounds)
-            reason = feed.lacking(config)
-            if not reason and name not in self.arms:  # of the user's own it is an error
-                reason = feed.misfit(config)
-            if reason:
+            if reason := feed.lacking(config, own=name in self.arms):
                 self._left_out[name] = reason
             else:
                 if feed.counts_apart(config):
@@ -385,7 +387,7 @@ def data_of(ranking: Ranking, planes: Sequence[Plane]) -> dict[str, Any]:
     """Means by group and arm, Pareto fronts, best and dominated arms, for result.json."""
     arms = ranking.arms
     return {
-        "means": {group or "all": _means(arms, group) for group in groups_of(arms)},
+        "means": {group or "all": means_of(arms, group) for group in groups_of(arms)},
         "frontiers": [
             {"of": [one.key for one in plane], "arms": ranking.frontier(*plane)} for plane in planes
         ],
@@ -396,18 +398,6 @@ def data_of(ranking: Ranking, planes: Sequence[Plane]) -> dict[str, Any]:
         "beaten": {
             arm: {"by": one.by, "surely": one.surely} for arm, one in ranking.dominated().items()
         },
-    }
-
-
-def _means(arms: Arms, group: str | None) -> Mapping[str, Mapping[str, float]]:
-    keys = keys_of(arms.metrics)
-    found = {
-        arm: {key: list(values_of(arms, arm, key, group).values()) for key in keys}
-        for arm in arms.arms
-    }
-    return {
-        arm: {key: estimate(values).mean for key, values in one.items() if values}
-        for arm, one in found.items()
     }
 
 
@@ -487,7 +477,8 @@ class Feed:
         self._workloads: dict[str, Workload] = {}
         build(base, seed, self._workload(base))
 
-    def lacking(self, config: Settings) -> str:
+    def lacking(self, config: Settings, own: bool) -> str:
+        """Why an arm is left out; one of the user's `own` that cannot be built is an error."""
         policy, workload = policy_of(config["policy"]), self._workload(config)
         for _, reason in unmet(policy, workload):
             return reason
@@ -496,11 +487,9 @@ class Feed:
         ):
             kind = config["memory"]["kind"]
             return f"goes by what is cached, and memory={kind} caches nothing; set memory=prefix"
-        return ""
-
-    def misfit(self, config: Settings) -> str:
         try:
-            build(config, self.seed, self._workload(config))
+            if not own:
+                build(config, self.seed, workload)
         except ConfigError as error:
             return str(error)
         return ""
@@ -527,8 +516,8 @@ class Feed:
 def _around(policy: Policy) -> Iterator[Policy]:
     """A policy, and those that it stands around."""
     yield policy
-    if isinstance(inner := getattr(policy, "of", None), Policy):
-        yield from _around(inner)
+    if isinstance(policy, PolicyWrapper):
+        yield from _around(policy.inner)
 
 
 def _memory(config: Settings) -> type[Memory]:

@@ -113,9 +113,10 @@ def test_policies_without_their_inputs_are_left_out_with_the_reason(
 
 def test_unbuildable_arms_are_left_out(hydra: None, tmp_path: Path) -> None:
     words = ("batching=static", "preemption=recompute", "memory=paged")
-    arms, left_out = asked(tmp_path, *words)
+    own = '++study.arms={mine: ["policy=aging", "policy.of=longest_prefix"]}'
+    arms, left_out = asked(tmp_path, *words, own)
     assert "srpt by oracle" not in arms and "fcfs" in arms
-    assert "left out: longest_prefix: goes by what is cached, and memory=paged" in left_out
+    assert "left out: longest_prefix, mine: goes by what is cached, and memory=paged" in left_out
     assert "srpt by oracle, srpt by noisy: SRPT displaces running requests: a static" in left_out
 
 
