@@ -89,6 +89,9 @@ class Options:
         chosen = [
             one for one in overrides if self.is_group(one.key) and not isinstance(one.value, dict)
         ]
+        for one in chosen:
+            if one.kind == "force":
+                raise ConfigError(no_forced_option(one.word))
         base = self._base(root, {one.key: one for one in chosen})
         config = base.config.copy()
         for one in overrides:
@@ -143,6 +146,11 @@ class Options:
         return self._bases[key]
 
 
+def no_forced_option(word: str) -> str:
+    """Why `++group=option` is refused."""
+    return f"{word}: ++ is for settings; {word.removeprefix('++')} chooses the option"
+
+
 def _option(one: Override) -> str | None:
     if one.kind == "delete":
         return None
@@ -164,6 +172,8 @@ class _Tree:
         self.choices: dict[str, str | None] = {}
         self.added = [group for group, one in chosen.items() if one.kind == "add"]
         self.unmet = {group: one for group, one in chosen.items() if one.kind != "add"}
+        self.overridden: dict[str, str] = {}
+        """Groups that files override and that have not been met yet, and where that stands."""
 
     def composed(self) -> Composed:
         """What they come to."""
@@ -177,8 +187,15 @@ class _Tree:
         for group, one in self.unmet.items():
             if not group.startswith("hydra/"):
                 raise ConfigError(f"{one.word}: no such group here; +{group}=... adds it")
+        for group, where in self.overridden.items():
+            if not group.startswith("hydra/"):
+                raise ConfigError(f"{where}: no such group here; {to_choose(group, self.choices)}")
         merged.pop("hydra", None)
-        config = cast(DictConfig, OmegaConf.merge(schema, merged))
+        try:
+            config = cast(DictConfig, OmegaConf.merge(schema, merged))
+        except (ConfigAttributeError, ConfigKeyError) as error:
+            there = OmegaConf.to_container(OmegaConf.create(schema))
+            raise ConfigError(no_key(str(error.full_key), there)) from error
         OmegaConf.set_struct(config, True)
         return Composed(config, self.choices)
 
@@ -188,8 +205,8 @@ class _Tree:
             return [("", _SCHEMAS[name])]
         file = self.options.file(name)
         if file is None:
-            option = name.rpartition("/")[2]
-            known = to_choose(option, self.options.options_of(group))
+            option, there = name.rpartition("/")[2], self.options.options_of(group)
+            known = to_choose(option, there) if there else f"{group} has no options"
             raise ConfigError(f"{group}={option}: unknown; {known}")
         package = package if file.package is None else file.package
         entries = list(file.defaults)
@@ -197,8 +214,10 @@ class _Tree:
             entries += [{one: self.asked[one]} for one in self.added]
         for entry in entries:
             for key, chosen in _pairs(entry):
-                if key.startswith("override "):
-                    self.asked.setdefault(_absolute(key.partition(" ")[2], group), chosen)
+                own = _absolute(key.partition(" ")[2], group)
+                if key.startswith("override ") and own not in self.asked:
+                    self.asked[own] = chosen
+                    self.overridden[own] = f"{name}.yaml: defaults: {key}: {chosen}"
         late = [entry for entry in entries if self._is_late(entry, group)]
         parts: dict[int, list[tuple[str, Any]]] = {}
         order = [at for at in reversed(range(len(entries))) if entries[at] not in late]
@@ -238,11 +257,16 @@ class _Tree:
         if own.startswith("hydra/"):
             return []
         self.unmet.pop(own, None)
+        self.overridden.pop(own, None)
         if own in self.added and entry != {own: self.asked[own]}:
             raise ConfigError(f"+{own}={self.asked[own]}: is chosen already; {own}=... changes it")
         name = self.asked.get(own, option)
         if isinstance(name, str) and "${" in name:
-            name = OmegaConf.create({**self.choices, "_": name})["_"]
+            try:
+                name = OmegaConf.create({**self.choices, "_": name})["_"]
+            except OmegaConfBaseException as error:
+                there = ", ".join(f"${{{one}}}" for one in sorted(self.choices))
+                raise ConfigError(f"{own}={name}: unknown; choose from {there}") from error
         if name is not None or own not in self.asked:  # else it is taken away
             self.choices[own] = name
         if name is None or (optional and self.options.file(f"{own}/{name}") is None):

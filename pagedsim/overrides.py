@@ -46,7 +46,9 @@ def parse(word: str) -> Override:
         raise OverrideError(f"{word}: an option goes into its own group; @ is not supported")
     found = _WORD.fullmatch(word)
     if found is None or (found[3] is None and found[1] != "~"):
-        raise OverrideError(f"{word}: cannot be read as key=value{hint(word)}")
+        raise OverrideError(
+            f"{word.strip() or repr(word)}: cannot be read as key=value{hint(word)}"
+        )
     if found[3] is None:
         return Override(word, "delete", found[2])
     return Override(word, _KINDS[found[1]], found[2], _Reader(word, found[4]).whole())
@@ -172,6 +174,8 @@ def _primitive(text: str) -> Any:
 
 def hint(word: str, special: bool = False) -> str:
     """What is mostly the reason, where a word was not understood."""
+    if not word.strip():
+        return ", such as policy=fcfs"
     above, dot, name = word.partition("=")[0].lstrip("+").rpartition(".")
     if dot and " " in name:
         return f"; a name with a space goes into a mapping: '++{above}={{{name}: ...}}'"

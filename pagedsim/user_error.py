@@ -123,7 +123,7 @@ def _flat(error: BaseException) -> str:
 
 def _composition(error: BaseException, words: Sequence[str], root: str) -> str:
     """What Hydra could not compose, in our words."""
-    from pagedsim.options import no_key, reason
+    from pagedsim.options import no_forced_option, no_key, reason
 
     text = str(error)
     if options := getattr(error, "options", None):
@@ -148,8 +148,24 @@ def _composition(error: BaseException, words: Sequence[str], root: str) -> str:
         return f"{key}: must be given: {key}=..."
     if type(error).__name__ == "OverrideParseException":
         word = str(getattr(error, "override", text))
-        return f"{word}: cannot be read as key=value{_syntax(text, word)}"
+        return f"{word.strip() or repr(word)}: cannot be read as key=value{_syntax(text, word)}"
+    if match := re.search(r"force-add of config groups is not supported: '(.+)'", text):
+        return no_forced_option(match[1])
+    if match := re.search(r"Interpolation key '([^']+)' not found", text):
+        at = _at(error, words)
+        known = "no such key" if "${." in at else no_key(match[1], _composed(words, root))
+        return f"{at}: {known}"
+    first = text.partition("\n")[0]
+    if match := re.search(r"interpolation: \"?(.+?)\"?$|^\w+ interpolation.*", first):
+        return f"{_at(error, words)}: {match[1] or match[0]}"
     return _flat(error)
+
+
+def _at(error: BaseException, words: Sequence[str]) -> str:
+    """The key whose value names others by ${...}, and the value."""
+    if key := getattr(error, "full_key", None):
+        return f"{key}={getattr(error, 'child_node', '')}"
+    return next((word for word in words if "${" in word), "${...}")
 
 
 def _syntax(text: str, word: str) -> str:

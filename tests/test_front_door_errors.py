@@ -479,6 +479,20 @@ ARMS = {
         "a: 'policy=fcfs'",
         'study.arms.a=policy=fcfs: must be a list of overrides, such as ["policy=fcfs"]',
     ),
+    "empty": ("a: ['']", "study.arms.a: '': cannot be read as key=value, such as policy=fcfs"),
+    "no such key to refer to": (
+        "a: ['server.max_seqs=${slo.tpt}']",
+        "study.arms.a[0]=server.max_seqs=${slo.tpt}: slo.tpt: no such key; did you mean 'tpot'? "
+        "choose from clients, e2e, tpot, ttft",
+    ),
+    "no variable of the environment": (
+        "a: ['workload.path=${oc.env:NO_SUCH}']",
+        "study.arms.a[0]=workload.path=${oc.env:NO_SUCH}: Environment variable 'NO_SUCH' not found",
+    ),
+    "an option is no setting": (
+        "a: ['++policy=vtc']",
+        "study.arms.a: ++policy=vtc: ++ is for settings; policy=vtc chooses the option",
+    ),
 }
 
 

@@ -111,10 +111,18 @@ class Command:
         try:
             return self.composition.of(overrides)
         except Exception as error:
-            # What is wrong without the arm's changes is not the arm's fault.
-            ours = any(one in str(error) or _last(one) in str(error) for one in overrides)
             told = line(error, [*self.words, *overrides])
+            ours = told != self._fault()
             raise ConfigError((f"{whose}: " if ours else "") + told) from error
+
+    def _fault(self) -> str:
+        """What is wrong with the words alone."""
+        try:
+            made = self.composition.of(())
+            OmegaConf.to_container(made, resolve=True, throw_on_missing=True)
+        except Exception as error:
+            return line(error, self.words)
+        return ""
 
 
 def command_line(words: Iterable[str]) -> str:
@@ -130,10 +138,6 @@ def key_of(override: str) -> str:
 def group_of(override: str) -> str:
     """The first part of the key that an override sets."""
     return re.split(r"[.=@]", override.lstrip("+~"))[0]
-
-
-def _last(override: str) -> str:
-    return key_of(override).rpartition(".")[2]
 
 
 # -- composing -------------------------------------------------------------------------------------

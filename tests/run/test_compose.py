@@ -106,6 +106,9 @@ def test_a_value_is_read_as_by_hydra(value: str) -> None:
         ("+workload.rate=3", "[+]workload.rate=3: is there already; workload.rate=... changes it"),
         ("~workload.nothing", "~workload.nothing: cannot be taken away: it is not there"),
         ("+policy=vtc", r"\+policy=vtc: is chosen already"),
+        ("++policy=vtc", r"\+\+policy=vtc: \+\+ is for settings; policy=vtc chooses the option"),
+        ("policy=${nope}", r"policy=\${nope}: unknown; choose from \${backend}, "),
+        (" ", "' ': cannot be read as key=value, such as policy=fcfs"),
         ("workload.rate=float(3)", r"functions such as float\(\) are not supported"),
         ("~workload.rate=1", "~workload.rate=1: cannot be taken away: it is 3"),
         ("+policy@workload.x=fcfs", "an option goes into its own group; @ is not supported"),
@@ -132,6 +135,10 @@ def test_an_arm_may_choose_what_the_command_line_chooses() -> None:
         ("defaults:", "defaults: must be a list of options"),
         ("defaults: priority", "defaults: must be a list of options"),
         ("defaults: [vtc@here]", "vtc@here: packages are not supported"),
+        (
+            "defaults: [{override /nosuch: y}]",
+            "policy/mine.yaml: defaults: override /nosuch: y: no such group here; choose from ",
+        ),
     ],
 )
 def test_a_file_that_is_no_option_is_named(tmp_path: Path, text: str, fault: str) -> None:
@@ -162,6 +169,14 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     )
     made = options.compose("config", ["workload=mine"]).config.workload
     assert made == options.compose("config", ["workload=fixed"]).config.workload
+    (tmp_path / "hollow/sub").mkdir(parents=True)
+    (tmp_path / "hollow/sub/a.yaml").write_text("x: 1\n")
+    for word, text in (
+        ("+hollow=x", "hollow=x: unknown; hollow has no options"),
+        ("+hollow/sub=a", "hollow: no such key; choose from backend, "),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            options.compose("config", [word])
     (tmp_path / "root.yaml").write_text("defaults: [config, _self_]\nworkload: {rate: 7}\n")
     assert options.compose("root", ["policy=mine"]).config.workload.rate == 7
 
