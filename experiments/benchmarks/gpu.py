@@ -23,7 +23,6 @@ failed.
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import sys
@@ -68,12 +67,11 @@ def gpu(words: Sequence[str]) -> None:
     if asked.unpack:
         if asked.archive is None:
             sys.exit("--unpack: there is nothing to unpack; give --archive")
-        archive = Archive(asked.archive)
-        place = asked.out or folder_named(archive.device)
-        archive.unpack(place, archive.device)
+        place = unpack(asked.archive, asked.out)
         take_over(place)
-        count = len(archive.ledger["parts"])
-        print(f"{asked.archive}: {count} parts of {archive.device}, in {place}")
+        ledger = read_json(place / "gpu.json")
+        count = len(ledger["parts"])
+        print(f"{asked.archive}: {count} parts of {ledger['device']}, in {place}")
         return
     if quick and asked.out is None:
         sys.exit("--out: what is quick is written nowhere by itself; give a folder")
@@ -83,7 +81,7 @@ def gpu(words: Sequence[str]) -> None:
     told["command"] = " ".join(["python", "-m", NAME, *words])
     place = (asked.out or folder_named(told["device"])).resolve()
     if asked.archive is not None and asked.archive.exists():
-        Archive(asked.archive).unpack(place, told["device"])
+        unpack(asked.archive, place, told["device"])
     take_over(place)
     ledger = Ledger(place, told, asked.archive)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -247,68 +245,41 @@ KINDS = (".json", ".md", ".png")
 LARGEST = 4 * 2**20
 """Bytes of a packed file, at most."""
 MOST = 15 * 2**20
-"""Bytes of an archive, at most."""
+"""Bytes of all of them, at most."""
 
 
 def pack(place: Path, path: Path) -> None:
-    """Write the results of a folder, without files that are too large.
+    """Write the results of a folder, the smallest files first and no large ones.
 
     Folders in it, which studies make, are packed with their files, but not what is deeper.
     """
-    there = sorted([*place.glob("*"), *place.glob("*/*")])
+    there = [*place.glob("*"), *place.glob("*/*")]
     files = [one for one in there if one.suffix in KINDS and one.name[0] != "."]
-    files = [one for one in files if one.stat().st_size <= LARGEST]
-    while len(content := _packed(files, place)) > MOST:
-        files.remove(max(files, key=lambda one: one.stat().st_size))
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")  # a process killed here leaves the previous file
-    part.write_bytes(content)
-    part.replace(path)
+    part, room = path.with_name(f".{path.name}.part"), MOST
+    with tarfile.open(part, "w:gz") as archive:
+        for one in sorted(files, key=lambda one: one.stat().st_size):
+            room -= one.stat().st_size
+            if room >= 0 and one.stat().st_size <= LARGEST:
+                archive.add(one, one.relative_to(place))
+    part.replace(path)  # a process killed before leaves the previous file
 
 
-def _packed(files: list[Path], place: Path) -> bytes:
-    room = io.BytesIO()
-    with tarfile.open(fileobj=room, mode="w:gz") as archive:
-        for path in files:
-            member = tarfile.TarInfo(path.relative_to(place).as_posix())
-            content = path.read_bytes()
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return room.getvalue()
-
-
-class Archive:
-    """An archive that was written before; exits with a line if it is not one."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            with tarfile.open(path, "r:gz") as archive:
-                self._files = {one.name: _content(archive, one) for one in archive}
-            self.ledger: dict[str, Any] = json.loads(self._files["gpu.json"])
-            self.device = str(self.ledger["device"])
-        except (OSError, EOFError, zlib.error, tarfile.TarError, KeyError, ValueError) as error:
-            reason = "it has no gpu.json" if isinstance(error, KeyError) else error
-            sys.exit(f"--archive {path}: is none that this command has written: {reason}")
-
-    def unpack(self, place: Path, device: str) -> None:
-        """Write its files to a folder, over those that are there."""
-        if self.device != device:
-            sys.exit(
-                f"--archive {self._path}: is of {self.device}, and this is {device}; give another"
-            )
-        place.mkdir(parents=True, exist_ok=True)
-        for name, content in self._files.items():
-            (place / name).parent.mkdir(exist_ok=True)
-            (place / name).write_bytes(content)
-
-
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member) if member.isfile() else None
-    *folder, name = member.name.split("/")
-    if file is None or len(folder) > 1 or {"", ".", ".."} & {*folder, name}:
-        raise ValueError(f"{member.name!r} is no plain file")
-    return file.read()
+def unpack(path: Path, place: Path | None, device: str | None = None) -> Path:
+    """Write the files of an archive to a folder, by default that of its GPU, over those that are
+    there; exits with a line if it is no archive, or of another device."""
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            content = archive.extractfile("gpu.json")
+            own = str(json.load(content)["device"]) if content else ""
+            if device not in (None, own):
+                sys.exit(f"--archive {path}: is of {own}, and this is {device}; give another")
+            place = place or folder_named(own)
+            archive.extractall(place, filter="data")
+    except (OSError, EOFError, zlib.error, tarfile.TarError, KeyError, ValueError) as error:
+        reason = "it has no gpu.json" if isinstance(error, KeyError) else error
+        sys.exit(f"--archive {path}: is none that this command has written: {reason}")
+    return place
 
 
 main = main_of(gpu)

@@ -42,7 +42,7 @@ from experiments.benchmarks.engine import (
     rate_rows,
 )
 from experiments.benchmarks.harness import ROOT, main_of, table
-from experiments.benchmarks.timing import free_memory
+from experiments.benchmarks.timing import TIMED, Line, free_memory
 from pagedsim.engine.models import LoadedModel
 
 FIRST, AHEAD = "pagedsim", "pagedsim, async_scheduling"
@@ -106,28 +106,28 @@ def servers(words: Sequence[str]) -> None:
     asked = parse_device(__doc__, words, {"--device": ("cuda", "cpu"), "--rounds": 2, **LOAD})
     logging.disable(logging.WARNING)
     absent = {name: "not installed" for name in SERVERS if importlib.util.find_spec(name) is None}
-    results = Results("servers", "servers", words, asked, absent=absent)
-    failed: dict[str, str] = {}
     rates: dict[str, float] = {}
+    results = Results("servers", "servers", words, asked, absent=absent, rates=rates)
     if there := [name for name in SERVERS if name not in absent]:
         model = loaded(asked.device)
         load = load_of(asked.prompts, asked.tokens, model)
         about = {"model": model.name, "prompts": len(load.prompts), "tokens": load.tokens[0]}
+        results.content |= about
         with TemporaryDirectory() as folder:
             save(model, Path(folder))
-            answers, rates = ours(model, load, asked.rounds)
+            answers, found = ours(model, load, asked.rounds)
+            rates |= found
             dtype = model.dtype
             del model
-            free_memory()
-            found = compared(there, Path(folder), load, asked.rounds, answers, dtype)
-        rates, failed = {**rates, **found["rates"]}, found["failed"]
-        results.content |= {**about, **found}
-    results.content["rates"] = rates
-    rows = rate_rows(rates) + [[name, why, ""] for name, why in {**absent, **failed}.items()]
+            results.sweep(
+                {name: name for name in there},
+                lambda name: compared(name, Path(folder), load, asked.rounds, answers, dtype),
+            )
+        rates |= {one["case"]: one["rate"] for one in results.timed()}
+    untimed = absent | {one["case"]: one["failed"] for one in results.lines if "failed" in one}
+    rows = rate_rows(rates) + [[name, why, ""] for name, why in untimed.items()]
     text = table(["", "tokens per second", TIMES], rows)
     results.close(f"{results.content['device']}, {results.content['date']}\n\n{text}")
-    if failed:
-        sys.exit(f"not timed: {', '.join(failed)}")
 
 
 def save(model: LoadedModel, folder: Path) -> None:
@@ -150,29 +150,15 @@ def ours(model: LoadedModel, load: Load, rounds: int) -> tuple[Answers, dict[str
 
 
 def compared(
-    names: Sequence[str],
-    folder: Path,
-    load: Load,
-    rounds: int,
-    wanted: Answers,
-    dtype: torch.dtype,
-) -> dict[str, Any]:
-    """The rates of peers with the same tokens, and the reasons why others have none."""
-    found: dict[str, dict[str, Any]] = {"rates": {}, "alike": {}, "versions": {}, "failed": {}}
-    kind = str(dtype).removeprefix("torch.")
-    for name in names:
-        try:
-            served = elsewhere(name, folder, kind, load, rounds)
-        except RuntimeError as problem:
-            found["failed"][name] = str(problem)
-            continue
-        alike = agreement(served["answers"], wanted, dtype)
-        found["alike"][name], found["versions"][name] = alike, served["version"]
-        if alike >= enough(dtype):
-            found["rates"][name] = served["rate"]
-        else:
-            found["failed"][name] = f"{alike:.0%} of its answers are ours"
-    return found
+    name: str, folder: Path, load: Load, rounds: int, wanted: Answers, dtype: torch.dtype
+) -> Line:
+    """The rate of a peer, if it gives the same tokens."""
+    served = elsewhere(name, folder, str(dtype).removeprefix("torch."), load, rounds)
+    alike = agreement(served["answers"], wanted, dtype)
+    found: Line = {"alike": alike, "version": served["version"]}
+    if alike < enough(dtype):
+        return {**found, "failed": f"{alike:.0%} of its answers are ours"}
+    return {**found, "rate": served["rate"], TIMED: sum(load.tokens) / served["rate"]}
 
 
 def elsewhere(name: str, folder: Path, dtype: str, load: Load, rounds: int) -> dict[str, Any]:

@@ -256,7 +256,7 @@ def test_a_peer_serves_in_its_own_process(
     few = ["--device", "cpu", "--prompts", "3", "--tokens", "4", "--rounds", "1"]
     servers.main([*few, "--out", str(tmp_path / "out")])
     result = json.loads((tmp_path / "out" / "servers.json").read_text())
-    assert result["alike"] == {"vllm": 1.0} and result["absent"] == {"sglang": "not installed"}
+    assert result["cases"][0]["alike"] == 1.0 and result["absent"] == {"sglang": "not installed"}
     assert set(result["rates"]) == {servers.FIRST, servers.AHEAD, "vllm"}
     assert "| sglang | not installed |  |" in capsys.readouterr().out
     monkeypatch.setattr(servers, "agreement", lambda *given: 0.25)

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import gpu  # noqa: E402
 from experiments.benchmarks import gpu_parts as work  # noqa: E402
-from experiments.benchmarks.gpu import BEGUN, CUT, DONE, FAILED, Archive, Ledger  # noqa: E402
+from experiments.benchmarks.gpu import BEGUN, CUT, DONE, FAILED, Ledger, unpack  # noqa: E402
 from experiments.benchmarks.gpu_parts import FOLDER, FRONT_DOOR, PLUGIN, Part, parts  # noqa: E402
 from pagedsim.kernels import tuning  # noqa: E402
 from pagedsim.kernels.tiles import Tiles  # noqa: E402
@@ -104,7 +104,7 @@ def test_another_machine_goes_on_from_the_archive(
     assert "1 of 2 parts are done; the same command goes on with: b" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "here")
     there = tmp_path / "there" / "deep"
-    Archive(tmp_path / "one.tar.gz").unpack(there, "Pretend")
+    unpack(tmp_path / "one.tar.gz", there, "Pretend")
     assert (there / "written.json").read_text() == "{}"
     wanted[1] = wanted[1]._replace(least=0.0)
     ledger = slice_of(wanted, there, packed=tmp_path / "two.tar.gz")
@@ -208,7 +208,7 @@ def test_a_killed_run_loses_the_part_under_way(
     shutil.rmtree(place)
     status = Path(f"/proc/{pid}/status")  # the part under way has ended, too
     waited_for(lambda: not status.exists() or "\nState:\tZ" in status.read_text())
-    Archive(packed).unpack(place, "Pretend")
+    unpack(packed, place, "Pretend")
     assert states(place) == {"a": DONE, "b": BEGUN}
     (modules / "leaves.py").write_text("print('mended')")
     wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
@@ -241,16 +241,16 @@ def test_an_archive_is_small_and_flat(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu, "MOST", 50_000)
     gpu.pack(place, tmp_path / "a.tar.gz")
     assert (tmp_path / "a.tar.gz").stat().st_size < 50_000
-    Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Pretend")
+    unpack(tmp_path / "a.tar.gz", tmp_path / "new", "Pretend")
     new = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
     names = {path.relative_to(tmp_path / "new").as_posix() for path in new}
     assert names == {"gpu.json", "a.png", "c.md", "validate/result.json"}
     with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is of Pretend, and this is Another"):
-        Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Another")
+        unpack(tmp_path / "a.tar.gz", tmp_path / "new", "Another")
     for content in (b"", b"no archive"):
         (tmp_path / "a.tar.gz").write_bytes(content)
         with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is none that this [^\n]*$"):
-            Archive(tmp_path / "a.tar.gz")
+            unpack(tmp_path / "a.tar.gz", tmp_path / "new")
 
 
 def test_tiles_that_were_tuned_are_taken_over(
