@@ -5,40 +5,43 @@
     python -m experiments.benchmarks.gpu --device cpu --quick --out FOLDER
 
 The parts run one after another, each in a process of its own; a failed part does not stop the
-others. Their results are in a folder, by default experiments/results/<GPU>, and their states in its
-gpu.json. With --archive all of it is also in one small file, which is read at the start and written
-again whenever a part ends: on another machine the same command continues from it, in any clone. A
-run that is killed loses at most the part that was running, and of most parts only one line.
+others. Results are in a folder, by default experiments/results/<GPU>, and the states of parts in
+its gpu.json. With --archive all of it is also in one small file, which is read at the start and
+written again whenever a part ends: on another machine the same command continues from it.
 
 A part is done for the GPU, its command, the sources that it runs and, for kernels, the tuned tiles.
 If one of these differs the part runs again. Tiles go into the tables in kernels/ as soon as they
-are known, and later parts use them.
+are known. Studies (python -m pagedsim) need simpy and hydra, and are left out without them.
 
-Studies (python -m pagedsim) need simpy and hydra; without them they are left out, with a line that
-says what to install. Tests that passed are not run again.
-
-The exit code is 0 when all is done, 3 when the time is over, and 1 if the remaining parts have
-failed.
+The exit code is 0 when all is done, 3 when the time is over, and 1 if the rest has failed.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import json
+import os
+import re
 import signal
+import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple
 
 import torch
 
-from experiments.benchmarks.device import facts, folder_named
+from experiments.benchmarks.device import digest, facts, folder_named, tiles, version_of
 from experiments.benchmarks.device import gpu as require_gpu
-from experiments.benchmarks.gpu_parts import FRONT_DOOR, Part, carried_out, lacking, parts
-from experiments.benchmarks.harness import keep, main_of, parse, table
+from experiments.benchmarks.harness import ROOT, keep, main_of, parse, table
+from experiments.benchmarks.shapes import BASE
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.metrics.files import read_json
 
@@ -104,7 +107,10 @@ def gpu(words: Sequence[str]) -> None:
 
 def able(wanted: Sequence[Part]) -> tuple[list[Part], str]:
     """The parts whose packages are installed, and a line about the others, if any."""
-    packages = " ".join(f"'{one}'" for one in lacking())
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    required = [one for one in content["project"]["dependencies"] if not one.startswith("wandb")]
+    lacking = [one for one in required if version_of(re.split("[^a-z-]", one)[0]) is None]
+    packages = " ".join(f"'{one}'" for one in lacking)
     others = [part.name for part in wanted if packages and part.words[0] == FRONT_DOOR]
     line = f"skipped: {', '.join(others)}; they need: pip install {packages}\n" if others else ""
     return [part for part in wanted if part.name not in others], line
@@ -280,6 +286,223 @@ def unpack(path: Path, place: Path | None, device: str | None = None) -> Path:
         reason = "it has no gpu.json" if isinstance(error, KeyError) else error
         sys.exit(f"--archive {path}: is none that this command has written: {reason}")
     return place
+
+
+# -- parts, in the order of what they tell ---------------------------------------------------------
+
+FOLDER = "{out}"
+"""In the words of a part, the folder of results, whose place varies."""
+PLUGIN = "experiments.benchmarks.gpu_plugin"
+FRONT_DOOR = "pagedsim"
+"""The first word of a study, which needs more packages."""
+STUDIES = (
+    "pagedsim.__main__",
+    "pagedsim.run.serving",
+    "experiments.fidelity.calibrate",
+    "experiments.fidelity.validate",
+    "experiments.studies.compare",
+)
+"""The modules that studies run."""
+WORKERS = 8
+ALONE = (
+    "tests/engine/test_gpu.py::test_the_memory_of_graphs_is_foreseen",
+    "tests/engine/test_gpu.py::test_no_kernel_reads_or_writes_beside_its_memory",
+)
+"""Tests that run alone: one reads the GPU's free memory, the other takes minutes."""
+FOLDERS = ("tests/kernels", "tests/engine")
+"""Folders of tests, the most informative first."""
+
+
+class Part(NamedTuple):
+    """A command, run by this Python in a process of its own."""
+
+    name: str
+    words: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+    """The modules that it runs, where its first word is not the only one."""
+    tiled: bool = False
+    """Whether its results depend on tuned tiles."""
+    most: float = 600.0
+    """Seconds in one slice. A part stopped by them resumes in the next, until it may hang."""
+    least: float = 5.0
+    """Seconds that must be left to begin it."""
+
+    @property
+    def command(self) -> str:
+        """The command in results."""
+        return " ".join(["python", "-m", *self.words]).replace(FOLDER, "FOLDER")
+
+    def identity(self, device: str) -> dict[str, str]:
+        """What must be equal for earlier results to be valid."""
+        known = {"command": self.command, "code": digest(*(self.modules or self.words[:1]))}
+        return {**known, "tiles": tiles(device)} if self.tiled else known
+
+
+def parts(device: str, quick: bool) -> list[Part]:
+    """All parts, in order; tiny ones are begun however long they take, and none of them tunes,
+    which takes a GPU's clock."""
+    given, tune = f"--device {device}", f"--short --rounds 5 --models {BASE} --table {FOLDER}"
+    eight = "--kv-cache-dtype fp8_e4m3"
+    if quick:
+        sizes = f"{given} --quick --rounds 2 --resume"
+        few, rounds = "--prompts 8 --tokens 8", 1
+        steps = "--running 1 64 --steps 20 --rounds 2"
+        own = base = (
+            f"backend.device={device} backend.clock={'cpu' if device == 'cpu' else 'wall'} "
+            "server.max_seqs=2 backend.cache_tokens=256 backend.shrink=40"
+        )
+        validate = "study.repeats=1 study.seconds=0.1"
+        limit = "backend.limit=10 seeds=1"
+        loads = (f"study.calibration.{one}.workload.requests=20" for one in ("few", "some", "many"))
+        parity = f'{base} {validate} study.over=["preemption=swap"] {" ".join(loads)}'
+    else:
+        sizes, few, rounds, steps = "--rounds 10 --resume", "", 2, ""
+        real = "backend.model=null backend.device=cuda"
+        base = f"model={BASE} {real}"
+        own = f"{base} server.max_seqs=64 backend.cache_tokens=16384"
+        validate = "scale=full backend.shrink=2 study.repeats=3 study.seconds=5"
+        limit = "backend.limit=200"
+        parity = (
+            f"model=qwen3-0.6b {real} backend.cache_tokens=2048 study.repeats=1 study.seconds=3 "
+            'study.over=["policy=fcfs,priority","preemption=recompute,swap"]'
+        )
+    found = [
+        _tests("smoke", "--one-case")._replace(most=180, least=60),
+        _benchmark("headlines", f"kernels {sizes} --headlines --peers"),
+        _study("calibrate", own),
+        _study("validate", f"{own} {validate}"),
+        _benchmark("step", f"step {sizes} --headlines", least=90),
+        _study("fcfs_vs_priority", f"{base} {limit}"),
+        _study("parity", parity),
+        _tuner("tiles, decode, 8 bits", f"attention {tune}/tuned.json --kernels decode {eight}"),
+        _tuner("tiles, decode", f"attention {tune}/tuned.json --kernels decode"),
+        _tuner("tiles, prefill", f"attention {tune}/tuned.json --kernels prefill"),
+        _tuner("tiles, prefill, 8 bits", f"attention {tune}/tuned.json --kernels prefill {eight}"),
+        _benchmark("profile", f"profile {sizes}", least=60),
+        _benchmark("host", f"host {given} {steps}"),
+        _benchmark("swap", f"swap {sizes}"),
+        _benchmark("swap, 8 bits", f"swap {sizes} {eight}"),
+        _tests("tests"),
+        _pytest("tests alone", [test.partition("::")[0] for test in ALONE], *ALONE),
+        # It takes longer than a slice, and resumes matrix by matrix.
+        _tuner(
+            "tiles, products",
+            f"products --rounds 5 --resume --table {FOLDER}/tuned_products.json",
+        ),
+        _benchmark("products", f"products {sizes}"),
+        _benchmark("experts", f"products experts {sizes}"),
+        _benchmark("kernels", f"kernels {sizes} --peers sdpa flashinfer"),
+        _benchmark("step, all", f"step {sizes}", least=90),
+        _benchmark("engine", f"engine {given} {few} --rounds 1", least=120),
+        _benchmark("servers", f"servers {given} {few} --rounds {rounds}", least=120),
+        _benchmark("peers", f"kernels {sizes} --headlines --name peers"),
+    ]
+    if quick:
+        least = Part._field_defaults["least"]
+        return [part._replace(least=least) for part in found if "tiles" not in part.name]
+    return found
+
+
+def _study(name: str, words: str) -> Part:
+    """An experiment on the engine by `python -m pagedsim`, in a folder of its name."""
+    own = f"experiment={name} backend=engine report=false tracking=none {words}"
+    place = f"hydra.run.dir={FOLDER}/{name}"
+    return Part(name, (FRONT_DOOR, *own.split(), place), STUDIES, least=120)
+
+
+def _benchmark(name: str, command: str, least: float = 45.0) -> Part:
+    module, *words = command.split()
+    tiled = module not in ("swap", "host", "products")
+    full = f"experiments.benchmarks.{module}"
+    return Part(name, (full, *words, "--out", FOLDER), tiled=tiled, least=least)
+
+
+def _tuner(name: str, words: str) -> Part:
+    return Part(name, ("experiments.benchmarks.tune", *words.split()), least=120)
+
+
+def _tests(name: str, *words: str) -> Part:
+    """Without conftest.py, which needs simpy, hydra and wandb; in parallel where there are cores,
+    since most of their time they compile."""
+    many = importlib.util.find_spec("xdist") is not None and (os.cpu_count() or 1) >= WORKERS
+    together = ("-n", str(WORKERS)) if many else ()
+    return _pytest(
+        name, marked(), *together, *words, *(f"--deselect={test}" for test in ALONE), *marked()
+    )
+
+
+def _pytest(name: str, files: Sequence[str], *words: str) -> Part:
+    """Tests that passed in one part are left out of the others."""
+    record = ("-p", PLUGIN, f"--record={FOLDER}/tests.json")
+    modules = (path.removesuffix(".py").replace("/", ".") for path in files)
+    command = ("pytest", "-q", "-m", "gpu", "--noconftest", *record, *words)
+    return Part(name, command, (*modules, PLUGIN), least=120)
+
+
+def marked() -> list[str]:
+    """The files with tests for a GPU; others may need packages that are not installed."""
+    files = sorted(Path(ROOT, "tests").rglob("test_*.py"))
+    signs = re.compile(r"pytest\.mark\.gpu|tests\.kernels\.harness")
+    found = [path for path in files if signs.search(path.read_text(encoding="utf-8"))]
+    names = [path.relative_to(ROOT).as_posix() for path in found]
+    return sorted(names, key=lambda name: [not name.startswith(one) for one in FOLDERS])
+
+
+# -- one part --------------------------------------------------------------------------------------
+
+TAIL, WIDTH = 30, 300
+"""The last lines of output kept of a part that fails, and their characters."""
+TICK = 15.0
+"""Seconds between two archives while a part runs."""
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+class Outcome(NamedTuple):
+    """The end of a part."""
+
+    code: int | None
+    """The exit code; None: it was stopped."""
+    seconds: float
+    said: list[str]
+
+
+def carried_out(part: Part, place: Path, seconds: float, meanwhile: Callable[[], Any]) -> Outcome:
+    """Run a part for so long at most, in a process that ends with this one; `meanwhile` is called
+    every `TICK` seconds."""
+    words = [word.replace(FOLDER, str(place)) for word in part.words]
+    begun, code = time.monotonic(), None
+    with TemporaryFile() as said:
+        child = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            while code is None and (left := begun + seconds - time.monotonic()) > 0:
+                try:
+                    code = child.wait(min(TICK, left))
+                except subprocess.TimeoutExpired:
+                    meanwhile()
+        finally:  # after Ctrl-C, too, with all processes that it started
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            said.seek(0)
+            text = said.read().decode(errors="replace").replace(f"{ROOT}/", "")
+            print(text, flush=True)
+    lines = [line[:WIDTH] for line in text.splitlines()[-TAIL:]]
+    return Outcome(code, round(time.monotonic() - begun, 1), lines)
+
+
+def _end_with_parent() -> None:
+    """Have Linux kill it if this process is killed, so that no later measurement runs beside it."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 main = main_of(gpu)

@@ -22,9 +22,19 @@ from omegaconf import OmegaConf
 torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import gpu  # noqa: E402
-from experiments.benchmarks import gpu_parts as work  # noqa: E402
-from experiments.benchmarks.gpu import BEGUN, CUT, DONE, FAILED, Ledger, unpack  # noqa: E402
-from experiments.benchmarks.gpu_parts import FOLDER, FRONT_DOOR, PLUGIN, Part, parts  # noqa: E402
+from experiments.benchmarks.gpu import (  # noqa: E402
+    BEGUN,
+    CUT,
+    DONE,
+    FAILED,
+    FOLDER,
+    FRONT_DOOR,
+    PLUGIN,
+    Ledger,
+    Part,
+    parts,
+    unpack,
+)
 from pagedsim.kernels import tuning  # noqa: E402
 from pagedsim.kernels.tiles import Tiles  # noqa: E402
 from pagedsim.kernels.tuning import Entry, Heads  # noqa: E402
@@ -127,11 +137,11 @@ def test_other_code_is_measured_again_and_other_tiles_after_what_is_new(
     wanted = [Part("a", ("fine",), tiled=True), Part("b", ("fine", "--b")), Part("c", ("fine",))]
     ledger = slice_of(wanted[:2], tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(work, "tiles", lambda gpu: "tuned")
+        patch.setattr(gpu, "tiles", lambda gpu: "tuned")
         assert [part.name for part in ledger.left(wanted)] == ["c", "a"]
         assert ledger.of_other_code(wanted) == []
     capsys.readouterr()
-    monkeypatch.setattr(work, "digest", lambda *modules: "other")
+    monkeypatch.setattr(gpu, "digest", lambda *modules: "other")
     slice_of(wanted[:1], tmp_path)
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["measured by other code, so measured again: a", "a: python -m fine"]
@@ -158,7 +168,7 @@ def test_a_part_that_ends_in_no_slice_makes_room_for_the_others(
 ) -> None:
     """Otherwise a part that hangs takes the whole of every slice."""
     wanted = [Part("a", ("endless",), least=0.0), Part("b", ("fine",), least=1e6)]
-    monkeypatch.setattr(work, "TICK", 0.05)
+    monkeypatch.setattr(gpu, "TICK", 0.05)
     seen: list[int] = []
     monkeypatch.setattr(Ledger, "pack", lambda ledger: seen.append(1))
     slice_of(wanted, tmp_path, 0.5)
@@ -175,7 +185,7 @@ import sys
 from pathlib import Path
 from experiments.benchmarks import gpu
 from experiments.benchmarks.gpu import Ledger
-from experiments.benchmarks.gpu_parts import Part
+from experiments.benchmarks.gpu import Part
 place, packed = map(Path, sys.argv[1:])
 gpu.signal.signal(gpu.signal.SIGTERM, gpu.signal.default_int_handler)
 wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
@@ -323,7 +333,7 @@ def test_studies_are_skipped_where_a_package_is_missing(monkeypatch: pytest.Monk
     found = parts("cuda", quick=False)
     assert gpu.able(found) == (found, "")
 
-    monkeypatch.setattr(work, "version_of", lambda name: None if name == "simpy" else "1")
+    monkeypatch.setattr(gpu, "version_of", lambda name: None if name == "simpy" else "1")
     able, line = gpu.able(found)
     assert line == (
         "skipped: calibrate, validate, fcfs_vs_priority, parity; they need: pip install "
@@ -334,11 +344,11 @@ def test_studies_are_skipped_where_a_package_is_missing(monkeypatch: pytest.Monk
 
 def test_tests_that_others_would_disturb_run_alone() -> None:
     """Beside other processes the free memory of a GPU says nothing."""
-    assert {"tests/kernels/test_gpu.py", "tests/engine/test_gpu.py"} <= set(work.marked())
+    assert {"tests/kernels/test_gpu.py", "tests/engine/test_gpu.py"} <= set(gpu.marked())
     words = {part.name: part.words for part in parts("cuda", quick=False)}
-    for test in work.ALONE:
+    for test in gpu.ALONE:
         path, _, name = test.partition("::")
-        assert f"\ndef {name}(" in (ROOT / path).read_text() and path in work.marked()
+        assert f"\ndef {name}(" in (ROOT / path).read_text() and path in gpu.marked()
         assert test in words["tests alone"] and "-n" not in words["tests alone"]
         assert all(f"--deselect={test}" in words[part] for part in ("smoke", "tests"))
 
