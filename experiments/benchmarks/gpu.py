@@ -72,9 +72,8 @@ def gpu(words: Sequence[str]) -> None:
             sys.exit("--unpack: there is nothing to unpack; give --archive")
         place = unpack(asked.archive, asked.out)
         take_over(place)
-        ledger = read_json(place / "gpu.json")
-        count = len(ledger["parts"])
-        print(f"{asked.archive}: {count} parts of {ledger['device']}, in {place}")
+        kept = read_json(place / "gpu.json")
+        print(f"{asked.archive}: {len(kept['parts'])} parts of {kept['device']}, in {place}")
         return
     if quick and asked.out is None:
         sys.exit("--out: what is quick is written nowhere by itself; give a folder")
@@ -378,10 +377,10 @@ def parts(device: str, quick: bool) -> list[Part]:
         _tuner("tiles, decode", f"attention {tune}/tuned.json --kernels decode"),
         _tuner("tiles, prefill", f"attention {tune}/tuned.json --kernels prefill"),
         _tuner("tiles, prefill, 8 bits", f"attention {tune}/tuned.json --kernels prefill {eight}"),
-        _benchmark("profile", f"profile {sizes}", least=60),
+        _benchmark("profile", f"step profile {sizes}", least=60),
         _benchmark("host", f"host {given} {steps}"),
-        _benchmark("swap", f"swap {sizes}"),
-        _benchmark("swap, 8 bits", f"swap {sizes} {eight}"),
+        _benchmark("swap", f"kernels swap {sizes}"),
+        _benchmark("swap, 8 bits", f"kernels swap {sizes} {eight}"),
         _tests("tests"),
         _pytest("tests alone", [test.partition("::")[0] for test in ALONE], *ALONE),
         # It takes longer than a slice, and resumes matrix by matrix.
@@ -412,7 +411,7 @@ def _study(name: str, words: str) -> Part:
 
 def _benchmark(name: str, command: str, least: float = 45.0) -> Part:
     module, *words = command.split()
-    tiled = module not in ("swap", "host", "products")
+    tiled = module not in ("host", "products") and "swap" not in words
     full = f"experiments.benchmarks.{module}"
     return Part(name, (full, *words, "--out", FOLDER), tiled=tiled, least=least)
 

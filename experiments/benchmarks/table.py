@@ -19,9 +19,9 @@ from experiments.benchmarks.device import RESULTS
 from experiments.benchmarks.engine import PEER
 from experiments.benchmarks.harness import main_of, parse
 from experiments.benchmarks.harness import table as markdown
+from experiments.benchmarks.kernels import of_pinned
 from experiments.benchmarks.servers import AHEAD as OURS_AHEAD
 from experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, PREFILL, WIDE, Case
-from experiments.benchmarks.swap import of_pinned
 from experiments.benchmarks.timing import TIMED, Line
 from pagedsim.kernels.float8 import AUTO
 

@@ -27,7 +27,7 @@ SMALLEST = {
     "scheduler policy_runs": "--requests 5 --rounds 1 --only fcfs continuum mlfq",
     "simulator loop": "--requests 5 --rounds 1",
     "table": "",
-    "swap": QUICK,
+    "kernels swap": QUICK,
     "products": QUICK,
     "products experts": QUICK,
 }
@@ -44,7 +44,7 @@ SLOW = {
     "engine cpu": "--model tiny --batches 1 2 --rounds 1",
     "servers": "--device cpu --prompts 3 --tokens 4 --rounds 1",
     "kernels": QUICK,
-    "profile": QUICK,
+    "step profile": QUICK,
 }
 ELSEWHERE = {
     "compiled kernels": "test_tuning.py",
@@ -102,7 +102,7 @@ def test_a_command_ends_with_its_table(
         kept = json.loads(path.read_text(encoding="utf-8"))
         assert {"device", "driver", "torch", "triton", "date", "code", "tiles"} <= set(kept)
         assert str(tmp_path) not in kept["command"]
-    if words == QUICK and command != "profile":  # nothing is measured again
+    if words == QUICK and command != "step profile":  # nothing is measured again
         (path,) = tmp_path.glob("*.json")
         run(f"{command} {words}", *out)
         assert json.loads(path.read_text(encoding="utf-8")) == kept
@@ -179,8 +179,8 @@ def test_every_cell_is_filled_from_what_the_benchmarks_write(tmp_path: Path) -> 
     out, quick = f"--out {folder}", "--device cpu --quick --rounds 1"
     for line in (
         *(f"kernels {quick} {out} --peers", f"kernels {quick} --name peers {out} --peers sdpa"),
-        *(f"swap {quick} {out}", f"swap {quick} {out} --kv-cache-dtype fp8_e4m3"),
-        *(f"step {quick} {out}", f"profile {quick} {out}", f"servers --device cpu {out}"),
+        *(f"kernels swap {quick} {out}", f"kernels swap {quick} {out} --kv-cache-dtype fp8_e4m3"),
+        *(f"step {quick} {out}", f"step profile {quick} {out}", f"servers --device cpu {out}"),
         f"engine --prompts 3 --tokens 3 --rounds 1 {out}",
         f"host --running 64 --steps 2 --rounds 1 {out}",
     ):

@@ -23,7 +23,6 @@ from experiments.benchmarks import (  # noqa: E402
     products,
     servers,
     step,
-    swap,
 )
 from experiments.benchmarks.shapes import Problem, grid  # noqa: E402
 from experiments.benchmarks.step import Arm, arms  # noqa: E402
@@ -111,7 +110,7 @@ def test_wrong_swaps_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         SystemExit, match=r"^not timed: little, blocks of 8, a copy a block; [^;]*block$"
     ):
-        swap.main([*QUICK, "--out", str(tmp_path)])
+        kernels.main(["swap", *QUICK, "--out", str(tmp_path)])
     for one in lines(tmp_path, "swap"):
         assert ("seconds" in one) == (one["layout"] == "layer")
 
@@ -315,14 +314,14 @@ def test_lines_measured_the_same_way_are_kept(
             **{"device": CPU, "out": place, "quick": True, "resume": True, "rounds": 3} | settings
         )
         words = ["--out", "/some/where", "--quick"]
-        return device.Results("a", "swap", words, asked, "x")
+        return device.Results("a", "table", words, asked, "x")
 
     first = results(tmp_path)
     assert first.known == []
     first.sweep({"1": 1}, lambda case: {"seconds": case})
     assert results(tmp_path).known == [{"case": "1", "seconds": 1}]
     assert results(tmp_path, resume=False).known == results(tmp_path, rounds=4).known == []
-    assert first.content["command"] == "python -m experiments.benchmarks.swap --quick"
+    assert first.content["command"] == "python -m experiments.benchmarks.table --quick"
     assert {"driver", "torch", "triton", "date", *device.SAME} <= set(first.content)
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     monkeypatch.setattr(device, "tiles", lambda name: "others")
