@@ -44,13 +44,13 @@ from experiments.benchmarks.fake_gpu import (
 from experiments.benchmarks.harness import main_of, parse, table
 from experiments.benchmarks.products import WEIGHTS, Layer
 from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem, shape_of
-from experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of
+from experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of, matrix_of
 from pagedsim.core import SamplingParams
 from pagedsim.engine.sampler import Row, Sampler, stream_key
-from pagedsim.kernels import ops, tuning
+from pagedsim.kernels import ops, product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.kernels.reference.sampling import gumbel, hashed, token_hashes
-from pagedsim.kernels.tiles import Split, product_tiles, resident
+from pagedsim.kernels.tiles import Split, resident
 from pagedsim.kernels.top_k_top_p import Shape
 
 # -- attention and products ------------------------------------------------------------------------
@@ -97,16 +97,8 @@ def product_rows(capability: int) -> Iterator[list[str]]:
     for weights in WEIGHTS:
         layer = Layer(shape_of(BASE), TOKENS, weights, DTYPE, torch.device("meta"))
         found = compiled_kernels(layer.ours)
-        for (name, weight), kernel in zip(layer.weights.items(), found, strict=True):
-            gated = name == "gate_up"
-            tiles = product_tiles(
-                TOKENS,
-                len(weight.values) // (2 if gated else 1),
-                weight.values.shape[1],
-                (DTYPE.itemsize, weight.values.itemsize),
-                divmod(capability, 10),
-                gated,
-            )
+        for name, kernel in zip(layer.weights, found, strict=True):
+            tiles = product_tuning.usual(matrix_of(layer, name), TOKENS, divmod(capability, 10))
             size = f"{tiles.columns} × {tiles.depth}, {tiles.warps}, {tiles.stages}"
             held = "bf16" if weights == AUTO else weights
             yield [f"{capability / 10:.1f}", name, held, size, *_kernel_cells(kernel)]

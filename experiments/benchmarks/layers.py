@@ -3,17 +3,14 @@
     python -m experiments.benchmarks.layers [--trace conv_poisson_4.5rps_10000.csv] [--functions 5]
     python -m experiments.benchmarks.layers commands [--rounds 5]
 
-The first runs `python -m pagedsim experiment=single` twice a round: once for its processor time,
-and once with its stack sampled every few milliseconds. A sample counts for the innermost frame of
-our code or SimPy, so that the time of a library counts for its caller, and the time of an import
-for imports. A layer's share of the samples, times the cost of the command without the sampler, is
-its cost, in timeouts a request and a step. The signal handler reads the stack at any moment, so
-about one process in some thousands of samples dies of a torn stack or a lost system call; it is run
-again. Compiled code has no frames: its time counts for its caller in Python.
+The first runs `python -m pagedsim experiment=single` twice a round, for its processor time and with
+its stack sampled every few milliseconds. A sample counts for the innermost frame of our code or
+SimPy, so that a library counts for its caller, and an import for imports. A layer's share of the
+samples, times the cost of the command without the sampler, is its cost, in timeouts a request and a
+step. Compiled code has no frames: its time counts for its caller in Python.
 
 `commands` measures whole commands, with all their processes, in an empty folder and with compiled
-modules in place; of the rounds the one with the fewest timeouts counts. `serve` runs until it
-listens.
+modules in place; of the rounds the one with the fewest timeouts counts.
 """
 
 from __future__ import annotations
@@ -155,7 +152,7 @@ def measure(case: Case) -> None:
             rows = parquet.read_metadata(path).num_rows
             setattr(case, path.stem, rows)  # requests and steps
         while sampled_run(case.words, folder / "sampled", INTERVAL) is None:
-            pass  # the sampler has ended the process
+            pass  # of some thousands of samples one ends the process: a torn stack, a lost call
         lines = (folder / "sampled.txt").read_text(errors="replace").splitlines()
         case.samples.update(map(place, stacks(lines)))
 

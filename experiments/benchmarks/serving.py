@@ -3,16 +3,15 @@
     python -m experiments.benchmarks.serving [--model smollm2 --tokens 16]
     python -m experiments.benchmarks.serving soak --backend engine --minutes 30
 
-The first measures the token rate of a server that streams. `engine`: 64 requests at once, of 32
-prompt tokens, to a model on one thread of a CPU, over HTTP and in turns with `LLM.generate` in a
-process of its own; rates are by the wall clock, and the ratio is of medians. With the tiny model
-this mostly measures Python; smollm2 is a real model. `sim`: `backend=sim` with a model faster than
-any server (a high `speed=`), bound to one core, with the client on another, for each number of
+The first streams to clients. `engine`: 64 requests at once, of 32 prompt tokens, to a model on one
+thread, over HTTP and in turns with `LLM.generate` in a process of its own, by the wall clock. With
+the tiny model this mostly measures Python; smollm2 is a real model. `sim`: `backend=sim` with a
+model faster than any server, bound to one core, the client on another, for each number of
 `--streams` at once.
 
 `soak` loads a server for minutes. Clients arrive at random and stream answers of random lengths;
 one in four disconnects early. It prints resident memory for each minute (the median of its seconds)
-and the ratio of the last minute to the third. At the end no request may be left and every block
+and the ratio of the last minute to the third. At the end no request may be left, and every block
 must be free.
 """
 

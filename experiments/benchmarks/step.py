@@ -7,16 +7,13 @@
 A model of Llama-3.1-8B's shape with random weights, 64 requests of about 1,024 tokens. The limit is
 the time to read its weights, but for the embeddings, and all keys and values once, at the speed of
 a device copy timed in the same run. *Forward* is the model runner's part by the GPU's clock; *step*
-is `engine.step` by the host's, many in a row.
+is `engine.step` by the host's, many in a row. Both forward passes run with and without CUDA graphs,
+`async_scheduling` and an 8-bit cache, greedily; one arm samples with temperature and top-p.
 
-Both forward passes run with and without CUDA graphs, each with and without `async_scheduling`, with
-keys and values in 16 and in 8 bits. They are greedy but for one arm, which samples with temperature
-and top-p, and whose time of sampling on the GPU is given.
-
-Before the timing, logits of a step are compared with transformers' in float32 (the allowed error is
-twice that of transformers in the model's precision), tokens with `async_scheduling` with those
-without, and sampled tokens with those of a CPU from the same logits. What is wrong is not timed.
-Results go to experiments/results/<GPU>/step.json.
+First, logits of a step are compared with transformers' in float32 (the allowed error is twice that
+of transformers in the model's precision), tokens with `async_scheduling` with those without, and
+sampled tokens with those of a CPU from the same logits. What is wrong is not timed. Results go to
+experiments/results/<GPU>/step.json.
 
 `profile` gives the time of the greedy step by kernel, and launches a layer: its graph is replayed
 under torch's profiler. Wrong logits are not profiled. A kernel belongs to a layer as often as each
@@ -44,11 +41,12 @@ from torch.profiler import profile as profiler
 
 from experiments.benchmarks.device import OPTIONS, Results, parse_device
 from experiments.benchmarks.harness import columns, main_of
+from experiments.benchmarks.host import full_batch, round_of
 from experiments.benchmarks.shapes import BASE, TINY, config_of, shape_of
 from experiments.benchmarks.timing import TIMED, Copy, Line, free_memory, medians, norm_error, wait
 from pagedsim.core import Request, SamplingParams, StepPlan
-from pagedsim.engine import graphs
 from pagedsim.engine.engine import LLMEngine, StepTimes
+from pagedsim.engine.graphs import recorder_of
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.probe import attention
 from pagedsim.engine.sampler import Row, Sampler, stream_key
@@ -110,11 +108,6 @@ def arms(graphs: bool) -> Iterator[Arm]:
                     yield from (arm._replace(ahead=ahead, sampled=True) for ahead in (False, True))
 
 
-def has_graphs(device: torch.device) -> bool:
-    """Whether the device can capture graphs."""
-    return graphs.recorder_of(device) is not None
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -123,7 +116,7 @@ def step(words: Sequence[str]) -> None:
     headlines = {"action": "store_true", "help": "only the arms with a bar"}
     asked = parse_device(__doc__, words, {**OPTIONS, "--headlines": headlines})
     torch.set_num_threads(1)
-    size, graphs = size_of(asked.quick), has_graphs(asked.device)
+    size, graphs = size_of(asked.quick), recorder_of(asked.device) is not None
     about = {"model": size.shape.name, "batch": size.batch}
     results = Results("step", "step", words, asked, DTYPE, **about)
     wanted = [
@@ -169,8 +162,6 @@ WARM_UP = 8
 """Steps before any is timed; their tokens are compared."""
 RUN = 16
 """Steps timed as one, in which each request fills one block."""
-LATEST = 4
-"""Timed runs whose host times are kept."""
 
 
 class Bench:
@@ -227,24 +218,21 @@ class Bench:
         """An engine whose requests have all been prefilled."""
         size = self.size
         native = self.model.native if arm.model_impl == "native" else None
-        engine = LLMEngine(
-            model=replace(self.model, native=native),
+        ahead = WARM_UP + size.runs * RUN // 2
+        how = SAMPLED if arm.sampled else SamplingParams(temperature=0)
+        rng = random.Random(0)
+        return full_batch(
+            replace(self.model, native=native),
+            [
+                [rng.randrange(size.shape.vocab) for _ in range(size.context - ahead)]
+                for _ in range(size.batch)
+            ],
+            replace(how, max_tokens=2 * ahead, ignore_eos=True),
             enforce_eager=not arm.graphs,
             async_scheduling=arm.ahead,
             kv_cache_dtype=arm.cache,
-            max_seqs=size.batch,
             blocks=size.batch * -(-self.longest // 16),
         )
-        ahead = WARM_UP + size.runs * RUN // 2
-        how = SAMPLED if arm.sampled else SamplingParams(temperature=0)
-        params = replace(how, max_tokens=2 * ahead, ignore_eos=True)
-        rng = random.Random(0)
-        for number in range(size.batch):
-            prompt = [rng.randrange(size.shape.vocab) for _ in range(size.context - ahead)]
-            engine.add_request(number, prompt, params)
-        while engine.scheduler.clock.requests < size.batch:
-            engine.step()
-        return engine
 
     def _forward(self, engine: LLMEngine, arm: Arm) -> Line:
         """The error and time of the model runner in one step, which is committed."""
@@ -319,17 +307,13 @@ class Bench:
         return {"weight_bytes": weights, "kv_bytes": context * shape.block_bytes / shape.block_size}
 
     def _steps(self, engine: LLMEngine) -> tuple[float, StepTimes]:
-        """Seconds of a step, and of the host's parts of it."""
-        seconds, times = [], []
+        """Seconds of a step, and of the host's parts of the last ones."""
+        seconds = []
         for _ in range(self.size.runs):
             begun = time.perf_counter()
-            for _ in range(RUN):
-                engine.step()
-                assert engine.times is not None, engine.failure
-                times.append(engine.times)
+            parts = round_of(engine, RUN)
             seconds.append((time.perf_counter() - begun) / RUN)
-        parts = zip(*times[-LATEST * RUN :], strict=True)
-        return median(seconds), StepTimes(*(median(part) for part in parts))
+        return median(seconds), parts
 
 
 def context_tokens(engine: LLMEngine) -> int:
@@ -426,7 +410,7 @@ def profile(words: Sequence[str]) -> None:
     torch.set_num_threads(1)
     size = size_of(asked.quick)
     bench = Bench(size, asked.device, asked.rounds, asked.quick)
-    arm = Arm(AUTO, "native", has_graphs(asked.device))
+    arm = Arm(AUTO, "native", recorder_of(asked.device) is not None)
     about = {"model": size.shape.name, "batch": size.batch, "layers": size.shape.layers}
     results = Results("profile", "step", ["profile", *words], asked, DTYPE, arm=str(arm), **about)
     found = profiled(bench, bench.engine(arm), arm)

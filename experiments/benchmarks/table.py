@@ -123,6 +123,21 @@ def micros(line: Line) -> str:
 
 # -- rows ------------------------------------------------------------------------------------------
 
+TEXTS: Mapping[str, Text] = {
+    "kernels": "{of_copy:.0%}",
+    "peers": fastest,
+    "swap": of_pinned,
+    "swap-fp8_e4m3": of_pinned,
+    "step": "{to_limit:.2f} ×",
+    "host": micros,
+}
+"""What the rows of a file show, where they do not say."""
+AHEAD = "the same, `async_scheduling`"
+EIGHT = "the same, 8-bit cache"
+DRAWN = "the same, drawn with temperature 0.8 and top-p 0.95 of 128,256 tokens"
+DECODING, PREFILLING = "decode attention, 64 × 4,096", "prefill attention, 8,192"
+FASTEST = "the fastest peer's time over ours"
+
 
 class Row(NamedTuple):
     """A line of the table."""
@@ -133,82 +148,63 @@ class Row(NamedTuple):
     cell: Callable[[Kept], str]
 
 
-def row(what: str, file: str, text: Text, bar: str = "", goal: str = "", **wanted: Any) -> Row:
+def row(what: str, file: str, bar: str = "", goal: str = "", text: Text = "", **wanted: Any) -> Row:
     """The row of a file or, with wanted values, of one of its lines."""
-    return Row(what, bar, goal, partial(cell, file=file, text=text, wanted=wanted))
+    show = partial(cell, file=file, text=text or TEXTS[file], wanted=wanted)
+    return Row(what, bar, goal, show)
 
 
-def attention(
-    what: str, case: Case, text: Text = "{of_copy:.0%}", bar: str = "", goal: str = ""
-) -> Sequence[Row]:
+def attention(what: str, case: Case, bar: str = "", goal: str = "", text: Text = "") -> list[Row]:
     """The rows of a case and of the same with an 8-bit cache."""
     eight = replace(case, cache="fp8_e4m3")
-    return (
-        row(what, "kernels", text, bar, goal, case=str(case)),
-        row(EIGHT, "kernels", text, case=str(eight)),
-    )
+    first = row(what, "kernels", bar, goal, text, case=str(case))
+    return [first, row(EIGHT, "kernels", text=text, case=str(eight))]
 
 
 def step(
-    what: str, cache: str = AUTO, bar: str = "", goal: str = "", sampled: bool = False
-) -> Sequence[Row]:
+    what: str, then: str, bar: str = "", goal: str = "", cache: str = AUTO, sampled: bool = False
+) -> list[Row]:
     """The rows of a step without and with `async_scheduling`."""
-    line = {"cache": cache, "model_impl": "native", "graphs": True, "sampled": sampled}
-    ahead = {EIGHT: f"{EIGHT}, `async_scheduling`", DRAWN: "the same, drawn, `async_scheduling`"}
-    text = "{to_limit:.2f} ×"
-    return (
-        row(what, "step", text, bar, goal, **line, ahead=False),
-        row(ahead.get(what, AHEAD), "step", text, bar, goal, **line, ahead=True),
-    )
+    line: dict[str, Any] = {
+        "cache": cache,
+        "model_impl": "native",
+        "graphs": True,
+        "sampled": sampled,
+    }
+    both = ((what, False), (then, True))
+    return [row(name, "step", bar, goal, **line, ahead=ahead) for name, ahead in both]
 
 
-AHEAD = "the same, `async_scheduling`"
-EIGHT = "the same, 8-bit cache"
-DRAWN = "the same, drawn with temperature 0.8 and top-p 0.95 of 128,256 tokens"
+def rate(what: str, name: str, bar: str = "≥ 2 ×", goal: str = "4 ×") -> Row:
+    """The row of a rate of the engine."""
+    return row(what, "engine", bar, goal, partial(over_peer, name=name))
+
+
 SWAP: dict[str, Any] = {"model": BASE, "block_size": 16, "layout": "block"}
+STEP = "decode step, 64 × 1,024: times weights and cache at a copy's bandwidth"
+RATE = "tokens a second: times transformers' `generate_batch`, a weak peer"
+HOST = "host's part of a decode step, 64 requests"
 ROWS = (
-    *attention(
-        *("decode attention, 64 × 4,096, blocks of 16: of a copy's bandwidth", DECODE),
-        *("{of_copy:.0%}", "≥ 75 %", "90 %"),
-    ),
+    *attention(f"{DECODING}, blocks of 16: of a copy's bandwidth", DECODE, "≥ 75 %", "90 %"),
     Row("the same, blocks of 16 instead of 128: time", "≤ +10 %", "", lost),
     *attention("one context of 131,072: of a copy's bandwidth", LONE),
     *attention("63 contexts of 1,024 and one of 131,072: of a copy's bandwidth", BESIDE),
-    *attention("prefill attention, 8,192: TFLOP/s", PREFILL, "{tflop_s:.0f}", "≥ 300"),
-    row(
-        *("decode attention, 64 × 4,096: the fastest peer's time over ours", "peers", fastest),
-        case=str(DECODE),
-    ),
-    row(
-        *("prefill attention, 8,192: the fastest peer's time over ours", "peers", fastest),
-        case=str(PREFILL),
-    ),
-    row("swap out, in, blocks of 16: of one pinned copy", "swap", of_pinned, "≥ 80 %", **SWAP),
-    row(EIGHT, "swap-fp8_e4m3", of_pinned, **SWAP),
-    *step(
-        *("decode step, 64 × 1,024: times weights and cache at a copy's bandwidth", AUTO),
-        *("≤ 1.3 ×", "1.1 ×"),
-    ),
-    *step(EIGHT, "fp8_e4m3"),
-    *step(DRAWN, sampled=True),
-    row("launches a layer of that step, greedy", "profile", "{launches_a_layer}"),
-    row("the share of it in which kernels run", "profile", "{busy:.0%}"),
-    row(
-        "tokens a second: times transformers' `generate_batch`, a weak peer",
-        *("engine", partial(over_peer, name="pagedsim"), "≥ 2 ×", "4 ×"),
-    ),
-    row(
-        AHEAD,
-        *("engine", partial(over_peer, name="pagedsim, async_scheduling"), "≥ 2 ×", "4 ×"),
-    ),
-    row(f"{AHEAD}: times vLLM's", "servers", partial(over_server, name="vllm")),
-    row(f"{AHEAD}: times SGLang's", "servers", partial(over_server, name="sglang")),
-    row(
-        *("host's part of a decode step, 64 requests", "host", micros, "≤ 200 µs"),
-        requests=64,
-        async_scheduling=False,
-    ),
-    row(AHEAD, "host", micros, "≤ 200 µs", requests=64, async_scheduling=True),
+    *attention(f"{PREFILLING}: TFLOP/s", PREFILL, "≥ 300", text="{tflop_s:.0f}"),
+    row(f"{DECODING}: {FASTEST}", "peers", case=str(DECODE)),
+    row(f"{PREFILLING}: {FASTEST}", "peers", case=str(PREFILL)),
+    row("swap out, in, blocks of 16: of one pinned copy", "swap", "≥ 80 %", **SWAP),
+    row(EIGHT, "swap-fp8_e4m3", **SWAP),
+    *step(STEP, AHEAD, "≤ 1.3 ×", "1.1 ×"),
+    *step(EIGHT, f"{EIGHT}, `async_scheduling`", cache="fp8_e4m3"),
+    *step(DRAWN, "the same, drawn, `async_scheduling`", sampled=True),
+    row("launches a layer of that step, greedy", "profile", text="{launches_a_layer}"),
+    row("the share of it in which kernels run", "profile", text="{busy:.0%}"),
+    rate(RATE, "pagedsim"),
+    rate(AHEAD, "pagedsim, async_scheduling"),
+    row(f"{AHEAD}: times vLLM's", "servers", text=partial(over_server, name="vllm")),
+    row(f"{AHEAD}: times SGLang's", "servers", text=partial(over_server, name="sglang")),
+    row(HOST, "host", "≤ 200 µs", requests=64, async_scheduling=False),
+    row(AHEAD, "host", "≤ 200 µs", requests=64, async_scheduling=True),
 )
 """All of Llama-3.1-8B's shape: 8 KV heads of 128."""
 

@@ -115,10 +115,10 @@ def able(candidates: Sequence[K], right: Callable[[K], bool]) -> list[K]:
 # -- attention -------------------------------------------------------------------------------------
 
 DECODES = (
-    *((1, 512), (1, 4096), (8, 4096), (64, 512), (64, 1024), (64, 4096), (256, 1024)),
-    *((8, 32768), (1, LONG), (63, 1024, LONG)),
+    *((1, 512, 0), (1, 4096, 0), (8, 4096, 0), (64, 512, 0), (64, 1024, 0), (64, 4096, 0)),
+    *((256, 1024, 0), (8, 32768, 0), (1, LONG, 0), (63, 1024, LONG)),
 )
-"""Batch, context, and the context of one more sequence."""
+"""Batch, context, and the context of one more sequence; 0: none."""
 PREFILLS = ((1, 512, 512), (1, 4096, 4096), (2, 512, 8192))
 """Batch, query tokens, context."""
 FULL_ROWS = 4096
@@ -182,11 +182,28 @@ def tuned_attention(
     cache: str = AUTO,
     grid: Grid = FULL,
 ) -> tuning.Entry:
-    """The entry of a model's head shape."""
+    """The entry of a model's head shape: tiles and, for decodes, then the parts for these tiles."""
     heads = heads_of(model, cache)
     default = default_cut(kernel, heads, here.capability)
-    find = best_prefill if kernel == "prefill" else best_decode
-    cut, ratio = find(model, default, race, screen, cache, grid)
+    rows = [default.tiles.rows]
+    cases = [
+        Case(model, batch, 1, context, cache=cache, beside=sum(beside))
+        for batch, context, *beside in DECODES
+    ]
+    if kernel == "prefill":
+        least = max(MIN_ROWS, power_of_two(heads.group))
+        rows = [size for size in grid.rows if size >= least]
+        cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
+    sizes = product(rows, grid.keys, grid.warps, grid.stages)
+    candidates = [default._replace(tiles=Tiles(*each)) for each in sizes]
+    cut, ratio = best([default, *screen(candidates, cases[0])], cases, race)
+    if kernel == "decode":
+        splits = [
+            cut._replace(split=Split(part, most))
+            for part, most in product(grid.parts, grid.most)
+            if part % cut.tiles.keys == 0
+        ]
+        cut, ratio = best([default, cut, *screen(splits, cases[0])], cases, race)
     measured = {**told, "of_default_seconds": ratio}
     return tuning.Entry(*here, kernel, heads, cut.tiles, cut.split, measured)
 
@@ -204,37 +221,6 @@ def default_cut(kernel: str, heads: Heads, capability: tuple[int, int]) -> Cut:
     _, group, head_dim, itemsize, cache = heads
     tiles = prefill_tiles(head_dim, group, itemsize, capability, FULL_ROWS, cache != AUTO)
     return Cut(tiles, DEFAULT)
-
-
-def best_prefill(
-    model: str, default: Cut, race: Race, screen: Screen, cache: str, grid: Grid
-) -> tuple[Cut, float]:
-    """Tiles of prefills and chunks."""
-    cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
-    least = max(MIN_ROWS, power_of_two(group_of(shape_of(model))))
-    candidates = [Cut(Tiles(*sizes), DEFAULT) for sizes in product(*grid[:4]) if sizes[0] >= least]
-    return best([default, *screen(candidates, cases[0])], cases, race)
-
-
-def best_decode(
-    model: str, default: Cut, race: Race, screen: Screen, cache: str, grid: Grid
-) -> tuple[Cut, float]:
-    """Tiles of decodes, then the parts for these tiles."""
-    cases = [
-        Case(model, batch, 1, context, cache=cache, beside=sum(beside))
-        for batch, context, *beside in DECODES
-    ]
-    candidates = [
-        default._replace(tiles=replace(default.tiles, keys=keys, warps=warps, stages=stages))
-        for keys, warps, stages in product(*grid[1:4])
-    ]
-    first, _ = best([default, *screen(candidates, cases[0])], cases, race)
-    splits = [
-        first._replace(split=Split(part, most))
-        for part, most in product(*grid[4:])
-        if part % first.tiles.keys == 0
-    ]
-    return best([default, first, *screen(splits, cases[0])], cases, race)
 
 
 def attention_race(
