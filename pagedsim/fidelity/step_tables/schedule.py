@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cache, cached_property
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,7 @@ from pagedsim.core.source import Job, Mode
 from pagedsim.fidelity.step_tables.tables import SHORTEST, Cell, Metric
 from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import sized
-from pagedsim.sim.cost import Roofline
 from pagedsim.sim.simulate import simulate
-from pagedsim.sim.stack import Stack
 from pagedsim.workload.draws import stream
 
 Floats = NDArray[np.float64]
@@ -33,6 +32,9 @@ LOOP_REQUESTS = 10
 """Requests of a closed loop, for each that is there at a time."""
 LOOP_SEQS = 512
 """As many as run at a time in a loop."""
+SPARE = 0.02
+"""The part of the blocks that a plan must leave free for memory not to have shaped it: more than
+the watermark of `prefill_first`."""
 _A_DOUBLING = 32
 """Decodes of as many sequences stand together where their contexts are within so small a part of a
 doubling, about 2 %."""
@@ -50,11 +52,7 @@ class Schedule(NamedTuple):
 
 def scheduled(cell: Cell) -> Schedule:
     """The steps that a row's measurements are made of."""
-    if cell.way == "steps":
-        return _two_steps(cell)
-    steps, mark = _planned(cell)
-    rows, weights = np.array(steps.rows, dtype=float), steps.weights(cell)
-    return Schedule(*_together(rows, weights), mark)
+    return _two_steps(cell) if cell.way == "steps" else _planned(cell)
 
 
 def _two_steps(cell: Cell) -> Schedule:
@@ -82,72 +80,112 @@ def _holds(cell: Cell) -> bool:
     except ConfigError:
         return False
     assert found.blocks is not None
-    longest = -(-(cell.prompt + cell.output) // server.block_size)
-    return found.blocks >= cell.at_once * longest
+    return found.blocks >= _blocks_of_all(cell, server)
+
+
+def _blocks_of_all(row: Cell | RowRequests, server: ServerSpec) -> int:
+    """Blocks of all of its requests at their longest."""
+    return row.at_once * -(-(row.prompt + row.output) // server.block_size)
 
 
 def server_of(cell: Cell) -> ServerSpec:
     """What stands in front of the GPUs."""
-    longest = cell.prompt + cell.output
-    if cell.way == "loop":
+    server = _server(RowRequests.of(cell), min(cell.model.max_model_len, STEP_TOKENS))
+    return replace(server, tensor_parallel=cell.tensor_parallel)
+
+
+def _server(requests: RowRequests, tokens: int) -> ServerSpec:
+    """The same for a model that has so many tokens in a step at most."""
+    longest = requests.prompt + requests.output
+    if requests.loop:
         return ServerSpec(
             batching="unified",
             max_seqs=LOOP_SEQS,
             max_batched_tokens=STEP_TOKENS,
             max_model_len=longest,
-            tensor_parallel=cell.tensor_parallel,
         )
-    tokens = min(cell.model.max_model_len, STEP_TOKENS)
-    return ServerSpec(
-        max_batched_tokens=max(tokens, longest),
-        max_model_len=longest,
-        tensor_parallel=cell.tensor_parallel,
-    )
+    return ServerSpec(max_batched_tokens=max(tokens, longest), max_model_len=longest)
 
 
-def _planned(cell: Cell) -> tuple[_Steps, str]:
+# -- steps of a scheduler --------------------------------------------------------------------------
+
+
+def _planned(cell: Cell) -> Schedule:
     """All steps of a row's requests, where need be with as much memory as they want."""
-    server = server_of(cell)
+    requests, server = RowRequests.of(cell), server_of(cell)
+    tokens = min(cell.model.max_model_len, STEP_TOKENS)
+    ample, needed = _with_ample_memory(requests, tokens)
     try:
         fitting = sized(server, cell.replica)
     except ConfigError:
-        wanted = cell.at_once * (cell.prompt + cell.output)
-        ample = replace(server, blocks=2 * wanted // server.block_size)
-        return _run(cell, ample), TOO_LARGE
-    steps = _run(cell, fitting)
-    return steps, PREEMPTS if steps.preempted else FITS
+        return ample._replace(mark=TOO_LARGE)
+    assert fitting.blocks is not None
+    if needed <= (1 - SPARE) * fitting.blocks:
+        return ample
+    return _run(requests, fitting).schedule()
 
 
-def _run(cell: Cell, server: ServerSpec) -> _Steps:
-    requests = RowRequests.of(cell)
-    steps = _Steps([output for _, output in requests.sizes])
-    cost = Roofline(cell.replica, stack=Stack(server_ms=0.0))
-    simulate(server.scheduler(), requests, cost, steps)
+@cache
+def _with_ample_memory(requests: RowRequests, tokens: int) -> tuple[Schedule, int]:
+    """What rows with the same requests share where memory is not short, and the blocks it takes."""
+    server = _server(requests, tokens)
+    steps = _run(requests, replace(server, blocks=2 * _blocks_of_all(requests, server)))
+    return steps.schedule(), steps.needed
+
+
+def _run(requests: RowRequests, server: ServerSpec) -> _Steps:
+    steps = _Steps(requests)
+    simulate(server.scheduler(), requests, _Even(), steps)
     return steps
+
+
+class _Even:
+    """Step times that are all the same, since no plan depends on them."""
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return 1.0
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        return 1.0
+
+    def swap_seconds(self, blocks: int) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True)
 class RowRequests:
-    """A row's requests as a workload."""
+    """A row's requests as a workload: all at once, or ten times as many, one after the other."""
 
-    sizes: Sequence[tuple[int, int]]
-    mode: Mode
-    users: int | None
-    think_time: float = 0.0
-    turns: None = None
+    loop: bool
+    prompt: int
+    output: int
+    at_once: int
+    think_time: ClassVar[float] = 0.0
+    turns: ClassVar[None] = None
 
     @classmethod
     def of(cls, cell: Cell) -> RowRequests:
-        """As many as come at once, or ten times as many, one after the other."""
-        prompt, output, count = cell.prompt, cell.output, cell.at_once
-        if cell.way == "batch":
-            return cls([(prompt, output)] * count, "burst", None)
-        drawn, wanted = stream(0, "step tables"), LOOP_REQUESTS * count
+        return cls(cell.way == "loop", cell.prompt, cell.output, cell.at_once)
+
+    @property
+    def mode(self) -> Mode:
+        return "closed" if self.loop else "burst"
+
+    @property
+    def users(self) -> int | None:
+        return self.at_once if self.loop else None
+
+    @cached_property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        """Tokens of each prompt and answer."""
+        if not self.loop:
+            return [(self.prompt, self.output)] * self.at_once
+        drawn, wanted = stream(0, "step tables"), LOOP_REQUESTS * self.at_once
         prompts, outputs = (
             drawn.integers(int(SHORTEST * most), most + 1, wanted).tolist()
-            for most in (max(prompt, 2), output)
+            for most in (max(self.prompt, 2), self.output)
         )
-        return cls(list(zip(prompts, outputs, strict=True)), "closed", count)
+        return list(zip(prompts, outputs, strict=True))
 
     def requests(self) -> Iterator[Job]:
         for number, (prompt, output) in enumerate(self.sizes):
@@ -157,53 +195,53 @@ class RowRequests:
 class _Steps:
     """A recorder of what each step computes, and of which requests are there meanwhile."""
 
-    def __init__(self, outputs: Sequence[int]) -> None:
-        self.rows: list[tuple[int, ...]] = []
-        self.ends: list[float] = []
-        self.preempted = 0
-        self._outputs = outputs
+    def __init__(self, requests: RowRequests) -> None:
+        self.needed = 0
+        """Blocks in use at most."""
+        self._requests = requests
+        self._rows: list[tuple[int, ...]] = []
+        self._ends: list[float] = []
+        self._preempted = 0
         self._plan: StepPlan | None = None
         self._spans: list[tuple[float, float, float, int]] = []
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         self._plan = plan
-        self.preempted += len(plan.preempted)
-        self._add(end)
+        self._preempted += len(plan.preempted)
+        self.again(end, plan.used_blocks)
 
     def again(self, end: float, used_blocks: int) -> None:
-        self._add(end)
-
-    def left(self, request: Request) -> None:
-        begun, ended = request.first_token_at, request.finished_at
-        assert request.arrival is not None and begun is not None and ended is not None
-        self._spans.append((request.arrival, begun, ended, self._outputs[int(request.id)]))
-
-    def _add(self, end: float) -> None:
         plan = self._plan
         assert plan is not None
         tokens, decodes = plan.prefill_tokens, plan.decode_count
         sequences = len(plan.chunks) + decodes
         read = plan.prefill_context - tokens
-        self.rows.append(
+        self._rows.append(
             (tokens + decodes, sequences, plan.prefill_pairs, read, plan.decode_context, 1)
         )
-        self.ends.append(end)
+        self._ends.append(end)
+        self.needed = max(self.needed, used_blocks)
 
-    def weights(self, cell: Cell) -> dict[Metric, Floats]:
-        """How often each step counts in what was measured."""
-        ends, spans = np.array(self.ends), np.array(self._spans)
-        came, begun, ended = (np.searchsorted(ends, spans[:, at]) for at in range(3))
-        came = np.where(spans[:, 0] == 0.0, 0, came + 1)
-        each = 1.0 / len(spans)
-        found: dict[Metric, Floats] = {}
-        for metric in cell.measured:
-            if metric == "latency":
-                found[metric] = np.ones(len(ends))
-            elif metric == "ttft":
-                found[metric] = _during(len(ends), came, begun, np.full(len(spans), each))
-            else:
-                found[metric] = _during(len(ends), begun + 1, ended, each / (spans[:, 3] - 1))
-        return found
+    def left(self, request: Request) -> None:
+        begun, ended = request.first_token_at, request.finished_at
+        assert request.arrival is not None and begun is not None and ended is not None
+        output = self._requests.sizes[int(request.id)][1]
+        self._spans.append((request.arrival, begun, ended, output))
+
+    def schedule(self) -> Schedule:
+        """All steps, and how often each counts in what is measured of such requests."""
+        ends, spans = np.array(self._ends), np.array(self._spans)
+        weights: dict[Metric, Floats] = {"latency": np.ones(len(ends))}
+        if self._requests.loop:
+            came, begun, ended = (np.searchsorted(ends, spans[:, at]) for at in range(3))
+            came = np.where(spans[:, 0] == 0.0, 0, came + 1)
+            each = np.full(len(spans), 1.0 / len(spans))
+            weights = {
+                "ttft": _during(len(ends), came, begun, each),
+                "tpot": _during(len(ends), begun + 1, ended, each / (spans[:, 3] - 1)),
+            }
+        together = _together(np.array(self._rows, dtype=float), weights)
+        return Schedule(*together, PREEMPTS if self._preempted else FITS)
 
 
 def _during(

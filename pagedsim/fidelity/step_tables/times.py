@@ -60,7 +60,8 @@ class Constants:
         """The cost model of a replica under one of the stacks."""
         name = replica.hardware.family
         family = OTHER if name is None else self.families[name]
-        if replica.hardware.interconnect_us == Hardware.interconnect_us:
+        standing = replica.hardware.interconnect_us == Hardware.interconnect_us
+        if standing and replica.tensor_parallel > 1:
             hardware = replace(replica.hardware, interconnect_us=self.interconnect_us)
             replica = replace(replica, hardware=hardware)
         return Roofline(replica, stack=self.stacks[stack], family=family)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import fsum, pow, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -348,7 +349,7 @@ class ByTerms(CostModel):
         seconds = np.zeros(len(totals))
         for ways in self._sums:
             forms = np.array([[dict(way).get(index, 0.0) for index in width] for way in ways])
-            seconds += (totals @ forms.T).max(axis=1)
+            seconds += reduce(np.maximum, (totals @ forms.T).T)
         if self._launching:
             host = totals @ np.array(self._host[: len(width)])
             np.maximum(seconds, self._launching + host, out=seconds)
