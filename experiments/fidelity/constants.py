@@ -1,16 +1,13 @@
-"""Refit the efficiency constants of GPU families and stacks to the step tables.
+"""Efficiency constants of GPU families and stacks, fitted to the step tables again.
 
-    python -m experiments.fidelity.constants
-
-Prints what a fit finds beside what stands in pagedsim/sim/hardware.py and conf/stack, how far each
-constant moves when a model or a GPU is left out of the fit, and how far predictions for what was
-left out are then off.
+How far each moves when a model or a GPU is left out of the fit, how far predictions for what was
+left out are then off, and which constants the tables decide.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,20 +16,14 @@ from numpy.typing import NDArray
 from experiments.fidelity.truth_data import (
     CLASSES,
     FITTED,
-    ONE,
-    SEVERAL,
     Rows,
     Score,
-    Scored,
-    by,
+    by_class,
+    in_processes,
     kind_of,
-    planned,
-    score,
-    scored,
-    tables,
 )
 from pagedsim.fidelity.step_tables.tables import Cell, Metric
-from pagedsim.fidelity.step_tables.times import LINK, Constants, Points
+from pagedsim.fidelity.step_tables.times import LINK, Constants, Point, Points
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import percent, signed
 from pagedsim.sim.replica import Replica
@@ -52,9 +43,21 @@ class LeftOut(NamedTuple):
 
     what: str
     fit: Fit
-    unseen: Sequence[Scored]
-    seen: Sequence[Scored]
+    unseen: Sequence[Point]
+    seen: Sequence[Point]
     """The same rows, as the constants that stand predict them."""
+
+    @classmethod
+    def of(cls, what: str, fit: Fit, standing: Constants, rows: Rows) -> LeftOut:
+        points = Points(rows)
+        both = (points.scored(one.cost_of) for one in (standing.but(fit.values), standing))
+        return cls(what, fit, *both)
+
+    @classmethod
+    def together(cls, what: str, parts: Sequence[LeftOut]) -> LeftOut:
+        """All that was left out at some time."""
+        unseen = [one for part in parts for one in part.unseen]
+        return cls(what, parts[0].fit, unseen, [one for part in parts for one in part.seen])
 
 
 class Refits(NamedTuple):
@@ -85,7 +88,7 @@ class Refits(NamedTuple):
         return min(self.minded[name]) >= MINDED
 
 
-def refitted(rows: Rows, say: Callable[[str], object]) -> Refits:
+def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refits:
     """Fit to all rows of the fitted tables, then without each model and each GPU.
 
     Rows that their server could not run as the table says are no part of a fit. A GPU is mostly
@@ -96,44 +99,73 @@ def refitted(rows: Rows, say: Callable[[str], object]) -> Refits:
     whole = [(cell, steps) for cell, steps in rows if not steps.mark]
     used = [(cell, steps) for cell, steps in whole if cell.table in FITTED]
     kin = [(cell, steps) for cell, steps in whole if cell.hardware.family in KIN]
-    fitted_to = Points(used)
-    found = fitted(fitted_to, standing)
+    points = Points(used)
+    found = fitted(points, standing)
     say(f"{len(used)} rows fitted")
 
-    def minded(name: str, factor: float) -> float:
-        begin = {**found.values, name: moved(name, factor * found.values[name])}
-        return fitted(fitted_to, standing, begin, held=[name]).distance / found.distance - 1
+    begin = found.values
 
-    def held_out(what: str, fit: Fit, rows: Rows) -> LeftOut:
-        points = Points(rows)
-        unseen, seen = (
-            scored(points.all, points.predicted(constants.cost_of))
-            for constants in (fit.of(standing), standing)
-        )
-        return LeftOut(what, fit, unseen, seen)
+    folds: list[tuple[str, Rows, Callable[[Cell], str]]] = [
+        *((name, used, _model_of) for name in dict.fromkeys(_model_of(cell) for cell, _ in used)),
+        *((name, kin, _gpu_of) for name in dict.fromkeys(_gpu_of(cell) for cell, _ in used)),
+    ]
+    tasks: list[Callable[[], Fit]] = []
+    for name, pool, of in folds:
+        rest = Points([row for row in pool if of(row[0]) != name])
+        tasks.append(partial(fitted, rest, standing, begin))
+    for name, value in held_elsewhere(begin):
+        tasks.append(partial(fitted, points, standing, {**begin, name: value}, held=[name]))
+    fits = in_processes(_carried_out, tasks, jobs)
 
-    def without(what: str, pool: Rows, of: Callable[[Cell], str]) -> LeftOut:
-        fit = fitted(Points([row for row in pool if of(row[0]) != what]), standing, found.values)
-        say(f"fitted without {what}")
-        return held_out(what, fit, [row for row in used if of(row[0]) == what])
-
+    left_out = []
+    for name, _, of in folds:
+        rows = [row for row in used if of(row[0]) == name]
+        left_out.append(LeftOut.of(name, next(fits), standing, rows))
+        say(f"fitted without {name}")
+    rises = [fit.distance / found.distance - 1 for fit in fits]
+    models = sum(of is _model_of for _, _, of in folds)
     others = dict.fromkeys(cell.table for cell, _ in whole if cell.table not in FITTED)
-    models = dict.fromkeys(cell.model.name for cell, _ in used)
-    gpus = dict.fromkeys(cell.hardware.name for cell, _ in used)
     return Refits(
         standing,
         found,
-        distance(fitted_to, standing),
-        [without(name, used, lambda cell: cell.model.name) for name in models],
-        [without(name, kin, lambda cell: cell.hardware.name) for name in gpus],
-        [held_out(name, found, [row for row in whole if row[0].table == name]) for name in others],
-        {name: (minded(name, 1 / MOVED), minded(name, MOVED)) for name in found.values},
+        distance(points, standing),
+        left_out[:models],
+        left_out[models:],
+        [
+            LeftOut.of(name, found, standing, [row for row in whole if row[0].table == name])
+            for name in others
+        ],
+        dict(zip(begin, zip(rises[::2], rises[1::2], strict=True), strict=False)),
     )
+
+
+def _carried_out(task: Callable[[], Fit]) -> Fit:
+    return task()
+
+
+def _model_of(cell: Cell) -> str:
+    return cell.model.name
+
+
+def _gpu_of(cell: Cell) -> str:
+    return cell.hardware.name
+
+
+def held_elsewhere(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Each constant lower and higher, to see whether the others make up for it."""
+    return [
+        (name, moved(name, factor * value))
+        for name, value in values.items()
+        for factor in (1 / MOVED, MOVED)
+    ]
 
 
 def moved(name: str, value: float) -> float:
     """What a constant is held at: the value, or its bound if that is less."""
     return min(value, most(name))
+
+
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def constants_listing(refits: Refits) -> Listing:
@@ -167,15 +199,19 @@ def constants_listing(refits: Refits) -> Listing:
     return Listing("Constants, fitted again", head, rows, note)
 
 
+def _bounded(name: str, value: float) -> str:
+    at = ", at the bound" if np.isclose(value, most(name)) else ""
+    return f"{value:.3g}{at}"
+
+
 def left_out_listing(refits: Refits) -> Listing:
     """How far off what was left out is."""
-    rows = [_errors(f"without {one.what}", one.unseen, one.seen) for one in refits.models]
-    rows.append(_errors("every model by a fit without it", *_all(refits.models)))
-    rows.append(["the worst model", *_worst(refits.models)])
-    rows += [_errors(f"without {one.what}", one.unseen, one.seen) for one in refits.gpus]
-    rows.append(_errors("every GPU by a fit without it", *_all(refits.gpus)))
-    rows.append(["the worst GPU", *_worst(refits.gpus)])
-    rows += [_errors(f"{one.what}, which no fit sees", *one[2:]) for one in refits.others]
+    rows = []
+    for kind, parts in (("model", refits.models), ("GPU", refits.gpus)):
+        rows += [_errors(f"without {one.what}", one) for one in parts]
+        rows.append(_errors(f"every {kind} by a fit without it", LeftOut.together("", parts)))
+        rows.append([f"the worst {kind}", *(_worst(parts, name) for name in CLASSES)])
+    rows += [_errors(f"{one.what}, which no fit sees", one) for one in refits.others]
     note = (
         "median |error| of the rows left out, in %, by constants that have not seen them, and in "
         "brackets by those that stand"
@@ -183,68 +219,27 @@ def left_out_listing(refits: Refits) -> Listing:
     return Listing("What a fit that has not seen it says", ["rows", *CLASSES], rows, note)
 
 
+def _errors(what: str, one: LeftOut) -> list[str]:
+    new, old = medians(one.unseen), medians(one.seen)
+    cells = (f"{100 * new[k]:.1f} ({100 * old[k]:.1f})" if k in new else "–" for k in CLASSES)
+    return [what, *cells]
+
+
+def _worst(parts: Sequence[LeftOut], name: str) -> str:
+    what, of = worst(parts, name)
+    return f"{100 * of.median:.1f}: {what}, {of.rows} row{'s' * (of.rows > 1)}"
+
+
 def worst(parts: Sequence[LeftOut], *classes: str) -> tuple[str, Score]:
     """Of what was left out, that which is farthest off in these classes, and how far."""
-    found = {}
-    for part in parts:
-        if group := [one for one in part.unseen if kind_of(one) in classes]:
-            found[part.what] = score(group)
+    groups = {part.what: [one for one in part.unseen if kind_of(one) in classes] for part in parts}
+    found = {what: Score.of(group) for what, group in groups.items() if group}
     return max(found.items(), key=lambda one: one[1].median)
 
 
-def worst_tokens(parts: Sequence[LeftOut]) -> tuple[str, Score]:
-    """The same of tokens, on however many GPUs."""
-    return worst(parts, ONE, SEVERAL)
-
-
-def _worst(parts: Sequence[LeftOut]) -> Iterator[str]:
-    for name in CLASSES:
-        what, of = worst(parts, name)
-        yield f"{100 * of.median:.1f}: {what}, {of.rows} row{'s' * (of.rows > 1)}"
-
-
-def _bounded(name: str, value: float) -> str:
-    at = ", at the bound" if np.isclose(value, most(name)) else ""
-    return f"{value:.3g}{at}"
-
-
-def _all(parts: Sequence[LeftOut]) -> tuple[list[Scored], list[Scored]]:
-    unseen = [one for part in parts for one in part.unseen]
-    return unseen, [one for part in parts for one in part.seen]
-
-
-def medians(every: Sequence[Scored]) -> Mapping[str, float]:
+def medians(every: Sequence[Point]) -> Mapping[str, float]:
     """The median |error| of each class that there is."""
-    groups = by(every, kind_of)
-    return {name: score(group).median for name, group in groups.items()}
-
-
-def pooled(parts: Sequence[LeftOut]) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Of all that was left out at some time: unseen, and as it stands."""
-    unseen, seen = _all(parts)
-    return medians(unseen), medians(seen)
-
-
-def _errors(what: str, unseen: Sequence[Scored], seen: Sequence[Scored]) -> list[str]:
-    new, old = medians(unseen), medians(seen)
-    return [
-        what,
-        *(
-            f"{100 * new[name]:.1f} ({100 * old[name]:.1f})" if name in new else "–"
-            for name in CLASSES
-        ),
-    ]
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Fit and print."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(words)
-    refits = refitted(planned(tables(None, None), None, print), print)
-    for listing in (constants_listing(refits), left_out_listing(refits)):
-        widths = [max(map(len, column)) for column in zip(listing.head, *listing.rows, strict=True)]
-        print(f"\n{listing.title} ({listing.note})")
-        for row in (listing.head, *listing.rows):
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+    return {name: of.median for name, of in by_class(every).items()}
 
 
 Floats = NDArray[np.float64]
@@ -299,9 +294,6 @@ class Fit(NamedTuple):
     values: Mapping[str, float]
     distance: float
     """The mean of the rows' |ln(predicted / measured)|."""
-
-    def of(self, standing: Constants) -> Constants:
-        return standing.but(self.values)
 
 
 def fitted(
@@ -401,7 +393,3 @@ class _Problem:
 def most(name: str) -> float:
     """What a constant may be at most."""
     return MOST_SHARE if name.split(".")[1] in (*SHARES, "all_reduce_share") else np.inf
-
-
-if __name__ == "__main__":
-    main()

@@ -11,21 +11,20 @@ is unknown.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from pagedsim.fidelity.sheets import hardware_named, model_named, settings
-from pagedsim.fidelity.step_tables.tables import ALIASES
+from pagedsim.fidelity.rows import read_rows
+from pagedsim.fidelity.sheets import settings
+from pagedsim.fidelity.step_tables.tables import Cell, read_table
 from pagedsim.run.objects import make
 from pagedsim.sim.cost.base import step
 from pagedsim.sim.cost.fitting import nnls
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.power import EnergyRoofline
-from pagedsim.sim.replica import Replica
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "experiments" / "data" / "step-tables" / "splitwise.csv"
@@ -51,17 +50,12 @@ class Case(NamedTuple):
 
 def cases(path: Path = TABLE) -> list[Case]:
     """The rows whose power was recorded."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [_case(row) for row in rows if float(row["power_of_tdp"])]
+    rows = zip(read_rows(path, "table"), read_table(path).cells, strict=True)
+    return [_case(cell, power) for row, cell in rows if (power := row.number("power_of_tdp"))]
 
 
-def _case(row: dict[str, str]) -> Case:
-    gpus, prompt, batch, output = (
-        int(row[key]) for key in ("tensor_parallel", "prompt_tokens", "batch", "output_tokens")
-    )
-    model = model_named(ALIASES.get(row["model"], row["model"]))
-    replica = Replica(model, hardware_named(row["gpu"]), tensor_parallel=gpus)
+def _case(cell: Cell, power: float) -> Case:
+    prompt, batch, output, replica = cell.prompt, cell.at_once, cell.output, cell.replica
     one = step_work(replica, step(prompt))
     # Weights are read once for the batch; a chunk's own keys and values are not read.
     # The mean context is half an answer longer than the prompt.
@@ -70,9 +64,9 @@ def _case(row: dict[str, str]) -> Case:
         flop=batch * one.flop + (output - 1) * each.flop,
         bytes=one.bytes + (output - 1) * each.bytes,
     )
-    seconds = (float(row["prompt_ms"]) + (output - 1) * float(row["token_ms"])) / 1e3
-    used = work.mfu(seconds, replica.hardware), work.mbu(seconds, replica.hardware)
-    return Case(row["model"], gpus, prompt, batch, *used, float(row["power_of_tdp"]))
+    seconds = cell.measured["prompt"] + (output - 1) * cell.measured["token"]
+    used = work.mfu(seconds, cell.hardware), work.mbu(seconds, cell.hardware)
+    return Case(cell.model.name, cell.tensor_parallel, prompt, batch, *used, power)
 
 
 def shipped() -> EnergyRoofline:

@@ -14,13 +14,13 @@ from experiments.fidelity.constants import (
     HELD,
     MOST_SHARE,
     NEAR,
+    LeftOut,
     Refits,
     constants_listing,
     left_out_listing,
     medians,
-    pooled,
     refitted,
-    worst_tokens,
+    worst,
 )
 from experiments.fidelity.truth_data import (
     CLASSES,
@@ -29,22 +29,21 @@ from experiments.fidelity.truth_data import (
     SEVERAL,
     TAUGHT,
     WITHIN,
-    Scored,
+    Score,
     ServerLog,
     by,
+    by_class,
     kind_of,
     logs_listing,
     planned,
     read_logs,
-    score,
-    scored,
     tables,
 )
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.score import Scores
 from pagedsim.fidelity.sheets import there
 from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Table
-from pagedsim.fidelity.step_tables.times import Constants, Points
+from pagedsim.fidelity.step_tables.times import Constants, Point, Points
 from pagedsim.metrics.result import Listing
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
@@ -107,10 +106,10 @@ class Truth(Study):
 
     def analyse(self, runs: Runs) -> Analysis:
         found, logs = tables(self.tables, self.stack), self._logs(runs)
-        rows = planned(found, runs.config["jobs"], runs.say)
-        points = Points(rows)
-        every = scored(points.all, points.predicted(Constants.standing().cost_of))
-        refits = refitted(rows, runs.say) if self.tables is None else None
+        jobs = runs.config["jobs"]
+        rows = planned(found, jobs, runs.say)
+        every = Points(rows).scored(Constants.standing().cost_of)
+        refits = refitted(rows, jobs, runs.say) if self.tables is None else None
         served = {log.name: log.scores() for log in logs}
         shown = usable(every)
         predicted = FigureSpec(
@@ -149,56 +148,50 @@ FARTHEST = 10
 _UNIT = "in %: median |error|, in brackets the 90th percentile, and the median with its sign"
 
 
-def usable(every: Sequence[Scored]) -> list[Scored]:
+def usable(every: Sequence[Point]) -> list[Point]:
     """Rows that the server could run as stated in the table."""
-    return [one for one in every if not one.point.mark]
+    return [one for one in every if not one.mark]
 
 
-def table_of(one: Scored) -> str:
+def table_of(one: Point) -> str:
     """The table and the GPU."""
-    cell = one.point.cell
+    cell = one.cell
     known = " (fitted)" if cell.table in FITTED else ""
     return f"{cell.table}, {cell.hardware.name}{known}"
 
 
-def _server_of(one: Scored) -> str:
-    cell = one.point.cell
-    form = "" if cell.precision == "fp16" else f" {cell.precision}"
-    model = f"{cell.model.name}{form} on {cell.tensor_parallel} × {cell.hardware.name}"
-    return f"{cell.table}: {model}"
+def _server_of(one: Point) -> str:
+    return f"{one.cell.table}: {one.cell.server}"
 
 
 def finding(
-    every: Sequence[Scored], refits: Refits | None, logs: Mapping[str, Scores]
+    every: Sequence[Point], refits: Refits | None, logs: Mapping[str, Scores]
 ) -> Iterator[str]:
     """Sentences, most important first."""
     told = usable(every)
-    fitted = [one for one in told if one.point.cell.table in FITTED]
+    fitted = [one for one in told if one.cell.table in FITTED]
     if not told:
         yield "No server could run any row as its table says: see the last of the tables below."
         return
     if refits is None or not fitted:
-        errors = _medians(medians(told))
+        errors = _percents(medians(told))
         yield f"Uncalibrated step times against these tables, median errors {errors}."
         return
     yield (
         f"{len(every):,} measured numbers are held against uncalibrated step times. In the "
-        f"tables that the constants are fitted to, median errors are {_medians(medians(fitted))}."
+        f"tables that the constants are fitted to, median errors are {_percents(medians(fitted))}."
     )
-    unseen, _ = pooled(refits.models)
-    worst = [worst_tokens(group) for group in (refits.models, refits.gpus)]
-    farthest = " and ".join(f"{what} {percent(of.median)}" for what, of in worst)
+    unseen = medians(LeftOut.together("models", refits.models).unseen)
+    worst_ones = (worst(parts, ONE, SEVERAL) for parts in (refits.models, refits.gpus))
+    farthest = " and ".join(f"{what} {percent(of.median)}" for what, of in worst_ones)
     yield (
         "Where the model was left out of the fit, they are "
-        f"{_medians(unseen)}; limits are {_medians(WITHIN)}, and half as much again for what was "
+        f"{_percents(unseen)}; limits are {_percents(WITHIN)}, and half as much again for what was "
         f"left out. The worst token errors of a model and a GPU left out are {farthest}."
     )
     others = []
     for one in refits.others:
-        new, stands = (
-            score([each for each in group if kind_of(each) in (ONE, SEVERAL)]).median
-            for group in (one.unseen, one.seen)
-        )
+        new, stands = (Score.of(tokens(group)).median for group in (one.unseen, one.seen))
         others.append(f"{one.what} {percent(new)} ({percent(stands)})")
     yield (
         "Tables that no fit has seen, tokens by a fit without them, and in brackets as constants "
@@ -213,64 +206,68 @@ def finding(
         yield f"Means of whole logs, before any fit: {'; '.join(means)}."
 
 
-def _medians(of: Mapping[str, float]) -> str:
+def tokens(group: Sequence[Point]) -> list[Point]:
+    """Those that count as tokens, on however many GPUs."""
+    return [one for one in group if kind_of(one) in (ONE, SEVERAL)]
+
+
+def _percents(of: Mapping[str, float]) -> str:
     return ", ".join(f"{percent(of[name])} ({name})" for name in CLASSES if name in of)
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def listings(every: Sequence[Scored]) -> Iterator[Listing]:
+def listings(every: Sequence[Point]) -> Iterator[Listing]:
     """Tables by table and GPU, by server, of rows that could not be run, and of the worst rows."""
-    told, marked = usable(every), [one for one in every if one.point.mark]
+    told, marked = usable(every), [one for one in every if one.mark]
     yield _grouped("By table and GPU", by(told, table_of))
-    yield _grouped("By model and number of GPUs", by(told, _server_of), worst=True)
+    yield _grouped("By model and number of GPUs", by(told, _server_of), with_worst=True)
     if marked:
-        groups = by(marked, lambda one: f"{table_of(one)}: {one.point.mark}")
+        groups = by(marked, lambda one: f"{table_of(one)}: {one.mark}")
         note = f"rows that their server could not run as the table says; {_UNIT}"
         yield _grouped("Not as the table says", groups, note=note)
-    apart = [one for one in told if one.point.cell.hardware.family is not None]
+    apart = [one for one in told if one.cell.hardware.family is not None]
     yield _worst(f"The {FARTHEST} farthest off", told)
     if apart and len(apart) < len(told):
         yield _worst(f"The {FARTHEST} farthest off, of GPUs whose family is known", apart)
 
 
 def _grouped(
-    title: str, groups: Mapping[str, Sequence[Scored]], worst: bool = False, note: str = _UNIT
+    title: str, groups: Mapping[str, Sequence[Point]], with_worst: bool = False, note: str = _UNIT
 ) -> Listing:
     rows = []
     for name, group in groups.items():
-        classes = by(group, kind_of)
-        cells = [_cell(classes[one]) if one in classes else "–" for one in CLASSES]
-        if worst:
-            cells.append(_named(score(group).worst))
+        scores = by_class(group)
+        cells = [_cell(scores[one]) if one in scores else "–" for one in CLASSES]
+        if with_worst:
+            cells.append(_named(Score.of(group).worst))
         rows.append([name, *cells])
-    head = ["", *CLASSES, *(["worst row"] if worst else [])]
+    head = ["", *CLASSES, *(["worst row"] if with_worst else [])]
     return Listing(title, head, rows, note)
 
 
-def _cell(group: Sequence[Scored]) -> str:
-    of = score(group)
+def _cell(of: Score) -> str:
     size = f"{100 * of.median:.1f} ({100 * of.p90:.1f})"
     return f"{of.rows}: {size} {signed(of.bias, 1, '')}"
 
 
-def _named(one: Scored) -> str:
-    cell = one.point.cell
+def _named(one: Point) -> str:
+    cell = one.cell
     sizes = f"{cell.prompt:,}/{cell.output:,}×{cell.at_once}"
-    return f"{METRICS[one.point.metric]} {sizes}: {signed(one.error, 0)}"
+    return f"{METRICS[one.metric]} {sizes}: {signed(one.error, 0)}"
 
 
-def _worst(title: str, group: Sequence[Scored]) -> Listing:
-    def times(one: Scored) -> float:
-        ends = sorted((one.predicted, one.point.measured))
+def _worst(title: str, group: Sequence[Point]) -> Listing:
+    def times(one: Point) -> float:
+        ends = sorted((one.predicted, one.measured))
         return ends[1] / ends[0]
 
     rows = [
         [
-            f"{one.point.cell.table}: {one.point.cell}",
-            METRICS[one.point.metric],
-            f"{1e3 * one.point.measured:,.4g} ms",
+            f"{one.cell.table}: {one.cell}",
+            METRICS[one.metric],
+            f"{1e3 * one.measured:,.4g} ms",
             f"{1e3 * one.predicted:,.4g} ms",
             signed(one.error, 0),
         ]
@@ -284,14 +281,14 @@ def _worst(title: str, group: Sequence[Scored]) -> Listing:
 
 
 def data(
-    every: Sequence[Scored], refits: Refits | None, logs: Mapping[str, Scores]
+    every: Sequence[Point], refits: Refits | None, logs: Mapping[str, Scores]
 ) -> dict[str, Any]:
     """For result.json."""
-    told, marked = usable(every), [one for one in every if one.point.mark]
+    told, marked = usable(every), [one for one in every if one.mark]
     found: dict[str, Any] = {
         "rows": _groups(told, _server_of),
         "tables": _groups(told, table_of),
-        "not as the table says": _groups(marked, lambda one: f"{table_of(one)}: {one.point.mark}"),
+        "not as the table says": _groups(marked, lambda one: f"{table_of(one)}: {one.mark}"),
     }
     if refits is not None:
         found["constants"] = {
@@ -313,21 +310,20 @@ def data(
     return found
 
 
-def _groups(every: Sequence[Scored], key: Any) -> dict[str, Any]:
+def _groups(every: Sequence[Point], key: Any) -> dict[str, Any]:
     return {
         name: {
-            kind: (of := score(part))._asdict() | {"worst": _named(of.worst)}
-            for kind, part in by(group, kind_of).items()
+            kind: of._asdict() | {"worst": _named(of.worst)} for kind, of in by_class(group).items()
         }
         for name, group in by(every, key).items()
     }
 
 
-def table(every: Sequence[Scored]) -> list[dict[str, object]]:
+def table(every: Sequence[Point]) -> list[dict[str, object]]:
     """Every number, for comparison.csv."""
     return [
         {
-            "table": (cell := one.point.cell).table,
+            "table": (cell := one.cell).table,
             "row": cell.place.rpartition("/")[2],
             "model": cell.model.name,
             "hardware": cell.hardware.name,
@@ -337,11 +333,11 @@ def table(every: Sequence[Scored]) -> list[dict[str, object]]:
             "prompt_tokens": cell.prompt,
             "output_tokens": cell.output,
             "at_once": cell.at_once,
-            "what": METRICS[one.point.metric],
-            "measured_s": one.point.measured,
+            "what": METRICS[one.metric],
+            "measured_s": one.measured,
             "predicted_s": one.predicted,
             "error": one.error,
-            "mark": one.point.mark,
+            "mark": one.mark,
         }
         for one in every
     ]
@@ -349,7 +345,7 @@ def table(every: Sequence[Scored]) -> list[dict[str, object]]:
 
 def notes(
     tables: Sequence[Table],
-    told: Sequence[Scored],
+    told: Sequence[Point],
     refits: Refits | None,
     logs: Sequence[ServerLog],
 ) -> Iterator[str]:
@@ -362,12 +358,12 @@ def notes(
     for table in tables:
         for model, count in table.left_out.items():
             yield f"{table.name}: {count} rows of {model} are left out: {SHAPELESS[model]}"
-    if any(one.point.mark for one in told):
+    if any(one.mark for one in told):
         yield (
             "rows that preempt in the simulation, or whose requests have no room in memory, are "
             "told apart, and no constant is fitted to them: their times are the queue's"
         )
-    if any(one.point.cell.way == "loop" for one in told):
+    if any(one.cell.way == "loop" for one in told):
         yield (
             "of a closed loop the tables say how many requests there are at a time, and not how "
             "they begin, nor what clients and HTTP add: here all begin at once, lengths are drawn "
@@ -381,26 +377,24 @@ def notes(
         yield from _constants(refits)
 
 
-def _believed(told: Sequence[Scored]) -> Iterator[str]:
+def _believed(told: Sequence[Point]) -> Iterator[str]:
     """Median and 90th percentile errors by stack, and of GPUs of unknown families."""
-    usable = [one for one in told if not one.point.mark]
-    known = [one for one in usable if one.point.cell.hardware.family is not None]
-    for stack, group in by(known, lambda one: one.point.cell.stack).items():
-        scores = {name: score(part) for name, part in by(group, kind_of).items()}
+    usable = [one for one in told if not one.mark]
+    known = [one for one in usable if one.cell.hardware.family is not None]
+    for stack, group in by(known, lambda one: one.cell.stack).items():
         parts = [
             f"{name} {percent(of.median, 0)} and {percent(of.p90, 0)}"
-            for name, of in scores.items()
+            for name, of in by_class(group).items()
         ]
-        gpus = ", ".join(sorted({one.point.cell.hardware.name for one in group}))
+        gpus = ", ".join(sorted({one.cell.hardware.name for one in group}))
         yield (
             f"{stack} on {gpus}: half and nine tenths of the rows are within " + ", ".join(parts)
         )
-    strangers = [one for one in usable if one.point.cell.hardware.family is None]
-    tokens = [one for one in strangers if kind_of(one) in (ONE, SEVERAL)]
-    for name, group in by(tokens, lambda one: one.point.cell.hardware.name).items():
+    strangers = [one for one in usable if one.cell.hardware.family is None]
+    for name, group in by(tokens(strangers), lambda one: one.cell.hardware.name).items():
         yield (
             f"{name}: no table in the repository has taught what its family reaches, nor its "
-            f"software; half of its tokens are {percent(score(group).median, 0)} off and more: "
+            f"software; half of its tokens are {percent(Score.of(group).median, 0)} off and more: "
             "calibrate there"
         )
 
@@ -445,20 +439,20 @@ MOST = 1.0
 """End of the error axis, at which larger errors are clipped."""
 
 
-def draw_predicted(every: Sequence[Scored]) -> Figure:
+def draw_predicted(every: Sequence[Point]) -> Figure:
     """One panel per table, one dot per measurement."""
     look = {name: one.colour for name, one in looks(CLASSES).items()}
-    groups = by(every, lambda one: one.point.cell.table)
+    groups = by(every, lambda one: one.cell.table)
     rows = ceil(len(groups) / ACROSS)
     figure = new_figure(0.75 + 2.6 * rows)
     panels = figure.subplots(rows, min(ACROSS, len(groups)), squeeze=False)
     for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
-        both = 1e3 * np.array([[one.point.measured, one.predicted] for one in group])
+        both = 1e3 * np.array([[one.measured, one.predicted] for one in group])
         ends = np.array([both.min() * 0.8, both.max() * 1.25])
         axes.fill_between(ends, ends / (1 + BAND), ends * (1 + BAND), color=MUTED, alpha=0.15, lw=0)
         axes.plot(ends, ends, color=MUTED, lw=0.8)
         for kind, part in by(group, kind_of).items():
-            points = 1e3 * np.array([[one.point.measured, one.predicted] for one in part])
+            points = 1e3 * np.array([[one.measured, one.predicted] for one in part])
             axes.plot(*points.T, ".", ms=3.5, alpha=0.6, color=look[kind])
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
         for axis in (axes.xaxis, axes.yaxis):
@@ -475,17 +469,16 @@ def draw_predicted(every: Sequence[Scored]) -> Figure:
     return figure
 
 
-def draw_errors(every: Sequence[Scored]) -> Figure:
+def draw_errors(every: Sequence[Point]) -> Figure:
     """Errors of token times over batch size and over sequence length."""
-    tokens = [one for one in every if kind_of(one).startswith("tokens")]
-    gpus = by(tokens, lambda one: one.point.cell.hardware.name)
+    gpus = by(tokens(every), lambda one: one.cell.hardware.name)
     look = {name: one.colour for name, one in looks(list(gpus), ordered=True).items()}
     figure = new_figure(3.9)
     panels = figure.subplots(1, 2, sharey=True)
     for name, group in gpus.items():
         off = np.clip([one.error for one in group], -MOST, MOST)
-        batch = [one.point.cell.at_once for one in group]
-        length = [one.point.cell.prompt + one.point.cell.output / 2 for one in group]
+        batch = [one.cell.at_once for one in group]
+        length = [one.cell.prompt + one.cell.output / 2 for one in group]
         for axes, sizes in zip(panels, (batch, length), strict=True):
             axes.plot(sizes, 100 * off, ".", ms=3.5, alpha=0.6, color=look[name])
     for axes, what in zip(panels, ("requests at once", "tokens of a request"), strict=True):

@@ -9,15 +9,13 @@ from signal import SIG_DFL, SIGINT, signal
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.log import Log, read_log
-from pagedsim.fidelity.logs.score import Scores
-from pagedsim.fidelity.logs.score import score as score_log
+from pagedsim.fidelity.logs.score import Scores, score
 from pagedsim.fidelity.logs.server import ExternalServer
 from pagedsim.fidelity.sheets import hardware_named, model_named
-from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled
+from pagedsim.fidelity.step_tables.schedule import RowRequests, Schedule, scheduled
 from pagedsim.fidelity.step_tables.tables import Cell, Table, alone, grid, read_table
 from pagedsim.fidelity.step_tables.times import Point
 from pagedsim.metrics.result import Listing
@@ -75,17 +73,28 @@ def tables(paths: Sequence[str] | None, stack: str | None) -> list[Table]:
 def planned(
     tables: Sequence[Table], jobs: int | None, say: Callable[[str], object]
 ) -> list[tuple[Cell, Schedule]]:
-    """Plan the steps of all rows in parallel, reporting progress by table."""
+    """Plan the steps of all rows in parallel, those of the same requests in one process."""
     cells = [cell for table in tables for cell in table.cells]
-    schedules, found = in_processes(scheduled, cells, jobs, chunk=4), []
-    for table in tables:
-        found += [(cell, next(schedules)) for cell in table.cells]
-        say(f"{table.name}: {len(table.cells)} rows planned")
-    return found
+    alike: dict[RowRequests, list[int]] = {}
+    for place, cell in enumerate(cells):
+        alike.setdefault(RowRequests.of(cell), []).append(place)
+    groups = sorted(alike.items(), key=lambda one: one[0].at_once * one[0].output, reverse=True)
+    schedules = in_processes(
+        _planned_alike, [[cells[place] for place in places] for _, places in groups], jobs
+    )
+    found: dict[int, Schedule] = {}
+    for (_, places), made in zip(groups, schedules, strict=True):
+        found |= zip(places, made, strict=True)
+    say(f"{len(cells):,} rows of {len(tables)} tables planned")
+    return [(cell, found[place]) for place, cell in enumerate(cells)]
+
+
+def _planned_alike(cells: Sequence[Cell]) -> list[Schedule]:
+    return [scheduled(cell) for cell in cells]
 
 
 def in_processes(
-    work: Callable[[Item], Done], items: Sequence[Item], jobs: int | None, chunk: int = 1
+    work: Callable[[Item], Done], items: Sequence[Item], jobs: int | None
 ) -> Iterator[Done]:
     """The results of `work` in order, by `jobs` processes (None: one for each core)."""
     workers = min(jobs or cores(), len(items))
@@ -94,10 +103,11 @@ def in_processes(
         return
     # Ctrl-C reaches all processes; workers exit silently.
     with ProcessPoolExecutor(workers, None, signal, (SIGINT, SIG_DFL)) as pool:
-        yield from pool.map(work, items, chunksize=chunk)
+        yield from pool.map(work, items)
 
 
-Floats = NDArray[np.float64]
+# -- errors ----------------------------------------------------------------------------------------
+
 Key = TypeVar("Key", bound=Hashable)
 
 ONE, SEVERAL, PROMPTS, FIRST = "tokens, 1 GPU", "tokens, several GPUs", "prompt steps", "TTFT"
@@ -107,29 +117,13 @@ WITHIN: Mapping[str, float] = {ONE: 0.10, SEVERAL: 0.15, PROMPTS: 0.20}
 describe."""
 
 
-def class_of(point: Point) -> str:
+def kind_of(point: Point) -> str:
     """The class of a measurement; batches and TPOT count as tokens."""
     if point.metric == "ttft":
         return FIRST
     if point.metric == "prompt":
         return PROMPTS
     return ONE if point.cell.tensor_parallel == 1 else SEVERAL
-
-
-class Scored(NamedTuple):
-    """A measurement and its prediction."""
-
-    point: Point
-    predicted: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.point.measured - 1
-
-
-def kind_of(one: Scored) -> str:
-    """The class of its measurement."""
-    return class_of(one.point)
 
 
 class Score(NamedTuple):
@@ -140,34 +134,31 @@ class Score(NamedTuple):
     p90: float
     """Percentile of |error|, as is the median."""
     bias: float
-    worst: Scored
+    worst: Point
+
+    @classmethod
+    def of(cls, group: Sequence[Point]) -> Score:
+        """Errors of a non-empty group."""
+        off = np.array([one.error for one in group])
+        size = np.abs(off)
+        spread = float(np.median(size)), float(np.percentile(size, 90)), float(np.median(off))
+        return cls(len(group), *spread, group[int(size.argmax())])
 
 
-def scored(points: Sequence[Point], predicted: Floats) -> list[Scored]:
-    """Pair measurements with predictions."""
-    return [Scored(*both) for both in zip(points, predicted.tolist(), strict=True)]
-
-
-def score(group: Sequence[Scored]) -> Score:
-    """Errors of a non-empty group."""
-    off = np.array([one.error for one in group])
-    size = np.abs(off)
-    return Score(
-        len(group),
-        float(np.median(size)),
-        float(np.percentile(size, 90)),
-        float(np.median(off)),
-        group[int(size.argmax())],
-    )
-
-
-def by(every: Sequence[Scored], key: Callable[[Scored], Key]) -> dict[Key, list[Scored]]:
+def by(every: Sequence[Point], key: Callable[[Point], Key]) -> dict[Key, list[Point]]:
     """Group in order of first appearance."""
-    found: dict[Key, list[Scored]] = {}
+    found: dict[Key, list[Point]] = {}
     for one in every:
         found.setdefault(key(one), []).append(one)
     return found
 
+
+def by_class(every: Sequence[Point]) -> dict[str, Score]:
+    """Errors of each class that there is, in order of first appearance."""
+    return {name: Score.of(group) for name, group in by(every, kind_of).items()}
+
+
+# -- logs of servers -------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[2]
 
@@ -182,7 +173,7 @@ class ServerLog(NamedTuple):
     def scores(self) -> Scores:
         """Errors of the simulation of all its requests."""
         served = ExternalServer(self.config, self.log).serve()
-        return score_log(self.log, served.latencies, np.arange(len(self.log)))
+        return score(self.log, served.latencies, np.arange(len(self.log)))
 
 
 def read_logs(logs: Mapping[str, Mapping[str, Any]], command: Command) -> list[ServerLog]:

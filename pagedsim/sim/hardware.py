@@ -13,9 +13,8 @@ GIB = 2**30
 
 class Family(NamedTuple):
     """Achieved fractions of the data-sheet rates, fitted together with conf/stack to the step
-    tables in experiments/data by an earlier, differently weighted fit than `python -m
-    experiments.fidelity.constants`, which fits them again and prints where it differs;
-    docs/fidelity.md has the accuracy."""
+    tables in experiments/data by an earlier, differently weighted fit than that of
+    `experiment=truth`, which prints where it differs; docs/fidelity.md has the accuracy."""
 
     compute: float
     """Of the FLOP rate, by products with weights in a prefill step."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fidelity import sheets
 from pagedsim.fidelity.logs.log import STATED, Column, Latencies, Log
 from pagedsim.fidelity.logs.server import Constants, ExternalServer, Served, at_the_peak, serve
+from pagedsim.fidelity.rows import read_rows
 from pagedsim.run.backend import Settings
 from pagedsim.sim.cost.base import step
-from pagedsim.workload.traces.rows import file_at, opened, readable
 
 FASTER = 1.05
 """How much longer a request takes at the data sheet's peak than it was measured, to be told."""
@@ -60,7 +58,7 @@ def signs(server: ExternalServer, served: Served, constants: Constants) -> Itera
 
 def _of_speed(server: ExternalServer) -> Iterator[str]:
     log, peak = server.log, at_the_peak(server)
-    latencies = peak.serve(front=0.0).latencies
+    latencies = peak.serve().latencies
     faster = latencies.e2e > FASTER * log.latencies.e2e
     if faster.mean() > MANY:
         yield (
@@ -225,28 +223,12 @@ def read_course(path: str | Path) -> Course:
 
     The time is in seconds from the first request's arrival.
     """
+    rows = read_rows(path, "study.timeseries")
     where = f"study.timeseries={path}"
-    file = file_at(path, "study.timeseries")
-    with readable(file), opened(file) as text:
-        table = csv.DictReader(text)
-        if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
-            raise ConfigError(f"{where}: has no {', '.join(missing)}: needs {', '.join(COLUMNS)}")
-        rows = [
-            [_number(file, table.line_num, name, row[name]) for name in COLUMNS] for row in table
-        ]
-    if not rows:
-        raise ConfigError(f"{where}: holds no rows")
-    columns = np.array(rows).T
+    if missing := [name for name in COLUMNS if name not in rows[0].values]:
+        raise ConfigError(f"{where}: has no {', '.join(missing)}: needs {', '.join(COLUMNS)}")
+    must = "a number, 0 or more"
+    columns = np.array([[row.number(name, must, low=0) for row in rows] for name in COLUMNS])
     if (np.diff(columns[0]) < 0).any():
         raise ConfigError(f"{where}: t must not fall from row to row")
     return Course(*columns)
-
-
-def _number(path: Path, line: int, name: str, text: str | None) -> float:
-    try:
-        value = float(text or "nan")
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"{path}:{line}: {name}={text!r:.60}: must be a number, 0 or more")
-    return value

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,16 +20,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.fidelity.rows import Row, read_rows
 from pagedsim.workload.limits import LONGEST
 from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts, Prompts
-from pagedsim.workload.traces.rows import CONTENTS, file_at, opened, readable
+from pagedsim.workload.traces.rows import CONTENTS
 
 Column = NDArray[np.float64]
-Row = Mapping[str, Any]
-Rows = Sequence[tuple[str, Row]]
-"""Each row after the place where it stands."""
-Contents = Sequence[Sequence[int]] | Prompts
-"""By row, each prompt's tokens, or runs that are equal exactly where the tokens are."""
+Rows = Sequence[Row]
 
 
 class Layout(NamedTuple):
@@ -67,8 +63,6 @@ VLLM = Layout(
 )
 """What vLLM keeps of each request."""
 
-SEEN = 4096
-"""Characters that tell what a file is."""
 SPANS = ("ttft", "e2e")
 """Columns that count from the request's arrival."""
 SLOWEST = 2.0
@@ -111,7 +105,7 @@ class Log:
     latencies: Latencies
     client: Sequence[str]
     """The client of each request; "" where the log does not say."""
-    contents: Contents | None = None
+    contents: Prompts | None = None
     """What is in each prompt; None where the log does not say, and all are unlike."""
 
     @property
@@ -124,13 +118,8 @@ class Log:
 
 def read_log(path: str | Path) -> Log:
     """A log in CSV, JSON lines or parquet; raises ConfigError with the place of what is wrong."""
-    file = file_at(path, "requests")
-    with readable(file):
-        rows = list(_rows(file))
-    if not rows:
-        raise ConfigError(f"requests={path}: holds no requests")
-    layout = VLLM if VLLM.arrived in rows[0][1] else PLAIN
-    log = _log(file, layout, rows)
+    rows = read_rows(path, "requests", "requests")
+    log = _log(Path(path).expanduser(), VLLM if VLLM.arrived in rows[0].values else PLAIN, rows)
     gaps = log.latencies.tpot
     gap = float(np.nanmedian(gaps)) if np.isfinite(gaps).any() else 0.0
     if gap > SLOWEST:
@@ -141,48 +130,11 @@ def read_log(path: str | Path) -> Log:
     return log
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Row]]:
-    if path.suffix.lower() == ".parquet":
-        from pyarrow import parquet
-
-        try:
-            rows = parquet.read_table(path).to_pylist()
-        except pa.ArrowInvalid as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from error
-        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
-        return
-    with opened(path) as file:
-        begin = file.read(SEEN).lstrip()[:1]
-    if begin == "[":
-        raise ConfigError(f"{path}: is a JSON list: must be JSON lines, an object each")
-    with opened(path) as file:
-        if begin == "{":
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"{path}:{number}", _object(f"{path}:{number}", line)
-            return
-        table = csv.DictReader(file)
-        for row in table:
-            if None in row:
-                raise ConfigError(f"{path}:{table.line_num}: has more fields than the header")
-            yield f"{path}:{table.line_num}", row
-
-
-def _object(where: str, line: str) -> Row:
-    try:
-        found = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{where}: must be an object, one a line")
-    return found
-
-
 def _log(path: Path, layout: Layout, rows: Rows) -> Log:
     arrived = _column(rows, layout.arrived)
     ends = []
     for names in (layout.first, layout.last):
-        name = next((name for name in names if name in rows[0][1]), None)
+        name = next((name for name in names if name in rows[0].values), None)
         if name is None:
             raise _missing(rows, " or ".join(names))
         ends.append(_column(rows, name) + (arrived if name in SPANS else 0.0))
@@ -193,11 +145,11 @@ def _log(path: Path, layout: Layout, rows: Rows) -> Log:
         shift = float((arrived - _column(rows, layout.queued)).max())
         first, last = first + shift, last + shift
     prompt, output = (_tokens(rows, name) for name in (layout.prompt, layout.output))
-    for (where, _), come, begun, ended in zip(rows, arrived, first, last, strict=True):
+    for row, come, begun, ended in zip(rows, arrived, first, last, strict=True):
         if not come < begun <= ended:
             raise ConfigError(
-                f"{where}: arrives at {come:g}, has its first token at {begun:g} and its last at "
-                f"{ended:g} s: must come in this order"
+                f"{row.place}: arrives at {come:g}, has its first token at {begun:g} and its last "
+                f"at {ended:g} s: must come in this order"
             )
     order = np.argsort(arrived, kind="stable")
     queue = _queue(layout, rows)
@@ -210,11 +162,11 @@ def _log(path: Path, layout: Layout, rows: Rows) -> Log:
     )
     return Log(
         path,
-        [where for where, _ in ordered],
+        [row.place for row in ordered],
         (arrived - arrived.min())[order],
         prompt[order],
         latencies,
-        [_text(row.get(layout.client)) for _, row in ordered],
+        [row.text(layout.client) for row in ordered],
         contents_of(ordered, prompt[order]),
     )
 
@@ -222,55 +174,37 @@ def _log(path: Path, layout: Layout, rows: Rows) -> Log:
 def _queue(layout: Layout, rows: Rows) -> Column | None:
     """Seconds in the server's queue, where the log has them."""
     name = layout.scheduled or QUEUE
-    if name not in rows[0][1]:
+    if name not in rows[0].values:
         return None
     queue = _column(rows, name)
     if layout.queued is not None:
         queue = queue - _column(rows, layout.queued)
     if (queue < 0).any():
-        at = int(queue.argmin())
+        row, seconds = rows[int(queue.argmin())], queue.min()
         raise ConfigError(
-            f"{rows[at][0]}: {name}={rows[at][1][name]}: the request is {queue[at]:g} s in the "
-            "queue: must be 0 or more"
+            f"{row.place}: {name}={row.text(name)}: the request is {seconds:g} s in the queue: "
+            "must be 0 or more"
         )
     return queue
 
 
 def _column(rows: Rows, name: str) -> Column:
-    if name not in rows[0][1]:
+    if name not in rows[0].values:
         raise _missing(rows, name)
-    return np.array([_number(where, name, row.get(name)) for where, row in rows])
+    must = "a number (requests that were not answered must be left out)"
+    return np.array([row.number(name, must) for row in rows])
 
 
 def _missing(rows: Rows, name: str) -> ConfigError:
-    where, row = rows[0]
-    return ConfigError(f"{where}: has no {name}, only {', '.join(map(str, row)):.200}")
-
-
-def _number(where: str, name: str, value: Any) -> float:
-    try:
-        number = float("nan" if isinstance(value, bool) else value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not isfinite(number):
-        raise ConfigError(
-            f"{where}: {name}={value!r:.60}: must be a number (requests that were not answered "
-            "must be left out)"
-        )
-    return number
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+    there = ", ".join(map(str, rows[0].values))
+    return ConfigError(f"{rows[0].place}: has no {name}, only {there:.200}")
 
 
 def _tokens(rows: Rows, name: str) -> NDArray[np.int64]:
-    column = _column(rows, name)
-    for (where, row), value in zip(rows, column, strict=True):
-        if not (1 <= value <= LONGEST and value.is_integer()):
-            allowed = f"a whole number of tokens from 1 to {LONGEST}"
-            raise ConfigError(f"{where}: {name}={row[name]}: must be {allowed}")
-    return column.astype(np.int64)
+    if name not in rows[0].values:
+        raise _missing(rows, name)
+    must = f"a whole number of tokens from 1 to {LONGEST}"
+    return np.array([int(row.number(name, must, low=1, high=LONGEST, whole=True)) for row in rows])
 
 
 # -- contents of prompts ---------------------------------------------------------------------------
@@ -283,14 +217,15 @@ BLOCKS = tuple(1 << power for power in range(12, -1, -1))
 """Tokens that a hash id may stand for, the most likely where several fit being the largest."""
 
 
-def contents_of(rows: Rows, prompt: NDArray[np.int64]) -> Contents | None:
+def contents_of(rows: Rows, prompt: NDArray[np.int64]) -> Prompts | None:
     """What the rows say of prompts of these lengths; None where they say nothing.
 
     Raises ConfigError with the place of what is wrong.
     """
-    there = [name for name in CONTENTS if name in rows[0][1]]
+    place, values = rows[0]
+    there = [name for name in CONTENTS if name in values]
     if len(there) > 1:
-        raise ConfigError(f"{rows[0][0]}: has {' and '.join(there)}: must have one of them")
+        raise ConfigError(f"{place}: has {' and '.join(there)}: must have one of them")
     if not there:
         return None
     if there == [PREFIX]:
@@ -298,41 +233,47 @@ def contents_of(rows: Rows, prompt: NDArray[np.int64]) -> Contents | None:
     if there == [CACHED]:
         shared = _lengths(rows, CACHED, prompt)
         return PrefixedPrompts(np.where(shared > 0, 0, -1), shared, _narrow(prompt))
-    if there == [HASHES]:
-        return _hashed(rows, prompt)
-    found = [_integers(where, IDS, row[IDS]) for where, row in rows]
-    for (where, _), ids, length in zip(rows, found, prompt.tolist(), strict=True):
-        if len(ids) != length:
-            raise ConfigError(f"{where}: {IDS} has {len(ids)} tokens, and the prompt {length}")
-    return found
+    ids = [_integers(row, there[0]) for row in rows]
+    return _of_blocks(rows, ids, prompt) if there == [HASHES] else _of_tokens(rows, ids, prompt)
 
 
-def _prefixed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
+def _prefixed(rows: Rows, prompt: NDArray[np.int64]) -> Prompts:
     """Rows of one `prefix_id` share their first `prefix_tokens`; those without one share none."""
-    if PREFIX_TOKENS not in rows[0][1]:
-        raise ConfigError(f"{rows[0][0]}: has {PREFIX} without {PREFIX_TOKENS}: needs both")
+    if PREFIX_TOKENS not in rows[0].values:
+        raise ConfigError(f"{rows[0].place}: has {PREFIX} without {PREFIX_TOKENS}: needs both")
     number: dict[str, int] = {}
-    names = [_text(row[PREFIX]) for _, row in rows]
+    names = [row.text(PREFIX) for row in rows]
     which = np.array(
         [number.setdefault(name, len(number)) if name else -1 for name in names], np.int32
     )
-    shared = _lengths(rows, PREFIX_TOKENS, prompt, empty=[not name for name in names])
+    shared = _lengths(rows, PREFIX_TOKENS, prompt, needed=[bool(name) for name in names])
     return PrefixedPrompts(which, shared, _narrow(prompt))
 
 
-def _hashed(rows: Rows, prompt: NDArray[np.int64]) -> Contents:
-    ids = [_integers(where, HASHES, row[HASHES]) for where, row in rows]
+def _of_tokens(rows: Rows, ids: Sequence[Sequence[int]], prompt: NDArray[np.int64]) -> Prompts:
+    for row, each, length in zip(rows, ids, prompt.tolist(), strict=True):
+        if len(each) != length:
+            raise ConfigError(f"{row.place}: {IDS} has {len(each)} tokens, and the prompt {length}")
+    return _named(ids, prompt, 1)
+
+
+def _of_blocks(rows: Rows, ids: Sequence[Sequence[int]], prompt: NDArray[np.int64]) -> Prompts:
     counts = np.array([len(each) for each in ids])
     block = next((size for size in BLOCKS if (-(-prompt // size) == counts).all()), None)
     if block is None:
         raise ConfigError(
-            f"{rows[0][0]}: {HASHES} has {len(ids[0])} blocks for {prompt[0]} tokens: must have as "
-            "many as the prompt has blocks of one size, the same in all rows, such as 16 or 512"
+            f"{rows[0].place}: {HASHES} has {len(ids[0])} blocks for {prompt[0]} tokens: must have "
+            "as many as the prompt has blocks of one size, the same in all rows, such as 16 or 512"
         )
+    return _named(ids, prompt, block)
+
+
+def _named(ids: Sequence[Sequence[int]], prompt: NDArray[np.int64], size: int) -> Prompts:
+    """Prompts whose blocks of so many tokens have these names."""
     number: dict[int, int] = {}
     flat = np.array([number.setdefault(name, len(number)) for each in ids for name in each])
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    return BlockPrompts(flat, starts, _narrow(prompt), block)
+    starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])])
+    return BlockPrompts(flat, starts, _narrow(prompt), size)
 
 
 def _narrow(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -340,39 +281,28 @@ def _narrow(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def _lengths(
-    rows: Rows, name: str, prompt: NDArray[np.int64], empty: Sequence[bool] | None = None
+    rows: Rows, name: str, prompt: NDArray[np.int64], needed: Sequence[bool] | None = None
 ) -> NDArray[np.int32]:
     """Tokens at the beginning of each prompt; none where the row may leave them out."""
     found = np.zeros(len(rows), np.int32)
-    for at, (where, row) in enumerate(rows):
-        text = row.get(name)
-        if (text is None or text == "") and (empty is None or empty[at]):
-            continue
-        try:
-            value = float("nan" if isinstance(text, bool) or text is None else text)
-        except (TypeError, ValueError):
-            value = float("nan")
-        if not (0 <= value <= prompt[at] and value.is_integer()):
-            raise ConfigError(
-                f"{where}: {name}={text!r:.60}: must be a whole number from 0 to the "
-                f"{prompt[at]} tokens of the prompt"
-            )
-        found[at] = int(value)
+    for at, (row, most) in enumerate(zip(rows, prompt.tolist(), strict=True)):
+        if row.text(name) or (needed is not None and needed[at]):
+            must = f"a whole number from 0 to the {most} tokens of the prompt"
+            found[at] = row.number(name, must, low=0, high=most, whole=True)
     return found
 
 
-def _integers(where: str, name: str, value: Any) -> list[int]:
+def _integers(row: Row, name: str) -> list[int]:
     """A list of whole numbers, as such or in JSON, or separated by spaces."""
-    if isinstance(value, str):
-        text = value.strip()
+    found = row.values.get(name)
+    if isinstance(found, str):
+        text = found.strip()
         try:
-            value = json.loads(text) if text[:1] == "[" else [int(one) for one in text.split()]
+            found = json.loads(text) if text[:1] == "[" else [int(one) for one in text.split()]
         except ValueError:
-            value = text
-    whole = isinstance(value, list) and all(type(one) is int for one in value)
-    if not whole:
-        raise ConfigError(f"{where}: {name}={value!r:.60}: must be a list of whole numbers")
-    found: list[int] = value
+            found = None
+    if not (isinstance(found, list) and all(type(one) is int for one in found)):
+        raise row.wrong(name, "a list of whole numbers")
     return found
 
 

@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.contracts import vet
 from pagedsim.core.errors import is_number
 from pagedsim.core.memory import PrefixMemory
-from pagedsim.core.source import Job, Mode
 from pagedsim.fidelity import sheets
 from pagedsim.fidelity.logs.log import Latencies, Log
 from pagedsim.run.backend import RunConfig, Settings
@@ -30,8 +28,9 @@ from pagedsim.run.objects import make
 from pagedsim.run.simulated import Simulated, Simulation
 from pagedsim.sim.cost import CostModel, Roofline
 from pagedsim.sim.simulate import simulate
-from pagedsim.workload.draws import stream
-from pagedsim.workload.predictor import CONTRACT, NoPredictor, Predictor
+from pagedsim.workload import Workload
+from pagedsim.workload.predictor import CONTRACT, Predictor
+from pagedsim.workload.tokens import PrefixedPrompts
 
 
 class ExternalServer:
@@ -84,29 +83,47 @@ class ExternalServer:
         """What is built for its properties; every `serve` builds its own."""
         return self.backend.simulation(RunConfig(self.config))
 
-    def serve(
-        self, cost: Settings | None = None, front: float | None = None, first: int | None = None
-    ) -> Served:
+    @cached_property
+    def _workload(self) -> Workload:
+        """The log's requests, with contents for a prefix cache: all different if it has none."""
+        log, config = self.log, self.config
+        clients = sorted(set(log.client))
+        prompts = log.contents
+        if prompts is None:
+            alone = np.full(len(log), -1, np.int32)
+            prompts = PrefixedPrompts(alone, alone, log.prompt.astype(np.int32))
+        workload = Workload.of(
+            log.arrived,
+            log.prompt,
+            log.output,
+            client=[clients.index(client) for client in log.client],
+            clients=clients,
+            prompts=prompts if self.finds_prefixes else None,
+        )
+        if config.get("predictor") is None:
+            return workload
+        predictor = vet(make("predictor", config["predictor"], Predictor), CONTRACT)
+        return predictor.applied(workload, config["seed"])
+
+    def serve(self, cost: Settings | None = None, first: int | None = None) -> Served:
         """Serve the log's requests.
 
-        `cost`: settings in the place of the configuration's. `front`: seconds from when a request
-        comes until the scheduler has it, in the place of what the cost model says. `first`: until
-        so many of the earliest are answered.
+        `cost`: settings in the place of the configuration's. `first`: until so many of the earliest
+        are answered.
         """
         config = self.config if cost is None else {**self.config, "cost": cost}
-        backend = self.backend
-        stage = backend.simulation(RunConfig(config))
-        if front is None:
-            front = stage.cost.server_seconds
+        stage = self.backend.simulation(RunConfig(config))
+        front = stage.cost.server_seconds
         served = Served(self.log, first or len(self.log), front)
         with suppress(_Enough):
             simulate(
                 stage.scheduler,
-                LogRequests(self.log, self.finds_prefixes, guesses(config, self.log), front),
+                self._workload,
                 _Cold(stage.cost, self.first_step - front),
                 served,
-                overlap=backend.overlap,
-                fast_forward=backend.fast_forward,
+                fast_forward=stage.fast_forward,
+                way=front,
+                **stage.settings,
             )
         return served
 
@@ -200,47 +217,6 @@ _SIZES = (
 )
 
 
-@dataclass(frozen=True)
-class LogRequests:
-    """The requests of a log as a workload."""
-
-    log: Log
-    named: bool
-    """Whether prompts have token contents for a prefix cache; otherwise all differ."""
-    guesses: Sequence[float | None]
-    """Predicted lengths of the answers."""
-    front: float = 0.0
-    """Seconds from when a request comes until the scheduler has it."""
-    mode: Mode = "open"
-    users: int | None = None
-    think_time: float = 0.0
-    turns: None = None
-
-    def requests(self) -> Iterator[Job]:
-        log, token = self.log, 0
-        for row in range(len(log)):
-            length = int(log.prompt[row])
-            prompt: Sequence[int] | int = length
-            if self.named and log.contents is not None:
-                prompt = log.contents[row]
-            elif self.named:
-                prompt = range(token, token + length)
-            token += length
-            known: dict[str, Any] = {"client": log.client[row], "predicted_len": self.guesses[row]}
-            arrival = float(log.arrived[row]) + self.front
-            request = Request(row, prompt, arrival=arrival, **known)
-            yield request, int(log.output[row])
-
-
-def guesses(config: Settings, log: Log) -> list[float | None]:
-    """The predicted length of each answer by `predictor=`; None where it predicts none."""
-    settings = config.get("predictor")
-    made = NoPredictor() if settings is None else make("predictor", settings, Predictor)
-    predictor = vet(made, CONTRACT)
-    said = predictor.guesses(log.output.astype(np.int32), stream(config["seed"], "predictions"))
-    return [None if isnan(guess) else guess for guess in said.tolist()]
-
-
 # -- constants -------------------------------------------------------------------------------------
 
 FRONT = "front_ms"
@@ -317,19 +293,20 @@ def constants_of(server: ExternalServer) -> dict[str, float]:
 
 def with_constants(server: ExternalServer, constants: Constants) -> Settings:
     """The settings of its cost model with these."""
+    cost = server.config["cost"]
     settings = {name: value for name, value in constants.items() if name != FRONT}
     if isinstance(server.cost, Roofline):
         own = server.cost.constants
         for name, leader in TIED.items():
             if leader in constants:
                 settings[name] = min(own[name] * constants[leader] / own[leader], 1.0)
-    return {**server.config["cost"], **settings}
+    stack = {**(cost.get("stack") or server.config["stack"]), "server_ms": constants.get(FRONT, 0)}
+    return {**cost, **settings, "stack": stack}
 
 
 def serve(server: ExternalServer, constants: Constants, first: int | None = None) -> Served:
     """Serve the log with these; `first` as for `ExternalServer.serve`."""
-    cost = with_constants(server, constants)
-    return server.serve(cost, 1e-3 * constants.get(FRONT, 0.0), first)
+    return server.serve(with_constants(server, constants), first)
 
 
 def at_the_peak(server: ExternalServer) -> ExternalServer:

@@ -7,20 +7,20 @@ held against it without planning again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
-from pagedsim.core.source import Job, Mode
 from pagedsim.fidelity.step_tables.tables import SHORTEST, Cell, Metric
 from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import sized
 from pagedsim.sim.simulate import simulate
+from pagedsim.workload import Workload
 from pagedsim.workload.draws import stream
 
 Floats = NDArray[np.float64]
@@ -135,7 +135,7 @@ def _with_ample_memory(requests: RowRequests, tokens: int) -> tuple[Schedule, in
 
 def _run(requests: RowRequests, server: ServerSpec) -> _Steps:
     steps = _Steps(requests)
-    simulate(server.scheduler(), requests, _Even(), steps)
+    simulate(server.scheduler(), requests.workload, _Even(), steps)
     return steps
 
 
@@ -154,42 +154,28 @@ class _Even:
 
 @dataclass(frozen=True)
 class RowRequests:
-    """A row's requests as a workload: all at once, or ten times as many, one after the other."""
+    """A row's requests: all at once, or ten times as many, one after the other."""
 
     loop: bool
     prompt: int
     output: int
     at_once: int
-    think_time: ClassVar[float] = 0.0
-    turns: ClassVar[None] = None
 
     @classmethod
     def of(cls, cell: Cell) -> RowRequests:
         return cls(cell.way == "loop", cell.prompt, cell.output, cell.at_once)
 
-    @property
-    def mode(self) -> Mode:
-        return "closed" if self.loop else "burst"
-
-    @property
-    def users(self) -> int | None:
-        return self.at_once if self.loop else None
-
     @cached_property
-    def sizes(self) -> Sequence[tuple[int, int]]:
-        """Tokens of each prompt and answer."""
+    def workload(self) -> Workload:
         if not self.loop:
-            return [(self.prompt, self.output)] * self.at_once
+            at_once = np.zeros(self.at_once)
+            return Workload.of(at_once, self.prompt, self.output, mode="burst")
         drawn, wanted = stream(0, "step tables"), LOOP_REQUESTS * self.at_once
-        prompts, outputs = (
-            drawn.integers(int(SHORTEST * most), most + 1, wanted).tolist()
+        lengths = [
+            drawn.integers(int(SHORTEST * most), most + 1, wanted)
             for most in (max(self.prompt, 2), self.output)
-        )
-        return list(zip(prompts, outputs, strict=True))
-
-    def requests(self) -> Iterator[Job]:
-        for number, (prompt, output) in enumerate(self.sizes):
-            yield Request(number, prompt, arrival=0.0), output
+        ]
+        return Workload.of(np.zeros(wanted), *lengths, mode="closed", users=self.at_once)
 
 
 class _Steps:
@@ -225,7 +211,7 @@ class _Steps:
     def left(self, request: Request) -> None:
         begun, ended = request.first_token_at, request.finished_at
         assert request.arrival is not None and begun is not None and ended is not None
-        output = self._requests.sizes[int(request.id)][1]
+        output = self._requests.workload.output_len[int(request.id)]
         self._spans.append((request.arrival, begun, ended, output))
 
     def schedule(self) -> Schedule:

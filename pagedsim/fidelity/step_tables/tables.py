@@ -5,11 +5,10 @@ The header of a file tells its layout.
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,13 +17,13 @@ import numpy as np
 from pagedsim.core import ConfigError, Request, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.fidelity.logs.log import Log
+from pagedsim.fidelity.rows import Row, read_rows
 from pagedsim.fidelity.sheets import hardware_named, model_named, settings, there
 from pagedsim.run.objects import make
 from pagedsim.sim.cost import Fitted
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
-from pagedsim.workload.traces.rows import file_at, opened, readable
 
 Metric = Literal["prompt", "token", "latency", "ttft", "tpot"]
 METRICS: Mapping[Metric, str] = {
@@ -68,11 +67,15 @@ class Cell:
         """What its products are computed in."""
         return self.model.products
 
-    def __str__(self) -> str:
-        gpus = f"{self.tensor_parallel} × {self.hardware.name}"
+    @property
+    def server(self) -> str:
+        """What serves the requests, in words."""
         form = "" if self.precision == "fp16" else f" {self.precision}"
+        return f"{self.model.name}{form} on {self.tensor_parallel} × {self.hardware.name}"
+
+    def __str__(self) -> str:
         sizes = f"{self.prompt:,} in, {self.output:,} out, {self.at_once} at once"
-        return f"{self.model.name}{form} on {gpus}: {sizes}"
+        return f"{self.server}: {sizes}"
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -107,134 +110,56 @@ SHAPELESS = {"Deci/DeciLM-7B": "its layers differ in their numbers of heads"}
 """Models that no dozen numbers describe, and why; their rows are left out."""
 
 
-class Reader(NamedTuple):
-    """A row, and where it stands."""
-
-    table: str
-    place: str
-    row: Mapping[str, str | None]
-
-    def text(self, column: str) -> str:
-        return (self.row[column] or "").strip()
-
-    def whole(self, column: str) -> int:
-        """A number of tokens, requests or GPUs."""
-        text = self.text(column)
-        if not (text.isascii() and text.isdecimal() and int(text)):
-            raise ConfigError(f"{self.place}: {column}={text}: must be a whole number from 1")
-        return int(text)
-
-    def seconds(self, column: str, unit: float = 1e-3) -> float:
-        """A measured time."""
-        text = self.text(column)
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not (isfinite(value) and value > 0):
-            raise ConfigError(f"{self.place}: {column}={text}: must be a time above 0")
-        return value * unit
-
-    def model(self, precision: str = "fp16") -> ModelShape:
-        """The shape that conf/model has; `precision` is of the layers' weights and products."""
-        shape = model_named(self._name("model", ALIASES))
-        return shape if precision == "fp16" else replace(shape, dtype_bytes=1.0, products=precision)
-
-    def hardware(self) -> Hardware:
-        """The sheet that conf/hardware has."""
-        return hardware_named(self._name("gpu", GPUS))
-
-    def _name(self, column: str, aliases: Mapping[str, str]) -> str:
-        """The name of a file in conf/, from that or from one that benchmarks use."""
-        text = self.text(column)
-        name, known = aliases.get(text, text), there(GROUPS[column])
-        if name not in known:
-            choices = ", ".join(sorted({*aliases, *known} - NO_SHEETS))
-            raise ConfigError(f"{self.place}: {column}={text}: unknown; choose from {choices}")
-        return name
-
-
-GROUPS = {"model": "model", "gpu": "hardware"}
-"""Columns, and the groups of conf/ that say what is in them."""
 NO_SHEETS = {"cpu", "hf", "tiny"}
-"""Files there that describe nothing that a table could name."""
+"""Files in conf/ that describe nothing that a table could name."""
 
 
 class Layout(NamedTuple):
-    """What a benchmark's file holds."""
+    """The columns of a benchmark's file, and what it measured."""
 
     stack: str
     """The server of its time, in conf/stack."""
-    columns: tuple[str, ...]
-    """Those that are read; they tell it from the others."""
-    cell: Callable[[Reader, str], Cell]
+    way: Way
+    gpus: str
+    prompt: str
+    output: str
+    at_once: str
+    measured: Mapping[Metric, tuple[str, float]]
+    """Columns, and their units in seconds."""
+    precision: str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """Those that are read; they tell it from the others."""
+        sizes = self.gpus, self.prompt, self.at_once, self.output
+        named = "model", "gpu", *sizes, *(column for column, _ in self.measured.values())
+        return list(dict.fromkeys([*named, *([self.precision] if self.precision else [])]))
 
 
-def _splitwise(row: Reader, stack: str) -> Cell:
-    """One step of prompts and one of tokens."""
-    return Cell(
-        *(row.table, row.place, row.model(), row.hardware(), row.whole("tensor_parallel"), stack),
-        way="steps",
-        prompt=row.whole("prompt_tokens"),
-        output=row.whole("output_tokens"),
-        at_once=row.whole("batch"),
-        measured={"prompt": row.seconds("prompt_ms"), "token": row.seconds("token_ms")},
-    )
-
-
-def _llm_inference_bench(row: Reader, stack: str) -> Cell:
-    """A static batch, with answers as long as the prompts."""
-    length = row.whole("tokens_in_and_out")
-    return Cell(
-        *(row.table, row.place, row.model(), row.hardware(), row.whole("gpus"), stack),
-        way="batch",
-        prompt=length,
-        output=length,
-        at_once=row.whole("batch"),
-        measured={"latency": row.seconds("latency_s", 1.0)},
-    )
-
-
-def _inferencemax(row: Reader, stack: str) -> Cell:
-    """A closed loop."""
-    precision = row.text("precision")
-    if precision not in PRECISIONS:
-        known = ", ".join(name for name in PRECISIONS if name)
-        raise ConfigError(f"{row.place}: precision={precision}: must be empty or one of {known}")
-    return Cell(
-        *(row.table, row.place, row.model(PRECISIONS[precision]), row.hardware()),
-        *(row.whole("tensor_parallel"), stack),
-        way="loop",
-        prompt=row.whole("input_tokens"),
-        output=row.whole("output_tokens"),
-        at_once=row.whole("concurrency"),
-        measured={"ttft": row.seconds("ttft_ms"), "tpot": row.seconds("tpot_ms")},
-    )
-
-
-LAYOUTS: Mapping[str, Layout] = {
-    "splitwise": Layout(
+LAYOUTS = (
+    # Splitwise: one step of prompts and one of tokens.
+    Layout(
         "vllm-2023",
-        (
-            *("model", "gpu", "tensor_parallel", "prompt_tokens", "batch", "output_tokens"),
-            *("prompt_ms", "token_ms"),
-        ),
-        _splitwise,
+        "steps",
+        *("tensor_parallel", "prompt_tokens", "output_tokens", "batch"),
+        {"prompt": ("prompt_ms", 1e-3), "token": ("token_ms", 1e-3)},
     ),
-    "llm-inference-bench": Layout(
+    # LLM-Inference-Bench: a static batch, with answers as long as the prompts.
+    Layout(
         "vllm-2024",
-        ("gpu", "gpus", "model", "tokens_in_and_out", "batch", "latency_s"),
-        _llm_inference_bench,
+        "batch",
+        *("gpus", "tokens_in_and_out", "tokens_in_and_out", "batch"),
+        {"latency": ("latency_s", 1.0)},
     ),
-    "inferencemax": Layout(
+    # InferenceMAX: a closed loop.
+    Layout(
         "vllm-2026",
-        (
-            *("model", "gpu", "precision", "input_tokens", "output_tokens", "concurrency"),
-            *("tensor_parallel", "ttft_ms", "tpot_ms"),
-        ),
-        _inferencemax,
+        "loop",
+        *("tensor_parallel", "input_tokens", "output_tokens", "concurrency"),
+        {"ttft": ("ttft_ms", 1e-3), "tpot": ("tpot_ms", 1e-3)},
+        precision="precision",
     ),
-}
+)
 
 
 class Table(NamedTuple):
@@ -248,42 +173,71 @@ class Table(NamedTuple):
 
 def read_table(path: str | Path, stack: str | None = None) -> Table:
     """All rows of a file; `stack` stands in the place of that of its time."""
-    file = file_at(path, "study.tables")
-    with readable(file), opened(file) as text:
-        table = csv.DictReader(text)
-        rows = [(f"{file}:{table.line_num}", row) for row in table]
-        header = table.fieldnames or ()
-    layout = next((one for one in LAYOUTS.values() if set(one.columns) <= set(header)), None)
+    rows, name = read_rows(path, "study.tables"), Path(path).stem
+    header = rows[0].values
+    layout = next((one for one in LAYOUTS if {*one.columns} <= {*header}), None)
     if layout is None:
-        known = "; or ".join(", ".join(one.columns) for one in LAYOUTS.values())
-        raise ConfigError(f"{file}: has the columns {', '.join(header):.200}: must have {known}")
-    if not rows:
-        raise ConfigError(f"study.tables={path}: holds no rows")
+        known = "; or ".join(", ".join(one.columns) for one in LAYOUTS)
+        raise ConfigError(f"{path}: has the columns {', '.join(header):.200}: must have {known}")
     cells, left_out = [], Counter[str]()
-    for place, row in rows:
-        if None in row:
-            raise ConfigError(f"{place}: has more fields than the header")
-        reader = Reader(file.stem, place, row)
-        if (model := reader.text("model")) in SHAPELESS:
+    for row in rows:
+        if (model := row.text("model")) in SHAPELESS:
             left_out[model] += 1
         else:
-            cells.append(_cell(reader, layout, stack))
+            cells.append(_cell(name, row, layout, stack or layout.stack))
     if not cells:
         why = "; ".join(f"{model}: {SHAPELESS[model]}" for model in left_out)
         raise ConfigError(f"study.tables={path}: all of its rows are left out: {why}")
-    return Table(file.stem, cells, left_out)
+    return Table(name, cells, left_out)
 
 
-def _cell(row: Reader, layout: Layout, stack: str | None) -> Cell:
+def _cell(table: str, row: Row, layout: Layout, stack: str) -> Cell:
+    def whole(column: str, low: int = 1) -> int:
+        return int(row.number(column, f"a whole number from {low}", low=low, whole=True))
+
+    cell = Cell(
+        table,
+        row.place,
+        _model(row, layout.precision),
+        hardware_named(_name(row, "gpu", "hardware", GPUS)),
+        whole(layout.gpus),
+        stack,
+        layout.way,
+        whole(layout.prompt),
+        # A loop's shortest answers must have two tokens.
+        whole(layout.output, ceil(2 / SHORTEST) if layout.way == "loop" else 1),
+        whole(layout.at_once),
+        {
+            metric: unit * row.number(column, "a time above 0", above=0)
+            for metric, (column, unit) in layout.measured.items()
+        },
+    )
     try:
-        cell = layout.cell(row, stack or layout.stack)
         _ = cell.replica  # which refuses a model that cannot be split so
     except ConfigError as error:
-        place = "" if str(error).startswith(row.place) else f"{row.place}: "
-        raise ConfigError(f"{place}{error}") from error
-    if cell.way == "loop" and cell.output * SHORTEST < 2:
-        raise ConfigError(f"{row.place}: output_tokens={cell.output}: must be at least 3")
+        raise ConfigError(f"{row.place}: {error}") from error
     return cell
+
+
+def _model(row: Row, column: str | None) -> ModelShape:
+    """The shape that conf/model has; `column` has what its weights and products are in."""
+    shape = model_named(_name(row, "model", "model", ALIASES))
+    precision = "" if column is None else row.text(column)
+    if precision not in PRECISIONS:
+        known = ", ".join(name for name in PRECISIONS if name)
+        raise row.wrong(str(column), f"empty or one of {known}")
+    products = PRECISIONS[precision]
+    return shape if products == "fp16" else replace(shape, dtype_bytes=1.0, products=products)
+
+
+def _name(row: Row, column: str, group: str, aliases: Mapping[str, str]) -> str:
+    """The name of a file in a group of conf/, from that or from one that benchmarks use."""
+    text = row.text(column)
+    name, known = aliases.get(text, text), there(group)
+    if name not in known:
+        choices = ", ".join(sorted({*aliases, *known} - NO_SHEETS))
+        raise ConfigError(f"{row.place}: {column}={text}: unknown; choose from {choices}")
+    return name
 
 
 # -- requests of a log that were alone -------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,16 +77,21 @@ CostOf = Callable[[Replica, str], Roofline]
 
 
 class Point(NamedTuple):
-    """One measured number."""
+    """One measured number, and a prediction of it."""
 
     cell: Cell
     metric: Metric
     mark: str
     """Why the server could not run the row as the table says, if so."""
+    predicted: float = nan
 
     @property
     def measured(self) -> float:
         return self.cell.measured[self.metric]
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,11 @@ class Points:
             if only is None or only(server.replica, server.stack):
                 found[server.places] = server.seconds(cost_of(server.replica, server.stack))
         return found
+
+    def scored(self, cost_of: CostOf) -> list[Point]:
+        """All of them with what a cost model says."""
+        both = zip(self.all, self.predicted(cost_of).tolist(), strict=True)
+        return [point._replace(predicted=seconds) for point, seconds in both]
 
 
 def _joined(replica: Replica, stack: str, rows: Sequence[tuple[int, Cell, Schedule]]) -> _Server:

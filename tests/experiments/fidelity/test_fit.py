@@ -481,7 +481,7 @@ def test_counts_of_the_server_are_read(tmp_path: Path, log: Path) -> None:
     [
         (None, "study.timeseries={}: no such file"),
         ("t,running\n0,1", "study.timeseries={}: has no waiting, kv_cache_pct: needs t, running"),
-        ("t,running,waiting,kv_cache_pct\n0,1,-2,3", "{}:2: waiting='-2': must be a number, 0 or"),
+        ("t,running,waiting,kv_cache_pct\n0,1,-2,3", "{}:2: waiting=-2: must be a number, 0 or"),
         ("t,running,waiting,kv_cache_pct\n1,1,2,3\n0,1,2,3", "study.timeseries={}: t must not"),
     ],
 )

@@ -78,7 +78,7 @@ HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens,ttft,e2e"
     ("name", "text", "line"),
     [
         ("a.csv", "", "requests={}: holds no requests"),
-        ("a.csv", f"{HEADER}\n0,5,3,1,2\n1,5,3,,2", "{}:3: ttft='': must be a number"),
+        ("a.csv", f"{HEADER}\n0,5,3,1,2\n1,5,3,,2", "{}:3: ttft=: must be a number"),
         ("a.csv", f"{HEADER}\n0,5,0,1,2", "{}:2: num_decode_tokens=0: must be a whole number"),
         ("a.csv", f"{HEADER}\n0,5,3,2,1", "{}:2: arrives at 0, has its first token at 2 and"),
         ("a.csv", "arrived_at,ttft\n0,1", "{}:2: has no finished_at or e2e, only arrived_at"),
@@ -212,9 +212,9 @@ def test_two_beginnings_are_told_apart(tmp_path: Path) -> None:
             {"cached_tokens": lambda row: 5000},
             ":1: cached_tokens=5000: must be a whole number from 0 to the 1088 tokens",
         ),
-        ({"cached_tokens": lambda row: "many"}, ":1: cached_tokens='many': must be a whole"),
+        ({"cached_tokens": lambda row: "many"}, ":1: cached_tokens=many: must be a whole"),
         ({"hash_ids": lambda row: [1, 2, 3, 4]}, ":1: hash_ids has 4 blocks for 1088 tokens"),
-        ({"hash_ids": lambda row: "x y"}, ":1: hash_ids='x y': must be a list of whole numbers"),
+        ({"hash_ids": lambda row: "x y"}, ":1: hash_ids=x y: must be a list of whole numbers"),
         ({"prompt_token_ids": lambda row: [1]}, ":1: prompt_token_ids has 1 tokens, and the"),
         (
             {"cached_tokens": lambda row: 5, "hash_ids": lambda row: [1]},

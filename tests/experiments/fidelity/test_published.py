@@ -27,7 +27,7 @@ def test_missing_power_is_no_power() -> None:
     assert {case.share > 0.1 for case in EVERY} == {True}
     assert {(case.model, case.gpus) for case in EVERY} == {
         ("bloom-176b", 8),
-        *(("llama2-70b", gpus) for gpus in (2, 4, 8)),
+        *(("llama-2-70b", gpus) for gpus in (2, 4, 8)),
     }
     assert len(EVERY) == 44
     assert len(FITTED) == 36
@@ -37,7 +37,7 @@ def test_what_is_left_out_is_predicted() -> None:
     """But for Llama by BLOOM, which was measured on eight GPUs alone: its cases are too alike."""
     assert off(FITTED, FITTED) < 0.025
     found = {title: off(left, rest) for title, rest, left in folds(FITTED)}
-    assert found.pop("without llama2-70b") > 0.2
+    assert found.pop("without llama-2-70b") > 0.2
     assert len(found) == 4
     assert max(found.values()) < 0.07
 

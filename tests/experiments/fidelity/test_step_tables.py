@@ -115,7 +115,7 @@ def test_a_row_of_each_layout(tmp_path: Path) -> None:
         (BATCH, "h100,1,llama-2-7b,128", ":2: batch=: must be a whole number from 1"),
         (BATCH, "h100,1,llama-2-7b,128,4,1,9", ":2: has more fields than the header"),
         (LOOP, "qwen3-32b,h100,fp6,9,9,1,1,5,5", ":2: precision=fp6: must be empty or one of bf1"),
-        (LOOP, "qwen3-32b,h100,,9,2,1,1,5,5", ":2: output_tokens=2: must be at least 3"),
+        (LOOP, "qwen3-32b,h100,,9,2,1,1,5,5", ":2: output_tokens=2: must be a whole number from 3"),
         ("a,b", "1,2", ": has the columns a, b: must have model, gpu, tensor_parallel, prompt_tok"),
     ],
 )
@@ -132,8 +132,8 @@ def test_a_bad_row_is_named(head: str, row: str, says: str, tmp_path: Path) -> N
 class Seen:
     """What a simulation says of each request."""
 
-    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
-        self.sizes = sizes
+    def __init__(self, outputs: Sequence[int]) -> None:
+        self.outputs = outputs
         self.ttft: list[float] = []
         self.tpot: list[float] = []
         self.end = 0.0
@@ -148,7 +148,7 @@ class Seen:
         begun, ended = request.first_token_at, request.finished_at
         assert request.arrival is not None and begun is not None and ended is not None
         self.ttft.append(begun - request.arrival)
-        self.tpot.append((ended - begun) / (self.sizes[int(request.id)][1] - 1))
+        self.tpot.append((ended - begun) / (self.outputs[int(request.id)] - 1))
         self.end = max(self.end, ended)
 
 
@@ -176,12 +176,12 @@ def test_a_schedule_tells_what_a_simulation_does(
     cost = Roofline(one.replica, stack=SLOW)
     predicted = Points([(one, found)]).predicted(lambda replica, stack: cost).tolist()
 
-    server, requests = server_of(one), RowRequests.of(one)
+    server, requests = server_of(one), RowRequests.of(one).workload
     if mark == TOO_LARGE:
         server = replace(server, blocks=1 << 16)
     else:
         server = sized(server, one.replica)
-    latencies = Seen(requests.sizes)
+    latencies = Seen(requests.output_len.tolist())
     simulate(server.scheduler(), requests, cost, latencies)
     if one.way == "batch":
         assert predicted == pytest.approx([latencies.end], rel=1e-3)

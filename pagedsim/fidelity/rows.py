@@ -1,0 +1,106 @@
+"""Rows of logs and of measured tables, each with the place where it stands."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from math import inf, isfinite, nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pagedsim.core import ConfigError
+from pagedsim.workload.traces.rows import file_at, opened, readable
+
+SEEN = 4096
+"""Characters that tell what a file is."""
+
+
+class Row(NamedTuple):
+    """A row of a file."""
+
+    place: str
+    values: Mapping[str, Any]
+
+    def text(self, name: str) -> str:
+        value = self.values.get(name)
+        return "" if value is None else str(value).strip()
+
+    def number(
+        self,
+        name: str,
+        must: str = "a number",
+        *,
+        low: float = -inf,
+        above: float = -inf,
+        high: float = inf,
+        whole: bool = False,
+    ) -> float:
+        """A finite number within the bounds; ConfigError that says what it `must` be."""
+        value = self.values.get(name)
+        try:
+            number = nan if isinstance(value, bool) or value is None else float(value)
+        except (TypeError, ValueError):
+            number = nan
+        within = isfinite(number) and low <= number <= high and number > above
+        if not within or (whole and not number.is_integer()):
+            raise self.wrong(name, must)
+        return number
+
+    def wrong(self, name: str, must: str) -> ConfigError:
+        return ConfigError(f"{self.place}: {name}={self.text(name):.60}: must be {must}")
+
+
+def read_rows(path: str | Path, where: str, what: str = "rows") -> list[Row]:
+    """All rows of a CSV, JSON lines or parquet file, of which there must be one at least.
+
+    Raises ConfigError with the place of what is wrong; `where` is the setting that names the file.
+    """
+    file = file_at(path, where)
+    with readable(file):
+        rows = list(_rows(file))
+    if not rows:
+        raise ConfigError(f"{where}={path}: holds no {what}")
+    return rows
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    if path.suffix.lower() == ".parquet":
+        yield from _of_parquet(path)
+        return
+    with opened(path) as file:
+        begin = file.read(SEEN).lstrip()[:1]
+    if begin == "[":
+        raise ConfigError(f"{path}: is a JSON list: must be JSON lines, an object each")
+    with opened(path) as file:
+        if begin == "{":
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _object(f"{path}:{number}", line)
+            return
+        table = csv.DictReader(file)
+        for row in table:
+            if None in row:
+                raise ConfigError(f"{path}:{table.line_num}: has more fields than the header")
+            yield Row(f"{path}:{table.line_num}", row)
+
+
+def _of_parquet(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    yield from (Row(f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _object(place: str, line: str) -> Row:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{place}: is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{place}: must be an object, one a line")
+    return Row(place, found)
