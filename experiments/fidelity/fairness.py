@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from experiments.fidelity.fairness_pair import Pair, Paired, Rules, Side
 from experiments.fidelity.truth_data import in_processes
+from experiments.papers.panels import Panel, Points, draw_panels
 from pagedsim.build import inner_policy
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
@@ -22,16 +22,12 @@ from pagedsim.metrics.result import PUBLISHED, Listing, Row
 from pagedsim.metrics.service import service_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
-from pagedsim.report.style import INK, key, looks, margins, new_figure, short, tidy
+from pagedsim.report.style import short
 from pagedsim.run.backend import Settings
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 DATA = Path(__file__).parents[1] / "data"
 """Folder of the logs that come with pagedsim."""
@@ -113,9 +109,9 @@ class Fairness(Rules, Study):
                 "gaps": FigureSpec(
                     "How far apart clients are",
                     "The largest difference in service between two clients since the beginning, "
-                    "1 for a token of a prompt and 2 for one of an answer. Lines are measured, "
-                    "dashes simulated with step times that are fitted to the log under FCFS.",
-                    partial(draw_gaps, gaps),
+                    "1 for a token of a prompt and 2 for one of an answer. Circles are measured, "
+                    "lines simulated with step times that are fitted to the log under FCFS.",
+                    partial(draw_panels, gap_panels(gaps)),
                 )
             },
             table=table(done),
@@ -180,10 +176,10 @@ def _log(where: str, path: str) -> Log:
     return log
 
 
+# -- numbers ---------------------------------------------------------------------------------------
+
 _NEAREST = 2
 """Maximum number of alternative assumptions named for a deviating number."""
-
-
 MEANINGS = {
     "light": ("light client's TTFT", "s"),
     "gap": ("largest difference", ""),
@@ -208,9 +204,7 @@ def rows_of(pair: Paired, within: float) -> Iterator[Row]:
             if here is None or there is None:
                 continue
             row = Row(f"{pair.name}, {side.policy.upper()}: {meaning}", there, here, unit)
-            if abs(row.difference) > within:
-                row = Row(row.what, there, here, unit, _why(side, name, row))
-            yield row
+            yield replace(row, why=_why(side, name, row)) if abs(row.difference) > within else row
 
 
 def _why(side: Side, name: str, row: Row) -> str:
@@ -234,6 +228,58 @@ def request_of(one: ClientService) -> float:
     """Mean service of a request."""
     log = one.log
     return float(service_of(log.prompt, log.output, log.arrived).mean())
+
+
+def data(pair: Paired) -> dict[str, Any]:
+    """All numbers of a pair, for result.json."""
+    return {
+        "server": dict(pair.facts),
+        "weights": pair.found.weights._asdict(),
+        "distance": pair.found.distance,
+        "simulations": pair.found.simulations,
+        "pace": pair.pace,
+        "logs": {
+            side.policy: {
+                name: metrics_of(one) | {"ttft": {name: one.ttft(name) for name in one.clients}}
+                for name, one in side.every.items()
+            }
+            for side in pair.sides
+        },
+    }
+
+
+def table(pairs: Sequence[Paired]) -> list[dict[str, Any]]:
+    """One row per number, measured and simulated."""
+    return [
+        {
+            "logs": pair.name,
+            "policy": side.policy,
+            "metric": name,
+            "measured": measured,
+            "simulated": metrics_of(side.simulated)[name],
+        }
+        for pair in pairs
+        for side in pair.sides
+        for name, measured in metrics_of(side.measured).items()
+    ]
+
+
+POINTS = 120
+"""Times at which the gap is computed."""
+
+
+def gaps_of(pair: Paired) -> dict[str, dict[str, Any]]:
+    """For each log, times in seconds and the service gap at each."""
+    found = {}
+    for side in pair.sides:
+        times = np.linspace(0.0, float(side.measured.log.arrived[-1]), POINTS)
+        both = {"measured": side.measured, "simulated": side.simulated}
+        gaps = {name: one.gaps(times).tolist() for name, one in both.items()}
+        found[side.policy] = {"times": times.tolist(), **gaps}
+    return found
+
+
+# -- report ----------------------------------------------------------------------------------------
 
 
 def finding(pairs: Sequence[Paired], every: Sequence[Row], within: float) -> list[str]:
@@ -289,10 +335,9 @@ def elsewise(pairs: Sequence[Paired]) -> Listing:
     lines = []
     for pair in pairs:
         side = pair.other
-        measured = _main(side.measured)
         for what, one in {"as it is": side.simulated, **side.elsewise}.items():
-            pairs_of = zip(_main(one), measured, strict=True)
-            cells = [signed(there / here - 1, 1, "") for there, here in pairs_of]
+            both = zip(_main(one), _main(side.measured), strict=True)
+            cells = [signed(there / here - 1, 1, "") for there, here in both]
             lines.append([f"{pair.name}, {side.policy.upper()}: {what}", *cells])
     head = ["with", "light client's TTFT, %", "largest difference, %", "tokens/s, %"]
     note = "how far the simulation is from the log where one thing is assumed otherwise"
@@ -310,43 +355,6 @@ def others(pairs: Sequence[Paired]) -> Listing:
             lines.append([f"{pair.name}, {name.upper()}", *cells])
     head = ["simulated", "light client's TTFT, s", "largest difference", "tokens/s"]
     return Listing("Other policies on the same requests", head, lines)
-
-
-def data(pair: Paired) -> dict[str, Any]:
-    """All numbers of a pair, for result.json."""
-    return {
-        "server": dict(pair.facts),
-        "weights": pair.found.weights._asdict(),
-        "distance": pair.found.distance,
-        "simulations": pair.found.simulations,
-        "pace": pair.pace,
-        "logs": {side.policy: _side(side) for side in pair.sides},
-    }
-
-
-def _side(side: Side) -> dict[str, Any]:
-    named = {"measured": side.measured, "simulated": side.simulated}
-    every = {**named, **side.elsewise, **side.policies}
-    return {
-        name: metrics_of(one) | {"ttft": {name: one.ttft(name) for name in one.clients}}
-        for name, one in every.items()
-    }
-
-
-def table(pairs: Sequence[Paired]) -> list[dict[str, Any]]:
-    """One row per number, measured and simulated."""
-    return [
-        {
-            "logs": pair.name,
-            "policy": side.policy,
-            "metric": name,
-            "measured": measured,
-            "simulated": metrics_of(side.simulated)[name],
-        }
-        for pair in pairs
-        for side in pair.sides
-        for name, measured in metrics_of(side.measured).items()
-    ]
 
 
 _WAVE = 0.7
@@ -427,52 +435,29 @@ def _waves(pair: Paired) -> Iterator[str]:
         )
 
 
-POINTS = 120
-"""Points per line."""
 ACROSS = 2
 """Panels side by side."""
 LEAST = 100.0
 """Lower end of the axis: less than the service of a request."""
-
-KINDS = (("measured", "-"), ("simulated", "--"))
-"""Line styles."""
-
-Gaps = Mapping[str, Mapping[str, Any]]
+EVERY = 6
+"""Of the measured values, each so-manieth is drawn."""
 
 
-def gaps_of(pair: Paired) -> dict[str, dict[str, Any]]:
-    """For each log, times in seconds and the service gap at each."""
-    found = {}
-    for side in pair.sides:
-        times = np.linspace(0.0, float(side.measured.log.arrived[-1]), POINTS)
-        found[side.policy] = {
-            "times": times.tolist(),
-            "measured": side.measured.gaps(times).tolist(),
-            "simulated": side.simulated.gaps(times).tolist(),
-        }
-    return found
-
-
-def draw_gaps(pairs: Mapping[str, Gaps]) -> Figure:
+def gap_panels(pairs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[list[Panel]]:
     """One panel per pair of logs."""
-    from matplotlib.lines import Line2D
 
-    rows = ceil(len(pairs) / ACROSS)
-    figure = new_figure(0.7 + 2.1 * rows)
-    panels = figure.subplots(rows, min(ACROSS, len(pairs)), squeeze=False)
-    look = looks(list(dict.fromkeys(policy for of in pairs.values() for policy in of)))
-    for axes, (name, of) in zip(panels.flat, pairs.items(), strict=False):
-        for policy, line in of.items():
-            for kind, dashes in KINDS:
-                values = np.maximum(line[kind], LEAST)
-                axes.plot(line["times"], values, color=look[policy].colour, ls=dashes, lw=1.3)
-        axes.set_yscale("log")
-        axes.set_title(short(name))
-        tidy(axes, x="seconds", y="difference in service")
-    for axes in list(panels.flat)[len(pairs) :]:
-        axes.set_visible(False)
-    margins(figure, top=0.75)
-    figure.subplots_adjust(hspace=0.55, wspace=0.3)
-    kinds = {name: Line2D([], [], color=INK, ls=dashes, label=name) for name, dashes in KINDS}
-    key(figure, {**{name.upper(): one.colour for name, one in look.items()}, **kinds})
-    return figure
+    def line(of: Mapping[str, Any], kind: str, every: int) -> Points:
+        return of["times"][::every], np.maximum(of[kind], LEAST)[::every].tolist()
+
+    panels = [
+        Panel(
+            lines={policy.upper(): line(of, "simulated", 1) for policy, of in gaps.items()},
+            published={policy.upper(): line(of, "measured", EVERY) for policy, of in gaps.items()},
+            title=short(name),
+            x="seconds",
+            y="difference in service",
+            log=True,
+        )
+        for name, gaps in pairs.items()
+    ]
+    return [panels[at : at + ACROSS] for at in range(0, len(panels), ACROSS)]

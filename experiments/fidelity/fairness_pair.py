@@ -159,6 +159,12 @@ class Side:
     elsewise: Mapping[str, ClientService] = field(default_factory=dict)
     policies: Mapping[str, ClientService] = field(default_factory=dict)
 
+    @property
+    def every(self) -> dict[str, ClientService]:
+        """All of them, by name."""
+        named = {"measured": self.measured, "simulated": self.simulated}
+        return {**named, **self.elsewise, **self.policies}
+
 
 @dataclass(frozen=True)
 class Paired:

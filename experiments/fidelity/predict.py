@@ -12,9 +12,9 @@ import numpy as np
 from experiments.fidelity.calibrate import scored
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs import report
-from pagedsim.fidelity.logs.consistency_checks import Course, course_of_steps, read_course, signs
+from pagedsim.fidelity.logs.consistency_checks import Course, signs
 from pagedsim.fidelity.logs.fit import cold_start
-from pagedsim.fidelity.logs.log import Log, read_log
+from pagedsim.fidelity.logs.log import read_log
 from pagedsim.fidelity.logs.score import score
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
 from pagedsim.report.figures import FigureSpec
@@ -72,7 +72,6 @@ class Predict(Study):
     question: str
     fit: str | None = None
     requests: str | None = None
-    timeseries: str | None = None
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
         if self.fit is None or self.requests is None:
@@ -86,7 +85,6 @@ class Predict(Study):
     def analyse(self, runs: Runs) -> Analysis:
         assert self.fit is not None and self.requests is not None
         fit, log = Fit.load(self.fit), read_log(self.requests)
-        measured = None if self.timeseries is None else read_course(self.timeseries)
         constants = fit.of(ExternalServer(runs.config, log))
         done = scored(runs.config, log, constants)
         server, served, scores = done.server, done.served, dict(done.scores)
@@ -94,7 +92,7 @@ class Predict(Study):
         if cold.requests:
             rest = np.arange(cold.requests, len(log))
             scores[WARM] = score(log, served.latencies, rest)
-        drawn = drawn_over_time(server, served, measured)
+        drawn = drawn_over_time(server, served)
         return Analysis(
             finding=[
                 f"{len(log)} requests of {log.path.name}, predicted with what was fitted to "
@@ -125,7 +123,9 @@ class Predict(Study):
             drawings={
                 "over_time": FigureSpec(
                     "Measured and simulated over time",
-                    _CAPTION[measured is not None],
+                    "Lines are what the log's requests say of their server, dashes the same of the "
+                    "simulated one: requests in memory, and by their lengths its utilisation. "
+                    "Latencies stand where their request came.",
                     partial(draw, drawn),
                 )
             },
@@ -133,35 +133,12 @@ class Predict(Study):
         )
 
 
-_CAPTION = {
-    True: "Lines are the server's own counts, dashes those of the simulated one. Latencies stand "
-    "where their request came.",
-    False: "Lines are what the log's requests say of their server, dashes the same of the "
-    "simulated one: requests in memory, and by their lengths its utilisation. Latencies stand "
-    "where their request came.",
-}
-
-
-def drawn_over_time(server: ExternalServer, served: Served, given: Course | None) -> dict[str, Any]:
-    """Measured and simulated load, by the server's own counts if `given`, and latencies."""
-    log, scheduler, found = server.log, server.scheduler, served.latencies
-    if given is not None:
-        measured, simulated = given, course_of_steps(served, scheduler)
-    else:
-        # Both derived from the requests of the log, so that they are comparable.
-        asked = found if log.latencies.queue is not None else found.without_queue
-        measured = Course.of(log, log.latencies, scheduler)
-        simulated = Course.of(log, asked, scheduler)
+def drawn_over_time(server: ExternalServer, served: Served) -> dict[str, Any]:
+    """Measured and simulated load, both as the log's requests tell it, and latencies."""
+    log, found = server.log, served.latencies
+    asked = found if log.latencies.queue is not None else found.without_queue
     return {
-        "measured": measured.content() | _dots(log, log),
-        "simulated": simulated.content() | _dots(log, served),
-    }
-
-
-def _dots(log: Log, of: Log | Served) -> dict[str, list[float]]:
-    latencies = of.latencies
-    return {
-        "arrived": log.arrived.tolist(),
-        "ttft": latencies.ttft.tolist(),
-        "e2e": latencies.e2e.tolist(),
+        name: Course.of(log, of, server.scheduler).content()
+        | {"arrived": log.arrived.tolist(), "ttft": of.ttft.tolist(), "e2e": of.e2e.tolist()}
+        for name, of in (("measured", log.latencies), ("simulated", asked))
     }

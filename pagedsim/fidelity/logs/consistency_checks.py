@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fidelity import sheets
 from pagedsim.fidelity.logs.log import STATED, Column, Latencies, Log
 from pagedsim.fidelity.logs.server import Constants, ExternalServer, Served, at_the_peak, serve
-from pagedsim.fidelity.rows import read_rows
 from pagedsim.run.backend import Settings
 from pagedsim.sim.cost.base import step
 
@@ -165,7 +163,6 @@ def _others(server: ExternalServer) -> dict[str, Settings]:
 # -- load over time --------------------------------------------------------------------------------
 
 LINES = ("running", "waiting", "kv")
-COLUMNS = ("t", "running", "waiting", "kv_cache_pct")
 POINTS = 400
 """Of a course that is worked out from requests."""
 
@@ -205,30 +202,3 @@ class Course:
 
     def content(self) -> dict[str, list[float]]:
         return {name: getattr(self, name).tolist() for name in ("times", *LINES)}
-
-
-def course_of_steps(served: Served, scheduler: Scheduler) -> Course:
-    """What the simulated scheduler had at each time, as a server's own metrics would say."""
-    ends = np.array(served.ends)
-    times = np.linspace(0.0, float(ends[-1]), POINTS)
-    at = np.minimum(np.searchsorted(ends, times), len(ends) - 1)
-    running, waiting, used = (
-        np.array(column, float)[at] for column in (served.running, served.waiting, served.used)
-    )
-    return Course(times, running, waiting, 100 * used / scheduler.memory.total)
-
-
-def read_course(path: str | Path) -> Course:
-    """A server's own metrics over time, in CSV; raises ConfigError with the place of what is wrong.
-
-    The time is in seconds from the first request's arrival.
-    """
-    rows = read_rows(path, "study.timeseries")
-    where = f"study.timeseries={path}"
-    if missing := [name for name in COLUMNS if name not in rows[0].values]:
-        raise ConfigError(f"{where}: has no {', '.join(missing)}: needs {', '.join(COLUMNS)}")
-    must = "a number, 0 or more"
-    columns = np.array([[row.number(name, must, low=0) for row in rows] for name in COLUMNS])
-    if (np.diff(columns[0]) < 0).any():
-        raise ConfigError(f"{where}: t must not fall from row to row")
-    return Course(*columns)

@@ -7,10 +7,9 @@ and the software, not to a model, so that a fit to one model applies to another.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ import numpy as np
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.contracts import vet
-from pagedsim.core.errors import is_number
+from pagedsim.core.errors import require_number
 from pagedsim.core.memory import PrefixMemory
 from pagedsim.fidelity import sheets
 from pagedsim.fidelity.logs.log import Latencies, Log
@@ -145,35 +144,25 @@ class _Enough(Exception):
     """All requests that are scored have finished."""
 
 
-@dataclass
 class Served:
     """A recorder of what the simulated server did."""
 
-    log: Log
-    wanted: int
-    front: float = 0.0
-    steps: int = 0
-    preemptions: int = 0
-    largest: dict[str, int] = field(default_factory=dict)
-    """The largest steps: what one may know from this log."""
-    ends: list[float] = field(default_factory=list)
-    """Of every step, in seconds; `running`, `waiting` and `used` are what each had."""
-    running: list[int] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._first = np.full(len(self.log), np.nan)
-        self._last, self._begun = self._first.copy(), self._first.copy()
-        self._left = self.wanted
+    def __init__(self, log: Log, wanted: int, front: float) -> None:
+        self.log = log
+        self.steps = self.preemptions = 0
+        self.largest = dict.fromkeys(_SIZES, 0)
+        """The largest steps: what one may know from this log."""
+        self._wanted = self._left = wanted
+        self._front = front
         self._plan: StepPlan | None = None
+        self._times = np.full((3, len(log)), np.nan)
+        """When each request was first in a step, and had its first and its last token."""
 
     @property
     def latencies(self) -> Latencies:
         """Of all requests; NaN for those that were not answered."""
-        arrived, output = self.log.arrived, self.log.output
-        waited = np.maximum(self._begun - arrived - self.front, 0.0)
-        return Latencies(self._first - arrived, self._last - arrived, output, waited)
+        begun, first, last = self._times - self.log.arrived
+        return Latencies(first, last, self.log.output, np.maximum(begun - self._front, 0.0))
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         for rejection in plan.rejected:
@@ -181,39 +170,26 @@ class Served:
             raise ConfigError(f"{place} is refused by the simulated server: {rejection.reason}")
         self._plan = plan
         self.preemptions += len(plan.preemptions)
-        self._count(plan, end, scheduler.memory.used)
+        self.again(end, plan.used_blocks)
 
     def again(self, end: float, used_blocks: int) -> None:
-        assert self._plan is not None
-        self._count(self._plan, end, used_blocks)
+        self.steps += 1
+        for name, largest in self.largest.items():
+            if (size := getattr(self._plan, name)) > largest:
+                self.largest[name] = size
 
     def left(self, request: Request) -> None:
         row = int(request.id)
-        assert request.first_token_at is not None and request.finished_at is not None
-        assert request.scheduled_at is not None
-        self._begun[row] = request.scheduled_at
-        self._first[row], self._last[row] = request.first_token_at, request.finished_at
-        self._left -= row < self.wanted
+        times = request.scheduled_at, request.first_token_at, request.finished_at
+        self._times[:, row] = times
+        self._left -= row < self._wanted
         if not self._left:
             raise _Enough
 
-    def _count(self, plan: StepPlan, end: float, used: int) -> None:
-        self.steps += 1
-        self.ends.append(end)
-        self.running.append(plan.running)
-        self.waiting.append(plan.waiting)
-        self.used.append(used)
-        for name in _SIZES:
-            if (size := getattr(plan, name)) > self.largest.get(name, 0):
-                self.largest[name] = size
-
 
 _SIZES = (
-    "prefill_tokens",
-    "prefill_attention",
-    "prefill_context",
-    "decode_count",
-    "decode_context",
+    *("prefill_tokens", "prefill_attention", "prefill_context"),
+    *("decode_count", "decode_context"),
 )
 
 
@@ -386,13 +362,8 @@ class Fit:
         if not isinstance(constants, dict) or FRONT not in constants:
             raise ConfigError(f"fit={path}: constants must be an object that has {FRONT}")
         for name, value in constants.items():
-            share = Constant(name).share
-            most = 1.0 if share else sys.float_info.max
-            if not is_number(value) or not 0 <= value <= most or (share and not value):
-                raise ConfigError(
-                    f"fit={path}: constants.{name}={value!r}: must be a number of 0 or more, and a "
-                    "share above 0 and at most 1"
-                )
+            bounds = {"above": 0, "high": 1} if Constant(name).share else {"low": 0}
+            require_number(f"fit={path}: constants.{name}", value, **bounds)
         return cls(**found)
 
     def of(self, server: ExternalServer) -> dict[str, float]:
@@ -404,10 +375,10 @@ class Fit:
 
     def doubts(self, server: ExternalServer, served: Served) -> Iterator[str]:
         """What this server is that the fitted one was not, in a line each."""
-        facts, degrees = server.facts, tuple(name for name in WHY if name.endswith("_parallel"))
-        for name in dict.fromkeys([*facts, *(name for name in degrees if name in self.server)]):
-            usual = 1 if name in degrees else None  # a degree that is not named
-            here, there = facts.get(name, usual), self.server.get(name, usual)
+        facts = server.facts
+        usual = {name: 1 for name in WHY if name.endswith("_parallel")}  # where it is not named
+        for name in dict.fromkeys([*facts, *(name for name in usual if name in self.server)]):
+            here, there = (of.get(name, usual.get(name)) for of in (facts, self.server))
             if there == here:
                 continue
             if name in TRAVELS:

@@ -18,16 +18,10 @@ from omegaconf import OmegaConf
 
 from experiments.child import listening
 from experiments.fidelity.calibrate import scored
-from experiments.fidelity.predict import drawn_over_time
 from pagedsim.config import register
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs import fit
-from pagedsim.fidelity.logs.consistency_checks import (
-    Course,
-    course_of_steps,
-    read_course,
-    signs,
-)
+from pagedsim.fidelity.logs.consistency_checks import Course, signs
 from pagedsim.fidelity.logs.fit import Cold, cold_start, search
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.report import about_log
@@ -342,7 +336,10 @@ def test_differences_from_the_fitted_server_are_noted(tmp_path: Path) -> None:
         ("{", "fit={}: is not JSON"),
         ("[]", "fit={}: must hold an object with constants, server, largest, source, undecided"),
         ({"constants": {}}, "fit={}: constants must be an object that has front_ms"),
-        ({"constants": {"front_ms": -1}}, "fit={}: constants.front_ms=-1: must be a number of 0"),
+        (
+            {"constants": {"front_ms": -1}},
+            "fit={}: constants.front_ms=-1: must be a number of",
+        ),
         (
             {"constants": {"front_ms": 1, "bandwidth_efficiency": 1.2}},
             "fit={}: constants.bandwidth_efficiency=1.2: must be",
@@ -461,37 +458,6 @@ def test_a_course_by_hand() -> None:
     tokens = 100 + 30 * (now - 1) / 3 + 50
     assert course.kv[at] == pytest.approx(100 * tokens / (450 * 16))
     assert course.waiting[int(np.searchsorted(course.times, 2.0))] == 1
-
-
-def test_counts_of_the_server_are_read(tmp_path: Path, log: Path) -> None:
-    of = server(read_log(log))
-    true = course_of_steps(serve(of, TRUE), of.scheduler)
-    series = tmp_path / "series.csv"
-    rows = zip(true.times, true.running, true.waiting, true.kv, strict=True)
-    lines = "\n".join(",".join(map(str, row)) for row in rows)
-    series.write_text(f"t,running,waiting,kv_cache_pct\n{lines}\n")
-    assert read_course(series).content() == true.content()
-    assert max(true.waiting) > 0
-    own = drawn_over_time(of, serve(of, TRUE), read_course(series))
-    assert own["measured"]["kv"] == own["simulated"]["kv"] == true.kv.tolist()
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (None, "study.timeseries={}: no such file"),
-        ("t,running\n0,1", "study.timeseries={}: has no waiting, kv_cache_pct: needs t, running"),
-        ("t,running,waiting,kv_cache_pct\n0,1,-2,3", "{}:2: waiting=-2: must be a number, 0 or"),
-        ("t,running,waiting,kv_cache_pct\n1,1,2,3\n0,1,2,3", "study.timeseries={}: t must not"),
-    ],
-)
-def test_unreadable_counts_are_refused(tmp_path: Path, text: str | None, line: str) -> None:
-    path = tmp_path / "series.csv"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ConfigError) as error:
-        read_course(path)
-    assert str(error.value).startswith(line.format(path))
 
 
 # -- observe, calibrate, simulate ------------------------------------------------------------------
