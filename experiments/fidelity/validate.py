@@ -14,22 +14,17 @@ from urllib.parse import quote
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
+from pagedsim.fidelity import validation
 from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import Recorded, StepLog, log_of, recorded_runs
 from pagedsim.fidelity.replay import replayed
-from pagedsim.fidelity.validation import (
-    JUDGED,
-    Validation,
-    doubts,
-    measured,
-    requests_per_s,
-)
+from pagedsim.fidelity.validation import JUDGED, measured, requests_per_s
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Arm, Failure, error_of, failure_of
-from pagedsim.run.objects import locate
+from pagedsim.run.objects import flat, locate
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 from pagedsim.sim.cost import Fitted
@@ -189,20 +184,19 @@ class Validated:
             regimes.append(measured(name, of["load"], of["tolerance"], ran, simulated, cost))
         served = [run for name in study.regimes for run in self._recorded(name)]
         calibration = Calibration(log, cost)
-        done = Validation(
-            regimes=regimes,
-            machine=log.machine,
-            steps=sum(run.steps.num_rows for run in (*self._fitted_to, *served)),
-            calibration=calibration.data(),
-            notes=[*calibration.notes(), *cost.notices, *doubts(regimes)],
-        )
+        steps = sum(run.steps.num_rows for run in (*self._fitted_to, *served))
         return Analysis(
-            finding=done.finding(),
-            listings=[*done.listings(), *calibration.listings()],
-            notes=done.notes,
-            data=done.data(),
-            table=done.table(),
-            drawings={"validation": done.drawing()},
+            finding=validation.finding(regimes, log.machine, steps),
+            listings=[*validation.listings(regimes), *calibration.listings()],
+            notes=[*calibration.notes(), *cost.notices, *validation.doubts(regimes)],
+            data={
+                "machine": dict(log.machine),
+                "replayed_steps": steps,
+                "calibration": calibration.data(),
+                "regimes": {regime.name: validation.data(regime) for regime in regimes},
+            },
+            table=validation.table(regimes),
+            drawings={"validation": validation.drawing(regimes)},
             used={"use it": f"cost=fitted cost.path={shown(self.path)}"},
         )
 
@@ -262,12 +256,11 @@ class Validated:
 
     def _of_its_own(self, change: Settings) -> Settings:
         """A change whose workload is another, and none of the settings of the one that is there."""
-        rest = {key: value for key, value in change.items() if key != "workload"}
-        flat = dict(_flat(rest))
+        changes = flat({key: value for key, value in change.items() if key != "workload"})
         if "workload" in change:
             own = {"_target_": SYNTHETIC, "max_len": self.config["workload"].get("max_len")}
-            flat["workload"] = {**own, **change["workload"]}
-        return flat
+            changes["workload"] = {**own, **change["workload"]}
+        return changes
 
     def _plans(self) -> dict[str, Settings]:
         """The changes that make each regime: so many requests a second, for so many seconds."""
@@ -314,14 +307,6 @@ class Validated:
     def _log(self) -> StepLog:
         fits = self._fitted_to
         return log_of(fits, f"{len(fits)} runs to calibrate on")
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 # -- a grid of validations -------------------------------------------------------------------------

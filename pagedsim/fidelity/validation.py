@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,119 +42,6 @@ _NEAR = (
     "MAPE: the mean of how far single requests are off; engine’s own: how far one run is from the "
     "median of all; bias: of the means."
 )
-
-
-@dataclass(frozen=True)
-class Validation:
-    """All that was found."""
-
-    regimes: Sequence[Regime]
-    machine: Mapping[str, Any]
-    steps: int
-    """Of the engine's runs; the simulator plans each of them alike."""
-    calibration: Mapping[str, Any]
-    notes: Sequence[str]
-
-    def finding(self) -> list[str]:
-        """The verdicts, load by load, and what they are of."""
-        machine = self.machine
-        verdicts = []
-        for regime in self.regimes:
-            found, errors = regime.verdicts(), regime.agreements()
-            words = (f"{label_of(k)} {signed(errors[k].error)}, {found[k]}" for k in JUDGED)
-            verdicts.append(f"{regime.name}: {'; '.join(words)}")
-        return [
-            *verdicts,
-            f"{machine['device']}, {machine['model']}, {machine['dtype']}, {machine['blocks']} "
-            f"blocks of {machine['block_size']} tokens. Step times are fitted to other requests; "
-            f"all {self.steps:,} steps of the engine are planned by the simulator alike.",
-        ]
-
-    def listings(self) -> Iterator[Listing]:
-        for regime in self.regimes:
-            yield _metrics(regime, f" {_NOTE}" if regime is self.regimes[0] else "")
-            head = ["", "MAPE", "engine’s own", "Pearson r", "bias"]
-            rows = [
-                [
-                    label_of(name),
-                    percent(near.mape),
-                    percent(near.spread),
-                    f"{near.pearson:.3f}",
-                    signed(near.bias),
-                ]
-                for name, near in regime.nearness().items()
-            ]
-            yield Listing(f"{regime.name}: request by request", head, rows, _NEAR)
-
-    def table(self) -> list[dict[str, object]]:
-        return [
-            {
-                "load": regime.name,
-                "metric": key,
-                **found._asdict(),
-                "verdict": regime.verdicts().get(key, ""),
-            }
-            for regime in self.regimes
-            for key, found in regime.agreements().items()
-        ]
-
-    def data(self) -> dict[str, Any]:
-        return {
-            "machine": dict(self.machine),
-            "replayed_steps": self.steps,
-            "calibration": dict(self.calibration),
-            "regimes": {
-                regime.name: {
-                    "load": regime.load,
-                    "rate": regime.rate,
-                    "requests": regime.simulator_requests.num_rows,
-                    "runs": len(regime.engine),
-                    "tolerance": regime.tolerance,
-                    "pace": list(regime.pace),
-                    "verdicts": regime.verdicts(),
-                    "metrics": {name: one._asdict() for name, one in regime.agreements().items()},
-                    "by_request": {name: one._asdict() for name, one in regime.nearness().items()},
-                }
-                for regime in self.regimes
-            },
-        }
-
-    def drawing(self) -> FigureSpec:
-        runs = len(self.regimes[0].engine)
-        caption = (
-            "The share of requests served within a time: the simulator's curve over those of the "
-            f"engine's runs, {runs} of the same requests. Where these differ, so may the simulator."
-        )
-        return FigureSpec("Distributions", caption, partial(draw_validation, self.regimes))
-
-
-def _metrics(regime: Regime, note: str) -> Listing:
-    """Every metric of a load, with the pace of the engine's runs in the note."""
-    count = regime.simulator_requests.num_rows
-    found, verdicts = regime.agreements(), regime.verdicts()
-    rows = []
-    for name, one in found.items():
-        scale = scale_of(name, [one.engine, one.simulator])
-        rows.append(
-            [
-                label_of(name),
-                scale.text(one.engine),
-                "–" if math.isnan(one.spread) else f"± {percent(one.spread)}",
-                scale.text(one.simulator),
-                signed(one.error),
-                signed(one.at_pace),
-                verdicts.get(name, ""),
-            ]
-        )
-    load = f"{percent(regime.load, 0)} of what can be served"
-    title = f"{regime.name}: {count} requests at {regime.rate:.3g}/s, {load}"
-    pace = (
-        f"the same steps took the engine, against what was fitted: "
-        f"{', '.join(map(signed, regime.pace))}; where the simulator is given each run's pace its "
-        f"errors are {', '.join(f'{label_of(k)} {signed(found[k].at_pace)}' for k in JUDGED)}"
-    )
-    head = ["", "engine", "spread", "simulator", "error", "at its pace", ""]
-    return Listing(title, head, rows, f"{pace}.{note}")
 
 
 # -- measurements ----------------------------------------------------------------------------------
@@ -225,7 +112,7 @@ def doubts(regimes: Sequence[Regime]) -> Iterator[str]:
     spreads = {
         (regime.name, key): found.spread
         for regime in regimes
-        for key, found in regime.agreements().items()
+        for key, found in regime.agreements.items()
         if key in JUDGED and found.spread > UNEVEN
     }
     if spreads:
@@ -307,13 +194,15 @@ class Regime:
     engine_requests: Sequence[pa.Table]
     simulator_requests: pa.Table
 
+    @cached_property
     def agreements(self) -> dict[str, Agreement]:
         return {key: self._agreement(key) for key in KEYS}
 
+    @cached_property
     def verdicts(self) -> dict[str, str]:
-        found = self.agreements()
-        return {key: found[key].verdict(self.tolerance) for key in JUDGED}
+        return {key: self.agreements[key].verdict(self.tolerance) for key in JUDGED}
 
+    @cached_property
     def nearness(self) -> dict[str, Nearness]:
         mine = Requests.of(self.simulator_requests)
         runs = [Requests.of(table) for table in self.engine_requests]
@@ -355,7 +244,106 @@ def _nearness(mine: NDArray[np.float64], runs: Sequence[NDArray[np.float64]]) ->
     )
 
 
-# -- figure ----------------------------------------------------------------------------------------
+# -- report ----------------------------------------------------------------------------------------
+
+
+def finding(regimes: Sequence[Regime], machine: Mapping[str, Any], steps: int) -> list[str]:
+    """The verdicts, load by load, and what they are of: `steps` of the engine, planned alike."""
+    verdicts = []
+    for regime in regimes:
+        found, errors = regime.verdicts, regime.agreements
+        words = (f"{label_of(k)} {signed(errors[k].error)}, {found[k]}" for k in JUDGED)
+        verdicts.append(f"{regime.name}: {'; '.join(words)}")
+    return [
+        *verdicts,
+        f"{machine['device']}, {machine['model']}, {machine['dtype']}, {machine['blocks']} "
+        f"blocks of {machine['block_size']} tokens. Step times are fitted to other requests; "
+        f"all {steps:,} steps of the engine are planned by the simulator alike.",
+    ]
+
+
+def listings(regimes: Sequence[Regime]) -> Iterator[Listing]:
+    """Two tables a load: metrics, and errors request by request."""
+    for regime in regimes:
+        yield _metrics(regime, f" {_NOTE}" if regime is regimes[0] else "")
+        rows = [
+            {
+                "": label_of(name),
+                "MAPE": percent(near.mape),
+                "engine’s own": percent(near.spread),
+                "Pearson r": f"{near.pearson:.3f}",
+                "bias": signed(near.bias),
+            }
+            for name, near in regime.nearness.items()
+        ]
+        yield Listing.of(f"{regime.name}: request by request", rows, _NEAR)
+
+
+def _metrics(regime: Regime, note: str) -> Listing:
+    """Every metric of a load, with the pace of the engine's runs in the note."""
+    found, rows = regime.agreements, []
+    for name, one in found.items():
+        scale = scale_of(name, [one.engine, one.simulator])
+        rows.append(
+            {
+                "": label_of(name),
+                "engine": scale.text(one.engine),
+                "spread": "–" if math.isnan(one.spread) else f"± {percent(one.spread)}",
+                "simulator": scale.text(one.simulator),
+                "error": signed(one.error),
+                "at its pace": signed(one.at_pace),
+                "verdict": regime.verdicts.get(name, ""),
+            }
+        )
+    load = f"{percent(regime.load, 0)} of what can be served"
+    count = regime.simulator_requests.num_rows
+    pace = (
+        f"the same steps took the engine, against what was fitted: "
+        f"{', '.join(map(signed, regime.pace))}; where the simulator is given each run's pace its "
+        f"errors are {', '.join(f'{label_of(k)} {signed(found[k].at_pace)}' for k in JUDGED)}"
+    )
+    title = f"{regime.name}: {count} requests at {regime.rate:.3g}/s, {load}"
+    return Listing.of(title, rows, f"{pace}.{note}")
+
+
+def table(regimes: Sequence[Regime]) -> list[dict[str, object]]:
+    """A row a metric of a load, for comparison.csv."""
+    return [
+        {
+            "load": regime.name,
+            "metric": key,
+            **found._asdict(),
+            "verdict": regime.verdicts.get(key, ""),
+        }
+        for regime in regimes
+        for key, found in regime.agreements.items()
+    ]
+
+
+def data(regime: Regime) -> dict[str, Any]:
+    """All numbers of a load, for result.json."""
+    return {
+        "load": regime.load,
+        "rate": regime.rate,
+        "requests": regime.simulator_requests.num_rows,
+        "runs": len(regime.engine),
+        "tolerance": regime.tolerance,
+        "pace": list(regime.pace),
+        "verdicts": regime.verdicts,
+        "metrics": {name: one._asdict() for name, one in regime.agreements.items()},
+        "by_request": {name: one._asdict() for name, one in regime.nearness.items()},
+    }
+
+
+def drawing(regimes: Sequence[Regime]) -> FigureSpec:
+    """Distributions of latencies."""
+    caption = (
+        "The share of requests served within a time: the simulator's curve over those of the "
+        f"engine's runs, {len(regimes[0].engine)} of the same requests. Where these differ, so may "
+        "the simulator."
+    )
+    return FigureSpec("Distributions", caption, partial(draw_validation, regimes))
+
 
 _SHARES = np.linspace(0, 1, 241)
 _WIDE = 20

@@ -62,6 +62,12 @@ class Listing:
     note: str = ""
     """An explanation of its numbers in one sentence."""
 
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, str]], note: str = "") -> Listing:
+        """From rows by heading; the first row has all headings."""
+        head = list(rows[0]) if rows else []
+        return cls(title, head, [[row[name] for name in head] for row in rows], note)
+
 
 @dataclass(frozen=True)
 class Result:

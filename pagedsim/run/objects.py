@@ -182,7 +182,7 @@ def _a(name: str) -> str:
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     """Dotted keys and their values."""
-    if not isinstance(settings, Mapping) or not settings:
+    if not isinstance(settings, Mapping) or (prefix and not settings):
         return {prefix[:-1]: settings}
     found: dict[str, Any] = {}
     for key, inner in settings.items():

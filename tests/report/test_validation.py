@@ -7,19 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from pagedsim.fidelity.validation import JUDGED, KEYS, SHOWN, Regime, Validation
+from pagedsim.fidelity.validation import JUDGED, KEYS, SHOWN, Regime, data, finding, table
 from pagedsim.metrics.catalogue import label_of
-from pagedsim.metrics.result import Result
 from pagedsim.report.numbers import signed
 from tests.metrics.tables import run_of
 
 
 @pytest.fixture
-def validation(tmp_path: Path) -> Validation:
+def regimes(tmp_path: Path) -> list[Regime]:
     """The engine has served twice what the simulator has served once, a little faster."""
     engine = [run_of("engine", seed, tmp_path) for seed in (0, 1)]
     simulator = run_of("simulator", 0, tmp_path, slower=1.3)
-    regimes = [
+    return [
         Regime(
             name=name,
             load=0.7,
@@ -34,26 +33,18 @@ def validation(tmp_path: Path) -> Validation:
         )
         for name in ("half load", "overload")
     ]
-    machine = {"device": "a CPU", "model": "tiny", "dtype": "float32", "blocks": 8}
-    return Validation(regimes, machine | {"block_size": 16}, 1234, {"all": [1.0]}, ["it was warm"])
 
 
-def result_of(validation: Validation) -> Result:
-    return Result(
-        "validate",
-        "Is it right?",
-        "How far off?",
-        "python -m pagedsim experiment=validate",
-        validation.finding(),
-        listings=list(validation.listings()),
-        data=validation.data(),
-    )
+MACHINE = {
+    **{"device": "a CPU", "model": "tiny", "dtype": "float32", "blocks": 8},
+    "block_size": 16,
+}
 
 
-def test_every_load_has_its_verdicts_and_errors(validation: Validation) -> None:
-    first, second, machine = validation.finding()
-    regime = validation.regimes[0]
-    found, verdicts = regime.agreements(), regime.verdicts()
+def test_every_load_has_its_verdicts_and_errors(regimes: list[Regime]) -> None:
+    first, second, machine = finding(regimes, MACHINE, 1234)
+    regime = regimes[0]
+    found, verdicts = regime.agreements, regime.verdicts
     assert first.startswith("half load: ") and second.startswith("overload: ")
     for key in JUDGED:
         assert f"{label_of(key)} {signed(found[key].error)}, {verdicts[key]}" in first
@@ -61,22 +52,18 @@ def test_every_load_has_its_verdicts_and_errors(validation: Validation) -> None:
     assert "1,234 steps" in machine
 
 
-def test_rows_and_data_have_every_metric(validation: Validation) -> None:
-    table = validation.table()
-    assert [(row["load"], row["metric"]) for row in table] == [
+def test_rows_and_data_have_every_metric(regimes: list[Regime]) -> None:
+    rows = table(regimes)
+    assert [(row["load"], row["metric"]) for row in rows] == [
         (name, key) for name in ("half load", "overload") for key in KEYS
     ]
-    record = result_of(validation).record()["data"]
-    assert record["replayed_steps"] == 1234
-    for regime in validation.regimes:
-        told = record["regimes"][regime.name]
+    for regime in regimes:
+        told = data(regime)
+        assert json.dumps(told)  # nothing but plain values
         assert (told["runs"], told["requests"], told["pace"]) == (2, 40, [0.01, -0.02])
         assert set(told["metrics"]) == set(KEYS) and set(told["by_request"]) == set(SHOWN)
-        for key, found in regime.agreements().items():
-            assert told["metrics"][key]["error"] == pytest.approx(
-                found.error, rel=1e-5, nan_ok=True
-            )
-            (row,) = (r for r in table if (r["load"], r["metric"]) == (regime.name, key))
-            assert row["verdict"] == regime.verdicts().get(key, "")
+        for key, found in regime.agreements.items():
+            assert told["metrics"][key] == found._asdict()
+            (row,) = (r for r in rows if (r["load"], r["metric"]) == (regime.name, key))
+            assert row["verdict"] == regime.verdicts.get(key, "")
             assert row["simulator"] == found.simulator
-    assert json.dumps(record)  # nothing but plain values

@@ -277,17 +277,17 @@ def regime(
     ],
 )
 def test_verdicts_by_hand(engine: list[float], simulator: float, verdict: str) -> None:
-    assert set(regime(engine, simulator).verdicts().values()) == {verdict}
+    assert set(regime(engine, simulator).verdicts.values()) == {verdict}
 
 
 def test_errors_by_hand() -> None:
     """Against 0.5, 1.25 and 2, a simulator at 1 is off by 1, -0.2 and -0.5. By request, medians
     of 0.2 and 0.2 against 0.2 and 0.3; single runs are off by 0.1 of 0.2, twice in six.
     """
-    found = regime([0.5, 1.25, 2.0], 3.0, paced=1.0).agreements()["e2e_mean"]
+    found = regime([0.5, 1.25, 2.0], 3.0, paced=1.0).agreements["e2e_mean"]
     assert found.at_pace == pytest.approx(-0.2)
     assert found.error == pytest.approx(3.0 / 1.25 - 1)
-    near = regime([1.0], 1.0).nearness()["ttft"]
+    near = regime([1.0], 1.0).nearness["ttft"]
     assert [near.mape, near.bias, near.spread] == pytest.approx([0.25, 0.25, 1 / 6])
     assert np.isnan(near.pearson)  # the engine's do not differ
 
