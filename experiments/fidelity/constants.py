@@ -176,27 +176,25 @@ def constants_listing(refits: Refits) -> Listing:
         return f"{low:.3g} to {high:.3g}"
 
     rows = [
-        [
-            name,
-            _bounded(name, refits.standing[name]),
-            _bounded(name, value),
-            signed(refits.off(name), 0, ""),
-            " / ".join(signed(rise, 1, "") for rise in refits.minded[name]),
-            "yes" if refits.decided(name) else "no",
-            reach(name, refits.models),
-            reach(name, refits.gpus),
-        ]
+        {
+            "constant": name,
+            "stands": _bounded(name, refits.standing[name]),
+            "fitted": _bounded(name, value),
+            "off, %": signed(refits.off(name), 0, ""),
+            "errors, %": " / ".join(signed(rise, 1, "") for rise in refits.minded[name]),
+            "decided": "yes" if refits.decided(name) else "no",
+            "without a model": reach(name, refits.models),
+            "without a GPU": reach(name, refits.gpus),
+        }
         for name, value in refits.whole.values.items()
     ]
-    head = ["constant", "stands", "fitted", "off, %", "errors, %", "decided"]
-    head += ["without a model", "without a GPU"]
     note = (
         "shares of data sheets' rates, and times as in conf/stack; errors: by what they rise if it "
         f"is held at 1/{MOVED:g} and at {MOVED:g} of what was fitted and the others make up for "
         f"it, decided if on both sides by {percent(MINDED, 0)} or more; no share is held above its "
         f"bound, {MOST_SHARE:g}; at last, what the fits without any model and any GPU come to"
     )
-    return Listing("Constants, fitted again", head, rows, note)
+    return Listing.of("Constants, fitted again", rows, note)
 
 
 def _bounded(name: str, value: float) -> str:

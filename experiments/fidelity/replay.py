@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.recorded import recorded_runs
-from pagedsim.fidelity.replay import replayed
+from pagedsim.fidelity.replay import Difference, replayed
 from pagedsim.metrics.result import Listing
 from pagedsim.run.job import Arm, Failure
 from pagedsim.run.runs import Runs
@@ -33,46 +33,46 @@ class Replay(Study):
     def analyse(self, runs: Runs) -> Analysis:
         assert self.run is not None
         recorded = recorded_runs(self.run)
-        found, wrong, rows = {}, {}, []
+        steps = {run.name: run.steps.num_rows for run in recorded}
+        found: dict[str, Difference | None] = {}
+        wrong = {}
         for run in recorded:
-            one, steps = replayed(run), run.steps.num_rows
-            found[run.name] = one
-            rows.append([run.name, f"{steps:,}", f"step {one.step}" if one else "none"])
-            runs.say(f"{run.name}: {f'{steps} of {steps} steps the same' if not one else 'no'}")
+            name = run.name
+            found[name] = one = replayed(run)
+            runs.say(f"{name}: {'no' if one else f'{steps[name]} of {steps[name]} steps the same'}")
             if one is not None:
                 changed, why = run.changed, ""
                 if changed:
                     verb = "has" if len(changed) == 1 else "have"
                     why = f"; {', '.join(changed)} {verb} changed since it was recorded"
-                wrong[run.name] = Failure(one.told(steps, why))
-        steps = sum(run.steps.num_rows for run in recorded)
+                wrong[name] = Failure(one.told(steps[name], why))
         finding = (
             f"{len(wrong)} of {len(recorded)} runs are planned otherwise by the simulator."
             if wrong
-            else f"All {steps} steps of {len(recorded)} runs were planned by the simulator as by "
-            "the engine."
+            else f"All {sum(steps.values())} steps of {len(recorded)} runs were planned by the "
+            "simulator as by the engine."
         )
-        head = ["run", "steps", "first difference"]
+        rows = [
+            {
+                "run": name,
+                "steps": f"{steps[name]:,}",
+                "first difference": f"step {one.step}" if one else "none",
+            }
+            for name, one in found.items()
+        ]
         return Analysis(
             finding=[finding],
-            listings=[Listing("Runs of the engine, planned by the simulator", head, rows)],
+            listings=[Listing.of("Runs of the engine, planned by the simulator", rows)],
             data={
                 "run": self.run,
                 "runs": {
-                    run.name: {
-                        "steps": run.steps.num_rows,
-                        "difference": (one := found[run.name]) and one._asdict(),
-                    }
-                    for run in recorded
+                    name: {"steps": steps[name], "difference": one and one._asdict()}
+                    for name, one in found.items()
                 },
             },
             table=[
-                {
-                    "run": run.name,
-                    "steps": run.steps.num_rows,
-                    "first_difference": (one := found[run.name]) and one.step,
-                }
-                for run in recorded
+                {"run": name, "steps": steps[name], "first_difference": one and one.step}
+                for name, one in found.items()
             ],
             wrong=wrong,
         )

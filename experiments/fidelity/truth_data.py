@@ -192,17 +192,16 @@ def read_logs(logs: Mapping[str, Mapping[str, Any]], command: Command) -> list[S
 def logs_listing(scores: Mapping[str, Scores]) -> Listing:
     """Table of the errors of each log's means."""
     rows = [
-        [
-            f"{name}: {metric.upper()}",
-            f"{one.count:,}",
-            f"{error.measured.mean:.4g} s",
-            f"{error.predicted.mean:.4g} s",
-            signed(error.off.mean),
-            percent(error.half),
-        ]
+        {
+            "log": f"{name}: {metric.upper()}",
+            "requests": f"{one.count:,}",
+            "measured mean": f"{error.measured.mean:.4g} s",
+            "predicted": f"{error.predicted.mean:.4g} s",
+            "off": signed(error.off.mean),
+            "half within": percent(error.half),
+        }
         for name, one in scores.items()
         for metric, error in one.errors.items()
     ]
-    head = ["log", "requests", "measured mean", "predicted", "off", "half within"]
     note = "the server's limits and blocks are known, its step times are as cost=roofline has them"
-    return Listing("Whole logs, before any fit", head, rows, note)
+    return Listing.of("Whole logs, before any fit", rows, note)

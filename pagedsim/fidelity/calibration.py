@@ -14,7 +14,7 @@ from pagedsim.fidelity.recorded import StepLog, predicted
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import percent, signed
 from pagedsim.sim.cost import Fitted, Roofline
-from pagedsim.sim.cost.fitting import FEATURES, KINDS, STALL, SWAP, Sample, fit_kinds
+from pagedsim.sim.cost.fitting import KINDS, STALL, Sample, fit_kinds
 
 UNITS = {
     "constant": ("ms", 1e3, "a step"),
@@ -61,9 +61,6 @@ class Calibration:
             f"{machine['model']}, {machine['dtype']}, blocks of {machine['block_size']} tokens"
         )
 
-    def listings(self) -> list[Listing]:
-        return [self._coefficients(), self._errors()]
-
     def notes(self) -> Iterator[str]:
         machine, hardware = self.log.machine, self.log.replica.hardware.name
         if data_sheet(machine) is None:
@@ -84,7 +81,7 @@ class Calibration:
 
     def data(self) -> dict[str, Any]:
         return {
-            "coefficients": {kind: self._set(kind) for kind in (*_KINDS, "swap")},
+            "coefficients": self._coefficients,
             "unit": "s",
             "leave_one_out": {kind: fit.error for kind, fit in self.fits.items()},
             "residuals": {kind: one._asdict() for kind, one in self.rest.items()},
@@ -95,45 +92,40 @@ class Calibration:
     def table(self) -> list[dict[str, object]]:
         return [
             {"kind": kind, "coefficient": name, "seconds": value}
-            for kind in (*_KINDS, "swap")
-            for name, value in self._set(kind).items()
+            for kind, values in self._coefficients.items()
+            for name, value in values.items()
         ]
 
-    def _set(self, kind: str) -> dict[str, float]:
-        return dict(self.cost.settings[kind] or {})
+    @property
+    def _coefficients(self) -> dict[str, dict[str, float]]:
+        return {kind: dict(self.cost.settings[kind] or {}) for kind in (*_KINDS, "swap")}
 
-    def _coefficients(self) -> Listing:
+    def listings(self) -> list[Listing]:
+        """Coefficients, and errors of each kind of step."""
         kinds = [kind for kind in _KINDS if kind in self.fits]
-        rows = []
-        for name in FEATURES:
-            unit, scale, meaning = UNITS[name]
-            values = [self._set(kind).get(name) for kind in kinds]
-            rows.append(
-                [meaning, *("" if v is None else f"{v * scale:,.4g} {unit}" for v in values)]
-            )
-        for name in SWAP if self.cost.settings["swap"] else ():
+        coefficients, rows = self._coefficients, []
+        for name, (unit, scale, meaning) in UNITS.items():
+            values = {kind: coefficients[kind].get(name) for kind in kinds}
+            cells = {k: "" if v is None else f"{v * scale:,.4g} {unit}" for k, v in values.items()}
+            rows.append({"each": meaning, **cells})
+        for name, value in coefficients["swap"].items():
             unit, scale, meaning = SWAP_UNITS[name]
-            value = f"{self.cost.settings['swap'][name] * scale:,.4g} {unit}"
-            rows.append([meaning, value, *[""] * (len(kinds) - 1)])
-        return Listing(self.title, ["each", *kinds], rows)
-
-    def _errors(self) -> Listing:
-        hardware = self.log.replica.hardware.name
-        head = ["steps", "leave one out", "half are within", "90 % within", "in all", "stalled"]
-        rows = [
-            [
-                kind,
-                f"{one.steps:,}",
-                self.fits[kind].percent if kind in self.fits else "–",
-                percent(one.median),
-                percent(one.p90),
-                signed(one.total),
-                percent(one.stalled),
-                signed(self.sheet[kind].total),
-            ]
+            cells = {**dict.fromkeys(kinds, ""), kinds[0]: f"{value * scale:,.4g} {unit}"}
+            rows.append({"each": meaning, **cells})
+        errors = [
+            {
+                "": kind,
+                "steps": f"{one.steps:,}",
+                "leave one out": self.fits[kind].percent if kind in self.fits else "–",
+                "half are within": percent(one.median),
+                "90 % within": percent(one.p90),
+                "in all": signed(one.total),
+                "stalled": percent(one.stalled),
+                f"roofline of {self.log.replica.hardware.name}": signed(self.sheet[kind].total),
+            }
             for kind, one in self.rest.items()
         ]
-        return Listing("How far off", ["", *head, f"roofline of {hardware}"], rows)
+        return [Listing.of(self.title, rows), Listing.of("How far off", errors)]
 
 
 # -- residuals -------------------------------------------------------------------------------------

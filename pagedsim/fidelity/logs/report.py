@@ -26,59 +26,53 @@ _ERRORS = (
     "of predicted / measured − 1; each: of the same without its sign; of the "
     "queue: of those that waited a millisecond or more"
 )
-_SPREADS = "measured → predicted"
+_SPREAD = ("mean", "P50", "P90", "P99", "bias")
 
 
 def constants(found: Found) -> Listing:
     """What was fitted, and how surely."""
     rows = []
     for name, one in found.ranges.items():
-        values = (f"{of[name]:.3g}" for of in (found.constants, found.begin))
         partner = "" if one.trades is None else f", for {one.trades}"
         rows.append(
-            [
-                Constant(name).meaning,
-                *values,
-                Constant(name).unit,
-                f"{one.low:.3g} to {one.high:.3g}{'+' if one.open else ''}",
-                "yes" if one.decided else f"no{partner}",
-            ]
+            {
+                "": Constant(name).meaning,
+                "fitted": f"{found.constants[name]:.3g}",
+                "before": f"{found.begin[name]:.3g}",
+                "unit": Constant(name).unit,
+                "as good": f"{one.low:.3g} to {one.high:.3g}{'+' if one.open else ''}",
+                "decided": "yes" if one.decided else f"no{partner}",
+            }
         )
-    head = ["", "fitted", "before", "unit", "as good", "decided"]
-    return Listing("Constants of the server", head, rows, _CONSTANTS)
+    return Listing.of("Constants of the server", rows, _CONSTANTS)
 
 
 def errors(part: str, score: Scores) -> Listing:
     """How far off the latencies of some requests are."""
-    head = ["", "measured", "predicted", "mean", "P50", "P90", "P99", "bias", "each", "r"]
     rows = []
     for metric, error in score.errors.items():
-        scale = _scale(metric)
+        off = error.off
         rows.append(
-            [
-                _title(metric),
-                *(_digits(scale * of.mean) for of in (error.measured, error.predicted)),
-                *(signed(one, unit="") for one in (*error.off, error.bias)),
-                signed(error.each, unit="").lstrip("+"),
-                "–" if error.correlation != error.correlation else f"{error.correlation:.2f}",
-            ]
+            {
+                "": _title(metric),
+                "measured": _time(metric, error.measured.mean),
+                "predicted": _time(metric, error.predicted.mean),
+                **{k: _number(v) for k, v in zip(_SPREAD, (*off, error.bias), strict=True)},
+                "each": _number(error.each).lstrip("+"),
+                "r": "–" if error.correlation != error.correlation else f"{error.correlation:.2f}",
+            }
         )
-    return Listing(f"{part}: {score.count} requests", head, rows, _ERRORS)
+    return Listing.of(f"{part}: {score.count} requests", rows, _ERRORS)
 
 
 def spreads(part: str, score: Scores) -> Listing:
     """Measured and predicted latencies themselves."""
-    rows = [
-        [
-            _title(metric),
-            *(
-                f"{_digits(_scale(metric) * one)} → {_digits(_scale(metric) * two)}"
-                for one, two in zip(error.measured, error.predicted, strict=True)
-            ),
-        ]
-        for metric, error in score.errors.items()
-    ]
-    return Listing(f"{part}: {_SPREADS}", ["", "mean", "P50", "P90", "P99"], rows)
+    rows = []
+    for metric, error in score.errors.items():
+        both = zip(error.measured, error.predicted, strict=True)
+        cells = [f"{_time(metric, one)} → {_time(metric, two)}" for one, two in both]
+        rows.append([_title(metric), *cells])
+    return Listing(f"{part}: measured → predicted", ["", *_SPREAD[:4]], rows)
 
 
 def off(score: Scores) -> str:
@@ -103,12 +97,13 @@ def _title(metric: str) -> str:
     return f"{metric.upper() if metric in METRICS else metric}, {'ms' if metric == 'tpot' else 's'}"
 
 
-def _scale(metric: str) -> float:
-    return 1e3 if metric == "tpot" else 1.0
-
-
-def _digits(time: float) -> str:
+def _time(metric: str, seconds: float) -> str:
+    time = 1e3 * seconds if metric == "tpot" else seconds
     return f"{time:.2f}" if time >= 0.1 else f"{time:.2g}"
+
+
+def _number(share: float) -> str:
+    return signed(share, unit="")
 
 
 # -- what a reader must know -----------------------------------------------------------------------
