@@ -63,25 +63,26 @@ class Weights(NamedTuple):
     @property
     def settings(self) -> Settings:
         prompt = {
-            "constant": self.mixed_step,
-            "prefill_tokens": self.prompt_token,
-            "prefill_attention": self.prompt_pair,
+            "constant": 1e3 * self.mixed_step,
+            "prefill_tokens": 1e3 * self.prompt_token,
+            "prefill_attention": 1e3 * self.prompt_pair,
         }
-        decode = {"decode_context": self.context_token}
-        sets: Mapping[str, Mapping[str, float]] = {
+        count, context = 1e3 * self.decode, {"decode_context": 1e3 * self.context_token}
+        return {
+            "_target_": "pagedsim.sim.cost.Fitted",
+            "unit": "ms",
             "prefill": prompt,
-            "decode": {"constant": self.decode_step, "decode_count": self.decode, **decode},
+            "decode": {"constant": 1e3 * self.decode_step, "decode_count": count, **context},
             # In a mixed step, a decode is one more token of the same matrix products.
-            "mixed": {**prompt, "decode_count": max(self.prompt_token, self.decode), **decode},
+            "mixed": {
+                **prompt,
+                "decode_count": max(prompt["prefill_tokens"], count),
+                **context,
+            },
         }
-        millis = {
-            kind: {name: 1e3 * value for name, value in of.items()} for kind, of in sets.items()
-        }
-        return {"_target_": "pagedsim.sim.cost.Fitted", "unit": "ms", **millis}
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What the search came to."""
 
     weights: Weights
@@ -203,25 +204,19 @@ class Pair:
         known = max(int((begun <= self.rules.known).sum()), self.rules.least)
         found = fitted(first, min(known, len(self.first)), FIT, self.rules.moves)
         weights = found.weights
-        other = self._served(self.other, self.policy, weights)
-        measured = ClientService(self.other, self.other.latencies)
-        pace = measured.tpot / other.tpot
+        measured = [ClientService(log, log.latencies) for log in (self.first, self.other)]
+        ours, other = (
+            self._served(self.first, "fcfs", weights),
+            self._served(self.other, self.policy, weights),
+        )
+        pace = measured[1].tpot / other.tpot
+        more = {name: self._served(self.other, name, weights) for name in self.more}
         return Paired(
             self.name,
             first.facts,
             found,
-            Side(
-                "fcfs",
-                ClientService(self.first, self.first.latencies),
-                self._served(self.first, "fcfs", weights),
-            ),
-            Side(
-                self.policy,
-                measured,
-                other,
-                self._elsewise(weights, pace),
-                {name: self._served(self.other, name, weights) for name in self.more},
-            ),
+            Side("fcfs", measured[0], ours),
+            Side(self.policy, measured[1], other, self._elsewise(weights, pace), more),
             pace,
         )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from experiments.fidelity.calibrate import scored
+from experiments.papers.panels import Panel, Points, draw_panels
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs import report
 from pagedsim.fidelity.logs.consistency_checks import Course, signs
@@ -18,42 +19,36 @@ from pagedsim.fidelity.logs.log import read_log
 from pagedsim.fidelity.logs.score import score
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
 from pagedsim.report.figures import FigureSpec
-from pagedsim.report.style import INK, key, margins, new_figure, tidy
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-LINES = {
+QUANTITIES = {
     "running": "requests that run",
     "waiting": "requests that wait",
     "kv": "KV memory, %",
+    "ttft": "TTFT, s",
+    "e2e": "E2E, s",
 }
-DOTS = {"ttft": "TTFT, s", "e2e": "E2E, s"}
-HUES = {"measured": INK, "simulated": "#d55e00"}
+DRAWN = 80
+"""Measured values that are drawn of each."""
 
 
-def draw(found: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """One panel per quantity."""
-    figure = new_figure(7.2)
-    panels = figure.subplots(3, 2, squeeze=False)
-    for axes, (name, said) in zip(panels.flat, LINES.items(), strict=False):
-        for kind, of in found.items():
-            dashes = "-" if kind == "measured" else "--"
-            axes.plot(of["times"], of[name], color=HUES[kind], ls=dashes, lw=1.2)
-        tidy(axes, x="seconds", y=said)
-    for axes, (name, said) in zip(list(panels.flat)[len(LINES) :], DOTS.items(), strict=False):
-        for kind, of in found.items():
-            mark = "o" if kind == "measured" else "x"
-            axes.plot(of["arrived"], of[name], mark, color=HUES[kind], ms=3, mew=0.8, alpha=0.7)
-        tidy(axes, x="arrival, s", y=said)
-    panels.flat[-1].set_visible(False)
-    margins(figure, top=0.5)
-    figure.subplots_adjust(hspace=0.5, wspace=0.3)
-    key(figure, dict(HUES))
-    return figure
+def panels(found: Mapping[str, Mapping[str, Any]]) -> list[list[Panel]]:
+    """One panel per quantity, two in a row."""
+
+    def line(kind: str, name: str, every: int = 1) -> Points:
+        latency = name in ("ttft", "e2e")
+        times = found[kind]["arrived" if latency else "times"]
+        return times[::every], found[kind][name][::every]
+
+    made = []
+    for name, y in QUANTITIES.items():
+        every = max(len(found["measured"][name]) // DRAWN, 1)
+        lines = {"simulated": line("simulated", name)}
+        dots = {"simulated": line("measured", name, every)}
+        made.append(Panel(lines=lines, published=dots, x="seconds", y=y))
+    return [made[at : at + 2] for at in range(0, len(made), 2)]
 
 
 WARM = "all but the cold"
@@ -123,10 +118,10 @@ class Predict(Study):
             drawings={
                 "over_time": FigureSpec(
                     "Measured and simulated over time",
-                    "Lines are what the log's requests say of their server, dashes the same of the "
-                    "simulated one: requests in memory, and by their lengths its utilisation. "
+                    "Circles are what the log's requests say of their server, lines the same of "
+                    "the simulated one: requests in memory, and by their lengths its utilisation. "
                     "Latencies stand where their request came.",
-                    partial(draw, drawn),
+                    partial(draw_panels, panels(drawn)),
                 )
             },
             table=report.table(scores),

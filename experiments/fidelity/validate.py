@@ -441,27 +441,25 @@ def _rows(changes: Changes, found: Mapping[str, Any]) -> list[dict[str, Any]]:
         row |= {"load": name}
         for key in JUDGED:
             metric = regime["metrics"][key]
-            row |= {f"{key}_error": metric["error"], f"{key}_spread": metric["spread"]}
-            row |= {f"{key}_at_pace": metric["at_pace"]}
+            row |= {f"{key}_{name}": metric[name] for name in ("error", "spread", "at_pace")}
             row |= {f"{key}_verdict": regime["verdicts"][key]}
         metric = regime["metrics"]["preemptions"]
-        row |= {"preemptions_engine": metric["engine"]}
-        rows.append(row | {"preemptions_simulator": metric["simulator"]})
+        row |= {f"preemptions_{side}": metric[side] for side in ("engine", "simulator")}
+        rows.append(row)
     return rows
 
 
 def _listing(rows: Sequence[Mapping[str, Any]]) -> Listing:
     """The errors of what is judged; a star where one is beyond tolerance and spread."""
     settings = list(rows[0])[: list(rows[0]).index("load") + 1]
-    head = [key.rpartition(".")[2] for key in settings]
-    head += [*map(label_of, JUDGED), "preemptions: engine, simulator"]
-    cells = []
+    lines = []
     for row in rows:
-        errors = [
-            signed(row[f"{key}_error"]) + "*" * (row[f"{key}_verdict"] == "beyond")
-            for key in JUDGED
-        ]
-        preempted = f"{row['preemptions_engine']:,.0f}, {row['preemptions_simulator']:,.0f}"
-        cells.append([*(str(row[key]) for key in settings), *errors, preempted])
+        line = {key: str(row[key]) for key in settings}
+        for key in JUDGED:
+            star = "*" * (row[f"{key}_verdict"] == "beyond")
+            line[label_of(key)] = signed(row[f"{key}_error"]) + star
+        both = row["preemptions_engine"], row["preemptions_simulator"]
+        line["preemptions: engine, simulator"] = ", ".join(f"{count:,.0f}" for count in both)
+        lines.append(line)
     note = "* beyond the tolerance and twice the spread"
-    return Listing("Errors of the simulator", head, cells, note)
+    return Listing.of("Errors of the simulator", lines, note)

@@ -55,13 +55,14 @@ class Error(NamedTuple):
 
     def content(self) -> dict[str, Any]:
         """For a file: one level of names."""
-        spreads = {
-            f"{of}_{name}": value
-            for of, spread in (("measured", self.measured), ("predicted", self.predicted))
-            for name, value in spread._asdict().items()
+        found = self._asdict()
+        measured, predicted, off = (found.pop(name) for name in ("measured", "predicted", "off"))
+        return {
+            **{f"measured_{name}": value for name, value in measured._asdict().items()},
+            **{f"predicted_{name}": value for name, value in predicted._asdict().items()},
+            **off._asdict(),
+            **found,
         }
-        each = {name: getattr(self, name) for name in ("bias", "each", "half", "correlation")}
-        return spreads | self.off._asdict() | each
 
 
 class Worst(NamedTuple):
@@ -165,18 +166,10 @@ def _error(metric: str, here: Column, there: Column) -> Error:
     varies = here.std() > 0 and there.std() > 0
     correlation = float(np.corrcoef(here, there)[0, 1]) if varies else math.nan
     waited = here > least
-    each = there[waited] / here[waited] - 1
-    if not len(each):
-        return Error(measured, predicted, off, math.nan, math.nan, math.nan, correlation)
-    return Error(
-        measured,
-        predicted,
-        off,
-        float(each.mean()),
-        float(np.abs(each).mean()),
-        float(np.median(np.abs(each))),
-        correlation,
-    )
+    each = there[waited] / here[waited] - 1 if waited.any() else np.array([math.nan])
+    size = np.abs(each)
+    means = float(each.mean()), float(size.mean()), float(np.median(size))
+    return Error(measured, predicted, off, *means, correlation)
 
 
 # -- clients ---------------------------------------------------------------------------------------
