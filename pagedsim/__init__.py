@@ -1,6 +1,72 @@
 """pagedsim: one scheduler for LLM serving, driven by a simulator and by a GPU engine.
 
-Importing this package imports nothing else; take what you need from its subpackages.
+`import pagedsim as ps` gives experiments (`ps.simulate`, `ps.compare`, …), their settings
+(`ps.option`, `ps.synthetic`, `ps.trace`) and the bases of components (`ps.Policy`, …). Each name is
+imported when it is first used, so that importing this package imports nothing else.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagedsim.api import (
+        Option,
+        Plot,
+        Result,
+        capacity,
+        compare,
+        estimate,
+        experiment,
+        option,
+        simulate,
+        sweep,
+        synthetic,
+        trace,
+    )
+    from pagedsim.core import Batching, Memory, Policy, Preemption
+    from pagedsim.engine.llm import LLM
+    from pagedsim.sim.cost import CostModel
+    from policies.routing.router import Router
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "Batching",
+    "CostModel",
+    "Memory",
+    "Option",
+    "Plot",
+    "Policy",
+    "Preemption",
+    "Result",
+    "Router",
+    "capacity",
+    "compare",
+    "estimate",
+    "experiment",
+    "option",
+    "simulate",
+    "sweep",
+    "synthetic",
+    "trace",
+]
+_ELSEWHERE = {
+    **dict.fromkeys(("Batching", "Memory", "Policy", "Preemption"), "pagedsim.core"),
+    "CostModel": "pagedsim.sim.cost",
+    "LLM": "pagedsim.engine.llm",
+    "Router": "policies.routing.router",
+}
+"""The modules of the names that are not in `pagedsim.api`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return import_module(f"{__name__}.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'pagedsim' has no attribute {name!r}")
+    return getattr(import_module(_ELSEWHERE.get(name, "pagedsim.api")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "testing"})

@@ -184,3 +184,30 @@ def hint(word: str, special: bool = False) -> str:
     if special:
         return "; a text with special signs takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'"
     return ""
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def text_of(value: Any) -> str:
+    """A plain value as `parse` reads it; keys of mappings are texts and keep their plain signs."""
+    if hasattr(value, "item"):  # a number of NumPy's
+        value = value.item()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(text_of, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_key(str(key))}: {text_of(one)}' for key, one in value.items())}}}"
+    text = str(value)
+    if re.fullmatch(r"[\w./:+-]+", text, re.ASCII) and _primitive(text) == text:
+        return text
+    escaped = re.sub(r'(\\*)("|$)', lambda one: 2 * one[1] + one[2].replace('"', '\\"'), text)
+    return f'"{escaped}"'
+
+
+def _key(text: str) -> str:
+    plain = "".join(sign if _PLAIN.match(sign) else "_" for sign in text)
+    return f"_{plain}" if _primitive(plain) != plain or not plain.strip() else plain

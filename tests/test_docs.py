@@ -9,6 +9,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -369,6 +370,19 @@ def test_the_batching_of_its_page_runs_and_states_truly_what_it_depends_on(
     kind = importlib.import_module("page_batching").Iterations
     assert kind.admission_changes == "never"
     check_batching(kind, swaps=False, cases=40)
+
+
+def test_the_script_of_the_page_from_python_runs(tmp_path: Path) -> None:
+    marked = re.search(
+        r"<!-- test:script -->\n```python\n(.*?)^```", PAGES["docs/python.md"], re.S | re.M
+    )
+    assert marked
+    (tmp_path / "script.py").write_text(marked[1].replace("2000", "100"), encoding="utf-8")
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "" and "shortest" in done.stdout
+    assert {one.name for one in tmp_path.iterdir()} == {"script.py", "latency.pdf", "out"}
+    assert (tmp_path / "out" / "report.html").is_file()
 
 
 # -- the README's promises, tried: its policy does what it says, and it stays short ----------------

@@ -89,6 +89,10 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
         ("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.kernels"),
         all_but(*STUDY),
     ),
+    "pagedsim.api": (
+        tuple(f"pagedsim.{room}" for room in ("core", "metrics", "overrides", "report", "run")),
+        only("matplotlib", "numpy", "pyarrow", "rich"),
+    ),
     "pagedsim.testing": (
         ("pagedsim.core", "pagedsim.build", "pagedsim.sim", "pagedsim.metrics"),
         only("pyarrow"),

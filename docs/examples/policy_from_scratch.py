@@ -10,20 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
-
-from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Event, Left, Policy, Request, ServerState
-from pagedsim.metrics.recorder import Recorder
-from pagedsim.metrics.summary import summarise
-from pagedsim.sim.cost import Roofline
-from pagedsim.sim.replica import Replica
-from pagedsim.sim.simulate import simulate
-from pagedsim.workload import Workload, synthetic
+import pagedsim as ps
+from pagedsim.core import Event, Left, Request, ServerState
 
 
-class LeastServed(Policy):
+class LeastServed(ps.Policy):
     """The client whose finished requests took the fewest tokens goes first."""
 
     rank_changes = "always"  # what a client has had changes while its requests wait
@@ -39,25 +30,18 @@ class LeastServed(Policy):
             self.tokens[event.request.client] += event.request.prompt_len + event.request.generated
 
 
-def serve(policy: str | Policy, workload: Workload) -> dict[str, float]:
-    """Mean time to first token of each client, in seconds."""
-    llama = instantiate(OmegaConf.load("conf/model/llama-2-7b.yaml"))
-    a100 = instantiate(OmegaConf.load("conf/hardware/a100-80gb.yaml"))
-    scheduler = make_scheduler(memory=make_memory(blocks=2000), policy=policy, max_seqs=16)
-    recorder = Recorder()
-    simulate(scheduler, workload, Roofline(Replica(llama, a100)), recorder)
-    requests, steps = recorder.requests_table(), recorder.steps_table()
-    summary = summarise(requests, steps, total_blocks=2000, block_size=16, max_seqs=16)
-    return {client: own["ttft_mean"] for client, own in summary["clients"].items()}
-
-
 def main() -> None:
-    """Print a line for each policy."""
+    """Print the mean time to first token of each client, a line for each policy."""
     clients = {"heavy": 0.9, "light": 0.1}  # nine of ten requests are of one client
-    workload = synthetic(requests=300, rate=10, max_len=2048, client=clients)
-    for name, policy in (("fcfs", "fcfs"), ("least served", LeastServed())):
-        ttft = serve(policy, workload)
-        print(f"{name:12}  " + ", ".join(f"{who}: {ttft[who]:.2f} s" for who in sorted(ttft)))
+    result = ps.compare(
+        {"memory.blocks": 2000, "server.max_seqs": 16},
+        policy={"fcfs": "fcfs", "least served": LeastServed()},
+        workload=ps.synthetic(requests=300, rate=10, client=clients),
+        seeds=1,
+    )
+    for run in result.runs:
+        ttft = {client: own["ttft_mean"] for client, own in run.summary["clients"].items()}
+        print(f"{run.arm:12}  " + ", ".join(f"{name}: {ttft[name]:.2f} s" for name in sorted(ttft)))
 
 
 if __name__ == "__main__":

@@ -1,36 +1,22 @@
-"""Reading steps.parquet: what a run did, step by step, as columns.
+"""Reading the table of steps: what a run did, step by step, as columns.
 
-Every run of a study leaves this table. Each row is a step: its times, its work, the queues and the
-memory. Without a folder, a short run is made first.
+Each row is a step: its times, its work, the queues and the memory. A command leaves the same table
+in outputs/<date>/<time>-<experiment>/runs/<arm>/seed-<n>/steps.parquet.
 
-    python docs/examples/read_steps.py [outputs/<date>/<time>-<experiment>/runs/<arm>/seed-<n>]
+    python docs/examples/read_steps.py
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+
+import pagedsim as ps
 
 
-def made(folder: Path) -> Path:
-    """A short run whose memory does not suffice."""
-    words = [
-        *("experiment=single", "seeds=1", "workload.requests=200", "workload.rate=10"),
-        *("memory.blocks=600", "tracking=none", "report=false", f"hydra.run.dir={folder}"),
-    ]
-    command = [sys.executable, "-m", "pagedsim", *words]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return folder / "runs" / "run" / "seed-0"
-
-
-def main(run: Path) -> None:
-    """Print what the columns come down to."""
-    steps = pq.read_table(run / "steps.parquet")
+def main() -> None:
+    """Print what the columns of a run whose memory does not suffice come down to."""
+    workload = ps.synthetic(requests=200, rate=10)
+    steps = ps.simulate({"memory.blocks": 600}, workload=workload, seeds=1).steps
     print("columns:", ", ".join(steps.column_names))
     seconds = pc.subtract(steps["end"], steps["start"])
     prefills = pc.greater(steps["prefill_tokens"], 0)
@@ -41,5 +27,4 @@ def main(run: Path) -> None:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as folder:
-        main(Path(sys.argv[1]) if len(sys.argv) > 1 else made(Path(folder) / "run"))
+    main()

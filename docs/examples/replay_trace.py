@@ -12,16 +12,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
-
-from pagedsim.build import make_memory, make_scheduler
-from pagedsim.metrics.recorder import Recorder
-from pagedsim.metrics.summary import summarise
-from pagedsim.sim.cost import Roofline
-from pagedsim.sim.replica import Replica
-from pagedsim.sim.simulate import simulate
-from pagedsim.workload import trace
+import pagedsim as ps
 
 
 def made_up(path: Path) -> Path:
@@ -34,21 +25,11 @@ def made_up(path: Path) -> Path:
 
 def main(path: Path) -> None:
     """Print a line for each speed."""
-    replica = Replica(
-        instantiate(OmegaConf.load("conf/model/llama-2-7b.yaml")),
-        instantiate(OmegaConf.load("conf/hardware/a100-80gb.yaml")),
-    )
-    for faster in (1, 2):
-        workload = trace(path=str(path), rate_scale=faster)
-        scheduler = make_scheduler(memory=make_memory(blocks=2000))
-        recorder = Recorder()
-        simulate(scheduler, workload, Roofline(replica), recorder)
-        requests, steps = recorder.requests_table(), recorder.steps_table()
-        found = summarise(requests, steps, total_blocks=2000, block_size=16, max_seqs=256)
-        print(
-            f"{faster} × the trace's rate: {len(workload)} requests, TTFT P99 "
-            f"{found['ttft_p99'] * 1e3:,.0f} ms, makespan {found['makespan']:.0f} s"
-        )
+    speeds = {"the trace's rate": 1, "twice as fast": 2}
+    workload = {name: ps.trace(path, rate_scale=faster) for name, faster in speeds.items()}
+    for run in ps.compare({"memory.blocks": 2000}, workload=workload).runs:
+        ttft, makespan = 1e3 * run.summary["ttft_p99"], run.summary["makespan"]
+        print(f"{run.arm:16}  TTFT P99 {ttft:7,.0f} ms, makespan {makespan:.0f} s")
 
 
 if __name__ == "__main__":

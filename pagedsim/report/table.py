@@ -181,25 +181,27 @@ COLUMNS = (
 )
 
 
+Columns = tuple[Sequence[str], list[list[Any]]]
+"""The names of columns, and the rows; None for missing and NaN values."""
+
+
 def comparison_rows(study: Arms) -> list[list[Any]]:
-    """One row per arm, metric and client, against the baseline; None for unknown values."""
+    """One row per arm, metric and client, against the baseline."""
     return [
         [
             *(one.client or "all", one.key, one.arm, one.baseline, one.seeds),
-            *map(_number, (one.ours, one.theirs, *one.difference, *one.ratio)),
+            *map(_known, (one.ours, one.theirs, *one.difference, *one.ratio)),
             one.sure,
         ]
         for one in compare(study)
     ]
 
 
-def write_comparison(study: Arms, path: Path) -> None:
-    """Write the rows as CSV; for a single arm, its metrics."""
+def comparison_of(study: Arms) -> Columns:
+    """A row per arm, metric and client, against the baseline; of a single arm, its metrics."""
     if len(study.arms) == 1:
-        write_rows(_alone(study), path)
-        return
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *comparison_rows(study)])
+        return columns_of(_alone(study))
+    return COLUMNS, comparison_rows(study)
 
 
 def _alone(study: Arms) -> list[dict[str, object]]:
@@ -213,15 +215,8 @@ def _alone(study: Arms) -> list[dict[str, object]]:
     return rows
 
 
-def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Write rows as CSV; missing and NaN values are empty."""
-    columns, cells = columns_of(rows)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([columns, *cells])
-
-
-def columns_of(rows: Sequence[Mapping[str, object]]) -> tuple[list[str], list[list[object]]]:
-    """The union of the rows' names, and the values of each row; None for missing and NaN values."""
+def columns_of(rows: Sequence[Mapping[str, object]]) -> Columns:
+    """The union of the rows' names, and the values of each row."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return columns, [[_known(row.get(name)) for name in columns] for row in rows]
 
@@ -230,5 +225,8 @@ def _known(value: object) -> object:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+def write_columns(table: Columns, path: Path) -> None:
+    """Write as CSV; missing values are empty."""
+    columns, rows = table
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
 from pagedsim.options import Composed, Options
+from pagedsim.overrides import text_of
 from pagedsim.run.backend import POOL_CONFIG, REPLICA_KEYS, Settings
 from pagedsim.run.job import Job
 from pagedsim.run.objects import flat
@@ -56,11 +57,21 @@ class Command:
 
     @classmethod
     def of(
-        cls, words: Sequence[str], folder: Path, options: Options | None = None, root: str = ROOT
+        cls,
+        words: Sequence[str],
+        folder: Path,
+        options: Options | None = None,
+        root: str = ROOT,
+        arms: Mapping[str, Sequence[str]] | None = None,
     ) -> Command:
-        """What these words mean; raises ConfigError for what cannot be composed."""
+        """What these words mean, with the arms of a script; raises ConfigError for what cannot be
+        composed."""
+        if arms is not None:  # under names that can be typed
+            words = [*words, f"study.arms={text_of(dict(arms))}"]
         made = Composition(words, options, root)
         plain = cast(Settings, OmegaConf.to_container(made.of(()), resolve=True))
+        if arms is not None:
+            plain["study"]["arms"] = dict(arms)
         return cls(words, plain, folder, str(made.choices.get("experiment") or "study"), made)
 
     @property

@@ -11,8 +11,9 @@ from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report import show, write
+from pagedsim.report.figures import FigureSpec
 from pagedsim.report.replicas import replica_listings
-from pagedsim.report.table import write_comparison, write_rows
+from pagedsim.report.table import Columns, columns_of, comparison_of, write_columns
 from pagedsim.report.timeline import write_timeline
 from pagedsim.run.job import Failure
 from pagedsim.run.runs import Runs, changed_note, goes_on
@@ -31,9 +32,38 @@ class Published:
     result: Result
     arms: Arms | None
     """The runs side by side; None where their tables are not kept, or there are none."""
-    wrong: Mapping[str, Failure]
-    """What makes the command fail."""
+    reading: Analysis
     block_sizes: BlockSizes
+
+    @property
+    def wrong(self) -> Mapping[str, Failure]:
+        """What makes the command fail."""
+        return self.reading.wrong
+
+    @property
+    def drawings(self) -> Mapping[str, FigureSpec]:
+        """The figures, by name."""
+        return self.reading.drawings
+
+    @property
+    def compared(self) -> Arms | None:
+        """The runs side by side, where that is the main result."""
+        return self.arms if self.reading.compares else None
+
+    def comparison(self) -> Columns:
+        """Columns and rows of comparison.csv; both empty where there is nothing to compare."""
+        if self.reading.table is not None:
+            return columns_of(self.reading.table)
+        if self.arms is not None and keys_of(self.arms.metrics):
+            return comparison_of(self.arms)
+        return [], []
+
+    def write_report(self, folder: Path) -> Path:
+        """Write plots, report.html and the timeline; returns the path of the report."""
+        report = write(self.result, self.drawings, folder, self.compared)
+        if self.arms is not None:
+            write_timeline(self.arms, folder / TIMELINE)
+        return report
 
 
 def publish(study: Study, runs: Runs) -> Published | None:
@@ -45,20 +75,19 @@ def publish(study: Study, runs: Runs) -> Published | None:
             return None
         arms = arms_of(study, runs) if study.keeps_tables and runs.finished else None
         result = _result(study, runs, reading, arms)
+        sizes = _block_sizes(runs.finished.values())
+        found = Published(result, arms, reading, sizes)
         _say_before(runs)
         _clear(folder)
         if not runs.quiet:
             unsaid = [line for line in result.notes if line not in runs.noted]
-            show(replace(result, notes=unsaid), arms if reading.compares else None)
-        drawings = reading.drawings if runs.config["report"] else None
-        pictures = reading.headline if reading.headline is not None else list(drawings or ())
+            show(replace(result, notes=unsaid), found.compared)
+        drawn = list(reading.drawings) if runs.config["report"] else []
+        pictures = reading.headline if reading.headline is not None else drawn
         write_json(folder / RESULT, result.record(pictures))
-        _write_table(reading, arms, folder)
-        report = None
-        if drawings is not None:
-            report = write(result, drawings, folder, arms if reading.compares else None)
-            if arms is not None:
-                write_timeline(arms, folder / TIMELINE)
+        if (table := found.comparison())[0]:
+            write_columns(table, folder / COMPARISON)
+        report = found.write_report(folder) if runs.config["report"] else None
         tracked = _track(study, runs, result, reading, arms)
     except KeyboardInterrupt:
         if not study.asks:
@@ -69,7 +98,7 @@ def publish(study: Study, runs: Runs) -> Published | None:
         _say_where(runs, reading, report, arms, tracked)
     if tracked.failure is not None:
         raise tracked.failure
-    return Published(result, arms, reading.wrong, _block_sizes(runs.finished.values()))
+    return found
 
 
 def arms_of(study: Study, runs: Runs) -> Arms:
@@ -205,13 +234,6 @@ def _say_before(runs: Runs) -> None:
         runs.say("note: under every seed the workload is the same, so each arm is run once")
     if runs.changed:
         runs.say(f"note: {changed_note(runs.changed)}")
-
-
-def _write_table(reading: Analysis, arms: Arms | None, folder: Path) -> None:
-    if reading.table is not None:
-        write_rows(reading.table, folder / COMPARISON)
-    elif arms is not None and keys_of(arms.metrics):
-        write_comparison(arms, folder / COMPARISON)
 
 
 def _track(

@@ -37,10 +37,14 @@ def begun(
     folder: Path,
     options: Options | None = None,
     root: str = ROOT,
+    arms: Mapping[str, Sequence[str]] | None = None,
     quiet: bool = False,
 ) -> Execution:
-    """The study that these words describe; raises ConfigError for what is wrong with it."""
-    command = Command.of(words, folder, options, root)
+    """The study that these words describe; raises ConfigError for what is wrong with it.
+
+    `arms` are the overrides of each arm by any name; without them, those of the words.
+    """
+    command = Command.of(words, folder, options, root, arms)
     check_base(command)
     study: Study = make("study", command.config["study"], Study)
     for missing in _missing(command.config):

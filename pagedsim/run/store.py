@@ -11,14 +11,17 @@ import ast
 import hashlib
 import json
 import shutil
+import sys
 import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
+from inspect import getsource
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pagedsim
 from pagedsim.metrics.arms import Run
@@ -120,9 +123,9 @@ def recipe(job: Job) -> Recipe:
 
 
 def _paths(config: Any) -> Iterator[str]:
-    """Where its classes are: what a policy stands around may be named by its path alone."""
+    """Where its classes are: a memory, and what a policy wraps, may be named by the path alone."""
     yield from _named(config, "_target_")
-    yield from (of for of in _named(config, "of") if "." in of)
+    yield from (path for path in _named(config, "of", "kind") if "." in path)
 
 
 def _named(value: Any, *keys: str) -> Iterator[str]:
@@ -177,6 +180,8 @@ def of_target(path: str) -> str | None:
 
     None where all of it is ours, or where there is no such module.
     """
+    if path.startswith("__main__.") and _source("__main__") is None:
+        return _of_notebook(path.rpartition(".")[2])
     files: dict[str, Path] = {}
     parts = path.split(".")
     for cut in range(len(parts) - 1, 0, -1):
@@ -185,6 +190,15 @@ def of_target(path: str) -> str | None:
             _follow(module, parts[0], files)
             break
     return _digest(files.values()) if files else None
+
+
+def _of_notebook(name: str) -> str:
+    """A digest of a class that has no file; where its source is unknown, one that never repeats."""
+    try:
+        source = getsource(vars(sys.modules["__main__"])[name])
+    except (OSError, TypeError, KeyError):
+        source = uuid4().hex
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def _digest(files: Iterable[Path]) -> str:
@@ -256,6 +270,9 @@ def _is_library(package: str) -> bool:
 
 def _source(module: str) -> Path | None:
     """Where a module's source lies; None where there is none."""
+    if module == "__main__":  # a script, whose module has no spec
+        file = getattr(sys.modules[module], "__file__", None)
+        return Path(file) if file else None
     spec = _spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None

@@ -18,7 +18,7 @@ from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.files import SUMMARY
 from pagedsim.metrics.metric import LESS, MORE, Metrics
 from pagedsim.metrics.tables import Floats, RequestGroup, Requests, RunTables, StepPart
-from pagedsim.report.table import COLUMNS, sections, write_comparison, write_rows
+from pagedsim.report.table import COLUMNS, columns_of, comparison_of, sections, write_columns
 from tests.metrics.tables import result_of, study_of, with_rejected
 
 
@@ -76,7 +76,7 @@ def test_what_is_best_is_marked_and_the_change_judged(tmp_path: Path) -> None:
 
 def test_every_comparison_is_a_row(tmp_path: Path) -> None:
     study = study_of(tmp_path)
-    write_comparison(study, tmp_path / "comparison.csv")
+    write_columns(comparison_of(study), tmp_path / "comparison.csv")
     with (tmp_path / "comparison.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     assert header == list(COLUMNS)
@@ -97,7 +97,7 @@ def test_rows_of_any_kind_are_written_and_what_is_not_known_is_empty(tmp_path: P
         {"arm": "a", "rate": 2.5},
         {"arm": "b, c", "rate": float("nan"), "binds": "ttft"},
     ]
-    write_rows(rows, tmp_path / "rows.csv")
+    write_columns(columns_of(rows), tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
             ["arm", "rate", "binds"],
@@ -147,7 +147,7 @@ def test_a_new_metric_is_found_everywhere(tmp_path: Path) -> None:
     study.metrics = ("answer_time", "long_answers", "queue_mean")
     result = result_of(study)
     page = report.write(result, {}, study.folder, study).read_text(encoding="utf-8")
-    write_comparison(study, tmp_path / "comparison.csv")
+    write_columns(comparison_of(study), tmp_path / "comparison.csv")
     printed = io.StringIO()
     report.show(result, study, Console(file=printed, width=120))
 

@@ -1,0 +1,391 @@
+"""Experiments from Python: `import pagedsim as ps`, then `ps.simulate`, `ps.compare` and others.
+
+Keyword arguments are the settings of the command line. A value is plain, an `option(...)` with
+settings of its own, an object or a class (of policies, batchings, cost models, routers, …), or, for
+`compare` and `capacity`, a mapping of arms to such values. Each call does what the command does:
+the same checks, processes and files.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import unknown
+from pagedsim.overrides import text_of
+from pagedsim.report.table import columns_of
+from pagedsim.run.folder import claimed
+from pagedsim.run.runner import begun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from matplotlib.figure import Figure
+
+    from pagedsim.metrics.arms import Run
+    from pagedsim.run.publish import Published
+
+_OF_THE_STUDY = ("title", "question", "metrics", "baseline")
+_ALIASES = {"gpu": "hardware", **{name: f"study.{name}" for name in _OF_THE_STUDY}}
+"""Keywords that are not the names of settings."""
+_SECTIONS = ("server", "slo", "qoe")
+"""Keys whose mappings are settings, not arms."""
+_LARGEST = 100_000
+"""Characters of a pickled object in a setting."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a group, with changed settings."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+def option(name: str, /, **settings: Any) -> Option:
+    """An option of a group with some of its settings, such as `option("prefix", block_size=32)`."""
+    return Option(name, settings)
+
+
+def synthetic(lengths: str | Mapping[str, Any] = "sharegpt", /, **settings: Any) -> Option:
+    """Generated requests: `synthetic(rate=8, requests=2000)`.
+
+    `lengths` is a shape of lengths or a mapping with `shape` and its settings; `settings` are those
+    of `workload=sharegpt`.
+    """
+    shape = {"shape": lengths} if isinstance(lengths, str) else lengths
+    return Option("sharegpt", {**settings, "lengths": shape})
+
+
+def trace(path: str | Path, /, **settings: Any) -> Option:
+    """The requests of a file; `settings` are those of `workload=trace`."""
+    return Option("trace", {"path": path, **settings})
+
+
+# -- settings as the words of a command ------------------------------------------------------------
+
+
+def words_of(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
+    """The overrides that settings stand for, and those of each arm (none: no setting has arms)."""
+    words: list[str] = []
+    varied: list[list[tuple[str, list[str]]]] = []
+    for key, value in _leaves(settings):
+        if isinstance(value, Mapping):
+            if not value:
+                raise ConfigError(f"{key}={{}}: must have at least one arm")
+            varied.append([(str(arm), _changes(key, one)) for arm, one in value.items()])
+        else:
+            words += _changes(key, value)
+    arms: dict[str, list[str]] = {}
+    for some in product(*varied) if varied else ():
+        arms[", ".join(name for name, _ in some)] = [word for _, more in some for word in more]
+    return words, arms
+
+
+def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        key = f"{above}{_ALIASES.get(name, name)}"
+        if key in _SECTIONS and isinstance(value, Mapping):
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _changes(key: str, value: Any) -> list[str]:
+    """The overrides that give a setting a value."""
+    if isinstance(value, Option):
+        own = [(f"{key}.{name}", one) for name, one in value.settings.items()]
+        return [f"{key}={value.name}", *(f"++{name}={text_of(one)}" for name, one in own)]
+    if isinstance(value, type):
+        return [f"{key}._target_={_path_of(key, value)}"]
+    if _is_plain(value):
+        return [f"{key}={text_of(value)}"]
+    packed = base64.urlsafe_b64encode(_pickled(key, value)).decode().rstrip("=")
+    if len(packed) > _LARGEST:
+        raise ConfigError(
+            f"{key}: {type(value).__name__} has {len(packed):,} bytes: must have at most "
+            f"{_LARGEST:,}; give its class, or a file"
+        )
+    return [
+        f"{key}._target_=pagedsim.run.objects.unpickled",
+        f"++{key}.kind={_path_of(key, type(value))}",
+        f"++{key}.pickle='{packed}'",
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, str | bool | int | float | Path | np.generic)
+
+
+def _path_of(key: str, kind: type) -> str:
+    if "<locals>" in kind.__qualname__:
+        raise ConfigError(
+            f"{key}: {kind.__qualname__}: must be defined at the top level of a module, so that "
+            "processes find it"
+        )
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _pickled(key: str, value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:  # whatever its class raises
+        raise ConfigError(
+            f"{key}: {type(value).__name__} cannot be sent to processes: {error}"
+        ) from error
+
+
+# -- experiments -----------------------------------------------------------------------------------
+
+
+_NONE: Mapping[str, Any] = {}
+Folder = str | Path | None
+
+
+def experiment(
+    name: str, settings: Mapping[str, Any] = _NONE, /, *, folder: Folder = None, **more: Any
+) -> Result:
+    """Run any experiment of the command line, by its name.
+
+    Settings with dotted names are given as a mapping, `{"memory.block_size": 32}`, the others as
+    keywords; those of a section also as `server={"max_seqs": 64}`. Runs are written to `folder`,
+    from which the same call goes on if it was interrupted; without one they are removed with the
+    result.
+    """
+    words, arms = words_of({**settings, **more})
+    return _executed([f"experiment={name}", *words], arms, folder)
+
+
+def simulate(
+    settings: Mapping[str, Any] = _NONE, /, *, folder: Folder = None, **more: Any
+) -> Result:
+    """One configuration, under `seeds` seeds."""
+    _refuse_arms("simulate", {**settings, **more})
+    return experiment("single", settings, folder=folder, **more)
+
+
+def compare(
+    settings: Mapping[str, Any] = _NONE, /, *, folder: Folder = None, **more: Any
+) -> Result:
+    """Compare arms on the same requests; the first is the baseline.
+
+    A setting that is a mapping has an arm for each of its values; of several such settings every
+    combination is an arm. `metrics` are the columns, `baseline` is another arm than the first.
+    """
+    if not any(isinstance(value, Mapping) for _, value in _leaves({**settings, **more})):
+        raise ConfigError(
+            "compare: needs a setting with arms, such as policy={'a': 'fcfs', 'b': 'sjf'}"
+        )
+    return experiment("compare", settings, folder=folder, **more)
+
+
+def sweep(
+    over: str,
+    values: Sequence[Any],
+    settings: Mapping[str, Any] = _NONE,
+    /,
+    *,
+    folder: Folder = None,
+    **more: Any,
+) -> Result:
+    """Compare the values of one setting: `sweep("memory.block_size", [8, 16, 32])`."""
+    _refuse_arms("sweep", {**settings, **more})
+    own = {"study.over": over, "study.values": list(values)}
+    return experiment("sweep", {**own, **settings}, folder=folder, **more)
+
+
+def capacity(
+    bounds: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] = _NONE,
+    /,
+    *,
+    folder: Folder = None,
+    **more: Any,
+) -> Result:
+    """The highest rate of arrivals at which each arm meets `bounds` of latencies, in seconds.
+
+    `capacity({"ttft_p99": 2.0}, policy={...})`; without arms, of the configuration alone.
+    """
+    words, arms = words_of({**settings, **more})
+    words += [] if bounds is None else [f"study.bounds={text_of(bounds)}"]
+    return _executed(["experiment=capacity", *words], arms or {"run": []}, folder)
+
+
+def estimate(settings: Mapping[str, Any] = _NONE, /, **more: Any) -> Result:
+    """What fits on a GPU, how long steps take and what binds them, without a run.
+
+    `prompt` is the tokens of a context, `batch` the sequences that decode together.
+    """
+    _refuse_arms("estimate", {**settings, **more})
+    return experiment("estimate", settings, **more)
+
+
+def _refuse_arms(name: str, settings: Mapping[str, Any]) -> None:
+    for key, value in _leaves(settings):
+        if isinstance(value, Mapping):
+            raise ConfigError(
+                f"{key}: a mapping is of arms, which {name} does not have; settings of an option "
+                "are option('name', setting=value)"
+            )
+
+
+def _executed(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: Folder) -> Result:
+    if not any(word.startswith("tracking") for word in words):
+        words = [*words, "tracking=none"]
+    words = [*words, "report=false"]
+    if folder is None:
+        owned = TemporaryDirectory(prefix="pagedsim-")
+        return Result(_published(words, arms, Path(owned.name)), Path(owned.name), owned)
+    with claimed(Path(folder), own=True) as place:
+        return Result(_published(words, arms, place), place)
+
+
+def _published(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: Path) -> Published:
+    execution = begun(words, folder, arms=arms or None, quiet=True)
+    execution.execute()
+    assert execution.published is not None  # else it has raised
+    return execution.published
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+class Plot:
+    """A figure of a result; a notebook shows it."""
+
+    def __init__(self, figure: Figure, title: str, caption: str) -> None:
+        self.figure, self.title, self.caption = figure, title, caption
+
+    @cached_property
+    def svg(self) -> str:
+        """The figure as SVG."""
+        from io import StringIO
+
+        text = StringIO()
+        self.figure.savefig(text, format="svg")
+        return text.getvalue()
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure in the format of the file's suffix."""
+        self.figure.savefig(path)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+class Result:
+    """What an experiment found, its tables and its figures."""
+
+    def __init__(
+        self, published: Published, folder: Path, owned: TemporaryDirectory[str] | None = None
+    ) -> None:
+        """`owned` is a temporary folder, which lives as long as the result."""
+        self._published, self.folder, self._owned = published, folder, owned
+
+    @property
+    def finding(self) -> list[str]:
+        """Sentences, the most important first."""
+        return list(self._published.result.finding)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of the runs."""
+        return list(self._published.result.notes)
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """The numbers of the experiment, as in result.json."""
+        return self._published.result.data
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that are compared: arm, seed, configuration and summary of each."""
+        arms = self._published.arms
+        return list(arms.runs) if arms else []
+
+    def table(self) -> pa.Table:
+        """Every arm against the baseline: means over seeds, paired differences and ratios with
+        95 % confidence intervals. Of a single arm, its metrics; without runs, the numbers."""
+        import pyarrow as pa
+
+        columns, rows = self._published.comparison()
+        if not columns:
+            columns, rows = columns_of([row.record() for row in self._published.result.rows])
+        return pa.table({name: [row[at] for row in rows] for at, name in enumerate(columns)})
+
+    @cached_property
+    def requests(self) -> pa.Table:
+        """One row per request, of all runs, with `arm` and `seed`."""
+        return self._tables(lambda run: run.requests())
+
+    @cached_property
+    def steps(self) -> pa.Table:
+        """One row per step, of all runs, with `arm` and `seed`."""
+        return self._tables(lambda run: run.steps())
+
+    @cached_property
+    def events(self) -> pa.Table:
+        """One row per preemption, of all runs, with `arm` and `seed`."""
+        import pyarrow as pa
+
+        return self._tables(lambda run: pa.Table.from_pylist(run.preemptions()))
+
+    def _tables(self, read: Callable[[Run], pa.Table]) -> pa.Table:
+        import pyarrow as pa
+
+        if not self.runs:
+            raise ConfigError(f"{self._published.result.name}: keeps no tables of its runs")
+        each = []
+        for run in self.runs:
+            table = read(run)
+            seeds = pa.array([run.seed] * len(table), pa.int64())
+            arms = pa.array([run.arm] * len(table), pa.string())
+            each.append(table.add_column(0, "seed", seeds).add_column(0, "arm", arms))
+        return pa.concat_tables(each, promote_options="permissive")
+
+    @property
+    def plots(self) -> list[str]:
+        """The names of its figures."""
+        return list(self._published.drawings)
+
+    def plot(self, name: str) -> Plot:
+        """One of its figures."""
+        from pagedsim.report.style import drawing
+
+        if name not in self._published.drawings:
+            raise unknown("plot", name, self.plots)
+        spec = self._published.drawings[name]
+        with drawing():
+            return Plot(spec.draw(), spec.title, spec.caption)
+
+    def report(self, folder: str | Path) -> Path:
+        """Write all that the command leaves, with plots and report.html, whose path is returned."""
+        place = Path(folder)
+        if place.resolve() != self.folder.resolve():
+            copytree(self.folder, place, dirs_exist_ok=True)
+        return self._published.write_report(place)
+
+    def __repr__(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        from pagedsim.report import show
+
+        text = StringIO()
+        show(self._published.result, self._published.compared, Console(file=text, width=100))
+        return text.getvalue().strip()

@@ -1,0 +1,231 @@
+"""Experiments from Python: what the command does, with its checks and without Hydra."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pagedsim as ps
+from pagedsim.core import ConfigError, PagedsimError, Request, ServerState
+from pagedsim.core.policy import RankChanges
+from pagedsim.overrides import parse, text_of
+
+SMALL: dict[str, Any] = {
+    "workload": ps.synthetic(rate=4.0, requests=40),
+    "seeds": 2,
+    "jobs": 1,
+}
+
+
+class Longest(ps.Policy):
+    """Longest prompts first, scaled by its setting."""
+
+    rank_changes: RankChanges = "never"
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        return -self.factor * request.prompt_len
+
+
+def test_arms_are_names_objects_and_classes() -> None:
+    result = ps.compare(
+        policy={"fcfs": "fcfs", "object": Longest(2.0), "class": Longest},
+        metrics=["ttft", "e2e_p99"],
+        baseline="class",
+        gpu="h100",
+        model="llama-3.1-8b",
+        memory=ps.option("prefix", block_size=32),
+        server={"max_seqs": 2},
+        **SMALL,
+    )
+    assert [(run.arm, run.seed) for run in result.runs][::2] == [
+        ("fcfs", 0),
+        ("object", 0),
+        ("class", 0),
+    ]
+    table = result.table().to_pydict()
+    assert set(table["baseline"]) == {"class"} and set(table["metric"]) >= {"ttft_mean", "e2e_p99"}
+    same = [d for arm, d in zip(table["arm"], table["difference"], strict=True) if arm == "object"]
+    other = [d for arm, d in zip(table["arm"], table["difference"], strict=True) if arm == "fcfs"]
+    assert not any(same) and any(other)
+    config = result.runs[0].config
+    assert config["memory"]["block_size"] == 32 and config["hardware"]["name"] == "h100"
+    assert config["server"]["max_seqs"] == 2
+    assert result.requests.num_rows == 3 * 2 * 40
+    assert result.steps.column_names[:3] == ["arm", "seed", "start"]
+    assert "fcfs" in repr(result) and result.finding[0] in repr(result)
+
+
+def test_the_result_is_that_of_the_command(tmp_path: Path, call: Callable[..., Any]) -> None:
+    result = ps.simulate(folder=tmp_path / "script", policy="priority", **SMALL)
+    words = ("workload=sharegpt", "workload.rate=4", "workload.requests=40", "seeds=2", "jobs=1")
+    code, _, errors = call(
+        *("experiment=single", "policy=priority", *words, "tracking=none", "report=false"),
+        f"hydra.run.dir={tmp_path}/command",
+    )
+    assert (code, errors) == (0, "")
+    for name in ("comparison.csv", "runs/run/seed-1/requests.parquet"):
+        assert (tmp_path / "script" / name).read_bytes() == (
+            tmp_path / "command" / name
+        ).read_bytes()
+    assert result.table().num_rows == 7
+
+
+def test_settings_with_arms_are_combined() -> None:
+    sizes = {"16": 16, "32 tokens, it's": 32}
+    policies = {"f": "fcfs", "p": "priority"}
+    result = ps.compare({"memory.block_size": sizes}, policy=policies, **SMALL)
+    assert [run.arm for run in result.runs[::2]] == [
+        "16, f",
+        "16, p",
+        "32 tokens, it's, f",
+        "32 tokens, it's, p",
+    ]
+
+
+def test_a_folder_goes_on_and_a_report_is_what_the_command_leaves(tmp_path: Path) -> None:
+    ps.simulate(folder=tmp_path / "runs", **SMALL)
+    before = (tmp_path / "runs/runs/run/seed-0/requests.parquet").stat().st_mtime_ns
+    result = ps.simulate(folder=tmp_path / "runs", **SMALL)
+    assert (tmp_path / "runs/runs/run/seed-0/requests.parquet").stat().st_mtime_ns == before
+    page = result.report(tmp_path / "out")
+    left = {one.name for one in (tmp_path / "out").iterdir()}
+    assert left == {
+        *("comparison.csv", "config.yaml", "plots", "report.html", "result.json", "runs"),
+        "timeline.json",
+    }
+    assert result.finding == json.loads((tmp_path / "out/result.json").read_text())["finding"]
+    assert "<svg" in page.read_text()
+
+
+def test_a_plot_is_a_figure(tmp_path: Path) -> None:
+    result = ps.simulate(**SMALL)
+    plot = result.plot("latency")
+    plot.save(tmp_path / "latency.pdf")
+    assert (tmp_path / "latency.pdf").read_bytes()[:4] == b"%PDF"
+    assert plot.svg == plot._repr_svg_() and "<svg" in plot.svg
+    with pytest.raises(ConfigError, match=r"unknown plot 'latencies'.*did you mean 'latency'"):
+        result.plot("latencies")
+
+
+def test_a_temporary_folder_ends_with_its_result() -> None:
+    result = ps.simulate(**SMALL)
+    folder = result.folder
+    assert folder.is_dir()
+    del result
+    assert not folder.exists()
+
+
+def test_other_experiments() -> None:
+    estimate = ps.estimate(prompt=1000, model="llama-3.1-8b", gpu="h100")
+    assert estimate.table().num_rows > 0 and estimate.finding
+    swept = ps.sweep("memory.block_size", [8, 16], **{**SMALL, "seeds": 1})
+    assert [run.arm for run in swept.runs] == ["8", "16"]
+    routers = {"turns": "round_robin", "least": "least_requests"}
+    several = ps.compare({"fleet.replicas": 2}, router=routers, **SMALL)
+    assert len(several.runs[0].replicas) == 2 and len(several.runs) == 4
+    preemption = ps.experiment("preemption", {"workload.requests": 20}, seeds=1, jobs=1)
+    assert preemption.runs
+    found = ps.capacity({"ttft_p99": 2.0}, policy={"mine": Longest()}, **{**SMALL, "seeds": 1})
+    assert found.table().to_pydict()["arm"] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [
+        (lambda: ps.simulate(policy="sjf"), "policy: SJF goes by predicted lengths, and none are"),
+        (lambda: ps.simulate(policy="sjff"), "policy=sjff: unknown; did you mean 'sjf'"),
+        (lambda: ps.simulate(polcy="sjf"), "polcy: no such key; did you mean 'policy'"),
+        (lambda: ps.simulate(seeds=0), "seeds=0: must be a whole number of at least 1"),
+        (lambda: ps.simulate(memory={"blocks": 9}), "memory: a mapping is of arms"),
+        (lambda: ps.compare(policy="fcfs"), "compare: needs a setting with arms"),
+        (lambda: ps.compare(policy={}), "policy={}: must have at least one arm"),
+        (lambda: ps.compare(policy={"a": "fcfs", "b": "x"}), "study.arms.b: policy=x: unknown"),
+        (lambda: ps.simulate(policy=3), "policy=3: must be the name of an option"),
+        (lambda: ps.simulate(workload=ps.synthetic(rat=3)), "workload.rat: no such setting of"),
+        (lambda: ps.simulate(policy=(one for one in "ab")), "policy: generator cannot be sent"),
+        (lambda: ps.simulate(policy=type("L", (ps.Policy,), {})()), "policy: L cannot be sent"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(run: Callable[[], object], line: str) -> None:
+    with pytest.raises(PagedsimError) as error:
+        run()
+    assert str(error.value).startswith(line), str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("policy", ["sjf", "sjff", "nowhere.Policy", "fcfs.x"])
+def test_the_line_is_that_of_the_command(policy: str, call: Callable[..., Any]) -> None:
+    with pytest.raises(PagedsimError) as error:
+        ps.simulate(policy=policy)
+    _, _, errors = call("experiment=single", f"policy={policy}", "tracking=none")
+    assert errors.splitlines()[0] == f"pagedsim: {error.value}"
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["a", "b c", "d-e.f"]), inner),
+    max_leaves=6,
+)
+
+
+@given(plain)
+def test_plain_values_are_read_as_they_were_written(value: Any) -> None:
+    assert parse(f"key={text_of(value)}").value == value
+
+
+def test_numbers_of_numpy_and_paths() -> None:
+    assert text_of(np.float64(0.5)) == "0.5" and text_of(np.int32(3)) == "3"
+    assert text_of(Path("a b")) == '"a b"'
+
+
+SCRIPT = """
+import sys
+import pagedsim as ps
+assert not [name for name in sys.modules if name.startswith(("pagedsim.", "numpy", "pyarrow"))]
+ps.compare(policy={"a": "fcfs", "b": "priority"}, seeds=1, workload=ps.synthetic(requests=10))
+print([name for name in ("hydra", "torch", "wandb", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_a_script_imports_neither_hydra_nor_torch(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+EDITED = """
+import pagedsim as ps
+class Mine(ps.Policy):
+    rank_changes = "never"
+    def rank(self, request, state):
+        return SIGN * request.prompt_len
+if __name__ == "__main__":
+    load = ps.synthetic(rate=9, requests=60)
+    settings = {"server.max_seqs": 2}
+    result = ps.simulate(settings, folder="here", policy=Mine(), seeds=1, workload=load)
+    print(result.requests["finished"].to_pylist())
+"""
+
+
+def test_a_run_is_made_again_where_the_class_in_the_script_has_changed(tmp_path: Path) -> None:
+    def printed(sign: str) -> str:
+        (tmp_path / "mine.py").write_text(EDITED.replace("SIGN", sign))
+        command = [sys.executable, "mine.py"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.stderr == ""
+        return done.stdout
+
+    assert printed("1") == printed("1") != printed("-1")
