@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pagedsim.core import PagedsimError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +28,19 @@ REPORT = "report.html"
 """Files of a study."""
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Name the folder where the disk is full or a file becomes too large, which the system's errors
+    do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        text = f"{folder}: cannot be written: {os.strerror(error.errno)}"
+        raise PagedsimError(text) from error
+
+
 def write_run(
     folder: Path,
     requests: pa.Table,
@@ -35,15 +53,16 @@ def write_run(
     from pyarrow import parquet
 
     folder.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(requests, folder / REQUESTS, compression="zstd")
-    with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
-        for part in steps.to_batches():
-            file.write_batch(part)
-    if preemptions is not None and preemptions.num_rows:
-        parquet.write_table(preemptions, folder / PREEMPTIONS, compression="zstd")
-    else:
-        (folder / PREEMPTIONS).unlink(missing_ok=True)
-    write_json(folder / SUMMARY, summary, ordered=True)  # clients are in the order of reports
+    with writing(folder):
+        parquet.write_table(requests, folder / REQUESTS, compression="zstd")
+        with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
+            for part in steps.to_batches():
+                file.write_batch(part)
+        if preemptions is not None and preemptions.num_rows:
+            parquet.write_table(preemptions, folder / PREEMPTIONS, compression="zstd")
+        else:
+            (folder / PREEMPTIONS).unlink(missing_ok=True)
+        write_json(folder / SUMMARY, summary, ordered=True)  # clients are in the order of reports
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

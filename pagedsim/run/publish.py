@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
+from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json, writing
 from pagedsim.metrics.result import Result
 from pagedsim.report import show, write
 from pagedsim.report.figures import FigureSpec
@@ -84,10 +84,11 @@ def publish(study: Study, runs: Runs) -> Published | None:
             show(replace(result, notes=unsaid), found.compared)
         drawn = list(reading.drawings) if runs.config["report"] else []
         pictures = reading.headline if reading.headline is not None else drawn
-        write_json(folder / RESULT, result.record(pictures))
-        if (table := found.comparison())[0]:
-            write_columns(table, folder / COMPARISON)
-        report = found.write_report(folder) if runs.config["report"] else None
+        with writing(folder):
+            write_json(folder / RESULT, result.record(pictures))
+            if (table := found.comparison())[0]:
+                write_columns(table, folder / COMPARISON)
+            report = found.write_report(folder) if runs.config["report"] else None
         tracked = _track(study, runs, result, reading, arms)
     except KeyboardInterrupt:
         if not study.asks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.core import PagedsimError, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.metrics.files import read_summary, read_table, write_run
 from pagedsim.metrics.recorder import PACKED, REQUEST_COLUMNS, Recorder
@@ -157,6 +158,14 @@ def test_files_are_read_as_written(tmp_path: Path) -> None:
     write_run(tmp_path / "again", REQUESTS, STEPS, summary)
     for name in ("requests.parquet", "steps.parquet", "summary.json"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["requests.parquet", "steps.parquet", "summary.json"])
+def test_a_full_disk_is_reported_with_the_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("/dev/full")
+    text = re.escape(f"{tmp_path}: cannot be written: No space left on device")
+    with pytest.raises(PagedsimError, match=text):
+        write_run(tmp_path, REQUESTS, STEPS, summarise(REQUESTS, STEPS, **SIZES))
 
 
 @pytest.mark.parametrize("name", ["requests.parquet", "steps.parquet", "summary.json"])
