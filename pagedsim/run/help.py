@@ -436,7 +436,7 @@ def _entry(name: str, kind: type[Policy]) -> Iterator[str]:
 
 def incompatible(name: str) -> list[str]:
     """What a policy does not combine with, and why, found by trying."""
-    found = []
+    found: dict[str, list[str]] = {}
     for batching in BATCHINGS:
         for preemption, make in PREEMPTIONS.items():
             if accepts(make, "prices"):
@@ -449,8 +449,14 @@ def incompatible(name: str) -> list[str]:
                     preemption=make_preemption(preemption),
                 )
             except ConfigError as error:
-                found.append(f"batching={batching}: {error}")
-    return list(dict.fromkeys(found))
+                found.setdefault(str(error), []).append(batching)
+    return [f"{_where(batchings)}: {error}" for error, batchings in found.items()]
+
+
+def _where(batchings: Sequence[str]) -> str:
+    """What a policy does not go with: no batching at all means the memory that was tried."""
+    different = list(dict.fromkeys(batchings))
+    return "memory=paged" if len(different) == len(BATCHINGS) else f"batching={','.join(different)}"
 
 
 # -- bench -----------------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ def test_incompatible_settings_are_found_by_trying() -> None:
     assert incompatible("fcfs") == []
     (line,) = incompatible("srpt")
     assert line.startswith("batching=static: SRPT displaces running requests")
+    (line,) = incompatible("continuum")
+    assert line.startswith("memory=paged: Continuum pins blocks of a prefix cache")
 
 
 def test_a_plugin_goes_by_its_name(offers: Any) -> None:
