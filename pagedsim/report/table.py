@@ -93,7 +93,7 @@ class Cell:
         if abs(percent) < 0.05:
             return "±0 %"
         digits = 1 if abs(percent) < 10 or -100 < percent < -99 else 0
-        return signed(ratio - 1, digits)
+        return signed(max(ratio - 1, -0.999) if digits else ratio - 1, digits)
 
     @property
     def verdict(self) -> str:

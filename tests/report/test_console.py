@@ -51,6 +51,20 @@ def test_what_has_no_ratio_shows_its_difference(tmp_path: Path) -> None:
     assert "+10.6 pp" in shown(study)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "change"),
+    [(1.0002, "±0 %"), (0.95, "−5.0 %"), (0.5, "−50 %"), (0.00004, "−99.9 %"), (150, "×150")],
+)
+def test_a_change_is_no_more_than_it_is(tmp_path: Path, ratio: float, change: str) -> None:
+    study = study_of(tmp_path, seeds=2)
+    study.metrics, study.clients = ("ttft",), ()
+    for run in study.runs:
+        run.summary["ttft_mean"] = 3.0 * (ratio if run.arm == "urgent" else 1)
+    [part] = sections(study)
+    cell = part.rows["urgent"][part.keys.index("ttft_mean")]
+    assert cell.change == change
+
+
 def test_missing_results_are_shown(tmp_path: Path) -> None:
     assert "No run was completed." in shown(study_of(tmp_path, arms=()))
     assert "One seed, no confidence intervals" in shown(study_of(tmp_path, seeds=1))
