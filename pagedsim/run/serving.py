@@ -265,7 +265,7 @@ class Serving(BackendRun):
         return {**self._facts, "clock": self.clock.name, "failed_steps": len(self._failures)}
 
     def notices(self) -> list[str]:
-        told = [f"the engine served {self.name}{self.clock.notice}"]
+        told = [f"the engine served {self.name} on {self._facts['device']}{self.clock.notice}"]
         if not self._failures:
             return told
         what = f"{len(self._failures)} steps failed and ended their requests"
