@@ -101,12 +101,19 @@ class Look:
 
 
 def looks(arms: Sequence[str], ordered: bool = False) -> dict[str, Look]:
-    """A look for each arm; sweeps (`ordered`) use a ramp from dark to light."""
-    if ordered or len(arms) > len(_ARMS):
+    """A look for each arm; sweeps (`ordered`) use a ramp from dark to light.
+
+    More arms than colours differ by their dashes.
+    """
+    if ordered:
         last = max(len(arms) - 1, 1)
         ramp = [_RAMP[round(i * (len(_RAMP) - 1) / last)] for i in range(len(arms))]
         return {arm: Look(ramp[i], _DASHES[i % 2]) for i, arm in enumerate(arms)}
-    return {arm: Look(_ARMS[i], _DASHES[i % len(_DASHES)]) for i, arm in enumerate(arms)}
+    looked = {}
+    for i, arm in enumerate(arms):
+        turn, colour = divmod(i, len(_ARMS))
+        looked[arm] = Look(_ARMS[colour], _DASHES[(i + turn) % len(_DASHES)])
+    return looked
 
 
 @contextmanager
