@@ -6,12 +6,15 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.papers.panels import Panel, draw_panels
 from experiments.papers.reproduction import Reproduction
+from experiments.studies.compare import check_metrics
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.fidelity.engine_model import replica_of
@@ -20,12 +23,13 @@ from pagedsim.metrics.catalogue import Scale, keys_of, label_of, metric_of, scal
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
-from pagedsim.report.style import MUTED, looks, margins, new_figure, tidy
+from pagedsim.report.style import MUTED
 from pagedsim.run.serving import the_machine, threads
 from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from pagedsim.sim.model import ModelShape
@@ -46,10 +50,7 @@ class BlockSizes(Reproduction):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_sizes("sizes", self.sizes, least=2)
-        try:
-            keys_of(self.metrics)
-        except ConfigError as error:
-            raise ConfigError(f"metrics: {error}") from error
+        check_metrics("metrics", self.metrics)
 
     def arms(self) -> Mapping[str, Sequence[str]]:
         return {_arm(size): [f"memory.block_size={size}"] for size in self.sizes}
@@ -72,18 +73,17 @@ class BlockSizes(Reproduction):
             "unused_slots_a_sequence": unused,
             **({"kernel": kernel} if kernel else {}),
         }
-        panels = [
-            *(
-                (
-                    _title(key, values),
-                    [Estimate(*(_scale(key, values).factor * x for x in one)) for one in values],
-                )
-                for key, values in found.items()
-            ),
-            *([("Attention of one layer (µs)", [1e6 * s for s in seconds])] if kernel else []),
-        ]
+        scales = {key: scale_of(key, [one.mean for one in values]) for key, values in found.items()}
+        titles = {key: _title(key, scales[key]) for key in found}
+        panels = {
+            titles[key]: [Estimate(*(scales[key].factor * x for x in one)) for one in values]
+            for key, values in found.items()
+        }
+        if kernel:
+            each = [Estimate(1e6 * one, math.nan, math.nan) for one in seconds]
+            panels["Attention of one layer (µs)"] = each
         table = [
-            [_title(key, values), *(_scale(key, values).number(one.mean) for one in values)]
+            [titles[key], *(scales[key].number(one.mean) for one in values)]
             for key, values in found.items()
         ]
         if kernel:
@@ -107,7 +107,7 @@ class BlockSizes(Reproduction):
             data=data,
             drawings={
                 "sizes": FigureSpec(
-                    "Along the block size", caption, lambda: draw_sizes(self.sizes, panels)
+                    "Along the block size", caption, partial(draw_sizes, self.sizes, panels)
                 )
             },
         )
@@ -189,12 +189,8 @@ def _arm(size: int) -> str:
     return f"blocks of {size}"
 
 
-def _scale(key: str, values: Sequence[Estimate]) -> Scale:
-    return scale_of(key, [value.mean for value in values])
-
-
-def _title(key: str, values: Sequence[Estimate]) -> str:
-    suffix = "per second" if metric_of(key).unit == "1/s" else _scale(key, values).suffix
+def _title(key: str, scale: Scale) -> str:
+    suffix = "per second" if metric_of(key).unit == "1/s" else scale.suffix
     return label_of(key) + (f" ({suffix})" if suffix else "")
 
 
@@ -293,28 +289,24 @@ def _timed(call: Callable[[], object], clock: Callable[[], float], device: str) 
 # -- figure ----------------------------------------------------------------------------------------
 
 
-def draw_sizes(sizes: Sequence[int], panels: Sequence[tuple[str, Sequence[Any]]]) -> Figure:
-    """A panel per metric; values are numbers, or estimates with intervals."""
-    columns = min(3, len(panels))
-    lines = -(-len(panels) // columns)
-    figure = new_figure(0.5 + 2.0 * lines)
-    places = figure.subplots(lines, columns, squeeze=False)
-    colour = looks([""])[""].colour
-    for (title, values), axes in zip(panels, places.flat, strict=False):
-        means = [getattr(value, "mean", value) for value in values]
-        bars = [
-            value.high - value.mean if getattr(value, "known", False) else 0.0 for value in values
-        ]
+def draw_sizes(sizes: Sequence[int], values: Mapping[str, Sequence[Estimate]]) -> Figure:
+    """A panel per metric, with intervals where they are known."""
+    places = range(len(sizes))
+
+    def more(each: Sequence[Estimate], axes: Axes) -> None:
+        halves = [one.high - one.mean if one.known else 0.0 for one in each]
         axes.errorbar(
-            range(len(sizes)), means, bars, marker="o", ms=4, color=colour, ecolor=MUTED, lw=1.5
+            places, [one.mean for one in each], halves, fmt="none", ecolor=MUTED, zorder=1
         )
-        axes.set_title(title)
-        axes.set_ylim(bottom=0)
-        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-        tidy(axes, x="block size (tokens)")
-        axes.tick_params(axis="x", labelsize=8)
-    for axes in places.flat[len(panels) :]:
-        axes.set_visible(False)
-    margins(figure, top=0.32)
-    figure.subplots_adjust(hspace=0.6, wspace=0.24)
-    return figure
+        axes.set_xticks(places, [str(size) for size in sizes], fontsize=8)
+
+    panels = [
+        Panel(
+            lines={"": (places, [one.mean for one in each])},
+            title=title,
+            x="block size (tokens)",
+            more=partial(more, each),
+        )
+        for title, each in values.items()
+    ]
+    return draw_panels([panels[at : at + 3] for at in range(0, len(panels), 3)])

@@ -12,7 +12,7 @@ from experiments.studies import cheapest_figures as report
 from experiments.studies.capacity import WITHOUT_RATE
 from experiments.studies.compare import notes_of_left_out, ordinary, refuse_of_an_arm
 from experiments.studies.lattice import Counts, Lattice
-from experiments.studies.placement import server
+from experiments.studies.placement import pools_of
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_number, require_whole, shown
 from pagedsim.metrics.arms import Run
@@ -97,13 +97,11 @@ class Cheapest(Study):
             except PagedsimError as error:
                 self._left_out.setdefault(f"{gpu}, {split}", str(error))
                 continue
-            pools = config["fleet"].get("pools") or [""]
-            servers = [server(RunConfig(config).pool(pool).settings) for pool in pools]
-            prices = [euros for _, euros in servers if euros is not None]
-            if len(prices) < len(servers):
+            _, sizes, euros = zip(*pools_of(config), strict=True)
+            prices = [price for price in euros if price is not None]
+            if len(prices) < len(euros):
                 self._left_out[gpu] = "has no price; set hardware.price_per_hour in a sheet of it"
                 continue
-            sizes = [many for many, _ in servers]
             self._options.append(Option(gpu, split, router, changes, keys, alone, sizes, prices))
         if not self._options:
             raise ConfigError("; ".join(self.left_out))

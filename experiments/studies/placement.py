@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -55,9 +54,9 @@ class Place(Capacity):
         if self.node is not None:
             require_whole("node", self.node, 2)
 
-    @cached_property
+    @property
     def options(self) -> Mapping[str, Sequence[str]]:
-        return self.usual if self.arms is None else self.arms
+        return super().searched
 
     @property
     def searched(self) -> Mapping[str, Sequence[str]]:
@@ -224,22 +223,22 @@ def servers(
     found = {}
     for name, changes in arms.items():
         config = runs.command.configured(f"study.{key}.{name}", changes, {})
-        pools = (config["fleet"].get("pools") or {"": {}}).items()
         gpus, euros = 0, 0.0
-        for pool, settings in pools:
-            many, price = server(RunConfig(config).pool(pool).settings)
-            replicas = settings.get("replicas", 1)
+        for pool, many, price in pools_of(config):
+            replicas = pool.get("replicas", 1)
             gpus += replicas * many
             euros += replicas * (math.nan if price is None else price)
         found[name] = gpus, None if math.isnan(euros) else euros
     return found
 
 
-def server(config: Settings) -> tuple[int, float | None]:
-    """GPUs of one server, and what they cost an hour."""
-    gpus = max(config["tensor_parallel"], config["expert_parallel"]) * config["pipeline_parallel"]
-    price = config["hardware"].get("price_per_hour")
-    return gpus, price and gpus * price
+def pools_of(config: Settings) -> Iterator[tuple[Settings, int, float | None]]:
+    """The pools of a fleet, and for a server of each its GPUs and what they cost an hour."""
+    for name, pool in (config["fleet"].get("pools") or {"": {}}).items():
+        own = RunConfig(config).pool(name).settings
+        gpus = max(own["tensor_parallel"], own["expert_parallel"]) * own["pipeline_parallel"]
+        price = own["hardware"].get("price_per_hour")
+        yield pool, gpus, price and gpus * price
 
 
 def _rate(arm: Mapping[str, Any]) -> float:
