@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.studies.bisection import Bisection, Bound, bounds_of, missed, refuse_strangers
 from experiments.studies.capacity_figures import draw_capacity
-from experiments.studies.compare import check_overrides, ordinary
+from experiments.studies.compare import check_baseline, check_overrides, ordinary
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
@@ -64,9 +64,7 @@ class Capacity(Study):
             for change in changes:
                 if key_of(change) == RATE:
                     raise ConfigError(f"arms.{arm}: {change}: is what the search varies")
-        if self.baseline is not None and self.baseline not in self.searched:
-            known = ", ".join(self.searched)
-            raise ConfigError(f"baseline={self.baseline}: must be one of the arms {known}")
+        check_baseline(self.baseline, self.searched)
 
     @property
     def searched(self) -> Mapping[str, Sequence[str]]:
@@ -96,11 +94,7 @@ class Capacity(Study):
     def check(self, jobs: Sequence[Job]) -> None:
         bounds = bounds_of(self.bounds)
         for job in jobs:
-            if (arrivals := job.config["workload"].get("arrivals")) in WITHOUT_RATE:
-                raise ConfigError(
-                    f"workload.arrivals={arrivals}: has no rate; a search needs one of "
-                    "poisson, gamma, fixed, or a trace's own"
-                )
+            require_rate(job, "a search needs")
             if any(bound.client is not None for bound in bounds):
                 asked = RunConfig(job.config, job.seed).workload()
                 refuse_strangers(bounds, asked.clients)
@@ -116,6 +110,15 @@ class Capacity(Study):
         return (
             f"{over} of {len(self.searched)} arms are searched to the end, after "
             f"{len(runs.finished)} runs"
+        )
+
+
+def require_rate(job: Job, why: str) -> None:
+    """Raise ConfigError for arrivals without a rate."""
+    if (arrivals := job.config["workload"].get("arrivals")) in WITHOUT_RATE:
+        raise ConfigError(
+            f"workload.arrivals={arrivals}: has no rate; {why} one of poisson, gamma, fixed, or a "
+            "trace's own"
         )
 
 

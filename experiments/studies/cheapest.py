@@ -9,7 +9,7 @@ from itertools import product
 from math import inf, isinf
 
 from experiments.studies import cheapest_figures as report
-from experiments.studies.capacity import WITHOUT_RATE
+from experiments.studies.capacity import require_rate
 from experiments.studies.compare import notes_of_left_out, ordinary, refuse_of_an_arm
 from experiments.studies.lattice import Counts, Lattice
 from experiments.studies.placement import pools_of
@@ -131,11 +131,7 @@ class Cheapest(Study):
         for job in jobs:
             if slo_of(job.config["slo"]) is None:
                 raise ConfigError("slo: must have a bound: slo.ttft=, slo.tpot= or slo.e2e=")
-            if (arrivals := job.config["workload"].get("arrivals")) in WITHOUT_RATE:
-                raise ConfigError(
-                    f"workload.arrivals={arrivals}: has no rate; a fleet is sized for one of "
-                    "poisson, gamma, fixed, or a trace's own"
-                )
+            require_rate(job, "a fleet is sized for")
 
     def key_of(self, arm: str) -> str:
         probe = self.probes.get(arm)

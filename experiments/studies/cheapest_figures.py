@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.studies.zoo_pareto import pareto_front, stairs
+from experiments.studies.zoo_pareto import pareto_front, scale_axis, stairs
 from pagedsim.metrics.catalogue import label_of, scale_of
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing
@@ -22,7 +22,6 @@ from pagedsim.report.style import (
     looks,
     margins,
     new_figure,
-    plain_log_ticks,
     short,
     tidy,
 )
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("goodput_per_s", "tokens_per_euro", "tokens_per_joule", "mean_watts")
 """Metrics of a fleet reported beside its cost."""
-_AIR = 1.12
-"""Margin of the cost axis, as a factor."""
-_WIDE = 10.0
-"""Ratio of largest to smallest cost above which the axis is logarithmic."""
 _FLOOR = 0.5
 """Smallest SLO attainment in the plot."""
 
@@ -218,14 +213,10 @@ def draw(done: Cheapest) -> Figure:
     axes = figure.subplots()
     margins(figure, left=0.75)
     key(figure, dict(look))
-    costs = [one.euros_per_hour for one in shown]
-    low, high = min(costs) / _AIR, max(costs) * _AIR
+    scale_axis(axes, "x", [one.euros_per_hour for one in shown])
     lowest = min(one.attained.mean for one in shown)
     room = 0.12 * (1.0 - min(lowest, 0.9))
-    axes.set(xlim=(low, high), ylim=(100 * (lowest - room), 100 * (1 + room)))
-    if high > _WIDE * low:
-        axes.set_xscale("log")
-        plain_log_ticks(axes.xaxis)
+    axes.set_ylim(100 * (lowest - room), 100 * (1 + room))
     axes.axhline(100 * done.attainment, color=INK, lw=1, ls=(0, (4, 2)))
     front = front_of([one for one in shown if one.long])
     line = stairs([_point(one) for one in front])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -47,10 +47,7 @@ class Compare(Study):
 
     def __post_init__(self) -> None:
         check_overrides(self.arms)
-        if self.baseline is not None and self.baseline not in self.arms:
-            raise ConfigError(
-                f"baseline={self.baseline}: must be one of the arms {', '.join(self.arms)}"
-            )
+        check_baseline(self.baseline, self.arms)
         check_metrics("metrics", self.metrics)
 
     def next_runs(self, runs: Runs) -> list[Arm]:
@@ -80,6 +77,12 @@ class Decisions(Compare):
     """A comparison of server settings, not of request parameters."""
 
     backends: ClassVar[Sequence[BackendName]] = ("sim", "engine")
+
+
+def check_baseline(baseline: str | None, arms: Iterable[str], what: str = "arms") -> None:
+    """Raise ConfigError unless it is among them, if it is given."""
+    if baseline is not None and baseline not in arms:
+        raise ConfigError(f"baseline={baseline}: must be one of the {what} {', '.join(arms)}")
 
 
 def check_metrics(where: str, metrics: Sequence[str]) -> None:
@@ -174,8 +177,7 @@ def sweep(
     arms = {typed(value): [f"{over}={typed(value)}"] for value in values}
     if len(arms) < len(values):
         raise ConfigError(f"values={list(values)}: must differ from each other")
-    if baseline is not None and typed(baseline) not in arms:
-        raise ConfigError(f"baseline={baseline}: must be one of the values {', '.join(arms)}")
+    check_baseline(None if baseline is None else typed(baseline), arms, "values")
     return Compare(
         title=title,
         question=question,

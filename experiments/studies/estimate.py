@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from experiments.papers.findings import number
 from experiments.studies.estimate_arithmetic import MOST, Case, data_of
 from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
@@ -150,8 +151,8 @@ def finding(data: Data) -> Iterator[str]:
         yield (
             f"Power of {_gpus(data)}: about {prefill['watts']:,.0f} W in the prefill and "
             f"{many['watts']:,.0f} W in a decode for {asked:,}, which gives "
-            f"{_number(many['tokens_per_joule'])} tokens per joule, against "
-            f"{_number(one['tokens_per_joule'])} for one sequence."
+            f"{number(many['tokens_per_joule'])} tokens per joule, against "
+            f"{number(one['tokens_per_joule'])} for one sequence."
         )
     if (euros := data["euros_per_hour"]) is not None:
         yield (
@@ -309,12 +310,12 @@ def _product_table(data: Data, name: str) -> Listing:
             one["name"],
             "–"
             if one["inputs"] is None
-            else "×".join(_number(one[key]) for key in ("rows", "inputs", "outputs")),
-            _number(one["times"]),
+            else "×".join(number(one[key]) for key in ("rows", "inputs", "outputs")),
+            number(one["times"]),
             decimal(one["flop"], ""),
             decimal(one["bytes"], ""),
-            _number(1e3 * one["computing_s"]),
-            _number(1e3 * one["reading_s"]),
+            number(1e3 * one["computing_s"]),
+            number(1e3 * one["reading_s"]),
             one["bound"],
         ]
         for one in data["products"][name]
@@ -356,12 +357,6 @@ def _binds(step: Data) -> str:
 def _gpus(data: Data) -> str:
     many = data["gpus"]
     return data["hardware"] if many == 1 else f"{many} × {data['hardware']}"
-
-
-def _number(value: float) -> str:
-    """Three digits at least."""
-    whole = value >= 100 or value == int(value)
-    return f"{value:.0f}" if whole else f"{value:.3f}" if value < 1 else f"{value:.3g}"
 
 
 # -- figure ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.papers.findings import number
 from experiments.papers.reproduction import Reproduction
 from experiments.studies.block_sizes import require_sizes
 from pagedsim.core import ConfigError
@@ -287,9 +288,7 @@ class SwapMap(Reproduction):
             rows.append(
                 [
                     f"{place.model}, {place.machine}, {place.layout}",
-                    _number(at.swap),
-                    _number(at.recompute),
-                    _number(at.beside),
+                    *(_ms(price, "") for price in at),
                     self._from(prices, [p.recompute for p in prices]),
                     self._from(prices, [p.beside for p in prices]),
                 ]
@@ -324,7 +323,8 @@ class SwapMap(Reproduction):
             tokens = min(self.length, machine["blocks"] * size)
             swap, again = price.swap_seconds(-(-tokens // size)), price.recompute_seconds(tokens)
             copies = arm.removeprefix("cheapest, ").partition(", blocks")[0]
-            rows.append([f"{copies}, blocks of {size}", f"{tokens}", _number(swap), _number(again)])
+            times = [_ms(swap, ""), _ms(again, "")]
+            rows.append([f"{copies}, blocks of {size}", f"{tokens}", *times])
             told.append((swap / again, f"{copies} in blocks of {size}"))
         effects = _effects(runs, "")
         machine = next(iter(prices.values()))[0]
@@ -384,13 +384,8 @@ def _sure(ratio: Estimate) -> str:
     return f"{mean} ({low}…{high})" if ratio.known else mean
 
 
-def _number(seconds: float) -> str:
-    value = 1e3 * seconds
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{_number(seconds)} ms"
+def _ms(seconds: float, unit: str = " ms") -> str:
+    return number(1e3 * seconds) + unit
 
 
 def require_prices(batch: Sequence[int], buses: Mapping[str, float]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.studies.compare import (
     Decisions,
+    check_baseline,
     check_metrics,
     check_overrides,
     means_of,
@@ -96,10 +97,7 @@ class Zoo(Decisions):
             given = {"only": self.only, "without": self.without or None}
             told = [f"{key}={list(names)}" for key, names in given.items() if names is not None]
             raise ConfigError(f"{', '.join(told)}: leaves no arm")
-        if self.baseline is not None and self.baseline not in self.chosen:
-            raise ConfigError(
-                f"baseline={self.baseline}: must be one of the arms {', '.join(self.chosen)}"
-            )
+        check_baseline(self.baseline, self.chosen)
 
     @property
     def every(self) -> dict[str, Sequence[str]]:
@@ -293,17 +291,12 @@ def _guesses(ranking: Ranking, one: Criterion, predictors: Sequence[str]) -> Ite
             name = arm.removesuffix(guessed("", other))
             if name != arm and guessed(name, first) in ranking.arms.arms:
                 found = ranking.compared(arm, guessed(name, first), one)
-                told += [f"{name} {_change(found)}"] if found else []
+                told += [f"{name} {_ratio(found)}"] if found else []
         if told:
             yield (
                 f"{one.label} with predictor={other} in the place of {first}, in brackets where "
                 f"not sure: {', '.join(told)}."
             )
-
-
-def _change(one: Comparison) -> str:
-    text = signed(one.ratio.mean - 1)
-    return text if one.sure else f"({text})"
 
 
 def _same(ranking: Ranking) -> Iterator[str]:

@@ -226,7 +226,8 @@ def _draw(axes: Axes, ranking: Ranking, plane: Plane, numbers: Mapping[str, int]
     points = _points(ranking, plane)
     front = ranking.frontier(*plane)
     for axis, number in (("x", 0), ("y", 1)):
-        _scale_axis(axes, axis, [point[number] for point in points.values()], plane[number])
+        share = metric_of(plane[number].key).unit == "share"
+        scale_axis(axes, axis, [point[number] for point in points.values()], log=not share)
     line = stairs([points[arm] for arm in front], plane[0].way < 0)
     axes.plot(*zip(*line, strict=True), color=FRONT, lw=1, alpha=0.5, zorder=2)
     labels = []
@@ -260,10 +261,10 @@ def _scale(ranking: Ranking, one: Criterion) -> Scale:
     return scale_of(one.key, [ranking.mean(arm, one) for arm in ranking.arms.arms])
 
 
-def _scale_axis(axes: Axes, axis: str, values: Sequence[float], one: Criterion) -> None:
-    """Set limits with room for labels, and a logarithmic scale for a wide range."""
+def scale_axis(axes: Axes, axis: str, values: Sequence[float], log: bool = True) -> None:
+    """Set limits with room for labels, and, with `log`, a logarithmic scale for a wide range."""
     low, high = min(values), max(values)
-    if metric_of(one.key).unit != "share" and low > 0 and high > _WIDE * low:
+    if log and low > 0 and high > _WIDE * low:
         room = (high / low) ** _ROOM
         axes.set(**{f"{axis}scale": "log", f"{axis}lim": (low / room, high * room)})
         _few_ticks(getattr(axes, f"{axis}axis"), low, high)
