@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from experiments.papers.findings import number
 from experiments.papers.reproduction import Reproduction
+from experiments.papers.settings import Count, In, Number
 from experiments.studies.block_sizes import require_sizes
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, require_whole
 from pagedsim.fidelity.engine_model import RecordedPrices
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
@@ -68,19 +68,19 @@ class SwapMap(Reproduction):
     backend: Backend
     models: Sequence[str]
     """The first is the paper's."""
-    modern: str
+    modern: Annotated[str, In("models")]
     """The one that the finding holds against it."""
     machines: Mapping[str, Sequence[str]]
-    buses: Mapping[str, float]
+    buses: Annotated[Mapping[str, float], Number(1e-3), Count()]
     """GB/s by name."""
     own: Mapping[str, str]
     """The bus that each machine has."""
     sizes: Sequence[int]
     usual: int
     """The block size that findings and whole runs are of."""
-    length: int
+    length: Annotated[int, Number(1)]
     """Tokens of the sequence whose price the map shows."""
-    batch: Sequence[int]
+    batch: Annotated[Sequence[int], Number(1)]
     """Decodes beside which it may be computed again, and the tokens of their contexts."""
     batchings: Mapping[str, Sequence[str]]
     """Overrides of whole runs by name."""
@@ -91,12 +91,11 @@ class SwapMap(Reproduction):
         super().__post_init__()
         require_sizes("sizes", self.sizes)
         require_sizes("measured", self.measured, least=0)
-        require_whole("length", self.length, 1)
-        require_prices(self.batch, self.buses)
+        if len(self.batch) != 2:
+            what = "must be two numbers: decodes, and their tokens"
+            raise ConfigError(f"batch={list(self.batch)}: {what}")
         if self.usual not in self.sizes:
             raise ConfigError(f"usual={self.usual}: must be one of sizes={list(self.sizes)}")
-        if self.modern not in self.models:
-            raise ConfigError(f"modern={self.modern}: must be one of models={list(self.models)}")
         for machine in self.machines:
             if self.own.get(machine) not in self.buses:
                 raise ConfigError(f"own={dict(self.own)}: must name one of buses for {machine}")
@@ -386,18 +385,6 @@ def _sure(ratio: Estimate) -> str:
 
 def _ms(seconds: float, unit: str = " ms") -> str:
     return number(1e3 * seconds) + unit
-
-
-def require_prices(batch: Sequence[int], buses: Mapping[str, float]) -> None:
-    """Raise ConfigError for decodes or buses that nothing can be priced beside or over."""
-    if len(batch) != 2:
-        raise ConfigError(f"batch={list(batch)}: must be two numbers: decodes, and their tokens")
-    for count in batch:
-        require_whole("batch", count, 1)
-    if not buses:
-        raise ConfigError("buses: must have at least one")
-    for bus, rate in buses.items():
-        require_number(f"buses.{bus}", rate, 1e-3)
 
 
 class Price(NamedTuple):
