@@ -40,7 +40,15 @@ from experiments.benchmarks.harness import (
     parse,
     table,
 )
-from experiments.benchmarks.simulator import TRACE
+from experiments.benchmarks.simulator import (
+    AHEAD,
+    DISPLACING,
+    SERVER,
+    TRACE,
+    conversation,
+    sessions,
+    short,
+)
 
 # -- layers ----------------------------------------------------------------------------------------
 
@@ -115,31 +123,13 @@ def layers(words: Sequence[str]) -> None:
 
 def cases(trace: str | None, requests: int) -> dict[str, Case]:
     """The commands by name."""
-    server = ("server.max_model_len=4096", "memory.blocks=7424")
-    shape = (
-        "{shape: lognormal, prompt_mean: 1000, prompt_cv: 0.9, output_mean: 211, output_cv: 0.8}"
-    )
-    drawn = ("workload=sharegpt", "workload.rate=4.5", f"workload.lengths={shape}")
-    talk = (
-        *(("workload=trace", f"workload.path={trace}") if trace else drawn),
-        *(f"workload.requests={requests}", "workload.max_len=4096", "server.max_seqs=128", *server),
-    )
-    short = (
-        *("workload=fixed", "workload.arrivals=poisson", "workload.rate=1000"),
-        *(f"workload.requests={requests}", "workload.lengths={shape:fixed,prompt:154,output:312}"),
-        *("server.max_seqs=256", *server),
-    )
-    turns = (
-        *("workload=chat_sessions", f"workload.sessions={max(1, requests // 4)}"),
-        *("workload.rate=1.1", "server.max_seqs=128", *server),
-    )
-    displacing = ("policy=priority", "policy.displace=true", "workload.priority={0:0.2,1:0.8}")
+    talk = conversation(trace, requests)
     return {
         "conversations": Case(talk),
-        "short requests": Case(short),
-        "a step ahead": Case((*talk, "server.async_scheduling=true")),
-        "prefix caching": Case((*turns, "memory=prefix")),
-        "displacing priority": Case((*talk, *displacing)),
+        "short requests": Case(short(requests, 154, 312, 1000)),
+        "a step ahead": Case((*talk, AHEAD)),
+        "prefix caching": Case(sessions(requests)),
+        "displacing priority": Case((*talk, *DISPLACING)),
     }
 
 
@@ -162,8 +152,7 @@ def sampled_run(words: Sequence[str], folder: Path, interval: float) -> float | 
     file = folder.with_suffix(".txt")
     command = [
         *(sys.executable, "-m", "experiments.benchmarks.stack_sampler", str(file), str(interval)),
-        *("experiment=single", "model=llama-2-7b", "tracking=none", "seeds=1", "jobs=1"),
-        *(*words, f"hydra.run.dir={folder}"),
+        *(*SERVER, *words, f"hydra.run.dir={folder}"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and not interval:

@@ -22,19 +22,29 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.benchmarks.harness import Cost, cpu_seconds, main_of, parse, row, table
-from experiments.benchmarks.simulator import TRACE, URGENT, Case, conversation, serve, short
-from pagedsim.build import POLICIES, accepts, make_memory, make_policy, make_scheduler
+from experiments.benchmarks.simulator import (
+    TRACE,
+    URGENT,
+    Words,
+    composed,
+    conversation,
+    prepared,
+    serve,
+    short,
+    workload_of,
+)
+from pagedsim.build import POLICIES, accepts, make_memory, make_scheduler
 from pagedsim.core import Policy, Request, SamplingParams, Scheduler
 from pagedsim.core.policy import overrides
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.run.backend import BackendRun, policy_of
 from pagedsim.run.compilation import built
 
 # -- one step --------------------------------------------------------------------------------------
@@ -138,26 +148,26 @@ def policies(words: Sequence[str]) -> None:
     print(f"\nthe most expensive: `{policy}`, {state}: {times:.2f} × {BASE}")
 
 
-def arms(crowd: Crowd) -> dict[str, Callable[[], Policy]]:
-    """Factories of every policy, and of every wrapper around each of the other policies."""
+def arms() -> list[str]:
+    """Every policy, its variants, and every wrapper around each of the other policies: a name, and
+    settings as one types them."""
     wrappers = [name for name, kind in POLICIES.items() if accepts(kind, "of")]
     inner = [name for name in POLICIES if name not in wrappers]
-    made: dict[str, Callable[[], Policy]] = {name: partial(_policy, name, crowd) for name in inner}
-    for name, displace in product(inner, (False, True)):
-        if accepts(POLICIES[name], "displace"):
-            arm = f"{name} displace={str(displace).lower()}"
-            made[arm] = partial(_policy, name, crowd, displace=displace)
-    for outer, of in product(wrappers, inner):
-        made[outer if of == BASE else f"{outer} of={of}"] = partial(_policy, outer, crowd, of=of)
-    for of in inner:
-        made[f"{of} victim=rank"] = partial(_policy, of, crowd, victim="rank")
-    return made
+    displacing = [name for name in inner if accepts(POLICIES[name], "displace")]
+    return [
+        *inner,
+        *(f"{name} displace={on}" for name, on in product(displacing, ("false", "true"))),
+        *(outer if of == BASE else f"{outer} of={of}" for outer, of in product(wrappers, inner)),
+        *(f"{name} victim=rank" for name in inner),
+    ]
 
 
-def _policy(name: str, crowd: Crowd, **settings: Any) -> Policy:
+def policy_words(arm: str, running: int) -> Words:
+    """The words that choose an arm for so many running requests."""
+    name, *settings = arm.split()
     if accepts(POLICIES[name], "most") and accepts(POLICIES[name], "of"):
-        settings["most"] = crowd.running
-    return make_policy(name, **settings)
+        settings.append(f"most={running}")
+    return (f"policy={name}", *(f"++policy.{one}" for one in settings))
 
 
 def uses_prefix_cache(name: str, policy: Policy) -> bool:
@@ -227,8 +237,8 @@ def times_by_policy(crowd: Crowd, spare: int, rounds: int) -> dict[str, Steps]:
     """The least times of steps under each policy; policies take turns in each round."""
     found: dict[str, Steps] = {}
     for _ in range(rounds):
-        for name, make in arms(crowd).items():
-            policy = make()
+        for name in arms():
+            policy = policy_of(composed(policy_words(name, crowd.running))["policy"])
             scheduler = crowded(policy, crowd, spare, uses_prefix_cache(name, policy))
             gc.collect()
             gc.disable()
@@ -275,7 +285,12 @@ def ratio(costs: Mapping[str, Steps], policy: str) -> float | None:
 
 # -- simulations under every policy ----------------------------------------------------------------
 
-LABELS = {"client": dict.fromkeys("abcd", 0.25), "priority": URGENT, "deadline": 60.0}
+MOST = 256
+"""Requests that run at once, at most."""
+LABELS = (
+    *(URGENT, "workload.client={a:0.25,b:0.25,c:0.25,d:0.25}", "workload.deadline=60"),
+    "predictor=oracle",
+)
 
 
 class RunCost(NamedTuple):
@@ -295,14 +310,13 @@ def policy_runs(words: Sequence[str]) -> None:
     options = {"--trace": TRACE, "--requests": 2000, "--rounds": 3, "--only": only}
     asked = parse(__doc__, words, options)
     cases = {
-        "conversations": conversation(asked.trace, asked.requests, **LABELS),
-        "short": short(asked.requests, 154, 312, 1000.0, **LABELS),
+        "conversations": conversation(asked.trace, asked.requests),
+        "short": short(asked.requests, 154, 312, 1000),
     }
-    every = arms(Crowd(max(case.max_seqs for case in cases.values()), 0, 0))
-    names = asked.only or [name for name in POLICIES if name in every]
-    if unknown := set(names) - set(every):
-        raise SystemExit(f"--only {min(unknown)}: no such policy; there are {', '.join(every)}")
-    chosen = {name: every[name] for name in [BASE, *names]}
+    names = asked.only or [name for name in POLICIES if name in arms()]
+    if unknown := set(names) - set(arms()):
+        raise SystemExit(f"--only {min(unknown)}: no such policy; there are {', '.join(arms())}")
+    chosen = list(dict.fromkeys([BASE, *names]))
     found = {load: run_costs(case, chosen, asked.rounds) for load, case in cases.items()}
 
     def times(costs: Mapping[str, RunCost], name: str) -> float:
@@ -322,21 +336,20 @@ def policy_runs(words: Sequence[str]) -> None:
     print(table(head, rows))
 
 
-def run_costs(
-    case: Case, chosen: Mapping[str, Callable[[], Policy]], rounds: int
-) -> dict[str, RunCost]:
+def run_costs(case: Words, chosen: Sequence[str], rounds: int) -> dict[str, RunCost]:
     """The cost of the case under each policy; policies take turns in each round."""
-    workload = case.workload()
-    workload = replace(workload, predicted_len=workload.output_len.astype(float))
     costs = {name: Cost() for name in chosen}
     recorders: dict[str, Recorder] = {}
+    workload = workload_of((*case, *LABELS))
     for _ in range(rounds):
-        for name, make in chosen.items():
-            memory = "prefix" if uses_prefix_cache(name, make()) else "paged"
-            here = replace(case, policy=make, memory=memory)
+        for name in chosen:
+            words = (*case, *LABELS, *policy_words(name, MOST))
+            if uses_prefix_cache(name, policy_of(composed(words)["policy"])):
+                words = (*words, "memory=prefix")
+            simulation = prepared(words)
 
-            def run(name: str = name, here: Case = here) -> None:
-                recorders[name] = serve(here, workload)
+            def run(name: str = name, simulation: BackendRun = simulation) -> None:
+                recorders[name] = serve(simulation, workload)
 
             costs[name].add(partial(cpu_seconds, run))
     found = {}
