@@ -13,6 +13,8 @@ DIGITS = 6
 
 PUBLISHED = ("published", "ours")
 """Default names of the two numbers of a row."""
+Published = float | tuple[float | None, float | None] | None
+"""A number, or a range that is open where an end is None; None without a published value."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,12 @@ class Row:
 
     what: str
     ours: float
-    published: float | tuple[float, float] | None = None
-    """A number or a range; None without a published value."""
+    published: Published = None
     unit: str = ""
     why: str = ""
     """Why they differ, if they do."""
+    up_to: bool = False
+    """Whether the published number is the largest of several, with which ours is compared."""
 
     @property
     def difference(self) -> float:
@@ -34,7 +37,9 @@ class Row:
             return math.nan
         near = self.published
         if isinstance(near, tuple):
-            near = min(max(self.ours, near[0]), near[1])
+            low, high = near
+            near = self.ours if low is None else max(self.ours, low)
+            near = near if high is None else min(near, high)
         if not near:
             return 0.0 if self.ours == near else math.nan
         return self.ours / near - 1
@@ -49,6 +54,7 @@ class Row:
             "difference": self.difference,
             "unit": self.unit,
             "why": self.why,
+            **({"up_to": True} if self.up_to else {}),
         }
 
 
@@ -93,6 +99,8 @@ class Result:
     """What is missing, with the reason."""
     again: Mapping[str, str] = field(default_factory=dict)
     """Further commands, by purpose."""
+    brief: bool = False
+    """Whether the terminal shows the finding and a short table, and the page has the rest."""
 
     def record(self, pictures: Sequence[str] = ()) -> dict[str, Any]:
         """The content of result.json: equal on every machine with the same packages.

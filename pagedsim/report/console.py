@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import fill
 
 from rich import box
@@ -19,6 +19,10 @@ from pagedsim.metrics.result import Listing, Result
 from pagedsim.report.table import Cell, Section, reasons, sections, tables
 
 _MANY = 4
+_ROWS = (4, 12)
+"""The fewest and the most rows in the table of a brief result."""
+_SCREEN = 44
+"""Lines of its finding, its notes and its table, whose rows take about two each."""
 _NAME = 24
 """Width of an arm's name, above which it is wrapped."""
 _BORDER = 3
@@ -43,18 +47,39 @@ def show(result: Result, arms: Arms | None = None, console: Console | None = Non
         console.print(Text(sentence))
     if arms is not None:
         _show_arms(arms, console)
-    for listing in tables(result):
+    short = _short(result, console.width) if result.brief else result
+    for listing in tables(short):
         console.print()
         for part in _listings(listing, console.width):
             console.print(part)
         if listing.note:
             console.print(Text(listing.note, style="dim"))
-    for reason in reasons(result):
-        console.print(Text(reason, style="dim"))
+    if result.brief and (beyond := _beyond(result, len(short.rows))):
+        console.print(Text(f"In the report: {', '.join(beyond)}.", style="dim"))
+    else:
+        for reason in reasons(result):
+            console.print(Text(reason, style="dim"))
     for what, why in result.failed.items():
         console.print(Text(f"missing: {what}: {why}"), soft_wrap=True)
     for note in result.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def _short(result: Result, width: int) -> Result:
+    """With no other table, and with as many rows as finding and notes leave room for on a screen:
+    the first that have a published number, if any has one."""
+    taken = sum(-(-len(line) // width) for line in (*result.finding, *result.notes))
+    least, most = _ROWS
+    rows = [row for row in result.rows if row.published is not None] or result.rows
+    return replace(result, rows=rows[: max(least, min(most, (_SCREEN - taken) // 2))], listings=())
+
+
+def _beyond(result: Result, shown: int) -> list[str]:
+    """What a brief result leaves to the page."""
+    left = len(result.rows) - shown
+    parts = [f"{left} more row{'s' * (left > 1)}"] if left else []
+    parts += ["reasons for differences"] if reasons(result) else []
+    return [*parts, *(f"“{one.title}” ({len(one.rows)} rows)" for one in result.listings)]
 
 
 def _show_arms(arms: Arms, console: Console) -> None:

@@ -1,6 +1,31 @@
-"""Number formatting: percentages ("–" for NaN), and large numbers with a unit prefix."""
+"""Number formatting: "–" for NaN, percentages, and large numbers with a unit prefix."""
 
 from __future__ import annotations
+
+
+def number(value: float, unit: str = "") -> str:
+    """Three significant digits with a unit, and all digits before the point.
+
+    >>> number(1234.5, "s"), number(-0.5), number(float("nan"), "×")
+    ('1,234 s', '−0.5', '–')
+    """
+    if value != value:
+        return "–"
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{text.replace('-', '−', 1)} {unit}".rstrip()
+
+
+def span(low: float | None, high: float | None, unit: str = "") -> str:
+    """A range whose end may be open, or its only number; "–" for none.
+
+    >>> span(2, 3, "s"), span(None, 3), span(2, None), span(3, 3)
+    ('2 to 3 s', 'up to 3', 'at least 2', '3')
+    """
+    if high is None:
+        return "–" if low is None else f"at least {number(low, unit)}"
+    if low is None:
+        return f"up to {number(high, unit)}"
+    return number(high, unit) if low == high else f"{number(low)} to {number(high, unit)}"
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -21,7 +21,7 @@ from pagedsim.metrics.compare import (
     values_of,
 )
 from pagedsim.metrics.result import Listing, Result, Row
-from pagedsim.report.numbers import signed
+from pagedsim.report.numbers import number, signed, span
 
 
 def tables(result: Result) -> list[Listing]:
@@ -31,7 +31,7 @@ def tables(result: Result) -> list[Listing]:
     held = any(row.published is not None for row in result.rows)
     theirs, ours = result.beside
     head = ["", theirs, ours, "difference"] if held else ["", ours]
-    rows = [_cells(row) if held else [row.what, _text(row.ours, row.unit)] for row in result.rows]
+    rows = [_cells(row) if held else [row.what, number(row.ours, row.unit)] for row in result.rows]
     title = f"{theirs.capitalize()} and {ours}" if held else "Results"
     return [Listing(title, head, rows), *result.listings]
 
@@ -41,24 +41,17 @@ def reasons(result: Result) -> list[str]:
     return [f"{row.what}: {row.why}" for row in result.rows if row.why]
 
 
+def published_text(row: Row, unit: str = "") -> str:
+    """What was published, such as "1.3", "2 to 3" or "up to 15"; a dash if nothing was."""
+    told = row.published
+    ends = told if isinstance(told, tuple) else (None if row.up_to else told, told)
+    return span(*ends, unit)
+
+
 def _cells(row: Row) -> list[str]:
-    published = row.published
-    if isinstance(published, tuple):
-        text = f"{_text(published[0])} to {_text(published[1], row.unit)}"
-        return [row.what, text, _text(row.ours, row.unit), _within(row)]
-    text = "–" if published is None else _text(published, row.unit)
-    return [row.what, text, _text(row.ours, row.unit), signed(row.difference)]
-
-
-def _within(row: Row) -> str:
-    return "within" if row.difference == 0 else signed(row.difference)
-
-
-def _text(value: float, unit: str = "") -> str:
-    if math.isnan(value):
-        return "–"
-    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{number} {unit}".rstrip()
+    close = isinstance(row.published, tuple) and row.difference == 0
+    difference = "within" if close else signed(row.difference)
+    return [row.what, published_text(row, row.unit), number(row.ours, row.unit), difference]
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ def publish(study: Study, runs: Runs) -> Published | None:
         _clear(folder)
         if not runs.quiet:
             unsaid = [line for line in result.notes if line not in runs.noted]
-            show(replace(result, notes=unsaid), found.compared)
+            brief = result.brief and runs.config["report"]
+            show(replace(result, notes=unsaid, brief=brief), found.compared)
         drawn = list(reading.drawings) if runs.config["report"] else []
         pictures = reading.headline if reading.headline is not None else drawn
         with writing(folder):
@@ -187,6 +188,7 @@ def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> R
         data=reading.data,
         failed={**(arms.failed if arms is not None else {}), **reading.failed},
         again=reading.again,
+        brief=reading.brief,
     )
 
 

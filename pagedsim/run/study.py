@@ -34,6 +34,8 @@ class Analysis:
     drawings: Mapping[str, FigureSpec] = field(default_factory=dict)
     compares: bool = False
     """Whether the table of arms is the main result."""
+    brief: bool = False
+    """Whether the terminal shows the finding and a short table, and the report has the rest."""
     headline: Sequence[str] | None = None
     """The pictures that stand for the result; None: all that are drawn."""
     table: Sequence[Mapping[str, object]] | None = None

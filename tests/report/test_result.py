@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pagedsim import report
 from pagedsim.metrics.files import RESULT, write_json
-from pagedsim.metrics.result import Listing, Result, Row
+from pagedsim.metrics.result import Listing, Published, Result, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import margins, new_figure
 from tests.report.test_page import Reader
@@ -49,12 +49,16 @@ RESULT_OF_TWO = Result(
         (11.0, 10.0, 0.1),
         (8.0, (2.7, 8), 0.0),
         (10.0, (2, 8), 0.25),
+        (1.0, (None, 8), 0.0),
+        (10.0, (None, 8), 0.25),
+        (9.0, (4, None), 0.0),
+        (3.0, (4, None), -0.25),
         (0.0, 0.0, 0.0),
         (1.0, None, math.nan),
     ],
 )
 def test_the_difference_is_to_the_nearest_that_was_published(
-    ours: float, published: float | tuple[float, float] | None, difference: float
+    ours: float, published: Published, difference: float
 ) -> None:
     assert Row("x", ours, published).difference == pytest.approx(difference, nan_ok=True)
 
@@ -109,6 +113,16 @@ def test_what_was_published_stands_beside_ours() -> None:
     assert cells(text, "ratio") == ["ratio", "2.7 to 8 ×", "3 ×", "within"]
     assert cells(text, "too much") == ["too much", "2.7 to 8 ×", "9 ×", "+12.5 %"]
     assert cells(text, "ours alone") == ["ours alone", "–", "1,234,567", "–"]
+    bounds = [
+        Row("most", 3.0, (None, 8), "×"),
+        Row("least", 3.0, (2, None), "×"),
+        Row("largest", 3.0, 4.0, "×", up_to=True),
+    ]
+    bounded = printed(replace(RESULT_OF_TWO, rows=bounds))
+    assert cells(bounded, "most") == ["most", "up to 8 ×", "3 ×", "within"]
+    assert cells(bounded, "least") == ["least", "at least 2 ×", "3 ×", "within"]
+    assert cells(bounded, "largest") == ["largest", "up to 4 ×", "3 ×", "−25.0 %"]
+    assert [row.record().get("up_to") for row in bounds] == [None, None, True]
     for what, why in RESULT_OF_TWO.failed.items():
         assert f"missing: {what}: {why}" in text
     assert "stored: prompts <b> answers" in text
@@ -118,6 +132,21 @@ def test_what_was_published_stands_beside_ours() -> None:
     text = printed(replace(RESULT_OF_TWO, rows=[Row("rate", 0.00012345, unit="/s")], source=""))
     assert "Results" in text and "published" not in text.lower()
     assert cells(text, "rate") == ["rate", "0.000123 /s"]
+
+
+def test_a_brief_result_names_what_is_in_the_report() -> None:
+    text = printed(replace(RESULT_OF_TWO, brief=True))
+    assert cells(text, "stored") and "ours alone" not in text and "first" not in text
+    assert "stored: prompts" not in text and "Some <is> not." in text
+    assert "In the report: 1 more row, reasons for differences, “More” (2 rows)." in text
+    assert "note: step times are <fitted>" in text and "missing: size <2>" in text
+    many = [Row(f"row {number}", 1.0) for number in range(40)]
+    text = printed(replace(RESULT_OF_TWO, brief=True, rows=many, listings=[]))
+    assert text.count("row ") == 12 and "In the report: 28 more rows." in text
+    long = replace(RESULT_OF_TWO, brief=True, rows=many, finding=["A finding."] * 60)
+    assert printed(long).count("row ") == 4
+    text = printed(replace(RESULT_OF_TWO, brief=True, rows=many[:2], listings=[]))
+    assert "In the report" not in text
 
 
 WIDE = Listing(
