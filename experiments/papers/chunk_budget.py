@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
-from experiments.papers.findings import number
 from experiments.papers.panels import draw_bar_panels
 from experiments.papers.reproduction import arm
 from experiments.papers.settings import In, Names, Number, Positive
@@ -21,6 +20,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
+from pagedsim.report.numbers import number
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Key, Runs
 from pagedsim.run.study import Analysis
@@ -142,14 +142,10 @@ class Capacity:
             "median wait keep their bounds."
         )
         cells = [[what, *map(number, each.values())] for what, each in rates.items()]
-        gained = [row for name in self.cases for row in self._rows(name, found)]
+        gains = {name: self._gains(found, name) for name in self.cases}
         return Analysis(
-            finding=[
-                f"{row.what}: {number(row.ours, '×')}"
-                + (f" (published: up to {row.published:g})." if row.published else ".")
-                for row in gained
-            ],
-            rows=gained,
+            finding=[self._sentence(name, its) for name, its in gains.items()],
+            rows=[row for name, its in gains.items() for row in self._rows(name, its)],
             listings=[Listing(title, ["", *self.budgets], cells, caption)],
             data={"capacity": rates},
             drawings={
@@ -164,12 +160,29 @@ class Capacity:
             ],
         )
 
-    def _rows(self, name: str, found: Mapping[Where, Sequence[float]]) -> list[Row]:
-        case = self.cases[name]
-        gains = {
-            objective: self._gain(found, name, its.budget, objective)
-            for objective, its in case.objectives.items()
+    def _gains(self, found: Mapping[Where, Sequence[float]], case: str) -> dict[str, Estimate]:
+        """By objective, what the paper's budget gains over the baseline."""
+        return {
+            objective: self._gain(found, case, its.budget, objective)
+            for objective, its in self.cases[case].objectives.items()
         }
+
+    def _sentence(self, name: str, gains: Mapping[str, Estimate]) -> str:
+        case = self.cases[name]
+        parts = [
+            f"{number(gain.mean, '×')} with {case.objectives[objective].budget} ({objective}"
+            + (", no sure difference)" if gain.low <= 1 <= gain.high else ")")
+            for objective, gain in gains.items()
+        ]
+        told = case.published
+        published = "" if told is None else f"; published: up to {number(told)}"
+        return (
+            f"Rate within the objective for {name}, compared with {self.baseline}: "
+            f"{', '.join(parts)}{published}."
+        )
+
+    def _rows(self, name: str, gains: Mapping[str, Estimate]) -> list[Row]:
+        case = self.cases[name]
         rows = [
             Row(
                 f"{name}, {one}: {case.objectives[one].budget} / {self.baseline}",
@@ -182,7 +195,8 @@ class Capacity:
         known = [gain.mean for gain in gains.values() if not math.isnan(gain.mean)]
         if not known:
             return rows
-        return [Row(f"{name}: largest gain of a budget", max(known), case.published, "×"), *rows]
+        what, told = f"{name}: largest gain of a budget", case.published
+        return [Row(what, max(known), told, "×", up_to=told is not None), *rows]
 
     def _gain(
         self, found: Mapping[Where, Sequence[float]], case: str, budget: str, objective: str

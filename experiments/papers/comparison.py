@@ -53,8 +53,12 @@ class Comparison:
     good: Annotated[float | None, Number(0)] = None
     """Report the values of the sweep with the smallest measure, and those within this share."""
     published: Any = None
-    """A number or a range, or mappings to them by case, system and value of the sweep; None: the
-    same of the figure's published curves."""
+    """A number or a range, open at an end that is null, or mappings to them by case, system and
+    value of the sweep; None: the same of the figure's published curves."""
+    up_to: bool = False
+    """Whether published numbers are the largest of several, as they are for `at: most`."""
+    sensitivity: bool = False
+    """Whether the finding has the range of results under other assumptions."""
     why: str = ""
     rows: bool = True
     """Whether there are rows of it, or data alone."""

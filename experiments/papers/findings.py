@@ -1,4 +1,4 @@
-"""What a figure's comparisons say: rows beside published numbers, sentences, tables and data."""
+"""The results of a figure's comparisons: rows beside published numbers, a table and data."""
 
 from __future__ import annotations
 
@@ -12,23 +12,11 @@ from experiments.papers.curves import Curve, mean_curve
 from experiments.papers.figure import Curves, Figure
 from experiments.papers.reproduction import arm
 from pagedsim.metrics.compare import Estimate
-from pagedsim.metrics.result import Listing, Row
+from pagedsim.metrics.result import Listing, Published, Row
+from pagedsim.report.numbers import number
 
 MANY = 3
 """Variants up to which each is quoted; of more only the extremes are."""
-Published = float | tuple[float, float] | None
-
-
-def number(value: float, unit: str = "") -> str:
-    """Three significant digits with a unit, and all digits before the point.
-
-    >>> number(1234.5, "s"), number(0.5), number(float("nan"), "×")
-    ('1,234 s', '0.5', '–')
-    """
-    if math.isnan(value):
-        return "–"
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{text} {unit}" if unit else text
 
 
 def lookup(tree: Any, *keys: object) -> Any:
@@ -62,13 +50,40 @@ class Result(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One row of a comparison, and what it is of."""
+    """One row of a comparison, what it is of, and how sure it is."""
 
     case: str
     system: str
     at: str
     """The value of the sweep in words, where the row is of one."""
     row: Row
+    unsure: bool
+    """Whether the confidence interval of a ratio includes 1."""
+    others: Mapping[str, float]
+    """The number under other assumptions."""
+
+
+class Optimum(NamedTuple):
+    """The value of the sweep with the smallest measure, and the range of those nearly as good."""
+
+    case: str
+    system: str
+    best: float
+    low: float
+    high: float
+    published: Published
+
+    def rows(self, label: str, one: Comparison, unit: str) -> Iterator[Row]:
+        """A row for each of the three."""
+        told = self.published
+        low, high = told if isinstance(told, tuple) else (None, None)
+        what, edge = (
+            f"{arm(self.case, label)}: {self.system}",
+            f"within {100 * (one.good or 0):g} %",
+        )
+        yield Row(f"{what}, best", self.best, told, unit)
+        yield Row(f"{what}, smallest {edge}", self.low, low, unit)
+        yield Row(f"{what}, largest {edge}", self.high, high, unit)
 
 
 @dataclass(frozen=True)
@@ -78,23 +93,28 @@ class Findings:
     figure: Figure
     found: Mapping[str, Curves]
 
-    def results(self, one: Comparison) -> Iterator[Result]:
-        """Ours, and what was published, for each case, system and value of the sweep."""
-        curves = self.found[one.measure]
+    def _compared(
+        self, one: Comparison
+    ) -> Iterator[tuple[str, str, Mapping[str, Sequence[Curve]]]]:
+        """Each case and system that is compared, with the curves of the case."""
         for case in self.figure.cases:
             if one.cases is not None and case not in one.cases:
                 continue
-            its = self.figure.curves_of(curves, case)
+            its = self.figure.curves_of(self.found[one.measure], case)
             for system in one.systems or its:
-                if system not in its or system == one.over or one.over not in (None, *its):
-                    continue
-                derived = self._derived(one, case, system) if one.published is None else {}
-                for x, ours in one.estimates(its, system).items():
-                    if one.published is not None:
-                        told = _number_or_range(lookup(one.published, case, system, x))
-                    else:
-                        told = _at_value(derived, x, one.at in ("most", "best"))
-                    yield Result(case, system, x, ours, told)
+                if system in its and system != one.over and one.over in (None, *its):
+                    yield case, system, its
+
+    def results(self, one: Comparison) -> Iterator[Result]:
+        """Ours, and what was published, for each case, system and value of the sweep."""
+        for case, system, its in self._compared(one):
+            derived = self._derived(one, case, system) if one.published is None else {}
+            for x, ours in one.estimates(its, system).items():
+                if one.published is not None:
+                    told = _number_or_range(lookup(one.published, case, system, x))
+                else:
+                    told = _at_value(derived, x, one.at in ("most", "best"))
+                yield Result(case, system, x, ours, told)
 
     def _derived(self, one: Comparison, case: str, system: str) -> Estimates:
         """The same comparison of the figure's published curves."""
@@ -118,42 +138,59 @@ class Findings:
         plain = one.over is None and not one.of_sweep and not one.growth
         return self.figure.measures[one.measure].scale if plain else 1.0
 
-    def label(self, one: Comparison) -> str:
-        """What a comparison is of."""
+    def measure_of(self, one: Comparison) -> str:
+        """What a comparison measures, with its bound."""
         measure = self.figure.measures[one.measure]
         label = one.label or measure.label
+        return label if one.bound is None else f"{label} within {number(one.bound, measure.unit)}"
+
+    def label(self, one: Comparison) -> str:
+        """What a comparison is of."""
+        label = self.measure_of(one)
         if one.over is not None and one.ratio_bound is None:
-            label += f", {one.over} over each" if one.inverse else f" over that of {one.over}"
-        if one.bound is not None:
-            label += f" at {number(one.bound, measure.unit)}"
+            over = f"{one.over} compared with each" if one.inverse else f"compared with {one.over}"
+            label += f", {over}"
         return label + {"most": ", at most", "best": ", each at its best"}.get(str(one.at), "")
 
     def lines(self, one: Comparison) -> Iterator[Line]:
-        """The rows of a comparison."""
+        """The rows of a comparison of values or ratios, and what they are of."""
         scale, sweep = self._scale(one), self.figure.sweep
         for result in self.results(one):
-            told = result.published
-            if told is None and (math.isnan(result.ours.mean) or one.at == "published"):
+            told, ours = result.published, result.ours
+            if told is None and (math.isnan(ours.mean) or one.at == "published"):
                 continue
             if one.published is None and isinstance(told, float):
                 told *= scale
             plain = one.of_all or one.at in ("most", "best")
             at = "" if plain or sweep is None else sweep.name(result.x)
             what = f"{arm(result.case, self.label(one))}: {arm(result.system, at)}"
-            why = "; ".join(self._why(one, result))
-            row = Row(what, scale * result.ours.mean, told, self.unit(one), why)
-            yield Line(result.case, result.system, at, row)
+            others = self._others(one, result) if told is not None else {}
+            why = "; ".join(self._why(one, result, others))
+            largest = one.up_to or one.at == "most"
+            up_to = largest and bool(told) and not isinstance(told, tuple)
+            row = Row(what, scale * ours.mean, told, self.unit(one), why, up_to)
+            unsure = one.paired and ours.low <= 1 <= ours.high
+            yield Line(result.case, result.system, at, row, unsure, others)
 
-    def _why(self, one: Comparison, result: Result) -> Iterator[str]:
+    def _why(self, one: Comparison, result: Result, others: Mapping[str, float]) -> Iterator[str]:
         """Where a result is, its spread, and what other assumptions make of a published one."""
-        unit, scale, (case, system, x, ours, told) = self.unit(one), self._scale(one), result
+        unit, scale, (_, _, x, ours, told) = self.unit(one), self._scale(one), result
         if one.at in ("most", "best") and self.figure.sweep is not None and not one.of_all:
             yield f"at {self.figure.sweep.name(x)}"
         if ours.known and (one.paired or told is not None):
             kind = "with 95 % confidence" if one.paired else "by seed"
             yield f"{number(scale * ours.low)} to {number(scale * ours.high, unit)} {kind}"
-        if told is None:
-            return
+        if len(others) > MANY:
+            ordered = sorted(others, key=others.__getitem__)
+            others = {name: others[name] for name in (ordered[0], ordered[-1])}
+        for name, value in others.items():
+            yield f"{number(value, unit)} with {name}"
+        if one.why and told is not None:
+            yield one.why
+
+    def _others(self, one: Comparison, result: Result) -> dict[str, float]:
+        """The result under other assumptions, by their names."""
+        scale, case, system, x = self._scale(one), result.case, result.system, result.x
         others = {
             f"a bound of {bound:g}": self._other(replace(one, bound=bound), case, system, x)
             for bound in one.bounds
@@ -169,14 +206,7 @@ class Findings:
             slow = replace(one, bound=one.bound / one.step_factor)
             sustained = self._other(slow, case, system, x) / one.step_factor
             others[f"steps {one.step_factor:g} times as long"] = sustained
-        others = {name: value for name, value in others.items() if not math.isnan(value)}
-        if len(others) > MANY:
-            ordered = sorted(others, key=others.__getitem__)
-            others = {name: others[name] for name in (ordered[0], ordered[-1])}
-        for name, value in others.items():
-            yield f"{number(value, unit)} with {name}"
-        if one.why:
-            yield one.why
+        return {name: value for name, value in others.items() if not math.isnan(value)}
 
     def _other(self, one: Comparison, case: str, system: str, x: float) -> float:
         """The result of a system under other assumptions."""
@@ -188,51 +218,24 @@ class Findings:
             return next((value.mean for value in found.values()), math.nan)
         return found[x].mean if x in found else math.nan
 
-    def sentences(self, one: Comparison) -> Iterator[str]:
-        """One for each case: of the rows with a published number, if any has one."""
-        if one.good is not None:
-            yield from (
-                f"{row.what}: {_said(row)}."
-                for row in self.optima(one)
-                if row.published is not None
-            )
-            return
-        lines = list(self.lines(one))
-        if any(line.row.published is not None for line in lines):
-            lines = [line for line in lines if line.row.published is not None]
-        cases = list(dict.fromkeys(line.case for line in lines))
-        groups = [[line for line in lines if line.case == case] for case in cases]
-        if len(cases) == len(lines) > 1:
-            groups = [lines]
-        for its in groups:
-            by_case, several, swept = (len({line[place] for line in its}) > 1 for place in range(3))
-            words = [
-                f"{_said(line.row)}{_with(line.system, several)}{_at(line.at, swept)}"
-                + (f" for {line.case}" if by_case else "")
-                for line in its
-            ]
-            first = its[0]
-            head = self.label(one) + _with(first.system, not several) + _at(first.at, not swept)
-            case = "" if by_case else first.case
-            head = arm(case, head) if case else f"{head[0].upper()}{head[1:]}"
-            yield f"{head}: {', '.join(words)}."
-
-    def optima(self, one: Comparison) -> Iterator[Row]:
-        """The best value of the sweep, and the ends of those that are nearly as good."""
+    def optima(self, one: Comparison) -> Iterator[Optimum]:
+        """The best value of the sweep for each case and system."""
         assert one.good is not None
-        for case in self.figure.cases:
-            for system, each in self.found[one.measure][case].items():
-                curve = mean_curve(each)
-                least = min(curve.values())
-                near = [x for x, y in curve.items() if y <= least * (1 + one.good)]
-                told = _number_or_range(lookup(one.published, case, system))
-                low, high = told if isinstance(told, tuple) else (None, None)
-                what = f"{arm(case, self.label(one))}: {system}"
-                edge = f"within {100 * one.good:g} %"
-                best = min(curve, key=curve.__getitem__)
-                yield Row(f"{what}, best", best, told, self.unit(one))
-                yield Row(f"{what}, smallest {edge}", min(near), low, self.unit(one))
-                yield Row(f"{what}, largest {edge}", max(near), high, self.unit(one))
+        for case, system, its in self._compared(one):
+            curve = mean_curve(its[system])
+            least = min(curve.values())
+            near = [x for x, y in curve.items() if y <= least * (1 + one.good)]
+            best = min(curve, key=curve.__getitem__)
+            told = _number_or_range(lookup(one.published, case, system))
+            yield Optimum(case, system, best, min(near), max(near), told)
+
+    def rows(self, one: Comparison) -> Iterator[Row]:
+        """The rows of a comparison."""
+        if one.good is None:
+            yield from (line.row for line in self.lines(one))
+        else:
+            for best in self.optima(one):
+                yield from best.rows(self.label(one), one, self.unit(one))
 
     def listing(self) -> Listing:
         """Every arm, and its measures; means over seeds."""
@@ -277,24 +280,6 @@ def _number_or_range(told: Any) -> Published:
     if told is None or isinstance(told, Mapping):
         return None
     return (told[0], told[1]) if isinstance(told, Sequence) else told
-
-
-def _with(system: str, wanted: bool) -> str:
-    return f" with {system}" if wanted and system else ""
-
-
-def _at(value: str, wanted: bool) -> str:
-    return f" at {value}" if wanted and value else ""
-
-
-def _said(row: Row) -> str:
-    """Our number, and the published one."""
-    told = row.published
-    words = number(row.ours, row.unit)
-    if told is None:
-        return words
-    ends = " to ".join(map(number, told)) if isinstance(told, tuple) else number(told)
-    return f"{words} (published: {ends})"
 
 
 def _means(curves: Curves) -> dict[str, Any]:

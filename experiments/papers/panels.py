@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagedsim.report.style import (
     MUTED,
-    Look,
+    PAPER,
     key,
     looks,
     margins,
     new_figure,
     plain_log_ticks,
+    short,
     tidy,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 MANY = 30
 """Bars of a panel up to which their values stand above them."""
+_MARKERS = "osD^vP"
+_WIDE, _NARROW = 3.4, 1.6
+"""Widths of the first and the last line, in points: lines that coincide show one inside another."""
+_LARGE, _SMALL = 8.0, 5.5
+"""Sizes of their markers."""
+_DENSE = 100
+"""Points of a line from which on it has no markers, and the width of the last one."""
 Points = tuple[Sequence[float], Sequence[float]]
 """x and y."""
+Style = Mapping[str, Any]
+"""Arguments of a line."""
 Groups = Mapping[str, Mapping[str, float | None]]
 """By group and bar; a bar of None is left out."""
 
@@ -47,14 +58,12 @@ class Panel:
     more: Callable[[Axes], None] | None = None
     """Draws what is beyond that."""
 
-    def draw(self, axes: Axes, look: Mapping[str, Look]) -> None:
+    def draw(self, axes: Axes, styles: Mapping[str, Style]) -> None:
         """All of it."""
         for name, (x, y) in self.lines.items():
-            its = look[name]
-            marker = "o" if len(x) < 100 else None
-            axes.plot(x, y, color=its.colour, ls=its.dashes, marker=marker, ms=3.2)
+            axes.plot(x, y, **styles[name] if len(x) < _DENSE else _plain(styles[name]))
         for name, (x, y) in self.published.items():
-            axes.plot(x, y, "o", mfc="none", mec=look[name].colour, ms=7)
+            axes.plot(x, y, "o", mfc="none", mec=styles[name]["color"], ms=7)
         for bound in self.bounds:
             axes.axhline(bound, color=MUTED, lw=0.9)
         if self.more is not None:
@@ -73,13 +82,43 @@ def draw_panels(rows: Sequence[Sequence[Panel]]) -> Figure:
     """A grid of panels, whose last row may be shorter than the others."""
     figure = new_figure(0.9 + 2.5 * len(rows))
     grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)
-    look = looks(list(dict.fromkeys(name for row in rows for one in row for name in one.lines)))
+    panels = [panel for row in rows for panel in row]
+    styles = _styles(list(dict.fromkeys(name for panel in panels for name in panel.lines)))
     for axes_of, row in zip(grid, rows, strict=True):
         for axes, panel in zip(axes_of, row, strict=False):
-            panel.draw(axes, look)
+            panel.draw(axes, styles)
         for axes in axes_of[len(row) :]:
             axes.set_visible(False)
-    return _keyed(figure, look)
+    dense = all(len(x) >= _DENSE for panel in panels for x, _ in panel.lines.values())
+    return _keyed(figure, _handles({n: _plain(s) if dense else s for n, s in styles.items()}))
+
+
+def _styles(names: Sequence[str]) -> dict[str, Style]:
+    """The look, width and marker of each line, from wide to narrow."""
+    styles: dict[str, Style] = {}
+    for place, (name, look) in enumerate(looks(names).items()):
+        share = place / max(len(names) - 1, 1) if len(names) > 2 else 1.0
+        styles[name] = {
+            "color": look.colour,
+            "ls": look.dashes,
+            "lw": _WIDE + share * (_NARROW - _WIDE),
+            "marker": _MARKERS[place % len(_MARKERS)],
+            "ms": _LARGE + share * (_SMALL - _LARGE),
+            "mec": PAPER,
+            "mew": 0.7,
+        }
+    return styles
+
+
+def _plain(style: Style) -> Style:
+    return {**style, "lw": _NARROW, "marker": None}
+
+
+def _handles(styles: Mapping[str, Style]) -> dict[str, Line2D]:
+    """Entries of the legend."""
+    from matplotlib.lines import Line2D
+
+    return {name: Line2D([], [], label=short(name, 48), **style) for name, style in styles.items()}
 
 
 def draw_bar_panels(panels: Mapping[str, Groups], text: str = "{:.3g}") -> Figure:
@@ -115,7 +154,7 @@ def _draw_bars(axes: Axes, groups: Groups, colours: Mapping[str, str], text: str
     axes.grid(axis="x", visible=False)
 
 
-def _keyed(figure: Figure, entries: Mapping[str, Look] | Mapping[str, str]) -> Figure:
+def _keyed(figure: Figure, entries: Mapping[str, Line2D] | Mapping[str, str]) -> Figure:
     margins(figure, left=0.8, bottom=0.6, top=0.62)
     figure.subplots_adjust(wspace=0.24, hspace=0.5)
     if len(entries) > 1:

@@ -9,6 +9,7 @@ from experiments.papers.drawing import drawing_of
 from experiments.papers.figure import Figure
 from experiments.papers.findings import Findings
 from experiments.papers.reproduction import ByArm, Reproduction
+from experiments.papers.sentences import sentences
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.metrics.result import Row
@@ -83,12 +84,11 @@ class Figures(Reproduction):
         finding, rows = list[str](), list[Row]()
         for findings in every.values():
             for one in findings.figure.comparisons:
-                if one.good is not None:
-                    rows += findings.optima(one)
-                elif one.rows:
-                    rows += [line.row for line in findings.lines(one)]
-                if one.finding and one.rows:
-                    finding += findings.sentences(one)
+                if not one.rows:
+                    continue
+                rows += findings.rows(one)
+                if one.finding:
+                    finding += sentences(findings, one)
         drawings = {name: drawing_of(findings) for name, findings in every.items()}
         return Analysis(
             finding=finding,
@@ -97,4 +97,5 @@ class Figures(Reproduction):
             notes=list(self.remarks),
             data={name: findings.data() for name, findings in every.items()},
             drawings={name: drawing for name, drawing in drawings.items() if drawing is not None},
+            brief=True,
         )
