@@ -29,11 +29,24 @@ def shown(study: Arms, width: int = 100) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize(("width", "name"), [(50, "urgent"), (80, "the name of a policy " * 3)])
-def test_a_narrow_terminal_cuts_no_number(width: int, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("width", "name", "swept"),
+    [
+        (50, "urgent", None),
+        (80, "the name of a policy " * 3, None),
+        (62, "1", "policy.tokens_per_second"),
+    ],
+)
+def test_a_narrow_terminal_cuts_no_number(
+    width: int, name: str, swept: str | None, tmp_path: Path
+) -> None:
     study = study_of(tmp_path, arms=("fcfs", name))
+    if swept:
+        study.swept, study.clients = swept, ()
     text = shown(study, width)
     assert "…" not in text
+    heading = text.partition("──")[0].splitlines()[-2]
+    assert (swept or "").rpartition(".")[2] in heading
     assert max(map(len, text.partition("──")[2].splitlines())) <= width
     for part in sections(study):
         assert all(cell.text in text for cells in part.rows.values() for cell in cells)
