@@ -5,10 +5,12 @@ from __future__ import annotations
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import cast
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from pagedsim.core.errors import require_flag
 from pagedsim.options import Options
@@ -26,7 +28,9 @@ def run_experiment() -> None:
     hydra = HydraConfig.get()
     require_flag("hydra.verbose", hydra.verbose)
     folder = Path(hydra.runtime.output_dir)
-    words, root = list(hydra.overrides.task), str(hydra.job.config_name or ROOT)
+    # As typed: what ${...} names is looked up where the words are composed, and in each arm.
+    words = cast(list[str], OmegaConf.to_container(hydra.overrides.task))
+    root = str(hydra.job.config_name or ROOT)
     options = _options()
     if hydra.mode != RunMode.MULTIRUN:
         own = any(one.startswith("hydra.run.dir=") for one in hydra.overrides.hydra)
