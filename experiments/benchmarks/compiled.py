@@ -5,18 +5,15 @@
 
 The first has a line for each kernel of attention, kind of cache and GPU, in bf16, and one for each
 product of a layer of Llama-3.1-8B, of up to 16 tokens, for each kind of weights: the instructions
-of one warp for one tile of keys or of weights, its matrix products, its loads and those of 16 bytes
-a thread, the tiles in flight during every product, registers, spilled bytes and shared memory. A
-tile is rows × keys, or outputs × inputs. In flight are asynchronous copies to shared memory that
-the loop has issued and not yet waited for, counted in the machine code; 0: memory is idle during
-some product. A second table says how the contexts of a decode are split into parts and assigned to
-the programs that an H100 runs at one time: the bytes of partial results over those of keys and
-values, and the tiles of keys for each program.
+of one warp for one tile (rows × keys, or outputs × inputs), its matrix products, its loads and
+those of 16 bytes a thread, the tiles in flight during every product (copies to shared memory that
+are issued and not yet waited for; 0: memory is idle during some product), registers, spilled bytes
+and shared memory. A second table says how the contexts of a decode are split into parts and
+assigned to the programs that an H100 runs at one time.
 
-`sampling` counts, for each kind of request in a batch of its own, in a step like the one before it:
-launches, the bytes that they read and write if each touches its tensors once (the last kernel
-touches a tile of logits a row), and the bytes between host and GPU. "torch" is the same sample one
-operation after another, as defined for a CPU.
+`sampling` counts, for each kind of request in a batch of its own: launches, the bytes that they
+read and write if each touches its tensors once (the last kernel touches a tile of logits a row),
+and the bytes between host and GPU. "torch" is the same sample one operation after another.
 
 No time is measured: this is the work of a GPU, not its speed.
 """

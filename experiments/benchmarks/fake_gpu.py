@@ -5,10 +5,9 @@ Compiled kernels, and their machine code:
     use_target(90)
     for kernel in compiled_kernels(lambda: decode.paged_decode(...)): usage(kernel)
 
-Kernels are called as the engine calls them, with tensors on the CPU; where Triton would load and
-launch what it compiled, this stops. So the specialisation, tile sizes, options and entry of
-Triton's cache are those of a GPU. `use_target` replaces Triton's driver, so it needs a process of
-its own.
+Kernels are called as the engine calls them, with tensors on the CPU, so that specialisation, tiles
+and options are those of a GPU; nothing is loaded or launched. `use_target` replaces Triton's
+driver, so it needs a process of its own.
 
 Launches and transfers, without any computation:
 

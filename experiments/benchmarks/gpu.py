@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.benchmarks.device import digest, facts, folder_named, tiles, version_of
+from experiments.benchmarks.device import OPTIONS, digest, facts, folder_named, tiles, version_of
 from experiments.benchmarks.device import gpu as require_gpu
 from experiments.benchmarks.harness import ROOT, keep, main_of, parse, table
 from experiments.benchmarks.shapes import BASE
@@ -59,10 +59,8 @@ PATIENCE = 300.0
 def gpu(words: Sequence[str]) -> None:
     """Run the parts that are not done, and print the states of all."""
     options = {
-        "--device": ("cuda", "cpu"),
-        "--quick": {"action": "store_true", "help": "tiny sizes; a cpu has no others"},
+        **{name: OPTIONS[name] for name in ("--device", "--quick", "--out")},
         "--minutes": 25.0,
-        "--out": {"type": Path, "help": "a folder, for other than results/<GPU>"},
         "--archive": {"type": Path, "help": "a .tar.gz to go on with, and to leave"},
         "--unpack": {"action": "store_true", "help": "the archive, and nothing else"},
     }
@@ -280,7 +278,10 @@ def unpack(path: Path, place: Path | None, device: str | None = None) -> Path:
             if device not in (None, own):
                 sys.exit(f"--archive {path}: is of {own}, and this is {device}; give another")
             place = place or folder_named(own)
-            archive.extractall(place, filter="data")
+            for one in archive:
+                if not one.isfile() or {"", ".", ".."} & {*one.name.split("/")}:
+                    raise ValueError(f"{one.name!r} is no plain file")
+                archive.extract(one, place)
     except (OSError, EOFError, zlib.error, tarfile.TarError, KeyError, ValueError) as error:
         reason = "it has no gpu.json" if isinstance(error, KeyError) else error
         sys.exit(f"--archive {path}: is none that this command has written: {reason}")

@@ -5,15 +5,14 @@
     python -m experiments.benchmarks.products --device cpu --quick   (the same way, without a GPU)
 
 The first times the products of a decode step in a layer of Llama-3.1-8B, with norms, gate and
-residual sums. *Ours* is `kernels/product.py`, four launches; *torch* is four of its products, two
-norms and a gate, as the engine computes it for many tokens (more than `tiles.FEW`). Both run as
-CUDA graphs, where there are any. Weights are in bf16 and in 8 bits; torch's are always in bf16. The
-limit is the time to read the weights once.
+residual sums: `kernels/product.py`, four launches, beside torch's products, norms and gate, as the
+engine computes it for many tokens (more than `tiles.FEW`). Both run as CUDA graphs, where there are
+any. Weights are in bf16 and in 8 bits; torch's are always in bf16.
 
 `experts` times a layer's experts (`kernels/grouped.py`, behind the router) of Mixtral 8x7B and
 DeepSeek-V3, for tokens that choose at random, and a layer's attention over latents
-(`kernels/latent.py`) with DeepSeek-V3's heads, for decodes and for a chunk. The limit is the time
-to read the chosen experts or the latents once, or of their FLOP.
+(`kernels/latent.py`) with DeepSeek-V3's heads, for decodes and for a chunk. Their bytes are those
+of the chosen experts or of the latents.
 
 Limits are those of kernels.py, timed in the same rounds. Outputs are first compared with fp64; a
 wrong one is not timed. Results go to products.json and experts.json in experiments/results/<GPU>.
@@ -34,6 +33,7 @@ from experiments.benchmarks.harness import main_of
 from experiments.benchmarks.shapes import BASE, TINY, shape_of
 from experiments.benchmarks.timing import Bench, Rival, Work, limits_table, norm_error
 from pagedsim.engine.graphs import recorder_of
+from pagedsim.engine.models.quantization import rounded
 from pagedsim.kernels import ops
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.row_norm import RowNorm
@@ -68,7 +68,8 @@ def allowed(dtype: torch.dtype) -> float:
 
 TOKENS = (1, 8, 32, 64)
 """Up to twice `FEW`, to check that bound."""
-WEIGHTS = {"auto": None, "int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
+WEIGHTS = {"auto": None, "int8": "int8", "fp8_e4m3": "fp8"}
+"""How they are quantised."""
 EPS = 1e-5
 
 
@@ -91,17 +92,13 @@ def layer_work(shape: ModelShape, tokens: int, weights: str, kind: Mapping[str, 
     layer = Layer(shape, tokens, weights, kind["dtype"], kind["device"])
     wanted, values = layer.exact(), [one.values for one in layer.weights.values()]
 
-    def in_torch() -> Rival:
-        layer.unpack()
-        return Rival(captured(layer.theirs, kind["device"]))
-
     return Work(
         layer.ours,
         lambda out: norm_error(out, wanted),
         allowed(kind["dtype"]),
         sum(one.nbytes for one in values),
         2 * tokens * sum(one.numel() for one in values),
-        {"torch in 16 bits": in_torch},
+        {"torch in 16 bits": lambda: Rival(captured(layer.theirs(), kind["device"]))},
         timed=lambda: captured(layer.ours, kind["device"]),
     )
 
@@ -151,8 +148,6 @@ class Layer:
         self.residual = self.tokens.clone()
         squares = self.tokens.float().square().sum(1, keepdim=True)
         self.known = RowNorm(self.norms[0], squares, EPS)  # from the previous layer
-        self.plain: list[torch.Tensor] = []
-        """The matrices in the dtype of torch's products, after `unpack`."""
 
     def ours(self) -> torch.Tensor:
         """The layer's output by our kernels."""
@@ -166,13 +161,18 @@ class Layer:
         ops.add_product(self.residual, x, *down)
         return self.residual
 
-    def theirs(self) -> torch.Tensor:
-        """The output by torch, without the last sum, which the next layer's norm includes."""
-        qkv, out, gate_up, down = self.plain
-        seen = functional.linear(ops.rms_norm(self.residual, self.norms[0], EPS), qkv)
-        x = functional.linear(seen[:, : self.heads].contiguous(), out)
-        x = functional.linear(ops.rms_norm(x, self.norms[1], EPS, self.residual), gate_up)
-        return functional.linear(ops.silu_mul(x), down)
+    def theirs(self) -> Callable[[], torch.Tensor]:
+        """A call for the output by torch, without the last sum, which the next layer's norm
+        includes."""
+        qkv, out, gate_up, down = (one.plain(self.residual.dtype) for one in self.weights.values())
+
+        def call() -> torch.Tensor:
+            seen = functional.linear(ops.rms_norm(self.residual, self.norms[0], EPS), qkv)
+            x = functional.linear(seen[:, : self.heads].contiguous(), out)
+            x = functional.linear(ops.rms_norm(x, self.norms[1], EPS, self.residual), gate_up)
+            return functional.linear(ops.silu_mul(x), down)
+
+        return call
 
     def exact(self) -> torch.Tensor:
         """The output in fp64; resets the input."""
@@ -188,18 +188,9 @@ class Layer:
         """Restore the input of the layer."""
         self.residual.copy_(self.tokens)
 
-    def unpack(self) -> None:
-        """Make the matrices of torch's products."""
-        self.plain = [one.plain(self.residual.dtype) for one in self.weights.values()]
-
     def _weight(self, rows: int, columns: int, weights: str) -> Weight:
-        drawn, kind = self._random(rows, columns) * columns**-0.5, WEIGHTS[weights]
-        if kind is None:
-            return Weight(drawn, None)
-        most = 127 if kind == torch.int8 else torch.finfo(kind).max
-        scale = drawn.abs().amax(1).float() / most
-        scaled = drawn.float() / scale[:, None]
-        return Weight((scaled.round() if kind == torch.int8 else scaled).to(kind), scale)
+        drawn, quantization = self._random(rows, columns) * columns**-0.5, WEIGHTS[weights]
+        return Weight(*rounded(drawn, quantization) if quantization else (drawn, None))
 
     def _random(self, *size: int) -> torch.Tensor:
         return torch.randn(size, **self._kind)

@@ -8,14 +8,13 @@ The first plans and commits steps of a full batch, without a simulator or an eng
 
 `policies` decodes a batch of 256 requests while 1,000 requests of four clients wait. In the state
 "seats full" the batch has no free seat; in "memory full" it has seats, but no waiting request fits
-the free memory, so that the policy chooses the first waiting request in every step. Steps that only
-decode are averaged apart from steps that admit or preempt a request. Policies that wrap another
-one, and `victim=rank`, are combined with every policy. Each round serves the same requests, so a
-step counts with the least of its times.
+the free memory. Steps that only decode are averaged apart from steps that admit or preempt a
+request. Policies that wrap another one, and `victim=rank`, are combined with every policy. Each
+round serves the same requests, so a step counts with the least of its times.
 
-`policy_runs` simulates conversations and short requests on the server of `simulator.py`, with four
-clients, two priorities, deadlines, and true lengths as predictions. A policy that pins blocks of
-the prefix cache, or ranks by them, has one. `--only` names policies, or arms of `policies`.
+`policy_runs` simulates conversations and short requests as simulator.py does, with four clients,
+two priorities, deadlines, and true lengths as predictions. A policy that pins blocks of the prefix
+cache, or ranks by them, has one. `--only` names policies, or arms of `policies`.
 """
 
 from __future__ import annotations

@@ -4,17 +4,14 @@
     python -m experiments.benchmarks.tune products [--models llama-3.1-8b ...] [--weights int8]
 
 `attention` writes tuned.json. For each model's head shape, candidates take turns with the defaults
-over a grid of batches and contexts. The entry is the candidate whose time over the defaults' has
-the least geometric mean: one for the whole grid, since with tiles that depend on the batch a
+over a grid of batches and contexts. The entry is the candidate with the least geometric mean of
+times over the defaults': one for the whole grid, since with tiles that depend on the batch a
 sequence would get another result in another batch. Decode is tuned twice: tiles, then the parts of
 a context. All candidates are first compiled, on all cores; those that spill registers or do not
-fit the GPU are left out.
+fit the GPU are left out. `products` writes tuned_products.json: for each matrix of a model's layer,
+and as many tokens as each tile has rows, the fastest.
 
-`products` writes tuned_products.json. For each matrix of a model's layer, and as many tokens as
-each tile has rows, candidates take turns with the default; the entry is the fastest.
-
-Candidates with wrong results are left out. An entry is written as soon as it is known, so that
-`--models` and `--kernels` tune in slices.
+Candidates with wrong results are left out. An entry is written as soon as it is known.
 """
 
 from __future__ import annotations
