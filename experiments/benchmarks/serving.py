@@ -32,7 +32,7 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from experiments.benchmarks.harness import main_of, parse, table
@@ -46,20 +46,8 @@ if TYPE_CHECKING:
 USAGE = b'"usage":{'
 
 
-class Streamed(NamedTuple):
-    """All answers together."""
-
-    tokens: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds
-
-
-async def streamed(url: str, prompts: Sequence[Sequence[int]], tokens: int) -> Streamed:
-    """Stream all requests at once, greedily and without stop tokens, and count the answers.
+async def streamed(url: str, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+    """Stream all requests at once, greedily and without stop tokens; the tokens a second.
 
     It does as little work a token as it can. Raises RuntimeError for an incomplete answer.
     """
@@ -71,7 +59,7 @@ async def streamed(url: str, prompts: Sequence[Sequence[int]], tokens: int) -> S
         count = int(usage.split(b'"completion_tokens":')[1].split(b",")[0].strip(b" }"))
         if count != tokens or b"data: [DONE]" not in usage:
             raise RuntimeError(f"an answer of {tokens} tokens ends with {answer[-300:]!r}")
-    return Streamed(tokens * len(answers), seconds)
+    return tokens * len(answers) / seconds
 
 
 async def _answer(url: str, prompt: list[int], tokens: int) -> bytes:
@@ -140,7 +128,7 @@ def engine_rates(model: str, tokens: int, rounds: int) -> dict[str, Rate]:
         pid = own.submit(os.getpid).result()
 
         def over_http() -> float:
-            return asyncio.run(streamed(child.url, PROMPTS, tokens)).rate
+            return asyncio.run(streamed(child.url, PROMPTS, tokens))
 
         def by_generate() -> float:
             rate: float = own.submit(generate_rate, model, tokens).result()
@@ -196,7 +184,7 @@ def sim_rate(count: int, tokens: int, rounds: int) -> Rate:
     with listening(*FAST, core=0) as child, on_cores(others):
 
         def over_http() -> float:
-            return asyncio.run(streamed(child.url, prompts, tokens)).rate
+            return asyncio.run(streamed(child.url, prompts, tokens))
 
         pid = child.process.pid
         return medians([spent(pid, count * tokens, over_http) for _ in range(rounds + 1)])
