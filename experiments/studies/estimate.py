@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.papers.findings import number
 from experiments.studies.estimate_arithmetic import MOST, Case, data_of
 from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
-from pagedsim.report.numbers import binary, decimal, percent
+from pagedsim.report.numbers import binary, decimal, number, percent
 from pagedsim.report.style import GRID, MUTED, key, looks, margins, new_figure, tidy
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from experiments.papers.findings import number
 from experiments.papers.reproduction import Reproduction
 from experiments.papers.settings import Count, In, Number
 from experiments.studies.block_sizes import require_sizes
@@ -17,7 +16,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
-from pagedsim.report.numbers import signed
+from pagedsim.report.numbers import number, signed
 from pagedsim.report.style import MUTED, key, margins, new_figure
 from pagedsim.run.backend import Backend
 from pagedsim.run.objects import make
