@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
+from experiments.papers.comparison import unsure
 from experiments.papers.panels import draw_bar_panels
 from experiments.papers.reproduction import arm
 from experiments.papers.settings import In, Names, Number, Positive
@@ -171,7 +172,7 @@ class Capacity:
         case = self.cases[name]
         parts = [
             f"{number(gain.mean, '×')} with {case.objectives[objective].budget} ({objective}"
-            + (", no sure difference)" if gain.low <= 1 <= gain.high else ")")
+            + (", no sure difference)" if unsure(gain) else ")")
             for objective, gain in gains.items()
         ]
         told = case.published

@@ -136,6 +136,11 @@ class Comparison:
         return self.of_sweep or self.bound is not None or best
 
 
+def unsure(ratio: Estimate) -> bool:
+    """Whether the confidence interval of a ratio includes 1, or the ratio is 1 without any."""
+    return ratio.mean == 1 or ratio.low <= 1 <= ratio.high
+
+
 def _exactly(value: float) -> Estimate:
     return Estimate(value, math.nan, math.nan)
 

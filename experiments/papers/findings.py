@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from experiments.papers.comparison import Comparison, Estimates
+from experiments.papers.comparison import Comparison, Estimates, unsure
 from experiments.papers.curves import Curve, mean_curve
 from experiments.papers.figure import Curves, Figure
 from experiments.papers.reproduction import arm
@@ -58,7 +58,7 @@ class Line(NamedTuple):
     """The value of the sweep in words, where the row is of one."""
     row: Row
     unsure: bool
-    """Whether the confidence interval of a ratio includes 1."""
+    """Whether it is a ratio that may as well be 1."""
     others: Mapping[str, float]
     """The number under other assumptions."""
 
@@ -169,8 +169,7 @@ class Findings:
             largest = one.up_to or one.at == "most"
             up_to = largest and bool(told) and not isinstance(told, tuple)
             row = Row(what, scale * ours.mean, told, self.unit(one), why, up_to)
-            unsure = one.paired and ours.low <= 1 <= ours.high
-            yield Line(result.case, result.system, at, row, unsure, others)
+            yield Line(result.case, result.system, at, row, one.paired and unsure(ours), others)
 
     def _why(self, one: Comparison, result: Result, others: Mapping[str, float]) -> Iterator[str]:
         """Where a result is, its spread, and what other assumptions make of a published one."""
