@@ -7,7 +7,7 @@ simulator then says of the others is compared with times that no fit has seen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,11 @@ from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.logs import report
 from pagedsim.fidelity.logs.consistency_checks import signs
 from pagedsim.fidelity.logs.fit import Found, fit_to_log
-from pagedsim.fidelity.logs.log import Log, read_log
-from pagedsim.fidelity.logs.score import Rows, Scores, score
-from pagedsim.fidelity.logs.server import (
-    Constant,
-    Constants,
-    ExternalServer,
-    Fit,
-    Served,
-    constants_of,
-    serve,
-    words,
-)
+from pagedsim.fidelity.logs.log import read_log
+from pagedsim.fidelity.logs.server import Constant, ExternalServer, Fit
 from pagedsim.fidelity.recorded import log_of, recorded_runs
 from pagedsim.fidelity.step_grid import profiled
-from pagedsim.run.backend import RunConfig, Settings
+from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -95,55 +85,30 @@ NEEDED = 20
 """Minimum number of requests to fit to."""
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A log, simulated with given constants."""
-
-    server: ExternalServer
-    served: Served
-    scores: Mapping[str, Scores]
-    """By which requests: "all", or "fitted" and "unseen", and these "before the fit"."""
-
-
-def scored(config: Settings, log: Log, constants: Constants | None = None) -> Scored:
-    """Serve a log as `config` describes its server, and score all of it.
-
-    Without `constants` as `cost=` has them.
-    """
-    server = ExternalServer(config, log)
-    served = serve(server, constants_of(server) if constants is None else constants)
-    return Scored(server, served, {"all": score(log, served.latencies, np.arange(len(log)))})
-
-
-def fitted_and_scored(config: Settings, log: Log, split: float = 0.5) -> tuple[Found, Scored]:
-    """Fit to the first `split` of a log's requests, and score both parts."""
-    known = _known(log, split)
-    server = ExternalServer(config, log)
-    found = fit_to_log(server, known)
-    # The others are served by one whole simulation, so that they find the queue and the memory as
-    # the fitted left them.
-    after, before = (serve(server, of) for of in (found.constants, found.begin))
-    parts: dict[str, Rows] = {
-        "fitted": np.arange(found.cold.requests, known),
-        "unseen": np.arange(known, len(log)),
-    }
-    scores = {name: score(log, after.latencies, rows) for name, rows in parts.items()} | {
-        f"{name}, before the fit": score(log, before.latencies, rows)
-        for name, rows in parts.items()
-    }
-    return found, Scored(server, after, scores)
-
-
 def read_external(runs: Runs, requests: str, split: float) -> Analysis:
     """Fit to the first `split` of the log `requests`, and predict the rest."""
     log = read_log(requests)
-    found, done = fitted_and_scored(runs.config, log, split)
-    server, scores = done.server, done.scores
+    known = round(split * len(log))
+    if known < NEEDED or known == len(log):
+        raise ConfigError(
+            f"{log.path}: study.split={split:g} fits to {known} of its {len(log)} "
+            f"requests: must be at least {NEEDED}, and leave some to predict"
+        )
+    server = ExternalServer(runs.config, log)
+    found = fit_to_log(server, known)
+    # The others are served by one whole simulation, so that they find the queue and the memory as
+    # the fitted left them.
+    served, before = (server.serve_with(of) for of in (found.constants, found.begin))
+    parts = {"fitted": np.arange(found.cold.requests, known), "unseen": np.arange(known, len(log))}
+    scores = {name: served.score(rows) for name, rows in parts.items()}
+    scores |= {f"{name}, before the fit": before.score(rows) for name, rows in parts.items()}
+
     path = runs.command.folder / "fit.json"
-    largest = serve(server, found.constants, first=_known(log, split)).largest
+    largest = server.serve_with(found.constants, first=known).largest
     loose = [name for name, one in found.ranges.items() if not one.decided]
     fit = Fit(dict(found.constants), server.facts, largest, log.path.name, loose)
     fit.save(path)
+    words = server.words(found.constants, list(found.ranges))
     return Analysis(
         finding=[
             f"{scores['unseen'].count} requests whose times no fit has seen, predicted against "
@@ -161,53 +126,36 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
             ),
         ],
         notes=[
-            *signs(server, done.served, found.begin),
+            *signs(server, served, found.begin),
             *report.about_fit(found, scores),
-            *report.about_log(
-                log, found.cold, scores["unseen"], "unseen", done.served, server.guessed_blocks
-            ),
+            *report.about_log(server, served, found.cold, scores["unseen"], "unseen"),
         ],
-        data=_data(split, found, done, fit),
+        data={
+            "requests": fit.source,
+            "server": fit.server,
+            "split": split,
+            "constants": {name: _constant(found, name) for name in found.constants},
+            "words": words,
+            "cold": found.cold._asdict(),
+            "simulations": found.simulations,
+            "distance": found.distance,
+            "before": found.before,
+            **report.data(served, scores),
+        },
         table=report.table(scores),
         used={
             "another log": f"experiment=predict fit={shown(path)} requests=...",
-            "simulate": words(server, found.constants, list(found.ranges)),
+            "simulate": words,
         },
     )
 
 
-def _known(log: Log, split: float) -> int:
-    known = round(split * len(log))
-    if known < NEEDED or known == len(log):
-        raise ConfigError(
-            f"{log.path}: study.split={split:g} fits to {known} of its {len(log)} "
-            f"requests: must be at least {NEEDED}, and leave some to predict"
-        )
-    return known
-
-
-def _data(split: float, found: Found, done: Scored, fit: Fit) -> dict[str, Any]:
+def _constant(found: Found, name: str) -> dict[str, Any]:
+    one = found.ranges.get(name)
     return {
-        "requests": fit.source,
-        "server": fit.server,
-        "split": split,
-        "constants": {
-            name: {
-                "meaning": Constant(name).meaning,
-                "unit": Constant(name).unit,
-                "value": value,
-                "before": found.begin[name],
-                "range": one._asdict() | {"decided": one.decided}
-                if (one := found.ranges.get(name))
-                else None,
-            }
-            for name, value in found.constants.items()
-        },
-        "words": words(done.server, found.constants, list(found.ranges)),
-        "cold": found.cold._asdict(),
-        "simulations": found.simulations,
-        "distance": found.distance,
-        "before": found.before,
-        "scores": {part: one.content() for part, one in done.scores.items()},
-        "simulated": {"steps": done.served.steps, "preemptions": done.served.preemptions},
+        "meaning": Constant(name).meaning,
+        "unit": Constant(name).unit,
+        "value": found.constants[name],
+        "before": found.begin[name],
+        "range": one and one._asdict() | {"decided": one.decided},
     }

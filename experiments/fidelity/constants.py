@@ -168,6 +168,11 @@ def moved(name: str, value: float) -> float:
 # -- tables ----------------------------------------------------------------------------------------
 
 
+def listings(refits: Refits | None) -> list[Listing]:
+    """What each fit says of what it has not seen, and the constants that were found."""
+    return [] if refits is None else [left_out_listing(refits), constants_listing(refits)]
+
+
 def constants_listing(refits: Refits) -> Listing:
     """What was fitted beside what stands."""
 

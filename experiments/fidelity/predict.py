@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from experiments.fidelity.calibrate import scored
 from experiments.papers.panels import Panel, Points, draw_panels
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs import report
-from pagedsim.fidelity.logs.consistency_checks import Course, signs
+from pagedsim.fidelity.logs.consistency_checks import load_over_time, signs
 from pagedsim.fidelity.logs.fit import cold_start
 from pagedsim.fidelity.logs.log import read_log
-from pagedsim.fidelity.logs.score import score
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
 from pagedsim.report.figures import FigureSpec
 from pagedsim.run.job import Arm
@@ -51,9 +49,6 @@ def panels(found: Mapping[str, Mapping[str, Any]]) -> list[list[Panel]]:
     return [made[at : at + 2] for at in range(0, len(made), 2)]
 
 
-WARM = "all but the cold"
-
-
 @dataclass(frozen=True)
 class Predict(Study):
     """A server log, simulated with constants fitted to another log."""
@@ -80,13 +75,12 @@ class Predict(Study):
     def analyse(self, runs: Runs) -> Analysis:
         assert self.fit is not None and self.requests is not None
         fit, log = Fit.load(self.fit), read_log(self.requests)
-        constants = fit.of(ExternalServer(runs.config, log))
-        done = scored(runs.config, log, constants)
-        server, served, scores = done.server, done.served, dict(done.scores)
-        cold = cold_start(log, served.latencies)
+        server = ExternalServer(runs.config, log)
+        constants = fit.of(server)
+        served = server.serve_with(constants)
+        scores, cold = {"all": served.score()}, cold_start(log, served.latencies)
         if cold.requests:
-            rest = np.arange(cold.requests, len(log))
-            scores[WARM] = score(log, served.latencies, rest)
+            scores["all but the cold"] = served.score(np.arange(cold.requests, len(log)))
         drawn = drawn_over_time(server, served)
         return Analysis(
             finding=[
@@ -101,9 +95,7 @@ class Predict(Study):
             notes=[
                 *fit.doubts(server, served),
                 *signs(server, served, constants),
-                *report.about_log(
-                    log, cold, scores["all"], "requests", served, server.guessed_blocks
-                ),
+                *report.about_log(server, served, cold, scores["all"], "requests"),
             ],
             data={
                 "fit": fit.source,
@@ -111,8 +103,7 @@ class Predict(Study):
                 "fitted_for": fit.server,
                 "server": server.facts,
                 "constants": dict(fit.constants),
-                "scores": {part: one.content() for part, one in scores.items()},
-                "simulated": {"steps": served.steps, "preemptions": served.preemptions},
+                **report.data(served, scores),
                 "over_time": drawn,
             },
             drawings={
@@ -131,9 +122,17 @@ class Predict(Study):
 def drawn_over_time(server: ExternalServer, served: Served) -> dict[str, Any]:
     """Measured and simulated load, both as the log's requests tell it, and latencies."""
     log, found = server.log, served.latencies
-    asked = found if log.latencies.queue is not None else found.without_queue
+    if log.latencies.queue is None:
+        found = replace(found, queue=None)  # to be told as the measured ones are
     return {
-        name: Course.of(log, of, server.scheduler).content()
-        | {"arrived": log.arrived.tolist(), "ttft": of.ttft.tolist(), "e2e": of.e2e.tolist()}
-        for name, of in (("measured", log.latencies), ("simulated", asked))
+        name: {
+            key: values.tolist()
+            for key, values in {
+                **load_over_time(log, of, server.scheduler),
+                "arrived": log.arrived,
+                "ttft": of.ttft,
+                "e2e": of.e2e,
+            }.items()
+        }
+        for name, of in (("measured", log.latencies), ("simulated", found))
     }

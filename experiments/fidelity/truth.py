@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -10,53 +10,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from experiments.fidelity.constants import (
-    HELD,
-    MOST_SHARE,
-    NEAR,
-    LeftOut,
-    Refits,
-    constants_listing,
-    left_out_listing,
-    medians,
-    refitted,
-    worst,
-)
+from experiments.fidelity import constants, truth_data
+from experiments.fidelity.constants import LeftOut, Refits, medians, worst
 from experiments.fidelity.truth_data import (
     CLASSES,
     FITTED,
     ONE,
     SEVERAL,
-    TAUGHT,
-    WITHIN,
     Score,
-    ServerLog,
     by,
     by_class,
     kind_of,
-    logs_listing,
-    planned,
-    read_logs,
-    tables,
+    logs_listings,
 )
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.score import Scores
 from pagedsim.fidelity.sheets import there
-from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Table
+from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Cell, Table
 from pagedsim.fidelity.step_tables.times import Constants, Point, Points
 from pagedsim.metrics.result import Listing
+from pagedsim.report import style
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
-from pagedsim.report.style import (
-    MUTED,
-    key,
-    looks,
-    margins,
-    new_figure,
-    plain_log_ticks,
-    short,
-    tidy,
-)
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
@@ -100,16 +75,16 @@ class Truth(Study):
             raise ConfigError("tables=[]: must name a file, or be null for those of pagedsim")
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
-        tables(self.tables, self.stack)  # refused at once, if any is wrong
+        truth_data.tables(self.tables, self.stack)  # refused at once, if any is wrong
         self._logs(runs)
         return ()
 
     def analyse(self, runs: Runs) -> Analysis:
-        found, logs = tables(self.tables, self.stack), self._logs(runs)
+        found, logs = truth_data.tables(self.tables, self.stack), self._logs(runs)
         jobs = runs.config["jobs"]
-        rows = planned(found, jobs, runs.say)
+        rows = truth_data.planned(found, jobs, runs.say)
         every = Points(rows).scored(Constants.standing().cost_of)
-        refits = refitted(rows, jobs, runs.say) if self.tables is None else None
+        refits = constants.refitted(rows, jobs, runs.say) if self.tables is None else None
         served = {log.name: log.scores() for log in logs}
         shown = usable(every)
         predicted = FigureSpec(
@@ -126,19 +101,15 @@ class Truth(Study):
         )
         return Analysis(
             finding=list(finding(every, refits, served)),
-            listings=[
-                *listings(every),
-                *([left_out_listing(refits), constants_listing(refits)] if refits else []),
-                *([logs_listing(served)] if served else []),
-            ],
+            listings=[*listings(every), *constants.listings(refits), *logs_listings(served)],
             notes=list(notes(found, every, refits, logs)),
             data=data(every, refits, served),
             drawings={"predicted": predicted, "errors": errors},
             table=table(every),
         )
 
-    def _logs(self, runs: Runs) -> list[ServerLog]:
-        return read_logs(self.logs, runs.command) if self.tables is None else []
+    def _logs(self, runs: Runs) -> list[truth_data.ServerLog]:
+        return truth_data.read_logs(self.logs, runs.command) if self.tables is None else []
 
 
 # -- report ----------------------------------------------------------------------------------------
@@ -186,8 +157,9 @@ def finding(
     farthest = " and ".join(f"{what} {percent(of.median)}" for what, of in worst_ones)
     yield (
         "Where the model was left out of the fit, they are "
-        f"{_percents(unseen)}; limits are {_percents(WITHIN)}, and half as much again for what was "
-        f"left out. The worst token errors of a model and a GPU left out are {farthest}."
+        f"{_percents(unseen)}; limits are {_percents(truth_data.WITHIN)}, and half as much again "
+        "for what was left out. The worst token errors of a model and a GPU left out are "
+        f"{farthest}."
     )
     others = []
     for one in refits.others:
@@ -347,7 +319,7 @@ def notes(
     tables: Sequence[Table],
     told: Sequence[Point],
     refits: Refits | None,
-    logs: Sequence[ServerLog],
+    logs: Sequence[truth_data.ServerLog],
 ) -> Iterator[str]:
     """Notes of the report."""
     yield (
@@ -371,8 +343,8 @@ def notes(
             "to 8,192 tokens, and all requests count"
         )
     for log in logs:
-        if log.log.path.name in TAUGHT:
-            yield f"{log.name}: {TAUGHT[log.log.path.name]}"
+        if log.log.path.name in truth_data.TAUGHT:
+            yield f"{log.name}: {truth_data.TAUGHT[log.log.path.name]}"
     if refits is not None:
         yield from _constants(refits)
 
@@ -403,10 +375,11 @@ def _constants(refits: Refits) -> Iterator[str]:
     if open_ones := [name for name in refits.whole.values if not refits.decided(name)]:
         yield (
             "the tables do not decide these constants, since others make up for one that is held a "
-            f"fifth away, or at the bound of shares, {MOST_SHARE:g}: {', '.join(open_ones)}"
+            f"fifth away, or at the bound of shares, {constants.MOST_SHARE:g}: "
+            f"{', '.join(open_ones)}"
         )
     values = refits.whole.values
-    far = [name for name in values if abs(refits.off(name)) > NEAR]
+    far = [name for name in values if abs(refits.off(name)) > constants.NEAR]
     near = max(abs(refits.off(name)) for name in values if name not in far)
     named = ", ".join(
         f"{name} ({refits.standing[name]:.3g} stands, {values[name]:.3g} is fitted)" for name in far
@@ -418,7 +391,7 @@ def _constants(refits: Refits) -> Iterator[str]:
         f"{percent(refits.whole.distance, 2)} fitted, so that what differs makes up for itself; "
         "held-out rows are reported under both"
     )
-    for name, why in HELD.items():
+    for name, why in constants.HELD.items():
         yield f"{name} is not fitted, but as it stands: {why}"
     yield (
         "attention and server_ms stay as they are in every fold, so that TTFT and prompt steps are "
@@ -431,63 +404,69 @@ def _constants(refits: Refits) -> Iterator[str]:
     )
 
 
+# -- figures ---------------------------------------------------------------------------------------
+
 ACROSS = 3
 """Panels side by side."""
 BAND = 0.2
 """Half width of the grey band of errors."""
 MOST = 1.0
 """End of the error axis, at which larger errors are clipped."""
+_DOTS: dict[str, Any] = {"marker": ".", "ls": "", "ms": 3.5, "alpha": 0.6}
+_GREY: dict[str, Any] = {"color": style.MUTED, "alpha": 0.15, "lw": 0}
 
 
 def draw_predicted(every: Sequence[Point]) -> Figure:
     """One panel per table, one dot per measurement."""
-    look = {name: one.colour for name, one in looks(CLASSES).items()}
+    look = {name: one.colour for name, one in style.looks(CLASSES).items()}
     groups = by(every, lambda one: one.cell.table)
     rows = ceil(len(groups) / ACROSS)
-    figure = new_figure(0.75 + 2.6 * rows)
+    figure = style.new_figure(0.75 + 2.6 * rows)
     panels = figure.subplots(rows, min(ACROSS, len(groups)), squeeze=False)
     for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
         both = 1e3 * np.array([[one.measured, one.predicted] for one in group])
         ends = np.array([both.min() * 0.8, both.max() * 1.25])
-        axes.fill_between(ends, ends / (1 + BAND), ends * (1 + BAND), color=MUTED, alpha=0.15, lw=0)
-        axes.plot(ends, ends, color=MUTED, lw=0.8)
-        for kind, part in by(group, kind_of).items():
-            points = 1e3 * np.array([[one.measured, one.predicted] for one in part])
-            axes.plot(*points.T, ".", ms=3.5, alpha=0.6, color=look[kind])
+        axes.fill_between(ends, ends / (1 + BAND), ends * (1 + BAND), **_GREY)
+        axes.plot(ends, ends, color=style.MUTED, lw=0.8)
+        for kind in dict.fromkeys(map(kind_of, group)):
+            points = both[[kind_of(one) == kind for one in group]]
+            axes.plot(*points.T, color=look[kind], **_DOTS)
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
         for axis in (axes.xaxis, axes.yaxis):
-            plain_log_ticks(axis)
-        axes.set_title(short(name, 34))
-        tidy(axes, x="measured, ms")
+            style.plain_log_ticks(axis)
+        axes.set_title(style.short(name, 34))
+        style.tidy(axes, x="measured, ms")
     for axes in list(panels.flat)[len(groups) :]:
         axes.set_visible(False)
     for axes in panels[:, 0]:
-        tidy(axes, y="predicted, ms")
-    margins(figure, left=0.85)
-    figure.subplots_adjust(hspace=0.45, wspace=0.28)
-    key(figure, look)
-    return figure
+        style.tidy(axes, y="predicted, ms")
+    return _finished(figure, look)
 
 
 def draw_errors(every: Sequence[Point]) -> Figure:
     """Errors of token times over batch size and over sequence length."""
     gpus = by(tokens(every), lambda one: one.cell.hardware.name)
-    look = {name: one.colour for name, one in looks(list(gpus), ordered=True).items()}
-    figure = new_figure(3.9)
+    look = {name: one.colour for name, one in style.looks(list(gpus), ordered=True).items()}
+    figure = style.new_figure(3.9)
     panels = figure.subplots(1, 2, sharey=True)
-    for name, group in gpus.items():
-        off = np.clip([one.error for one in group], -MOST, MOST)
-        batch = [one.cell.at_once for one in group]
-        length = [one.cell.prompt + one.cell.output / 2 for one in group]
-        for axes, sizes in zip(panels, (batch, length), strict=True):
-            axes.plot(sizes, 100 * off, ".", ms=3.5, alpha=0.6, color=look[name])
-    for axes, what in zip(panels, ("requests at once", "tokens of a request"), strict=True):
-        axes.axhspan(-100 * BAND, 100 * BAND, color=MUTED, alpha=0.15, lw=0)
+    sizes: dict[str, Callable[[Cell], float]] = {
+        "requests at once": lambda cell: cell.at_once,
+        "tokens of a request": lambda cell: cell.prompt + cell.output / 2,
+    }
+    for axes, (what, size) in zip(panels, sizes.items(), strict=True):
+        for name, group in gpus.items():
+            off = np.clip([one.error for one in group], -MOST, MOST)
+            axes.plot([size(one.cell) for one in group], 100 * off, color=look[name], **_DOTS)
+        axes.axhspan(-100 * BAND, 100 * BAND, **_GREY)
         axes.set_xscale("log")
-        plain_log_ticks(axes.xaxis)
-        tidy(axes, x=what)
-    tidy(panels[0], y="error of tokens, %")
-    margins(figure, left=0.85)
+        style.plain_log_ticks(axes.xaxis)
+        style.tidy(axes, x=what)
+    style.tidy(panels[0], y="error of tokens, %")
+    return _finished(figure, look)
+
+
+def _finished(figure: Figure, look: dict[str, str]) -> Figure:
+    style.margins(figure, left=0.85)
     figure.subplots_adjust(hspace=0.45, wspace=0.28)
-    key(figure, look)
+    style.key(figure, look)
     return figure

@@ -12,7 +12,7 @@ import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.log import Log, read_log
-from pagedsim.fidelity.logs.score import Scores, score
+from pagedsim.fidelity.logs.score import Scores
 from pagedsim.fidelity.logs.server import ExternalServer
 from pagedsim.fidelity.sheets import hardware_named, model_named
 from pagedsim.fidelity.step_tables.schedule import RowRequests, Schedule, scheduled
@@ -172,8 +172,7 @@ class ServerLog(NamedTuple):
 
     def scores(self) -> Scores:
         """Errors of the simulation of all its requests."""
-        served = ExternalServer(self.config, self.log).serve()
-        return score(self.log, served.latencies, np.arange(len(self.log)))
+        return ExternalServer(self.config, self.log).serve().score()
 
 
 def read_logs(logs: Mapping[str, Mapping[str, Any]], command: Command) -> list[ServerLog]:
@@ -189,8 +188,8 @@ def read_logs(logs: Mapping[str, Mapping[str, Any]], command: Command) -> list[S
     return found
 
 
-def logs_listing(scores: Mapping[str, Scores]) -> Listing:
-    """Table of the errors of each log's means."""
+def logs_listings(scores: Mapping[str, Scores]) -> list[Listing]:
+    """A table of the errors of each log's means, if there is any."""
     rows = [
         {
             "log": f"{name}: {metric.upper()}",
@@ -204,4 +203,4 @@ def logs_listing(scores: Mapping[str, Scores]) -> Listing:
         for metric, error in one.errors.items()
     ]
     note = "the server's limits and blocks are known, its step times are as cost=roofline has them"
-    return Listing.of("Whole logs, before any fit", rows, note)
+    return [Listing.of("Whole logs, before any fit", rows, note)] if rows else []

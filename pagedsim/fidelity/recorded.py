@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,27 +136,28 @@ def _engines(made_of: Settings) -> bool:
     return target == "pagedsim.run.serving.Engine"
 
 
-def _object(path: Path) -> dict[str, Any]:
+@contextmanager
+def _whole(path: Path, kind: str) -> Iterator[None]:
+    """Convert errors of reading the file inside to ConfigError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        yield
     except FileNotFoundError:
         raise ConfigError(f"{path}: is missing, so the run is not whole") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: is not JSON, or not whole: {error}") from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ConfigError(f"{path}: is no {kind}, or not whole: {error}") from error
+
+
+def _object(path: Path) -> dict[str, Any]:
+    with _whole(path, "JSON"):
+        found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must hold an object, not {found!r:.20}")
     return found
 
 
 def _table(path: Path) -> pa.Table:
-    try:
+    with _whole(path, "parquet file"):
         return read_table(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: is missing, so the run is not whole") from None
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"{path}: is no parquet file, or not whole: {error}") from error
 
 
 def _facts(path: Path, machine: object) -> Settings:
@@ -194,15 +196,14 @@ _SAME = (
 )
 """Of the machine: where these differ, so do the times of the same step."""
 _REQUEST = Request("", 1)
+_TOTALS = (
+    *("prefill_tokens", "prefill_attention", "prefill_context", "prefill_pairs"),
+    *("decode_count", "decode_context"),
+)
+"""Of a plan and of a sample."""
 _COLUMNS = {
-    "prefill_tokens": "prefill_tokens",
-    "prefill_attention": "prefill_attention",
-    "prefill_context": "prefill_context",
+    **{name: name for name in (*_TOTALS, "swap_out", "swap_in")},
     "decode_count": "decode_seqs",
-    "decode_context": "decode_context",
-    "swap_out": "swap_out",
-    "swap_in": "swap_in",
-    "prefill_pairs": "prefill_pairs",
     "prefill_chunks": "prefill_requests",
 }
 """What a sample is made of, and what steps.parquet calls it."""
@@ -253,12 +254,8 @@ def log_of(runs: Iterable[Recorded], source: str) -> StepLog:
 def predicted(cost: CostModel, sample: Sample) -> float:
     """What a cost model says that a recorded step takes, swaps included."""
     plan = StepPlan(number=0, now=0.0)
-    plan.prefill_tokens = sample.prefill_tokens
-    plan.prefill_context = sample.prefill_context
-    plan.prefill_attention = sample.prefill_attention
-    plan.prefill_pairs = sample.prefill_pairs
-    plan.decode_count = sample.decode_count
-    plan.decode_context = sample.decode_context
+    for name in _TOTALS:
+        setattr(plan, name, getattr(sample, name))
     plan.chunks = [Chunk(_REQUEST, 0, 0, True)] * sample.prefill_chunks
     moved = sum(cost.swap_seconds(blocks) for blocks in (sample.swap_out, sample.swap_in) if blocks)
     computes = sample.prefill_tokens or sample.decode_count

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError, Continuation, Request, RequestId, Scheduler, StepPlan
-from pagedsim.core.source import Job, Mode
+from pagedsim.core.source import Job
 from pagedsim.engine.drive import Filler
 from pagedsim.fidelity.engine_model import scheduler_of
 from pagedsim.fidelity.recorded import Recorded
@@ -58,19 +59,18 @@ def _first_difference(run: Recorded) -> Difference | None:
     scheduler.expect_tokens()
     ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
     scheduler.outputs = dict(zip(ids, outputs, strict=True))
-    source = _Filled(workload, Filler(run.machine["vocab_size"], run.seed))
+    source = _Filled(**vars(workload), fill=Filler(run.machine["vocab_size"], run.seed))
     try:
         simulate(scheduler, source, _Durations(run), witness, fast_forward=False)
         witness.end()
     except _Differs as found:
-        return found.difference
+        difference: Difference = found.args[0]
+        return difference
     return None
 
 
 class _Differs(Exception):
-    def __init__(self, difference: Difference) -> None:
-        super().__init__()
-        self.difference = difference
+    """Raised with the difference."""
 
 
 class _Witness:
@@ -118,28 +118,14 @@ class _Durations:
         return 0.0
 
 
-class _Filled:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Filled(Workload):
     """A workload with the tokens that the engine filled in."""
 
-    def __init__(self, workload: Workload, fill: Filler) -> None:
-        self._workload, self._fill = workload, fill
-
-    @property
-    def mode(self) -> Mode:
-        return self._workload.mode
-
-    @property
-    def users(self) -> int | None:
-        return self._workload.users
-
-    @property
-    def think_time(self) -> float:
-        return self._workload.think_time
-
-    turns = None  # which no recorded run has
+    fill: Filler
 
     def requests(self) -> Iterator[Job]:
-        return ((self._fill(request), length) for request, length in self._workload.requests())
+        return ((self.fill(request), length) for request, length in super().requests())
 
 
 class _Retold(Scheduler):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fidelity import sheets
 from pagedsim.fidelity.logs.log import STATED, Column, Latencies, Log
-from pagedsim.fidelity.logs.server import Constants, ExternalServer, Served, at_the_peak, serve
+from pagedsim.fidelity.logs.server import Constants, ExternalServer, Served
 from pagedsim.run.backend import Settings
 from pagedsim.sim.cost.base import step
 
@@ -55,7 +54,7 @@ def signs(server: ExternalServer, served: Served, constants: Constants) -> Itera
 
 
 def _of_speed(server: ExternalServer) -> Iterator[str]:
-    log, peak = server.log, at_the_peak(server)
+    log, peak = server.log, server.at_its_peak()
     latencies = peak.serve().latencies
     faster = latencies.e2e > FASTER * log.latencies.e2e
     if faster.mean() > MANY:
@@ -85,7 +84,7 @@ def _of_size(server: ExternalServer) -> Iterator[str]:
             f"server.max_seqs={most} lets one server run no more than that: it may have been "
             f"{surely} there, or {OTHERWISE}"
         )
-    kv = Course.of(log, log.latencies, scheduler).kv.max()
+    kv = load_over_time(log, log.latencies, scheduler)["kv"].max()
     if kv > 100 * OVER:
         yield (
             f"the requests that ran at a time took up to {kv:.0f} % of the memory for "
@@ -117,13 +116,13 @@ def _surely_running(log: Log) -> NDArray[np.int64]:
 def _of_settings(server: ExternalServer, constants: Constants) -> Iterator[str]:
     """The settings that the log fits better, where those of the server are far off."""
     log = server.log
-    here = _amiss(log, serve(server, constants))
+    here = _amiss(log, server.serve_with(constants))
     if here < AMISS:
         return
     tried = []
     for words, changes in _others(server).items():
         with suppress(ConfigError):  # such as prompts that are never split and longer than a step
-            served = serve(ExternalServer({**server.config, **changes}, log), constants)
+            served = ExternalServer({**server.config, **changes}, log).serve_with(constants)
             tried.append((_amiss(log, served), words, len(changes)))
     least = min((amiss for amiss, *_ in tried), default=here)
     near = [one for one in tried if one[0] <= NEARLY * least]
@@ -162,43 +161,30 @@ def _others(server: ExternalServer) -> dict[str, Settings]:
 
 # -- load over time --------------------------------------------------------------------------------
 
-LINES = ("running", "waiting", "kv")
 POINTS = 400
-"""Of a course that is worked out from requests."""
+"""Times at which the load is told."""
 
 
-@dataclass(frozen=True)
-class Course:
-    """At each of some times, in seconds."""
+def load_over_time(log: Log, latencies: Latencies, scheduler: Scheduler) -> dict[str, Column]:
+    """Requests that run and wait, and the memory for keys and values in %, by when each began.
 
-    times: Column
-    running: Column
-    waiting: Column
-    kv: Column
-    """Of the memory for keys and values, in %."""
-
-    @classmethod
-    def of(cls, log: Log, latencies: Latencies, scheduler: Scheduler) -> Course:
-        """From when each request began and ended.
-
-        One runs from when it was first in a step, where that is known, else from its first token;
-        until then it waits. A preempted request still counts as running, with its memory; blocks
-        that are kept or shared besides do not count, since no log has them.
-        """
-        begun = latencies.ttft if latencies.queue is None else latencies.queue
-        begin, end = log.arrived + begun, log.arrived + latencies.e2e
-        first = log.arrived + latencies.ttft
-        times = np.linspace(0.0, float(end.max()), POINTS)
-        running = np.zeros(POINTS)
-        waiting, tokens = running.copy(), running.copy()
-        for at, now in enumerate(times.tolist()):
-            runs = (begin <= now) & (now < end)
-            running[at] = runs.sum()
-            waiting[at] = ((log.arrived <= now) & (now < begin)).sum()
-            gone = (now - first[runs]) / np.maximum((end - first)[runs], 1e-9)
-            tokens[at] = (log.prompt[runs] + log.output[runs] * np.clip(gone, 0.0, 1.0)).sum()
-        room = scheduler.memory.total * scheduler.memory.block_size
-        return cls(times, running, waiting, 100 * tokens / room)
-
-    def content(self) -> dict[str, list[float]]:
-        return {name: getattr(self, name).tolist() for name in ("times", *LINES)}
+    One runs from when it was first in a step, where that is known, else from its first token;
+    until then it waits. A preempted request still counts as running, with its memory; blocks
+    that are kept or shared besides do not count, since no log has them.
+    """
+    begun = latencies.ttft if latencies.queue is None else latencies.queue
+    begin, end = log.arrived + begun, log.arrived + latencies.e2e
+    first = log.arrived + latencies.ttft
+    times = np.linspace(0.0, float(end.max()), POINTS)
+    now = times[:, None]
+    runs = (begin <= now) & (now < end)
+    waits = (log.arrived <= now) & (now < begin)
+    gone = np.clip((now - first) / np.maximum(end - first, 1e-9), 0.0, 1.0)
+    tokens = np.where(runs, log.prompt + log.output * gone, 0.0).sum(axis=1)
+    room = scheduler.memory.total * scheduler.memory.block_size
+    return {
+        "times": times,
+        "running": runs.sum(axis=1, dtype=float),
+        "waiting": waits.sum(axis=1, dtype=float),
+        "kv": 100 * tokens / room,
+    }

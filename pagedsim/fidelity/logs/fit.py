@@ -14,13 +14,7 @@ from rich.status import Status
 
 from pagedsim.fidelity.logs.log import Column, Latencies, Log
 from pagedsim.fidelity.logs.score import Rows, apart, misses, scales
-from pagedsim.fidelity.logs.server import (
-    FRONT,
-    Constant,
-    ExternalServer,
-    constants_of,
-    serve,
-)
+from pagedsim.fidelity.logs.server import FRONT, Constant, ExternalServer
 
 Point = NDArray[np.float64]
 
@@ -61,7 +55,7 @@ def fit_to_log(server: ExternalServer, known: int) -> Found:
 
     Leaves `server` cold where the log's was.
     """
-    begin = constants_of(server)
+    begin = server.constants
     with Console(stderr=True).status("fitting") as status:
         trials = Trials(
             server, np.arange(known), {**begin, FRONT: begin[FRONT] or FRONT_BEGIN}, status
@@ -70,7 +64,7 @@ def fit_to_log(server: ExternalServer, known: int) -> Found:
         order = np.argsort([trials.value(start) for start in starts], kind="stable")
         ends = [_descended(trials, starts[index]) for index in order[:BEGINNINGS]]
         point = min(ends, key=trials.value)
-        cold = cold_start(server.log, serve(server, trials.constants(point)).latencies)
+        cold = cold_start(server.log, server.serve_with(trials.constants(point)).latencies)
         if cold.requests:
             server.first_step = cold.seconds
             trials.only(np.arange(cold.requests, known))
@@ -185,7 +179,7 @@ class Trials:
     def of(self, constants: Mapping[str, float]) -> list[Column]:
         """How far off the requests are, a column a metric."""
         self.count += 1
-        served = serve(self.server, constants, int(self.rows.max()) + 1)
+        served = self.server.serve_with(constants, int(self.rows.max()) + 1)
         return misses(self.server.log, served.latencies, self.rows)
 
     def misses(self, point: Point) -> list[Column]:

@@ -82,11 +82,6 @@ class Latencies:
     """From the scheduler's receipt to the first step; None where the log does not have it."""
 
     @property
-    def without_queue(self) -> Latencies:
-        """The same as a log tells it that does not say when requests were first in a step."""
-        return Latencies(self.ttft, self.e2e, self.output)
-
-    @property
     def tpot(self) -> Column:
         """The mean gap between tokens; an answer of one token has none."""
         gaps = np.where(self.output > 1, self.output - 1, np.nan)

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pagedsim.fidelity.logs.fit import Cold, Found
-from pagedsim.fidelity.logs.log import Log
 from pagedsim.fidelity.logs.score import METRICS, Scores
-from pagedsim.fidelity.logs.server import FRONT, Constant, Served
+from pagedsim.fidelity.logs.server import FRONT, Constant, ExternalServer, Served
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
 
@@ -84,6 +83,14 @@ def off(score: Scores) -> str:
     )
 
 
+def data(served: Served, scores: Mapping[str, Scores]) -> dict[str, Any]:
+    """All errors, and what the simulated server did."""
+    return {
+        "scores": {part: one.content() for part, one in scores.items()},
+        "simulated": {"steps": served.steps, "preemptions": served.preemptions},
+    }
+
+
 def table(scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
     """A row a metric of some requests."""
     return [
@@ -153,16 +160,14 @@ def _worse(scores: Mapping[str, Scores]) -> Iterator[str]:
 
 
 def about_log(
-    log: Log, cold: Cold, scores: Scores, part: str, served: Served, guessed: int | None
+    server: ExternalServer, served: Served, cold: Cold, scores: Scores, part: str
 ) -> Iterator[str]:
-    """Of the log and of what the simulated server did with it.
-
-    `guessed`: the number of blocks assumed where none was given.
-    """
-    if guessed is not None:
+    """Of the log and of what the simulated server did with it."""
+    if server.config["memory"].get("blocks") is None:
         yield (
-            f"memory.blocks was not given: the server is taken to have {guessed:,}, by the "
-            "hardware's data sheet; its own log may say otherwise"
+            "memory.blocks was not given: the server is taken to have "
+            f"{server.scheduler.memory.total:,}, by the hardware's data sheet; its own log may say "
+            "otherwise"
         )
     if cold.requests:
         some = "request was" if cold.requests == 1 else f"{cold.requests} requests were"
@@ -177,7 +182,7 @@ def about_log(
         f"{worst.high:,.4g}"
     )
     yield f"the simulated server took {served.steps:,} steps and preempted {served.preemptions:,}"
-    if log.arrived[-1] == 0:
+    if server.log.arrived[-1] == 0:
         yield (
             "all requests come at once: those that the log names first come first, as with a "
             "server that is fair to their order"

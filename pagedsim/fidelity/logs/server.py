@@ -22,6 +22,7 @@ from pagedsim.core.errors import require_number
 from pagedsim.core.memory import PrefixMemory
 from pagedsim.fidelity import sheets
 from pagedsim.fidelity.logs.log import Latencies, Log
+from pagedsim.fidelity.logs.score import Rows, Scores, score
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.objects import make
 from pagedsim.run.simulated import Simulated, Simulation
@@ -63,13 +64,6 @@ class ExternalServer:
         return self._stage.scheduler
 
     @property
-    def guessed_blocks(self) -> int | None:
-        """How many blocks it is taken to have, where the configuration does not say."""
-        if self.config["memory"].get("blocks") is not None:
-            return None
-        return self.scheduler.memory.total
-
-    @property
     def finds_prefixes(self) -> bool:
         return isinstance(self.scheduler.memory, PrefixMemory)
 
@@ -81,6 +75,53 @@ class ExternalServer:
     def _stage(self) -> Simulation:
         """What is built for its properties; every `serve` builds its own."""
         return self.backend.simulation(RunConfig(self.config))
+
+    # -- constants ---------------------------------------------------------------------------------
+
+    @property
+    def roofline(self) -> Roofline:
+        """Its cost model; raises ConfigError where it is no roofline."""
+        if not isinstance(cost := self.cost, Roofline):
+            raise ConfigError(
+                f"cost._target_={self.config['cost'].get('_target_')}: must be cost=roofline, "
+                "whose constants are what a log of requests is fitted with"
+            )
+        return cost
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """Those that `cost=` has."""
+        cost = self.roofline
+        own = {name: value for name, value in cost.constants.items() if name not in TIED}
+        return own | {FRONT: 1e3 * cost.server_seconds}
+
+    def _cost_with(self, constants: Constants) -> Settings:
+        """The settings of its cost model with these."""
+        cost, own = self.config["cost"], self.roofline.constants
+        settings = {name: value for name, value in constants.items() if name != FRONT}
+        for name, leader in TIED.items():
+            if leader in constants:
+                settings[name] = min(own[name] * constants[leader] / own[leader], 1.0)
+        stack = {**(cost.get("stack") or self.config["stack"])}
+        return {**cost, **settings, "stack": stack | {"server_ms": constants.get(FRONT, 0.0)}}
+
+    def words(self, constants: Constants, names: Collection[str]) -> str:
+        """Some constants, and those that go with them, as the command line takes them."""
+        settings = self._cost_with(constants)
+        named = [*names, *(name for name, leader in TIED.items() if leader in names)]
+        found = [f"cost.{name}={settings[name]:.4g}" for name in named if name != FRONT]
+        if FRONT in named:
+            found.append(f"stack.server_ms={constants[FRONT]:.4g}")
+        return " ".join(found)
+
+    def at_its_peak(self) -> ExternalServer:
+        """The same at all that the data sheet has, and with software that takes no time."""
+        own = self.roofline.constants
+        peak = {name: 1.0 if Constant(name).share else 0.0 for name in own}
+        cost = {**self.config["cost"], "stack": sheets.settings("stack", "ideal"), **peak}
+        return ExternalServer({**self.config, "cost": cost}, self.log)
+
+    # -- requests ----------------------------------------------------------------------------------
 
     @cached_property
     def _workload(self) -> Workload:
@@ -103,6 +144,10 @@ class ExternalServer:
             return workload
         predictor = vet(make("predictor", config["predictor"], Predictor), CONTRACT)
         return predictor.applied(workload, config["seed"])
+
+    def serve_with(self, constants: Constants, first: int | None = None) -> Served:
+        """Serve the log with these; `first` as for `serve`."""
+        return self.serve(self._cost_with(constants), first)
 
     def serve(self, cost: Settings | None = None, first: int | None = None) -> Served:
         """Serve the log's requests.
@@ -163,6 +208,10 @@ class Served:
         """Of all requests; NaN for those that were not answered."""
         begun, first, last = self._times - self.log.arrived
         return Latencies(first, last, self.log.output, np.maximum(begun - self._front, 0.0))
+
+    def score(self, rows: Rows | None = None) -> Scores:
+        """Errors of some requests; None: of all."""
+        return score(self.log, self.latencies, np.arange(len(self.log)) if rows is None else rows)
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         for rejection in plan.rejected:
@@ -254,57 +303,6 @@ class Constant(NamedTuple):
         return self.seconds(max(seconds, self.least))
 
 
-def constants_of(server: ExternalServer) -> dict[str, float]:
-    """Those that `cost=` has; raises ConfigError where it is no roofline."""
-    cost = server.cost
-    settings = server.config["cost"]
-    if not isinstance(cost, Roofline):
-        raise ConfigError(
-            f"cost._target_={settings.get('_target_')}: must be cost=roofline, whose constants are "
-            "what a log of requests is fitted with"
-        )
-    own = {name: value for name, value in cost.constants.items() if name not in TIED}
-    return own | {FRONT: 1e3 * cost.server_seconds}
-
-
-def with_constants(server: ExternalServer, constants: Constants) -> Settings:
-    """The settings of its cost model with these."""
-    cost = server.config["cost"]
-    settings = {name: value for name, value in constants.items() if name != FRONT}
-    if isinstance(server.cost, Roofline):
-        own = server.cost.constants
-        for name, leader in TIED.items():
-            if leader in constants:
-                settings[name] = min(own[name] * constants[leader] / own[leader], 1.0)
-    stack = {**(cost.get("stack") or server.config["stack"]), "server_ms": constants.get(FRONT, 0)}
-    return {**cost, **settings, "stack": stack}
-
-
-def serve(server: ExternalServer, constants: Constants, first: int | None = None) -> Served:
-    """Serve the log with these; `first` as for `ExternalServer.serve`."""
-    return server.serve(with_constants(server, constants), first)
-
-
-def at_the_peak(server: ExternalServer) -> ExternalServer:
-    """The same at all that the data sheet has, and with software that takes no time."""
-    constants_of(server)
-    assert isinstance(server.cost, Roofline)
-    peak = {name: 1.0 if Constant(name).share else 0.0 for name in server.cost.constants}
-    stack = sheets.settings("stack", "ideal")
-    cost = {**server.config["cost"], "stack": stack, **peak}
-    return ExternalServer({**server.config, "cost": cost}, server.log)
-
-
-def words(server: ExternalServer, constants: Constants, names: Collection[str]) -> str:
-    """Some constants, and those that go with them, as the command line takes them."""
-    settings = with_constants(server, constants)
-    named = [*names, *(name for name, leader in TIED.items() if leader in names)]
-    found = [f"cost.{name}={settings[name]:.4g}" for name in named if name != FRONT]
-    if FRONT in named:
-        found.append(f"stack.server_ms={constants[FRONT]:.4g}")
-    return " ".join(found)
-
-
 # -- the file of a fit -----------------------------------------------------------------------------
 
 NAME = "fit.json"
@@ -368,7 +366,7 @@ class Fit:
 
     def of(self, server: ExternalServer) -> dict[str, float]:
         """All constants of a server: these, and its own where the fit says nothing."""
-        own = constants_of(server)
+        own = server.constants
         if strange := [name for name in self.constants if name not in own]:
             raise ConfigError(f"fit: has {', '.join(strange)}: cost= has only {', '.join(own)}")
         return own | dict(self.constants)

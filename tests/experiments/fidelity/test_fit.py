@@ -17,16 +17,15 @@ from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
 from experiments.child import listening
-from experiments.fidelity.calibrate import scored
 from pagedsim.config import register
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs import fit
-from pagedsim.fidelity.logs.consistency_checks import Course, signs
+from pagedsim.fidelity.logs.consistency_checks import load_over_time, signs
 from pagedsim.fidelity.logs.fit import Cold, cold_start, search
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.report import about_log
 from pagedsim.fidelity.logs.score import score
-from pagedsim.fidelity.logs.server import ExternalServer, Fit, serve
+from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
 from pagedsim.metrics.files import read_summary
 from tests.run.studies import carried_out, compose
 
@@ -100,6 +99,10 @@ def left(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Path:
 def server(log: Log, *words: str) -> ExternalServer:
     config: Any = OmegaConf.to_container(configuration(*words), resolve=True)
     return ExternalServer(config, log)
+
+
+def serve(of: ExternalServer, constants: dict[str, float]) -> Served:
+    return of.serve_with(constants)
 
 
 def asked(count: int, rate: float = 4.0, longest: int = 300) -> Log:
@@ -209,7 +212,7 @@ def test_a_calibration_is_saved_and_predicts(log: Path, left: Path) -> None:
     assert not [line for line in kept.doubts(of, serve(of, kept.of(of))) if "fitted for" in line]
     values = {name: one["value"] for name, one in found["data"]["constants"].items()}
     assert kept.constants == pytest.approx(values, rel=1e-4)  # result.json rounds
-    assert scored(of.config, of.log, kept.of(of)).scores["all"].count == 40
+    assert serve(of, kept.of(of)).score().count == 40
     assert not [note for note in found["notes"] if "memory.blocks was not given" in note]
 
 
@@ -310,8 +313,7 @@ def test_another_log_is_predicted(tmp_path: Path, log: Path) -> None:
 def test_guessed_memory_and_simultaneous_arrivals_are_noted(log: Path) -> None:
     of = server(replace(read_log(log), arrived=np.zeros(40)), "memory.blocks=null")
     served = serve(of, TRUE)
-    scores = score(of.log, served.latencies, np.arange(40))
-    notes = list(about_log(of.log, Cold(0), scores, "requests", served, of.guessed_blocks))
+    notes = list(about_log(of, served, Cold(0), served.score(), "requests"))
     assert notes[0].startswith("memory.blocks was not given: the server is taken to have ")
     assert notes[-1].startswith("all requests come at once")
 
@@ -327,7 +329,7 @@ def test_differences_from_the_fitted_server_are_noted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^fit: has wit: cost= has only compute_efficiency"):
         strange.of(of)
     with pytest.raises(ConfigError, match="must be cost=roofline"):
-        scored(server(asked(4), "cost=distserve-opt-13b-tp1").config, asked(4))
+        _ = server(asked(4), "cost=distserve-opt-13b-tp1").constants
 
 
 @pytest.mark.parametrize(
@@ -432,7 +434,7 @@ def test_the_queue_is_read_and_scored(tmp_path: Path) -> None:
     twice = replace(log.latencies, queue=2 * log.latencies.queue)
     queue = score(log, twice, np.arange(2)).errors["queue"]
     assert (queue.off.mean, queue.each) == (1.0, 1.0)  # of the one that waited
-    assert "queue" not in score(log, log.latencies.without_queue, np.arange(2)).errors
+    assert "queue" not in score(log, replace(log.latencies, queue=None), np.arange(2)).errors
     path.write_text(f"{head}\n0,5,3,1,2,0.5\n1,5,3,1,2,-1\n")
     with pytest.raises(ConfigError, match=r"log.csv:3: queue=-1: the request is -1 s in the queue"):
         read_log(path)
@@ -441,7 +443,7 @@ def test_the_queue_is_read_and_scored(tmp_path: Path) -> None:
 # -- over time -------------------------------------------------------------------------------------
 
 
-def test_a_course_by_hand() -> None:
+def test_load_over_time_by_hand() -> None:
     log = asked(2)
     log = replace(
         log,
@@ -451,13 +453,13 @@ def test_a_course_by_hand() -> None:
             np.array([1.0, 4.0]), np.array([4.0, 9.0]), np.array([30, 10]), np.array([0.0, 2.0])
         ),
     )
-    course = Course.of(log, log.latencies, server(log).scheduler)
-    at = int(np.searchsorted(course.times, 3.5))
-    now = float(course.times[at])
-    assert (course.running[at], course.waiting[at]) == (2, 0)
+    load = load_over_time(log, log.latencies, server(log).scheduler)
+    at = int(np.searchsorted(load["times"], 3.5))
+    now = float(load["times"][at])
+    assert (load["running"][at], load["waiting"][at]) == (2, 0)
     tokens = 100 + 30 * (now - 1) / 3 + 50
-    assert course.kv[at] == pytest.approx(100 * tokens / (450 * 16))
-    assert course.waiting[int(np.searchsorted(course.times, 2.0))] == 1
+    assert load["kv"][at] == pytest.approx(100 * tokens / (450 * 16))
+    assert load["waiting"][int(np.searchsorted(load["times"], 2.0))] == 1
 
 
 # -- observe, calibrate, simulate ------------------------------------------------------------------

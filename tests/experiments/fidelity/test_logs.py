@@ -16,8 +16,7 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.consistency_checks import signs
 from pagedsim.fidelity.logs.log import check_log, read_log, write_log
-from pagedsim.fidelity.logs.server import serve
-from tests.experiments.fidelity.test_fit import TRUE, server
+from tests.experiments.fidelity.test_fit import TRUE, serve, server
 
 pytestmark = pytest.mark.usefixtures("hydra")
 
