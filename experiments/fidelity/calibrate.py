@@ -119,7 +119,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
             f"{100 * found.before:.1f} % off before.",
         ],
         listings=[
-            report.constants(found),
+            *([report.constants(found)] if found.ranges else []),
             *(
                 report.errors(part, scores[part])
                 for part in ("fitted", "unseen", "unseen, before the fit")

@@ -124,17 +124,6 @@ def usable(every: Sequence[Point]) -> list[Point]:
     return [one for one in every if not one.mark]
 
 
-def table_of(one: Point) -> str:
-    """The table and the GPU."""
-    cell = one.cell
-    known = " (fitted)" if cell.table in FITTED else ""
-    return f"{cell.table}, {cell.hardware.name}{known}"
-
-
-def _server_of(one: Point) -> str:
-    return f"{one.cell.table}: {one.cell.server}"
-
-
 def finding(
     every: Sequence[Point], refits: Refits | None, logs: Mapping[str, Scores]
 ) -> Iterator[str]:
@@ -190,17 +179,33 @@ def _percents(of: Mapping[str, float]) -> str:
 # -- tables ----------------------------------------------------------------------------------------
 
 
+def groups_of(every: Sequence[Point]) -> dict[str, dict[str, list[Point]]]:
+    """By server, by table and GPU, and what could not be run, as result.json has them."""
+    told, marked = usable(every), [one for one in every if one.mark]
+
+    def table_of(one: Point) -> str:
+        known = " (fitted)" if one.cell.table in FITTED else ""
+        return f"{one.cell.table}, {one.cell.hardware.name}{known}"
+
+    return {
+        "rows": by(told, lambda one: f"{one.cell.table}: {one.cell.server}"),
+        "tables": by(told, table_of),
+        "not as the table says": by(marked, lambda one: f"{table_of(one)}: {one.mark}"),
+    }
+
+
 def listings(every: Sequence[Point]) -> Iterator[Listing]:
     """Tables by table and GPU, by server, of rows that could not be run, and of the worst rows."""
-    told, marked = usable(every), [one for one in every if one.mark]
-    yield _grouped("By table and GPU", by(told, table_of))
-    yield _grouped("By model and number of GPUs", by(told, _server_of), with_worst=True)
+    told = usable(every)
+    servers, tables, marked = groups_of(every).values()
+    yield _grouped("By table and GPU", tables)
+    yield _grouped("By model and number of GPUs", servers, with_worst=True)
     if marked:
-        groups = by(marked, lambda one: f"{table_of(one)}: {one.mark}")
         note = f"rows that their server could not run as the table says; {_UNIT}"
-        yield _grouped("Not as the table says", groups, note=note)
+        yield _grouped("Not as the table says", marked, note=note)
     apart = [one for one in told if one.cell.hardware.family is not None]
-    yield _worst(f"The {FARTHEST} farthest off", told)
+    if told:
+        yield _worst(f"The {FARTHEST} farthest off", told)
     if apart and len(apart) < len(told):
         yield _worst(f"The {FARTHEST} farthest off, of GPUs whose family is known", apart)
 
@@ -236,17 +241,16 @@ def _worst(title: str, group: Sequence[Point]) -> Listing:
         return ends[1] / ends[0]
 
     rows = [
-        [
-            f"{one.cell.table}: {one.cell}",
-            METRICS[one.metric],
-            f"{1e3 * one.measured:,.4g} ms",
-            f"{1e3 * one.predicted:,.4g} ms",
-            signed(one.error, 0),
-        ]
+        {
+            "row": f"{one.cell.table}: {one.cell}",
+            "what": METRICS[one.metric],
+            "measured": f"{1e3 * one.measured:,.4g} ms",
+            "predicted": f"{1e3 * one.predicted:,.4g} ms",
+            "off": signed(one.error, 0),
+        }
         for one in sorted(group, key=times, reverse=True)[:FARTHEST]
     ]
-    head = ["row", "what", "measured", "predicted", "off"]
-    return Listing(title, head, rows, "by how many times one is the other")
+    return Listing.of(title, rows, "by how many times one is the other")
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -256,11 +260,9 @@ def data(
     every: Sequence[Point], refits: Refits | None, logs: Mapping[str, Scores]
 ) -> dict[str, Any]:
     """For result.json."""
-    told, marked = usable(every), [one for one in every if one.mark]
     found: dict[str, Any] = {
-        "rows": _groups(told, _server_of),
-        "tables": _groups(told, table_of),
-        "not as the table says": _groups(marked, lambda one: f"{table_of(one)}: {one.mark}"),
+        kind: {name: _classes(group) for name, group in groups.items()}
+        for kind, groups in groups_of(every).items()
     }
     if refits is not None:
         found["constants"] = {
@@ -282,13 +284,9 @@ def data(
     return found
 
 
-def _groups(every: Sequence[Point], key: Any) -> dict[str, Any]:
-    return {
-        name: {
-            kind: of._asdict() | {"worst": _named(of.worst)} for kind, of in by_class(group).items()
-        }
-        for name, group in by(every, key).items()
-    }
+def _classes(group: Sequence[Point]) -> dict[str, Any]:
+    scores = by_class(group)
+    return {kind: of._asdict() | {"worst": _named(of.worst)} for kind, of in scores.items()}
 
 
 def table(every: Sequence[Point]) -> list[dict[str, object]]:

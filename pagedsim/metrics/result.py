@@ -70,8 +70,8 @@ class Listing:
 
     @classmethod
     def of(cls, title: str, rows: Sequence[Mapping[str, str]], note: str = "") -> Listing:
-        """From rows by heading; the first row has all headings."""
-        head = list(rows[0]) if rows else []
+        """From one row or more by heading; the first row has all headings."""
+        head = list(rows[0])
         return cls(title, head, [[row[name] for name in head] for row in rows], note)
 
 
