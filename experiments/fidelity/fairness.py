@@ -63,10 +63,9 @@ class Fairness(Rules, Study):
     def __post_init__(self) -> None:
         require_kinds(self)
         require_number("known", self.known, above=0)
-        for name, at_least in {"least": FEWEST, "moves": 1, "prompts": 1}.items():
+        least = {"least": FEWEST, "moves": 1, "prompts": 1, "more_prompt": 0, "adapter": 0}
+        for name, at_least in least.items():
             require_whole(name, getattr(self, name), at_least)
-        for name in ("more_prompt", "adapter"):
-            require_whole(name, getattr(self, name), 0)
         require_flag("cold", self.cold)
         require_number("within", self.within, above=0)
         for setting, names in {"policy": [self.policy], "more": self.more}.items():

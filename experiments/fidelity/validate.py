@@ -18,7 +18,7 @@ from pagedsim.fidelity import validation
 from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import Recorded, StepLog, log_of, recorded_runs
 from pagedsim.fidelity.replay import replayed
-from pagedsim.fidelity.validation import JUDGED, measured, requests_per_s
+from pagedsim.fidelity.validation import JUDGED, measured, summary_of
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
@@ -270,7 +270,7 @@ class Validated:
         # All of them at once.
         burst = {"workload.rate": AT_ONCE, "workload.requests": count}
         (job,) = self.runs.jobs_of([self._arm("burst", burst, self.seed)], str)
-        most = requests_per_s(job, machine, cost)
+        most = summary_of(job.config, machine, job.seed, cost)["requests_per_s"]
         plans: dict[str, Settings] = {}
         for name, regime in self.study.regimes.items():
             rate = float(f"{regime['load'] * most:.3g}")

@@ -25,7 +25,6 @@ from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import key, looks, margins, new_figure, plain_log_ticks, tidy
 from pagedsim.run.backend import RunConfig, Settings
-from pagedsim.run.job import Job
 from pagedsim.sim.cost import Fitted
 
 if TYPE_CHECKING:
@@ -70,19 +69,13 @@ def measured(
         [_summary(run.requests, run.steps, run.machine) for run in engine],
         simulated.summary,
         pace,
-        [_simulated(first.config, first.machine, first.seed, cost.slowed(1 + p)) for p in pace],
+        [summary_of(first.config, first.machine, first.seed, cost.slowed(1 + p)) for p in pace],
         [run.requests for run in engine],
         simulated.requests(),
     )
 
 
-def requests_per_s(job: Job, machine: Settings, cost: Fitted) -> float:
-    """How many requests the simulator serves in a second."""
-    rate: float = _simulated(job.config, machine, job.seed, cost)["requests_per_s"]
-    return rate
-
-
-def _simulated(config: Settings, machine: Settings, seed: int, cost: Fitted) -> dict[str, Any]:
+def summary_of(config: Settings, machine: Settings, seed: int, cost: Fitted) -> dict[str, Any]:
     """The summary of a run of the engine, as the simulator has it; nothing is kept of it."""
     recorder = Recorder()
     workload = RunConfig(config, seed).workload()

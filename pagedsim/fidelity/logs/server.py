@@ -218,14 +218,17 @@ class Served:
             place = self.log.places[int(rejection.request.id)]
             raise ConfigError(f"{place} is refused by the simulated server: {rejection.reason}")
         self._plan = plan
+        self.steps += 1
         self.preemptions += len(plan.preemptions)
-        self.again(end, plan.used_blocks)
+        for name, largest in self.largest.items():
+            self.largest[name] = max(largest, getattr(plan, name))
 
     def again(self, end: float, used_blocks: int) -> None:
         self.steps += 1
-        for name, largest in self.largest.items():
-            if (size := getattr(self._plan, name)) > largest:
-                self.largest[name] = size
+        assert self._plan is not None
+        context = self._plan.decode_context  # all else is as it was
+        if context > self.largest["decode_context"]:
+            self.largest["decode_context"] = context
 
     def left(self, request: Request) -> None:
         row = int(request.id)
