@@ -137,18 +137,18 @@ def _engines(made_of: Settings) -> bool:
 
 
 @contextmanager
-def _whole(path: Path, kind: str) -> Iterator[None]:
+def _whole(path: Path, otherwise: str) -> Iterator[None]:
     """Convert errors of reading the file inside to ConfigError."""
     try:
         yield
     except FileNotFoundError:
         raise ConfigError(f"{path}: is missing, so the run is not whole") from None
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise ConfigError(f"{path}: is no {kind}, or not whole: {error}") from error
+        raise ConfigError(f"{path}: is {otherwise}, or not whole: {error}") from error
 
 
 def _object(path: Path) -> dict[str, Any]:
-    with _whole(path, "JSON"):
+    with _whole(path, "not JSON"):
         found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must hold an object, not {found!r:.20}")
@@ -156,7 +156,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _table(path: Path) -> pa.Table:
-    with _whole(path, "parquet file"):
+    with _whole(path, "no parquet file"):
         return read_table(path)
 
 

@@ -162,7 +162,7 @@ def _others(server: ExternalServer) -> dict[str, Settings]:
 # -- load over time --------------------------------------------------------------------------------
 
 POINTS = 400
-"""Times at which the load is told."""
+"""Times at which the load is computed."""
 
 
 def load_over_time(log: Log, latencies: Latencies, scheduler: Scheduler) -> dict[str, Column]:
