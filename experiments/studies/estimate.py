@@ -13,8 +13,9 @@ from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
+from pagedsim.report.labels import Label, Point, place
 from pagedsim.report.numbers import binary, decimal, number, percent
-from pagedsim.report.style import GRID, MUTED, key, looks, margins, new_figure, tidy
+from pagedsim.report.style import GRID, MUTED, key, looks, margins, new_figure, short, tidy
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
 from pagedsim.run.parts import refuse_fleet
@@ -365,58 +366,46 @@ _MARGIN = 2.0
 """Margin of the axes, as a factor."""
 _PLAIN = ("fp16", "reached")
 """The roofs that the cost model uses."""
-_NAMED = 2
-"""Maximum number of labelled products at one point."""
-
-Point = tuple[float, float]
-"""(FLOP per byte, FLOP/s); infinite intensity if nothing is read."""
 
 
 def draw_roofline(data: Mapping[str, Any]) -> Figure:
     """FLOP/s over FLOP per byte: the roofs, each step's products, and, filled, the step itself."""
     from matplotlib.lines import Line2D
 
-    products: dict[str, dict[Point, list[str]]] = {}
-    for name, found in data["products"].items():  # at each point, rounded to three digits
-        for one in found:
-            x, y = _point(one, max(one["computing_s"], one["reading_s"]))
-            at = float(f"{x:.3g}"), float(f"{y:.3g}")
-            products.setdefault(name, {}).setdefault(at, []).append(one["name"])
+    products = {
+        name: [
+            (one["name"], _point(one, max(one["computing_s"], one["reading_s"]))) for one in each
+        ]
+        for name, each in data["products"].items()
+    }
     whole = {name: _point(one, one["seconds"]) for name, one in data["steps"].items()}
-    points = [*whole.values(), *(point for found in products.values() for point in found)]
+    points = [*whole.values(), *(point for each in products.values() for _, point in each)]
     figure = new_figure(4.6)
     axes = figure.subplots()
-    right = _draw_roofs(axes, data, [x for x, _ in points if math.isfinite(x)])
+    margins(figure, left=0.75)
+    roof = _draw_roofs(axes, data, [x for x, _ in points if math.isfinite(x)])
+    axes.set_ylim(bottom=min(y for _, y in points) / _MARGIN**2)
     look, entries = looks(list(products)), {}
-    labels: dict[Point, list[str]] = {}
-    for (name, found), marker in zip(products.items(), _MARKERS, strict=False):
+    near: dict[Point, dict[str, None]] = {}
+    for (name, each), marker in zip(products.items(), _MARKERS, strict=False):
         colour = look[name].colour
-        for (x, y), names in found.items():
-            at = min(x, right / 1.2), y  # infinite intensity is drawn at the edge
+        for product, (x, y) in each:
+            at = min(x, roof[-1][0] / 1.2), y  # infinite intensity is drawn at the edge
             axes.plot(*at, marker, ms=6, color=colour, mfc="none", mew=1.4)
-            near = float(f"{at[0]:.2g}"), float(f"{y:.2g}")
-            labels.setdefault(near, []).extend(names)
+            near.setdefault((float(f"{at[0]:.2g}"), float(f"{y:.2g}")), {})[product] = None
         axes.plot(*whole[name], marker, ms=8, color=colour)
         label = _named(name, data)
         entries[label] = Line2D([], [], ls="", marker=marker, color=colour, label=label)
-    for at, names in labels.items():
-        # Below the point, on the left if there is no room on the right.
-        names = list(dict.fromkeys(names))
-        more = len(names) - _NAMED
-        text = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-        side, sign = ("right", -1) if at[0] > right / _MARGIN else ("left", 1)
-        style: Any = {"fontsize": 7, "color": MUTED, "rotation": -38 * sign}
-        style |= {"rotation_mode": "anchor", "ha": side, "va": "top"}
-        axes.annotate(text, at, (4 * sign, -5), textcoords="offset points", **style)
-    axes.set_ylim(bottom=min(y for _, y in points) / _MARGIN**4)
+    style = {"fontsize": 7, "color": MUTED}
+    labels = [Label(short(", ".join(names), 40), at, style) for at, names in near.items()]
+    place(axes, [*labels, *(Label("", at, style) for at in whole.values())], roof)
     tidy(axes, x="FLOP for each byte that is read", y="FLOP/s of a GPU")
-    margins(figure, left=0.75)
     key(figure, entries)
     return figure
 
 
-def _draw_roofs(axes: Axes, data: Mapping[str, Any], shown: list[float]) -> float:
-    """Draw the data sheet's roofs and, dashed, the attainable ones; returns the right edge."""
+def _draw_roofs(axes: Axes, data: Mapping[str, Any], shown: list[float]) -> list[Point]:
+    """Draw the data sheet's roofs and, dashed, the attainable one, which is returned."""
     peak, reached = data["peak"], data["reached"]
     ridge = max(peak["flop_rates"].values()) / peak["bandwidth"]
     left, right = min(shown) / _MARGIN, max(ridge, *shown) * _MARGIN**2
@@ -428,13 +417,14 @@ def _draw_roofs(axes: Axes, data: Mapping[str, Any], shown: list[float]) -> floa
     for bandwidth, rate, dashes, name in roofs:
         xs, ys = [left, rate / bandwidth, right], [left * bandwidth, rate, rate]
         axes.plot(xs, ys, dashes, color=MUTED if name in _PLAIN else GRID, lw=1.2, zorder=1)
-        place: Any = {"textcoords": "offset points", "ha": "right", "fontsize": 8, "color": MUTED}
-        axes.annotate(name, (right, rate), (-2, 3), **place)
+        style: Any = {"textcoords": "offset points", "ha": "right", "fontsize": 8, "color": MUTED}
+        axes.annotate(name, (right, rate), (-2, 3), **style)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(left, right)
-    return right
+    return list(zip(xs, ys, strict=True))
 
 
 def _point(work: Mapping[str, Any], seconds: float) -> Point:
+    """FLOP per byte, infinite if nothing is read, and FLOP/s."""
     return work["flop"] / work["bytes"] if work["bytes"] else math.inf, work["flop"] / seconds

@@ -109,19 +109,14 @@ class Found:
         self.study = study
         arms = capacity["arms"]
         self.unbound = [name for name, arm in arms.items() if arm["nowhere"] and _rate(arm)]
-        self.options = {
-            phase: [
-                Option(name, gpus, _rate(arms[f"{phase}, {name}"]), euros)
-                for name, (gpus, euros) in servers(runs, "arms", study.options).items()
-                if f"{phase}, {name}" in arms
-            ]
-            for phase in PHASES
-        }
-        self.wholes = [
-            Option(name, gpus, _rate(arms[f"{APART}, {name}"]), euros)
-            for name, (gpus, euros) in servers(runs, "wholes", study.fleets).items()
-            if f"{APART}, {name}" in arms
-        ]
+        found: dict[str, list[Option]] = {phase: [] for phase in (*PHASES, APART)}
+        for phase, options in found.items():
+            fleets = phase == APART
+            of = study.fleets if fleets else study.options
+            for name, (gpus, euros) in servers(runs, "wholes" if fleets else "arms", of).items():
+                if (arm := arms.get(f"{phase}, {name}")) is not None:
+                    options.append(Option(name, gpus, _rate(arm), euros))
+        self.wholes, self.options = found.pop(APART), found
         apart = self.options["prefill"], self.options["decode"]
         self.together = placed(study.target, self.options["both"])
         self.apart = placed(study.target, *apart)
