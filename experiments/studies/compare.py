@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +12,7 @@ from pagedsim.fidelity.logs.log import check_log, write_log
 from pagedsim.metrics.arms import DEFAULT_METRICS, Arms
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, finding, values_of
+from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.metrics.slo import slo_of
 from pagedsim.report.plots import drawings_of
 from pagedsim.run.compose import Command, group_of, single
@@ -24,6 +25,8 @@ from pagedsim.user_error import shown
 
 _NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
 """Settings of the whole study, which arms cannot override."""
+_NAMED = 4
+"""Maximum number of arms named in a note."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,34 @@ def means_of(arms: Arms, group: str | None = None) -> dict[str, dict[str, float]
         arm: {key: estimate(values).mean for key, values in metrics.items() if values}
         for arm, metrics in found.items()
     }
+
+
+def notices_of(arms: Arms) -> Iterator[str]:
+    """Notices of many arms, one line each, with the arms of smallest and largest counts."""
+    told = [(run.arm, one) for run in arms.runs for one in run.summary.get("notices", ())]
+    counts: dict[str, dict[str, int]] = {}
+    every = of_one_kind(Notice(**record) for _, record in told)
+    for (arm, _), one in zip(told, every, strict=True):
+        of_arm = counts.setdefault(one.what, {})
+        of_arm[arm] = of_arm.get(arm, 0) + one.count
+    for what, by_arm in counts.items():
+        least, most = min(by_arm, key=by_arm.__getitem__), max(by_arm, key=by_arm.__getitem__)
+        whose = _whose(list(by_arm), arms)
+        if not by_arm[most]:
+            yield f"{whose}{what}"
+        elif by_arm[least] == by_arm[most]:
+            yield f"{whose}{by_arm[most]:,} {what}"
+        else:
+            yield f"{whose}{by_arm[least]:,} ({least}) to {by_arm[most]:,} ({most}) {what}"
+
+
+def _whose(some: Sequence[str], arms: Arms) -> str:
+    """A prefix that names the arms, if not all."""
+    if len(some) == len(arms.arms):
+        return ""
+    if len(some) > _NAMED:
+        return f"in {len(some)} of the arms: "
+    return f"{', '.join(some)}: "
 
 
 def notes_of_left_out(reasons: Mapping[str, str], between: str = ", ") -> list[str]:

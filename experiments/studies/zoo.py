@@ -15,6 +15,7 @@ from experiments.studies.compare import (
     check_overrides,
     means_of,
     notes_of_left_out,
+    notices_of,
 )
 from experiments.studies.zoo_pareto import Criterion, Plane, Ranking, draw_pareto
 from pagedsim.build import memory_class, policies
@@ -30,7 +31,7 @@ from pagedsim.metrics.compare import (
     sureness,
     values_of,
 )
-from pagedsim.metrics.result import Listing, Notice, of_one_kind
+from pagedsim.metrics.result import Listing
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
 from pagedsim.report.table import COLUMNS, comparison_rows, sections
@@ -174,7 +175,7 @@ class Zoo(Decisions):
         return Analysis(
             finding=sentences(ranking, planes, self.predictors),
             listings=listings(ranking),
-            notes=[*self.left_out, *self._notes(arms), *gathered(arms)],
+            notes=[*self.left_out, *self._notes(arms), *notices_of(arms)],
             data=data_of(ranking, planes) | {"left out": self._left_out},
             drawings={"pareto": pareto} if planes else {},
             table=table,
@@ -392,34 +393,6 @@ def data_of(ranking: Ranking, planes: Sequence[Plane]) -> dict[str, Any]:
             arm: {"by": one.by, "surely": one.surely} for arm, one in ranking.dominated().items()
         },
     }
-
-
-def gathered(arms: Arms) -> Iterator[str]:
-    """Notices of the runs, one line each, with the arms of smallest and largest counts."""
-    told = [(run.arm, one) for run in arms.runs for one in run.summary.get("notices", ())]
-    counts: dict[str, dict[str, int]] = {}
-    every = of_one_kind(Notice(**record) for _, record in told)
-    for (arm, _), one in zip(told, every, strict=True):
-        of_arm = counts.setdefault(one.what, {})
-        of_arm[arm] = of_arm.get(arm, 0) + one.count
-    for what, by_arm in counts.items():
-        least, most = min(by_arm, key=by_arm.__getitem__), max(by_arm, key=by_arm.__getitem__)
-        whose = _whose(list(by_arm), arms)
-        if not by_arm[most]:
-            yield f"{whose}{what}"
-        elif by_arm[least] == by_arm[most]:
-            yield f"{whose}{by_arm[most]:,} {what}"
-        else:
-            yield f"{whose}{by_arm[least]:,} ({least}) to {by_arm[most]:,} ({most}) {what}"
-
-
-def _whose(some: Sequence[str], arms: Arms) -> str:
-    """A prefix that names the arms, if not all."""
-    if len(some) == len(arms.arms):
-        return ""
-    if len(some) > _NAMED:
-        return f"in {len(some)} of the arms: "
-    return f"{', '.join(some)}: "
 
 
 # -- arms ------------------------------------------------------------------------------------------
