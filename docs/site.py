@@ -38,7 +38,7 @@ EXAMPLES = ("llama-3.1-8b", "hf", "h100", "vllm-2026")
 MODULES = {
     "scheduler": ("pagedsim.core.scheduler", "pagedsim.core.plan", "pagedsim.core.request"),
     "policy": ("pagedsim.core.policy", "pagedsim.core.batch_state"),
-    "router": ("policies.routing.router",),
+    "router": ("pagedsim.policies.routing.router",),
     "batching": ("pagedsim.core.batching.base", "pagedsim.core.queues"),
     "memory": ("pagedsim.core.memory.base",),
     "study": ("pagedsim.run.study", "pagedsim.run.runs", "pagedsim.run.job"),

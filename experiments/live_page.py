@@ -1,6 +1,6 @@
 """The README's picture of the live page: a server under load, asked from the page itself.
 
-    python -m experiments.live_page [--seconds 65] [--dark] [--width 1280] [--to page.png]
+    python -m pagedsim.experiments.live_page [--seconds 65] [--dark] [--width 1280] [--to page.png]
 
 Starts a server on the simulator, sends it requests of four clients for as long, asks it from the
 page in a headless Chromium, and takes the picture while the answer streams.
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import aiohttp
 
-from experiments.child import listening
-from experiments.chromium import Chromium, find_browser
+from pagedsim.experiments.child import listening
+from pagedsim.experiments.chromium import Chromium, find_browser
 
 PICTURE = Path(__file__).parent / "results" / "serve" / "page.png"
 SERVER = (

@@ -1,6 +1,6 @@
 """The committed findings, made again from their commands.
 
-    python -m experiments.regenerate [experiment ...]     (none: all of them)
+    python -m pagedsim.experiments.regenerate [experiment ...]     (none: all of them)
 
 Runs each as a user would, and keeps its result.json and pictures in experiments/results/<name>,
 and in experiments/results/README.md what all of them found.
@@ -32,7 +32,7 @@ STUDIES = (
 SENTENCES = 2
 """Of each finding in the index."""
 _HEAD = """# Findings
-Each is what one command printed; `python -m experiments.regenerate` makes them all again, and this
+Each is what one command printed; `python -m pagedsim.experiments.regenerate` makes them all again, and this
 page. Beside them: `front_door` and `serve` have the README's pictures, and a folder named after a
 machine what was measured on it.
 """

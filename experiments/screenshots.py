@@ -1,6 +1,6 @@
 """The README's pictures, from a real run.
 
-    python -m experiments.screenshots [--browser chromium]
+    python -m pagedsim.experiments.screenshots [--browser chromium]
 
 Runs the default experiment, and puts what the terminal showed and what the report's page looks
 like into experiments/results/front_door. The page needs a Chromium; without one only the terminal

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     )
     from pagedsim.core import Batching, Memory, Policy, Preemption
     from pagedsim.engine.llm import LLM
+    from pagedsim.policies.routing.router import Router
     from pagedsim.sim.cost import CostModel
-    from policies.routing.router import Router
 
 __version__ = "0.1.0"
 
@@ -55,7 +55,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("Batching", "Memory", "Policy", "Preemption"), "pagedsim.core"),
     "CostModel": "pagedsim.sim.cost",
     "LLM": "pagedsim.engine.llm",
-    "Router": "policies.routing.router",
+    "Router": "pagedsim.policies.routing.router",
 }
 """The modules of the names that are not in `pagedsim.api`."""
 

@@ -75,7 +75,7 @@ def _by_hydra(root: str, failures: list[Exception]) -> None:
     """Sweeps, printed configurations, and all else that options of Hydra's ask for."""
     import hydra
 
-    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name=root)
+    @hydra.main(version_base="1.3", config_path="pkg://pagedsim.conf", config_name=root)
     def study(config: DictConfig) -> None:
         _carry_out(root, config, failures)
 
@@ -89,7 +89,7 @@ def _once(root: str, failures: list[Exception]) -> None:
     from hydra.types import RunMode
     from omegaconf import open_dict, read_write
 
-    with initialize_config_module("conf", version_base="1.3"):
+    with initialize_config_module("pagedsim.conf", version_base="1.3"):
         config = compose(root, overrides=sys.argv[1:], return_hydra_config=True)
         config.hydra.mode = RunMode.RUN
         HydraConfig.instance().set_config(config)

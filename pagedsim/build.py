@@ -35,25 +35,25 @@ from pagedsim.core import (
 from pagedsim.core.contracts import BATCHING, MEMORY, vet
 from pagedsim.core.errors import refuse_settings, unknown
 from pagedsim.core.policy_validation import refuse_signatures
-from policies.admission import Cap, Reserve
-from policies.aging import Aging
-from policies.continuum import Continuum
-from policies.fairness import DRR, VTC
-from policies.longest_prefix import LongestPrefix
-from policies.ltr import LTR
-from policies.mlfq import MLFQ, PLAS, SkipJoin
-from policies.ordering import EDF, FCFS, HRRN, SJF, SRPT, Priority
-from policies.past_future import PastFuture
-from policies.preemption import Cheapest, Recompute, Swap
-from policies.routing.conductor import Conductor
-from policies.routing.dynamo import Dynamo
-from policies.routing.llm_d import LlmD
-from policies.routing.llumnix import Llumnix
-from policies.routing.lmetric import LMetric
-from policies.routing.preble import Preble
-from policies.routing.prefix_aware import PrefixAware
-from policies.routing.router import Router
-from policies.routing.simple import (
+from pagedsim.policies.admission import Cap, Reserve
+from pagedsim.policies.aging import Aging
+from pagedsim.policies.continuum import Continuum
+from pagedsim.policies.fairness import DRR, VTC
+from pagedsim.policies.longest_prefix import LongestPrefix
+from pagedsim.policies.ltr import LTR
+from pagedsim.policies.mlfq import MLFQ, PLAS, SkipJoin
+from pagedsim.policies.ordering import EDF, FCFS, HRRN, SJF, SRPT, Priority
+from pagedsim.policies.past_future import PastFuture
+from pagedsim.policies.preemption import Cheapest, Recompute, Swap
+from pagedsim.policies.routing.conductor import Conductor
+from pagedsim.policies.routing.dynamo import Dynamo
+from pagedsim.policies.routing.llm_d import LlmD
+from pagedsim.policies.routing.llumnix import Llumnix
+from pagedsim.policies.routing.lmetric import LMetric
+from pagedsim.policies.routing.preble import Preble
+from pagedsim.policies.routing.prefix_aware import PrefixAware
+from pagedsim.policies.routing.router import Router
+from pagedsim.policies.routing.simple import (
     Central,
     LeastRequests,
     LeastTokens,
@@ -62,11 +62,11 @@ from policies.routing.simple import (
     RoundRobin,
     Uniform,
 )
-from policies.routing.splitwise import Splitwise
-from policies.routing.sticky import Sticky
-from policies.routing.vllm_dp import VllmDP
-from policies.slo import SLO
-from policies.victims import VictimRule
+from pagedsim.policies.routing.splitwise import Splitwise
+from pagedsim.policies.routing.sticky import Sticky
+from pagedsim.policies.routing.vllm_dp import VllmDP
+from pagedsim.policies.slo import SLO
+from pagedsim.policies.victims import VictimRule
 
 T = TypeVar("T")
 
@@ -135,17 +135,19 @@ ROUTERS: Mapping[str, type[Router]] = {
 
 _MOVED = {
     **{
-        f"policies.{name}": "policies.ordering"
+        f"policies.{name}": "pagedsim.policies.ordering"
         for name in ("edf", "fcfs", "hrrn", "priority", "sjf", "srpt")
     },
-    **dict.fromkeys(("policies.drr", "policies.vtc"), "policies.fairness"),
-    "policies.plas": "policies.mlfq",
-    "policies.victims": "policies.victims",
-    "experiments.studies.sweep": "experiments.studies.compare",
-    "experiments.fidelity.bench": "experiments.studies.compare",
-    "experiments.fidelity.parity": "experiments.fidelity.validate",
+    **dict.fromkeys(
+        ("pagedsim.policies.drr", "pagedsim.policies.vtc"), "pagedsim.policies.fairness"
+    ),
+    "pagedsim.policies.plas": "pagedsim.policies.mlfq",
+    "pagedsim.policies.victims": "pagedsim.policies.victims",
+    "pagedsim.experiments.studies.sweep": "pagedsim.experiments.studies.compare",
+    "pagedsim.experiments.fidelity.bench": "pagedsim.experiments.studies.compare",
+    "pagedsim.experiments.fidelity.parity": "pagedsim.experiments.fidelity.validate",
     **{
-        f"policies.routing.{name}": "policies.routing.simple"
+        f"pagedsim.policies.routing.{name}": "pagedsim.policies.routing.simple"
         for name in (
             *("central", "least_requests", "least_tokens", "least_work"),
             *("power_of_two", "round_robin", "uniform"),
@@ -191,7 +193,7 @@ def make_policy(
 ) -> Policy:
     """A policy by name or by the path of its class; an object is passed through.
 
-    With a `victim` (`policies.victims.VICTIMS`) it chooses in that way who yields. What stands
+    With a `victim` (`pagedsim.policies.victims.VICTIMS`) it chooses in that way who yields. What stands
     around another policy takes that one's name, path or object as `of`.
     """
     if isinstance(settings.get("of"), str):

@@ -78,7 +78,7 @@ class Options:
     def __init__(self, folders: Sequence[Traversable] = ()) -> None:
         """`folders` are searched in this order; default: `conf/` alone."""
         prepare()
-        self.folders = folders or [files("conf")]
+        self.folders = folders or [files("pagedsim.conf")]
         self.policies = plugin_policies()
         self._bases: dict[tuple[str, ...], Composed] = {}
 

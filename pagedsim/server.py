@@ -29,7 +29,7 @@ from pagedsim.core import (
     Unified,
 )
 from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
-from policies.preemption import Prices
+from pagedsim.policies.preemption import Prices
 
 LAYOUTS = ("block", "layer")
 """What one copy to the host moves."""

@@ -8,7 +8,7 @@ from math import inf
 from pagedsim.core import Admitted, Event, Left, Policy, Preempted, Request, ServerState
 from pagedsim.core.errors import require_flag, require_whole
 from pagedsim.core.policy import Arrived, RankChanges
-from policies.mlfq import Due
+from pagedsim.policies.mlfq import Due
 
 
 class LTR(Policy):

@@ -9,7 +9,7 @@ from operator import itemgetter
 from pagedsim.core import Event, Left, Policy, Request, ServerState
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.request import State
-from policies.admission import Refusal
+from pagedsim.policies.admission import Refusal
 
 Need = tuple[float, int, int]
 """Tokens that a request will still generate and keep, as it does all but the last; tokens that it

@@ -114,7 +114,7 @@ def hydra() -> Iterator[None]:
     from pagedsim.config import register
 
     register({})
-    with initialize_config_module("conf", version_base="1.3"):
+    with initialize_config_module("pagedsim.conf", version_base="1.3"):
         yield
 
 

@@ -28,10 +28,10 @@ from pagedsim.core import (
     ServerState,
     Unified,
 )
+from pagedsim.policies.ordering import FCFS, Priority
+from pagedsim.policies.preemption import Cheapest
 from pagedsim.run.objects import locate
 from pagedsim.server import ServerSpec
-from policies.ordering import FCFS, Priority
-from policies.preemption import Cheapest
 
 # -- names become objects, and a name that does not exist is answered with those that do -----------
 
@@ -143,17 +143,17 @@ def test_a_path_that_leads_nowhere() -> None:
     with says("policy=no.such.Thing: cannot be imported: No module named 'no'"):
         make_policy("no.such.Thing")
     with says(
-        "policy=policies.ordering.LCFS: cannot be imported: "
-        "module 'policies.ordering' has no attribute 'LCFS'"
+        "policy=pagedsim.policies.ordering.LCFS: cannot be imported: "
+        "module 'pagedsim.policies.ordering' has no attribute 'LCFS'"
     ):
-        make_policy("policies.ordering.LCFS")
+        make_policy("pagedsim.policies.ordering.LCFS")
 
 
 def test_a_path_to_something_else() -> None:
     with says("policy=pagedsim.core.PagedMemory: must be a subclass of Policy"):
         make_policy("pagedsim.core.PagedMemory")
-    with says("policy=policies.ordering.__doc__: must be a subclass of Policy"):
-        make_policy("policies.ordering.__doc__")
+    with says("policy=pagedsim.policies.ordering.__doc__: must be a subclass of Policy"):
+        make_policy("pagedsim.policies.ordering.__doc__")
 
 
 def test_a_part_is_a_name_or_an_object() -> None:
@@ -168,10 +168,10 @@ def test_a_part_is_a_name_or_an_object() -> None:
 @pytest.mark.parametrize(
     ("former", "current"),
     [
-        ("policies.fcfs.FCFS", FCFS),
-        ("policies.priority.Priority", Priority),
-        ("policies.vtc.VTC", POLICIES["vtc"]),
-        ("policies.plas.PLAS", POLICIES["plas"]),
+        ("pagedsim.policies.fcfs.FCFS", FCFS),
+        ("pagedsim.policies.priority.Priority", Priority),
+        ("pagedsim.policies.vtc.VTC", POLICIES["vtc"]),
+        ("pagedsim.policies.plas.PLAS", POLICIES["plas"]),
     ],
 )
 def test_former_paths_of_policies_are_found(former: str, current: type[Policy]) -> None:
@@ -181,9 +181,12 @@ def test_former_paths_of_policies_are_found(former: str, current: type[Policy]) 
 @pytest.mark.parametrize(
     ("former", "current"),
     [
-        ("experiments.studies.sweep.sweep", "experiments.studies.compare.sweep"),
-        ("experiments.fidelity.bench.Bench", "experiments.studies.compare.Bench"),
-        ("experiments.fidelity.parity.Parity", "experiments.fidelity.validate.Parity"),
+        ("pagedsim.experiments.studies.sweep.sweep", "pagedsim.experiments.studies.compare.sweep"),
+        ("pagedsim.experiments.fidelity.bench.Bench", "pagedsim.experiments.studies.compare.Bench"),
+        (
+            "pagedsim.experiments.fidelity.parity.Parity",
+            "pagedsim.experiments.fidelity.validate.Parity",
+        ),
     ],
 )
 def test_former_paths_of_studies_are_found(former: str, current: str) -> None:
@@ -244,7 +247,9 @@ def test_two_schedulers_share_nothing() -> None:
     assert first.policy is not second.policy
 
 
-@pytest.mark.parametrize("preemption", ["cheapest", Cheapest, "policies.preemption.Cheapest"])
+@pytest.mark.parametrize(
+    "preemption", ["cheapest", Cheapest, "pagedsim.policies.preemption.Cheapest"]
+)
 def test_prices_reach_the_preemption_that_weighs_them(preemption: Any) -> None:
     spec, prices = ServerSpec(preemption=preemption, blocks=4, cpu_blocks=4), Free()
     assert spec.weighs_prices

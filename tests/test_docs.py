@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 import pagedsim
-import policies
+import pagedsim.policies as policies
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request
 from pagedsim.run.help import BENCH_HELP, bench_words
@@ -229,7 +229,7 @@ def test_every_module_that_is_run_exists() -> None:
     modules = {
         module for _, span in code_spans() for module in re.findall(r"python -m ([\w.]+)", span)
     }
-    assert "experiments.benchmarks.gpu" in modules
+    assert "pagedsim.experiments.benchmarks.gpu" in modules
     assert [module for module in sorted(modules) if find_spec(module) is None] == []
 
 

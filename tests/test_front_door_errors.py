@@ -87,8 +87,8 @@ REASONS = {
     "seed=-1": "must be a whole number of at least 0",
     "jobs=0": "must be a whole number of at least 1",
     "workload.rate=-1": "must be a number above 0",
-    "policy=aging policy.of=policies.victims.VictimRule": (
-        "needs settings: {_target_: policies.victims.VictimRule, of: ...}"
+    "policy=aging policy.of=pagedsim.policies.victims.VictimRule": (
+        "needs settings: {_target_: pagedsim.policies.victims.VictimRule, of: ...}"
     ),
     "+workload.seed=77": "is filled in by the run, not to be set",
     "workload.lengths.shape=fixd": (
@@ -168,10 +168,10 @@ LINES = {
         "block_size, blocks, cpu_blocks, swap_bound"
     ),
     "policy=aging policy.of={rate:3}": f"policy.of={{'rate': 3}}: {AROUND}",
-    "policy=aging policy.of={_target_:policies.aging.Aging,of:7}": f"policy.of.of=7: {AROUND}",
+    "policy=aging policy.of={_target_:pagedsim.policies.aging.Aging,of:7}": f"policy.of.of=7: {AROUND}",
     (
         "policy=aging "
-        "policy.of={_target_:policies.aging.Aging,of:{_target_:policies.admission.Cap,most:0}}"
+        "policy.of={_target_:pagedsim.policies.aging.Aging,of:{_target_:pagedsim.policies.admission.Cap,most:0}}"
     ): "policy.of.of.most=0: must be a whole number of at least 1",
     "policy=aging policy.of={_target_:fractions.Fraction}": (
         "policy.of._target_=fractions.Fraction: makes a Fraction, must make a Policy"
@@ -184,7 +184,7 @@ LINES = {
         "policy.weights.c: no such client in the workload; choose from a, b"
     ),
     "+policy.displace=true": (
-        "policy.displace: no such setting of policy._target_=policies.ordering.FCFS; it takes none"
+        "policy.displace: no such setting of policy._target_=pagedsim.policies.ordering.FCFS; it takes none"
     ),
     "workload.lengths.shape=fixed": (
         "workload.lengths.prompt: must be given (+workload.lengths.prompt=...), for "
@@ -410,7 +410,7 @@ def test_a_policy_that_fails_in_a_run(call: Call, module: str) -> None:
 
 def test_a_router_that_fails_in_a_run(call: Call) -> None:
     Path("crooked.py").write_text(
-        "from policies.routing.router import Router\n\n"
+        "from pagedsim.policies.routing.router import Router\n\n"
         "class Crooked(Router):\n"
         "    def route(self, request, replicas, now):\n"
         "        return replicas[2]\n"
@@ -537,8 +537,8 @@ FLEETS = {
     "fleet=prefill_decode fleet.replicas=8": (
         "fleet.replicas=8: says nothing beside pools; set pools.NAME.replicas"
     ),
-    "fleet.replicas=2 router._target_=policies.ordering.FCFS": (
-        "router._target_=policies.ordering.FCFS: makes a FCFS, must make a Router"
+    "fleet.replicas=2 router._target_=pagedsim.policies.ordering.FCFS": (
+        "router._target_=pagedsim.policies.ordering.FCFS: makes a FCFS, must make a Router"
     ),
     "+fleet.pools.a.replica=3": (
         "fleet.pools.a.replica: no such setting of a pool; did you mean 'replicas'?"
@@ -573,7 +573,7 @@ def test_invalid_fleets(call: Call, words: str) -> None:
 
 def test_a_router_that_returns_no_replica(call: Call, tmp_path: Path) -> None:
     (tmp_path / "absents.py").write_text(
-        "from policies.routing.router import Router\n\n\n"
+        "from pagedsim.policies.routing.router import Router\n\n\n"
         "class Absent(Router):\n"
         "    def route(self, request, replicas, now):\n"
         "        return None\n"

@@ -1,7 +1,7 @@
 """Kernels as compiled for GPUs that need not be present, and the launches and bytes of a sample.
 
-    python -m experiments.benchmarks.compiled [--model llama-3.1-8b] [--capabilities 80 90]
-    python -m experiments.benchmarks.compiled sampling [--rows 64] [--vocab 128256]
+    python -m pagedsim.experiments.benchmarks.compiled [--model llama-3.1-8b] [--capabilities 80 90]
+    python -m pagedsim.experiments.benchmarks.compiled sampling [--rows 64] [--vocab 128256]
 
 The first has a line for each kernel of attention, kind of cache and GPU, in bf16, and one for each
 product of a layer of Llama-3.1-8B, of up to 16 tokens, for each kind of weights: the instructions
@@ -26,7 +26,9 @@ from functools import partial
 
 import torch
 
-from experiments.benchmarks.fake_gpu import (
+from pagedsim.core import SamplingParams
+from pagedsim.engine.sampler import Row, Sampler, stream_key
+from pagedsim.experiments.benchmarks.fake_gpu import (
     FAKE,
     FakeGPU,
     Launch,
@@ -38,12 +40,10 @@ from experiments.benchmarks.fake_gpu import (
     usage,
     use_target,
 )
-from experiments.benchmarks.harness import main_of, parse, table
-from experiments.benchmarks.products import WEIGHTS, Layer
-from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem, shape_of
-from experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of, matrix_of
-from pagedsim.core import SamplingParams
-from pagedsim.engine.sampler import Row, Sampler, stream_key
+from pagedsim.experiments.benchmarks.harness import main_of, parse, table
+from pagedsim.experiments.benchmarks.products import WEIGHTS, Layer
+from pagedsim.experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem, shape_of
+from pagedsim.experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of, matrix_of
 from pagedsim.kernels import ops, product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.kernels.reference.sampling import gumbel, hashed, token_hashes

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from experiments.benchmarks.harness import ROOT, keep, parse
-from experiments.benchmarks.timing import TIMED, Line, failure, free_memory, lost
+from pagedsim.experiments.benchmarks.harness import ROOT, keep, parse
+from pagedsim.experiments.benchmarks.timing import TIMED, Line, failure, free_memory, lost
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.metrics.files import read_json
@@ -72,7 +72,7 @@ def gpu(otherwise: str = "") -> torch.device:
 # -- facts about a measurement ---------------------------------------------------------------------
 
 PACKAGES = ("pagedsim", "policies", "experiments", "tests")
-READ = {"experiments.benchmarks.shapes": "conf/model/*.yaml"}
+READ = {"pagedsim.experiments.benchmarks.shapes": "conf/model/*.yaml"}
 """Data files that a module reads."""
 NO_EFFECT = "pagedsim.report"
 """Drawing, which changes no number."""
@@ -216,7 +216,7 @@ class Results:
         named = None if tiny else folder_named(torch.cuda.get_device_name(self.device))
         self.place: Path | None = asked.out or named
         self.content: dict[str, Any] = {
-            **facts(self.device, f"experiments.benchmarks.{module}", words),
+            **facts(self.device, f"pagedsim.experiments.benchmarks.{module}", words),
             "rounds": asked.rounds,
             "quick": tiny,
             "dtype": str(dtype).removeprefix("torch."),

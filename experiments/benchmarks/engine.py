@@ -1,7 +1,7 @@
 """Token rate of the engine, against transformers.
 
-    python -m experiments.benchmarks.engine [--device cuda]
-    python -m experiments.benchmarks.engine cpu [--forms float32 bfloat16] [--batches 1 8]
+    python -m pagedsim.experiments.benchmarks.engine [--device cuda]
+    python -m pagedsim.experiments.benchmarks.engine cpu [--forms float32 bfloat16] [--batches 1 8]
 
 The first compares it with `generate_batch`, greedily, with the same prompts, lengths and weights.
 The engine runs with its own forward pass, with `async_scheduling`, and with the forward pass of
@@ -36,13 +36,13 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from experiments.benchmarks.device import Results, parse_device
-from experiments.benchmarks.harness import main_of, parse, positive_int, table
-from experiments.benchmarks.shapes import BASE, config_of, shape_of
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.probe import attention
+from pagedsim.experiments.benchmarks.device import Results, parse_device
+from pagedsim.experiments.benchmarks.harness import main_of, parse, positive_int, table
+from pagedsim.experiments.benchmarks.shapes import BASE, config_of, shape_of
 
 Answers = list[list[int]]
 Ask = Callable[[], Answers]

@@ -1,8 +1,8 @@
 """All measurements of a GPU, in slices: tests, tiles, studies, and every benchmark of a device.
 
-    python -m experiments.benchmarks.gpu --minutes 8 --archive gpu.tar.gz
-    python -m experiments.benchmarks.gpu --unpack --archive gpu.tar.gz    (where there is no GPU)
-    python -m experiments.benchmarks.gpu --device cpu --quick --out FOLDER
+    python -m pagedsim.experiments.benchmarks.gpu --minutes 8 --archive gpu.tar.gz
+    python -m pagedsim.experiments.benchmarks.gpu --unpack --archive gpu.tar.gz    (where there is no GPU)
+    python -m pagedsim.experiments.benchmarks.gpu --device cpu --quick --out FOLDER
 
 The parts run one after another, each in a process of its own; a failed part does not stop the
 others. Results are in a folder, by default experiments/results/<GPU>, and the states of parts in
@@ -39,14 +39,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.benchmarks.device import OPTIONS, digest, facts, folder_named, tiles, version_of
-from experiments.benchmarks.device import gpu as require_gpu
-from experiments.benchmarks.harness import ROOT, keep, main_of, parse, table
-from experiments.benchmarks.shapes import BASE
+from pagedsim.experiments.benchmarks.device import (
+    OPTIONS,
+    digest,
+    facts,
+    folder_named,
+    tiles,
+    version_of,
+)
+from pagedsim.experiments.benchmarks.device import gpu as require_gpu
+from pagedsim.experiments.benchmarks.harness import ROOT, keep, main_of, parse, table
+from pagedsim.experiments.benchmarks.shapes import BASE
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.metrics.files import read_json
 
-NAME = "experiments.benchmarks.gpu"
+NAME = "pagedsim.experiments.benchmarks.gpu"
 GOES_ON = 3
 """The exit code of a slice with parts left."""
 DONE, FAILED, CUT = "done", "failed", "out of time"
@@ -292,15 +299,15 @@ def unpack(path: Path, place: Path | None, device: str | None = None) -> Path:
 
 FOLDER = "{out}"
 """In the words of a part, the folder of results, whose place varies."""
-PLUGIN = "experiments.benchmarks.gpu_plugin"
+PLUGIN = "pagedsim.experiments.benchmarks.gpu_plugin"
 FRONT_DOOR = "pagedsim"
 """The first word of a study, which needs more packages."""
 STUDIES = (
     "pagedsim.__main__",
     "pagedsim.run.serving",
-    "experiments.fidelity.calibrate",
-    "experiments.fidelity.validate",
-    "experiments.studies.compare",
+    "pagedsim.experiments.fidelity.calibrate",
+    "pagedsim.experiments.fidelity.validate",
+    "pagedsim.experiments.studies.compare",
 )
 """The modules that studies run."""
 WORKERS = 8
@@ -413,12 +420,12 @@ def _study(name: str, words: str) -> Part:
 def _benchmark(name: str, command: str, least: float = 45.0) -> Part:
     module, *words = command.split()
     tiled = module not in ("host", "products") and "swap" not in words
-    full = f"experiments.benchmarks.{module}"
+    full = f"pagedsim.experiments.benchmarks.{module}"
     return Part(name, (full, *words, "--out", FOLDER), tiled=tiled, least=least)
 
 
 def _tuner(name: str, words: str) -> Part:
-    return Part(name, ("experiments.benchmarks.tune", *words.split()), least=120)
+    return Part(name, ("pagedsim.experiments.benchmarks.tune", *words.split()), least=120)
 
 
 def _tests(name: str, *words: str) -> Part:

@@ -1,7 +1,7 @@
 """A plugin of pytest for a machine that lasts minutes.
 
-    pytest -m gpu --noconftest -p experiments.benchmarks.gpu_plugin --one-case tests/kernels
-    pytest -p experiments.benchmarks.gpu_plugin --record FILE.json ...
+    pytest -m gpu --noconftest -p pagedsim.experiments.benchmarks.gpu_plugin --one-case tests/kernels
+    pytest -p pagedsim.experiments.benchmarks.gpu_plugin --record FILE.json ...
 
 `--one-case` runs one case of each test, the middle one, since the first is often the smallest. It
 leaves out slow tests, tests of several GPUs, and those of benchmarks.
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmarks.device import digest
+from pagedsim.experiments.benchmarks.device import digest
 
 BEGUN, PASSED = "begun", "passed"
 LONGEST = 4000

@@ -1,7 +1,7 @@
 """Time of the engine's host in a decode step, with a model that computes nothing.
 
-    python -m experiments.benchmarks.host [--device cuda]
-    python -m experiments.benchmarks.host tables
+    python -m pagedsim.experiments.benchmarks.host [--device cuda]
+    python -m pagedsim.experiments.benchmarks.host tables
 
 A full batch decodes greedily. Each figure is the median over the steps of a round, of the best
 round, since the machine may be shared. On a CPU it is the time for which a GPU would wait; on a GPU
@@ -27,13 +27,13 @@ from unittest.mock import patch
 
 import torch
 
-from experiments.benchmarks.device import Results, parse_device
-from experiments.benchmarks.harness import columns, main_of, table
-from experiments.benchmarks.timing import TIMED, Line
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.inputs import TransferBuffer
 from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.experiments.benchmarks.device import Results, parse_device
+from pagedsim.experiments.benchmarks.harness import columns, main_of, table
+from pagedsim.experiments.benchmarks.timing import TIMED, Line
 
 OPTIONS = {"--device": ("cpu", "cuda"), "--running": [1, 16, 64, 256]}
 LONGEST = 1024

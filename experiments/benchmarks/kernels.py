@@ -1,8 +1,8 @@
 """Paged attention and swapping on a GPU, against the GPU's limits and against other libraries.
 
-    python -m experiments.benchmarks.kernels
-    python -m experiments.benchmarks.kernels swap [--kv-cache-dtype fp8_e4m3]
-    python -m experiments.benchmarks.kernels --device cpu --quick    (the same way, without a GPU)
+    python -m pagedsim.experiments.benchmarks.kernels
+    python -m pagedsim.experiments.benchmarks.kernels swap [--kv-cache-dtype fp8_e4m3]
+    python -m pagedsim.experiments.benchmarks.kernels --device cpu --quick    (the same way, without a GPU)
 
 The limit of a case is the time of its bytes at the speed of a device copy, or of its FLOP at that
 of a matrix product, whichever is longer; both are timed in the same rounds as the kernels. Outputs
@@ -34,10 +34,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.benchmarks.device import CACHE, OPTIONS, Results, dtype_of, parse_device
-from experiments.benchmarks.harness import columns, main_of
-from experiments.benchmarks.shapes import SHAPES, TINY, Case, Problem, grid, headlines, shape_of
-from experiments.benchmarks.timing import (
+from pagedsim.core import StepPlan
+from pagedsim.core.memory import Pairs
+from pagedsim.engine.cache import LAYOUTS, Cache, CacheShape, Mover
+from pagedsim.experiments.benchmarks.device import CACHE, OPTIONS, Results, dtype_of, parse_device
+from pagedsim.experiments.benchmarks.harness import columns, main_of
+from pagedsim.experiments.benchmarks.shapes import (
+    SHAPES,
+    TINY,
+    Case,
+    Problem,
+    grid,
+    headlines,
+    shape_of,
+)
+from pagedsim.experiments.benchmarks.timing import (
     TIMED,
     Bench,
     Line,
@@ -48,9 +59,6 @@ from experiments.benchmarks.timing import (
     noise,
     wait,
 )
-from pagedsim.core import StepPlan
-from pagedsim.core.memory import Pairs
-from pagedsim.engine.cache import LAYOUTS, Cache, CacheShape, Mover
 from pagedsim.kernels.float8 import AUTO, FORMATS
 
 FREE = 0.9

@@ -1,7 +1,7 @@
 """Where the time of commands goes.
 
-    python -m experiments.benchmarks.layers [--trace conv_poisson_4.5rps_10000.csv] [--functions 5]
-    python -m experiments.benchmarks.layers commands [--rounds 5]
+    python -m pagedsim.experiments.benchmarks.layers [--trace conv_poisson_4.5rps_10000.csv] [--functions 5]
+    python -m pagedsim.experiments.benchmarks.layers commands [--rounds 5]
 
 The first runs `python -m pagedsim experiment=single` twice a round, for its processor time and with
 its stack sampled every few milliseconds. A sample counts for the innermost frame of our code or
@@ -32,7 +32,7 @@ from typing import NamedTuple
 import simpy
 from pyarrow import parquet
 
-from experiments.benchmarks.harness import (
+from pagedsim.experiments.benchmarks.harness import (
     ROOT,
     Cost,
     children_cpu_seconds,
@@ -40,7 +40,7 @@ from experiments.benchmarks.harness import (
     parse,
     table,
 )
-from experiments.benchmarks.simulator import (
+from pagedsim.experiments.benchmarks.simulator import (
     AHEAD,
     DISPLACING,
     SERVER,
@@ -151,7 +151,13 @@ def sampled_run(words: Sequence[str], folder: Path, interval: float) -> float | 
     """Processor time of a command; None if the sampler ended it."""
     file = folder.with_suffix(".txt")
     command = [
-        *(sys.executable, "-m", "experiments.benchmarks.stack_sampler", str(file), str(interval)),
+        *(
+            sys.executable,
+            "-m",
+            "pagedsim.experiments.benchmarks.stack_sampler",
+            str(file),
+            str(interval),
+        ),
         *(*SERVER, *words, f"hydra.run.dir={folder}"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

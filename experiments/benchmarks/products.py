@@ -1,8 +1,8 @@
 """The products of a layer, its experts and its latent attention on a GPU, against a device copy.
 
-    python -m experiments.benchmarks.products
-    python -m experiments.benchmarks.products experts
-    python -m experiments.benchmarks.products --device cpu --quick   (the same way, without a GPU)
+    python -m pagedsim.experiments.benchmarks.products
+    python -m pagedsim.experiments.benchmarks.products experts
+    python -m pagedsim.experiments.benchmarks.products --device cpu --quick   (the same way, without a GPU)
 
 The first times the products of a decode step in a layer of Llama-3.1-8B, with norms, gate and
 residual sums: `kernels/product.py`, four launches, beside torch's products, norms and gate, as the
@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from experiments.benchmarks.device import Results, dtype_of, parse_device
-from experiments.benchmarks.harness import main_of
-from experiments.benchmarks.shapes import BASE, TINY, shape_of
-from experiments.benchmarks.timing import Bench, Rival, Work, limits_table, norm_error
 from pagedsim.engine.graphs import recorder_of
 from pagedsim.engine.models.quantization import rounded
+from pagedsim.experiments.benchmarks.device import Results, dtype_of, parse_device
+from pagedsim.experiments.benchmarks.harness import main_of
+from pagedsim.experiments.benchmarks.shapes import BASE, TINY, shape_of
+from pagedsim.experiments.benchmarks.timing import Bench, Rival, Work, limits_table, norm_error
 from pagedsim.kernels import ops
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.row_norm import RowNorm

@@ -1,8 +1,8 @@
 """Costs of the scheduler and of its policies.
 
-    python -m experiments.benchmarks.scheduler                  plan and commit one decode step
-    python -m experiments.benchmarks.scheduler policies         the same under every policy
-    python -m experiments.benchmarks.scheduler policy_runs      whole simulations under every policy
+    python -m pagedsim.experiments.benchmarks.scheduler                  plan and commit one decode step
+    python -m pagedsim.experiments.benchmarks.scheduler policies         the same under every policy
+    python -m pagedsim.experiments.benchmarks.scheduler policy_runs      whole simulations under every policy
 
 The first plans and commits steps of a full batch, without a simulator or an engine.
 
@@ -27,8 +27,11 @@ from itertools import product
 from statistics import fmean
 from typing import NamedTuple
 
-from experiments.benchmarks.harness import Cost, cpu_seconds, main_of, parse, row, table
-from experiments.benchmarks.simulator import (
+from pagedsim.build import POLICIES, accepts, make_memory, make_scheduler
+from pagedsim.core import Policy, Request, SamplingParams, Scheduler
+from pagedsim.core.policy import overrides
+from pagedsim.experiments.benchmarks.harness import Cost, cpu_seconds, main_of, parse, row, table
+from pagedsim.experiments.benchmarks.simulator import (
     TRACE,
     URGENT,
     Words,
@@ -39,9 +42,6 @@ from experiments.benchmarks.simulator import (
     short,
     workload_of,
 )
-from pagedsim.build import POLICIES, accepts, make_memory, make_scheduler
-from pagedsim.core import Policy, Request, SamplingParams, Scheduler
-from pagedsim.core.policy import overrides
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import BackendRun, policy_of
 from pagedsim.run.compilation import built

@@ -1,6 +1,6 @@
 """Token rate of the engine against serving engines: vLLM and SGLang, where installed.
 
-    python -m experiments.benchmarks.servers --device cuda
+    python -m pagedsim.experiments.benchmarks.servers --device cuda
 
 The model, prompts and lengths are those of engine.py, greedy and without stop tokens. The weights
 are saved once, and each peer loads them in a process of its own, after ours has freed the GPU. All
@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.device import Results, parse_device, version_of
-from experiments.benchmarks.engine import (
+from pagedsim.engine.models import LoadedModel
+from pagedsim.experiments.benchmarks.device import Results, parse_device, version_of
+from pagedsim.experiments.benchmarks.engine import (
     LOAD,
     OURS,
     TIMES,
@@ -41,9 +42,8 @@ from experiments.benchmarks.engine import (
     rate,
     rate_rows,
 )
-from experiments.benchmarks.harness import ROOT, main_of, table
-from experiments.benchmarks.timing import TIMED, Line, free_memory
-from pagedsim.engine.models import LoadedModel
+from pagedsim.experiments.benchmarks.harness import ROOT, main_of, table
+from pagedsim.experiments.benchmarks.timing import TIMED, Line, free_memory
 
 FIRST, AHEAD = "pagedsim", "pagedsim, async_scheduling"
 TIMEOUT = 420
@@ -167,7 +167,7 @@ def elsewhere(name: str, folder: Path, dtype: str, load: Load, rounds: int) -> d
     request = {"prompts": load.prompts, "tokens": load.tokens}
     (folder / f"{name}.load.json").write_text(json.dumps(request))
     call = f"serve({name!r}, {str(folder)!r}, {dtype!r}, {rounds})"
-    code = f"from experiments.benchmarks.servers import serve; {call}"
+    code = f"from pagedsim.experiments.benchmarks.servers import serve; {call}"
     command = [sys.executable, "-c", code]  # engines import a main module again
     try:
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT)

@@ -1,7 +1,7 @@
 """Token rate and memory of the HTTP server.
 
-    python -m experiments.benchmarks.serving [--model smollm2 --tokens 16]
-    python -m experiments.benchmarks.serving soak --backend engine --minutes 30
+    python -m pagedsim.experiments.benchmarks.serving [--model smollm2 --tokens 16]
+    python -m pagedsim.experiments.benchmarks.serving soak --backend engine --minutes 30
 
 The first streams to clients. `engine`: 64 requests at once, of 32 prompt tokens, to a model on one
 thread, over HTTP and in turns with `LLM.generate` in a process of its own, by the wall clock. With
@@ -35,8 +35,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from experiments.benchmarks.harness import main_of, parse, table
-from experiments.child import bind, listening
+from pagedsim.experiments.benchmarks.harness import main_of, parse, table
+from pagedsim.experiments.child import bind, listening
 
 if TYPE_CHECKING:
     from pagedsim.engine.llm import LLM

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import yaml
 
-from experiments.benchmarks.harness import ROOT
-from experiments.benchmarks.timing import norm_error
 from pagedsim.engine.models.shaped import shaped_config
+from pagedsim.experiments.benchmarks.harness import ROOT
+from pagedsim.experiments.benchmarks.timing import norm_error
 from pagedsim.kernels import reference
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import AUTO, FORMATS, raw, rounded

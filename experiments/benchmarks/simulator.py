@@ -1,7 +1,7 @@
 """Speed of the simulator.
 
-    python -m experiments.benchmarks.simulator [--trace conv_poisson_4.5rps_10000.csv]
-    python -m experiments.benchmarks.simulator scale [--requests 1000 10000 100000 1000000]
+    python -m pagedsim.experiments.benchmarks.simulator [--trace conv_poisson_4.5rps_10000.csv]
+    python -m pagedsim.experiments.benchmarks.simulator scale [--requests 1000 10000 100000 1000000]
 
 The first runs the event loop with a record of every step and request; all cases take turns in each
 round. Without a trace it draws requests of the same mean lengths and rate. Times are the
@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from experiments.benchmarks.harness import (
+from pagedsim.experiments.benchmarks.harness import (
     Cost,
     cpu_seconds,
     existing_file,

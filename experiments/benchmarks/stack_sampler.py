@@ -1,6 +1,6 @@
 """Runs a command of pagedsim with a sampler of its stack, importing as little as it can.
 
-    python -m experiments.benchmarks.stack_sampler FILE SECONDS WORDS...
+    python -m pagedsim.experiments.benchmarks.stack_sampler FILE SECONDS WORDS...
 
 The stack is written to FILE at this interval (0: never); the last line of output is the processor
 time.

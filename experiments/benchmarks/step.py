@@ -1,8 +1,8 @@
 """A whole decode step of the engine, against the time of its bytes at the speed of a copy.
 
-    python -m experiments.benchmarks.step
-    python -m experiments.benchmarks.step profile
-    python -m experiments.benchmarks.step --device cpu --quick    (the same way, without a GPU)
+    python -m pagedsim.experiments.benchmarks.step
+    python -m pagedsim.experiments.benchmarks.step profile
+    python -m pagedsim.experiments.benchmarks.step --device cpu --quick    (the same way, without a GPU)
 
 A model of Llama-3.1-8B's shape with random weights, 64 requests of about 1,024 tokens. The limit is
 the time to read its weights, but for the embeddings, and all keys and values once, at the speed of
@@ -39,17 +39,25 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
-from experiments.benchmarks.device import OPTIONS, Results, parse_device
-from experiments.benchmarks.harness import columns, main_of
-from experiments.benchmarks.host import full_batch, round_of
-from experiments.benchmarks.shapes import BASE, TINY, config_of, shape_of
-from experiments.benchmarks.timing import TIMED, Copy, Line, free_memory, medians, norm_error, wait
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.graphs import recorder_of
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.probe import attention
 from pagedsim.engine.sampler import Row, Sampler, stream_key
+from pagedsim.experiments.benchmarks.device import OPTIONS, Results, parse_device
+from pagedsim.experiments.benchmarks.harness import columns, main_of
+from pagedsim.experiments.benchmarks.host import full_batch, round_of
+from pagedsim.experiments.benchmarks.shapes import BASE, TINY, config_of, shape_of
+from pagedsim.experiments.benchmarks.timing import (
+    TIMED,
+    Copy,
+    Line,
+    free_memory,
+    medians,
+    norm_error,
+    wait,
+)
 from pagedsim.kernels.float8 import AUTO, FORMATS, rounded
 from pagedsim.sim.model import ModelShape
 

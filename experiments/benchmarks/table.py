@@ -1,6 +1,6 @@
 """Results on GPUs beside bars and goals.
 
-    python -m experiments.benchmarks.table
+    python -m pagedsim.experiments.benchmarks.table
 
 A Markdown table of experiments/results/*/*.json, for performance.md there: a row for each bar, a
 column for each GPU. Cells of what was not measured are empty.
@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.device import RESULTS
-from experiments.benchmarks.engine import PEER
-from experiments.benchmarks.harness import main_of, parse
-from experiments.benchmarks.harness import table as markdown
-from experiments.benchmarks.kernels import of_pinned
-from experiments.benchmarks.servers import AHEAD as OURS_AHEAD
-from experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, PREFILL, WIDE, Case
-from experiments.benchmarks.timing import TIMED, Line
+from pagedsim.experiments.benchmarks.device import RESULTS
+from pagedsim.experiments.benchmarks.engine import PEER
+from pagedsim.experiments.benchmarks.harness import main_of, parse
+from pagedsim.experiments.benchmarks.harness import table as markdown
+from pagedsim.experiments.benchmarks.kernels import of_pinned
+from pagedsim.experiments.benchmarks.servers import AHEAD as OURS_AHEAD
+from pagedsim.experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, PREFILL, WIDE, Case
+from pagedsim.experiments.benchmarks.timing import TIMED, Line
 from pagedsim.kernels.float8 import AUTO
 
 Kept = Mapping[str, Line]

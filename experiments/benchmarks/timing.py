@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from experiments.benchmarks.harness import columns
+from pagedsim.experiments.benchmarks.harness import columns
 
 K = TypeVar("K")
 Line = dict[str, Any]

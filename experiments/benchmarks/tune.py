@@ -1,7 +1,7 @@
 """Tunes tile sizes of our kernels on the GPU of this machine, and writes them to kernels/.
 
-    python -m experiments.benchmarks.tune attention [--models llama-3.1-8b ...]
-    python -m experiments.benchmarks.tune products [--models llama-3.1-8b ...] [--weights int8]
+    python -m pagedsim.experiments.benchmarks.tune attention [--models llama-3.1-8b ...]
+    python -m pagedsim.experiments.benchmarks.tune products [--models llama-3.1-8b ...] [--weights int8]
 
 `attention` writes tuned.json. For each model's head shape, candidates take turns with the defaults
 over a grid of batches and contexts. The entry is the candidate with the least geometric mean of
@@ -30,11 +30,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from experiments.benchmarks.device import CACHE, facts, gpu
-from experiments.benchmarks.harness import main_of, parse
-from experiments.benchmarks.products import WEIGHTS, Layer
-from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem, group_of, shape_of
-from experiments.benchmarks.timing import medians, norm_error
+from pagedsim.experiments.benchmarks.device import CACHE, facts, gpu
+from pagedsim.experiments.benchmarks.harness import main_of, parse
+from pagedsim.experiments.benchmarks.products import WEIGHTS, Layer
+from pagedsim.experiments.benchmarks.shapes import (
+    BASE,
+    LONG,
+    SHAPES,
+    Case,
+    Problem,
+    group_of,
+    shape_of,
+)
+from pagedsim.experiments.benchmarks.timing import medians, norm_error
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO
 from pagedsim.kernels.product_tuning import Matrix
@@ -63,7 +71,7 @@ class Gpu(NamedTuple):
 def measured_gpu(words: Sequence[str]) -> tuple[Gpu, dict[str, Any], torch.device]:
     """This machine's GPU, the facts of a measurement without its name, and its device."""
     device = gpu()
-    told = facts(device, "experiments.benchmarks.tune", words)
+    told = facts(device, "pagedsim.experiments.benchmarks.tune", words)
     return Gpu(told.pop("device"), tuning.capability(device)), told, device
 
 
@@ -265,7 +273,7 @@ def fits(case: Case, target: int, cut: Cut) -> bool:
     """Whether a candidate's kernels spill nothing and fit; in a process of its own."""
     from triton.runtime.errors import PTXASError
 
-    from experiments.benchmarks import fake_gpu
+    from pagedsim.experiments.benchmarks import fake_gpu
 
     fake_gpu.use_target(target)
     problem = Problem(case, DTYPE, torch.device("cpu"))

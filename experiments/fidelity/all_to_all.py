@@ -1,6 +1,6 @@
 """What tokens take to experts on other GPUs and back, as published for DeepEP, and as simulated.
 
-    python -m experiments.fidelity.all_to_all
+    python -m pagedsim.experiments.fidelity.all_to_all
 
 DeepEP's authors timed its kernels for decodes, of DeepSeek-V3's shape with 128 tokens on each GPU,
 on H800s with 160 GB/s of NVLink and 400 Gbit/s of network each (github.com/deepseek-ai/DeepEP,

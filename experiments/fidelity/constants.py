@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.fidelity.truth_data import (
+from pagedsim.experiments.fidelity.truth_data import (
     CLASSES,
     FITTED,
     Rows,

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from experiments.fidelity.fairness_pair import Pair, Paired, Rules, Side
-from experiments.fidelity.truth_data import in_processes
-from experiments.papers.panels import Panel, Points, draw_panels
 from pagedsim.build import inner_policy
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
+from pagedsim.experiments.fidelity.fairness_pair import Pair, Paired, Rules, Side
+from pagedsim.experiments.fidelity.truth_data import in_processes
+from pagedsim.experiments.papers.panels import Panel, Points, draw_panels
 from pagedsim.fidelity.logs.log import Log, read_log
 from pagedsim.fidelity.logs.score import ClientService
 from pagedsim.metrics.result import PUBLISHED, Listing, Row

@@ -1,6 +1,6 @@
 """The constants of the power model, fitted to what Splitwise's authors measured, and their errors.
 
-    python -m experiments.fidelity.power
+    python -m pagedsim.experiments.fidelity.power
 
 A case is one batch of equal requests: a step of their prompts, then a step for each further token.
 Only the mean power over the whole batch was recorded. Each model, and each number of GPUs, is also

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.papers.panels import Panel, Points, draw_panels
 from pagedsim.core import ConfigError
+from pagedsim.experiments.papers.panels import Panel, Points, draw_panels
 from pagedsim.fidelity.logs import report
 from pagedsim.fidelity.logs.consistency_checks import load_over_time, signs
 from pagedsim.fidelity.logs.fit import cold_start

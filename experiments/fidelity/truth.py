@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from experiments.fidelity import constants, truth_data
-from experiments.fidelity.constants import LeftOut, Refits, medians, worst
-from experiments.fidelity.truth_data import (
+from pagedsim.core import ConfigError
+from pagedsim.experiments.fidelity import constants, truth_data
+from pagedsim.experiments.fidelity.constants import LeftOut, Refits, medians, worst
+from pagedsim.experiments.fidelity.truth_data import (
     CLASSES,
     FITTED,
     ONE,
@@ -23,7 +24,6 @@ from experiments.fidelity.truth_data import (
     kind_of,
     logs_listings,
 )
-from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.score import Scores
 from pagedsim.fidelity.sheets import there
 from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Cell, Table

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
-from experiments.papers.comparison import unsure
-from experiments.papers.panels import draw_bar_panels
-from experiments.papers.reproduction import arm
-from experiments.papers.settings import In, Names, Number, Positive
-from experiments.papers.study import Figures
-from experiments.studies.bisection import Bisection
-from experiments.studies.capacity import WITHOUT_RATE
-from experiments.studies.compare import check_overrides
 from pagedsim.core import ConfigError
+from pagedsim.experiments.papers.comparison import unsure
+from pagedsim.experiments.papers.panels import draw_bar_panels
+from pagedsim.experiments.papers.reproduction import arm
+from pagedsim.experiments.papers.settings import In, Names, Number, Positive
+from pagedsim.experiments.papers.study import Figures
+from pagedsim.experiments.studies.bisection import Bisection
+from pagedsim.experiments.studies.capacity import WITHOUT_RATE
+from pagedsim.experiments.studies.compare import check_overrides
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row

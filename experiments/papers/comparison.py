@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.papers.curves import Curve, mean_curve, sustained
-from experiments.papers.settings import In, Number, Positive
+from pagedsim.experiments.papers.curves import Curve, mean_curve, sustained
+from pagedsim.experiments.papers.settings import In, Number, Positive
 from pagedsim.metrics.compare import Estimate, paired_ratio
 
 Estimates = Mapping[float, Estimate]

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.papers.comparison import Comparison
-from experiments.papers.curves import Curve, mean_curve
-from experiments.papers.findings import Findings, curve_of, lookup
-from experiments.papers.panels import Panel, draw_bar_panels, draw_panels
-from experiments.papers.reproduction import arm
+from pagedsim.experiments.papers.comparison import Comparison
+from pagedsim.experiments.papers.curves import Curve, mean_curve
+from pagedsim.experiments.papers.findings import Findings, curve_of, lookup
+from pagedsim.experiments.papers.panels import Panel, draw_bar_panels, draw_panels
+from pagedsim.experiments.papers.reproduction import arm
 from pagedsim.report.figures import FigureSpec
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from experiments.papers.study import Figures
 from pagedsim.core import ConfigError
+from pagedsim.experiments.papers.study import Figures
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from experiments.papers.comparison import Comparison
-from experiments.papers.curves import Curve
-from experiments.papers.reproduction import ByArm, arm
-from experiments.papers.settings import Count, In, Names
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
+from pagedsim.experiments.papers.comparison import Comparison
+from pagedsim.experiments.papers.curves import Curve
+from pagedsim.experiments.papers.reproduction import ByArm, arm
+from pagedsim.experiments.papers.settings import Count, In, Names
 from pagedsim.run.objects import locate
 
 Curves = Mapping[str, Mapping[str, Sequence[Curve]]]

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from experiments.papers.comparison import Comparison, Estimates, unsure
-from experiments.papers.curves import Curve, mean_curve
-from experiments.papers.figure import Curves, Figure
-from experiments.papers.reproduction import arm
+from pagedsim.experiments.papers.comparison import Comparison, Estimates, unsure
+from pagedsim.experiments.papers.curves import Curve, mean_curve
+from pagedsim.experiments.papers.figure import Curves, Figure
+from pagedsim.experiments.papers.reproduction import arm
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing, Published, Row
 from pagedsim.report.numbers import number

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from experiments.papers.memory_observed import KINDS
-from experiments.studies import block_sizes
-from experiments.studies.swap_map import Priced
 from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan
 from pagedsim.core.plan import Chunk
+from pagedsim.experiments.papers.memory_observed import KINDS
+from pagedsim.experiments.studies import block_sizes
+from pagedsim.experiments.studies.swap_map import Priced
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.metric import token_gaps
 from pagedsim.run.backend import RunConfig

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from experiments.papers.settings import check_settings
+from pagedsim.experiments.papers.settings import check_settings
 from pagedsim.metrics.arms import Run
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs

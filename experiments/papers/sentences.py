@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.papers.comparison import Comparison
-from experiments.papers.findings import Findings, Line
+from pagedsim.experiments.papers.comparison import Comparison
+from pagedsim.experiments.papers.findings import Findings, Line
 from pagedsim.metrics.result import Row
 from pagedsim.report.numbers import number, span
 from pagedsim.report.table import published_text

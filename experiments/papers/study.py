@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from experiments.papers.drawing import drawing_of
-from experiments.papers.figure import Figure
-from experiments.papers.findings import Findings
-from experiments.papers.reproduction import ByArm, Reproduction
-from experiments.papers.sentences import sentences
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
+from pagedsim.experiments.papers.drawing import drawing_of
+from pagedsim.experiments.papers.figure import Figure
+from pagedsim.experiments.papers.findings import Findings
+from pagedsim.experiments.papers.reproduction import ByArm, Reproduction
+from pagedsim.experiments.papers.sentences import sentences
 from pagedsim.metrics.result import Row
 from pagedsim.run.compose import group_of, key_of
 from pagedsim.run.runs import Runs

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.papers.panels import Panel, draw_panels
-from experiments.papers.reproduction import Reproduction
-from experiments.studies.compare import check_metrics
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
+from pagedsim.experiments.papers.panels import Panel, draw_panels
+from pagedsim.experiments.papers.reproduction import Reproduction
+from pagedsim.experiments.studies.compare import check_metrics
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import Scale, keys_of, label_of, metric_of, scale_of

@@ -9,11 +9,17 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from experiments.studies.bisection import Bisection, Bound, bounds_of, missed, refuse_strangers
-from experiments.studies.capacity_figures import draw_capacity
-from experiments.studies.compare import check_baseline, check_overrides, ordinary
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
+from pagedsim.experiments.studies.bisection import (
+    Bisection,
+    Bound,
+    bounds_of,
+    missed,
+    refuse_strangers,
+)
+from pagedsim.experiments.studies.capacity_figures import draw_capacity
+from pagedsim.experiments.studies.compare import check_baseline, check_overrides, ordinary
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import scale_of
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio

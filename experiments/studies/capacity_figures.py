@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.studies.zoo_pareto import pareto_front
+from pagedsim.experiments.studies.zoo_pareto import pareto_front
 from pagedsim.metrics.catalogue import Scale
 from pagedsim.metrics.compare import Estimate
 from pagedsim.report.style import (

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import inf, isinf
 
-from experiments.studies import cheapest_figures as report
-from experiments.studies.capacity import require_rate
-from experiments.studies.compare import notes_of_left_out, ordinary, refuse_of_an_arm
-from experiments.studies.lattice import Counts, Lattice
-from experiments.studies.placement import pools_of
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_number, require_whole, shown
+from pagedsim.experiments.studies import cheapest_figures as report
+from pagedsim.experiments.studies.capacity import require_rate
+from pagedsim.experiments.studies.compare import notes_of_left_out, ordinary, refuse_of_an_arm
+from pagedsim.experiments.studies.lattice import Counts, Lattice
+from pagedsim.experiments.studies.placement import pools_of
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import estimate, value_of
 from pagedsim.metrics.result import added_up

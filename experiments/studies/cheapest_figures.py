@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.studies.zoo_pareto import pareto_front, scale_axis, stairs
+from pagedsim.experiments.studies.zoo_pareto import pareto_front, scale_axis, stairs
 from pagedsim.metrics.catalogue import label_of, scale_of
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing

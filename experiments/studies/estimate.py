@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.studies.estimate_arithmetic import MOST, Case, data_of
 from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
+from pagedsim.experiments.studies.estimate_arithmetic import MOST, Case, data_of
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.labels import Label, Point, place

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from experiments.papers.reproduction import Reproduction
-from experiments.papers.settings import Count, In, Number
-from experiments.studies.block_sizes import require_sizes
 from pagedsim.core import ConfigError
+from pagedsim.experiments.papers.reproduction import Reproduction
+from pagedsim.experiments.papers.settings import Count, In, Number
+from pagedsim.experiments.studies.block_sizes import require_sizes
 from pagedsim.fidelity.engine_model import RecordedPrices
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from experiments.studies.compare import (
+from pagedsim.build import memory_class, policies
+from pagedsim.core import ConfigError, Memory, Policy, PolicyWrapper, PrefixMemory
+from pagedsim.core.errors import require_number, unknown
+from pagedsim.experiments.studies.compare import (
     Decisions,
     check_baseline,
     check_metrics,
@@ -17,10 +20,7 @@ from experiments.studies.compare import (
     notes_of_left_out,
     notices_of,
 )
-from experiments.studies.zoo_pareto import Criterion, Plane, Ranking, draw_pareto
-from pagedsim.build import memory_class, policies
-from pagedsim.core import ConfigError, Memory, Policy, PolicyWrapper, PrefixMemory
-from pagedsim.core.errors import require_number, unknown
+from pagedsim.experiments.studies.zoo_pareto import Criterion, Plane, Ranking, draw_pareto
 from pagedsim.metrics.arms import Arms, by_class
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, summary_key, text_of
 from pagedsim.metrics.compare import (
@@ -32,6 +32,7 @@ from pagedsim.metrics.compare import (
     values_of,
 )
 from pagedsim.metrics.result import Listing
+from pagedsim.policies.admission import Refusal
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
 from pagedsim.report.table import COLUMNS, comparison_rows, sections
@@ -44,7 +45,6 @@ from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 from pagedsim.workload import Workload
-from policies.admission import Refusal
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from pagedsim.core.errors import (
 )
 from pagedsim.fleet.dispatcher import MIN_INTERVAL_S, PHASES, BackgroundProcess, Dispatcher
 from pagedsim.fleet.replica import ReplicaHandle, ReplicaState
-from policies.routing.llumnix import freeness
-from policies.routing.router import Replica
+from pagedsim.policies.routing.llumnix import freeness
+from pagedsim.policies.routing.router import Replica
 
 
 def _kv_use(replica: Replica) -> float:

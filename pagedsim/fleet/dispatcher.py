@@ -19,9 +19,9 @@ from pagedsim.core.source import Job
 from pagedsim.fleet.kv_migration import KVMigration
 from pagedsim.fleet.replica import ReplicaHandle, ReplicaState, ReplicaStates
 from pagedsim.fleet.view import Candidates, ReplicaView, StaleReplicaView
+from pagedsim.policies.routing.router import Left, Move, Placed, Refusal, Router
 from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.server import Recorder
-from policies.routing.router import Left, Move, Placed, Refusal, Router
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")

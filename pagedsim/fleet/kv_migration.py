@@ -14,9 +14,9 @@ from pagedsim.core import Request, RequestId, State, StepPlan
 from pagedsim.core.errors import RequestError
 from pagedsim.fleet.link import Fabric
 from pagedsim.fleet.replica import ReplicaHandle
+from pagedsim.policies.routing.router import Refusal
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder
-from policies.routing.router import Refusal
 
 MAX_COPIES = 3
 """Maximum number of copies of a live migration; the request pauses during the last one."""

@@ -15,10 +15,10 @@ from pagedsim.fleet.failures import Failures, fail
 from pagedsim.fleet.kv_migration import RESEND, KVMigration
 from pagedsim.fleet.link import Fabric, Network
 from pagedsim.fleet.replica import ReplicaHandle, ReplicaRecorder, Unit
+from pagedsim.policies.routing.router import Router
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import feed
 from pagedsim.sim.server import Recorder
-from policies.routing.router import Router
 
 
 def simulate_fleet(

@@ -9,8 +9,8 @@ from typing import Any, overload
 from pagedsim.core import Request, policy_validation
 from pagedsim.core.memory.prefix import PrefixIndex
 from pagedsim.fleet.replica import ReplicaHandle
+from pagedsim.policies.routing.router import Replica, Replicas
 from pagedsim.sim.cost.base import step
-from policies.routing.router import Replica, Replicas
 
 
 class ReplicaView:

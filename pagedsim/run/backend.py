@@ -25,6 +25,7 @@ from pagedsim.metrics.recorder import Recorder, ReplicaRecorder
 from pagedsim.metrics.slo import Reader, Slo, slo_of
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN
+from pagedsim.policies.routing.router import Router
 from pagedsim.run.objects import draws, make, said_of, seeded, takes
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel
@@ -33,7 +34,6 @@ from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 from pagedsim.workload import Predictor, Workload
 from pagedsim.workload.predictor import CONTRACT
-from policies.routing.router import Router
 
 Settings = dict[str, Any]
 

@@ -31,9 +31,9 @@ from pagedsim.build import (
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
 from pagedsim.options import Options
+from pagedsim.policies.victims import VICTIMS
 from pagedsim.run.objects import locate
 from pagedsim.run.study import Study
-from policies.victims import VICTIMS
 
 WIDTH = 96
 _INDENT = 18
@@ -288,7 +288,7 @@ def _available() -> Options:
 
 def _defaults(root: str) -> dict[str, str]:
     """The option of each group that a base of conf/ chooses."""
-    base = OmegaConf.create((files("conf") / f"{root}.yaml").read_text(encoding="utf-8"))
+    base = OmegaConf.create((files("pagedsim.conf") / f"{root}.yaml").read_text(encoding="utf-8"))
     chosen: dict[str, str] = {}
     for entry in base.defaults:
         if OmegaConf.is_dict(entry):
@@ -366,7 +366,7 @@ def _kind(target: str) -> type[Study]:
 
 
 def _folder() -> Traversable:
-    return files("conf") / "experiment"
+    return files("pagedsim.conf") / "experiment"
 
 
 # -- policies --------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from pagedsim.core.errors import unknown_client
 from pagedsim.core.policy import Need
 from pagedsim.fleet.spec import FleetSpec
 from pagedsim.metrics.slo import Reader, Slo, refuse_strangers
+from pagedsim.policies.fairness import DRR, VTC
+from pagedsim.policies.slo import SLO
+from pagedsim.policies.victims import VictimRule
 from pagedsim.run.backend import BackendRun, RunConfig, Settings
 from pagedsim.run.objects import make
 from pagedsim.workload import Workload
-from policies.fairness import DRR, VTC
-from policies.slo import SLO
-from policies.victims import VictimRule
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pagedsim.metrics.recorder import ReplicaRecorder
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN, Span
+from pagedsim.policies.routing.router import Router
 from pagedsim.run.backend import Backend, BackendRun, RunConfig, Settings, StoppableRecorder
 from pagedsim.run.objects import draws
 from pagedsim.server import ServerSpec
@@ -34,7 +35,6 @@ from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiering import tiered
 from pagedsim.sim.tiers import Tiers
 from pagedsim.workload import Workload
-from policies.routing.router import Router
 
 
 class Simulation(BackendRun):

@@ -6,8 +6,8 @@ from math import ceil, inf
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number, unknown
-from policies.routing.router import Answer, Refusal, Replica, Replicas, Router
-from policies.routing.simple import prefill_backlog
+from pagedsim.policies.routing.router import Answer, Refusal, Replica, Replicas, Router
+from pagedsim.policies.routing.simple import prefill_backlog
 
 REFUSES = ("predicted", "now", "late")
 """When a request is refused for the answers' sake; see `Conductor`."""

@@ -8,7 +8,7 @@ from random import Random
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number, require_whole
-from policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.router import Replica, Replicas, Router
 
 
 class Dynamo(Router):

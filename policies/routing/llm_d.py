@@ -7,8 +7,8 @@ from random import Random
 
 from pagedsim.core import Request
 from pagedsim.core.errors import ConfigError, require_number, require_whole
-from policies.routing.prefixes import prefixes
-from policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.prefixes import prefixes
+from pagedsim.policies.routing.router import Replica, Replicas, Router
 
 
 class LlmD(Router):

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_flag, require_number
-from policies.routing.router import Move, Replica, Replicas, Router
+from pagedsim.policies.routing.router import Move, Replica, Replicas, Router
 
 
 class Llumnix(Router):

@@ -6,8 +6,8 @@ from random import Random
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_whole, unknown
-from policies.routing.dynamo import decode_blocks, drawn, to_compute
-from policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.dynamo import decode_blocks, drawn, to_compute
+from pagedsim.policies.routing.router import Replica, Replicas, Router
 
 LOADS = ("blocks", "requests")
 """Measures of load."""

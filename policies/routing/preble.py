@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number, require_whole
-from policies.routing.prefixes import BLOCK, Sent
-from policies.routing.router import Replica, Replicas, Router
-from policies.routing.simple import fewest_requests
+from pagedsim.policies.routing.prefixes import BLOCK, Sent
+from pagedsim.policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.simple import fewest_requests
 
 SETTLED = 50
 """Requests a replica that were sent before any load is shifted."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number, require_whole
-from policies.routing.prefixes import Sent, prefixes
-from policies.routing.router import Replica, Replicas, Router
-from policies.routing.simple import fewest_requests
+from pagedsim.policies.routing.prefixes import Sent, prefixes
+from pagedsim.policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.simple import fewest_requests
 
 
 class PrefixAware(Router):

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from pagedsim.core import Request
 from pagedsim.core.errors import unknown
 from pagedsim.core.memory.prefix import depths
-from policies.routing.router import Replica, Replicas
+from pagedsim.policies.routing.router import Replica, Replicas
 
 BLOCK = 64
 """Tokens that are compared at once where the router remembers what it sent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number, require_whole
-from policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.router import Replica, Replicas, Router
 
 
 class Splitwise(Router):

@@ -7,8 +7,8 @@ from hashlib import blake2b
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number
-from policies.routing.router import Replica, Replicas, Router
-from policies.routing.simple import fewest_requests
+from pagedsim.policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.simple import fewest_requests
 
 POINTS = 64
 """Positions of a replica on the ring."""

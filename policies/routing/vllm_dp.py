@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from pagedsim.core import Request
-from policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.router import Replica, Replicas, Router
 
 WAITS = 4
 """Weight of a waiting request; a running one counts 1."""

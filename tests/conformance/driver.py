@@ -16,8 +16,8 @@ from zipfile import Path as ZipPath
 
 from pagedsim.core import PagedMemory, PrefixMemory, Request, Scheduler, StepPlan
 from pagedsim.core.batching import PrefillFirst, Unified
-from policies.ordering import FCFS, Priority
-from policies.preemption import Recompute, Swap
+from pagedsim.policies.ordering import FCFS, Priority
+from pagedsim.policies.preemption import Recompute, Swap
 
 Step: TypeAlias = dict[str, Any]
 Recording: TypeAlias = Path | ZipPath

@@ -32,7 +32,7 @@ from pagedsim.core import (
     Tier,
 )
 from pagedsim.core.memory.tiered import WRITES
-from policies.victims import VICTIMS
+from pagedsim.policies.victims import VICTIMS
 from tests.core.odd_policies import (
     Aging,
     Counting,

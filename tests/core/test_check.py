@@ -22,8 +22,8 @@ from pagedsim.core import (
 )
 from pagedsim.core.memory.reserved import BuddyAllocator
 from pagedsim.core.reservations import Placeholder
-from policies.ordering import Priority
-from policies.preemption import Recompute, Swap
+from pagedsim.policies.ordering import Priority
+from pagedsim.policies.preemption import Recompute, Swap
 from tests.core.drive import Server
 
 

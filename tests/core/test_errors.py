@@ -25,8 +25,8 @@ from pagedsim.core import (
     Static,
 )
 from pagedsim.core.errors import require_flag, require_number, require_whole
-from policies.ordering import Priority
-from policies.preemption import Swap
+from pagedsim.policies.ordering import Priority
+from pagedsim.policies.preemption import Swap
 from tests.core.drive import Server, Tokens
 
 

@@ -18,11 +18,11 @@ from pagedsim.core import (
 )
 from pagedsim.core.policy import RankChanges
 from pagedsim.core.request import Rank
-from policies.admission import Reserve
-from policies.fairness import VTC
-from policies.mlfq import MLFQ
-from policies.ordering import EDF, HRRN, SRPT
-from policies.past_future import PastFuture
+from pagedsim.policies.admission import Reserve
+from pagedsim.policies.fairness import VTC
+from pagedsim.policies.mlfq import MLFQ
+from pagedsim.policies.ordering import EDF, HRRN, SRPT
+from pagedsim.policies.past_future import PastFuture
 from tests.core.odd_policies import Aging, ShortestRemaining, SmallBatches
 
 LONG = 40

@@ -17,7 +17,7 @@ from pagedsim.core import (
     ServerState,
     StepPlan,
 )
-from policies.ordering import Priority
+from pagedsim.policies.ordering import Priority
 from tests.core.drive import Server, shown
 
 # A victim that this step had served

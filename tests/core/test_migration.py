@@ -12,7 +12,7 @@ from pagedsim.core import (
     ReservedMax,
     State,
 )
-from policies.ordering import Priority
+from pagedsim.policies.ordering import Priority
 from tests.core.drive import Server
 from tests.core.travel import OneWay, Travel, Trip, trips
 

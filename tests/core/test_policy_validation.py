@@ -13,10 +13,10 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError, Policy, PolicyWrapper, Request, Scheduler, ServerState
 from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges, rank_key
-from policies.admission import Cap
-from policies.aging import Aging
-from policies.fairness import VTC
-from policies.ordering import Priority
+from pagedsim.policies.admission import Cap
+from pagedsim.policies.aging import Aging
+from pagedsim.policies.fairness import VTC
+from pagedsim.policies.ordering import Priority
 
 
 def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:

@@ -15,7 +15,7 @@ from pagedsim.core import Policy, Request, ServerState
 from pagedsim.core.policy import RankChanges
 from pagedsim.core.request import Key
 from pagedsim.core.waiting_queue import DriftingQueue
-from policies.ordering import HRRN
+from pagedsim.policies.ordering import HRRN
 from tests.core.drive import Server
 
 MOVES = st.lists(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pagedsim.core import PrefillFirst
-from policies.ordering import Priority
+from pagedsim.policies.ordering import Priority
 from tests.core.drive import Server, Step
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError, Request, Tier, TieredMemory
 from pagedsim.core.memory import Move, Place
-from policies.preemption import Swap
+from pagedsim.policies.preemption import Swap
 from tests.core.cases import Case, Prices, cases
 from tests.core.drive import Server
 from tests.core.run import Run

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from experiments.benchmarks.fake_gpu import use_target
 from pagedsim.core import SamplingParams
 from pagedsim.engine import profile
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.models import load_model
+from pagedsim.experiments.benchmarks.fake_gpu import use_target
 from pagedsim.kernels import ops
 from tests.engine.architectures import CONFIGS
 

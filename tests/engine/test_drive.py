@@ -12,7 +12,7 @@ from pagedsim.core import PagedsimError, Policy, Request, SamplingParams, Schedu
 from pagedsim.core.source import Job, Mode
 from pagedsim.engine.drive import drive
 from pagedsim.engine.engine import LLMEngine
-from policies.ordering import FCFS
+from pagedsim.policies.ordering import FCFS
 from tests.engine.architectures import loaded
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.benchmarks import tune
-from experiments.benchmarks.shapes import Case, Problem
-from experiments.benchmarks.tune import computes
+from pagedsim.experiments.benchmarks import tune
+from pagedsim.experiments.benchmarks.shapes import Case, Problem
+from pagedsim.experiments.benchmarks.tune import computes
 from pagedsim.kernels.tiles import Split, Tiles
 from pagedsim.kernels.tuning import Cut
 from tests.kernels.harness import mend

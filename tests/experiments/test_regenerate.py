@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import regenerate
-from experiments.fidelity import validate
-from experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
+from pagedsim.experiments import regenerate
+from pagedsim.experiments.fidelity import validate
+from pagedsim.experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
 from pagedsim.fidelity import step_grid
 from pagedsim.metrics.files import RESULT
 from pagedsim.run.help import Experiment, experiments

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.fidelity import validate
+from pagedsim.experiments.fidelity import validate
 from pagedsim.fidelity.validation import KEYS
 from pagedsim.metrics.files import read_summary
 from tests.experiments.fidelity.test_validate import OWN, WORDS, small_study

@@ -15,9 +15,9 @@ from pagedsim.fleet.link import Network
 from pagedsim.fleet.replica import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.policies.routing.router import Event, Router
+from pagedsim.policies.routing.simple import RoundRobin
 from pagedsim.sim.cost import CostModel
-from policies.routing.router import Event, Router
-from policies.routing.simple import RoundRobin
 from tests.sim.harness import Affine, Constant
 
 NETWORK = Network(8e-9)

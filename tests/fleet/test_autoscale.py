@@ -14,8 +14,8 @@ from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.failures import ListedOutages
 from pagedsim.fleet.link import Network
 from pagedsim.fleet.replica import ReplicaState
-from policies.routing.router import Router
-from policies.routing.simple import Central, LeastRequests, RoundRobin
+from pagedsim.policies.routing.router import Router
+from pagedsim.policies.routing.simple import Central, LeastRequests, RoundRobin
 from tests.fleet.fleets import server, whole
 from tests.sim.harness import Constant, Jobs
 

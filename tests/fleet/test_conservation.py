@@ -25,11 +25,10 @@ from pagedsim.fleet.failures import RandomOutages
 from pagedsim.fleet.kv_migration import AFTER_DEATH
 from pagedsim.fleet.link import Network
 from pagedsim.metrics.steps import FleetSteps
-from pagedsim.workload import Sessions
-from policies.routing.llumnix import Llumnix
-from policies.routing.prefix_aware import PrefixAware
-from policies.routing.router import Replica, Replicas, Router
-from policies.routing.simple import (
+from pagedsim.policies.routing.llumnix import Llumnix
+from pagedsim.policies.routing.prefix_aware import PrefixAware
+from pagedsim.policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.simple import (
     Central,
     LeastRequests,
     LeastTokens,
@@ -38,8 +37,9 @@ from policies.routing.simple import (
     RoundRobin,
     Uniform,
 )
-from policies.routing.sticky import Sticky
-from policies.routing.vllm_dp import VllmDP
+from pagedsim.policies.routing.sticky import Sticky
+from pagedsim.policies.routing.vllm_dp import VllmDP
+from pagedsim.workload import Sessions
 from tests.fleet.fleets import served, server, whole
 from tests.sim.harness import Affine, Jobs, run
 

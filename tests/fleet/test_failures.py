@@ -13,8 +13,8 @@ from pagedsim.core import ConfigError, PagedsimError, Request
 from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.failures import ListedOutages, RandomOutages, failures_of
 from pagedsim.metrics.steps import FleetSteps
-from policies.routing.router import Replica, Replicas, Router
-from policies.routing.simple import LeastRequests, RoundRobin
+from pagedsim.policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.simple import LeastRequests, RoundRobin
 from tests.fleet.fleets import Watching, served, server, whole
 from tests.sim.harness import Constant, Jobs
 

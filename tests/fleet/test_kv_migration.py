@@ -13,8 +13,8 @@ import pytest
 
 from pagedsim.core import Request, Scheduler
 from pagedsim.fleet.link import Network
-from policies.routing.router import Move, Refusal, Replica, Replicas, Router
-from policies.routing.simple import Central, LeastRequests, RoundRobin
+from pagedsim.policies.routing.router import Move, Refusal, Replica, Replicas, Router
+from pagedsim.policies.routing.simple import Central, LeastRequests, RoundRobin
 from tests.fleet.fleets import NETWORK, served, server
 from tests.sim.harness import Constant, Jobs
 

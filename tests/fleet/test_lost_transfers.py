@@ -17,8 +17,8 @@ from pagedsim.core.errors import AnswerError
 from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.failures import ListedOutages, Outage
 from pagedsim.fleet.link import Network
-from policies.routing.router import Event, Move, Replica, Replicas, Router
-from policies.routing.simple import Central, RoundRobin
+from pagedsim.policies.routing.router import Event, Move, Replica, Replicas, Router
+from pagedsim.policies.routing.simple import Central, RoundRobin
 from tests.fleet.fleets import NETWORK, Watching, server, whole
 from tests.sim.harness import Constant, Jobs
 

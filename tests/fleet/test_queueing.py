@@ -21,8 +21,8 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.fleet.failures import RandomOutages
 from pagedsim.fleet.link import Network
-from policies.routing.router import Router
-from policies.routing.simple import Central, LeastRequests, PowerOfTwo, RoundRobin
+from pagedsim.policies.routing.router import Router
+from pagedsim.policies.routing.simple import Central, LeastRequests, PowerOfTwo, RoundRobin
 from tests.fleet.fleets import served
 from tests.sim.harness import Constant, Jobs
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pagedsim.core import PagedsimError, Request, Scheduler
 from pagedsim.fleet.failures import ListedOutages
 from pagedsim.fleet.link import Network
-from policies.routing.router import Refusal, Replica, Replicas, Router
-from policies.routing.simple import Central, RoundRobin
+from pagedsim.policies.routing.router import Refusal, Replica, Replicas, Router
+from pagedsim.policies.routing.simple import Central, RoundRobin
 from tests.fleet.fleets import served, server
 from tests.sim.harness import Constant, Jobs
 

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from experiments.benchmarks.fake_gpu import compiled_kernels, usage, use_target
+from pagedsim.experiments.benchmarks.fake_gpu import compiled_kernels, usage, use_target
 from pagedsim.kernels import (
     attention,
     compress,

@@ -121,7 +121,9 @@ def calls(entry: Entry) -> list[dict[str, Any]]:
 
 def faults(*entries: Entry) -> list[str]:
     """What is wrong with entries of one GPU."""
-    from experiments.benchmarks.fake_gpu import SHARED  # where Triton is not installed, nor is that
+    from pagedsim.experiments.benchmarks.fake_gpu import (
+        SHARED,  # where Triton is not installed, nor is that
+    )
 
     ((major, minor),) = {entry.capability for entry in entries}
     target, asked = major * 10 + minor, [call for entry in entries for call in calls(entry)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from experiments.studies.zoo_pareto import Criterion, Ranking
+from pagedsim.experiments.studies.zoo_pareto import Criterion, Ranking
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, finding, values_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies.zoo_pareto import Criterion, Dominated, pareto_front
+from pagedsim.experiments.studies.zoo_pareto import Criterion, Dominated, pareto_front
 from pagedsim.metrics.arms import by_class
 from tests.metrics.tables import arms_with, ranking_of, study_of, with_rejected
 

@@ -16,7 +16,7 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import FleetSteps
 from pagedsim.metrics.summary import percentiles, summarise
-from policies.routing.simple import RoundRobin
+from pagedsim.policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
 from tests.metrics.tables import (
     FLEET,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_policy, make_scheduler
 from pagedsim.core import Request, SamplingParams
-from policies.admission import Cap
-from policies.ordering import Priority
-from policies.past_future import PastFuture
+from pagedsim.policies.admission import Cap
+from pagedsim.policies.ordering import Priority
+from pagedsim.policies.past_future import PastFuture
 from tests.policies.served import Job, Outcome, by_tokens, served
 
 JOBS = st.lists(

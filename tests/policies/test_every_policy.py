@@ -106,7 +106,7 @@ def serve_or_refuse(policy: Policy, batching: str) -> None:
 
 def test_a_wrapper_accepts_a_policy_or_its_name() -> None:
     inner = make_policy("srpt", displace=False)
-    for of in ("srpt", inner, "policies.ordering.SRPT"):
+    for of in ("srpt", inner, "pagedsim.policies.ordering.SRPT"):
         made: Any = make_policy("aging", of=of)
         assert type(made.inner) is type(inner)
     with pytest.raises(ConfigError, match="unknown of 'srtp': did you mean 'srpt'"):

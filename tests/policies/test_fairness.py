@@ -17,7 +17,7 @@ from pagedsim.core import (
     State,
     StepPlan,
 )
-from policies.fairness import DRR, VTC
+from pagedsim.policies.fairness import DRR, VTC
 from tests.policies.served import Job, Outcome, served
 
 SIZES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=4, max_size=14)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from pagedsim.build import POLICIES
 from pagedsim.core import ConfigError, Policy, Request, Scheduler, ServerState, State, StepPlan
-from policies.aging import Aging
-from policies.longest_prefix import LongestPrefix
-from policies.ltr import LTR
-from policies.mlfq import MLFQ
-from policies.ordering import EDF, HRRN, Priority
-from policies.slo import SLO
+from pagedsim.policies.aging import Aging
+from pagedsim.policies.longest_prefix import LongestPrefix
+from pagedsim.policies.ltr import LTR
+from pagedsim.policies.mlfq import MLFQ
+from pagedsim.policies.ordering import EDF, HRRN, Priority
+from pagedsim.policies.slo import SLO
 from tests.core.drive import Server
 from tests.policies.served import Job, served, started
 

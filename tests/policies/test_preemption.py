@@ -8,8 +8,8 @@ import pytest
 
 from pagedsim.build import make_memory, make_policy, make_scheduler
 from pagedsim.core import Preemption, Request, SamplingParams
-from policies.preemption import Cheapest
-from policies.victims import VICTIMS
+from pagedsim.policies.preemption import Cheapest
+from pagedsim.policies.victims import VICTIMS
 from tests.core.drive import Server
 
 # Which request

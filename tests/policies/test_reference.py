@@ -29,14 +29,14 @@ from pagedsim.core import (
 )
 from pagedsim.fleet.link import Network
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.policies.continuum import Continuum
+from pagedsim.policies.fairness import DRR, VTC
+from pagedsim.policies.longest_prefix import LongestPrefix
+from pagedsim.policies.ltr import LTR
+from pagedsim.policies.mlfq import MLFQ, PLAS, SkipJoin
+from pagedsim.policies.ordering import SRPT
+from pagedsim.policies.past_future import PastFuture
 from pagedsim.sim.simulate import simulate
-from policies.continuum import Continuum
-from policies.fairness import DRR, VTC
-from policies.longest_prefix import LongestPrefix
-from policies.ltr import LTR
-from policies.mlfq import MLFQ, PLAS, SkipJoin
-from policies.ordering import SRPT
-from policies.past_future import PastFuture
 from tests.core.cases import Job as Coming
 from tests.core.cases import Server, jobs, servers
 from tests.fleet.fleets import whole

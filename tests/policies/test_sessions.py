@@ -17,9 +17,9 @@ from pagedsim.core import (
     ServerState,
 )
 from pagedsim.core.errors import PolicyError
+from pagedsim.policies.continuum import Continuum
+from pagedsim.policies.mlfq import PLAS
 from pagedsim.workload import Sessions, Workload
-from policies.continuum import Continuum
-from policies.mlfq import PLAS
 from tests.sim.harness import run
 
 

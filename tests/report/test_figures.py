@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from experiments.studies.zoo_pareto import Criterion, Ranking, draw_pareto
+from pagedsim.experiments.studies.zoo_pareto import Criterion, Ranking, draw_pareto
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.report.gantt import draw_gantt

@@ -16,9 +16,9 @@ from pagedsim.metrics.files import PREEMPTIONS, write_run
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.summary import summarise
+from pagedsim.policies.ordering import Priority
 from pagedsim.report.timeline import lives_of, write_timeline
 from pagedsim.sim.simulate import simulate
-from policies.ordering import Priority
 from tests.metrics.tables import (
     NAN,
     REQUESTS,

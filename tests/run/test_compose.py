@@ -27,7 +27,7 @@ from tests.run.studies import command
 # -- what is composed here is what Hydra composes -------------------------------------------------
 
 pytestmark = pytest.mark.usefixtures("hydra")
-CONF = Path(str(files("conf")))
+CONF = Path(str(files("pagedsim.conf")))
 MORE = [
     *("workload=mooncake", "policy=vtc", "hardware=h100", "workload.rate=3", "server.max_seqs=3"),
     *("+workload.x={a: 1}", "+workload.x={b: [x, 2]}", "++slo.ttft=1", "~study.question"),
@@ -145,7 +145,7 @@ def test_a_file_that_is_no_option_is_named(tmp_path: Path, text: str, fault: str
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy/mine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(fault)):
-        Options([tmp_path, files("conf")]).compose("config", ["policy=mine"])
+        Options([tmp_path, files("pagedsim.conf")]).compose("config", ["policy=mine"])
 
 
 def test_points_of_a_sweep_leave_each_other_alone() -> None:
@@ -159,7 +159,7 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy/mine.yaml").write_text("defaults: [priority]\nextra: 1\n")
     (tmp_path / "policy/vtc.yaml").write_text("_target_: mine.VTC\n")
-    options = Options([tmp_path, files("conf")])
+    options = Options([tmp_path, files("pagedsim.conf")])
     assert options.compose("config", ["policy=mine"]).config.policy.extra == 1
     assert options.compose("config", ["policy=vtc"]).config.policy == {"_target_": "mine.VTC"}
     assert {"mine", "vtc", "fcfs"} <= set(options.options_of("policy"))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.compare import Compare
 from pagedsim.core import ConfigError
+from pagedsim.experiments.studies.compare import Compare
 from pagedsim.run import pool, store
 from pagedsim.run.folder import claimed, keep_configuration
 from pagedsim.run.job import Arm

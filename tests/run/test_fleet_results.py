@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.papers.study import Figures
 from pagedsim.core import ConfigError, Request
+from pagedsim.experiments.papers.study import Figures
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost.replay import _parquet

@@ -19,9 +19,9 @@ from pagedsim.build import (
 )
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
+from pagedsim.policies.victims import VICTIMS
 from pagedsim.run.help import NEEDS, incompatible, policies_page
 from pagedsim.user_error import UserError
-from policies.victims import VICTIMS
 
 
 class Offered(Policy):

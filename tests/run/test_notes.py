@@ -11,14 +11,14 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Policy
 from pagedsim.metrics.arms import Run
+from pagedsim.policies.aging import Aging
+from pagedsim.policies.fairness import DRR, VTC
+from pagedsim.policies.slo import SLO
+from pagedsim.policies.victims import VictimRule
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.parts import refuse_unmet, remarks
 from pagedsim.workload import Workload
-from policies.aging import Aging
-from policies.fairness import DRR, VTC
-from policies.slo import SLO
-from policies.victims import VictimRule
 from tests.run.studies import carried_out, compose
 
 # -- one run of one arm: what its summary says to a reader -----------------------------------------

@@ -37,6 +37,8 @@ from pagedsim.core.contracts import BATCHING, MEMORY, vet
 from pagedsim.core.errors import AnswerError
 from pagedsim.core.memory import Usage
 from pagedsim.metrics.arms import Run
+from pagedsim.policies.preemption import Recompute
+from pagedsim.policies.routing.router import Move, Refusal, Router
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Failure, Job, Outcome, run_job
 from pagedsim.sim.cost import CostModel
@@ -44,8 +46,6 @@ from pagedsim.workload import mix, synthetic
 from pagedsim.workload.arrivals import Arrivals, Poisson
 from pagedsim.workload.lengths import Lengths
 from pagedsim.workload.predictor import Oracle, Predictor
-from policies.preemption import Recompute
-from policies.routing.router import Move, Refusal, Router
 from tests.run.studies import compose
 
 pytestmark = pytest.mark.usefixtures("hydra")

@@ -61,7 +61,7 @@ def test_cheapest_gets_the_cost_model_s_prices() -> None:
 
 # -- policies around others ------------------------------------------------------------------------
 
-AGING = "policies.aging.Aging"
+AGING = "pagedsim.policies.aging.Aging"
 
 
 def named(policy: Policy) -> list[str]:
@@ -74,7 +74,7 @@ def named(policy: Policy) -> list[str]:
     ("of", "names"),
     [
         ("sjf", ["Aging", "SJF"]),
-        ("{_target_: policies.ordering.SJF}", ["Aging", "SJF"]),
+        ("{_target_: pagedsim.policies.ordering.SJF}", ["Aging", "SJF"]),
         (f"{{_target_: {AGING}, of: {{_target_: {AGING}, of: sjf}}}}", ["Aging"] * 3 + ["SJF"]),
     ],
 )
@@ -118,7 +118,9 @@ def test_a_fault_of_the_program_says_where() -> None:
     try:
         [][1]
     except IndexError as error:
-        failure = failure_of(error, {"policy": {"_target_": "policies.ordering.FCFS"}}, 1.5)
+        failure = failure_of(
+            error, {"policy": {"_target_": "pagedsim.policies.ordering.FCFS"}}, 1.5
+        )
     assert failure.reason.startswith("IndexError: list index out of range (tests/run/")
     assert failure.reason.endswith("in test_a_fault_of_the_program_says_where)")
     assert str(failure) == f"{failure.reason} at 1.5 s of simulated time"

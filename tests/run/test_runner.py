@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.compare import Compare, sweep
 from pagedsim.core import ConfigError, Scheduler, StepPlan
+from pagedsim.experiments.studies.compare import Compare, sweep
 from pagedsim.metrics.arms import DEFAULT_METRICS, Run
 from pagedsim.metrics.files import read_summary
 from pagedsim.run import store as of_store
@@ -68,7 +68,7 @@ def test_a_job_for_every_arm_and_seed(tmp_path: Path) -> None:
 
 def test_an_arm_is_the_base_with_its_overrides(tmp_path: Path) -> None:
     fcfs, urgent, small = (job.config for job in jobs(tmp_path, "seeds=1"))
-    assert urgent["policy"]["_target_"] == "policies.ordering.Priority"
+    assert urgent["policy"]["_target_"] == "pagedsim.policies.ordering.Priority"
     assert small["server"]["max_seqs"] == 4
     assert fcfs | {"server": small["server"]} == small
     assert fcfs["workload"]["requests"] == 30  # what was typed holds for all

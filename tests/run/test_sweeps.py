@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.studies.compare import Compare
-from experiments.studies.hit_rate import HitRate
+from pagedsim.experiments.studies.compare import Compare
+from pagedsim.experiments.studies.hit_rate import HitRate
 from pagedsim.run.help import Experiment, experiments
 from pagedsim.run.multirun import _tables
 from tests.conftest import Call
@@ -97,7 +97,7 @@ def test_a_sweep_goes_on_and_keeps_what_is_done(tmp_path: Path, launcher: str) -
 def test_a_job_that_dies_leaves_the_others_and_comes_back(tmp_path: Path, launcher: str) -> None:
     (tmp_path / "mortal.py").write_text(POLICY)
     (tmp_path / "deadly").touch()
-    words = ("policy._target_=policies.ordering.FCFS,mortal.Mortal", "workload.rate=10")
+    words = ("policy._target_=pagedsim.policies.ordering.FCFS,mortal.Mortal", "workload.rate=10")
     done = sweep(tmp_path, launcher, *words)
     assert done.returncode == 1
     assert "pagedsim: job 1: its process died before it had a result\n" in done.stderr

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi import FastAPI
 
-from experiments.child import Child, listening
 from pagedsim.core import ConfigError
+from pagedsim.experiments.child import Child, listening
 from pagedsim.serve.listen import Listener
 from tests.serve.serving import Answer, Server, ask, paced, serving, until
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from experiments.child import listening
-from experiments.chromium import Chromium, find_browser
+from pagedsim.experiments.child import listening
+from pagedsim.experiments.chromium import Chromium, find_browser
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

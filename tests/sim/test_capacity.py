@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.estimate_arithmetic import weights
 from pagedsim.core import ConfigError
+from pagedsim.experiments.studies.estimate_arithmetic import weights
 from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
 from pagedsim.sim.hardware import GIB, Hardware

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.studies.estimate_arithmetic import products
 from pagedsim.core import ConfigError, StepPlan
+from pagedsim.experiments.studies.estimate_arithmetic import products
 from pagedsim.sim.cost import CostModel, Roofline
 from pagedsim.sim.cost.base import Bound
 from pagedsim.sim.cost.roofline import slowdown

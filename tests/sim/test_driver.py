@@ -33,9 +33,9 @@ from pagedsim.core import (
 from pagedsim.core.batch_state import ServerState
 from pagedsim.core.source import Mode
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.policies.ordering import Priority
 from pagedsim.sim.cost import Fitted, Roofline
 from pagedsim.sim.simulate import simulate
-from policies.ordering import Priority
 from tests.core.odd_policies import Witness
 from tests.fuzz import Load, Simulation, simulations
 from tests.sim.harness import Affine, Constant, Jobs, content, run

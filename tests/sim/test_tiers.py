@@ -15,12 +15,12 @@ from omegaconf import OmegaConf
 from pagedsim.build import make_scheduler
 from pagedsim.core import Request, Scheduler, Tier, TieredMemory
 from pagedsim.metrics.arms import Run
+from pagedsim.policies.routing.simple import RoundRobin
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.tiering import TierSpec
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
-from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
 from tests.run.studies import compose
 from tests.sim.harness import Constant, Jobs, content, run

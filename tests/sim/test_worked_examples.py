@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.estimate_arithmetic import (
+from pagedsim.core import StepPlan
+from pagedsim.experiments.studies.estimate_arithmetic import (
     Product,
     bound_of,
     changes,
@@ -15,7 +16,6 @@ from experiments.studies.estimate_arithmetic import (
     products,
     timed,
 )
-from pagedsim.core import StepPlan
 from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import step

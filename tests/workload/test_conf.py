@@ -26,7 +26,7 @@ STAGES = {"shared_prefix"}
 
 
 def built(option: str, *overrides: str, **settings: Any) -> Workload:
-    with initialize_config_module("conf", version_base=None):
+    with initialize_config_module("pagedsim.conf", version_base=None):
         config = compose(overrides=[f"+workload={option}", *overrides])
     made = instantiate(config.workload, **settings)
     assert isinstance(made, Workload)

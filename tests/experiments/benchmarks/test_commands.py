@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("torch")  # used by some of them
 
-from experiments import benchmarks
-from experiments.benchmarks import device, engine, harness, layers, servers, table
-from experiments.benchmarks.layers import PLACES, TREE, Place, layer_of, place
-from experiments.benchmarks.shapes import BASE, DECODE, HEADLINES
+from pagedsim.experiments import benchmarks
+from pagedsim.experiments.benchmarks import device, engine, harness, layers, servers, table
+from pagedsim.experiments.benchmarks.layers import PLACES, TREE, Place, layer_of, place
+from pagedsim.experiments.benchmarks.shapes import BASE, DECODE, HEADLINES
 from pagedsim.metrics.files import read_json, write_json
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.benchmarks import (  # noqa: E402
+from pagedsim.engine import graphs, runner  # noqa: E402
+from pagedsim.engine.cache import LAYOUTS, copy_runs  # noqa: E402
+from pagedsim.engine.models import load_model  # noqa: E402
+from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
+from pagedsim.experiments.benchmarks import (  # noqa: E402
     device,
     engine,
     host,
@@ -24,12 +28,8 @@ from experiments.benchmarks import (  # noqa: E402
     servers,
     step,
 )
-from experiments.benchmarks.shapes import Problem, grid  # noqa: E402
-from experiments.benchmarks.step import Arm, arms  # noqa: E402
-from pagedsim.engine import graphs, runner  # noqa: E402
-from pagedsim.engine.cache import LAYOUTS, copy_runs  # noqa: E402
-from pagedsim.engine.models import load_model  # noqa: E402
-from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
+from pagedsim.experiments.benchmarks.shapes import Problem, grid  # noqa: E402
+from pagedsim.experiments.benchmarks.step import Arm, arms  # noqa: E402
 from pagedsim.kernels import ops  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -321,7 +321,7 @@ def test_lines_measured_the_same_way_are_kept(
     first.sweep({"1": 1}, lambda case: {"seconds": case})
     assert results(tmp_path).known == [{"case": "1", "seconds": 1}]
     assert results(tmp_path, resume=False).known == results(tmp_path, rounds=4).known == []
-    assert first.content["command"] == "python -m experiments.benchmarks.table --quick"
+    assert first.content["command"] == "python -m pagedsim.experiments.benchmarks.table --quick"
     assert {"driver", "torch", "triton", "date", *device.SAME} <= set(first.content)
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     monkeypatch.setattr(device, "tiles", lambda name: "others")

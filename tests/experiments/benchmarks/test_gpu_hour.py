@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 
 torch = pytest.importorskip("torch")
 
-from experiments.benchmarks import gpu  # noqa: E402
-from experiments.benchmarks.gpu import (  # noqa: E402
+from pagedsim.experiments.benchmarks import gpu  # noqa: E402
+from pagedsim.experiments.benchmarks.gpu import (  # noqa: E402
     BEGUN,
     CUT,
     DONE,
@@ -123,7 +123,7 @@ def test_another_machine_goes_on_from_the_archive(
     with pytest.raises(SystemExit, match=r"^--out [^\n]*: is of Pretend, and this is Another"):
         Ledger(there, {**TOLD, "device": "Another"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.benchmarks.device.RESULTS", tmp_path / "results")
+        patch.setattr("pagedsim.experiments.benchmarks.device.RESULTS", tmp_path / "results")
         gpu.main(["--unpack", "--archive", str(tmp_path / "two.tar.gz")])
     assert states(tmp_path / "results" / "pretend") == {"a": DONE, "b": DONE}
 
@@ -183,9 +183,9 @@ def test_a_part_that_ends_in_no_slice_makes_room_for_the_others(
 KILLED = """
 import sys
 from pathlib import Path
-from experiments.benchmarks import gpu
-from experiments.benchmarks.gpu import Ledger
-from experiments.benchmarks.gpu import Part
+from pagedsim.experiments.benchmarks import gpu
+from pagedsim.experiments.benchmarks.gpu import Ledger
+from pagedsim.experiments.benchmarks.gpu import Part
 place, packed = map(Path, sys.argv[1:])
 gpu.signal.signal(gpu.signal.SIGTERM, gpu.signal.default_int_handler)
 wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
@@ -405,7 +405,9 @@ sys.meta_path[:] = [
 @pytest.mark.slow
 def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
     every = {part.words[0] for part in (*parts("cuda", False), *parts("cpu", True))} - {"pytest"}
-    names = sorted({*every, gpu.NAME, "experiments.benchmarks.table", PLUGIN} - {FRONT_DOOR})
+    names = sorted(
+        {*every, gpu.NAME, "pagedsim.experiments.benchmarks.table", PLUGIN} - {FRONT_DOOR}
+    )
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     listed = "import importlib.util as u\n" + "\n".join(f"import {name}" for name in names)
     listed += f"\nprint([name for name in {ABSENT} if u.find_spec(name)])"

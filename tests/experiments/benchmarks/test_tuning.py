@@ -16,10 +16,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.benchmarks import tune  # noqa: E402
-from experiments.benchmarks.products import Layer  # noqa: E402
-from experiments.benchmarks.shapes import BASE, TINY, Case  # noqa: E402
-from experiments.benchmarks.tune import (  # noqa: E402
+from pagedsim.experiments.benchmarks import tune  # noqa: E402
+from pagedsim.experiments.benchmarks.products import Layer  # noqa: E402
+from pagedsim.experiments.benchmarks.shapes import BASE, TINY, Case  # noqa: E402
+from pagedsim.experiments.benchmarks.tune import (  # noqa: E402
     Gpu,
     Race,
     screened,
@@ -149,7 +149,7 @@ def printed(*words: str) -> str:
 @pytest.mark.slow
 @needs_triton
 def test_no_kernel_spills_and_decodes_keep_copies_in_flight() -> None:
-    text = printed("-m", "experiments.benchmarks.compiled", "--capabilities", "90")
+    text = printed("-m", "pagedsim.experiments.benchmarks.compiled", "--capabilities", "90")
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 9.0")]
     assert [row[1] for row in rows] == [
         *(["prefill"] * 3 + ["decode"] * 3),
@@ -165,7 +165,7 @@ def test_no_kernel_spills_and_decodes_keep_copies_in_flight() -> None:
 
 @needs_triton
 def test_launches_and_bytes_of_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
-    importlib.import_module("experiments.benchmarks.compiled").main(
+    importlib.import_module("pagedsim.experiments.benchmarks.compiled").main(
         ["sampling", "--rows", "16", "--vocab", "50257"]
     )
     lines = capsys.readouterr().out.splitlines()[2:]
@@ -178,7 +178,7 @@ def test_launches_and_bytes_of_a_sample(capsys: pytest.CaptureFixture[str]) -> N
 ROUNDED = """
 import json, re
 import torch
-from experiments.benchmarks.fake_gpu import compiled_kernels, usage, use_target
+from pagedsim.experiments.benchmarks.fake_gpu import compiled_kernels, usage, use_target
 from pagedsim.engine.sampler import words_of
 from pagedsim.kernels import draw
 from pagedsim.kernels.sampling_params import SamplingTensors

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.fidelity.fairness import DATA, _alike
-from experiments.fidelity.fairness_pair import Found, Paired, Side, Weights
 from pagedsim.core import ConfigError
+from pagedsim.experiments.fidelity.fairness import DATA, _alike
+from pagedsim.experiments.fidelity.fairness_pair import Found, Paired, Side, Weights
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.score import ClientService
 from tests.run.studies import carried_out

@@ -16,9 +16,9 @@ import pytest
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
-from experiments.child import listening
 from pagedsim.config import register
 from pagedsim.core import ConfigError
+from pagedsim.experiments.child import listening
 from pagedsim.fidelity.logs import fit
 from pagedsim.fidelity.logs.consistency_checks import load_over_time, signs
 from pagedsim.fidelity.logs.fit import Cold, cold_start, search
@@ -77,7 +77,7 @@ def hasty() -> Iterator[pytest.MonkeyPatch]:
 def composing() -> AbstractContextManager[None]:
     """Configurations can be composed in the body, before the tests begin."""
     register({})
-    return initialize_config_module("conf", version_base="1.3")
+    return initialize_config_module("pagedsim.conf", version_base="1.3")
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.fidelity import all_to_all, power
-from experiments.fidelity.power import Case, cases, errors, fit, folds, shipped
+from pagedsim.experiments.fidelity import all_to_all, power
+from pagedsim.experiments.fidelity.power import Case, cases, errors, fit, folds, shipped
 
 EVERY = cases()
 FITTED = [case for case in EVERY if case.prompt <= power.LONGEST]

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.fidelity.truth_data import ALONE, DATA, FITTED, tables
-from experiments.regenerate import RESULTS
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
+from pagedsim.experiments.fidelity.truth_data import ALONE, DATA, FITTED, tables
+from pagedsim.experiments.regenerate import RESULTS
 from pagedsim.fidelity.logs.log import Latencies, Log
 from pagedsim.fidelity.sheets import hardware_named, model_named, stack_named
 from pagedsim.fidelity.step_tables.schedule import (

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.fidelity import constants
-from experiments.fidelity.constants import (
+from pagedsim.core import ConfigError
+from pagedsim.experiments.fidelity import constants
+from pagedsim.experiments.fidelity.constants import (
     BEGIN,
     MINDED,
     MOST_SHARE,
@@ -23,7 +24,7 @@ from experiments.fidelity.constants import (
     refitted,
     worst,
 )
-from experiments.fidelity.truth_data import (
+from pagedsim.experiments.fidelity.truth_data import (
     DATA,
     FIRST,
     FITTED,
@@ -37,8 +38,7 @@ from experiments.fidelity.truth_data import (
     planned,
     tables,
 )
-from experiments.regenerate import RESULTS
-from pagedsim.core import ConfigError
+from pagedsim.experiments.regenerate import RESULTS
 from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled
 from pagedsim.fidelity.step_tables.tables import Cell, read_table
 from pagedsim.fidelity.step_tables.times import Constants, Point, Points

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.fidelity import validate
-from experiments.fidelity.validate import Parity, Validate, Validated
 from pagedsim.core import ConfigError
+from pagedsim.experiments.fidelity import validate
+from pagedsim.experiments.fidelity.validate import Parity, Validate, Validated
 from pagedsim.fidelity import step_grid as profile
 from pagedsim.fidelity.recorded import recorded_runs
 from pagedsim.fidelity.replay import Difference

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from experiments.papers.curves import sustained
-from experiments.papers.study import Figures
 from pagedsim.core import ConfigError
+from pagedsim.experiments.papers.curves import sustained
+from pagedsim.experiments.papers.study import Figures
 from pagedsim.metrics.arms import Run
 from pagedsim.report.style import drawing
 from pagedsim.run.compose import Command

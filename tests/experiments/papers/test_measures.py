@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.papers.chunk_budget import ChunkBudget
-from experiments.papers.measures import (
+from pagedsim.core import ConfigError
+from pagedsim.experiments.papers.chunk_budget import ChunkBudget
+from pagedsim.experiments.papers.measures import (
     answers,
     batch,
     ends_of_batches,
@@ -28,9 +29,8 @@ from experiments.papers.measures import (
     swap_prices,
     while_waiting,
 )
-from experiments.papers.memory_observed import KINDS, Observed
-from experiments.studies.swap_map import Priced
-from pagedsim.core import ConfigError
+from pagedsim.experiments.papers.memory_observed import KINDS, Observed
+from pagedsim.experiments.studies.swap_map import Priced
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.compose import Command

@@ -17,5 +17,5 @@ def test_a_reduced_study_finds_the_numbers_of_the_reference(name: str, tmp_path:
     found = numbers(name, tmp_path)
     assert found == KNOWN[name], (
         "the simulator or the papers' arithmetic gives other numbers; if that is meant: "
-        "python -m tests.experiments.papers.reference, and experiments.regenerate"
+        "python -m tests.experiments.papers.reference, and pagedsim.experiments.regenerate"
     )

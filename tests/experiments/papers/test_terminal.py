@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from experiments.papers.study import Figures
-from experiments.regenerate import RESULTS
 from pagedsim import report
+from pagedsim.experiments.papers.study import Figures
+from pagedsim.experiments.regenerate import RESULTS
 from pagedsim.metrics.files import RESULT, read_json
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.run.help import experiments

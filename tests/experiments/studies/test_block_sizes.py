@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from experiments.studies.block_sizes import BlockSizes, unused_slots
 from pagedsim.core import ConfigError
+from pagedsim.experiments.studies.block_sizes import BlockSizes, unused_slots
 from pagedsim.metrics.arms import Run
 
 SIZES = (1, 16, 256)
@@ -87,7 +87,7 @@ def test_sizes_that_are_not_surely_slower_are_named_too() -> None:
 
 
 def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.studies import block_sizes
+    from pagedsim.experiments.studies import block_sizes
 
     asked = []
 
@@ -116,7 +116,7 @@ def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_kernel_is_timed_by_the_clock_it_is_given() -> None:
     pytest.importorskip("torch")
-    from experiments.studies.block_sizes import CALLS, Decodes, attention_seconds
+    from pagedsim.experiments.studies.block_sizes import CALLS, Decodes, attention_seconds
     from tests.sim.shapes import model
 
     ticks = count()

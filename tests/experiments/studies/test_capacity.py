@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies.bisection import Bisection, bounds_of, missed, refuse_strangers
-from experiments.studies.capacity import Found, Search
 from pagedsim.__main__ import main
 from pagedsim.core import ConfigError
+from pagedsim.experiments.studies.bisection import Bisection, bounds_of, missed, refuse_strangers
+from pagedsim.experiments.studies.capacity import Found, Search
 from pagedsim.metrics.arms import Run
 from pagedsim.run.runs import Runs
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from experiments.studies import cheapest
-from experiments.studies.cheapest_figures import COLUMNS, Cheapest, Fleet, draw, front_of
+from pagedsim.experiments.studies import cheapest
+from pagedsim.experiments.studies.cheapest_figures import COLUMNS, Cheapest, Fleet, draw, front_of
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate
 from pagedsim.run.job import Job

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.studies.hit_rate import ideal
+from pagedsim.experiments.studies.hit_rate import ideal
 from pagedsim.workload import trace
 from tests.conftest import Call
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies.lattice import Counts, Lattice
+from pagedsim.experiments.studies.lattice import Counts, Lattice
 
 MOST = 9
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.studies.swap_map import WAYS, SwapMap
 from pagedsim.core import ConfigError
+from pagedsim.experiments.studies.swap_map import WAYS, SwapMap
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import Backend
 from pagedsim.run.serving import Engine

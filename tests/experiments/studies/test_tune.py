@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from experiments.studies import tune
-from experiments.studies.tune import DEFAULT, Setting, Tuning, space_of
 from pagedsim.core import ConfigError
+from pagedsim.experiments.studies import tune
+from pagedsim.experiments.studies.tune import DEFAULT, Setting, Tuning, space_of
 from pagedsim.run.runs import Runs
 
 Call = Callable[..., tuple[int, str, str]]

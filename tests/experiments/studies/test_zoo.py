@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.zoo import Zoo, listings, sentences
 from pagedsim.build import POLICIES
 from pagedsim.core import ConfigError
+from pagedsim.experiments.studies.zoo import Zoo, listings, sentences
 from pagedsim.run.runs import Runs
 from tests.conftest import Call
 from tests.metrics.tables import ranking_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from pagedsim.core import Request
-from policies.routing.router import Replica, Replicas, Router
+from pagedsim.policies.routing.router import Replica, Replicas, Router
 
 
 @dataclass

@@ -9,8 +9,8 @@ import pytest
 
 from pagedsim.build import make_router
 from pagedsim.core import Request
-from policies.routing.prefixes import BLOCK, Sent
-from policies.routing.router import Refusal
+from pagedsim.policies.routing.prefixes import BLOCK, Sent
+from pagedsim.policies.routing.router import Refusal
 from tests.policies.routing.fakes import Fake, Fleet, fleet, named, prompts
 
 

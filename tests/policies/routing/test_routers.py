@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from pagedsim.build import ROUTERS, make_memory, make_router, make_scheduler
 from pagedsim.core import ConfigError, Request, Scheduler
 from pagedsim.fleet.link import Network
+from pagedsim.policies.routing.router import Refusal, Router
 from pagedsim.run.objects import make, seeded
-from policies.routing.router import Refusal, Router
 from tests.fleet.fleets import served
 from tests.policies.routing.fakes import Fake, Fleet, fleet, named
 from tests.sim.harness import Jobs
@@ -198,7 +198,7 @@ def test_an_unknown_name_has_the_nearest() -> None:
 
 
 def test_a_custom_router_is_made_from_its_path() -> None:
-    path = "policies.routing.simple.Central"
+    path = "pagedsim.policies.routing.simple.Central"
     assert isinstance(make_router(path, slots=2), ROUTERS["central"])
     made = make_router("central")
     assert make_router(made) is made
