@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: setup test check docs ci
+.PHONY: setup test check staged types docs ci
 
 setup: # the environment, with pinned versions and all extras
 	$(PYTHON) -m venv .venv
@@ -11,12 +11,18 @@ setup: # the environment, with pinned versions and all extras
 test: # the quick tests
 	$(BIN)/pytest -n auto
 
-check: # linter, formatter, types
+check: types # linter, formatter, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+staged: # the package for tools that read sources: its folders where an installation has them
+	rm -rf .mypy_cache/staged && mkdir -p .mypy_cache/staged/pagedsim
+	ln -s $(addprefix $(CURDIR)/,$(wildcard pagedsim/*) policies kernels conf experiments) .mypy_cache/staged/pagedsim
+
+types: staged # mypy
 	$(BIN)/mypy
 
-docs: # the site, in build/site; warnings are errors
+docs: staged # the site, in build/site; warnings are errors
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
 

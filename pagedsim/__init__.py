@@ -5,7 +5,10 @@
 imported when it is first used, so that importing this package imports nothing else.
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +32,22 @@ if TYPE_CHECKING:
     from pagedsim.sim.cost import CostModel
 
 __version__ = "0.1.0"
+
+_CHECKOUT = Path(__file__).resolve().parent.parent
+_BESIDE = tuple(f"{__name__}.{folder}" for folder in ("policies", "kernels", "conf", "experiments"))
+"""Packages whose folders stand beside this one in a checkout; an installation has them inside."""
+
+
+class _Beside:
+    """Finds them."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(_CHECKOUT)]) if name in _BESIDE else None
+
+
+if (_CHECKOUT / "hatch_build.py").is_file():
+    sys.meta_path.append(_Beside)  # type: ignore[arg-type]
 
 __all__ = [
     "LLM",

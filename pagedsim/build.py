@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from inspect import isabstract, signature
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pagedsim.core import (
@@ -135,7 +137,7 @@ ROUTERS: Mapping[str, type[Router]] = {
 
 _MOVED = {
     **{
-        f"policies.{name}": "pagedsim.policies.ordering"
+        f"pagedsim.policies.{name}": "pagedsim.policies.ordering"
         for name in ("edf", "fcfs", "hrrn", "priority", "sjf", "srpt")
     },
     **dict.fromkeys(
@@ -193,8 +195,8 @@ def make_policy(
 ) -> Policy:
     """A policy by name or by the path of its class; an object is passed through.
 
-    With a `victim` (`pagedsim.policies.victims.VICTIMS`) it chooses in that way who yields. What stands
-    around another policy takes that one's name, path or object as `of`.
+    With a `victim` (`pagedsim.policies.victims.VICTIMS`), victims are chosen by that rule. A policy
+    around another takes that one's name, path or object as `of`.
     """
     if isinstance(settings.get("of"), str):
         settings["of"] = inner_policy(settings["of"])
@@ -313,9 +315,25 @@ def _class(kind: str, name: object, known: Mapping[str, type[T]], base: type[Any
 
 
 def current_path(path: str) -> str:
-    """The dotted path of a class of `policies`, whose module may have had another name."""
+    """The dotted path of a class of pagedsim, whose module may have had another name.
+
+    `policies` and `experiments` were packages of their own; a user's own of that name goes before.
+    """
+    package = path.partition(".")[0]
+    if package in ("policies", "experiments") and not _is_users(package):
+        path = f"pagedsim.{path}"
     module, _, name = path.rpartition(".")
     return f"{_MOVED[module]}.{_RENAMED.get(name, name)}" if module in _MOVED else path
+
+
+def _is_users(package: str) -> bool:
+    """Whether there is a package or module of that name which is not a folder of ours."""
+    spec = find_spec(package)
+    if spec is None:
+        return False
+    ours = (Path(__file__).parents[1] / package).resolve()
+    places = spec.submodule_search_locations or [spec.origin or ""]
+    return not any(Path(one).resolve() == ours for one in places)
 
 
 def _by_path(kind: str, path: str, base: type[Any]) -> Any:

@@ -20,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("pagedsim", "policies", "kernels", "experiments", "conf")
+"""The folders of the package; the last four are `pagedsim.policies` and so on."""
 
 TORCH = ("torch", "triton", "transformers")
 """What only an installation with the `engine` extra has."""
@@ -67,22 +68,22 @@ EVERYTHING_OURS = (
     "pagedsim.overrides",
     "pagedsim.options",
     "pagedsim.user_error",
-    "policies",
+    "pagedsim.policies",
     "pagedsim.kernels",
-    "conf",
+    "pagedsim.conf",
 )
 
 # room: (rooms of ours it may import, third-party packages it may import)
 RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim": ((), only()),  # its __init__.py alone: importing any room runs it
     "pagedsim.core": ((), only()),
-    "policies": (("pagedsim.core",), only()),
-    "pagedsim.build": (("pagedsim.core", "policies"), only()),
-    "pagedsim.server": (("pagedsim.core", "pagedsim.build", "policies"), only()),
+    "pagedsim.policies": (("pagedsim.core",), only()),
+    "pagedsim.build": (("pagedsim.core", "pagedsim.policies"), only()),
+    "pagedsim.server": (("pagedsim.core", "pagedsim.build", "pagedsim.policies"), only()),
     "pagedsim.kernels": ((), only("torch", "triton")),
     "pagedsim.sim": (("pagedsim.core", "pagedsim.build", "pagedsim.server"), all_but(*TORCH)),
     "pagedsim.fleet": (
-        ("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "policies"),
+        ("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.policies"),
         all_but(*TORCH),
     ),
     "pagedsim.engine": (
@@ -103,7 +104,7 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.config": ((), only("hydra", "omegaconf", "yaml")),
     "pagedsim.overrides": (("pagedsim.core",), only()),
     "pagedsim.options": (
-        ("pagedsim.core", "pagedsim.build", "pagedsim.config", "pagedsim.overrides", "conf"),
+        ("pagedsim.core", "pagedsim.build", "pagedsim.config", "pagedsim.overrides", "pagedsim.conf"),
         only("omegaconf", "yaml"),
     ),
     "pagedsim.user_error": (
@@ -114,11 +115,11 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
         ("pagedsim", "pagedsim.core", "pagedsim.metrics", "pagedsim.report"),
         all_but(*TORCH),
     ),
-    "conf": ((), only()),
+    "pagedsim.conf": ((), only()),
     "pagedsim.run": (("pagedsim", *EVERYTHING_OURS), all_but()),
     "pagedsim.fidelity": (("pagedsim", *EVERYTHING_OURS, "pagedsim.run"), all_but()),
     "pagedsim.serve": (("pagedsim", *EVERYTHING_OURS, "pagedsim.run"), all_but()),
-    "experiments": ((*EVERYTHING_OURS, "pagedsim.run", "pagedsim.fidelity"), all_but()),
+    "pagedsim.experiments": ((*EVERYTHING_OURS, "pagedsim.run", "pagedsim.fidelity"), all_but()),
     "pagedsim.__main__": ((*EVERYTHING_OURS, "pagedsim.run", "pagedsim.serve"), all_but()),
 }
 
@@ -143,7 +144,7 @@ def test_no_module_of_the_core_needs_one_that_needs_it() -> None:
 @pytest.mark.parametrize(
     ("rooms", "absent"),
     [
-        (("pagedsim.core", "pagedsim.build", "policies", "pagedsim.sim"), TORCH),
+        (("pagedsim.core", "pagedsim.build", "pagedsim.policies", "pagedsim.sim"), TORCH),
         (("pagedsim.workload", "pagedsim.metrics", "pagedsim.report"), TORCH),
         (("pagedsim.kernels", "pagedsim.engine"), STUDY),
     ],
@@ -322,15 +323,14 @@ def source_modules(root: Path) -> Iterator[tuple[str, Path]]:
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
-            if package == "kernels":  # the package is a link to that folder
+            if package != "pagedsim":
                 parts = ("pagedsim", *parts)
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
 def room_of(module: str) -> str:
     """The room a module of ours stands in: `pagedsim.sim.driver` in `pagedsim.sim`."""
-    parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] == "pagedsim" else parts[0]
+    return ".".join(module.split(".")[:2])
 
 
 def imports(

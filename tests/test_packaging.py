@@ -47,26 +47,63 @@ def test_a_plain_installation_is_not_asked_for_torch() -> None:
     assert [line for line in PROJECT["dependencies"] if heavy.match(line)] == []
 
 
+BESIDE = ("policies", "kernels", "conf", "experiments")
+"""Folders of a checkout that are packages of pagedsim."""
+HOSTILE = "raise SystemExit('a file of the user was imported')"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is built of the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (made,) = folder.glob("pagedsim-*.whl")
+    return made
+
+
 @pytest.mark.slow
-def test_the_wheel_holds_every_module_and_every_configuration_file(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
-    subprocess.run(pip, check=True)
-    (wheel,) = tmp_path.glob("pagedsim-*.whl")
-    packages = ("pagedsim", "policies", "experiments", "conf")
+def test_the_wheel_holds_every_module_and_every_configuration_file(
+    wheel: Path, tmp_path: Path
+) -> None:
     expected = {
-        path.relative_to(ROOT).as_posix()
-        for package in (*packages, "pagedsim/kernels")
+        ("" if package == "pagedsim" else "pagedsim/") + path.relative_to(ROOT).as_posix()
+        for package in ("pagedsim", *BESIDE)
         for suffix in ("*.py", "*.yaml", "*.html", "*.css", "*.js", "py.typed", "tuned*.json")
         for path in (ROOT / package).rglob(suffix)
     }
     held = set(zipfile.ZipFile(wheel).namelist())
     assert expected - held == set()
-    assert "pagedsim/kernels/ops.py" in held
-    beside = {name.partition("/")[0] for name in held} - set(packages)
+    beside = {name.partition("/")[0] for name in held} - {"pagedsim"}
     assert [name for name in beside if not name.endswith(".dist-info")] == []
     installed = hub_kernels(tmp_path)
     zipfile.ZipFile(wheel).extractall(installed)
-    assert python(KERNELS, tmp_path, installed) == f"{installed} {installed}"
+    assert python(KERNELS, tmp_path, installed) == f"{installed} {installed / 'pagedsim'}"
+
+
+@pytest.mark.slow
+def test_an_installation_works_in_a_folder_with_names_of_ours(wheel: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    there = tmp_path / "venv/bin"
+    pins = ["-c", str(ROOT / "constraints.txt")]
+    subprocess.run([there / "pip", "install", "-q", *pins, wheel], check=True)
+    folder = tmp_path / "foreign"
+    for name in BESIDE:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(HOSTILE)
+    (folder / "tests.py").write_text(HOSTILE)
+    first = ("experiment=fcfs_vs_priority", "seeds=1", "workload.requests=50", "tracking=none")
+    for command in (["pagedsim"], ["python", "-m", "pagedsim"]):
+        done = subprocess.run(
+            [there / command[0], *command[1:], *first], cwd=folder, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert "report.html" in done.stdout
+    script = "import pagedsim as ps; print(ps.simulate(seeds=1, workload=ps.synthetic(requests=9)))"
+    done = subprocess.run(
+        [there / "python", "-c", script], cwd=folder, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "") and "TTFT" in done.stdout
 
 
 # Hugging Face has a package `kernels`, too, by which transformers finds kernels to load.
@@ -74,7 +111,7 @@ def test_the_wheel_holds_every_module_and_every_configuration_file(tmp_path: Pat
 KERNELS = """
 import kernels, pagedsim.kernels.ops
 from pathlib import Path
-print(Path(kernels.__file__).parents[1], Path(pagedsim.kernels.ops.__file__).parents[2])
+print(Path(kernels.__file__).parents[1], Path(pagedsim.kernels.ops.__file__).parents[1])
 """
 AVAILABLE = """
 from transformers.utils.import_utils import is_kernels_available

@@ -2,7 +2,7 @@
 
     python -m pagedsim.experiments.benchmarks.kernels
     python -m pagedsim.experiments.benchmarks.kernels swap [--kv-cache-dtype fp8_e4m3]
-    python -m pagedsim.experiments.benchmarks.kernels --device cpu --quick    (the same way, without a GPU)
+    python -m pagedsim.experiments.benchmarks.kernels --device cpu --quick  (without a GPU)
 
 The limit of a case is the time of its bytes at the speed of a device copy, or of its FLOP at that
 of a matrix product, whichever is longer; both are timed in the same rounds as the kernels. Outputs

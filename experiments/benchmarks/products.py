@@ -2,7 +2,7 @@
 
     python -m pagedsim.experiments.benchmarks.products
     python -m pagedsim.experiments.benchmarks.products experts
-    python -m pagedsim.experiments.benchmarks.products --device cpu --quick   (the same way, without a GPU)
+    python -m pagedsim.experiments.benchmarks.products --device cpu --quick  (without a GPU)
 
 The first times the products of a decode step in a layer of Llama-3.1-8B, with norms, gate and
 residual sums: `kernels/product.py`, four launches, beside torch's products, norms and gate, as the

@@ -2,7 +2,7 @@
 
     python -m pagedsim.experiments.benchmarks.step
     python -m pagedsim.experiments.benchmarks.step profile
-    python -m pagedsim.experiments.benchmarks.step --device cpu --quick    (the same way, without a GPU)
+    python -m pagedsim.experiments.benchmarks.step --device cpu --quick  (without a GPU)
 
 A model of Llama-3.1-8B's shape with random weights, 64 requests of about 1,024 tokens. The limit is
 the time to read its weights, but for the embeddings, and all keys and values once, at the speed of

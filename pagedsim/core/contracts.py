@@ -100,8 +100,8 @@ def raised_in_hook(error: BaseException) -> bool:
 
 @cache
 def is_ours(kind: Any) -> bool:
-    """Whether a class is defined in pagedsim or its policies."""
-    return kind.__module__.split(".")[0] in ("pagedsim", "policies")
+    """Whether a class is defined in pagedsim."""
+    return kind.__module__.partition(".")[0] == "pagedsim"
 
 
 @cache

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pagedsim.build import current_path
 from pagedsim.core import PagedsimError, Scheduler
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
@@ -250,7 +251,8 @@ class _Part:
 def _parts(config: Mapping[str, Any]) -> Iterator[_Part]:
     """The parts of a configuration whose code is not ours, and those of `policies`."""
     for setting, path in _paths(config):
-        if path.split(".")[0] in ("pagedsim", "experiments"):
+        whole = current_path(path)
+        if whole.startswith("pagedsim.") and not whole.startswith("pagedsim.policies."):
             continue
         try:
             made = locate(path)
@@ -273,7 +275,7 @@ def _paths(settings: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _foreign(kind: type) -> bool:
-    return kind.__module__.split(".")[0] not in ("pagedsim", "policies", "builtins", "abc")
+    return kind.__module__.split(".")[0] not in ("pagedsim", "builtins", "abc")
 
 
 def _file(made: Any) -> str:

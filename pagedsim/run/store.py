@@ -158,7 +158,8 @@ def _recipe_digest(made_of: Recipe) -> str:
 
 _OURS = (
     *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.fleet"),
-    *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels", "policies"),
+    *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels"),
+    "pagedsim.policies",
     *("pagedsim.run.backend", "pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
     *("pagedsim.run.simulated", "pagedsim.run.serving"),
     *("pagedsim.fidelity.engine_model", "pagedsim.fidelity.sheets"),
