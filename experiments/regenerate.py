@@ -32,9 +32,9 @@ STUDIES = (
 SENTENCES = 2
 """Of each finding in the index."""
 _HEAD = """# Findings
-Each is what one command printed; `python -m pagedsim.experiments.regenerate` makes them all again, and this
-page. Beside them: `front_door` and `serve` have the README's pictures, and a folder named after a
-machine what was measured on it.
+Each is what one command printed; `python -m pagedsim.experiments.regenerate` makes them all
+again, and this page. Beside them: `front_door` and `serve` have the README's pictures, and a folder
+named after a machine what was measured on it.
 """
 
 

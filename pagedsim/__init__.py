@@ -47,7 +47,7 @@ class _Beside:
 
 
 if (_CHECKOUT / "hatch_build.py").is_file():
-    sys.meta_path.append(_Beside)  # type: ignore[arg-type]
+    sys.meta_path.append(_Beside)
 
 __all__ = [
     "LLM",

@@ -26,6 +26,7 @@ SHIPPED = ", ".join(
 )
 SINGLE = "experiment=single"
 NAMES = ", ".join(sorted(METRICS))
+AGING = "pagedsim.policies.aging.Aging"
 AROUND = "must be a policy: its name, the path of its class, or settings with _target_"
 TRACE = f"{SINGLE} workload=trace"
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens"
@@ -168,7 +169,7 @@ LINES = {
         "block_size, blocks, cpu_blocks, swap_bound"
     ),
     "policy=aging policy.of={rate:3}": f"policy.of={{'rate': 3}}: {AROUND}",
-    "policy=aging policy.of={_target_:pagedsim.policies.aging.Aging,of:7}": f"policy.of.of=7: {AROUND}",
+    f"policy=aging policy.of={{_target_:{AGING},of:7}}": f"policy.of.of=7: {AROUND}",
     (
         "policy=aging "
         "policy.of={_target_:pagedsim.policies.aging.Aging,of:{_target_:pagedsim.policies.admission.Cap,most:0}}"
@@ -184,7 +185,8 @@ LINES = {
         "policy.weights.c: no such client in the workload; choose from a, b"
     ),
     "+policy.displace=true": (
-        "policy.displace: no such setting of policy._target_=pagedsim.policies.ordering.FCFS; it takes none"
+        "policy.displace: no such setting of policy._target_=pagedsim.policies.ordering.FCFS; "
+        "it takes none"
     ),
     "workload.lengths.shape=fixed": (
         "workload.lengths.prompt: must be given (+workload.lengths.prompt=...), for "

@@ -104,7 +104,7 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.config": ((), only("hydra", "omegaconf", "yaml")),
     "pagedsim.overrides": (("pagedsim.core",), only()),
     "pagedsim.options": (
-        ("pagedsim.core", "pagedsim.build", "pagedsim.config", "pagedsim.overrides", "pagedsim.conf"),
+        tuple(f"pagedsim.{room}" for room in ("core", "build", "config", "overrides", "conf")),
         only("omegaconf", "yaml"),
     ),
     "pagedsim.user_error": (

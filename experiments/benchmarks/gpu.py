@@ -1,7 +1,7 @@
 """All measurements of a GPU, in slices: tests, tiles, studies, and every benchmark of a device.
 
     python -m pagedsim.experiments.benchmarks.gpu --minutes 8 --archive gpu.tar.gz
-    python -m pagedsim.experiments.benchmarks.gpu --unpack --archive gpu.tar.gz  (where there is no GPU)
+    python -m pagedsim.experiments.benchmarks.gpu --unpack --archive gpu.tar.gz  (without a GPU)
     python -m pagedsim.experiments.benchmarks.gpu --device cpu --quick --out FOLDER
 
 The parts run one after another, each in a process of its own; a failed part does not stop the

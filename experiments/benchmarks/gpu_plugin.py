@@ -1,6 +1,6 @@
 """A plugin of pytest for a machine that lasts minutes.
 
-    pytest -m gpu --noconftest -p pagedsim.experiments.benchmarks.gpu_plugin --one-case tests/kernels
+    pytest -m gpu --noconftest -p pagedsim.experiments.benchmarks.gpu_plugin --one-case tests
     pytest -p pagedsim.experiments.benchmarks.gpu_plugin --record FILE.json ...
 
 `--one-case` runs one case of each test, the middle one, since the first is often the smallest. It

@@ -1,6 +1,6 @@
 """Where the time of commands goes.
 
-    python -m pagedsim.experiments.benchmarks.layers [--trace conv_poisson_4.5rps_10000.csv] [--functions 5]
+    python -m pagedsim.experiments.benchmarks.layers [--trace FILE.csv] [--functions 5]
     python -m pagedsim.experiments.benchmarks.layers commands [--rounds 5]
 
 The first runs `python -m pagedsim experiment=single` twice a round, for its processor time and with

@@ -1,8 +1,8 @@
 """Costs of the scheduler and of its policies.
 
-    python -m pagedsim.experiments.benchmarks.scheduler                  plan and commit one decode step
-    python -m pagedsim.experiments.benchmarks.scheduler policies         the same under every policy
-    python -m pagedsim.experiments.benchmarks.scheduler policy_runs      whole simulations under every policy
+    python -m pagedsim.experiments.benchmarks.scheduler  plan and commit one decode step
+    python -m pagedsim.experiments.benchmarks.scheduler policies  the same under every policy
+    python -m pagedsim.experiments.benchmarks.scheduler policy_runs  simulations under every policy
 
 The first plans and commits steps of a full batch, without a simulator or an engine.
 

@@ -1,7 +1,7 @@
 """Tunes tile sizes of our kernels on the GPU of this machine, and writes them to kernels/.
 
     python -m pagedsim.experiments.benchmarks.tune attention [--models llama-3.1-8b ...]
-    python -m pagedsim.experiments.benchmarks.tune products [--models llama-3.1-8b ...] [--weights int8]
+    python -m pagedsim.experiments.benchmarks.tune products [--models NAME ...] [--weights int8]
 
 `attention` writes tuned.json. For each model's head shape, candidates take turns with the defaults
 over a grid of batches and contexts. The entry is the candidate with the least geometric mean of

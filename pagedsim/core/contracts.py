@@ -101,7 +101,7 @@ def raised_in_hook(error: BaseException) -> bool:
 @cache
 def is_ours(kind: Any) -> bool:
     """Whether a class is defined in pagedsim."""
-    return kind.__module__.partition(".")[0] == "pagedsim"
+    return bool(kind.__module__.partition(".")[0] == "pagedsim")
 
 
 @cache
