@@ -71,7 +71,9 @@ def gpu(otherwise: str = "") -> torch.device:
 
 # -- facts about a measurement ---------------------------------------------------------------------
 
-PACKAGES = ("pagedsim", "policies", "experiments", "tests")
+PACKAGES = ("pagedsim", "tests")
+BESIDE = ("policies", "kernels", "experiments")
+"""Packages of pagedsim that stand beside it."""
 READ = {"pagedsim.experiments.benchmarks.shapes": "conf/model/*.yaml"}
 """Data files that a module reads."""
 NO_EFFECT = "pagedsim.report"
@@ -135,7 +137,8 @@ def files(modules: Iterable[str]) -> set[Path]:
         seen.add(name)
         if "." in name:
             left.append(name.rpartition(".")[0])  # an import runs the packages of a module
-        place = Path(*name.split("."))
+        parts = name.split(".")
+        place = Path(*parts[1:] if parts[1:2] and parts[1] in BESIDE else parts)
         for path in (place / "__init__.py", place.with_suffix(".py")):
             if (ROOT / path).exists():  # or it is a name in a module
                 data = ROOT.glob(READ[name]) if name in READ else ()

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-import conf
+from pagedsim import conf
 from pagedsim.run.objects import make
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape

@@ -24,6 +24,7 @@ RIGHT = {
     "pagedsim/report/timeline.py": "by replica",
     "pagedsim/report/load.py": "by replica; of service, a fleet's steps are not looked at",
     "pagedsim/tracking.py": "a number of rows",
+    "pagedsim/api.py": "as a table, with the column of replicas",
     "experiments/studies/block_sizes.py": "each step by itself",
 }
 """Readers of the steps of a run, and how each is right where replicas come one after the other."""

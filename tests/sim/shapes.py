@@ -9,7 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-import conf
+from pagedsim import conf
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.sim.hardware import Hardware
