@@ -287,7 +287,7 @@ def test_a_digest_is_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.M
     def digest(root: Path) -> str:
         monkeypatch.setattr(device, "ROOT", root)
         device._imported.cache_clear()
-        return device.digest.__wrapped__("experiments.a")
+        return device.digest.__wrapped__("pagedsim.experiments.a")
 
     here, run = tmp_path / "here", 0
     for name, text in SMALL.items():
