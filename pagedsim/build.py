@@ -48,10 +48,9 @@ from pagedsim.policies.ordering import EDF, FCFS, HRRN, SJF, SRPT, Priority
 from pagedsim.policies.past_future import PastFuture
 from pagedsim.policies.preemption import Cheapest, Recompute, Swap
 from pagedsim.policies.routing.conductor import Conductor
-from pagedsim.policies.routing.dynamo import Dynamo
+from pagedsim.policies.routing.dynamo import Dynamo, LMetric
 from pagedsim.policies.routing.llm_d import LlmD
 from pagedsim.policies.routing.llumnix import Llumnix
-from pagedsim.policies.routing.lmetric import LMetric
 from pagedsim.policies.routing.preble import Preble
 from pagedsim.policies.routing.prefix_aware import PrefixAware
 from pagedsim.policies.routing.router import Router
@@ -143,6 +142,8 @@ _MOVED = {
     **dict.fromkeys(
         ("pagedsim.policies.drr", "pagedsim.policies.vtc"), "pagedsim.policies.fairness"
     ),
+    "pagedsim.policies.routing.lmetric": "pagedsim.policies.routing.dynamo",
+    "pagedsim.experiments.papers.early_rejection": "pagedsim.experiments.papers.study",
     "pagedsim.policies.plas": "pagedsim.policies.mlfq",
     "pagedsim.policies.victims": "pagedsim.policies.victims",
     "pagedsim.experiments.studies.sweep": "pagedsim.experiments.studies.compare",

@@ -14,6 +14,7 @@ from pagedsim.experiments.papers.reproduction import ByArm, Reproduction
 from pagedsim.experiments.papers.sentences import sentences
 from pagedsim.metrics.result import Row
 from pagedsim.run.compose import group_of, key_of
+from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 from pagedsim.workload.predictor import PREDICTED
@@ -99,3 +100,17 @@ class Figures(Reproduction):
             drawings={name: drawing for name, drawing in drawings.items() if drawing is not None},
             brief=True,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection(Figures):
+    """Figures of a fleet that may refuse a request between prefill and decode."""
+
+    def next_runs(self, runs: Runs) -> list[Arm]:
+        pools = runs.config["fleet"]["pools"] or {}
+        if not {"prefill", "decode"} <= {pool.get("role") for pool in pools.values()}:
+            raise ConfigError(
+                f"fleet={runs.command.choices.get('fleet')}: must have prefill and decode apart, "
+                "as fleet=prefill_decode has: requests are refused between them"
+            )
+        return super().next_runs(runs)

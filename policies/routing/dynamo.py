@@ -1,4 +1,4 @@
-"""Dynamo's cost of a request at a replica."""
+"""The cost of a request at a replica: Dynamo's sum, and LMetric's product."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import ceil, exp
 from random import Random
 
 from pagedsim.core import Request
-from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.policies.routing.router import Replica, Replicas, Router
 
 
@@ -43,6 +43,38 @@ class Dynamo(Router):
                 )
             ]
         return replicas[drawn(costs, self.temperature, self._random)]
+
+
+LOADS = ("blocks", "requests")
+"""Measures of load."""
+
+
+class LMetric(Router):
+    """The least product of tokens to compute and of load; of equals, any.
+
+    Tokens are those of Dynamo's cost: owed, and the request's that are not cached. `load=blocks`
+    is its blocks to decode with, and 1; `load=requests`, the paper's batch size: requests, and
+    this one. A product needs no weights. With disaggregation, the load alone
+    chooses the decode replica.
+    """
+
+    paper = "Zhang et al., LMetric: Simple is Better, 2026 (2603.15202)"
+
+    def __init__(self, load: str = "blocks", seed: int = 0) -> None:
+        if load not in LOADS:
+            raise unknown("load", str(load), LOADS)
+        self.load = load
+        self._random = Random(require_whole("seed", seed, 0))
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+        if self.load == "blocks":
+            costs = [decode_blocks(replica, request) + 1.0 for replica in replicas]
+        else:
+            costs = [replica.requests + 1.0 for replica in replicas]
+        if replicas.role != "decode":
+            tokens = to_compute(request, replicas, 1.0)
+            costs = [load * new for load, new in zip(costs, tokens, strict=True)]
+        return replicas[drawn(costs, 0.0, self._random)]
 
 
 def to_compute(request: Request, replicas: Replicas, overlap: float) -> list[float]:
