@@ -154,6 +154,10 @@ PLANTED: dict[str, list[tuple[Callable[..., object], str]]] = {
             r"the prefix cache's two indexes disagree",
         ),
         (
+            lambda b: b.memory._key_of.__setitem__(b.solo.tables[0][0], b"another"),
+            r"the prefix cache's two indexes disagree",
+        ),
+        (
             lambda b: b.memory._free.extend(b.memory._idle.pop(1)),
             r"\d+ free blocks are registered, \d+ are counted as cached",
         ),

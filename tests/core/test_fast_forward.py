@@ -207,7 +207,8 @@ def test_no_step_is_skipped_while_memory_that_another_wants_is_kept_for_a_time()
 def decoding(*names: str, lasting: bool = False) -> Scheduler:
     """Each is to generate nine tokens, and the first of them two."""
     scheduler = make_scheduler(memory=make_memory(blocks=16, block_size=4))
-    scheduler.lasting_plans = lasting
+    if not lasting:
+        scheduler.lasting_plans = False
     for name in names:
         scheduler.add(Request(name, 4), now=0.0, output_len=2 if name == "short" else 9)
     scheduler.commit(scheduler.plan(0.0), 1.0)

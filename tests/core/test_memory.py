@@ -10,6 +10,7 @@ import pytest
 
 from pagedsim.core import (
     Continuation,
+    Fit,
     PagedMemory,
     PlanError,
     PrefixMemory,
@@ -127,6 +128,18 @@ def test_unreported_output_hits_only_for_its_own_request() -> None:
     assert a.num_tokens == 12
     server.add("b", range(13))
     assert server.step()["hits"] == {"b": 4}
+
+
+def test_pinned_blocks_of_a_hit_are_no_longer_free() -> None:
+    memory = PrefixMemory(4, 4)
+    a, b, c = Request("a", range(8)), Request("b", range(90, 94)), Request("c", range(16))
+    memory.admit(a, 8, ())
+    memory.guard(a, 9.0)
+    memory.release(a)
+    memory.admit(b, 4, ())
+    hit = memory.lookup(c)
+    assert (memory.free, len(hit)) == (3, 2)
+    assert [memory.fit(c, tokens, 0, hit) for tokens in (12, 16)] == [Fit.NOW, Fit.LATER]
 
 
 # Reservations: the paper's OPT-13B on an A100, requests of 161 + 338 tokens

@@ -11,17 +11,22 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
 from matplotlib.text import Annotation, Text
 
 from pagedsim.experiments.studies.zoo_pareto import Criterion, Ranking, draw_pareto
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.report.gantt import draw_gantt
+from pagedsim.report.load import draw_load, draw_service, tells_of_service
 from pagedsim.report.plots import draw_sweep
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, drawing
 from tests.metrics.tables import (
     ranking_of,
+    requests_of,
+    steps_of,
     study_of,
+    with_tables,
 )
 
 
@@ -50,6 +55,54 @@ def test_a_sweep_s_lines_are_the_means_below_zero_as_well(tmp_path: Path) -> Non
     assert (first.get_title(loc="left"), first.get_ylim()[0]) == ("TTFT mean (ms)", 0)
     assert second.lines[0].get_ydata() == pytest.approx([-90, -80, -70])
     assert second.get_ylim()[0] < -90
+
+
+def three_clients(folder: Path) -> Arms:
+    """Each has one request; their first tokens come at 3, 2 and 4."""
+    study = study_of(folder, seeds=1)
+    rows = [
+        {"client": client, "scheduled": begun, "first_token": begun + 1, "finished": begun + 1}
+        | {"prompt_tokens": prompt}
+        for client, begun, prompt in (("a", 2.0, 998), ("", 1.0, 2998), ("c", 3.0, 998))
+    ]
+    steps = steps_of({"end": 4.0, "waiting": 1, "swapped": 2, "running": 4, "used_blocks": 5})
+    study.runs = [with_tables(run, requests_of(*rows), steps) for run in study.runs]
+    study.clients = ("a", "", "c")
+    return study
+
+
+def test_load_has_a_line_an_arm_and_counts_swapped_requests_as_waiting(tmp_path: Path) -> None:
+    panels: list[Any] = [*draw_load(three_clients(tmp_path)).axes]
+    for one, value in zip(panels, (3, 4, 50), strict=True):
+        lines = [line for line in one.patches if isinstance(line, StepPatch)]
+        assert len(lines) == 2
+        assert all(line.get_data()[0] == pytest.approx(value) for line in lines)
+    labels = [(one.get_ylabel(), one.get_xlabel()) for one in panels]
+    assert labels == [("requests", ""), ("requests", ""), ("% of blocks", "simulated time (s)")]
+
+
+def test_service_is_a_line_a_client_and_grey_while_several_wait(tmp_path: Path) -> None:
+    figure = draw_service(three_clients(tmp_path))
+    axes: Any = figure.axes[0]
+    assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx([1, 3, 1])
+    [grey] = [path.vertices[:, 0] for path in axes.collections[0].get_paths()]
+    assert [grey.min(), grey.max()] == pytest.approx([0, 3], abs=0.02)
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["a", "unnamed client", "c"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "clients", "drawn"), [(6, 12, True), (7, 12, False), (6, 13, False)]
+)
+def test_service_is_drawn_of_as_many_as_fit(
+    arms: int, clients: int, drawn: bool, tmp_path: Path
+) -> None:
+    study = study_of(tmp_path, seeds=1, arms=tuple(map(str, range(arms))))
+    study.clients = tuple(map(str, range(clients)))
+    assert tells_of_service(study) is drawn
+    for run in study.runs:
+        run.summary.pop("service_gap", None)
+    assert not tells_of_service(study)
 
 
 def bars(axes: Any, colour: str) -> np.ndarray:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pagedsim.fidelity.validation import JUDGED, KEYS, SHOWN, Regime, data, finding, table
+from pagedsim.fidelity.validation import JUDGED, KEYS, SHOWN, Regime, data, doubts, finding, table
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.report.numbers import signed
 from tests.metrics.tables import run_of
@@ -67,3 +68,16 @@ def test_rows_and_data_have_every_metric(regimes: list[Regime]) -> None:
             (row,) = (r for r in rows if (r["load"], r["metric"]) == (regime.name, key))
             assert row["verdict"] == regime.verdicts.get(key, "")
             assert row["simulator"] == found.simulator
+
+
+def test_an_engine_whose_runs_differ_much_is_doubted(regimes: list[Regime]) -> None:
+    runs = [
+        {**summary, "ttft_mean": ttft, "preemptions": 0}
+        for summary, ttft in zip(regimes[0].engine, (1.0, 3.0), strict=True)
+    ]
+    regime = replace(regimes[0], engine=runs)
+    spreads = [regime.agreements[key].spread for key in ("ttft_mean", "preemptions")]
+    assert spreads == pytest.approx([0.5**0.5, 0])
+    small, uneven = doubts([regime])
+    assert small.startswith("no request was preempted under half load")
+    assert "TTFT mean of its runs differs by ± 71 %" in uneven

@@ -178,6 +178,8 @@ def test_long_requests_are_cut_and_counted() -> None:
     assert set(made.prompt_len.tolist()) == {42} and set(made.output_len.tolist()) == {8}
     assert made.clipped == 10
     assert made.notices == ("10 of 10 requests were cut to max_len=50 tokens in all",)
+    shortest = synthetic(requests=1, rate=1.0, max_len=2, **TINY)
+    assert (shortest.prompt_len.tolist(), shortest.output_len.tolist()) == ([1], [1])
 
 
 def test_cuts_are_noted_by_class() -> None:
@@ -404,7 +406,7 @@ def made(**settings: Any) -> Any:
 
 def test_stages_come_one_after_another_at_their_rates() -> None:
     arrival = made(stages=[{"rate": 10, "seconds": 400}, {"rate": 50, "seconds": 80}]).arrival
-    assert len(arrival) == 8000 and arrival[4000] - arrival[3999] > 100
+    assert len(arrival) == 8000 and arrival[0] < 1 and arrival[4000] - arrival[3999] > 100
     assert [np.ptp(arrival[:4000]), np.ptp(arrival[4000:])] == pytest.approx([400, 80], rel=0.06)
 
 
@@ -413,6 +415,8 @@ def test_every_prompt_is_asked_once_a_round() -> None:
     first, second = ([prompts[row] for row in range(at, at + 30)] for at in (0, 30))
     assert len(set(first)) == 30 and first == second
     assert len({prompt[:48] for prompt in first}) == 6 and len({p[48:] for p in first}) == 30
+    fewest = made(**dict.fromkeys(PROMPTS, 1))
+    assert set(fewest.prompt_len.tolist()) == {2} and set(fewest.output_len.tolist()) == {1}
 
 
 @pytest.mark.parametrize(
