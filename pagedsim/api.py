@@ -8,25 +8,31 @@ the same checks, processes and files.
 
 from __future__ import annotations
 
-import base64
-import pickle
+from base64 import urlsafe_b64encode
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from itertools import product
 from pathlib import Path
-from shutil import copytree
-from tempfile import TemporaryDirectory
+from pickle import Pickler
+from shutil import copytree, rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import numpy as np
 
 from pagedsim.core import ConfigError
+from pagedsim.core.contracts import is_ours
 from pagedsim.core.errors import unknown
 from pagedsim.overrides import text_of
 from pagedsim.report.table import columns_of
 from pagedsim.run.folder import claimed
+from pagedsim.run.objects import draws, unpickled
 from pagedsim.run.runner import begun
+from pagedsim.user_error import Interruption, UserError, line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,21 +46,25 @@ _ALIASES = {"gpu": "hardware", **{name: f"study.{name}" for name in _OF_THE_STUD
 """Keywords that are not the names of settings."""
 _SECTIONS = ("server", "slo", "qoe")
 """Keys whose mappings are settings, not arms."""
+_UNPICKLED = f"{unpickled.__module__}.{unpickled.__qualname__}"
 _LARGEST = 100_000
 """Characters of a pickled object in a setting."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a group, with changed settings."""
+    """An option of a group, or a class, with settings."""
 
-    name: str
+    kind: str | type
     settings: Mapping[str, Any]
 
 
-def option(name: str, /, **settings: Any) -> Option:
-    """An option of a group with some of its settings, such as `option("prefix", block_size=32)`."""
-    return Option(name, settings)
+def option(kind: str | type, /, **settings: Any) -> Option:
+    """An option of a group by name, or a class of one's own, with some of its settings.
+
+    `option("prefix", block_size=32)`, `option(MyPolicy, factor=2.0)`.
+    """
+    return Option(kind, settings)
 
 
 def synthetic(lengths: str | Mapping[str, Any] = "sharegpt", /, **settings: Any) -> Option:
@@ -84,12 +94,20 @@ def words_of(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str
             if not value:
                 raise ConfigError(f"{key}={{}}: must have at least one arm")
             varied.append([(str(arm), _changes(key, one)) for arm, one in value.items()])
+            _refuse_equal(f"{key}: ", [name for name, _ in varied[-1]])
         else:
             words += _changes(key, value)
-    arms: dict[str, list[str]] = {}
-    for some in product(*varied) if varied else ():
-        arms[", ".join(name for name, _ in some)] = [word for _, more in some for word in more]
-    return words, arms
+    combined = list(product(*varied)) if varied else []
+    names = [", ".join(name for name, _ in some) for some in combined]
+    _refuse_equal("", names)
+    changes = [[word for _, more in some for word in more] for some in combined]
+    return words, dict(zip(names, changes, strict=True))
+
+
+def _refuse_equal(where: str, names: Sequence[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(f"{where}{count} arms are called {name!r}: names must differ")
 
 
 def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -103,32 +121,76 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 def _changes(key: str, value: Any) -> list[str]:
     """The overrides that give a setting a value."""
-    if isinstance(value, Option):
+    if isinstance(value, Option) and isinstance(value.kind, str):
         own = [(f"{key}.{name}", one) for name, one in value.settings.items()]
-        return [f"{key}={value.name}", *(f"++{name}={text_of(one)}" for name, one in own)]
+        inside = [f"++{name}={text_of(_settings(name, one))}" for name, one in own]
+        return [f"{key}={value.kind}", *inside]
+    settings = _settings(key, value)
+    if settings is value or not isinstance(settings, dict):
+        return [f"{key}={text_of(settings)}"]
+    if key == "memory":  # whose other settings are the server's
+        if settings["_target_"] == _UNPICKLED:
+            raise ConfigError(f"memory: must be a class, not an object of {type(value).__name__}")
+        settings["kind"] = settings.pop("_target_")
+        return [f"++{key}.{name}={text_of(one)}" for name, one in settings.items()]
+    # Without the settings of the option that was chosen before.
+    return [f"~{key}", *(f"++{key}.{name}={text_of(one)}" for name, one in settings.items())]
+
+
+def _settings(key: str, value: Any) -> Any:
+    """A value as a configuration has it: objects and classes as the settings that make them."""
     if isinstance(value, type):
-        return [f"{key}._target_={_path_of(key, value)}"]
-    if _is_plain(value):
-        return [f"{key}={text_of(value)}"]
-    packed = base64.urlsafe_b64encode(_pickled(key, value)).decode().rstrip("=")
-    if len(packed) > _LARGEST:
-        raise ConfigError(
-            f"{key}: {type(value).__name__} has {len(packed):,} bytes: must have at most "
-            f"{_LARGEST:,}; give its class, or a file"
-        )
-    return [
-        f"{key}._target_=pagedsim.run.objects.unpickled",
-        f"++{key}.kind={_path_of(key, type(value))}",
-        f"++{key}.pickle='{packed}'",
-    ]
-
-
-def _is_plain(value: Any) -> bool:
+        return {"_target_": _path_of(key, value)}
+    if isinstance(value, Option):
+        if isinstance(value.kind, str):
+            raise ConfigError(f"{key}={value.kind}: must be a class or an object inside an option")
+        inside = {name: _settings(f"{key}.{name}", one) for name, one in value.settings.items()}
+        return {**_settings(key, value.kind), **inside}
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return [_settings(key, one) for one in value]
     if isinstance(value, Mapping):
-        return all(map(_is_plain, value.values()))
-    return value is None or isinstance(value, str | bool | int | float | Path | np.generic)
+        return {name: _settings(f"{key}.{name}", one) for name, one in value.items()}
+    if value is None or isinstance(value, str | bool | int | float | Path | np.generic):
+        return value
+    return _packed(key, value)
+
+
+def _packed(key: str, value: Any) -> dict[str, Any]:
+    """The settings that make copies of an object; raises ConfigError where that cannot be."""
+    kind = type(value)
+    if draws(value):
+        raise ConfigError(
+            f"{key}: {kind.__name__} takes a seed, to which each run adds its own: must be a "
+            f"class, or option({kind.__name__}, ...)"
+        )
+    buffer = BytesIO()
+    pickler = _Pickler(buffer)
+    try:
+        pickler.dump(value)
+    except Exception as error:  # whatever its class raises
+        raise ConfigError(f"{key}: {kind.__name__} cannot be sent to processes: {error}") from error
+    text = urlsafe_b64encode(buffer.getvalue()).decode().rstrip("=")
+    if len(text) > _LARGEST:
+        raise ConfigError(
+            f"{key}: {kind.__name__} has {len(text):,} bytes: must have at most {_LARGEST:,}; "
+            "give its class, or a file"
+        )
+    classes = sorted({_path_of(key, one) for one in pickler.classes if not is_ours(one)})
+    return {"_target_": _UNPICKLED, "classes": classes, "pickle": text}
+
+
+class _Pickler(Pickler):
+    """Notes the classes of all that it pickles."""
+
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file)
+        self.classes: set[type] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        """Note a class; it is pickled as ever."""
+        if isinstance(value, type) and value.__module__ != "builtins":
+            self.classes.add(value)
+        return NotImplemented
 
 
 def _path_of(key: str, kind: type) -> str:
@@ -138,15 +200,6 @@ def _path_of(key: str, kind: type) -> str:
             "processes find it"
         )
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _pickled(key: str, value: Any) -> bytes:
-    try:
-        return pickle.dumps(value)
-    except Exception as error:  # whatever its class raises
-        raise ConfigError(
-            f"{key}: {type(value).__name__} cannot be sent to processes: {error}"
-        ) from error
 
 
 # -- experiments -----------------------------------------------------------------------------------
@@ -204,6 +257,8 @@ def sweep(
 ) -> Result:
     """Compare the values of one setting: `sweep("memory.block_size", [8, 16, 32])`."""
     _refuse_arms("sweep", {**settings, **more})
+    if any(_settings(over, value) is not value for value in values):
+        raise ConfigError(f"{over}: the values of a sweep must be plain; compare takes objects")
     own = {"study.over": over, "study.values": list(values)}
     return experiment("sweep", {**own, **settings}, folder=folder, **more)
 
@@ -246,17 +301,31 @@ def _refuse_arms(name: str, settings: Mapping[str, Any]) -> None:
 def _executed(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: Folder) -> Result:
     if not any(word.startswith("tracking") for word in words):
         words = [*words, "tracking=none"]
-    words = [*words, "report=false"]
-    if folder is None:
-        owned = TemporaryDirectory(prefix="pagedsim-")
-        return Result(_published(words, arms, Path(owned.name)), Path(owned.name), owned)
-    with claimed(Path(folder), own=True) as place:
-        return Result(_published(words, arms, place), place)
+    if not any(word.startswith("report=") for word in words):
+        words = [*words, "report=false"]
+    if folder is not None:
+        with claimed(Path(folder), own=True) as place:
+            return Result(_published(words, arms, place), place)
+    place = Path(mkdtemp(prefix="pagedsim-"))
+    try:
+        result = Result(_published(words, arms, place), place)
+    except BaseException:
+        rmtree(place, ignore_errors=True)
+        raise
+    finalize(result, rmtree, place, ignore_errors=True)
+    return result
 
 
 def _published(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: Path) -> Published:
-    execution = begun(words, folder, arms=arms or None, quiet=True)
-    execution.execute()
+    """What the study publishes; raises its errors in the words of a script."""
+    try:
+        execution = begun(words, folder, arms=arms or None, quiet=True)
+        execution.execute()
+    except Interruption as error:
+        raise KeyboardInterrupt("interrupted; with folder= the same call goes on") from error
+    except Exception as error:
+        text = line(error, list(words)).replace("hydra.run.dir=", "folder=")
+        raise UserError([text]) from error
     assert execution.published is not None  # else it has raised
     return execution.published
 
@@ -290,11 +359,9 @@ class Plot:
 class Result:
     """What an experiment found, its tables and its figures."""
 
-    def __init__(
-        self, published: Published, folder: Path, owned: TemporaryDirectory[str] | None = None
-    ) -> None:
-        """`owned` is a temporary folder, which lives as long as the result."""
-        self._published, self.folder, self._owned = published, folder, owned
+    def __init__(self, published: Published, folder: Path) -> None:
+        """`folder` has the runs; a temporary one lives as long as the result."""
+        self._published, self.folder = published, folder
 
     @property
     def finding(self) -> list[str]:

@@ -318,7 +318,8 @@ def _class(kind: str, name: object, known: Mapping[str, type[T]], base: type[Any
 def current_path(path: str) -> str:
     """The dotted path of a class of pagedsim, whose module may have had another name.
 
-    `policies` and `experiments` were packages of their own; a user's own of that name goes before.
+    `policies` and `experiments` were packages of their own; one of the user's that Python
+    finds under such a name goes before.
     """
     package = path.partition(".")[0]
     if package in ("policies", "experiments") and not _is_users(package):

@@ -7,7 +7,7 @@ and packages (`group@package=option`) are not among them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -199,7 +199,7 @@ def text_of(value: Any) -> str:
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(text_of, value))}]"
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_key(str(key))}: {text_of(one)}' for key, one in value.items())}}}"
     text = str(value)
     if re.fullmatch(r"[\w./:+-]+", text, re.ASCII) and _primitive(text) == text:

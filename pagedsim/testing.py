@@ -59,8 +59,9 @@ def check_batching(
         try:
             planned = _outcome(case, batching, fast_forward=False)
             skipped = _outcome(case, make(), fast_forward=True)
-        except PagedsimError as error:
-            raise AssertionError(f"{name}: {error}, in {case}") from error
+        except Exception as error:  # of the user's code
+            told = error if isinstance(error, PagedsimError) else repr(error)
+            raise AssertionError(f"{name}: {told}, in {case}") from error
         for table, one, other in zip(("steps", "requests"), planned, skipped, strict=True):
             if difference := _difference(one, other):
                 raise AssertionError(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,9 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pagedsim as ps
-from pagedsim.core import ConfigError, PagedsimError, Request, ServerState
+from pagedsim.core import (
+    ConfigError,
+    PagedsimError,
+    PolicyWrapper,
+    PrefixMemory,
+    Request,
+    ServerState,
+    Unified,
+)
+from pagedsim.core.batching.base import AdmissionChanges
 from pagedsim.core.policy import RankChanges
 from pagedsim.overrides import parse, text_of
+from pagedsim.policies.routing.simple import Uniform
 
 SMALL: dict[str, Any] = {
     "workload": ps.synthetic(rate=4.0, requests=40),
@@ -156,6 +166,13 @@ def test_other_experiments() -> None:
         (lambda: ps.simulate(workload=ps.synthetic(rat=3)), "workload.rat: no such setting of"),
         (lambda: ps.simulate(policy=(one for one in "ab")), "policy: generator cannot be sent"),
         (lambda: ps.simulate(policy=type("L", (ps.Policy,), {})()), "policy: L cannot be sent"),
+        (lambda: ps.simulate(policy=Drawing(3)), "policy: Drawing takes a seed, to which each run"),
+        (lambda: ps.simulate(memory=PrefixMemory(9, 4)), "memory: must be a class, not an object"),
+        (lambda: ps.simulate(policy=ps.option("aging", of=ps.option("sjf"))), "policy.of=sjf: m"),
+        (lambda: ps.compare(policy={1: "fcfs", "1": "vtc"}), "policy: 2 arms are called '1'"),
+        (lambda: ps.compare(policy=AB, cost=BC), "2 arms are called 'a, b, c': names must differ"),
+        (lambda: ps.sweep("policy", [Longest()]), "policy: the values of a sweep must be plain"),
+        (lambda: ps.simulate(title="${x}"), "study.title="),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(run: Callable[[], object], line: str) -> None:
@@ -190,6 +207,48 @@ def test_numbers_of_numpy_and_paths() -> None:
     assert text_of(Path("a b")) == '"a b"'
 
 
+AB = {"a": "fcfs", "a, b": "vtc"}
+BC = {"b, c": "roofline", "c": "fitted"}
+
+
+class Around(PolicyWrapper):
+    """Another policy, as it is."""
+
+
+class Drawing(ps.Policy):
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+
+class Wide(Unified):
+    admission_changes: ClassVar[AdmissionChanges] = "never"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("policy", Around(Longest())),
+        ("policy", ps.option("aging", of=Longest(2.0), rate=0.1)),
+        ("policy", ps.option(Longest, factor=3.0)),
+        ("policy", Drawing),
+        ("batching", Wide),
+        ("batching", Wide()),
+        ("batching", Unified),
+        ("memory", PrefixMemory),
+        ("router", ps.option(Uniform, seed=3)),
+        ("backend", ps.option("sim", overlap=True)),
+    ],
+)  # fmt: skip
+def test_what_a_setting_may_be(key: str, value: object) -> None:
+    result = ps.simulate({key: value}, **SMALL)
+    assert result.requests.num_rows == 80
+
+
+def test_a_report_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    ps.simulate(folder=tmp_path, report=True, slo={"ttft": 1.0}, **SMALL)
+    assert (tmp_path / "report.html").exists()
+
+
 SCRIPT = """
 import sys
 import pagedsim as ps
@@ -208,6 +267,9 @@ def test_a_script_imports_neither_hydra_nor_torch(tmp_path: Path) -> None:
 
 EDITED = """
 import pagedsim as ps
+from pagedsim.core import PolicyWrapper
+class Around(PolicyWrapper):
+    pass
 class Mine(ps.Policy):
     rank_changes = "never"
     def rank(self, request, state):
@@ -215,7 +277,7 @@ class Mine(ps.Policy):
 if __name__ == "__main__":
     load = ps.synthetic(rate=9, requests=60)
     settings = {"server.max_seqs": 2}
-    result = ps.simulate(settings, folder="here", policy=Mine(), seeds=1, workload=load)
+    result = ps.simulate(settings, folder="here", policy=Around(Mine()), seeds=1, workload=load)
     print(result.requests["finished"].to_pylist())
 """
 

@@ -168,7 +168,7 @@ def _arms(config: Any) -> dict[str, list[str]]:
 
 
 def _text(value: object) -> str:
-    return "null" if value is None else str(value)
+    return "null" if value is None else f"{value!s:.80}"
 
 
 def _unwritable(folder: Path, error: OSError) -> ConfigError:

@@ -44,10 +44,11 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
     return cast(T, made)
 
 
-def unpickled(*, pickle: str, kind: str, **more: Any) -> Any:
+def unpickled(*, pickle: str, classes: Sequence[str], **more: Any) -> Any:
     """An object that a script gave as a setting: a new copy for each run.
 
-    `kind` is the path of its class, for readers; `more`, what the group has besides, is ignored.
+    `classes` are the paths of a user's classes in it, whose code decides whether a run is reused;
+    `more` is what the run adds for classes that take it.
     """
     return loads(urlsafe_b64decode(pickle + "=" * (-len(pickle) % 4)))
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
@@ -125,16 +125,20 @@ def recipe(job: Job) -> Recipe:
 def _paths(config: Any) -> Iterator[str]:
     """Where its classes are: a memory, and what a policy wraps, may be named by the path alone."""
     yield from _named(config, "_target_")
-    yield from (path for path in _named(config, "of", "kind") if "." in path)
+    yield from (path for path in _named(config, "of", "kind", "classes") if "." in path)
 
 
 def _named(value: Any, *keys: str) -> Iterator[str]:
     """The texts under `keys`, however deep."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if key in keys and isinstance(inner, str):
-                yield inner
+            if key in keys:
+                yield from (one for one in _listed(inner) if isinstance(one, str))
             yield from _named(inner, *keys)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def _stamp(path: str) -> list[int] | None:

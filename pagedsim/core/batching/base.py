@@ -25,10 +25,10 @@ class Batching(ABC):
     admission_changes: ClassVar[AdmissionChanges] = "always"
     """When the head of the waiting queue, refused for lack of memory or seats, may be admitted
     although no request left the batch. The scheduler composes no step in which it may not.
-    "never": memory and seats only become scarcer while the batch decodes; "while decoding": `fits`
-    may change with any step (it depends on lengths, or counts steps) and is called in each;
-    "always": every step is composed. Each class states its own value, since an override may make
-    that of its base untrue: without one it is "always"."""
+    "never": memory and seats only become scarcer while the batch decodes; "while decoding": `fits`,
+    which must say what `compose` does, may change with any step (by lengths or the number of steps)
+    and is called in each; "always": every step is composed. Each class states its own value, since
+    an override may make that of its base untrue: without one it is "always"."""
     displaces_by_default: ClassVar[bool] = False
     """The meaning of `Policy.displacing = None` here."""
     grows_first: ClassVar[bool] = False
