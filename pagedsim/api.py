@@ -24,7 +24,7 @@ from weakref import finalize
 
 import numpy as np
 
-from pagedsim.core import ConfigError
+from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.contracts import is_ours
 from pagedsim.core.errors import unknown
 from pagedsim.overrides import text_of
@@ -108,11 +108,16 @@ def _refuse_equal(where: str, names: Sequence[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise ConfigError(f"{where}{count} arms are called {name!r}: names must differ")
+        if not name.strip():
+            raise ConfigError(f"{where}an arm has an empty name")
 
 
 def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings by their whole names."""
     for name, value in settings.items():
         key = f"{above}{_ALIASES.get(name, name)}"
+        if key != name and key in settings:
+            raise ConfigError(f"{name}: is {key}, which is given, too")
         if key in _SECTIONS and isinstance(value, Mapping):
             yield from _leaves(value, f"{key}.")
         else:
@@ -219,7 +224,7 @@ def experiment(
     from which the same call goes on if it was interrupted; without one they are removed with the
     result.
     """
-    words, arms = words_of({**settings, **more})
+    words, arms = words_of(_whole(settings, more))
     return _executed([f"experiment={name}", *words], arms, folder)
 
 
@@ -227,7 +232,7 @@ def simulate(
     settings: Mapping[str, Any] = _NONE, /, *, folder: Folder = None, **more: Any
 ) -> Result:
     """One configuration, under `seeds` seeds."""
-    _refuse_arms("simulate", {**settings, **more})
+    _refuse_arms("simulate", _whole(settings, more))
     return experiment("single", settings, folder=folder, **more)
 
 
@@ -239,7 +244,7 @@ def compare(
     A setting that is a mapping has an arm for each of its values; of several such settings every
     combination is an arm. `metrics` are the columns, `baseline` is another arm than the first.
     """
-    if not any(isinstance(value, Mapping) for _, value in _leaves({**settings, **more})):
+    if not any(isinstance(value, Mapping) for _, value in _leaves(_whole(settings, more))):
         raise ConfigError(
             "compare: needs a setting with arms, such as policy={'a': 'fcfs', 'b': 'sjf'}"
         )
@@ -256,7 +261,9 @@ def sweep(
     **more: Any,
 ) -> Result:
     """Compare the values of one setting: `sweep("memory.block_size", [8, 16, 32])`."""
-    _refuse_arms("sweep", {**settings, **more})
+    _refuse_arms("sweep", _whole(settings, more))
+    if not isinstance(values, list | tuple | range | np.ndarray):
+        raise ConfigError(f"{over}={values!r}: must be a list of values")
     if any(_settings(over, value) is not value for value in values):
         raise ConfigError(f"{over}: the values of a sweep must be plain; compare takes objects")
     own = {"study.over": over, "study.values": list(values)}
@@ -275,7 +282,7 @@ def capacity(
 
     `capacity({"ttft_p99": 2.0}, policy={...})`; without arms, of the configuration alone.
     """
-    words, arms = words_of({**settings, **more})
+    words, arms = words_of(_whole(settings, more))
     words += [] if bounds is None else [f"study.bounds={text_of(bounds)}"]
     return _executed(["experiment=capacity", *words], arms or {"run": []}, folder)
 
@@ -285,8 +292,14 @@ def estimate(settings: Mapping[str, Any] = _NONE, /, **more: Any) -> Result:
 
     `prompt` is the tokens of a context, `batch` the sequences that decode together.
     """
-    _refuse_arms("estimate", {**settings, **more})
+    _refuse_arms("estimate", _whole(settings, more))
     return experiment("estimate", settings, **more)
+
+
+def _whole(settings: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{settings!r}: must be a mapping of settings, such as {{'seeds': 3}}")
+    return {**settings, **more}
 
 
 def _refuse_arms(name: str, settings: Mapping[str, Any]) -> None:
@@ -325,7 +338,8 @@ def _published(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: 
         raise KeyboardInterrupt("interrupted; with folder= the same call goes on") from error
     except Exception as error:
         text = line(error, list(words)).replace("hydra.run.dir=", "folder=")
-        raise UserError([text]) from error
+        cause = None if isinstance(error, PagedsimError) else error
+        raise UserError([text]) from cause
     assert execution.published is not None  # else it has raised
     return execution.published
 

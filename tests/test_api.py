@@ -173,6 +173,10 @@ def test_other_experiments() -> None:
         (lambda: ps.compare(policy=AB, cost=BC), "2 arms are called 'a, b, c': names must differ"),
         (lambda: ps.sweep("policy", [Longest()]), "policy: the values of a sweep must be plain"),
         (lambda: ps.simulate(title="${x}"), "study.title="),
+        (lambda: ps.simulate("fcfs"), "'fcfs': must be a mapping of settings"),  # type: ignore[arg-type]
+        (lambda: ps.sweep("memory.block_size", 8), "memory.block_size=8: must be a list of values"),  # type: ignore[arg-type]
+        (lambda: ps.simulate(gpu="h100", hardware="a10"), "gpu: is hardware, which is given, too"),
+        (lambda: ps.compare(policy={"": "fcfs"}), "policy: an arm has an empty name"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(run: Callable[[], object], line: str) -> None:

@@ -377,7 +377,7 @@ def test_the_script_of_the_page_from_python_runs(tmp_path: Path) -> None:
         r"<!-- test:script -->\n```python\n(.*?)^```", PAGES["docs/python.md"], re.S | re.M
     )
     assert marked
-    (tmp_path / "script.py").write_text(marked[1].replace("2000", "100"), encoding="utf-8")
+    (tmp_path / "script.py").write_text(marked[1].replace("1000", "100"), encoding="utf-8")
     command = [sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == "" and "shortest" in done.stdout

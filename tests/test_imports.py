@@ -73,6 +73,8 @@ EVERYTHING_OURS = (
     "pagedsim.conf",
 )
 
+_OF_THE_API = ("core", "metrics", "overrides", "report", "run", "user_error")
+
 # room: (rooms of ours it may import, third-party packages it may import)
 RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim": ((), only()),  # its __init__.py alone: importing any room runs it
@@ -91,7 +93,7 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
         all_but(*STUDY),
     ),
     "pagedsim.api": (
-        tuple(f"pagedsim.{room}" for room in ("core", "metrics", "overrides", "report", "run")),
+        tuple(f"pagedsim.{room}" for room in _OF_THE_API),
         only("matplotlib", "numpy", "pyarrow", "rich"),
     ),
     "pagedsim.testing": (
