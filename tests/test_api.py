@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -211,8 +211,8 @@ def test_numbers_of_numpy_and_paths() -> None:
     assert text_of(Path("a b")) == '"a b"'
 
 
-AB = {"a": "fcfs", "a, b": "vtc"}
-BC = {"b, c": "roofline", "c": "fitted"}
+AB: Mapping[str, str] = {"a": "fcfs", "a, b": "vtc"}
+BC: Mapping[str, str] = {"b, c": "roofline", "c": "fitted"}
 
 
 class Around(PolicyWrapper):
