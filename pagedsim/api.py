@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO
+from io import BytesIO, StringIO
 from itertools import product
 from pathlib import Path
 from pickle import Pickler
@@ -264,7 +264,7 @@ def sweep(
     _refuse_arms("sweep", _whole(settings, more))
     if not isinstance(values, list | tuple | range | np.ndarray):
         raise ConfigError(f"{over}={values!r}: must be a list of values")
-    if any(_settings(over, value) is not value for value in values):
+    if any(_settings(over, value) != value for value in values):
         raise ConfigError(f"{over}: the values of a sweep must be plain; compare takes objects")
     own = {"study.over": over, "study.values": list(values)}
     return experiment("sweep", {**own, **settings}, folder=folder, **more)
@@ -356,8 +356,6 @@ class Plot:
     @cached_property
     def svg(self) -> str:
         """The figure as SVG."""
-        from io import StringIO
-
         text = StringIO()
         self.figure.savefig(text, format="svg")
         return text.getvalue()
@@ -461,8 +459,6 @@ class Result:
         return self._published.write_report(place)
 
     def __repr__(self) -> str:
-        from io import StringIO
-
         from rich.console import Console
 
         from pagedsim.report import show

@@ -295,3 +295,17 @@ def test_a_run_is_made_again_where_the_class_in_the_script_has_changed(tmp_path:
         return done.stdout
 
     assert printed("1") == printed("1") != printed("-1")
+
+
+WITHOUT_SOURCE = """
+import pagedsim as ps
+exec('class Mine(ps.Policy): pass')
+ps.simulate(folder="here", policy=Mine, seeds=1, workload=ps.synthetic(requests=9))
+"""
+
+
+def test_a_run_under_a_class_without_source_is_complete(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_SOURCE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr == ""
+    assert (tmp_path / "here/runs/run/seed-0/run.json").exists()

@@ -170,6 +170,7 @@ _OURS = (
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""
 _STANDARD = Path(sysconfig.get_path("stdlib"))
+_THIS_PROCESS = uuid4().hex
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of libraries, which may belong to another environment than this one."""
 
@@ -198,11 +199,11 @@ def of_target(path: str) -> str | None:
 
 
 def _of_notebook(name: str) -> str:
-    """A digest of a class that has no file; where its source is unknown, one that never repeats."""
+    """A digest of a class without a file; without source, one that no other process repeats."""
     try:
         source = getsource(vars(sys.modules["__main__"])[name])
     except (OSError, TypeError, KeyError):
-        source = uuid4().hex
+        source = _THIS_PROCESS
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
