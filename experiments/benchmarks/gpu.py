@@ -70,6 +70,7 @@ def gpu(words: Sequence[str]) -> None:
         "--minutes": 25.0,
         "--archive": {"type": Path, "help": "a .tar.gz to go on with, and to leave"},
         "--unpack": {"action": "store_true", "help": "the archive, and nothing else"},
+        "--parts": {"nargs": "+", "metavar": "PART", "help": "these alone, in this order"},
     }
     asked = parse(__doc__, words, options)
     quick = asked.quick or asked.device == "cpu"
@@ -92,7 +93,7 @@ def gpu(words: Sequence[str]) -> None:
     take_over(place)
     ledger = Ledger(place, told, asked.archive)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    wanted, skipped = able(parts(asked.device, quick))
+    wanted, skipped = able(chosen(parts(asked.device, quick), asked.parts))
     print(skipped, end="", flush=True)
     try:
         run(wanted, ledger, asked.minutes * 60)
@@ -107,6 +108,15 @@ def gpu(words: Sequence[str]) -> None:
     text = table(["part", "", "seconds"], rows)
     print(f"{ledger.device}\n\n{text}\n{skipped}", end="", flush=True)
     sys.exit(verdict(ledger, wanted))
+
+
+def chosen(found: Sequence[Part], names: Sequence[str] | None) -> list[Part]:
+    """The parts of these names, in their order; exits with a line if there is none of a name."""
+    known = {part.name: part for part in found}
+    for name in names or ():
+        if name not in known:
+            sys.exit(f"--parts {name!r}: is no part; there are {'; '.join(known)}")
+    return [known[name] for name in names or known]
 
 
 def able(wanted: Sequence[Part]) -> tuple[list[Part], str]:

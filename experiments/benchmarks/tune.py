@@ -6,8 +6,8 @@
 `attention` writes tuned.json. For each model's head shape, candidates take turns with the defaults
 over a grid of batches and contexts. The entry is the candidate with the least geometric mean of
 times over the defaults': one for the whole grid, since with tiles that depend on the batch a
-sequence would get another result in another batch. Decode is tuned twice: tiles, then the parts of
-a context. All candidates are first compiled, on all cores; those that spill registers or do not
+sequence would get another result in another batch. Decode is tuned twice: the parts of a context,
+then tiles. All candidates are first compiled, on all cores; those that spill registers or do not
 fit the GPU are left out. `products` writes tuned_products.json: for each matrix of a model's layer,
 and as many tokens as each tile has rows, the fastest.
 
@@ -147,7 +147,7 @@ class Grid(NamedTuple):
 
 
 FULL = Grid()
-SHORT = Grid(keys=(64, 128), stages=(3, 5), parts=(256, 512), most=(128,))
+SHORT = Grid(keys=(64, 128), stages=(3, 5, 7), parts=(256, 512, 1024, 2048), most=(128,))
 """For a GPU lent for minutes: compiling a candidate takes longer than timing it."""
 
 
@@ -187,7 +187,7 @@ def tuned_attention(
     cache: str = AUTO,
     grid: Grid = FULL,
 ) -> tuning.Entry:
-    """The entry of a model's head shape: tiles and, for decodes, then the parts for these tiles."""
+    """The entry of a model's head shape: for decodes the parts first, which matter most."""
     heads = heads_of(model, cache)
     default = default_cut(kernel, heads, here.capability)
     rows = [default.tiles.rows]
@@ -199,16 +199,20 @@ def tuned_attention(
         least = max(MIN_ROWS, power_of_two(heads.group))
         rows = [size for size in grid.rows if size >= least]
         cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
-    sizes = product(rows, grid.keys, grid.warps, grid.stages)
-    candidates = [default._replace(tiles=Tiles(*each)) for each in sizes]
-    cut, ratio = best([default, *screen(candidates, cases[0])], cases, race)
+    start = default
     if kernel == "decode":
         splits = [
-            cut._replace(split=Split(part, most))
+            default._replace(split=Split(part, most))
             for part, most in product(grid.parts, grid.most)
-            if part % cut.tiles.keys == 0
+            if part % default.tiles.keys == 0
         ]
-        cut, ratio = best([default, cut, *screen(splits, cases[0])], cases, race)
+        start, _ = best([default, *screen(splits, cases[0])], cases, race)
+    candidates = [
+        start._replace(tiles=Tiles(*each))
+        for each in product(rows, grid.keys, grid.warps, grid.stages)
+        if kernel == "prefill" or start.split.part % each[1] == 0
+    ]
+    cut, ratio = best([default, start, *screen(candidates, cases[0])], cases, race)
     measured = {**told, "of_default_seconds": ratio}
     return tuning.Entry(*here, kernel, heads, cut.tiles, cut.split, measured)
 
