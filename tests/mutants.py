@@ -4,8 +4,9 @@
     python -m tests.mutants policies/fairness.py --tests tests/policies --seed 3
 
 The mutants of a path depend on its source and the seed alone. Whether tests may go is seen by
-running the command before and after: no mutant that was caught survives. The work is done in a copy
-of the files that git tracks; the exit code is 1 where a mutant survives.
+running the command before and after: no mutant that was caught survives. A mutant is caught where
+pytest fails, is ended by a signal, runs out of the memory allowed to it or takes too long. The work
+is done in a copy of the files that git tracks; the exit code is 1 where a mutant survives.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import argparse
 import ast
 import os
 import random
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +36,12 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
 OPERATORS: dict[type[ast.operator], str] = {
     **{ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*"},
 }
+# What Python, numpy, torch, C++ libraries and the operating system say where no memory is left.
+OUT_OF_MEMORY = re.compile(
+    r"^(E +)?([\w.]+\._Array)?MemoryError\b"
+    r"|DefaultCPUAllocator|std::bad_alloc|Cannot allocate memory",
+    re.MULTILINE,
+)
 
 
 class Mutant(NamedTuple):
@@ -130,28 +142,59 @@ def sample(paths: Sequence[Path], count: int, seed: int) -> list[Mutant]:
     return sorted(random.Random(seed).sample(found, min(count, len(found))))
 
 
-def survives(mutant: Mutant, copy: Path, tests: Sequence[str], timeout: float) -> bool:
-    """Whether all `tests` pass in `copy` with the mutant in place."""
+class Verdict(NamedTuple):
+    """What became of a mutant: whether a test caught it, and by what if not by failing."""
+
+    caught: bool
+    by: str = ""
+    output: str = ""  # of pytest
+
+    def __str__(self) -> str:
+        word = "caught" if self.caught else "survived"
+        return f"{word} ({self.by})" if self.by else f"{word:<8}"
+
+
+def verdict(
+    mutant: Mutant, copy: Path, tests: Sequence[str], timeout: float, memory: float
+) -> Verdict:
+    """What pytest makes of `tests` in `copy` with the mutant in place.
+
+    Each process of the tests may take `memory` GiB of heap, stacks and other private writable
+    memory. Neither libraries nor address space that is only reserved count.
+    """
     file = copy / mutant.path
     kept = file.read_bytes()
     file.write_bytes(mutant.applied())
     words = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    most = int(memory * 2**30)
     try:
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, *words],
             cwd=copy,
             env=environment,
-            capture_output=True,
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
-        return False
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_DATA, (most, most)),
+        ) as process:
+            try:
+                output = process.communicate(timeout=timeout)[0].decode(errors="replace")
+            except subprocess.TimeoutExpired:
+                return Verdict(True, "time limit")
+            finally:  # what the tests started ends with them
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
     finally:
         file.write_bytes(kept)
-    if done.returncode not in (0, 1, 2):
-        sys.exit(f"pytest ended with {done.returncode}: {done.stdout.decode()[-500:]}")
-    return done.returncode == 0
+    return Verdict(process.returncode != 0, _cause(process.returncode, output), output)
+
+
+def _cause(returncode: int, output: str) -> str:
+    """By what pytest ended if it did not end by itself, or which limit a test ran into."""
+    if returncode and OUT_OF_MEMORY.search(output):
+        return "memory limit"
+    return signal.Signals(-returncode).name if returncode < 0 else ""
 
 
 def copied(folder: Path) -> Path:
@@ -172,20 +215,25 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=30, help="number of mutants (30)")
     parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn (0)")
     parser.add_argument("--timeout", type=float, default=300, help="seconds; more is caught (300)")
+    parser.add_argument("--memory", type=float, default=4, help="GiB a process; more is caught (4)")
     given = parser.parse_args()
     for path in given.paths:
         if not (ROOT / path).exists():
             parser.error(f"{path}: no such file or folder in {ROOT}")
     drawn = sample(given.paths, given.sample, given.seed)
+    if not drawn:
+        parser.error("nothing to change: no expression that a mutant could replace, or --sample=0")
     with tempfile.TemporaryDirectory() as scratch:
         copy = copied(Path(scratch))
-        if not survives(drawn[0]._replace(end=drawn[0].begin, new=b""), copy, given.tests, 3600):
-            sys.exit("the tests fail without any change")
+        unchanged = drawn[0]._replace(end=drawn[0].begin, new=b"")
+        plain = verdict(unchanged, copy, given.tests, 3600, given.memory)
+        if plain.caught:
+            sys.exit(f"the tests fail without any change: {plain.by}\n{plain.output[-2000:]}")
         alive = 0
         for mutant in drawn:
-            survived = survives(mutant, copy, given.tests, given.timeout)
-            alive += survived
-            print("survived" if survived else "caught  ", mutant, flush=True)
+            found = verdict(mutant, copy, given.tests, given.timeout, given.memory)
+            alive += not found.caught
+            print(found, mutant, flush=True)
     print(f"{len(drawn) - alive} of {len(drawn)} caught")
     sys.exit(alive > 0)
 
