@@ -3,8 +3,8 @@
 For C in context, H query heads on KV heads of D dims: 4·C·H·D FLOP on 4·C·KV·D bytes of K and V
 (16 bits; in 8 half of them), one FLOP a byte for each query head of a group: bound by the bytes, so
 a key is read once, for its whole group. A sequence of P parts leaves 4·P·H·(D + 2) bytes behind,
-written and read once, for P > 1: with four query heads a KV head and parts of 256 keys one byte for
-63 of K and V. A sequence of one part leaves none.
+written and read once, for P > 1: with four query heads a KV head and parts of 1,024 keys one byte
+for 252 of K and V. A sequence of one part leaves none.
 
 How a context is cut depends on its length alone (`tiles.Split`), and parts are merged in their
 order, so a sequence's result depends on that sequence alone. As many programs as the GPU holds at

@@ -87,7 +87,8 @@ def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, 
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU"
     command = ArgumentParser(add_help=False, allow_abbrev=False)
-    command.add_argument("--out")  # the place of the results changes none of them
+    for option in ("--out", "--table", "--archive"):  # places of files change no result
+        command.add_argument(option)
     words = command.parse_known_args(list(words))[1]
     return {
         "device": name,
@@ -138,7 +139,8 @@ def files(modules: Iterable[str]) -> set[Path]:
         if "." in name:
             left.append(name.rpartition(".")[0])  # an import runs the packages of a module
         parts = name.split(".")
-        place = Path(*parts[1:] if parts[1:2] and parts[1] in BESIDE else parts)
+        beside = parts[0] == "pagedsim" and len(parts) > 1 and parts[1] in BESIDE
+        place = Path(*parts[1:] if beside else parts)
         for path in (place / "__init__.py", place.with_suffix(".py")):
             if (ROOT / path).exists():  # or it is a name in a module
                 data = ROOT.glob(READ[name]) if name in READ else ()

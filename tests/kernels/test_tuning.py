@@ -46,7 +46,12 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_where_nothing_was_measured_defaults_are_taken() -> None:
     heads = Heads(8, 3, 80, 2)
     assert tuning.prefill(CPU, heads, 100) == prefill_tiles(80, 3, 2, (9, 0), 100)
-    assert tuning.decode(CPU, heads) == (decode_tiles(80, 3, 2, (9, 0)), Split(256, 128))
+    assert tuning.decode(CPU, heads) == (decode_tiles(80, 3, 2, (9, 0)), Split(1024, 128))
+    parts = {kv_heads: decode_split(kv_heads) for kv_heads in (1, 2, 4, 6, 32)}
+    assert {kv_heads: split.part for kv_heads, split in parts.items()} == {
+        **{1: 256, 2: 256, 4: 512},
+        **{6: 1024, 32: 1024},
+    }
 
 
 @pytest.mark.usefixtures("table")

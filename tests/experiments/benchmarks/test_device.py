@@ -306,6 +306,15 @@ def test_a_digest_is_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.M
     device._imported.cache_clear()
 
 
+def test_a_digest_of_tests_is_of_their_files() -> None:
+    """Also where a folder of tests has the name of a package that stands beside pagedsim."""
+    device._imported.cache_clear()
+    for name in ("tests/kernels/test_gpu", "tests/experiments/benchmarks/test_device"):
+        found = device.files([name.replace("/", ".")])
+        assert Path(f"{name}.py") in found
+    assert Path("kernels/decode.py") in device.files(["tests.kernels.test_gpu"])
+
+
 def test_lines_measured_the_same_way_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +322,7 @@ def test_lines_measured_the_same_way_are_kept(
         asked = Namespace(
             **{"device": CPU, "out": place, "quick": True, "resume": True, "rounds": 3} | settings
         )
-        words = ["--out", "/some/where", "--quick"]
+        words = ["--out", "/some/where", "--table=/a.json", "--quick", "--archive", "/b.tar.gz"]
         return device.Results("a", "table", words, asked, "x")
 
     first = results(tmp_path)

@@ -69,7 +69,7 @@ def test_the_fastest_that_fits_is_chosen() -> None:
     assert decode.measured["of_default_seconds"] == pytest.approx(1 / 4.2, abs=1e-4)
     _, decode = both(lambda cuts, case: dict.fromkeys(cuts, 1.0), cache="fp8_e4m3")
     assert decode.heads == Heads(8, 4, 128, 2, "fp8_e4m3")
-    assert decode.measured["of_default_seconds"] == 1.0 and decode.split == Split()
+    assert decode.measured["of_default_seconds"] == 1.0 and decode.split == Split(1024, 128)
     with pytest.raises(SystemExit, match=r"^prefill 1 × 512.*: wrong already with the default, "):
         both(lambda cuts, case: {})
 
