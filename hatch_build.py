@@ -1,6 +1,7 @@
 """How a wheel is built: of plain Python, or with `PAGEDSIM_COMPILE=1` its hot part compiled, too.
+A wheel of a checkout records its commit.
 
-hatchling calls `Compiling`, in an environment of its own; that runs this file as a script, so that
+hatchling calls `Building`, in an environment of its own; that runs this file as a script, so that
 what compilers print can be kept back unless they fail.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -43,27 +45,27 @@ LISTED = "pagedsim/compiled.txt"
 """What was compiled, and a digest of each source; `pagedsim/run/compilation.py` reads it."""
 
 
-class Compiling(BuildHookInterface[Any]):
-    """Adds extensions to a wheel where that is asked for. The sources stay in it."""
+class Building(BuildHookInterface[Any]):
+    """Adds the commit and, where that is asked for, extensions to a wheel that has the sources."""
 
     def dependencies(self) -> list[str]:
         return list(NEEDS) if _asked() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if not _asked():
-            return
-        if version == "editable":
-            _refuse("extensions would hide changes of the sources: install without -e")
         self.made = tempfile.TemporaryDirectory()
         folder = Path(self.made.name)
-        _compile(Path(self.root), folder)
-        build_data["pure_python"], build_data["infer_tag"] = False, True
+        if version != "editable":  # which asks git when it runs
+            _record_commit(Path(self.root), folder / "wheel")
+        if _asked():
+            if version == "editable":
+                _refuse("extensions would hide changes of the sources: install without -e")
+            _compile(Path(self.root), folder)
+            build_data["pure_python"], build_data["infer_tag"] = False, True
         for file in (folder / "wheel").rglob("*.*"):
             build_data["force_include"][str(file)] = str(file.relative_to(folder / "wheel"))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if _asked():
-            self.made.cleanup()
+        self.made.cleanup()
 
 
 def _asked() -> bool:
@@ -71,6 +73,15 @@ def _asked() -> bool:
     if said not in ("", "0", "1"):
         raise SystemExit(f"{SWITCH}={said}: must be 1, to compile, or 0")
     return said == "1"
+
+
+def _record_commit(root: Path, folder: Path) -> None:
+    """Put the commit of the checkout into `folder`; nothing where there is none."""
+    ours = runpy.run_path(str(root / "pagedsim/run/provenance.py"))
+    if commit := ours["answered"](ours["asked"](root)):
+        file = folder / ours["RECORDED"]
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{commit}\n")
 
 
 def _refuse(why: str) -> None:

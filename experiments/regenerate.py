@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pagedsim.metrics.files import RESULT, read_json
+from pagedsim.metrics.files import RESULT, read_json, write_json
 
 RESULTS = Path(__file__).parent / "results"
 STUDIES = (
@@ -61,11 +61,16 @@ def run(name: str, folder: Path) -> Path:
 
 
 def keep(made: Path, place: Path) -> None:
-    """Copy what came out, in the stead of what was there."""
+    """Copy what came out, in the stead of what was there.
+
+    The version and commit are left out: what is kept is the same from one commit to the next.
+    """
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    shutil.copy(made / RESULT, place)
-    for name in read_json(made / RESULT)["pictures"]:
+    result = read_json(made / RESULT)
+    del result["pagedsim"]
+    write_json(place / RESULT, result)
+    for name in result["pictures"]:
         shutil.copy(made / "plots" / f"{name}.png", place)
 
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pagedsim
 from pagedsim.core.errors import choices
 from pagedsim.user_error import UserError, guarded
 
@@ -198,8 +197,9 @@ def command() -> None:
     sys.argv[1:] = in_order(words)
     if "--version" in words:
         from pagedsim.run.compilation import built
+        from pagedsim.run.provenance import in_words
 
-        print(f"pagedsim {pagedsim.__version__}, {built()}")
+        print(f"pagedsim {in_words()}, {built()}")
     elif {"--help", "-h"} & set(words):
         print(_manual(root))
     else:

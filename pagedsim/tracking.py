@@ -21,7 +21,7 @@ from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from statistics import fmean
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.arms import Arms, Run
@@ -29,9 +29,11 @@ from pagedsim.metrics.result import Listing, Result
 from pagedsim.report.load import load_of
 from pagedsim.report.table import COLUMNS, columns_of, comparison_rows, tables
 
-SETTINGS = ("mode", "project", "entity")
+SETTINGS = ("mode", "project", "entity", "tags")
 """The keys of the group `tracking`."""
 MODES = ("offline", "online", "none")
+LONGEST_TAG = 64
+"""Characters of a tag, at most."""
 FORBIDDEN = "/\\#?%:"
 """Characters that no name of a project has."""
 POINTS = 4000
@@ -48,7 +50,9 @@ class Tracked(NamedTuple):
     """Why it took no more; the study's results do not hang on it."""
 
 
-def check_settings(mode: str, project: object = "pagedsim", entity: object = None) -> None:
+def check_settings(
+    mode: str, project: object = "pagedsim", entity: object = None, tags: object = ()
+) -> None:
     """Raise ConfigError for settings that Weights & Biases would refuse after the runs."""
     if mode not in MODES:
         raise ConfigError(f"tracking.mode={mode}: must be one of {', '.join(MODES)}")
@@ -61,6 +65,15 @@ def check_settings(mode: str, project: object = "pagedsim", entity: object = Non
                 f"tracking.{key}={name}: must be a name of 1 to 128 characters, none of them "
                 f"{' '.join(FORBIDDEN)}"
             )
+    fine = isinstance(tags, Sequence) and not isinstance(tags, str)
+    if not fine or not all(isinstance(tag, str) and _fits(tag) for tag in cast(Any, tags)):
+        raise ConfigError(
+            f"tracking.tags={tags}: must be a list of texts of 1 to {LONGEST_TAG} characters"
+        )
+
+
+def _fits(tag: str) -> bool:
+    return bool(tag.strip()) and len(tag) <= LONGEST_TAG
 
 
 def track(
@@ -74,6 +87,7 @@ def track(
     mode: str = "offline",
     project: str = "pagedsim",
     entity: str | None = None,
+    tags: Sequence[str] = (),
 ) -> Tracked:
     """Hand a study to Weights & Biases.
 
@@ -83,7 +97,7 @@ def track(
     result, the pictures in the folder's plots/, and the result itself as its summary. Online, an
     account must be set up (`wandb login`). A study that goes on replaces its earlier runs.
     """
-    check_settings(mode, project, entity)
+    check_settings(mode, project, entity, tags)
     if mode == "none":
         return Tracked()
     # Offline means that nothing is sent, not even how W&B itself fares.
@@ -101,11 +115,13 @@ def track(
     folders: list[Path] = []
     try:
         wandb.setup(_settings(mode=mode))  # offline, it loads nothing of what would send
-        begin = _begin(result, folder, by_arm, mode=mode, project=project, entity=entity)
+        account = {"mode": mode, "project": project, "entity": entity, "tags": [*tags] or None}
+        begin = _begin(result, folder, by_arm, account)
         turn = Lock()  # to log is computing, and threads that compute at once hinder each other
 
         def arm(name: str) -> Path:
-            config = by_arm[name][0].config | {"arm": name, "seed": by_arm[name][0].seed}
+            first = by_arm[name][0]
+            config = first.config | {"arm": name, "seed": first.seed, **_made_by(result)}
             with begin(name, "arm", config=config) as tracked:
                 with turn:
                     _log_arm(tracked, by_arm[name], points)
@@ -161,7 +177,7 @@ def _without_launch() -> Iterator[None]:
 
 
 def _begin(
-    result: Result, folder: Path, arms: Iterable[str], **account: str | None
+    result: Result, folder: Path, arms: Iterable[str], account: Mapping[str, Any]
 ) -> Callable[..., Any]:
     """A function that begins a run of this study by name, kind and configuration."""
     import wandb
@@ -294,7 +310,11 @@ def _log_result(
     told = result.record()
     words = {"question": result.question, "finding": " ".join(result.finding)}
     tracked.summary.update({**dict(_flat(told["data"])), "title": result.title, **words})
-    tracked.config.update({"command": result.command, "arms": list(names)})
+    tracked.config.update({"command": result.command, "arms": list(names), **_made_by(result)})
+
+
+def _made_by(result: Result) -> dict[str, Any]:
+    return {"pagedsim": dict(result.made_by)} if result.made_by else {}
 
 
 def _listing(listing: Listing) -> Any:

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-import pagedsim
 from pagedsim.run.compilation import built
+from pagedsim.run.provenance import in_words
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ("requests.parquet", "steps.parquet", "summary.json")
@@ -374,7 +374,7 @@ def test_a_study_of_a_user(call: Call) -> None:
 
 
 def test_the_version_is_ours(call: Call) -> None:
-    assert call("--version")[1] == f"pagedsim {pagedsim.__version__}, {built()}\n"
+    assert call("--version")[1] == f"pagedsim {in_words()}, {built()}\n"
 
 
 def test_settings_that_a_replay_does_not_read_are_noted(call: Call) -> None:

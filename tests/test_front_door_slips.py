@@ -28,6 +28,9 @@ LOG = "arrived_at,num_prefill_tokens,num_decode_tokens,ttft,e2e"
         (("hardware=H100",), "hardware=H100: unknown; did you mean 'h100'?"),
         (("tracking=wandb", "tracking.project=a/b"), "tracking.project=a/b: must be a name of 1"),
         (("tracking=wandb", "tracking.entity=a:b"), "tracking.entity=a:b: must be a name of 1"),
+        (("tracking.tags=a",), "tracking.tags=a: must be a list of texts of 1 to 64 characters"),
+        (("tracking.tags=[a,1]",), "tracking.tags=['a', 1]: must be a list of texts of 1 to 64"),
+        ((f"tracking.tags=[{'a' * 65}]",), f"tracking.tags=['{'a' * 65}']: must be a list of"),
         (("experiment=calibrate", "requests=."), "requests=.: is a folder, must be a file"),
         (("experiment=calibrate", "run=file"), "run=file: is a file, must be a folder"),
         (

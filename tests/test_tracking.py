@@ -33,6 +33,7 @@ from tests.wandb_files import (
     whole,
 )
 
+MADE_BY = {"version": "1.2.3", "commit": "abc"}
 LISTING = Listing("More", ["", "of it", ""], [["first", "1", "low"], ["second", "2", "high"]])
 
 
@@ -41,7 +42,8 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Arms, Sequence[Pa
     study = study_of(tmp_path_factory.mktemp("tracked"), seeds=2)
     result = replace(result_of(study), rows=[Row("ratio", 3.0, (2.7, 8), "×")], listings=[LISTING])
     report.write(result, drawings_of(study), study.folder, study)
-    return study, whole(track(result, study.folder, study.runs, arms=study))
+    result = replace(result, made_by=MADE_BY)
+    return study, whole(track(result, study.folder, study.runs, arms=study, tags=["nightly", "a"]))
 
 
 def test_one_run_an_arm_in_a_group(tracked: tuple[Arms, Sequence[Path]]) -> None:
@@ -55,7 +57,10 @@ def test_one_run_an_arm_in_a_group(tracked: tuple[Arms, Sequence[Path]]) -> None
     assert config["arm"] == "urgent"
     assert config["policy"] == {"name": "urgent"}
     assert config["seed"] == 0
+    assert [sorted(run.tags) for run in runs] == [["a", "nightly"]] * 3
+    assert config["pagedsim"] == MADE_BY
     config = config_of(folders[2])
+    assert config["pagedsim"] == MADE_BY
     assert config["command"] == study.command
     assert config["arms"] == ["fcfs", "urgent"]
 

@@ -101,9 +101,12 @@ class Result:
     """Further commands, by purpose."""
     brief: bool = False
     """Whether the terminal shows the finding and a short table, and the page has the rest."""
+    made_by: Mapping[str, str] = field(default_factory=dict)
+    """The version of pagedsim and, where it is known, the commit."""
 
     def record(self, pictures: Sequence[str] = ()) -> dict[str, Any]:
-        """The content of result.json: equal on every machine with the same packages.
+        """The content of result.json: equal on every machine with the same packages, but for
+        the commit.
 
         `pictures` are names of plots in plots/, most important first.
         """
@@ -117,6 +120,7 @@ class Result:
             "notes": list(self.notes),
             "data": dict(self.data),
             "pictures": list(pictures),
+            **({"pagedsim": dict(self.made_by)} if self.made_by else {}),
             **({"failed": dict(self.failed)} if self.failed else {}),
         }
         rounded: dict[str, Any] = _rounded(content)

@@ -219,6 +219,10 @@ def _commands(result: Result) -> Iterable[str]:
     yield f"<pre><code>{escape(result.command)}</code></pre>"
     for what, command in result.again.items():
         yield f'<p class="note">{escape(what)}:</p><pre><code>{escape(command)}</code></pre>'
+    if result.made_by:
+        version, *commit = map(escape, result.made_by.values())
+        at = f", commit <code>{commit[0]}</code>" if commit else ""
+        yield f'<p class="note">Made by pagedsim {version}{at}.</p>'
     yield (
         '<p class="note">Beside this page: <code>result.json</code>, <code>comparison.csv</code>, '
         "<code>plots/</code>; where tables of the runs are kept, these (Parquet) with the summary "

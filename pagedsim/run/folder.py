@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from pagedsim.core import ConfigError
 from pagedsim.run.backend import Settings
 from pagedsim.run.objects import flat
+from pagedsim.run.provenance import in_words
 from pagedsim.user_error import shown
 
 _NAME = "config.yaml"
@@ -106,7 +107,8 @@ def _remove_empty(folder: Path) -> None:
 
 
 def keep_configuration(config: Settings, folder: Path) -> None:
-    """Write the resolved configuration; refuse a folder that has the runs of another."""
+    """Write the resolved configuration, headed by the version; refuse a folder that has the runs of
+    another."""
     path = folder / _NAME
     if _has_results(folder) and (difference := _difference(path, config)):
         raise ConfigError(
@@ -115,7 +117,8 @@ def keep_configuration(config: Settings, folder: Path) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(OmegaConf.to_yaml(OmegaConf.create(config)), encoding="utf-8")
+        text = OmegaConf.to_yaml(OmegaConf.create(config))
+        path.write_text(f"# pagedsim {in_words()}\n{text}", encoding="utf-8")
     except OSError as error:
         raise _unwritable(folder, error) from error
 

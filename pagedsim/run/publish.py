@@ -16,6 +16,7 @@ from pagedsim.report.replicas import replica_listings
 from pagedsim.report.table import Columns, columns_of, comparison_of, write_columns
 from pagedsim.report.timeline import write_timeline
 from pagedsim.run.job import Failure
+from pagedsim.run.provenance import made_by
 from pagedsim.run.runs import Runs, changed_note, goes_on
 from pagedsim.run.study import Analysis, Study
 from pagedsim.tracking import Tracked, track
@@ -189,6 +190,7 @@ def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> R
         failed={**(arms.failed if arms is not None else {}), **reading.failed},
         again=reading.again,
         brief=reading.brief,
+        made_by=made_by(),
     )
 
 
@@ -256,6 +258,7 @@ def _track(
         mode=mode,
         project=settings["project"],
         entity=settings["entity"],
+        tags=settings["tags"],
     )
 
 

@@ -17,6 +17,7 @@ from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, is_number, require_whole, unknown
 from pagedsim.options import Options
+from pagedsim.run import provenance
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.compose import ROOT, Command, group_of, key_of
 from pagedsim.run.folder import keep_configuration
@@ -44,6 +45,7 @@ def begun(
 
     `arms` are the overrides of each arm by any name; without them, those of the words.
     """
+    provenance.begin()
     command = Command.of(words, folder, options, root, arms)
     check_base(command)
     study: Study = make("study", command.config["study"], Study)
@@ -169,7 +171,12 @@ def check_base(command: Command) -> None:
     _refuse_unused_model(command)
     _refuse_added(config)
     tracking = config["tracking"]
-    check_settings(tracking["mode"], tracking.get("project", "pagedsim"), tracking.get("entity"))
+    check_settings(
+        tracking["mode"],
+        tracking.get("project", "pagedsim"),
+        tracking.get("entity"),
+        tracking.get("tags", ()),
+    )
 
 
 def _missing(settings: Mapping[str, Any]) -> list[str]:

@@ -28,10 +28,14 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import lacks_percentiles
 from pagedsim.metrics.files import read_json, read_summary, write_json
 from pagedsim.run.job import Job
+from pagedsim.run.provenance import made_by
 
 _NAME = "run.json"
 _NO_MATTER = ("study", "tracking", "report", "jobs", "seed", "seeds")
 """Keys of the configuration that change no run, or are part of the job."""
+
+_COMMIT = "commit"
+"""A key of run.json alone: another commit with the same code gives the same run."""
 
 Recipe = dict[str, Any]
 """All that decides what comes out of a run."""
@@ -62,9 +66,10 @@ class Tables(Store):
 
     def stored(self, job: Job, made_of: Recipe) -> Run | None:
         try:
-            same = json.loads((job.folder / _NAME).read_text(encoding="utf-8")) == made_of
+            record = json.loads((job.folder / _NAME).read_text(encoding="utf-8"))
+            same = {**record, _COMMIT: None} == {**made_of, _COMMIT: None}
             summary = read_summary(job.folder) if same else None
-        except (OSError, ValueError):  # not there, or not whole
+        except (OSError, ValueError, TypeError):  # not there, or not whole
             return None
         if summary is None or _lacks(summary, job):
             return None
@@ -73,7 +78,7 @@ class Tables(Store):
     def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
         if recipe(job) != made_of:
             return False
-        text = json.dumps(made_of, indent=2, sort_keys=True)
+        text = json.dumps({**made_of, **made_by()}, indent=2, sort_keys=True)
         (job.folder / _NAME).write_text(text + "\n", encoding="utf-8")
         return True
 
@@ -96,7 +101,8 @@ class Summaries(Store):
         """Put a file in the place of the folder, whose tables come back when the run is typed."""
         same = recipe(job) == made_of
         if same:
-            kept = {"made_of": _recipe_digest(made_of), "summary": run.summary}
+            digest = _recipe_digest(made_of)
+            kept = {"made_of": digest, "made_by": made_by(), "summary": run.summary}
             write_json(_summary_file(job), kept, ordered=True)
         shutil.rmtree(job.folder, ignore_errors=True)  # it may be asked twice
         return same

@@ -12,7 +12,7 @@ from pagedsim.experiments import regenerate
 from pagedsim.experiments.fidelity import validate
 from pagedsim.experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
 from pagedsim.fidelity import step_grid
-from pagedsim.metrics.files import RESULT
+from pagedsim.metrics.files import RESULT, write_json
 from pagedsim.run.help import Experiment, experiments
 from tests.run.studies import carried_out
 
@@ -70,6 +70,17 @@ def test_a_result_comes_out_again(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "again" / RESULT).read_text() == (RESULTS / name / RESULT).read_text()
     pictures = {path.name for path in (RESULTS / name).glob("*.png")}
     assert {path.name for path in (tmp_path / "again").glob("*.png")} == pictures
+
+
+def test_a_kept_result_is_that_of_the_run_without_its_commit(tmp_path: Path) -> None:
+    """Byte by byte: numbers, missing ones and names are written as before."""
+    data = {"pictures": [], "data": {"a": [1, 0.1, -0.0, 1e-7, float("nan")], "é": "×"}}
+    made, again = tmp_path / "made", tmp_path / "again"
+    made.mkdir()
+    write_json(made / RESULT, {**data, "pagedsim": {"version": "1", "commit": "abc"}})
+    keep(made, again)
+    write_json(tmp_path / RESULT, data)
+    assert (again / RESULT).read_bytes() == (tmp_path / RESULT).read_bytes()
 
 
 def test_an_unknown_study(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,8 @@ def test_the_record_has_every_number_and_word() -> None:
     assert RESULT_OF_TWO.record(["line", "bars"])["pictures"] == ["line", "bars"]
     assert record["failed"] == dict(RESULT_OF_TWO.failed)
     assert "failed" not in replace(RESULT_OF_TWO, failed={}).record()
+    assert "pagedsim" not in record
+    assert replace(RESULT_OF_TWO, made_by={"version": "1"}).record()["pagedsim"] == {"version": "1"}
     # Data is rounded however deep, and its keys are texts.
     data = record["data"]
     assert data["curve"] == {"1": [0.1, 0.333333], "two": [2, None]}
