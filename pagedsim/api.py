@@ -78,7 +78,10 @@ def synthetic(lengths: str | Mapping[str, Any] = "sharegpt", /, **settings: Any)
 
 
 def trace(path: str | Path, /, **settings: Any) -> Option:
-    """The requests of a file; `settings` are those of `workload=trace`."""
+    """The requests of a file: `trace("mine.csv", columns={"arrival": "my_time"})`.
+
+    `settings` are those of `workload=trace`.
+    """
     return Option("trace", {"path": path, **settings})
 
 

@@ -151,6 +151,21 @@ def test_other_experiments() -> None:
     assert found.table().to_pydict()["arm"] == ["mine"]
 
 
+def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("my_time,in,out,tenant\n10,5,3,a\n11.5,7,2,b\n")
+    columns = {"arrival": "my_time", "prompt": "in", "output": "out", "client": "tenant"}
+    found = ps.simulate(workload=ps.trace(path, columns=columns), seeds=1, jobs=1)
+    rows = found.requests.to_pylist()
+    assert [(row["arrival"], row["client"]) for row in rows] == [(0.0, "a"), (1.5, "b")]
+    with pytest.raises(ConfigError) as error:
+        ps.simulate(workload=ps.trace(path, columns={**columns, "arrival": "time"}), seeds=1)
+    assert str(error.value) == (
+        f"{path}:1: columns.arrival: no column 'time': its columns are my_time, in, out, tenant; "
+        "did you mean 'my_time'?"
+    )
+
+
 @pytest.mark.parametrize(
     ("run", "line"),
     [

@@ -86,12 +86,12 @@ LACKS: Mapping[Need, tuple[Callable[[Workload], bool], str]] = {
     "client": (
         lambda workload: len(np.unique(workload.client)) < 2,
         "goes by clients, and all requests are of one; set workload.client=, or "
-        "workload.client_column= of a trace",
+        "workload.columns.client= of a trace",
     ),
     "priority": (
         lambda workload: len(np.unique(workload.priority)) < 2,
         "goes by priorities, and all requests have the same; set "
-        "workload.priority=, or workload.priority_column= of a trace",
+        "workload.priority=, or workload.columns.priority= of a trace",
     ),
 }
 """Whether a workload lacks what a word of `Policy.needs` means, and what to say of it."""

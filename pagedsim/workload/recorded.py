@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_flag, require_number, require_whole
+from pagedsim.core.errors import choices, require_flag, require_number, require_whole
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, make_arrivals
 from pagedsim.workload.draws import Labelled, Labels, stream
 from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
 from pagedsim.workload.tokens import BlockPrompts, GrowingPrompts, Prompts
 from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
+from pagedsim.workload.traces.rows import COLUMNS
 from pagedsim.workload.workload import Sessions, Workload
 
 Floats = NDArray[np.float64]
@@ -36,9 +37,7 @@ def trace(
     users: int | None = None,
     think_time: float | None = None,
     where: Mapping[str, str] | None = None,
-    client_column: str | None = None,
-    priority_column: str | None = None,
-    session_column: str | None = None,
+    columns: Mapping[str, str | None] | None = None,
     in_turns: bool = True,
     drop_empty: bool = False,
     sort: bool = False,
@@ -58,18 +57,21 @@ def trace(
     the recorded rate, or to a mean of `rate` requests/s. With `arrivals` other than trace, lengths
     are kept and times are drawn as in `synthetic`.
 
-    CSV files can be filtered (`where`, column to value) and can have columns for client and
-    priority; otherwise these, deadlines, `n` and `beam` are as in `synthetic`.
-    Rows of a session (`session_column` of a CSV file, or defined by the format) are its turns:
-    unless `in_turns` is false, a turn is not sent before the previous one is answered.
+    CSV files can be filtered (`where`, column to value). `columns` says which column of a CSV file
+    has the arrival, prompt and output (default: those of the format), the client, priority and
+    session. Without columns, clients and priorities, and always deadlines, `n` and `beam`, are as
+    in `synthetic`.
+    Rows of a session (a column of a CSV file, or defined by the format) are its turns: unless
+    `in_turns` is false, a turn is not sent before the previous one is answered.
     `drop_empty` drops rows without tokens, `sort` sorts rows by time, `block_tokens` is the block
     size of Mooncake's hashes.
     """
     process = _process(arrivals, rate_scale, rate, cv, users, think_time)
     if max_len is not None:
         require_whole("max_len", max_len, 2, LONGEST)
-    columns = (client_column, priority_column, session_column)
-    options = _options(where, columns, block_tokens, tokenizer)
+    options = Options(
+        _where(where), _columns(columns), require_whole("block_tokens", block_tokens, 1), tokenizer
+    )
     table = read_table(
         path,
         format,
@@ -145,23 +147,20 @@ def _process(
     return None
 
 
-def _options(
-    where: Mapping[str, str] | None,
-    columns: Sequence[str | None],
-    block_tokens: int,
-    tokenizer: str | Tokenizer | None,
-) -> Options:
+def _where(where: Mapping[str, str] | None) -> dict[str, str]:
     if not isinstance(where or {}, Mapping):
         raise ConfigError(f"where={where!r}: must be a mapping of columns to texts")
-    client, priority, session = (None if name is None else str(name) for name in columns)
-    return Options(
-        {str(key): str(value) for key, value in (where or {}).items()},
-        client,
-        priority,
-        session,
-        require_whole("block_tokens", block_tokens, 1),
-        tokenizer,
-    )
+    return {str(key): str(value) for key, value in (where or {}).items()}
+
+
+def _columns(columns: Mapping[str, str | None] | None) -> dict[str, str]:
+    if not isinstance(columns or {}, Mapping):
+        what = f"must be a mapping of {', '.join(COLUMNS)} to columns"
+        raise ConfigError(f"columns={columns!r}: {what}")
+    for key in columns or ():
+        if key not in COLUMNS:
+            raise ConfigError(f"columns.{key}: no such setting; {choices(str(key), COLUMNS)}")
+    return {key: str(name) for key, name in (columns or {}).items() if name is not None}
 
 
 def _slice(start: float, window: float | None, requests: int | None) -> Slice:

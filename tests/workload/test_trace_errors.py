@@ -54,7 +54,26 @@ def test_a_missing_column(tmp_path: Path) -> None:
         "ContextTokens, GeneratedToken; did you mean 'GeneratedToken'?"
     )
     assert "no column 'Timestamp' (format burstgpt)" in complaint(path, format="burstgpt")
-    assert "no column 'who'" in complaint(written(tmp_path, PLAIN), client_column="who")
+    assert "no column 'who'" in complaint(written(tmp_path, PLAIN), columns={"client": "who"})
+
+
+def test_a_missing_column_of_one_s_own(tmp_path: Path) -> None:
+    path = written(tmp_path, "when,in,out\n0,5,5\n")
+    columns = {"arrival": "wen", "prompt": "in", "output": "out"}
+    assert complaint(path, columns=columns) == (
+        f"{path}:1: columns.arrival: no column 'wen': its columns are when, in, out; "
+        "did you mean 'when'?"
+    )
+    assert complaint(path, columns={"arrival": "when"}) == (
+        f"{path}:1: columns.prompt: no column 'num_prefill_tokens': its columns are when, in, out"
+    )
+    assert "columns.arrival, .prompt and .output name those of another" in complaint(path)
+    twice = written(tmp_path, "when,in,in\n0,5,5\n")
+    columns = {"arrival": "when", "prompt": "in", "output": "in"}
+    assert "columns.output: column 'in' is there 2 times" in complaint(twice, columns=columns)
+    late = written(tmp_path, "when,in,out\n0,5,5\nnoon,5,5\n")
+    columns = {"arrival": "when", "prompt": "in", "output": "out"}
+    assert complaint(late, columns=columns) == f"{late}:3: when='noon': must be a finite number"
 
 
 def test_empty_files(tmp_path: Path) -> None:
@@ -202,7 +221,10 @@ def test_sharegpt_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_priorities_of_a_file_are_finite_numbers(tmp_path: Path, value: str) -> None:
     text = f"arrived_at,num_prefill_tokens,num_decode_tokens,p\n0,5,5,1\n1,5,5,{value}\n"
     path = written(tmp_path, text)
-    assert complaint(path, priority_column="p") == f"{path}:3: p={value!r}: must be a finite number"
+    assert (
+        complaint(path, columns={"priority": "p"})
+        == f"{path}:3: p={value!r}: must be a finite number"
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,6 +233,9 @@ def test_priorities_of_a_file_are_finite_numbers(tmp_path: Path, value: str) -> 
         (MOONCAKE, {"where": {"a": "b"}}, "where={'a': 'b'}: format mooncake has no use for it; "
          "formats that have: azure, burstgpt, lengths, plain"),
 
+        (MOONCAKE, {"columns": {"arrival": "t"}}, "columns={'arrival': 't'}: format mooncake has "),
+        (LENGTHS, {"columns": {"arrival": "t"}, "format": "lengths"},
+         "columns.arrival: format lengths has no times"),
         (MOONCAKE, {"tokenizer": "gpt2"}, "tokenizer=gpt2: format mooncake has no use for it; "
          "formats that have: sharegpt"),
         (PLAIN, {"tokenizer": len}, "tokenizer: format plain has no use for it"),
@@ -233,7 +258,9 @@ def test_settings_that_a_format_ignores(
         ({"cv": 2}, "cv=2: a trace has its own arrivals"),
         ({"rate": 1e-12}, "rate=1e-12: the last request would arrive at 3.5e+12 s: must be at"),
         ({"arrivals": "fixed", "rate": 1e-320}, "the last request would arrive at inf s: must be"),
-        ({"client_column": 5}, "no column '5'"),
+        ({"columns": {"client": 5}}, "columns.client: no column '5'"),
+        ({"columns": {"arival": "a"}}, "columns.arival: no such setting; did you mean 'arrival'?"),
+        ({"columns": "when"}, "columns='when': must be a mapping of arrival, prompt, output, cl"),
         ({"where": {"colour": "red"}}, "no column 'colour'"),
     ],
 )

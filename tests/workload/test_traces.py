@@ -59,7 +59,7 @@ def test_azure_counts_from_its_first_row(tmp_path: Path, text: str, gaps: list[f
 
 def test_burstgpt_leaves_out_failures_when_asked(tmp_path: Path) -> None:
     path = written(tmp_path, BURSTGPT)
-    made = trace(path=path, drop_empty=True, client_column="Session ID")
+    made = trace(path=path, drop_empty=True, columns={"client": "Session ID"})
     assert rows(made) == [(0.0, 906, 446), (51.0, 36, 29), (90.0, 70, 8)]
     assert [made.clients[i] for i in made.client] == ["a", "b", "c"]
     assert (made.dropped, made.notices) == (1, ("1 rows without tokens were left out",))
@@ -206,11 +206,42 @@ def test_sorting_when_asked(tmp_path: Path) -> None:
 def test_labels_and_columns(tmp_path: Path) -> None:
     text = "arrived_at,num_prefill_tokens,num_decode_tokens,who,urgency\n0,5,5,z,2\n1,5,5,y,-1.5\n"
     path = written(tmp_path, text)
-    made = trace(path=path, client_column="who", priority_column="urgency", deadline=2.0)
+    made = trace(path=path, columns={"client": "who", "priority": "urgency"}, deadline=2.0)
     requests = [request for request, _ in made.requests()]
     assert [(r.client, r.priority, r.deadline) for r in requests] == [("z", 2, 2), ("y", -1.5, 3)]
     drawn = trace(path=path, client={"a": 1.0}, priority=3)
     assert [(r.client, r.priority) for r, _ in drawn.requests()] == [("a", 3)] * 2
+
+
+OWN = "when,in,out\n{},5,6\n{},7,8\n"
+COLUMNS = {"arrival": "when", "prompt": "in", "output": "out"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("1700000000", "1700000002.5"),
+        ("2026-01-01 10:00:00", "2026-01-01 10:00:02.5"),
+        ("2026-01-01T10:00:00+00:00", "2026-01-01T12:00:02.5+02:00"),
+    ],
+)
+def test_columns_of_one_s_own(tmp_path: Path, first: str, second: str) -> None:
+    path = written(tmp_path, OWN.format(first, second))
+    assert rows(trace(path=path, columns=COLUMNS)) == [(0.0, 5, 6), (2.5, 7, 8)]
+
+
+def test_columns_of_a_format_may_be_others(tmp_path: Path) -> None:
+    """Those that are not named are as ever, and so is all that the format means by them."""
+    own = PLAIN.replace("arrived_at", "when").replace("num_prefill", "in")
+    columns = {"arrival": "when", "prompt": "in_tokens", "client": None}
+    given = trace(path=written(tmp_path, own), columns=columns, format="plain")
+    assert rows(given) == rows(trace(path=written(tmp_path, PLAIN, "b")))
+    azure = AZURE_2023.replace("ContextTokens", "in")
+    found = trace(path=written(tmp_path, azure), columns={"prompt": "in"})
+    assert rows(found) == rows(trace(path=written(tmp_path, AZURE_2023, "b")))
+    lengths = written(tmp_path, LENGTHS.replace("num_prefill_tokens", "in"))
+    burst = trace(path=lengths, columns={"prompt": "in"}, arrivals="burst")
+    assert rows(burst) == rows(trace(path=written(tmp_path, LENGTHS, "b"), arrivals="burst"))
 
 
 class Gateway(JsonLines):
@@ -273,9 +304,9 @@ def test_turns_begin_with_all_that_was_said_if_they_are_long_enough(tmp_path: Pa
 
 def test_a_column_of_a_csv_file_may_say_whose_turn_it_is(tmp_path: Path) -> None:
     path = written(tmp_path, BURSTGPT)
-    made = trace(path=path, session_column="Session ID", drop_empty=True)
+    made = trace(path=path, columns={"session": "Session ID"}, drop_empty=True)
     assert [session for session, *_ in turns(made)] == ["0", "1", "2"]
-    whole = trace(path=path, session_column="Log Type", drop_empty=True)
+    whole = trace(path=path, columns={"session": "Log Type"}, drop_empty=True)
     assert turns(whole) == [("0", 1, []), ("0", 2, [0]), ("1", 1, [])]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -17,7 +18,7 @@ from io import StringIO
 from itertools import accumulate, compress, islice
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +42,17 @@ Row = list[str]
 class CsvFormat(Format):
     """A CSV layout: the columns of the time and the lengths."""
 
-    options = ("where", "client_column", "priority_column", "session_column")
+    options = ("where", "columns")
     is_table = True
+
+    def mapped(self, columns: Mapping[str, str]) -> Self:
+        """This layout with other columns of times and lengths, by names of `COLUMNS`."""
+        made = copy(self)
+        if self.time is not None:
+            made.time = columns.get("arrival", self.time)
+        made.prompt = columns.get("prompt", self.prompt)
+        made.output = columns.get("output", self.output)
+        return made
 
     def fits(self, head: str) -> float:
         """Share of the required columns that the header has."""
@@ -63,9 +73,13 @@ class CsvFormat(Format):
         with opened(path) as file:
             reader = csv.reader(file)
             header = _header(path, reader)
-            labels = (options.client_column, options.priority_column, options.session_column)
-            asked = (*self.needs, *filter(None, labels), *options.where)
-            places = {name: _place(path, reader.line_num, header, self, name) for name in asked}
+            roles = {"arrival": self.time, "prompt": self.prompt, "output": self.output}
+            own = {**roles, **options.columns} if options.columns else {}
+            setting = {name: f"columns.{key}: " for key, name in own.items() if name is not None}
+            places = {
+                name: self._place(path, reader.line_num, header, name, setting.get(name, ""))
+                for name in (*self.needs, *setting, *options.where)
+            }
             for lines, rows in _batches(path, reader, len(header)):
                 yield self._chunk(path, lines, rows, places, options)
 
@@ -92,8 +106,7 @@ class CsvFormat(Format):
             place = places[name]
             return [row[place] for row in rows]
 
-        client, priority = options.client_column, options.priority_column
-        session = options.session_column
+        client, priority, session = map(options.columns.get, ("client", "priority", "session"))
         return Chunk(
             lines,
             clock,
@@ -104,6 +117,20 @@ class CsvFormat(Format):
             numbers(path, lines, priority, column(priority)) if priority else None,
             links=[(one, one) for one in column(session)] if session else None,
         )
+
+    def _place(self, path: Path, line: int, header: Sequence[str], name: str, setting: str) -> int:
+        """The position of a column; `setting` says which setting it is the name of, if any."""
+        times = header.count(name)
+        if times == 1:
+            return header.index(name)
+        if times:
+            what = f"column {name!r} is there {times} times: must be there once"
+            raise wrong(path, line, setting + what)
+        close = get_close_matches(name, header, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        whose = "" if setting else f" (format {self.name})"
+        there = f"its columns are {names_of(header)}{hint}"
+        raise wrong(path, line, f"{setting}no column {name!r}{whose}: {there}")
 
 
 def read_header(path: Path) -> list[str]:
@@ -136,18 +163,6 @@ def names_of(header: Sequence[str]) -> str:
 def _filled(row: Row) -> bool:
     """Whether the row has a non-blank cell."""
     return any(not cell.isspace() for cell in row if cell)
-
-
-def _place(path: Path, line: int, header: Sequence[str], format: Format, name: str) -> int:
-    times = header.count(name)
-    if times == 1:
-        return header.index(name)
-    if times:
-        raise wrong(path, line, f"column {name!r} is there {times} times: must be there once")
-    close = get_close_matches(name, header, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    what = f"no column {name!r} (format {format.name}): its columns are {names_of(header)}{hint}"
-    raise wrong(path, line, what)
 
 
 def _batches(path: Path, reader: Any, width: int) -> Iterator[tuple[Sequence[int], list[Row]]]:
@@ -261,17 +276,22 @@ class Azure(CsvFormat):
     def seconds(
         self, path: Path, lines: Sequence[int], texts: Sequence[str]
     ) -> NDArray[np.float64]:
-        plain = [text.removesuffix("+00:00") for text in texts]
-        try:
-            if not all(map(_PLAIN.fullmatch, plain)):
-                raise ValueError("a time zone, or no time at all")
-            moments = np.array(plain, "datetime64[ns]")
-        except ValueError:
-            assert self.time is not None
-            found = each(path, lines, self.time, texts, _moment, _WANTED)
-            moments = np.array(found, "datetime64[ns]")
-        seconds: NDArray[np.float64] = (moments - _ORIGIN) / np.timedelta64(1, "s")
-        return seconds
+        assert self.time is not None
+        return dates(path, lines, self.time, texts)
+
+
+def dates(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) -> NDArray[np.float64]:
+    """Parse a column of dates and times as seconds since one point in time."""
+    plain = [text.removesuffix("+00:00") for text in texts]
+    try:
+        if not all(map(_PLAIN.fullmatch, plain)):
+            raise ValueError("a time zone, or no time at all")
+        moments = np.array(plain, "datetime64[ns]")
+    except ValueError:
+        found = each(path, lines, name, texts, _moment, _WANTED)
+        moments = np.array(found, "datetime64[ns]")
+    seconds: NDArray[np.float64] = (moments - _ORIGIN) / np.timedelta64(1, "s")
+    return seconds
 
 
 # numpy parses 0 or 2023 as a year, and wraps around years out of the range of its nanoseconds.
@@ -321,6 +341,22 @@ class Plain(CsvFormat):
         return (replace(chunk, unread=unread) for chunk in super().chunks(path, options))
 
 
+class OwnTimes(Plain):
+    """The plain CSV layout with arrivals in a column of one's own: seconds, or dates as in Azure's.
+
+    The first row is time 0, since such times often count from 1970.
+    """
+
+    epoch = True
+
+    def seconds(
+        self, path: Path, lines: Sequence[int], texts: Sequence[str]
+    ) -> NDArray[np.float64]:
+        assert self.time is not None
+        dated = bool(texts) and _PLAIN.match(texts[0])
+        return (dates if dated else numbers)(path, lines, self.time, texts)
+
+
 class LengthsOnly(CsvFormat):
     """The plain CSV layout without arrivals."""
 
@@ -328,10 +364,3 @@ class LengthsOnly(CsvFormat):
     time = None
     prompt = "num_prefill_tokens"
     output = "num_decode_tokens"
-
-    @classmethod
-    def of(cls, prompt: str, output: str) -> LengthsOnly:
-        """The layout with other columns of lengths."""
-        made = cls()
-        made.prompt, made.output = prompt, output
-        return made

@@ -18,7 +18,9 @@ from pagedsim.core.errors import unknown
 from pagedsim.workload.traces.csvfile import (
     Azure,
     BurstGPT,
+    CsvFormat,
     LengthsOnly,
+    OwnTimes,
     Plain,
     names_of,
     read_header,
@@ -82,22 +84,29 @@ def _missing(file: Path, key: str) -> ConfigError:
     return ConfigError(f"{key}={file}: there is no such file{hint}")
 
 
-def format_of(path: Path, name: str) -> Format:
-    """The format called `name`; `auto` detects it from the file."""
+def format_of(path: Path, name: str, columns: Mapping[str, str] | None = None) -> Format:
+    """The format called `name`, with these columns; `auto` detects it from the file."""
+    formats = {
+        key: one.mapped(columns) if columns and isinstance(one, CsvFormat) else one
+        for key, one in FORMATS.items()
+    }
     if name != "auto":
-        if name not in FORMATS:
-            raise unknown("format", str(name), [*FORMATS, "auto"])
-        return FORMATS[name]
+        if name not in formats:
+            raise unknown("format", str(name), [*formats, "auto"])
+        return formats[name]
     with opened(path) as file:
         head = file.read(1 << 16).lstrip()
     if not head:
         raise ConfigError(f"{path}: the file is empty")
-    best = max(FORMATS.values(), key=lambda format: format.fits(head))
+    if columns and "arrival" in columns and not head.startswith(("{", "[")):
+        return OwnTimes().mapped(columns)
+    best = max(formats.values(), key=lambda format: format.fits(head))
     if best.fits(head):
         return best  # reading it reports a missing column, if any
     tables = (format for format in FORMATS.values() if format.is_table)
     known = "; ".join(f"{format.name}: {', '.join(format.needs)}" for format in tables)
-    raise wrong(path, 1, f"no known format has columns {names_of(read_header(path))} ({known})")
+    there = f"no known format has columns {names_of(read_header(path))} ({known})"
+    raise wrong(path, 1, f"{there}; columns.arrival, .prompt and .output name those of another")
 
 
 def refuse_ignored(format: Format, options: Options) -> None:
@@ -108,6 +117,8 @@ def refuse_ignored(format: Format, options: Options) -> None:
             given = key if callable(value) else f"{key}={value}"
             what = f"{given}: format {format.name} has no use for it"
             raise ConfigError(f"{what}; formats that have: {users}")
+    if format.time is None and "arrival" in options.columns:
+        raise ConfigError(f"columns.arrival: format {format.name} has no times")
 
 
 Tokens = NDArray[np.int32]
@@ -163,7 +174,8 @@ def read_table(
     """
     file = existing(path)
     with readable(file):
-        kind, options = format_of(file, format), options or Options()
+        options = options or Options()
+        kind = format_of(file, format, options.columns)
         refuse_ignored(kind, options)
         if timed and kind.time is None:
             raise ConfigError(
@@ -186,7 +198,7 @@ def read_lengths(
         elif prompt_column is None or output_column is None:
             raise ConfigError("lengths: prompt_column and output_column go together")
         else:
-            kind = LengthsOnly.of(prompt_column, output_column)
+            kind = LengthsOnly().mapped({"prompt": prompt_column, "output": output_column})
         table = _read(file, kind, Options(), Slice(), False, True)
     return table.prompt_len, table.output_len
 

@@ -62,6 +62,9 @@ class Clock:
     seconds: NDArray[np.float64]
 
 
+COLUMNS = ("arrival", "prompt", "output", "client", "priority", "session")
+"""What a column of a table can hold."""
+
 Link = tuple[Hashable, Hashable]
 """A row's name, and the name of the row it continues: the last one above with that name."""
 
@@ -89,9 +92,8 @@ class Options:
     """Options of a reader."""
 
     where: Mapping[str, str] = field(default_factory=dict)
-    client_column: str | None = None
-    priority_column: str | None = None
-    session_column: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Names in the file by names of `COLUMNS`."""
     block_tokens: int = 512
     tokenizer: str | Tokenizer | None = None
 

@@ -105,7 +105,7 @@ def test_policies_without_their_inputs_are_left_out_with_the_reason(
         "left out: edf, edf that sheds: EDF goes by deadlines, and no request has one" in left_out
     )
     assert "left out: vtc, past_future of vtc: VTC goes by clients, and all requests " in left_out
-    assert "set workload.client=, or workload.client_column= of a trace" in left_out
+    assert "set workload.client=, or workload.columns.client= of a trace" in left_out
     assert "SLO goes by priorities, and all requests have the same" in left_out
     assert "LongestPrefix goes by what prompts have in common" in left_out
     assert "SRPT goes by predicted lengths, and none are predicted" in left_out
