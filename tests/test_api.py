@@ -158,7 +158,7 @@ def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
     found = ps.simulate(workload=ps.trace(path, columns=columns), seeds=1, jobs=1)
     rows = found.requests.to_pylist()
     assert [(row["arrival"], row["client"]) for row in rows] == [(0.0, "a"), (1.5, "b")]
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(PagedsimError) as error:
         ps.simulate(workload=ps.trace(path, columns={**columns, "arrival": "time"}), seeds=1)
     assert str(error.value) == (
         f"{path}:1: columns.arrival: no column 'time': its columns are my_time, in, out, tenant; "
