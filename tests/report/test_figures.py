@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,23 @@ def test_load_has_a_line_an_arm_and_counts_swapped_requests_as_waiting(tmp_path:
     assert labels == [("requests", ""), ("requests", ""), ("% of blocks", "simulated time (s)")]
 
 
+def test_panels_of_load_are_as_high_where_the_memory_is_not_known(tmp_path: Path) -> None:
+    study = three_clients(tmp_path)
+    known = draw_load(study)
+    for run in study.runs:
+        run.summary["total_blocks"] = nan
+    seen = draw_load(study)
+    assert (len(known.axes), len(seen.axes)) == (3, 2)
+    heights = [one.axes[0].get_window_extent().height for one in (known, seen)]
+    assert heights[0] == pytest.approx(heights[1], rel=0.05)
+
+
 def test_service_is_a_line_a_client_and_grey_while_several_wait(tmp_path: Path) -> None:
     figure = draw_service(three_clients(tmp_path))
     axes: Any = figure.axes[0]
     assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx([1, 3, 1])
-    [grey] = [path.vertices[:, 0] for path in axes.collections[0].get_paths()]
-    assert [grey.min(), grey.max()] == pytest.approx([0, 3], abs=0.02)
+    [grey] = [path.vertices for path in axes.collections[0].get_paths()]
+    assert [*grey.min(0), *grey.max(0)] == pytest.approx([0, 0, 3, 1], abs=0.02)
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["a", "unnamed client", "c"]
 
