@@ -181,6 +181,27 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     assert options.compose("root", ["policy=mine"]).config.workload.rate == 7
 
 
+# -- the configurations of arms --------------------------------------------------------------------
+
+
+def test_changes_of_an_arm_are_set_as_they_are(tmp_path: Path) -> None:
+    asked = command(tmp_path, "workload.rate=3")
+    rate = asked.configured("a", ["policy=priority"], {"workload.rate": 4.5, "slo.new": {"x": 1}})
+    assert (rate["workload"]["rate"], rate["slo"]["new"]) == (4.5, {"x": 1})
+    plain = asked.configured("b", ["policy=priority"])
+    assert (plain["workload"]["rate"], "new" in plain["slo"]) == (3, False)
+
+
+def test_a_fault_is_an_arm_s_only_where_the_words_alone_have_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^workload.path: must be given"):
+        command(tmp_path, "workload=trace").configured("arm a", ["seed=2"])
+    for words in ((), ("workload=trace",)):
+        with pytest.raises(ConfigError, match=r"^arm a: policy=nope: unknown"):
+            command(tmp_path, *words).configured("arm a", ["policy=nope"])
+    with pytest.raises(ConfigError, match=r"^arm a: workload.path: must be given"):
+        command(tmp_path, "seed=2").configured("arm a", ["workload=trace"])
+
+
 # -- the command that repeats a run that a study made up -------------------------------------------
 
 
@@ -198,6 +219,15 @@ def test_what_a_study_set_itself_is_typed_so_that_it_can_be_composed(tmp_path: P
     again = configured(*shlex.split(typed.partition("pagedsim ")[2]))
     assert again["slo"] == {**made["slo"], "clients": {"batch": {"e2e": 9}}}
     assert again["workload"] == made["workload"]
+
+
+def test_of_what_was_typed_a_run_s_command_leaves_out_what_is_the_study_s(tmp_path: Path) -> None:
+    asked = command(tmp_path, "seeds=3", "+study.note=x", "workload=alpaca", "policy=vtc")
+    job = Job("a", 7, asked.configured("a", ["server.max_seqs=9"]), tmp_path)
+    assert single(asked, ["server.max_seqs=9"], job) == (
+        "python -m pagedsim experiment=single workload=alpaca policy=vtc server.max_seqs=9 seed=7 "
+        "seeds=1"
+    )
 
 
 # -- kinds of settings: what a study is given by hand is what its fields say -----------------------
