@@ -214,7 +214,8 @@ class Composition:
             for key, usual in _SIZES.items()
             if (value := OmegaConf.select(self._given.config, key)) != usual and key not in changed
         }
-        if not sizes or {"memory", "server"} & changed:
+        whole = {key_of(word) for word in self._words if "={" in word}  # not an option of the group
+        if not sizes or {"memory", "server"} & whole:
             return
         own = {
             group: option

@@ -158,11 +158,13 @@ def test_a_trace_that_an_arm_of_the_command_line_chooses_keeps_its_own_rate(
     ("words", "notes"),
     [
         (("model=llama-2-7b",), 1),
+        (("model=llama-2-7b", "memory=prefix"), 1),
         (("model=llama-2-7b", "memory.blocks=500"), 0),
+        (("model=llama-2-7b", "memory={blocks: 500}"), 0),
     ],
 )
 def test_blocks_that_the_experiment_sets_for_its_own_model_and_gpu_are_noted(
     words: tuple[str, ...], notes: int
 ) -> None:
     found = study("experiment=preemption", "tracking=none", *words).command.notes
-    assert len([line for line in found if "sets memory.blocks=983 for" in line]) == notes
+    assert len([line for line in found if "sets memory.blocks=" in line]) == notes

@@ -221,6 +221,12 @@ def test_what_a_study_set_itself_is_typed_so_that_it_can_be_composed(tmp_path: P
     assert again["workload"] == made["workload"]
 
 
+@pytest.mark.parametrize("pools", ["3", "{a: 3}", "{a: {set: x}}", "{a: {replicas: 2}}"])
+def test_pools_without_overrides_are_left_to_the_fleet(tmp_path: Path, pools: str) -> None:
+    asked = command(tmp_path, f"fleet.pools={pools}")
+    assert asked.configured("a", []) == asked.config
+
+
 def test_of_what_was_typed_a_run_s_command_leaves_out_what_is_the_study_s(tmp_path: Path) -> None:
     asked = command(tmp_path, "seeds=3", "+study.note=x", "workload=alpaca", "policy=vtc")
     job = Job("a", 7, asked.configured("a", ["server.max_seqs=9"]), tmp_path)
