@@ -11,8 +11,15 @@ import httpx
 import pytest
 
 from pagedsim.core import Request
+from pagedsim.serve.api.errors import BadRequest
 from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
-from pagedsim.serve.api.validation import ANYTHING, NEUTRAL, fields_of, messages
+from pagedsim.serve.api.validation import (
+    ANYTHING,
+    NEUTRAL,
+    fields_of,
+    messages,
+    refuse_strange,
+)
 from pagedsim.serve.listen import _hosts
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.serve.serving import Server, paced, serving, until
@@ -69,6 +76,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": [1, "a"]}, "prompt", "prompt[1]='a': must be a token id, 0 or more"),
     ({"prompt": ["a", 3]}, "prompt", "prompt[1]: 3: must be a list of token ids"),
     ({"prompt": [[1], [2.5]]}, "prompt", "prompt[1][0]=2.5: must be a token id"),
+    ({"prompt": [2**63]}, "prompt", "prompt[0]=9223372036854775808: must be a token id"),
     ({"prompt": ["a"] * 1025}, "prompt", "prompt: 1025 prompts: at most 1024"),
     ({"prompt": [1] * 5000}, "prompt", "prompt of 5000 tokens: max_model_len is 4096"),
     ({"max_tokens": -1}, "max_tokens", "max_tokens=-1: must be a whole number of at least 1"),
@@ -100,6 +108,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"user": "u" * 257}, "user", "must be a text of at most 256 characters"),
     ({"request_id": "a b"}, "request_id", "request_id='a b': must be 1 to 128 letters"),
     ({"max_token": 3}, "max_token", "max_token: no such field; did you mean 'max_tokens'?"),
+    ({"f" * 81: 3}, None, f"{'f' * 80}…: no such field"),
     ({"suffix": "end"}, "suffix", "suffix='end': is not supported here; allowed: '' or null"),
 ]
 
@@ -132,6 +141,8 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER, {"role": "user"}]}, "messages[1].content=null: must be a text"),
     ({"messages": [IMAGE]}, "messages[0].content[0].type='image_url': must be 'text'"),
     ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls: is not supported"),
+    ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages[0].tool_call_id: is not supported"),
+    ({"messages": [{**USER, "name": 3}]}, "messages[0].name: is not supported"),
     ({"top_logprobs": 2}, "top_logprobs=2: needs logprobs: true"),
     ({"logprobs": 2}, "logprobs=2: must be true or false"),
     ({"tools": [{"type": "function"}]}, "tools=[{'type': 'function'}]: is not supported here"),
@@ -156,6 +167,30 @@ def test_neutral_fields_of_other_servers_are_accepted(
             fields_of(json.dumps({**fields, name: value}).encode(), ChatRequest)  # does not raise
     answer = server.post("/v1/chat/completions", **{**every, **fields})
     assert answer.status_code == 200, answer.text
+
+
+AS_IF_ABSENT = {
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "add_special_tokens": True,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "include_reasoning": True,
+    "detokenize": True,
+    "use_beam_search": False,
+    "early_stopping": False,
+    "return_tokens_as_token_ids": False,
+}
+"""What the switches of other servers are here where a request has none."""
+
+
+def test_switches_are_accepted_as_they_are_and_refused_otherwise() -> None:
+    named = {name for name, allowed in NEUTRAL.items() if {*map(type, allowed)} == {bool}}
+    assert named == AS_IF_ABSENT.keys()
+    for name, value in AS_IF_ABSENT.items():
+        refuse_strange(name, value)
+        with pytest.raises(BadRequest, match=f"^{name}={not value}: .*; allowed: {value} or null"):
+            refuse_strange(name, not value)
 
 
 def test_no_field_is_both_ours_and_neutral() -> None:
