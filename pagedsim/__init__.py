@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagedsim.api import (
+        FigureSpec,
         Option,
         Plot,
         Result,
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
         compare,
         estimate,
         experiment,
+        metric,
         option,
+        plot,
         simulate,
         sweep,
         synthetic,
@@ -53,6 +56,7 @@ __all__ = [
     "LLM",
     "Batching",
     "CostModel",
+    "FigureSpec",
     "Memory",
     "Option",
     "Plot",
@@ -64,7 +68,9 @@ __all__ = [
     "compare",
     "estimate",
     "experiment",
+    "metric",
     "option",
+    "plot",
     "simulate",
     "sweep",
     "synthetic",

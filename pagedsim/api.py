@@ -27,7 +27,11 @@ import numpy as np
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.contracts import is_ours
 from pagedsim.core.errors import unknown
+from pagedsim.metrics.definitions import METRICS
 from pagedsim.overrides import text_of
+from pagedsim.report.figures import FigureSpec as FigureSpec
+from pagedsim.report.plots import own_plots
+from pagedsim.report.plots import plot as plot
 from pagedsim.report.table import columns_of
 from pagedsim.run.folder import claimed
 from pagedsim.run.objects import draws, unpickled
@@ -49,6 +53,9 @@ _SECTIONS = ("server", "slo", "qoe")
 _UNPICKLED = f"{unpickled.__module__}.{unpickled.__qualname__}"
 _LARGEST = 100_000
 """Characters of a pickled object in a setting."""
+
+metric = METRICS
+"""All metrics; its methods are the decorators that define one: `@ps.metric.group(...)`."""
 
 
 @dataclass(frozen=True)
@@ -319,6 +326,8 @@ def _executed(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: F
         words = [*words, "tracking=none"]
     if not any(word.startswith("report=") for word in words):
         words = [*words, "report=false"]
+    if (own := METRICS.own | own_plots()) and not any(w.startswith("plugins=") for w in words):
+        words = [*words, f"plugins={text_of(sorted(own))}"]
     if folder is not None:
         with claimed(Path(folder), own=True) as place:
             return Result(_published(words, arms, place), place)

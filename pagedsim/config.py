@@ -113,6 +113,8 @@ class Config:
     """Processes; null: as many as there are cores, and one where times are measured."""
     report: bool = True
     """Whether to draw plots and write report.html."""
+    plugins: list[str] = field(default_factory=list)
+    """Modules of your own, imported first, whose metrics and plots register themselves."""
 
 
 @dataclass

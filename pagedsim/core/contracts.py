@@ -100,8 +100,8 @@ def raised_in_hook(error: BaseException) -> bool:
 
 @cache
 def is_ours(kind: Any) -> bool:
-    """Whether a class is defined in pagedsim."""
-    return bool(kind.__module__.partition(".")[0] == "pagedsim")
+    """Whether a class or function is defined in pagedsim; what exec makes has no module."""
+    return (kind.__module__ or "").partition(".")[0] == "pagedsim"
 
 
 @cache

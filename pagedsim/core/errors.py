@@ -189,3 +189,18 @@ def refuse_settings(
     for key, parameter in named.items():
         if parameter.default is parameter.empty and key not in names:
             raise ConfigError(f"{inside}{key}: must be given, for {what}")
+
+
+def raised(error: BaseException, but: str = "") -> str:
+    """An error of a user's code in one line, with the place where it was raised; frames of the file
+    `but` are passed over."""
+    text = " ".join(str(error).split())
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith("<") and code.co_filename != but:
+            place = f" ({code.co_filename}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    if isinstance(error, (ImportError, SyntaxError)):
+        place = ""  # the text says where
+    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.core.contracts import is_ours
+from pagedsim.core.errors import ConfigError
 from pagedsim.metrics.tables import EachRequest, Floats, RequestGroup, RunTables, StepPart
 
 AT_ONCE = 1 << 18
@@ -265,8 +267,30 @@ class Metrics(dict[str, Metric]):
 
     def _define(self, of: Function, label: str, unit: Unit, better: Way, kind: Kind) -> None:
         name, meaning = of.__name__, " ".join((of.__doc__ or "").split())
+        if not is_ours(of):
+            self._check(name, unit, better)
         self[name] = Metric(name, label, unit, better, meaning, kind)
+
+    def _check(self, name: str, unit: object, better: object) -> None:
+        """Raise ConfigError for a metric of a user's own that cannot be."""
+        if name in self and is_ours(self[name].kind.of):
+            raise ConfigError(f"metric {name}: is one of pagedsim's; give it another name")
+        if unit not in get_args(Unit):
+            known = ", ".join(get_args(Unit))
+            raise ConfigError(f"metric {name}: unit {unit!r}: must be one of {known}")
+        if better not in get_args(Way):
+            raise ConfigError(f"metric {name}: better={better!r}: must be LESS, NEITHER or MORE")
+
+    @property
+    def own(self) -> set[str]:
+        """The modules of metrics that are not pagedsim's."""
+        modules = (one.kind.of.__module__ for one in self.values() if not is_ours(one.kind.of))
+        return {module for module in modules if module}
 
 
 def _entry(name: str, value: Number | None) -> dict[str, Number]:
-    return {} if value is None else {name: value}
+    if value is None:
+        return {}
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ConfigError(f"metric {name}: answered {value!r}: must be a number, or None")
+    return {name: value.item() if isinstance(value, np.generic) else value}

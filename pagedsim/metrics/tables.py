@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pagedsim.core.errors import ConfigError
 from pagedsim.metrics.replica_columns import ReplicaSums
 from pagedsim.metrics.service import ServiceOverTime, service_of
 from pagedsim.metrics.slo import Reader, Slo, decoded
@@ -129,7 +130,13 @@ class Requests:
     def per_request(self, of: EachRequest) -> Floats:
         """One value per request, cached; NaN for unfinished requests."""
         if of not in self._values:
-            self._values[of] = np.where(self.in_state("finished"), of(self), NAN)
+            values, finished = np.asarray(of(self)), self.in_state("finished")
+            if values.shape != finished.shape or values.dtype.kind not in "iuf":
+                raise ConfigError(
+                    f"metric {of.__name__}: answered {values.dtype} of shape {values.shape}: must "
+                    f"be numbers of shape {finished.shape}, one a request"
+                )
+            self._values[of] = np.where(finished, values, NAN)
         return self._values[of]
 
 

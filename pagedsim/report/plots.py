@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial, wraps
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.core.contracts import is_ours
+from pagedsim.core.errors import ConfigError, raised
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import Scale, keys_of, label_of, latency_of, scale_of
 from pagedsim.metrics.compare import (
@@ -46,77 +50,178 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+Describe = Callable[[Arms], FigureSpec | None]
+"""What a plot of a comparison is: its title, caption and drawing; None where it does not apply."""
+
+PLOTS: dict[str, Describe] = {}
+"""The plots of a comparison by name, in the order of a report."""
+
+
+def plot(describe: Describe) -> Describe:
+    """Register a plot of comparisons under the name of the decorated function.
+
+    One of a user's own is guarded: its errors are ConfigErrors that name it.
+    """
+    name = describe.__name__
+    if is_ours(describe):
+        PLOTS[name] = describe
+        return describe
+    if name in PLOTS and is_ours(PLOTS[name]):
+        raise ConfigError(f"plot {name}: is one of pagedsim's; give it another name")
+    PLOTS[name] = _guarded(name, describe)
+    return describe
+
+
+def _guarded(name: str, describe: Describe) -> Describe:
+    @wraps(describe)
+    def guarded(study: Arms) -> FigureSpec | None:
+        with _named(name):
+            spec = describe(study)
+        if spec is None:
+            return None
+        if not isinstance(spec, FigureSpec):
+            raise ConfigError(f"plot {name}: answered {spec!r}: must be a FigureSpec, or None")
+        return replace(spec, draw=partial(_drawn, name, spec.draw))
+
+    return guarded
+
+
+def _drawn(name: str, draw: Callable[[], Figure]) -> Figure:
+    with _named(name):
+        figure = draw()
+    if not hasattr(figure, "savefig"):
+        raise ConfigError(f"plot {name}: drew {figure!r}: must return a matplotlib figure")
+    return figure
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever it raises
+        raise ConfigError(f"plot {name} failed: {raised(error, __file__)}") from error
+
+
+def own_plots() -> set[str]:
+    """The modules of plots that are not pagedsim's."""
+    modules = (describe.__module__ for describe in PLOTS.values() if not is_ours(describe))
+    return {module for module in modules if module}
+
+
 def drawings_of(study: Arms) -> dict[str, FigureSpec]:
     """All applicable plots of a comparison."""
-    return {
-        name: FigureSpec(title, caption, partial(make, study))
-        for name, title, caption, make in _chosen(study)
-    }
+    described = {name: describe(study) for name, describe in PLOTS.items()}
+    return {name: spec for name, spec in described.items() if spec is not None}
 
 
-def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figure]]]:
-    seeds = max(len(study.of(arm)) for arm in study.arms)
-    first = study.runs[0].seed
+def _seeds(study: Arms) -> int:
+    return max(len(study.of(arm)) for arm in study.arms)
+
+
+def _bars(study: Arms) -> str:
+    return (
+        "Bars are 95 % confidence intervals over seeds"
+        if _seeds(study) > 1
+        else "One seed: no bars"
+    )
+
+
+@plot
+def sweep(study: Arms) -> FigureSpec | None:
+    """Metrics along the values of a swept setting."""
+    if not study.swept:
+        return None
+    shared = ": all arms saw the same requests, so differences are surer than bars suggest"
+    bars = _bars(study) + (shared if _seeds(study) > 1 and study.same_requests else "")
+    return FigureSpec(f"Along {study.swept}", f"{bars}.", partial(draw_sweep, study))
+
+
+@plot
+def effect(study: Arms) -> FigureSpec | None:
+    """Ratios to the baseline."""
+    if study.swept or len(study.arms) < 2:
+        return None
     baseline = baseline_of(study)
-    bars = "Bars are 95 % confidence intervals over seeds" if seeds > 1 else "One seed: no bars"
-    if study.swept:
-        shared = ": all arms saw the same requests, so differences are surer than bars suggest"
-        bars += shared if seeds > 1 and study.same_requests else ""
-        yield "sweep", f"Along {study.swept}", f"{bars}.", draw_sweep
-    elif len(study.arms) > 1:
-        caption = f"Each metric as a multiple of what it is under {baseline}, on a logarithmic "
-        caption += f"scale. {bars}"
-        caption += "; a hollow dot's includes no difference." if seeds > 1 else "."
-        if left_out := without_ratio(study):
-            caption += f" Left out, since there is no ratio to 0 or below: {', '.join(left_out)}."
-        yield "effect", f"Against {baseline}", caption, draw_effect
-    yield (
-        "latency",
+    caption = f"Each metric as a multiple of what it is under {baseline}, on a logarithmic "
+    caption += f"scale. {_bars(study)}"
+    caption += "; a hollow dot's includes no difference." if _seeds(study) > 1 else "."
+    if left_out := without_ratio(study):
+        caption += f" Left out, since there is no ratio to 0 or below: {', '.join(left_out)}."
+    return FigureSpec(f"Against {baseline}", caption, partial(draw_effect, study))
+
+
+@plot
+def latency(study: Arms) -> FigureSpec:
+    """Distributions of latencies."""
+    seeds = _seeds(study)
+    return FigureSpec(
         "Latency",
         "The share of requests served within a time: of two curves, the one further left and up "
         f"is faster. Requests of {f'all {seeds} seeds' if seeds > 1 else 'one seed'} together.",
-        draw_latency,
+        partial(draw_latency, study),
     )
-    yield (
-        "load",
-        "Load",
-        _load_caption(study) + f"; seed {first}.",
-        draw_load,
+
+
+@plot
+def load(study: Arms) -> FigureSpec:
+    """Queued and running requests over time."""
+    caption = f"{_load_caption(study)}; seed {study.runs[0].seed}."
+    return FigureSpec("Load", caption, partial(draw_load, study))
+
+
+@plot
+def replicas(study: Arms) -> FigureSpec | None:
+    """Load of each replica of a cluster."""
+    if not study.of_fleets:
+        return None
+    return FigureSpec(
+        "Replica by replica",
+        "Each dot is a replica, each bar the mean over replicas. Load is the tokens that steps "
+        "computed, over the mean of a role; busy is the share of the makespan that they took; "
+        f"seed {study.runs[0].seed}.",
+        partial(draw_replicas, study),
     )
-    if study.of_fleets:
-        yield (
-            "replicas",
-            "Replica by replica",
-            "Each dot is a replica, each bar the mean over replicas. Load is the tokens that steps "
-            "computed, over the mean of a role; busy is the share of the makespan that they took; "
-            f"seed {first}.",
-            draw_replicas,
-        )
-        yield (
-            "balance",
-            "Requests at each replica",
-            "Requests waiting or running at each replica: above the mean over replicas, grey from "
-            f"the least to the most; below a row a replica; seed {first}.",
-            draw_balance,
-        )
-    if tells_of_service(study):
-        yield (
-            "service",
-            "Service of each client",
-            "What each client had got by each time: 1 for each token of a prompt whose first token "
-            "is out, and 2 for each token generated. Grey: several had requests that waited to "
-            f"begin, so that lines should rise alike; seed {first}.",
-            draw_service,
-        )
+
+
+@plot
+def balance(study: Arms) -> FigureSpec | None:
+    """Requests at each replica over time."""
+    if not study.of_fleets:
+        return None
+    return FigureSpec(
+        "Requests at each replica",
+        "Requests waiting or running at each replica: above the mean over replicas, grey from "
+        f"the least to the most; below a row a replica; seed {study.runs[0].seed}.",
+        partial(draw_balance, study),
+    )
+
+
+@plot
+def service(study: Arms) -> FigureSpec | None:
+    """Service of each client over time."""
+    if not tells_of_service(study):
+        return None
+    return FigureSpec(
+        "Service of each client",
+        "What each client had got by each time: 1 for each token of a prompt whose first token "
+        "is out, and 2 for each token generated. Grey: several had requests that waited to "
+        f"begin, so that lines should rise alike; seed {study.runs[0].seed}.",
+        partial(draw_service, study),
+    )
+
+
+@plot
+def requests(study: Arms) -> FigureSpec:
+    """Single requests over time."""
+    baseline = baseline_of(study)
     count = len(busiest(study.of(baseline)[0], ROWS))
     whose = f"those under {baseline}" if study.same_requests else "those of each arm's own"
-    yield (
-        "requests",
+    several = f"{count} requests in a row, where {whose} waited longest"
+    return FigureSpec(
         "Requests, one by one",
-        (f"{count} requests in a row, where {whose} waited longest" if count > 1 else "One request")
-        + f"; seed {first}."
+        f"{several if count > 1 else 'One request'}; seed {study.runs[0].seed}."
         + _bars_caption(study),
-        draw_gantt,
+        partial(draw_gantt, study),
     )
 
 

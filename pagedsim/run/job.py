@@ -24,7 +24,7 @@ from pagedsim.metrics.steps import Batches, Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.run.backend import Settings, StoppableRecorder, Stopped
 from pagedsim.run.folder import full_disk_named
-from pagedsim.run.objects import locate
+from pagedsim.run.objects import load_plugins, locate
 from pagedsim.run.parts import Parts, build, remarks
 from pagedsim.user_error import UserError, verbose
 
@@ -105,6 +105,7 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
     """The run, or why there is none. `recorder` may be stopped from a signal handler."""
     parts = None
     try:
+        load_plugins(job.config.get("plugins", ()))
         parts = build(job.config, job.seed)
         if job.again and not parts.drawn:
             return Repeated()

@@ -16,7 +16,14 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from pagedsim.build import current_path
 from pagedsim.core import ConfigError, PagedsimError, PolicyWrapper
 from pagedsim.core.contracts import raised_in_hook
-from pagedsim.core.errors import is_number, is_whole, refuse_settings, require_whole, unknown
+from pagedsim.core.errors import (
+    is_number,
+    is_whole,
+    raised,
+    refuse_settings,
+    require_whole,
+    unknown,
+)
 from pagedsim.core.policy_validation import refuse_signatures
 
 T = TypeVar("T")
@@ -81,6 +88,19 @@ def _with_group(group: str, settings: Mapping[str, Any], text: str) -> str:
     return re.sub(missing, r"\1: must be given (+\1=...), for", text)
 
 
+def load_plugins(names: Sequence[str]) -> None:
+    """Import the modules of `plugins=`, whose metrics and plots register themselves."""
+    for name in names:
+        try:
+            import_module(name)
+        except PagedsimError as error:
+            raise ConfigError(f"plugins={name}: {error}") from error
+        except Exception as error:  # whatever it raises
+            raise ConfigError(
+                f"plugins={name}: cannot be imported: {raised(error, __file__)}"
+            ) from error
+
+
 def takes(target: str, name: str) -> bool:
     """Whether what `target` names has a parameter `name`."""
     return name in signature(locate(target)).parameters
@@ -124,9 +144,9 @@ def locate(path: str) -> Callable[..., Any]:
         except ModuleNotFoundError as error:
             if error.name and f"{module}.".startswith(f"{error.name}."):
                 continue  # the path's end may be attributes of a shorter path's module
-            raise ConfigError(f"{path}: cannot be imported: {_what(error)}") from error
+            raise ConfigError(f"{path}: cannot be imported: {raised(error, __file__)}") from error
         except Exception as error:
-            raise ConfigError(f"{path}: cannot be imported: {_what(error)}") from error
+            raise ConfigError(f"{path}: cannot be imported: {raised(error, __file__)}") from error
         for name in parts[cut:]:
             if not hasattr(found, name):
                 known = [n for n in vars(found) if not n.startswith("_")]
@@ -170,21 +190,7 @@ def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
     except Exception as error:
         if raised_in_hook(error):  # of a part that was made inside these settings
             raise
-        raise ConfigError(f"{label}: {_what(error)}") from error
-
-
-def _what(error: BaseException) -> str:
-    """An error of a user's code in one line, with the file where it was raised."""
-    text = " ".join(str(error).split())
-    trace, place = error.__traceback__, ""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith("<") and code.co_filename != __file__:
-            place = f" ({code.co_filename}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    if isinstance(error, (ImportError, SyntaxError)):
-        place = ""  # the text says where
-    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+        raise ConfigError(f"{label}: {raised(error, __file__)}") from error
 
 
 def _a(name: str) -> str:

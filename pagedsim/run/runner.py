@@ -22,7 +22,7 @@ from pagedsim.run.backend import RunConfig
 from pagedsim.run.compose import ROOT, Command, group_of, key_of
 from pagedsim.run.folder import keep_configuration
 from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
-from pagedsim.run.objects import flat, make
+from pagedsim.run.objects import flat, load_plugins, make
 from pagedsim.run.parts import build, refuse_fleet
 from pagedsim.run.publish import Published, publish
 from pagedsim.run.runs import Runs, goes_on
@@ -47,6 +47,7 @@ def begun(
     """
     provenance.begin()
     command = Command.of(words, folder, options, root, arms)
+    load_plugins(command.config["plugins"])
     check_base(command)
     study: Study = make("study", command.config["study"], Study)
     for missing in _missing(command.config):

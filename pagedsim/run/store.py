@@ -121,7 +121,10 @@ def recipe(job: Job) -> Recipe:
         "seed": job.seed,
         "config": config,
         "simulator": of_the_simulator(),
-        "code": {path: of_target(path) for path in sorted(set(_paths(config)))},
+        "code": {
+            **{path: of_target(path) for path in sorted(set(_paths(config)))},
+            **{module: of_target(f"{module}.*") for module in config.get("plugins", ())},
+        },
         "files": {path: _stamp(path) for path in sorted(set(_named(config, "path", "config")))},
     }
     plain: Recipe = json.loads(json.dumps(made, default=str))

@@ -1,0 +1,203 @@
+"""Metrics and plots of a user's own: modules of plugins=, scripts, and what cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+
+import pagedsim as ps
+from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.metrics.definitions import METRICS
+from pagedsim.metrics.metric import LESS
+from pagedsim.report.plots import PLOTS
+from pagedsim.run.store import recipe
+from tests.run.studies import carried_out, job_of
+
+MODULE = """
+import matplotlib.pyplot as plt
+import pagedsim as ps
+from pagedsim.metrics.metric import MORE
+
+
+@ps.metric.group("Long answers", "count", MORE)
+def long_answers(group):
+    "Answers of more than 200 tokens."
+    return (group.requests["output_tokens"][group.finished] > 200).sum()
+
+
+@ps.metric.latency("Queueing")
+def queueing(each):
+    return each["scheduled"] - each["arrival"]
+
+
+@ps.plot
+def lengths(study):
+    def draw():
+        figure, axes = plt.subplots()
+        axes.hist(study.runs[0].requests()["output_tokens"].to_numpy())
+        return figure
+
+    return ps.FigureSpec("Lengths of answers", "The first run.", draw)
+
+
+@ps.plot
+def of_clusters(study):
+    return None if not study.of_fleets else ps.FigureSpec("Clusters", "", plt.figure)
+"""
+FEW: dict[str, Any] = {"workload": ps.synthetic(rate=4.0, requests=30), "seeds": 2, "jobs": 1}
+
+
+pytestmark = pytest.mark.usefixtures("registries")
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """The module is imported anew by each test."""
+    yield
+    sys.modules.pop("own_parts", None)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "own_parts.py"
+    path.write_text(MODULE)
+    return path
+
+
+@pytest.mark.usefixtures("module")
+def test_a_module_brings_metrics_and_plots() -> None:
+    result = ps.compare(
+        policy=dict.fromkeys(("fcfs", "priority"), "fcfs"),
+        plugins=["own_parts"],
+        metrics=["long_answers", "queueing_p90"],
+        **FEW,
+    )
+    run, table = result.runs[0], result.requests.to_pydict()
+    rows = zip(table["arm"], table["seed"], table["output_tokens"], strict=True)
+    expected = sum(row[:2] == (run.arm, run.seed) and row[2] > 200 for row in rows)
+    assert expected and run.summary["long_answers"] == expected
+    assert type(run.summary["long_answers"]) is int
+    assert {"queueing_mean", "queueing_p90", "ttft_mean"} <= set(run.summary)
+    assert set(result.table()["metric"].to_pylist()) == {"long_answers", "queueing_p90"}
+    assert METRICS["long_answers"].meaning == "Answers of more than 200 tokens."
+    assert "lengths" in result.plots and "of_clusters" not in result.plots
+    assert result.plot("lengths").title == "Lengths of answers"
+    assert run.config["plugins"] == ["own_parts"]
+
+
+def test_a_script_needs_no_setting(tmp_path: Path) -> None:
+    """Whose processes get its metrics with it."""
+    script = tmp_path / "script.py"
+    body = (
+        'if __name__ == "__main__":\n'
+        "    result = ps.simulate(workload=ps.synthetic(rate=4.0, requests=30), seeds=2, jobs=2)\n"
+        "    print(result.runs[1].summary['long_answers'], result.plots[-1])\n"
+    )
+    script.write_text(MODULE + body)
+    told = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    count, plot = told.stdout.split()
+    assert int(count) > 0 and plot == "lengths"
+
+
+def test_a_changed_module_makes_other_runs(module: Path, tmp_path: Path) -> None:
+    words = ["experiment=single", "plugins=[own_parts]"]
+    before = recipe(job_of(tmp_path, words))
+    assert set(before["code"]) >= {"own_parts"} and before == recipe(job_of(tmp_path, words))
+    module.write_text(MODULE + "\n")
+    assert recipe(job_of(tmp_path, words)) != before
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "@ps.metric.group('A', 'count', MORE)\ndef ttft(group): return 1",
+            "plugins=own_parts: metric ttft: is one of pagedsim's; give it another name",
+        ),
+        (
+            "@ps.metric.group('A', 'tokens', MORE)\ndef a(group): return 1",
+            "plugins=own_parts: metric a: unit 'tokens': must be one of s, 1/s, share, count, J, ",
+        ),
+        (
+            "@ps.metric.group('A', 'count', 'more')\ndef a(group): return 1",
+            "plugins=own_parts: metric a: better='more': must be LESS, NEITHER or MORE",
+        ),
+        (
+            "@ps.metric.group('A', 'count', MORE)\ndef a(group): return 'many'",
+            "metric a: answered 'many': must be a number, or None",
+        ),
+        (
+            "@ps.metric.latency('A')\ndef a(each): return [1.0]",
+            "metric a: answered float64 of shape (1,): must be numbers of shape (30,), one a",
+        ),
+        (
+            "@ps.metric.group('A', 'count', MORE)\ndef a(group): return {}['x']",
+            "KeyError: 'x' (own_parts.py:",
+        ),
+        (
+            "@ps.plot\ndef load(study): return None",
+            "plugins=own_parts: plot load: is one of pagedsim's; give it another name",
+        ),
+        ("@ps.plot\ndef a(study): return 1", "plot a: answered 1: must be a FigureSpec, or None"),
+        ("@ps.plot\ndef a(study): return {}['x']", "plot a failed: KeyError: 'x' ("),
+        ("raise ValueError('no')", "plugins=own_parts: cannot be imported: ValueError: no ("),
+        ("import nowhere", "plugins=own_parts: cannot be imported: ModuleNotFoundError: No module"),
+    ],
+)
+def test_what_cannot_be_ends_in_one_line(
+    text: str, line: str, module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(module.parent)
+    module.write_text(f"import pagedsim as ps\nfrom pagedsim.metrics.metric import MORE\n{text}\n")
+    with pytest.raises(PagedsimError) as caught:
+        ps.simulate(plugins=["own_parts"], **{**FEW, "seeds": 1})
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_plot_that_fails_to_draw_is_named() -> None:
+    @ps.plot
+    def empty(study: Any) -> ps.FigureSpec:
+        return ps.FigureSpec("", "", lambda: None)  # type: ignore[arg-type, return-value]
+
+    @ps.plot
+    def broken(study: Any) -> ps.FigureSpec:
+        return ps.FigureSpec("", "", lambda: plt.figure(1 / 0))  # type: ignore[arg-type]
+
+    drawings = {name: PLOTS[name](None) for name in ("empty", "broken")}  # type: ignore[arg-type]
+    for name, said in {
+        "empty": "^plot empty: drew None: must return a matplotlib figure$",
+        "broken": r"^plot broken failed: ZeroDivisionError: division by zero \(.*test_plugins.py:",
+    }.items():
+        spec = drawings[name]
+        assert spec is not None
+        with pytest.raises(ConfigError, match=said):
+            spec.draw()
+
+
+def test_one_s_own_may_be_defined_again() -> None:
+    """As a notebook does."""
+    for label in ("First", "Second"):
+
+        @ps.metric.group(label, "count", LESS)
+        def again(group: Any) -> int:
+            return 1
+
+    assert METRICS["again"].label == "Second" and METRICS.own == {__name__}
+
+
+def test_arms_share_their_plugins(tmp_path: Path) -> None:
+    words = ["experiment=compare", "study.title=a", "study.question=b"]
+    words.append("+study.arms.a=['plugins=[x]']")
+    with pytest.raises(PagedsimError, match=r"study\.arms\.a: .*plugins"):
+        carried_out(tmp_path, *words)
+    with pytest.raises(PagedsimError, match="plugins"):
+        ps.compare(plugins={"a": ["x"], "b": []}, **FEW)
