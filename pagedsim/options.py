@@ -359,7 +359,7 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     """What to do, where the last of `names` is not `there` beside the others."""
     *above, name = names
     if above == ["study", "arms"]:
-        return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
+        return f"arm; with experiment=compare, +study.arms.{name}= adds one"
     if names == ["fleet", "link", "lanes"]:
         return "key; it is now called 'channels'"
     if names == ["workload", "requests"] and "sessions" in there:

@@ -150,8 +150,7 @@ LINES = {
     "fleet.link.lanes=2": "fleet.link.lanes: no such key; it is now called 'channels'",
     "workload=agents workload.requests=5": "workload.requests: no such key; use workload.sessions=",
     "study.arms={a:['policy=fcfs']}": (
-        "study.arms.a: no such arm: an experiment's arms stand as they are; choose "
-        "experiment=compare for others"
+        "study.arms.a: no such arm; with experiment=compare, +study.arms.a= adds one"
     ),
     "hydra.verbos=true": "hydra.verbos: no such key of Hydra's; --cfg hydra shows them",
     "hydra.verbose=tru": "hydra.verbose='tru': must be true or false",
