@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from pagedsim.core.compiled import mypyc_attr
@@ -21,6 +22,9 @@ Key = tuple[Rank, float, int]
 """What requests are sorted by: rank, then arrival, then the order in which they were added."""
 
 GREEDY = SamplingParams(temperature=0.0)
+
+NO_EXTRA: Final[Mapping[str, Any]] = MappingProxyType({})
+"""`Request.extra` of a request that has none."""
 
 
 _UNHASHED: list[Hashable] = []
@@ -71,6 +75,7 @@ class Request(DecodeEntry):
         "client",
         "cpu_tables",
         "deadline",
+        "extra",
         "finish_reason",
         "finished_at",
         "first_token_at",
@@ -103,6 +108,7 @@ class Request(DecodeEntry):
         predicted_len: float | None = None,
         session: str | None = None,
         turn: int = 0,
+        extra: Mapping[str, Any] | None = None,
         answer: Sequence[int] | None = None,
     ) -> None:
         """`prompt` is its token ids, or its length if token ids are irrelevant (simulation).
@@ -110,6 +116,7 @@ class Request(DecodeEntry):
         A smaller `priority` is more urgent; `arrival` defaults to the time of `Scheduler.add`;
         `predicted_len` is a predictor's guess of the output length, `deadline` a point in time.
         It is the `turn`th, from 1 on, of a `session`: a conversation, or an agent's program.
+        `extra` is anything else that its client says of it, such as a tenant or an adapter.
         `answer` is its output in a simulation, so that a prefix cache finds it in prompts that
         quote it: at least as long as the output, and hidden from policies.
         """
@@ -136,6 +143,7 @@ class Request(DecodeEntry):
         self.predicted_len = predicted_len
         self.session = session
         self.turn = turn
+        self.extra: Mapping[str, Any] = MappingProxyType(dict(extra)) if extra else NO_EXTRA
 
         self.state = _NEW
         self.finish_reason: str | None = None
@@ -190,6 +198,7 @@ class Request(DecodeEntry):
             predicted_len=self.predicted_len,
             session=self.session,
             turn=self.turn,
+            extra=self.extra,
             answer=self._answer,
         )
 

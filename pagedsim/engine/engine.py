@@ -317,7 +317,7 @@ class LLMEngine:
     ) -> None:
         """Queue a prompt, a text or token ids; raises RequestError if it can never be served.
 
-        `labels` are for policies: priority, client, deadline, predicted_len, arrival. With
+        `labels` are for policies: priority, client, deadline, predicted_len, extra, arrival. With
         `stream`, every step that generates a token for it returns its output so far; with `delta`,
         too, only what is new since its last output, also in the last one. Where the returned
         sequences are known only at the end (beams, `best_of`), a stream of deltas is one output.

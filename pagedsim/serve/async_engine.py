@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -216,17 +216,19 @@ class AsyncLLMEngine:
         client: str = "",
         deadline: float | None = None,
         timeout: float | None = None,
+        extra: Mapping[str, Any] | None = None,
         arrival: float | None = None,
     ) -> Iterator[Stream]:
         """Submit a request; on exit of the block it is aborted if unfinished.
 
         Without `stream` only the final output is delivered. `deadline`, in seconds from now on the
-        engine's clock, is visible to policies. The request is aborted after `timeout` seconds, or
-        this object's if that is less. Raises Overloaded, Closing or EngineDead.
+        engine's clock, is visible to policies, and so is `extra`. The request is aborted after
+        `timeout` seconds, or this object's if that is less. Raises Overloaded, Closing or
+        EngineDead.
         """
         opened = self._enter(
             prompt, params, request_id, stream, delta,
-            {"priority": priority, "client": client, "deadline": deadline,
+            {"priority": priority, "client": client, "deadline": deadline, "extra": extra,
              "arrival": self._engine.now if arrival is None else arrival},
         )  # fmt: skip
         seconds = min((one for one in (timeout, self.timeout) if one is not None), default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ def trace(
     users: int | None = None,
     think_time: float | None = None,
     where: Mapping[str, str] | None = None,
-    columns: Mapping[str, str | None] | None = None,
+    columns: Mapping[str, Any] | None = None,
     in_turns: bool = True,
     drop_empty: bool = False,
     sort: bool = False,
@@ -59,8 +60,9 @@ def trace(
 
     CSV files can be filtered (`where`, column to value). `columns` says which column of a CSV file
     has the arrival, prompt and output (default: those of the format), the client, priority and
-    session. Without columns, clients and priorities, and always deadlines, `n` and `beam`, are as
-    in `synthetic`.
+    session; its `extra` lists columns that requests carry, or maps names to them, as the field
+    `extra` of JSON lines does. Clients and priorities without columns, and always deadlines, `n`
+    and `beam`, are as in `synthetic`.
     Rows of a session (a column of a CSV file, or defined by the format) are its turns: unless
     `in_turns` is false, a turn is not sent before the previous one is answered.
     `drop_empty` drops rows without tokens, `sort` sorts rows by time, `block_tokens` is the block
@@ -70,7 +72,11 @@ def trace(
     if max_len is not None:
         require_whole("max_len", max_len, 2, LONGEST)
     options = Options(
-        _where(where), _columns(columns), require_whole("block_tokens", block_tokens, 1), tokenizer
+        _where(where),
+        _columns(columns or {}),
+        _extra(columns or {}),
+        require_whole("block_tokens", block_tokens, 1),
+        tokenizer,
     )
     table = read_table(
         path,
@@ -108,6 +114,7 @@ def trace(
         asked=(labelled.params,),
         prompts=_prompts(table, parents, prompt_len, output_len),
         turns=_turns(parents, in_turns),
+        extra=table.extra,
         mode="open" if process is None else process.mode,
         users=process.users if isinstance(process, ClosedLoop) else None,
         think_time=process.think_time if isinstance(process, ClosedLoop) else 0.0,
@@ -153,14 +160,26 @@ def _where(where: Mapping[str, str] | None) -> dict[str, str]:
     return {str(key): str(value) for key, value in (where or {}).items()}
 
 
-def _columns(columns: Mapping[str, str | None] | None) -> dict[str, str]:
-    if not isinstance(columns or {}, Mapping):
-        what = f"must be a mapping of {', '.join(COLUMNS)} to columns"
-        raise ConfigError(f"columns={columns!r}: {what}")
-    for key in columns or ():
-        if key not in COLUMNS:
-            raise ConfigError(f"columns.{key}: no such setting; {choices(str(key), COLUMNS)}")
-    return {key: str(name) for key, name in (columns or {}).items() if name is not None}
+def _columns(columns: Mapping[str, Any]) -> dict[str, str]:
+    known = (*COLUMNS, "extra")
+    if not isinstance(columns, Mapping):
+        raise ConfigError(
+            f"columns={columns!r}: must be a mapping of {', '.join(known)} to columns"
+        )
+    for key in columns:
+        if key not in known:
+            raise ConfigError(f"columns.{key}: no such setting; {choices(str(key), known)}")
+    return {key: str(columns[key]) for key in COLUMNS if columns.get(key) is not None}
+
+
+def _extra(columns: Mapping[str, Any]) -> dict[str, str]:
+    given = columns.get("extra") or {}
+    if isinstance(given, Mapping):
+        return {str(name): str(column) for name, column in given.items()}
+    if not isinstance(given, list | tuple):
+        what = "must be a list of columns, or a mapping of names to them"
+        raise ConfigError(f"columns.extra={given!r}: {what}")
+    return {str(column): str(column) for column in given}
 
 
 def _slice(start: float, window: float | None, requests: int | None) -> Slice:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -116,6 +117,7 @@ class Workload:
     asked: tuple[SamplingParams, ...]  # distinct sampling parameters
     prompts: Prompts | None = None  # prompt contents, where they matter
     turns: Sessions | None = None  # dependencies between the requests of sessions
+    extra: Sequence[Mapping[str, Any]] | None = None  # `Request.extra` of each row
     mode: Mode = "open"
     users: int | None = None  # closed loop: number of users
     think_time: float = 0.0  # closed loop: seconds between an answer and the next request
@@ -140,6 +142,7 @@ class Workload:
         asked: Sequence[SamplingParams] = (GREEDY,),
         prompts: Prompts | None = None,
         turns: Sessions | None = None,
+        extra: Sequence[Mapping[str, Any]] | None = None,
         mode: Mode = "open",
         users: int | None = None,
         think_time: float = 0.0,
@@ -175,6 +178,7 @@ class Workload:
             asked=tuple(asked),
             prompts=prompts,
             turns=turns,
+            extra=None if extra is None else list(map(_frozen, extra)),
             mode=mode,
             users=users,
             think_time=think_time,
@@ -196,6 +200,8 @@ class Workload:
             raise ConfigError(f"sampling: must be an index into {len(made.asked)} settings")
         if turns is not None and len(turns) != rows:
             raise ConfigError(f"turns: {len(turns)} for {rows} requests")
+        if extra is not None and len(extra) != rows:
+            raise ConfigError(f"extra: {len(extra)} for {rows} requests")
         return made
 
     def __len__(self) -> int:
@@ -207,7 +213,7 @@ class Workload:
         A request's id is its row. In a closed loop its arrival is set when it is sent.
         """
         clients, prompts, asked, turns = self.clients, self.prompts, self.asked, self.turns
-        closed = self.mode == "closed"
+        closed, extra = self.mode == "closed", self.extra
         for start in range(0, len(self), CHUNK):
             rows = slice(start, start + CHUNK)
             columns = zip(
@@ -239,6 +245,8 @@ class Workload:
                     request.deadline = due
                 if turns is not None:
                     request.session, request.turn = turns.name(row), int(turns.turn[row])
+                if extra is not None:
+                    request.extra = extra[row]
                 yield request, output
 
     @property
@@ -272,6 +280,10 @@ class Workload:
             f"Workload({requests}, {self.prompt_len.mean():.6g} tokens "
             f"in and {self.output_len.mean():.6g} out on average)"
         )
+
+
+def _frozen(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    return extra if isinstance(extra, MappingProxyType) else MappingProxyType(dict(extra))
 
 
 def _column(name: str, values: ArrayLike, dtype: type[T], rows: int) -> NDArray[T]:

@@ -222,3 +222,14 @@ def public(state: ServerState) -> list[object]:
 
 def numbers(thing: object) -> set[float]:
     return {value for value in values(thing, True) if isinstance(value, int | float)}
+
+
+def test_what_a_request_carries_cannot_be_changed() -> None:
+    given = {"tenant": "a"}
+    request = Request("r", 4, extra=given)
+    given["tenant"] = "b"
+    assert request.extra == request.afresh().extra == {"tenant": "a"}
+    for one in (request, Request("plain", 4)):
+        with pytest.raises(TypeError):
+            one.extra["tenant"] = "c"  # type: ignore[index]
+    assert Request("plain", 4).extra == {}

@@ -49,6 +49,25 @@ def test_a_lost_request_restarts_at_another_replica() -> None:
     ]
 
 
+def test_a_router_sees_what_a_lost_request_carries() -> None:
+    seen: list[object] = []
+
+    class Sees(RoundRobin):
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+            seen.append(request.extra.get("tenant"))
+            return super().route(request, replicas, now)
+
+    class Carrying(Jobs):
+        def requests(self) -> Iterator[tuple[Request, int]]:
+            for request, output in super().requests():
+                request.extra = {"tenant": "a"}
+                yield request, output
+
+    jobs, outage = Carrying([(0.0, 3, 6)]), ListedOutages({0: [(2.5, 10.0)]})
+    served([scheduler(), scheduler()], jobs, Sees(), Constant(), failures=outage)
+    assert seen == ["a", "a"]
+
+
 def test_outages_back_to_back_are_one() -> None:
     """Replica 0 is down from 1.5 to 6, and what was lost waits for it all the time."""
     rows = [{"replica": 0, "at": 1.5, "for": 2.5}, {"replica": 0, "at": 4.0, "for": 2}]

@@ -115,7 +115,7 @@ def test_a_request_beyond_its_timeout_is_aborted(own: bool) -> None:
     assert run(paced(), clients, timeout=None if own else 0.02) == "timeout"
 
 
-def test_policies_see_client_priority_and_deadline() -> None:
+def test_policies_see_client_priority_deadline_and_more() -> None:
     seen: list[Request] = []
 
     class Sees(Policy):
@@ -124,11 +124,12 @@ def test_policies_see_client_priority_and_deadline() -> None:
             return 0
 
     async def clients(serving: AsyncLLMEngine) -> None:
-        await text_of(serving, 1, priority=-3, client="me", deadline=2.5)
+        more = {"tenant": "a"}
+        await text_of(serving, 1, priority=-3, client="me", deadline=2.5, extra=more)
 
     run(paced(policy=Sees()), clients)
     request = seen[0]
-    assert (request.priority, request.client) == (-3, "me")
+    assert (request.priority, request.client, request.extra) == (-3, "me", {"tenant": "a"})
     assert request.deadline is not None and request.arrival is not None
     assert request.deadline == request.arrival + 2.5
 

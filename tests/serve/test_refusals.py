@@ -106,6 +106,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"priority": "high"}, "priority", "priority='high': must be a number"),
     ({"user": ["me"]}, "user", "user=['me']: must be a text"),
     ({"user": "u" * 257}, "user", "must be a text of at most 256 characters"),
+    ({"vllm_xargs": [1]}, "vllm_xargs", "vllm_xargs=[1]: must be an object"),
     ({"request_id": "a b"}, "request_id", "request_id='a b': must be 1 to 128 letters"),
     ({"max_token": 3}, "max_token", "max_token: no such field; did you mean 'max_tokens'?"),
     ({"f" * 81: 3}, None, f"{'f' * 80}…: no such field"),

@@ -76,6 +76,13 @@ def test_a_missing_column_of_one_s_own(tmp_path: Path) -> None:
     assert complaint(late, columns=columns) == f"{late}:3: when='noon': must be a finite number"
 
 
+@pytest.mark.parametrize("value", ["3", '"a"', "[1]", "false"])
+def test_what_json_lines_carry_is_an_object(tmp_path: Path, value: str) -> None:
+    one, two, _ = MOONCAKE.splitlines()
+    path = written(tmp_path, "\n".join([one, two.replace("}", f', "extra": {value}}}')]))
+    assert complaint(path) == f"{path}:2: extra={value}: must be an object"
+
+
 def test_empty_files(tmp_path: Path) -> None:
     assert "the file is empty" in complaint(written(tmp_path, ""))
     assert "the file is empty" in complaint(written(tmp_path, "\n\n"))
@@ -234,6 +241,7 @@ def test_priorities_of_a_file_are_finite_numbers(tmp_path: Path, value: str) -> 
          "formats that have: azure, burstgpt, lengths, plain"),
 
         (MOONCAKE, {"columns": {"arrival": "t"}}, "columns={'arrival': 't'}: format mooncake has "),
+        (MOONCAKE, {"columns": {"extra": ["t"]}}, "columns.extra={'t': 't'}: format mooncake has "),
         (LENGTHS, {"columns": {"arrival": "t"}, "format": "lengths"},
          "columns.arrival: format lengths has no times"),
         (MOONCAKE, {"tokenizer": "gpt2"}, "tokenizer=gpt2: format mooncake has no use for it; "
@@ -260,6 +268,8 @@ def test_settings_that_a_format_ignores(
         ({"arrivals": "fixed", "rate": 1e-320}, "the last request would arrive at inf s: must be"),
         ({"columns": {"client": 5}}, "columns.client: no column '5'"),
         ({"columns": {"arival": "a"}}, "columns.arival: no such setting; did you mean 'arrival'?"),
+        ({"columns": {"extra": "who"}}, "columns.extra='who': must be a list of columns, or a ma"),
+        ({"columns": {"extra": ["who"]}}, ":1: columns.extra: no column 'who': its columns are a"),
         ({"columns": "when"}, "columns='when': must be a mapping of arrival, prompt, output, cl"),
         ({"where": {"colour": "red"}}, "no column 'colour'"),
     ],

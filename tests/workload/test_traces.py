@@ -244,6 +244,35 @@ def test_columns_of_a_format_may_be_others(tmp_path: Path) -> None:
     assert rows(burst) == rows(trace(path=written(tmp_path, LENGTHS, "b"), arrivals="burst"))
 
 
+@pytest.mark.parametrize(
+    ("extra", "first"),
+    [
+        (["tenant", "who"], {"tenant": "a", "who": "x"}),
+        ({"adapter": "tenant"}, {"adapter": "a"}),
+        (None, {}),
+    ],
+)
+def test_columns_that_requests_carry(tmp_path: Path, extra: Any, first: dict[str, str]) -> None:
+    head, *lines = PLAIN.splitlines()
+    rows = [f"{head},tenant,who", *(f"{line},{t},x" for line, t in zip(lines, "aaba", strict=True))]
+    made = trace(path=written(tmp_path, "\n".join(rows)), columns={"extra": extra}, requests=3)
+    found = [request.extra for request, _ in made.requests()]
+    assert found[0] == found[1] == first and (found[2] != first) is bool(extra)
+    assert found[0] is found[1]  # memory for each that differs alone
+    with pytest.raises(TypeError):
+        found[0]["more"] = 1  # type: ignore[index]
+
+
+def test_objects_of_json_lines_that_requests_carry(tmp_path: Path) -> None:
+    one, two, *more = MOONCAKE.splitlines()
+    carried = '"extra": {"tenant": "a", "tags": [1, {"b": null}]}}'
+    lines = [one.replace("}", f", {carried}"), two.replace("}", ', "extra": null}'), *more]
+    made = trace(path=written(tmp_path, "\n".join(lines)))
+    found = [request.extra for request, _ in made.requests()]
+    assert found == [{"tenant": "a", "tags": [1, {"b": None}]}, {}, {}]
+    assert trace(path=written(tmp_path, MOONCAKE, "b")).extra is None
+
+
 class Gateway(JsonLines):
     """JSON lines of other fields."""
 

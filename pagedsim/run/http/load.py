@@ -132,6 +132,8 @@ def _labels(request: Request) -> dict[str, Any]:
         labels["user"] = request.client
     if request.deadline is not None:
         labels["deadline"] = round(request.deadline - (request.arrival or 0.0), 6)
+    if request.extra:
+        labels["vllm_xargs"] = dict(request.extra)
     return labels
 
 
@@ -149,6 +151,7 @@ class Seen(Request):
             priority=request.priority,
             client=request.client,
             deadline=request.deadline,
+            extra=request.extra,
         )
         self.asked_len = request.prompt_len
         """Tokens of the prompt by the workload; `prompt_len` is what the server counts, once it

@@ -104,6 +104,8 @@ class Sampling(Fields):
     timeout: Annotated[float, Field(gt=0, le=LONGEST_WAIT)] | None = None
     """Seconds after which the request is aborted."""
     request_id: Name | None = None
+    vllm_xargs: dict[str, Any] = {}
+    """Anything else, for policies, which find it in `Request.extra`."""
 
     def fill(self, defaults: Mapping[str, Any], most: int) -> None:
         """Apply the model's sampling defaults to absent fields.
@@ -149,6 +151,7 @@ class Sampling(Fields):
             "client": self.user,
             "deadline": self.deadline,
             "timeout": self.timeout,
+            "extra": self.vllm_xargs,
         }
 
 

@@ -226,7 +226,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...] | str] = {
     "documents": ([],),
     "chat_template_kwargs": ({},),
     "mm_processor_kwargs": ({},),
-    "vllm_xargs": ({},),
     "truncate_prompt_tokens": NOTHING,
     "prompt_logprobs": NOTHING,
     "prompt_embeds": NOTHING,

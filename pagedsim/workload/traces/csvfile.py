@@ -18,6 +18,7 @@ from io import StringIO
 from itertools import accumulate, compress, islice
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -42,7 +43,7 @@ Row = list[str]
 class CsvFormat(Format):
     """A CSV layout: the columns of the time and the lengths."""
 
-    options = ("where", "columns")
+    options = ("where", "columns", "extra")
     is_table = True
 
     def mapped(self, columns: Mapping[str, str]) -> Self:
@@ -76,6 +77,7 @@ class CsvFormat(Format):
             roles = {"arrival": self.time, "prompt": self.prompt, "output": self.output}
             own = {**roles, **options.columns} if options.columns else {}
             setting = {name: f"columns.{key}: " for key, name in own.items() if name is not None}
+            setting |= dict.fromkeys(options.extra.values(), "columns.extra: ")
             places = {
                 name: self._place(path, reader.line_num, header, name, setting.get(name, ""))
                 for name in (*self.needs, *setting, *options.where)
@@ -116,6 +118,7 @@ class CsvFormat(Format):
             column(client) if client else None,
             numbers(path, lines, priority, column(priority)) if priority else None,
             links=[(one, one) for one in column(session)] if session else None,
+            extra=_extra({key: places[name] for key, name in options.extra.items()}, rows),
         )
 
     def _place(self, path: Path, line: int, header: Sequence[str], name: str, setting: str) -> int:
@@ -131,6 +134,20 @@ class CsvFormat(Format):
         whose = "" if setting else f" (format {self.name})"
         there = f"its columns are {names_of(header)}{hint}"
         raise wrong(path, line, f"{setting}no column {name!r}{whose}: {there}")
+
+
+def _extra(places: Mapping[str, int], rows: Sequence[Row]) -> list[Mapping[str, Any]] | None:
+    """The columns in `places` as one mapping a row, the same object where texts are the same."""
+    if not places:
+        return None
+    made: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    found = []
+    for row in rows:
+        texts = tuple(row[place] for place in places.values())
+        if texts not in made:
+            made[texts] = MappingProxyType(dict(zip(places, texts, strict=True)))
+        found.append(made[texts])
+    return found
 
 
 def read_header(path: Path) -> list[str]:

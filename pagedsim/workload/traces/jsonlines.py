@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import not_installed
+from pagedsim.core.request import NO_EXTRA
 from pagedsim.workload.traces.rows import (
     Chunk,
     Clock,
@@ -70,7 +73,8 @@ class JsonLines(Format):
                 rows = [self._object(path, line, text) for line, text in batch]
                 for name in self.fields:
                     self._check(path, lines, rows, name)
-                yield self.chunk(path, lines, rows, options)
+                chunk = self.chunk(path, lines, rows, options)
+                yield replace(chunk, extra=_extra(path, lines, rows))
 
     @abstractmethod
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
@@ -110,6 +114,19 @@ class JsonLines(Format):
             fields = ", ".join(self.fields)
             raise wrong(path, line, f"{text.strip():.60}: must be an object of {fields}")
         return row
+
+
+def _extra(
+    path: Path, lines: Sequence[int], rows: Sequence[dict[str, Any]]
+) -> list[Mapping[str, Any]] | None:
+    """The field `extra` of each row; None if no row has it. Raises ConfigError if one is no
+    object."""
+    given = [row.get("extra") for row in rows]
+    for line, value in zip(lines, given, strict=True):
+        if value is not None and not isinstance(value, dict):
+            what = f"extra={json.dumps(value):.60}: must be an object"
+            raise wrong(path, line, what)
+    return [MappingProxyType(one) if one else NO_EXTRA for one in given] if any(given) else None
 
 
 class Log(JsonLines):

@@ -9,12 +9,14 @@ from difflib import get_close_matches
 from itertools import chain
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
+from pagedsim.core.request import NO_EXTRA
 from pagedsim.workload.traces.csvfile import (
     Azure,
     BurstGPT,
@@ -113,6 +115,7 @@ def refuse_ignored(format: Format, options: Options) -> None:
     """Raise ConfigError for an option that the format does not support."""
     for key, value in options.given.items():
         if key not in format.options:
+            key = "columns.extra" if key == "extra" else key
             users = ", ".join(sorted(one.name for one in FORMATS.values() if key in one.options))
             given = key if callable(value) else f"{key}={value}"
             what = f"{given}: format {format.name} has no use for it"
@@ -151,6 +154,7 @@ class Table:
     block_starts: NDArray[np.int64] | None  # offset of each row's blocks, and the end
     block_tokens: int
     links: list[Link] | None
+    extra: list[Mapping[str, Any]] | None  # read-only
     dropped: int
     cut: bool
     """Whether `limit` left out rows of the slice."""
@@ -265,6 +269,7 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
         block_starts=starts,
         block_tokens=chunks[0].block_tokens,
         links=[links[row] for row in rows.tolist()] if links else None,
+        extra=_extra(chunks, rows),
         dropped=int(np.count_nonzero(~full[order[:reached]])),
         cut=len(rows) < len(usable),
         unread=chunks[0].unread,
@@ -273,6 +278,13 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
 
 def _full(prompt: NDArray[np.int64], output: NDArray[np.int64]) -> NDArray[np.bool_]:
     return (prompt > 0) & (output > 0)
+
+
+def _extra(chunks: Sequence[Chunk], rows: NDArray[np.int64]) -> list[Mapping[str, Any]] | None:
+    if all(chunk.extra is None for chunk in chunks):
+        return None
+    every = [one for chunk in chunks for one in chunk.extra or [NO_EXTRA] * len(chunk.lines)]
+    return [every[row] for row in rows.tolist()]
 
 
 def _blocks(

@@ -63,7 +63,7 @@ class Clock:
 
 
 COLUMNS = ("arrival", "prompt", "output", "client", "priority", "session")
-"""What a column of a table can hold."""
+"""What a column of a table can hold, beside what requests carry as `extra`."""
 
 Link = tuple[Hashable, Hashable]
 """A row's name, and the name of the row it continues: the last one above with that name."""
@@ -83,6 +83,7 @@ class Chunk:
     blocks: list[list[int]] | None = None  # block ids of the prompts
     block_tokens: int = 0  # block size
     links: list[Link] | None = None
+    extra: list[Mapping[str, Any]] | None = None  # read-only
     unread: tuple[str, ...] = ()
     """Columns of prompt contents that the format ignores."""
 
@@ -94,6 +95,8 @@ class Options:
     where: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     """Names in the file by names of `COLUMNS`."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """Names in the file by names in `Request.extra`."""
     block_tokens: int = 512
     tokenizer: str | Tokenizer | None = None
 

@@ -39,8 +39,10 @@ def test_a_body_has_the_token_limit_and_a_stream_with_usage() -> None:
 
 
 def test_attributes_of_the_workload_are_sent() -> None:
-    request = Request(0, 3, arrival=2.0, priority=2, client="chat", deadline=3.5)
+    more = {"tenant": "a", "tags": [1, None]}
+    request = Request(0, 3, arrival=2.0, priority=2, client="chat", deadline=3.5, extra=more)
     body = body_of(request)
+    assert body["vllm_xargs"] == more
     assert (body["priority"], body["user"], body["deadline"]) == (2, "chat", 1.5)
     assert type(body["priority"]) is int
     assert body_of(Request(0, 3, priority=0.5))["priority"] == 0.5
