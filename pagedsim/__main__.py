@@ -43,7 +43,10 @@ def run(root: str = "config") -> None:
     `root` is the configuration to compose: of a study, or (serve) of a server.
     """
     from pagedsim.build import plugin_policies
-    from pagedsim.config import register
+    from pagedsim.requirements import refuse_older
+
+    refuse_older()
+    from pagedsim.config import register  # which imports Hydra
 
     register(plugin_policies())
     failures: list[Exception] = []

@@ -133,8 +133,11 @@ def track(
             with begin("comparison", "comparison") as tracked:
                 _log_result(tracked, result, folder, arms, table, list(by_arm))
                 folders.append(_folder(tracked))
-    except (wandb.Error, OSError, ValueError) as error:
-        told = f"tracking.mode={mode}: Weights & Biases says: {error}"
+    except Exception as error:  # whatever a version of it raises
+        kind = "" if isinstance(error, (wandb.Error, OSError, ValueError)) else type(error).__name__
+        said = ": ".join(filter(None, (kind, " ".join(str(error).split()))))
+        told = f"tracking.mode={mode}: Weights & Biases {wandb.__version__} says: {said}"
+        told += "; the results are whole, and the same command tracks them without new runs"
         return Tracked(folders, PagedsimError(told))
     return Tracked(folders)
 

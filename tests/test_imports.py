@@ -68,6 +68,7 @@ EVERYTHING_OURS = (
     "pagedsim.overrides",
     "pagedsim.options",
     "pagedsim.user_error",
+    "pagedsim.requirements",
     "pagedsim.policies",
     "pagedsim.kernels",
     "pagedsim.conf",
@@ -88,8 +89,11 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
         ("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.policies"),
         all_but(*TORCH),
     ),
+    "pagedsim.requirements": (("pagedsim.core",), only()),
     "pagedsim.engine": (
-        ("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.kernels"),
+        tuple(
+            f"pagedsim.{room}" for room in ("core", "build", "server", "kernels", "requirements")
+        ),
         all_but(*STUDY),
     ),
     "pagedsim.api": (

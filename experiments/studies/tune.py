@@ -22,6 +22,7 @@ from pagedsim.metrics.result import Listing
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import INK, MUTED, looks, margins, new_figure, tidy
+from pagedsim.requirements import refuse_older
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -121,6 +122,7 @@ class Tune(Study):
     def __post_init__(self) -> None:
         if find_spec("optuna") is None:
             raise not_installed("experiment=tune", "tune", "Optuna")
+        refuse_older("tune")
         for name in ("trials", "batch"):
             require_whole(name, getattr(self, name), 1)
         try:

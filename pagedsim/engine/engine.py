@@ -33,6 +33,7 @@ from pagedsim.engine.runtime import THREADS, Fetch, sent, uninterrupted
 from pagedsim.engine.sampler import Draw, Row, Sampler
 from pagedsim.engine.sequence import Group, make_group
 from pagedsim.engine.step_inputs import Samplers, samplers_of
+from pagedsim.requirements import refuse_older
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +206,7 @@ class LLMEngine:
 
         `clock` gives the time in seconds; what the engine reports is counted from now.
         """
+        refuse_older("engine")
         self.arguments = arguments = arguments or Arguments.of(**settings)
         self._threaded = device_of(arguments.device).type == "cpu"
         if self._threaded:

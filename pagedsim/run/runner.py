@@ -17,6 +17,7 @@ from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, is_number, require_whole, unknown
 from pagedsim.options import Options
+from pagedsim.requirements import refuse_older
 from pagedsim.run import provenance
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.compose import ROOT, Command, group_of, key_of
@@ -45,6 +46,7 @@ def begun(
 
     `arms` are the overrides of each arm by any name; without them, those of the words.
     """
+    refuse_older()
     provenance.begin()
     command = Command.of(words, folder, options, root, arms)
     load_plugins(command.config["plugins"])

@@ -24,6 +24,7 @@ from pagedsim.config import CARRIED
 from pagedsim.core import ConfigError, Policy, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
+from pagedsim.requirements import refuse_older
 from pagedsim.run.backend import (
     Backend,
     BackendRun,
@@ -127,6 +128,7 @@ class Engine(Backend):
             from pagedsim.engine.engine_args import Arguments
         except ModuleNotFoundError as error:
             raise not_installed("backend=engine", "engine", error.name) from error
+        refuse_older("engine")
         with said_of("backend", {"device": self.device}):
             device = device_of(self.device)
         if self.clock == "cpu" and device.type != "cpu":

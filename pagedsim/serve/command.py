@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import not_installed
+from pagedsim.requirements import refuse_older
 from pagedsim.run.compose import group_of
 
 ENGINE = "pagedsim.run.serving.Engine"
@@ -54,6 +55,10 @@ def serve(config: DictConfig) -> None:
         from pagedsim.serve.listen import listen
     except ModuleNotFoundError as error:
         raise _not_installed(error.name, settings["backend"]) from error
+    for extra in (
+        ("serve", "engine") if settings["backend"].get("_target_") == ENGINE else ("serve",)
+    ):
+        refuse_older(extra)
     listen(settings)
 
 

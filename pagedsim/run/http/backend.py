@@ -18,6 +18,7 @@ from pagedsim.core import ConfigError, RequestId
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.files import write_json
 from pagedsim.metrics.tables import TOKEN_TIMES
+from pagedsim.requirements import refuse_older
 from pagedsim.run.backend import (
     Backend,
     BackendRun,
@@ -74,6 +75,7 @@ class Http(Backend):
     def prepare(self, config: RunConfig) -> Sending:
         if find_spec("aiohttp") is None:
             raise not_installed("backend=http", "serve", "aiohttp")
+        refuse_older("serve")
         way = Way(
             Address.found(self.url, self.model),
             self.endpoint,
