@@ -51,14 +51,13 @@ def serve(config: DictConfig) -> None:
     # oneDNN caches one primitive per matmul shape, 1024 by default; a server sees ever new shapes,
     # which costs hundreds of MB. The variable is read once, at torch's first computation.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    refuse_older("serve")
+    if settings["backend"].get("_target_") == ENGINE:
+        refuse_older("engine")
     try:
         from pagedsim.serve.listen import listen
     except ModuleNotFoundError as error:
         raise _not_installed(error.name, settings["backend"]) from error
-    for extra in (
-        ("serve", "engine") if settings["backend"].get("_target_") == ENGINE else ("serve",)
-    ):
-        refuse_older(extra)
     listen(settings)
 
 
