@@ -11,10 +11,11 @@ from __future__ import annotations
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO, StringIO
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from pickle import Pickler
 from shutil import copytree, rmtree
@@ -34,7 +35,8 @@ from pagedsim.report.plots import own_plots
 from pagedsim.report.plots import plot as plot
 from pagedsim.report.table import columns_of
 from pagedsim.run.folder import claimed
-from pagedsim.run.objects import draws, unpickled
+from pagedsim.run.objects import KEPT, draws, keep, unpickled
+from pagedsim.run.pool import importing_the_script
 from pagedsim.run.runner import begun
 from pagedsim.user_error import Interruption, UserError, line
 
@@ -144,7 +146,7 @@ def _changes(key: str, value: Any) -> list[str]:
     if settings is value or not isinstance(settings, dict):
         return [f"{key}={text_of(settings)}"]
     if key == "memory":  # whose other settings are the server's
-        if settings["_target_"] == _UNPICKLED:
+        if settings["_target_"] in (_UNPICKLED, KEPT):
             raise ConfigError(f"memory: must be a class, not an object of {type(value).__name__}")
         settings["kind"] = settings.pop("_target_")
         return [f"++{key}.{name}={text_of(one)}" for name, one in settings.items()]
@@ -171,7 +173,10 @@ def _settings(key: str, value: Any) -> Any:
 
 
 def _packed(key: str, value: Any) -> dict[str, Any]:
-    """The settings that make copies of an object; raises ConfigError where that cannot be."""
+    """The settings that make copies of an object; raises ConfigError where that cannot be.
+
+    A pickled one is the same in other processes, and in another session that goes on in a folder.
+    """
     kind = type(value)
     if draws(value):
         raise ConfigError(
@@ -182,8 +187,8 @@ def _packed(key: str, value: Any) -> dict[str, Any]:
     pickler = _Pickler(buffer)
     try:
         pickler.dump(value)
-    except Exception as error:  # whatever its class raises
-        raise ConfigError(f"{key}: {kind.__name__} cannot be sent to processes: {error}") from error
+    except Exception:  # whatever its class raises
+        return _unpicklable(key, value)
     text = urlsafe_b64encode(buffer.getvalue()).decode().rstrip("=")
     if len(text) > _LARGEST:
         raise ConfigError(
@@ -192,6 +197,18 @@ def _packed(key: str, value: Any) -> dict[str, Any]:
         )
     classes = sorted({_path_of(key, one) for one in pickler.classes if not is_ours(one)})
     return {"_target_": _UNPICKLED, "classes": classes, "pickle": text}
+
+
+def _unpicklable(key: str, value: Any) -> dict[str, Any]:
+    """The settings of an object that only this process and its forks have."""
+    kind = type(value)
+    try:
+        deepcopy(value)
+        return {"_target_": KEPT, "classes": [], "name": keep(value)}
+    except Exception as error:  # whatever its class raises
+        raise ConfigError(
+            f"{key}: {kind.__name__} cannot be copied, of which each run gets one: {error}"
+        ) from error
 
 
 class _Pickler(Pickler):
@@ -322,6 +339,8 @@ def _refuse_arms(name: str, settings: Mapping[str, Any]) -> None:
 
 
 def _executed(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: Folder) -> Result:
+    if importing_the_script():
+        raise SystemExit(1)  # the process that began this one says what the script lacks
     if not any(word.startswith("tracking") for word in words):
         words = [*words, "tracking=none"]
     if not any(word.startswith("report=") for word in words):
@@ -329,6 +348,7 @@ def _executed(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: F
     if (own := METRICS.own | own_plots()) and not any(w.startswith("plugins=") for w in words):
         words = [*words, f"plugins={text_of(sorted(own))}"]
     if folder is not None:
+        _refuse_unpicklable([*words, *chain.from_iterable(arms.values())], folder)
         with claimed(Path(folder), own=True) as place:
             return Result(_published(words, arms, place), place)
     place = Path(mkdtemp(prefix="pagedsim-"))
@@ -341,6 +361,16 @@ def _executed(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: F
     return result
 
 
+def _refuse_unpicklable(words: Sequence[str], folder: str | Path) -> None:
+    for word in words:
+        if word.endswith(f"={text_of(KEPT)}"):
+            key = word.lstrip("+").partition(".")[0]
+            raise ConfigError(
+                f"folder={folder}: no later call could go on there: {key} is an object that cannot "
+                "be pickled; leave folder= away and write with result.report(folder)"
+            )
+
+
 def _published(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: Path) -> Published:
     """What the study publishes; raises its errors in the words of a script."""
     try:
@@ -350,8 +380,8 @@ def _published(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: 
         raise KeyboardInterrupt("interrupted; with folder= the same call goes on") from error
     except Exception as error:
         text = line(error, list(words)).replace("hydra.run.dir=", "folder=")
-        cause = None if isinstance(error, PagedsimError) else error
-        raise UserError([text]) from cause
+        cause = error.__cause__ if isinstance(error, UserError) else error  # a user's code's
+        raise UserError([text]) from None if isinstance(cause, PagedsimError) else cause
     assert execution.published is not None  # else it has raised
     return execution.published
 
@@ -476,5 +506,9 @@ class Result:
         from pagedsim.report import show
 
         text = StringIO()
-        show(self._published.result, self._published.compared, Console(file=text, width=100))
+        show(
+            self._published.result,
+            self._published.compared,
+            Console(file=text, width=100, force_jupyter=False),
+        )
         return text.getvalue().strip()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pickle import dumps, loads
 from types import CodeType
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import pagedsim
 from pagedsim.build import current_path
 from pagedsim.core import PagedsimError, Scheduler
 from pagedsim.metrics.arms import Run
@@ -88,9 +90,37 @@ class Failure:
     expected: bool = True
     """Whether the reason is complete; if not, the traceback is offered."""
     when: str = ""
+    error: BaseException | None = field(default=None, compare=False, repr=False)
+    """That of a user's code, if it was one."""
 
     def __str__(self) -> str:
         return self.reason + self.when
+
+    def sendable(self) -> Failure:
+        """As another process can have it: its error without frames, or none."""
+        try:
+            loads(dumps(self.error))
+        except Exception:  # whatever its class raises
+            return replace(self, error=None)
+        return self
+
+    def cause(self) -> BaseException | None:
+        """The error to raise the failure from; of another process with the trace as its text."""
+        if self.expected and self.error is None:
+            return None
+        if self.error is None or self.error.__traceback__ is None:
+            trace = RemoteTrace(self.trace)
+            if self.error is None:
+                return trace
+            self.error.__cause__ = trace
+        return self.error
+
+
+class RemoteTrace(Exception):
+    """The traceback of an error in another process, as text."""
+
+    def __str__(self) -> str:
+        return f"in another process:\n{self.args[0]}"
 
 
 Outcome = Run | Failure | Interrupted | Repeated
@@ -208,7 +238,9 @@ def error_of(failures: Mapping[str, Failure]) -> UserError:
             print(failure.trace, end="", file=sys.stderr)
     lines = lines_of(failures)
     expected = all(failure.expected for failure in failures.values())
-    return UserError(lines, expected=expected)
+    error = UserError(lines, expected=expected)
+    error.__cause__ = next(filter(None, (one.cause() for one in failures.values())), None)
+    return error
 
 
 def lines_of(failures: Mapping[str, Failure]) -> list[str]:
@@ -221,7 +253,7 @@ def failure_of(error: BaseException, config: Mapping[str, Any], now: float | Non
     any had passed."""
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, PagedsimError):
-        return Failure(str(error), trace)
+        return Failure(str(error), trace, error=_of_a_user(error))
     if isinstance(error, MemoryError):
         return Failure("there is not enough memory on this machine; simulate less", trace)
     what = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
@@ -231,9 +263,23 @@ def failure_of(error: BaseException, config: Mapping[str, Any], now: float | Non
     for place in reversed(places):
         if part := _owner(parts, place[0]):
             text = f"{part.setting} failed: {what} ({_within(part, places, place)})"
-            return Failure(text, trace, False, when)
+            return Failure(text, trace, False, when, error)
     where = f" ({_at(*places[-1])})" if places else ""
-    return Failure(what + where, trace, False, when)
+    return Failure(what + where, trace, False, when, error)
+
+
+def _of_a_user(error: BaseException) -> BaseException | None:
+    """What a user's code raised, where one of our errors stands for it."""
+    inner = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    places = list(_places(inner))
+    ours = isinstance(inner, PagedsimError | ImportError) or not places
+    return None if ours or _is_ours(places[-1][0].co_filename) else inner
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(Path(pagedsim.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -273,6 +319,8 @@ def _paths(settings: Any, where: str = "") -> Iterator[tuple[str, str]]:
             yield from _paths(value, inside)
         elif isinstance(value, str) and key in ("_target_", "kind", "of") and "." in value:
             yield where if key == "_target_" else inside, value
+        elif key == "classes" and isinstance(value, list):  # of an object that a script gave
+            yield from ((where, path) for path in value)
 
 
 def _foreign(kind: type) -> bool:
@@ -280,7 +328,13 @@ def _foreign(kind: type) -> bool:
 
 
 def _file(made: Any) -> str:
-    return getattr(sys.modules.get(str(getattr(made, "__module__", ""))), "__file__", None) or ""
+    """Where the code of a class or function is from, which in a notebook is no file."""
+    module = sys.modules.get(str(getattr(made, "__module__", "")))
+    if file := getattr(module, "__file__", None):
+        return str(file)
+    functions = (made, *vars(made).values()) if isinstance(made, type) else (made,)
+    codes = (getattr(one, "__code__", None) for one in functions)
+    return next((code.co_filename for code in codes if code is not None), "")
 
 
 def _owner(parts: Sequence[_Part], code: CodeType) -> _Part | None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import fields
 from importlib import import_module
 from inspect import isabstract, signature
+from pathlib import Path
 from pickle import loads
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from pagedsim.build import current_path
 from pagedsim.core import ConfigError, PagedsimError, PolicyWrapper
@@ -58,6 +63,43 @@ def unpickled(*, pickle: str, classes: Sequence[str], **more: Any) -> Any:
     `more` is what the run adds for classes that take it.
     """
     return loads(urlsafe_b64decode(pickle + "=" * (-len(pickle) % 4)))
+
+
+_kept: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+def keep(value: Any) -> str:
+    """Keep an object for `kept`, as long as it lives; returns its name, which none has again."""
+    name = uuid4().hex
+    _kept[name] = value
+    return name
+
+
+def kept(*, name: str, classes: Sequence[str], **more: Any) -> Any:
+    """As `unpickled`, of an object that cannot be pickled: this process has it, and its forks."""
+    return deepcopy(_kept[name])
+
+
+def script() -> Path | None:
+    """The file that is run; None in a notebook and for what is typed in."""
+    file = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    return file if file.is_file() else None
+
+
+def needs_this_process(config: Mapping[str, Any]) -> str:
+    """Why a run needs this process or a fork of it; empty where any other can make its objects."""
+    typed = script() is None and getattr(sys.modules["__main__"], "__spec__", None) is None
+    for key, value in flat(config).items():
+        if key.endswith("_target_") and value == KEPT:
+            return f"{key.removesuffix('._target_')} is an object that cannot be pickled"
+        paths = value if isinstance(value, list) else [value]
+        for path in filter(lambda path: str(path).startswith("__main__."), paths):
+            if typed:
+                return f"{path} is defined in a notebook; from a file, processes can import it"
+    return ""
+
+
+KEPT = f"{kept.__module__}.{kept.__qualname__}"
 
 
 @contextmanager

@@ -13,7 +13,9 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from multiprocessing.sharedctypes import RawArray
+from time import monotonic
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task
@@ -23,6 +25,11 @@ from rich.text import Text
 from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Failure, Interrupted, Job, Outcome, run_job
 
+_DIED = "a process died, perhaps for want of memory; fewer jobs= take less"
+_UNGUARDED = (
+    "processes could not begin: each imports the script again, whose calls of pagedsim must stand "
+    'under `if __name__ == "__main__":`; jobs=1 needs no processes'
+)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Both ask to stop: a Ctrl-C, and a batch system whose time is up."""
 
@@ -71,7 +78,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
 
     One process means this one. Interrupted, the runs under way write what they have.
     """
-    shown = jobs and on_terminal() and not inside_a_worker()
+    shown = jobs and (on_terminal() or in_notebook()) and not inside_a_worker()
     board = Board(len(jobs), RunConfig(jobs[0].config).backend.alone) if shown else None
     over: list[Job] = []
 
@@ -90,6 +97,20 @@ def inside_a_worker() -> bool:
     return multiprocessing.parent_process() is not None
 
 
+def importing_the_script() -> bool:
+    """Whether this process is one of several that has yet to begin: it imports the script."""
+    return getattr(multiprocessing.current_process(), "_inheriting", False)
+
+
+def way_to_begin() -> str:
+    """How processes begin: as the script has set it, else the fastest way that is safe.
+
+    A fork shares what is there already; elsewhere than on Linux it is not safe.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or ("fork" if sys.platform == "linux" else "spawn")
+
+
 def _here(jobs: Sequence[Job], board: Board | None, over: list[Job], done: Done) -> bool:
     stop = StopSignal(patient=False)
     with _handling(stop), bar(board, over):
@@ -103,23 +124,25 @@ def _here(jobs: Sequence[Job], board: Board | None, over: list[Job], done: Done)
 def _in_processes(
     jobs: Sequence[Job], processes: int, board: Board | None, over: list[Job], done: Done
 ) -> bool:
-    # A fork shares what is imported already; elsewhere it is not safe, so processes start anew.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    pool = ProcessPoolExecutor(processes, context, _enter, (board,))
+    begun = RawArray("b", 1)  # whether any process has come as far as _enter
+    context = multiprocessing.get_context(way_to_begin())
+    pool = ProcessPoolExecutor(processes, context, _enter, (board, begun))
     with _blocked(), _handling(signal.default_int_handler):
         # Processes begin here: before any thread does, and deaf until they know what to do.
         futures = {pool.submit(_work, number, job): job for number, job in enumerate(jobs)}
     with pool, _handling(signal.default_int_handler), bar(board, over):
         try:
             for future in as_completed(futures):
-                done(futures[future], _outcome(future))
+                done(futures[future], _outcome(future, begun))
         except KeyboardInterrupt:
-            _stop(futures, over, done)
+            _stop(futures, begun, over, done)
             return True
     return False
 
 
-def _stop(futures: dict[Future[Outcome], Job], over: list[Job], done: Done) -> None:
+def _stop(
+    futures: dict[Future[Outcome], Job], begun: Sequence[int], over: list[Job], done: Done
+) -> None:
     """Wait for what the runs under way can still write; a second Ctrl-C does not wait.
 
     Jobs that have not begun are not taken back: a process that was asked to stop gives each
@@ -131,18 +154,18 @@ def _stop(futures: dict[Future[Outcome], Job], over: list[Job], done: Done) -> N
                 os.kill(child.pid, signal.SIGINT)
         for future in as_completed(futures):
             if not any(futures[future] is job for job in over):
-                done(futures[future], _outcome(future))
+                done(futures[future], _outcome(future, begun))
     except KeyboardInterrupt:
         _kill()
         raise
 
 
-def _outcome(future: Future[Outcome]) -> Outcome:
+def _outcome(future: Future[Outcome], begun: Sequence[int]) -> Outcome:
     try:
         return future.result()
     except BrokenProcessPool:
         _kill()  # the results of the others would be lost
-        return Failure("a process died, perhaps for want of memory; fewer jobs= take less")
+        return Failure(_DIED if begun[0] else _UNGUARDED)
 
 
 def _kill() -> None:
@@ -156,10 +179,10 @@ _stop_signal = StopSignal(patient=True)
 _board: Board | None = None
 
 
-def _enter(board: Board | None) -> None:
+def _enter(board: Board | None, begun: Any) -> None:
     """A worker begins."""
     global _board
-    _board = board
+    _board, begun[0] = board, 1
     for number in _SIGNALS:
         signal.signal(number, _stop_signal)
     if hasattr(signal, "pthread_sigmask"):
@@ -167,7 +190,8 @@ def _enter(board: Board | None) -> None:
 
 
 def _work(number: int, job: Job) -> Outcome:
-    return _stop_signal.run(number, job, _board)
+    outcome = _stop_signal.run(number, job, _board)
+    return outcome.sendable() if isinstance(outcome, Failure) else outcome
 
 
 # -- signals ---------------------------------------------------------------------------------------
@@ -201,6 +225,8 @@ def _blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
+_WIDTH = 80
+"""Characters of a line that is written over."""
 _PERIOD = 0.2
 """Seconds between two looks at a run."""
 _SURE = 0.02
@@ -284,12 +310,16 @@ class _Words(ProgressColumn):
         self.board = board
 
     def render(self, task: Task) -> Text:
-        board, spent = self.board, task.elapsed or 0.0
-        parts = [f"{board.done:,}/{board.requests:,} requests"] if board.requests else []
-        parts.append(f"{clock(board.time)} {'served' if board.measured else 'simulated'}")
-        if board.share > _SURE:
-            parts.append(f"{clock(spent * (1 - board.share) / board.share)} left")
-        return Text(", ".join(parts), style="dim")
+        return Text(words_of(self.board, task.elapsed or 0.0), style="dim")
+
+
+def words_of(board: Board, spent: float) -> str:
+    """How far the runs are after `spent` seconds."""
+    parts = [f"{board.done:,}/{board.requests:,} requests"] if board.requests else []
+    parts.append(f"{clock(board.time)} {'served' if board.measured else 'simulated'}")
+    if board.share > _SURE:
+        parts.append(f"{clock(spent * (1 - board.share) / board.share)} left")
+    return ", ".join(parts)
 
 
 class _Bar(BarColumn):
@@ -307,17 +337,51 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+def in_notebook() -> bool:
+    """Whether a notebook shows what is printed."""
+    return type(sys.stdout).__module__.startswith("ipykernel.")
+
+
 @contextmanager
 def bar(board: Board | None, over: Sequence[object]) -> Iterator[None]:
     """Show a bar while the body runs; `over` is the list to which it appends what is done."""
     if board is None:
         yield
         return
+    if not on_terminal():
+        with _line(board, over):
+            yield
+        return
     columns = (_Runs(over, board.runs), _Bar(board), _Words(board))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
         progress.add_task("runs", total=1.0)
         yield
+
+
+@contextmanager
+def _line(board: Board, over: Sequence[object]) -> Iterator[None]:
+    """A bar for a notebook, which moves no cursor: a line that is written over itself."""
+    ended, since = threading.Event(), monotonic()
+
+    def write(text: str) -> None:
+        print(f"\r{text:<{_WIDTH}}", end="", flush=True)
+
+    def keep_writing() -> None:
+        while not ended.wait(_PERIOD):
+            told = words_of(board, monotonic() - since)
+            write(f"{len(over)}/{board.runs} runs, {told}")
+
+    thread = threading.Thread(target=keep_writing, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if monotonic() - since > _PERIOD:  # else nothing was written
+            write("")
+            print("\r", end="", flush=True)
 
 
 def clock(seconds: float) -> str:

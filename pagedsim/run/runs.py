@@ -16,7 +16,8 @@ from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.run.backend import Settings
 from pagedsim.run.compose import Command
 from pagedsim.run.job import Arm, Failure, Job, Outcome, Repeated, failure_of
-from pagedsim.run.pool import inside_a_worker, run_jobs
+from pagedsim.run.objects import needs_this_process
+from pagedsim.run.pool import inside_a_worker, run_jobs, way_to_begin
 from pagedsim.run.store import Store, recipe
 from pagedsim.user_error import shown
 
@@ -142,9 +143,19 @@ class Runs:
             else:
                 self.stopped += outcome.folder is not None
 
-        asked = run_jobs(missing, 1 if inside_a_worker() else processes or cores(), done)
+        asked = run_jobs(missing, self._processes(missing, processes), done)
         self.interrupted = asked and not all(self.settled(job) for job in missing)
         return asked
+
+    def _processes(self, jobs: Sequence[Job], wanted: int | None) -> int:
+        """How many processes take the jobs; says why where it is one, against what was asked."""
+        several = wanted or cores()
+        if inside_a_worker() or len(jobs) <= 1 or several <= 1:
+            return 1
+        alone = "" if way_to_begin() == "fork" else next(filter(None, map(_alone, jobs)), "")
+        if alone and (line := f"runs took turns in one process: {alone}") not in self.noted:
+            self.note(line)
+        return 1 if alone else several
 
     def settled(self, job: Job) -> bool:
         """Whether it is known what became of a job."""
@@ -233,6 +244,10 @@ class Runs:
             failed={(a[cut:], n): f for (a, n), f in self.failed.items() if a.startswith(prefix)},
             repeated={(a[cut:], n) for a, n in self.repeated if a.startswith(prefix)},
         )
+
+
+def _alone(job: Job) -> str:
+    return needs_this_process(job.config)
 
 
 def changed_note(arms: set[str]) -> str:

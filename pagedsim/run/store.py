@@ -28,6 +28,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import lacks_percentiles
 from pagedsim.metrics.files import read_json, read_summary, write_json
 from pagedsim.run.job import Job
+from pagedsim.run.objects import script
 from pagedsim.run.provenance import made_by
 
 _NAME = "run.json"
@@ -285,9 +286,8 @@ def _is_library(package: str) -> bool:
 
 def _source(module: str) -> Path | None:
     """Where a module's source lies; None where there is none."""
-    if module == "__main__":  # a script, whose module has no spec
-        file = getattr(sys.modules[module], "__file__", None)
-        return Path(file) if file else None
+    if module == "__main__":  # whose module has no spec
+        return script()
     spec = _spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
