@@ -340,6 +340,10 @@ def _delete(config: DictConfig, one: Override) -> None:
 # -- what there would have been to choose from -----------------------------------------------------
 
 
+WITHOUT_KEY = ("experiment", "scale")
+"""Groups of a study whose options set keys of others."""
+
+
 def no_key(key: str, root: Any) -> str:
     """A key that a configuration does not have: which part of it, and what there is beside that."""
     names = key.split(".")
@@ -370,6 +374,8 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     if not above and len(sections) == 1 and name.strip("_") == name:
         return f"key; use {sections[0]}.{name}="
     known = [one for one in there if not one.startswith("_")]
+    if not above and "study" in root:
+        known += WITHOUT_KEY
     if above == ["fleet", "autoscale"]:  # null where it is off
         return "key by itself; set all, fleet.autoscale={rule: queue, up: 4, down: 1, ...}"
     text = f"key; {to_choose(name, known) if known else f'there are none below {_dotted(above)}'}"

@@ -16,10 +16,10 @@ from pagedsim.__main__ import main
 from pagedsim.metrics.definitions import METRICS
 
 ROOT_KEYS = (
-    "backend, batch, batching, cost, expert_parallel, fit, fleet, hardware, jobs, kv_cache_dtype, "
-    "memory, model, pipeline_parallel, policy, predictor, preemption, prompt, qoe, quantization, "
-    "record, report, requests, router, run, seed, seeds, server, slo, stack, study, "
-    "tensor_parallel, tracking, workload"
+    "backend, batch, batching, cost, experiment, expert_parallel, fit, fleet, hardware, jobs, "
+    "kv_cache_dtype, memory, model, pipeline_parallel, plugins, policy, predictor, preemption, "
+    "prompt, qoe, quantization, record, report, requests, router, run, scale, seed, seeds, "
+    "server, slo, stack, study, tensor_parallel, tracking, workload"
 )
 SHIPPED = ", ".join(
     sorted(path.stem for path in (Path(__file__).parent.parent / "conf/policy").glob("*.yaml"))
@@ -122,6 +122,9 @@ REASONS = {
 }
 """What follows the last word of a command in the error that it gets."""
 LINES = {
+    "expriment=single": (
+        f"expriment: no such key; did you mean 'experiment'? choose from {ROOT_KEYS}"
+    ),
     "sedes=3": f"sedes: no such key; did you mean 'seeds'? choose from {ROOT_KEYS}",
     "server.max_seq=3": (
         "server.max_seq: no such key; did you mean 'max_seqs'? choose from async_scheduling, "

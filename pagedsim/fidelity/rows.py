@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -40,7 +41,7 @@ class Row(NamedTuple):
         value = self.values.get(name)
         try:
             number = nan if isinstance(value, bool) or value is None else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # of whole numbers beyond a float
             number = nan
         within = isfinite(number) and low <= number <= high and number > above
         if not within or (whole and not number.is_integer()):
@@ -78,11 +79,21 @@ def _rows(path: Path) -> Iterator[Row]:
                 if line.strip():
                     yield _object(f"{path}:{number}", line)
             return
-        table = csv.DictReader(file)
+        yield from _of_csv(path, csv.DictReader(file))
+
+
+def _of_csv(path: Path, table: csv.DictReader[str]) -> Iterator[Row]:
+    try:
+        names = Counter(table.fieldnames or ())
+        if twice := [name for name, count in names.items() if count > 1]:
+            what = f"column {twice[0]!r} is there {names[twice[0]]} times: must be there once"
+            raise ConfigError(f"{path}:{table.line_num}: {what}")
         for row in table:
             if None in row:
                 raise ConfigError(f"{path}:{table.line_num}: has more fields than the header")
             yield Row(f"{path}:{table.line_num}", row)
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{table.reader.line_num}: is not CSV: {error}") from None
 
 
 def _of_parquet(path: Path) -> Iterator[Row]:
@@ -99,8 +110,10 @@ def _of_parquet(path: Path) -> Iterator[Row]:
 def _object(place: str, line: str) -> Row:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise ConfigError(f"{place}: is not JSON: {error}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{place}: is not JSON: a number too long, or lists too deep") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{place}: must be an object, one a line")
     return Row(place, found)

@@ -16,7 +16,7 @@ from omegaconf import MISSING
 from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, is_number, require_whole, unknown
-from pagedsim.options import Options
+from pagedsim.options import WITHOUT_KEY, Options
 from pagedsim.requirements import refuse_older
 from pagedsim.run import provenance
 from pagedsim.run.backend import RunConfig
@@ -361,4 +361,6 @@ def _refuse_added(config: Mapping[Any, Any]) -> None:
         for key in inside:
             if key not in known:
                 where = f"{section}.{key}" if section else key
-                raise ConfigError(f"{where}: no such key; {choices(str(key), known)}")
+                groups = () if section else WITHOUT_KEY
+                there = choices(str(key), (*known, *groups))
+                raise ConfigError(f"{where}: no such key; {there}")

@@ -294,7 +294,7 @@ def _integers(row: Row, name: str) -> list[int]:
         text = found.strip()
         try:
             found = json.loads(text) if text[:1] == "[" else [int(one) for one in text.split()]
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
     if not (isinstance(found, list) and all(type(one) is int for one in found)):
         raise row.wrong(name, "a list of whole numbers")

@@ -71,6 +71,7 @@ def test_parquet_and_csv_are_read_alike(tmp_path: Path) -> None:
 
 
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens,ttft,e2e"
+GOOD = '{"arrived_at": 0, "num_prefill_tokens": 5, "num_decode_tokens": 3, "ttft": 1, "e2e": 2}'
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,12 @@ HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens,ttft,e2e"
         ("a.jsonl", '{"arrived_at": 1}\n[]\n', "{}:2: must be an object, one a line"),
         ("a.jsonl", '[{"arrived_at": 1}]', "{}: is a JSON list: must be JSON lines"),
         ("a.csv", f"{HEADER}\n0,5,3,1,2,9", "{}:2: has more fields than the header"),
+        ("a.csv", f"{HEADER},ttft\n0,5,3,1,2,1", "{}:1: column 'ttft' is there 2 times: must be"),
+        ("a.csv", f"{HEADER}\n0,5,3,1,2\n0,5,3,1,{'1' * 140_000}", "{}:3: is not CSV: field larg"),
+        ("a.csv", f"{HEADER},hash_ids\n0,5,3,1,2,{'[' * 99_999}", "{}:2: hash_ids=[["),
+        ("a.jsonl", f"{GOOD}\n{'[' * 99_999}", "{}:2: is not JSON: a number too long, or lists to"),
+        ("a.jsonl", GOOD.replace("5", "5" * 5000), "{}:1: is not JSON: a number too long, or list"),
+        ("a.jsonl", GOOD.replace("5", "5" * 400), "{}:1: num_prefill_tokens=5555"),
         ("a.parquet", "PAR0", "{}: cannot be read: "),
     ],
 )
