@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import bounds
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -45,6 +47,19 @@ def test_one_constraints_file_serves_machines_with_and_without_a_gpu() -> None:
 def test_a_plain_installation_is_not_asked_for_torch() -> None:
     heavy = re.compile(r"torch|triton|transformers|nvidia")
     assert [line for line in PROJECT["dependencies"] if heavy.match(line)] == []
+
+
+def test_every_bound_that_users_meet_has_a_trial() -> None:
+    """As `python -m tests.bounds` finds it; torch and Triton are left as they are."""
+    searched = {library.name for library in bounds.libraries()} | set(bounds.AS_THEY_ARE)
+    users = {
+        name: lines
+        for name, lines in PROJECT["optional-dependencies"].items()
+        if name not in ("dev", "docs")
+    }
+    assert {*bounds.EXTRAS} == {*bounds.TRIALS} == {"", *users}
+    named = [*PROJECT["dependencies"], *(line for lines in users.values() for line in lines)]
+    assert searched == {re.split(r"[^\w-]", line)[0] for line in named}
 
 
 BESIDE = ("policies", "kernels", "conf", "experiments")
