@@ -176,7 +176,7 @@ class Capacity:
             for objective, gain in gains.items()
         ]
         told = case.published
-        published = "" if told is None else f"; published: up to {number(told)}"
+        published = "" if told is None else f"; published: up to {number(told, '×')}"
         return (
             f"Rate within the objective for {name}, compared with {self.baseline}: "
             f"{', '.join(parts)}{published}."

@@ -41,17 +41,17 @@ def reasons(result: Result) -> list[str]:
     return [f"{row.what}: {row.why}" for row in result.rows if row.why]
 
 
-def published_text(row: Row, unit: str = "") -> str:
-    """What was published, such as "1.3", "2 to 3" or "up to 15"; a dash if nothing was."""
+def published_text(row: Row) -> str:
+    """What was published, such as "1.3 s", "2 to 3 s" or "up to 15 ×"; a dash if nothing was."""
     told = row.published
     ends = told if isinstance(told, tuple) else (None if row.up_to else told, told)
-    return span(*ends, unit)
+    return span(*ends, row.unit)
 
 
 def _cells(row: Row) -> list[str]:
     close = isinstance(row.published, tuple) and row.difference == 0
     difference = "within" if close else signed(row.difference)
-    return [row.what, published_text(row, row.unit), number(row.ours, row.unit), difference]
+    return [row.what, published_text(row), number(row.ours, row.unit), difference]
 
 
 @dataclass(frozen=True)

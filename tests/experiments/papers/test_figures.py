@@ -262,8 +262,8 @@ def test_sentences_say_once_what_all_results_share() -> None:
     one = {"measure": "latency", "at": [2], "published": {"old": [1, 2]}}
     comparisons = [one, {**one, "published": None, "at": [1, 2]}]
     assert said(cases=cases, comparisons=comparisons) == [
-        "Latency with old at 2 per s: 1,000 ms (published: 1 to 2) for a, "
-        "1,000 ms (published: 1 to 2) for b.",
+        "Latency with old at 2 per s: 1,000 ms (published: 1 to 2 ms) for a, "
+        "1,000 ms (published: 1 to 2 ms) for b.",
         *(
             f"Latency for {case}: 100 ms with old at 1 per s, 1,000 ms with old at 2 per s, "
             "10 ms with new at 1 per s, 100 ms with new at 2 per s."
@@ -280,17 +280,17 @@ def test_sentences_say_once_what_all_results_share() -> None:
     [
         ({"over": "old"}, "Latency with new, compared with old at 2 per s: 0.1 ×."),
         ({"over": "old", "percent": True, "published": {"new": -80}, "up_to": True},
-         "Latency with new, compared with old at 2 per s: −90 % (published: up to −80)."),
+         "Latency with new, compared with old at 2 per s: −90 % (published: up to −80 %)."),
         ({"over": "new", "inverse": True, "at": "most", "published": 3},
-         "Latency with new, compared with old: up to 0.1 × (published: up to 3)."),
+         "Latency with new, compared with old: up to 0.1 × (published: up to 3 ×)."),
         ({"over": "new", "at": "best"},
          "Latency with old, compared with new, each at its best: 10 ×."),
         ({"over": "old", "at": None, "bound": 1.0, "label": "rate", "published": [None, 5]},
-         "Rate within 1 ms with new, compared with old: 2 × (published: up to 5)."),
+         "Rate within 1 ms with new, compared with old: 2 × (published: up to 5 ×)."),
         ({"systems": ["new"], "published": [7, None]},
-         "Latency with new at 2 per s: 100 ms (published: at least 7)."),
+         "Latency with new at 2 per s: 100 ms (published: at least 7 ms)."),
         ({"at": None, "good": 0.5, "label": "rate", "published": {"new": [1, 4]}},
-         "Rate with the smallest latency: 1 /s (published: 1 to 4); within 50 % of it: 1."),
+         "Rate with the smallest latency: 1 /s (published: 1 to 4 /s); within 50 % of it: 1."),
         ({"at": None, "good": 0.5, "label": "rate", "cases": []}, None),
     ],
 )  # fmt: skip
@@ -327,15 +327,15 @@ def test_a_ratio_whose_interval_includes_one_is_said_to_be_unsure() -> None:
     cases: dict[str, Any] = {"a": {}, "b": {}}
     ratio = {"measure": "latency", "over": "old", "paired": True, "at": [1], "published": 2}
     assert said(drifts, 3, cases=cases, comparisons=[ratio]) == [
-        "Latency with new, compared with old at 1 per s: 0.606 × (published: 2; no sure "
-        "difference) for a, 3.03 × (published: 2) for b."
+        "Latency with new, compared with old at 1 per s: 0.606 × (published: 2 ×; no sure "
+        "difference) for a, 3.03 × (published: 2 ×) for b."
     ]
 
 
 def test_a_finding_has_the_range_under_other_assumptions() -> None:
     one = {"measure": "latency", "at": [2], "systems": ["old"], "published": 9}
     assert said(comparisons=[{**one, "sensitivity": True}], variants={"slow": {}, "same": {}}) == [
-        "Latency with old at 2 per s: 1,000 ms (published: 9; 1,000 to 2,000 under other "
+        "Latency with old at 2 per s: 1,000 ms (published: 9 ms; 1,000 to 2,000 under other "
         "assumptions)."
     ]
 

@@ -325,7 +325,7 @@ def test_a_search_ends_at_the_rate_that_is_sustained_and_objectives_share_their_
     assert most.what == "small: largest gain of a budget"
     assert reading.brief and reading.finding == [
         f"Rate within the objective for small, compared with first: {most.ours:.3g} × with 512 "
-        "(strict); published: up to 2."
+        "(strict); published: up to 2 ×."
     ]
     (same,) = study("strict").analyse(searched(study("strict"), {"first": 1.3, "512": 1.3})).finding
     assert "1 × with 512 (strict, no sure difference)" in same
