@@ -121,6 +121,52 @@ def test_an_installation_works_in_a_folder_with_names_of_ours(wheel: Path, tmp_p
     assert (done.returncode, done.stderr) == (0, "") and "TTFT" in done.stdout
 
 
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
+AS_A_NOTEBOOK = """
+import ast, re, sys
+names = sys.modules["__main__"].__dict__
+for cell in re.split("(?m)^(?=# %%)", open(sys.argv[1], encoding="utf-8").read()):
+    exec(compile(ast.Interactive(ast.parse(cell).body), "<cell>", "single"), names)
+import pagedsim
+print(pagedsim.__file__)
+"""
+"""Runs cells in a session without a file, and prints what each statement is worth."""
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package alone."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
+    subprocess.run([*command, str(folder), str(wheel)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_on_what_is_installed(
+    notebook: Path, installed: Path, tmp_path: Path
+) -> None:
+    if "ps.LLM" in notebook.read_text(encoding="utf-8"):
+        pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", AS_A_NOTEBOOK, str(notebook)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *shown, file = done.stdout.splitlines()
+    assert Path(file).is_relative_to(installed)
+    assert len(shown) > 3
+
+
+def test_notebooks_are_on_their_page() -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert [path.name for path in NOTEBOOKS if f"](notebooks/{path.name})" not in page] == []
+
+
 # Hugging Face has a package `kernels`, too, by which transformers finds kernels to load.
 
 KERNELS = """
