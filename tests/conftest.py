@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,12 @@ settings.load_profile(
 )
 
 Call = Callable[..., tuple[int, str, str]]
+
+if find_spec("torch") is None:  # an installation without the extra engine
+    collect_ignore = [
+        *("engine", "kernels", "run/test_engine_runs.py", "experiments/test_tracked.py"),
+        *("serve/test_sim_output.py", "serve/test_tokens_over_http.py"),
+    ]
 
 
 def pytest_collection_finish() -> None:

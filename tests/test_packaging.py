@@ -1,5 +1,6 @@
 """What an installation gets: pinned versions that fit the open ranges, and a complete wheel."""
 
+import ast
 import os
 import re
 import subprocess
@@ -60,6 +61,17 @@ def test_every_bound_that_users_meet_has_a_trial() -> None:
     assert {*bounds.EXTRAS} == {*bounds.TRIALS} == {"", *users}
     named = [*PROJECT["dependencies"], *(line for lines in users.values() for line in lines)]
     assert searched == {re.split(r"[^\w-]", line)[0] for line in named}
+
+
+def test_the_versions_of_python_that_are_promised_are_tested() -> None:
+    classified = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if " 3." in line]
+    session = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    (tested,) = (
+        ast.literal_eval(one.value)
+        for one in session.body
+        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "SUPPORTED"
+    )
+    assert list(tested) == classified and PROJECT["requires-python"] == f">={tested[0]}"
 
 
 BESIDE = ("policies", "kernels", "conf", "experiments")
