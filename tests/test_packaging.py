@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pagedsim.run.provenance import answered, asked
 from tests import bounds
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,6 +107,18 @@ def test_the_wheel_holds_every_module_and_every_configuration_file(
     installed = hub_kernels(tmp_path)
     zipfile.ZipFile(wheel).extractall(installed)
     assert python(KERNELS, tmp_path, installed) == f"{installed} {installed / 'pagedsim'}"
+
+
+@pytest.mark.slow
+def test_a_wheel_of_a_checkout_records_its_commit(tmp_path: Path) -> None:
+    known = answered(asked(ROOT))
+    if known is None:
+        pytest.skip("not in a checkout")
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (made,) = tmp_path.glob("pagedsim-*.whl")
+    with zipfile.ZipFile(made) as held:
+        assert held.read("pagedsim/commit.txt").decode() == f"{known}\n"
 
 
 @pytest.mark.slow
