@@ -258,7 +258,7 @@ def sentence(found: Sequence[Comparison], study: Arms) -> str:
             return f"{arm} and {baseline} do not differ in any metric of this study."
         return (
             f"No difference between {arm} and {baseline} is sure: "
-            "the 95 % confidence interval of every change includes zero."
+            "every 95 % confidence interval includes zero change."
         )
     said = [_join([in_words(one) for one in some]) for some in (gains, costs) if some]
     versus = f"Against {baseline}, {arm} "

@@ -84,7 +84,7 @@ def ttft(arms: dict[str, list[float]], **more: Any) -> Arms:
         (
             {"a": [1.0, 2.0, 3.0], "b": [2.0, 1.0, 3.5]},
             "No difference between b and a is sure: "
-            "the 95 % confidence interval of every change includes zero.",
+            "every 95 % confidence interval includes zero change.",
         ),
         ({"a": [1.0, 2.0], "b": [1.0, 2.0]}, "b and a do not differ in any metric of this study."),
     ],
