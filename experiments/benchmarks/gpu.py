@@ -39,9 +39,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pagedsim.experiments.benchmarks.code_digest import digest
 from pagedsim.experiments.benchmarks.device import (
     OPTIONS,
-    digest,
     facts,
     folder_named,
     tiles,

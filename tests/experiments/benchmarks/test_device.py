@@ -20,6 +20,7 @@ from pagedsim.engine.cache import LAYOUTS, copy_runs  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
 from pagedsim.experiments.benchmarks import (  # noqa: E402
+    code_digest,
     device,
     engine,
     host,
@@ -285,9 +286,9 @@ SMALL = {
 
 def test_a_digest_is_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def digest(root: Path) -> str:
-        monkeypatch.setattr(device, "ROOT", root)
-        device._imported.cache_clear()
-        return device.digest.__wrapped__("pagedsim.experiments.a")
+        monkeypatch.setattr(code_digest, "ROOT", root)
+        code_digest._imported.cache_clear()
+        return code_digest.digest.__wrapped__("pagedsim.experiments.a")
 
     here, run = tmp_path / "here", 0
     for name, text in SMALL.items():
@@ -303,16 +304,16 @@ def test_a_digest_is_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.M
         run += changed
         (here / name).write_text(text)
     assert run == 5
-    device._imported.cache_clear()
+    code_digest._imported.cache_clear()
 
 
 def test_a_digest_of_tests_is_of_their_files() -> None:
     """Also where a folder of tests has the name of a package that stands beside pagedsim."""
-    device._imported.cache_clear()
+    code_digest._imported.cache_clear()
     for name in ("tests/kernels/test_gpu", "tests/experiments/benchmarks/test_device"):
-        found = device.files([name.replace("/", ".")])
+        found = code_digest.files([name.replace("/", ".")])
         assert Path(f"{name}.py") in found
-    assert Path("kernels/decode.py") in device.files(["tests.kernels.test_gpu"])
+    assert Path("kernels/decode.py") in code_digest.files(["tests.kernels.test_gpu"])
 
 
 def test_lines_measured_the_same_way_are_kept(

@@ -417,6 +417,20 @@ def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
     assert found.stdout == "[]\n", found.stderr
 
 
+def pytest_of(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What pytest says of the tests in a folder with our plugin, and with no other, for speed."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-v", "-p", PLUGIN, "-p", "no:cacheprovider"),
+            *(*words, str(folder)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.mark.slow
 def test_smoke_is_one_case_of_each(tmp_path: Path) -> None:
     tmp_path = tmp_path / "parallel"  # as the folder of a clone may be called
@@ -433,10 +447,9 @@ def test_smoke_is_one_case_of_each(tmp_path: Path) -> None:
     (tmp_path / "experiments").mkdir()
     more = f"import pytest\n{mark}\ndef test_e(): pass\n"
     (tmp_path / "experiments" / "test_more.py").write_text(more)
-    smoke = ["-m", "gpu", "-p", PLUGIN, "--one-case", "-p", "no:cacheprovider"]
-    for workers in ([], ["-n", "2"]):
-        words = [sys.executable, "-m", "pytest", "-v", *smoke, *workers, str(tmp_path)]
-        found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    smoke = ["-m", "gpu", "--one-case"]
+    for workers in ([], ["-p", "xdist", "-n", "2"]):
+        found = pytest_of(tmp_path, *smoke, *workers)
         assert "2 passed" in found.stdout and found.returncode == 0, found.stdout
         assert "test_a[2]" in found.stdout and "test_c" in found.stdout
 
@@ -456,11 +469,9 @@ def test_tests_that_passed_are_left_out_of_the_next_slice(tmp_path: Path) -> Non
     """Whatever stops pytest: what was under way comes after what has not begun."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_some.py").write_text(TESTS)
-    record = ["-p", PLUGIN, f"--record={tmp_path / 'tests.json'}", "-p", "no:cacheprovider"]
-    words = [sys.executable, "-m", "pytest", "-v", *record, str(tmp_path)]
 
     def found() -> tuple[int, list[str]]:
-        run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        run = pytest_of(tmp_path, f"--record={tmp_path / 'tests.json'}")
         return run.returncode, re.findall(r"::test_(\w) (?:PASSED|FAILED)", run.stdout)
 
     assert found()[0] == 9
