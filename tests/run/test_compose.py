@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +61,24 @@ def test_composed_as_by_hydra(words: list[str]) -> None:
     assert (OmegaConf.to_yaml(made.config), list(made.choices.items())) == by_hydra(words)
 
 
+EVERY = {
+    folder.name: [f"{folder.name}={file.stem}" for file in sorted(folder.glob("*.yaml"))]
+    for folder in sorted(CONF.iterdir())
+    if folder.is_dir()
+}
+"""The options of each group."""
+TOGETHER = zip_longest(*(EVERY[group] for group in EVERY if group != "experiment"))
+"""One option of each group at a time, while it has more: Hydra takes long to compose."""
+ROWS = [[word for word in row if word] for row in TOGETHER]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "group", sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
+    "words", [*ROWS, *([one, *MORE] for one in EVERY["experiment"])], ids=lambda words: words[0]
 )
-def test_every_option_is_composed_as_by_hydra(group: str) -> None:
-    for file in sorted((CONF / group).glob("*.yaml")):
-        words = [f"{group}={file.stem}", *(MORE if group == "experiment" else ())]
-        made = Options().compose("config", words)
-        assert (OmegaConf.to_yaml(made.config), list(made.choices.items())) == by_hydra(words), (
-            words
-        )
+def test_every_option_is_composed_as_by_hydra(words: list[str]) -> None:
+    made = Options().compose("config", words)
+    assert (OmegaConf.to_yaml(made.config), list(made.choices.items())) == by_hydra(words)
 
 
 @pytest.mark.parametrize(
