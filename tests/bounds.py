@@ -157,6 +157,8 @@ def reason(text: str) -> str:
 def lowest(library: Library) -> tuple[str, str, str]:
     """The lowest release that works, the one before it, and how that fails."""
     found = releases(library)
+    if told := failure(library, found[-1]):
+        sys.exit(f"{library.name} {found[-1]}, which is installed: {told}")
     low, high, why = -1, len(found) - 1, ""
     here = 0  # the bound itself, which mostly works
     while low + 1 < high:

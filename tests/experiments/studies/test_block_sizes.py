@@ -89,6 +89,7 @@ def test_sizes_that_are_not_surely_slower_are_named_too() -> None:
 def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     from pagedsim.experiments.studies import block_sizes
 
+    pytest.importorskip("torch")
     asked = []
 
     def timed(decodes: Any, sizes: Any, clock: Any) -> dict[int, float]:
