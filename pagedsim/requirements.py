@@ -4,7 +4,7 @@ in place of an error from inside a library after it."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 
@@ -50,7 +50,7 @@ def _older(name: str, bound: str) -> str:
     return there if _numbers(there) < _numbers(bound) else ""
 
 
-def _numbers(text: str) -> Sequence[int]:
+def _numbers(text: str) -> list[int]:
     """The numbers of a release, without zeros at the end: 1.3.0 is 1.3."""
     found = _RELEASE.match(text)
     numbers = [int(one) for one in found[0].split(".")] if found else []
