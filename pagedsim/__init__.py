@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from pagedsim.core import Batching, Memory, Policy, Preemption
     from pagedsim.engine.llm import LLM
+    from pagedsim.policies.autoscaling import Autoscaler
     from pagedsim.policies.routing.router import Router
     from pagedsim.sim.cost import CostModel
 
@@ -54,6 +55,7 @@ if (_CHECKOUT / "hatch_build.py").is_file():
 
 __all__ = [
     "LLM",
+    "Autoscaler",
     "Batching",
     "CostModel",
     "FigureSpec",
@@ -78,6 +80,7 @@ __all__ = [
 ]
 _ELSEWHERE = {
     **dict.fromkeys(("Batching", "Memory", "Policy", "Preemption"), "pagedsim.core"),
+    "Autoscaler": "pagedsim.policies.autoscaling",
     "CostModel": "pagedsim.sim.cost",
     "LLM": "pagedsim.engine.llm",
     "Router": "pagedsim.policies.routing.router",

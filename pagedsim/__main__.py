@@ -42,13 +42,13 @@ def run(root: str = "config") -> None:
 
     `root` is the configuration to compose: of a study, or (serve) of a server.
     """
-    from pagedsim.build import plugin_policies
     from pagedsim.requirements import refuse_older
 
     refuse_older()
     from pagedsim.config import register  # which imports Hydra
+    from pagedsim.options import offered
 
-    register(plugin_policies())
+    register(offered())
     failures: list[Exception] = []
     # hydra.main composes everything twice, first to find hydra.mode: its options alone need it.
     other = any(word.startswith(("-", "hydra")) and not _PLAIN.match(word) for word in sys.argv[1:])
@@ -108,8 +108,13 @@ def _once(root: str, failures: list[Exception]) -> None:
 def _carry_out(root: str, config: DictConfig, failures: list[Exception]) -> None:
     try:
         if root == "serve":
+            from hydra.core.hydra_config import HydraConfig
+
+            from pagedsim.options import drop_replaced
+            from pagedsim.overrides import parse
             from pagedsim.serve.command import serve
 
+            drop_replaced(config, [parse(word) for word in HydraConfig.get().overrides.task])
             serve(config)
         else:
             from pagedsim.run.hydra_job import run_experiment

@@ -25,7 +25,7 @@ from weakref import finalize
 
 import numpy as np
 
-from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.core import ConfigError, Memory, PagedsimError
 from pagedsim.core.contracts import is_ours
 from pagedsim.core.errors import unknown
 from pagedsim.metrics.definitions import METRICS
@@ -35,7 +35,7 @@ from pagedsim.report.plots import own_plots
 from pagedsim.report.plots import plot as plot
 from pagedsim.report.table import columns_of
 from pagedsim.run.folder import claimed
-from pagedsim.run.objects import KEPT, draws, keep, unpickled
+from pagedsim.run.objects import KEPT, UNPICKLED, draws, keep
 from pagedsim.run.pool import importing_the_script
 from pagedsim.run.runner import begun
 from pagedsim.user_error import Interruption, UserError, line
@@ -52,7 +52,8 @@ _ALIASES = {"gpu": "hardware", **{name: f"study.{name}" for name in _OF_THE_STUD
 """Keywords that are not the names of settings."""
 _SECTIONS = ("server", "slo", "qoe")
 """Keys whose mappings are settings, not arms."""
-_UNPICKLED = f"{unpickled.__module__}.{unpickled.__qualname__}"
+_NOT_OF_A_CLASS = ("memory", "fleet.autoscale")
+"""Keys of which some settings are not those of the class: the server's, or the fleet's."""
 _LARGEST = 100_000
 """Characters of a pickled object in a setting."""
 
@@ -99,7 +100,7 @@ def trace(path: str | Path, /, **settings: Any) -> Option:
 
 def words_of(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
     """The overrides that settings stand for, and those of each arm (none: no setting has arms)."""
-    words: list[str] = []
+    plain: list[tuple[str, Any]] = []
     varied: list[list[tuple[str, list[str]]]] = []
     for key, value in _leaves(settings):
         if isinstance(value, Mapping):
@@ -108,7 +109,10 @@ def words_of(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str
             varied.append([(str(arm), _changes(key, one)) for arm, one in value.items()])
             _refuse_equal(f"{key}: ", [name for name, _ in varied[-1]])
         else:
-            words += _changes(key, value)
+            plain.append((key, value))
+    # A class or object first, then single settings of its group.
+    plain.sort(key=lambda one: one[0].count("."))
+    words = [word for key, value in plain for word in _changes(key, value)]
     combined = list(product(*varied)) if varied else []
     names = [", ".join(name for name, _ in some) for some in combined]
     _refuse_equal("", names)
@@ -141,17 +145,17 @@ def _changes(key: str, value: Any) -> list[str]:
     if isinstance(value, Option) and isinstance(value.kind, str):
         own = [(f"{key}.{name}", one) for name, one in value.settings.items()]
         inside = [f"++{name}={text_of(_settings(name, one))}" for name, one in own]
-        return [f"{key}={value.kind}", *inside]
+        named = f"{key}.rule" if key == "fleet.autoscale" else key
+        return [f"{named}={value.kind}", *inside]
     settings = _settings(key, value)
     if settings is value or not isinstance(settings, dict):
         return [f"{key}={text_of(settings)}"]
-    if key == "memory":  # whose other settings are the server's
-        if settings["_target_"] in (_UNPICKLED, KEPT):
-            raise ConfigError(f"memory: must be a class, not an object of {type(value).__name__}")
-        settings["kind"] = settings.pop("_target_")
-        return [f"++{key}.{name}={text_of(one)}" for name, one in settings.items()]
-    # Without the settings of the option that was chosen before.
-    return [f"~{key}", *(f"++{key}.{name}={text_of(one)}" for name, one in settings.items())]
+    if isinstance(value, Memory):
+        settings |= {"block_size": value.block_size, "blocks": value.total}
+        settings["cpu_blocks"] = value.cpu_total
+    words = [f"++{key}.{name}={text_of(one)}" for name, one in settings.items()]
+    # Else without the settings of the option that was chosen before.
+    return words if key in _NOT_OF_A_CLASS else [f"~{key}", *words]
 
 
 def _settings(key: str, value: Any) -> Any:
@@ -196,7 +200,7 @@ def _packed(key: str, value: Any) -> dict[str, Any]:
             "give its class, or a file"
         )
     classes = sorted({_path_of(key, one) for one in pickler.classes if not is_ours(one)})
-    return {"_target_": _UNPICKLED, "classes": classes, "pickle": text}
+    return {"_target_": UNPICKLED, "classes": classes, "pickle": text}
 
 
 def _unpicklable(key: str, value: Any) -> dict[str, Any]:

@@ -7,10 +7,11 @@ that means, and what there is to choose from. A policy of your own goes by its p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.resources import files
 from importlib.util import find_spec
 from inspect import isabstract, signature
 from pathlib import Path
@@ -39,6 +40,7 @@ from pagedsim.core.errors import refuse_settings, unknown
 from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.policies.admission import Cap, Reserve
 from pagedsim.policies.aging import Aging
+from pagedsim.policies.autoscaling import Autoscaler, Freeness, KVUse, Queue
 from pagedsim.policies.continuum import Continuum
 from pagedsim.policies.fairness import DRR, VTC
 from pagedsim.policies.longest_prefix import LongestPrefix
@@ -71,9 +73,21 @@ from pagedsim.policies.victims import VictimRule
 
 T = TypeVar("T")
 
-PLUGIN_GROUP = "pagedsim.policies"
-"""The group of entry points in which packages offer policies."""
+PLUGIN_GROUPS = {
+    "policy": "pagedsim.policies",
+    "batching": "pagedsim.batchings",
+    "memory": "pagedsim.memories",
+    "router": "pagedsim.routers",
+    "cost": "pagedsim.costs",
+    "autoscaler": "pagedsim.autoscalers",
+}
+"""The groups of entry points in which packages offer components of each kind."""
 
+OF_MEMORY = (
+    *("block_size", "blocks", "cpu_blocks", "swap_space_gib"),
+    *("gpu_memory_utilization", "kv_layout"),
+)
+"""Settings of the group `memory` that are the server's; the others are its class's own."""
 POLICIES: Mapping[str, type[Policy]] = {
     "fcfs": FCFS,
     "priority": Priority,
@@ -133,6 +147,19 @@ ROUTERS: Mapping[str, type[Router]] = {
     "splitwise": Splitwise,
     "conductor": Conductor,
 }
+AUTOSCALERS: Mapping[str, type[Autoscaler]] = {
+    "queue": Queue,
+    "kv": KVUse,
+    "freeness": Freeness,
+}
+_NAMED: Mapping[str, Mapping[str, type[Any]]] = {
+    "policy": POLICIES,
+    "preemption": PREEMPTIONS,
+    "batching": BATCHINGS,
+    "memory": MEMORIES,
+    "router": ROUTERS,
+    "autoscaler": AUTOSCALERS,
+}
 
 _MOVED = {
     **{
@@ -162,31 +189,41 @@ _RENAMED = {"Yields": "VictimRule"}
 
 
 @cache
-def plugin_policies() -> Mapping[str, str]:
-    """The policies that installed packages offer: their names, and the paths of their classes.
+def plugins(kind: str) -> Mapping[str, str]:
+    """The components of a kind that installed packages offer: names, and paths of their classes.
 
-    They are entry points of the group `pagedsim.policies`; a name that is taken is passed over.
+    They are entry points of `PLUGIN_GROUPS[kind]`; a name that is taken is passed over.
     """
-    points = entry_points(group=PLUGIN_GROUP)
-    return {one.name: one.value.replace(":", ".") for one in points if one.name not in POLICIES}
+    return {
+        one.name: one.value.replace(":", ".")
+        for one in entry_points(group=PLUGIN_GROUPS[kind])
+        if not _is_taken(kind, one.name)
+    }
+
+
+def _is_taken(kind: str, name: str) -> bool:
+    """Whether a component of pagedsim, or an option of conf/, has the name."""
+    if kind in _NAMED:
+        return name in _NAMED[kind]
+    return files("pagedsim.conf").joinpath(kind, f"{name}.yaml").is_file()
 
 
 def policies() -> Mapping[str, type[Policy]]:
     """All that have a name."""
-    return {**POLICIES, **{name: plugin_policy(name) for name in plugin_policies()}}
+    return {**POLICIES, **{name: plugin_policy(name) for name in plugins("policy")}}
 
 
 def plugin_policy(name: str) -> type[Policy]:
     """The class of one that a package offers; ConfigError says which, where it cannot be had."""
     try:
-        return cast("type[Policy]", _by_path("policy", plugin_policies()[name], Policy))
+        return cast("type[Policy]", _by_path("policy", plugins("policy")[name], Policy))
     except ConfigError as error:
         raise ConfigError(f"{'; '.join(plugin_sources(name))}: {error}") from error
 
 
 def plugin_sources(name: str) -> list[str]:
     """The entry points that offer a policy of that name, each with its package."""
-    points = [one for one in entry_points(group=PLUGIN_GROUP) if one.name == name]
+    points = [one for one in entry_points(group=PLUGIN_GROUPS["policy"]) if one.name == name]
     packages = [f" of {one.dist.name}" if one.dist else "" for one in points]
     return [f"entry point {name} = {p.value}{of}" for p, of in zip(points, packages, strict=True)]
 
@@ -201,53 +238,53 @@ def make_policy(
     """
     if isinstance(settings.get("of"), str):
         settings["of"] = inner_policy(settings["of"])
-    policy = _make("policy", _path(name), POLICIES, Policy, settings)
+    policy = _make("policy", name, Policy, settings)
     return policy if victim is None else VictimRule(policy, victim)
 
 
 def inner_policy(name: str) -> Policy:
     """What a policy stands around, by name or path, with the class's own settings."""
-    path = _path(name)
-    make = _class("of", path, POLICIES, Policy)
+    path = plugins("policy").get(name, name)
+    make: type[Policy] = _class("policy", name, Policy, "of")
     for one in signature(make).parameters.values():
         if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             raise ConfigError(f"of={name}: needs settings: {{_target_: {path}, {one.name}: ...}}")
     return make()
 
 
-def _path(name: str | Policy) -> str | Policy:
-    """A name that a package offers as the path that it stands for."""
-    return plugin_policies().get(name, name) if isinstance(name, str) else name
-
-
 def make_preemption(name: str | Preemption = "recompute", **settings: Any) -> Preemption:
     """A preemption by name or path; `cheapest` needs `prices=`, a cost model's estimates."""
-    return _make("preemption", name, PREEMPTIONS, Preemption, settings)
+    return _make("preemption", name, Preemption, settings)
 
 
 def make_batching(name: str | Batching = "prefill_first", **settings: Any) -> Batching:
     """A batching by name or path."""
-    return vet(_make("batching", name, BATCHINGS, Batching, settings), BATCHING)
+    return vet(_make("batching", name, Batching, settings), BATCHING)
 
 
 def make_memory(name: str | Memory = "paged", **settings: Any) -> Memory:
     """A memory by name or path."""
-    return vet(_make("memory", name, MEMORIES, Memory, settings), MEMORY)
+    return vet(_make("memory", name, Memory, settings), MEMORY)
 
 
 def make_router(name: str | Router = "round_robin", **settings: Any) -> Router:
     """A router by name or path."""
-    return _make("router", name, ROUTERS, Router, settings)
+    return _make("router", name, Router, settings)
+
+
+def make_autoscaler(name: str | Autoscaler, **settings: Any) -> Autoscaler:
+    """An autoscaler by name or path."""
+    return _make("autoscaler", name, Autoscaler, settings)
 
 
 def memory_class(name: str) -> type[Memory]:
     """The class that a memory's name or path stands for."""
-    return _class("memory", name, MEMORIES, Memory)
+    return _class("memory", name, Memory)
 
 
 def preemption_class(name: str) -> type[Preemption]:
     """The class that a preemption's name or path stands for."""
-    return _class("preemption", name, PREEMPTIONS, Preemption)
+    return _class("preemption", name, Preemption)
 
 
 def accepts(make: Callable[..., Any], setting: str) -> bool:
@@ -285,34 +322,46 @@ def make_scheduler(
     )
 
 
-def _make(
-    kind: str,
-    name: str | T,
-    known: Mapping[str, type[T]],
-    base: type[Any],
-    settings: Mapping[str, Any],
-) -> T:
+def _make(kind: str, name: str | T, base: type[Any], settings: Mapping[str, Any]) -> T:
     if isinstance(name, base):
         if settings:
             given = ", ".join(settings)
             raise ConfigError(f"{kind}={type(name).__name__}(): an object takes no {given}")
         return cast(T, name)
-    make = _class(kind, name, known, base)
+    make: type[T] = _class(kind, name, base)
     refuse_settings(f"{kind}={name}", settings, make)
     made = make(**settings)
     refuse_signatures(made, base)
     return made
 
 
-def _class(kind: str, name: object, known: Mapping[str, type[T]], base: type[Any]) -> type[T]:
+def _class(kind: str, name: object, base: type[Any], key: str = "") -> type[Any]:
+    """The class of a kind's name or path; errors name the setting `key`, or else the kind."""
+    key = key or kind
     if not isinstance(name, str):
-        raise ConfigError(f"{kind}={name!r}: must be a name or a {base.__name__}")
-    if name in known:
-        return known[name]
-    if "." not in name:
-        raise unknown(kind, name, (*known, *plugin_policies()) if base is Policy else known)
-    found: type[T] = _by_path(kind, name, base)
+        raise ConfigError(f"{key}={name!r}: must be a name or a {base.__name__}")
+    named, offered = _NAMED[kind], plugins(kind) if kind in PLUGIN_GROUPS else {}
+    if name in named:
+        return named[name]
+    if "." not in name and name not in offered:
+        raise unknown(key, name, (*named, *offered))
+    found: type[Any] = _by_path(key, offered.get(name, name), base)
     return found
+
+
+def settings_of(path: str) -> Collection[str] | None:
+    """The settings of a user's class at a path.
+
+    None if there is no such class, if it is one of pagedsim, or if it takes any setting.
+    """
+    module, _, name = current_path(path).rpartition(".")
+    if module.partition(".")[0] == "pagedsim":
+        return None
+    try:
+        takes = signature(getattr(import_module(module), name)).parameters.values()
+    except Exception:  # who makes it says what is wrong with it
+        return None
+    return None if any(one.kind is one.VAR_KEYWORD for one in takes) else {t.name for t in takes}
 
 
 def current_path(path: str) -> str:

@@ -181,13 +181,14 @@ def prepare() -> None:
     OmegaConf.register_new_resolver("stand_in", _stand_in, replace=True)
 
 
-def register(policies: Mapping[str, str]) -> None:
-    """Make known to Hydra the schema, and policies by name and path of their class."""
+def register(offered: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make known to Hydra the schema, and the settings of options by group and name."""
     from hydra.core.config_store import ConfigStore
 
     prepare()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(name="serve_schema", node=Serve)
-    for name, path in policies.items():
-        store.store(group="policy", name=name, node={"_target_": path, "victim": None})
+    for group, options in offered.items():
+        for name, settings in options.items():
+            store.store(group=group, name=name, node=settings)

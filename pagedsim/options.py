@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from pagedsim.build import plugin_policies
+from pagedsim.build import OF_MEMORY, plugins, settings_of
 from pagedsim.config import Config, Serve, prepare
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices as to_choose
@@ -29,6 +29,10 @@ from pagedsim.overrides import Override, parse
 Settings = dict[str, Any]
 _SCHEMAS: Mapping[str, type] = {"schema": Config, "serve_schema": Serve}
 _KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+_OFFERED = ("policy", "batching", "memory", "router", "cost")
+"""Groups of which plugins offer options."""
+_BESIDE = {"policy": ("victim",), "memory": (*OF_MEMORY, "reserved_gib")}
+"""Settings of groups that are not those of a class."""
 _HEADER = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
 
 
@@ -72,14 +76,26 @@ def _read(file: Any) -> _File | None:
     return _File("" if package == "_global_" else package, defaults, whole)
 
 
+def offered() -> Mapping[str, Mapping[str, Settings]]:
+    """The options that plugins offer, by group and name: the class and other settings."""
+    paged = _read(cast(Any, files("pagedsim.conf").joinpath("memory", "paged.yaml")))
+    assert paged is not None
+    server = {key: value for key, value in paged.settings.items() if key in _BESIDE["memory"]}
+    more: Mapping[str, Settings] = {"policy": {"victim": None}, "memory": server}
+    return {
+        group: {n: {**more.get(group, {}), "_target_": path} for n, path in plugins(group).items()}
+        for group in _OFFERED
+    }
+
+
 class Options:
-    """The options of each group: the files of folders, and the policies of plugins."""
+    """The options of each group: the files of folders, and what plugins offer."""
 
     def __init__(self, folders: Sequence[Traversable] = ()) -> None:
         """`folders` are searched in this order; default: `conf/` alone."""
         prepare()
         self.folders = folders or [files("pagedsim.conf")]
-        self.policies = plugin_policies()
+        self.offered = offered()
         self._bases: dict[tuple[str, ...], Composed] = {}
 
     def compose(self, root: str, words: Sequence[str]) -> Composed:
@@ -104,6 +120,7 @@ class Options:
                 raise ConfigError(no_key(error.full_key or one.key, there)) from error
             except OmegaConfBaseException as error:
                 raise ConfigError(f"{one.word}: {reason(error)}") from error
+        drop_replaced(config, overrides)
         return Composed(config, base.choices)
 
     def is_group(self, key: str) -> bool:
@@ -126,7 +143,7 @@ class Options:
             for file in place.iterdir()
             if file.name.endswith(".yaml")
         }
-        return sorted(found | set(self.policies if group == "policy" else ()))
+        return sorted(found | self.offered.get(group, {}).keys())
 
     def file(self, name: str) -> _File | None:
         """The file of `group/option`, or of a root; None where there is none."""
@@ -134,8 +151,8 @@ class Options:
             if file := _read(cast(Any, folder.joinpath(f"{name}.yaml"))):
                 return file
         group, _, option = name.rpartition("/")
-        if group == "policy" and option in self.policies:
-            return _File(None, ["_self_"], {"_target_": self.policies[option], "victim": None})
+        if option in self.offered.get(group, {}):
+            return _File(None, ["_self_"], self.offered[group][option])
         return None
 
     def _base(self, root: str, chosen: Mapping[str, Override]) -> Composed:
@@ -144,6 +161,25 @@ class Options:
         if key not in self._bases:
             self._bases[key] = _Tree(self, root, chosen).composed()
         return self._bases[key]
+
+
+def drop_replaced(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Take out of a configuration the settings of options whose class an override replaces.
+
+    Settings that the new class takes stay, and those that overrides change.
+    """
+    changed = {one.key for one in overrides}
+    for one in overrides:
+        group, _, key = one.key.rpartition(".")
+        taken = settings_of(str(one.value)) if key == "_target_" and "." not in group else None
+        if taken is None or one.kind == "delete":
+            continue
+        kept = {"_target_", *taken, *_BESIDE.get(group, ())}
+        with open_dict(config):
+            for name in [str(name) for name in config[group]]:
+                where = f"{group}.{name}"
+                if name not in kept and not any(f"{c}.".startswith(f"{where}.") for c in changed):
+                    del config[group][name]
 
 
 def no_forced_option(word: str) -> str:
@@ -364,6 +400,8 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     *above, name = names
     if above == ["study", "arms"]:
         return f"arm; with experiment=compare, +study.arms.{name}= adds one"
+    if names == ["memory", "kind"]:
+        return "key; memory=NAME, or memory._target_=module.Class for a class of your own"
     if names == ["fleet", "link", "lanes"]:
         return "key; it is now called 'channels'"
     if names == ["workload", "requests"] and "sessions" in there:
@@ -376,11 +414,9 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     known = [one for one in there if not one.startswith("_")]
     if not above and "study" in root:
         known += WITHOUT_KEY
-    if above == ["fleet", "autoscale"]:  # null where it is off
-        return "key by itself; set all, fleet.autoscale={rule: queue, up: 4, down: 1, ...}"
     text = f"key; {to_choose(name, known) if known else f'there are none below {_dotted(above)}'}"
     # What the class behind a group takes besides is added, where it was not a slip.
-    takes_more = above[:1] == ["policy"] or above == ["slo", "clients"]
+    takes_more = above[:1] == ["policy"] or above in (["slo", "clients"], ["fleet", "autoscale"])
     takes_more |= above[:1] == ["workload"] and len(above) > 1
     if takes_more and not get_close_matches(name, known):
         text += f"; +{_dotted(names)}=... adds it"

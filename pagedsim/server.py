@@ -7,9 +7,11 @@ what one writes, in errors, and in what a run tells of itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pagedsim import build
 from pagedsim.build import (
     accepts,
     make_batching,
@@ -23,12 +25,20 @@ from pagedsim.core import (
     Batching,
     ConfigError,
     Memory,
+    PagedsimError,
     Policy,
     Preemption,
     Scheduler,
     Unified,
 )
-from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
+from pagedsim.core.contracts import class_of
+from pagedsim.core.errors import (
+    raised,
+    require_flag,
+    require_number,
+    require_whole,
+    unknown,
+)
 from pagedsim.policies.preemption import Prices
 
 LAYOUTS = ("block", "layer")
@@ -39,6 +49,9 @@ CACHE_DTYPES = ("auto", "fp8", *FP8)
 MOST_THREADS = 1024
 QUANTIZATIONS = ("int8", "fp8")
 """What `quantization` may be, beside None."""
+
+RESERVED_GIB = 0.5
+"""GiB of each GPU that are neither weights, activations nor blocks."""
 
 _SIZES = (
     *("max_seqs", "max_batched_tokens", "max_model_len", "async_scheduling"),
@@ -69,8 +82,8 @@ class ServerSpec:
     async_scheduling: bool = False
     """Plan a step while the one before runs; what tokens decide is then known one step late."""
 
-    memory: str = "paged"
-    """prefix: with a prefix cache. Or the path of a class."""
+    memory: str | Memory = "paged"
+    """prefix: with a prefix cache. Or the path of a class, or an object, which is copied."""
     memory_settings: Mapping[str, Any] = field(default_factory=dict)
     """What such a class takes besides."""
     block_size: int = 16
@@ -151,7 +164,14 @@ class ServerSpec:
     @property
     def may_swap(self) -> bool:
         """Whether its preemption may swap, and its memory can."""
-        return self._preemption().swaps and memory_class(self.memory).can_swap
+        return self._preemption().swaps and self.memory_class.can_swap
+
+    @property
+    def memory_class(self) -> type[Memory]:
+        """The class of its memory."""
+        return (
+            class_of(self.memory) if isinstance(self.memory, Memory) else memory_class(self.memory)
+        )
 
     def step_tokens(self, longest: int) -> int:
         """The tokens that one step may compute, where requests have up to `longest`."""
@@ -172,9 +192,17 @@ class ServerSpec:
         settings["blocks"] = None if self.blocks is None else self.blocks * groups
         if self.cpu_blocks:
             settings["cpu_blocks"] = self.cpu_blocks * groups
-        if accepts(memory_class(self.memory), "max_model_len"):
+        if isinstance(self.memory, Memory):
+            return _copied(self.memory, settings)
+        if accepts(self.memory_class, "max_model_len"):
             settings["max_model_len"] = self.max_model_len
-        return make_memory(self.memory, **settings)
+        try:
+            return make_memory(self.memory, **settings)
+        except PagedsimError:
+            raise
+        except Exception as error:  # of a user's __init__
+            text = raised(error, build.__file__)
+            raise ConfigError(f"memory._target_={self.memory}: {text}") from error
 
     def scheduler(self, kind: type[Scheduler] = Scheduler) -> Scheduler:
         """Its scheduler; `kind` may be a class that does more.
@@ -215,3 +243,19 @@ class ServerSpec:
     def of_sizes(self, sizes: Mapping[str, Any]) -> ServerSpec:
         """The same server with what such a file says; what else stands there is left alone."""
         return replace(self, **{name: sizes[name] for name in _SIZES if name in sizes})
+
+
+def _copied(memory: Memory, sizes: Mapping[str, Any]) -> Memory:
+    """A copy of an empty memory; ConfigError if its sizes are not those of the server."""
+    own = {
+        "block_size": memory.block_size,
+        "blocks": memory.total,
+        "cpu_blocks": memory.cpu_total,
+    }
+    for name, size in own.items():
+        if (wanted := sizes.get(name, 0)) != size:
+            raise ConfigError(
+                f"{name}={wanted}: must be {size}, as the object of {class_of(memory).__name__} "
+                "has; its class takes other sizes"
+            )
+    return make_memory(deepcopy(memory))

@@ -181,7 +181,9 @@ def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
         (lambda: ps.simulate(workload=ps.synthetic(rat=3)), "workload.rat: no such setting of"),
         (lambda: ps.simulate(policy=(one for one in "ab")), "policy: generator cannot be copied"),
         (lambda: ps.simulate(policy=Drawing(3)), "policy: Drawing takes a seed, to which each run"),
-        (lambda: ps.simulate(memory=PrefixMemory(9, 4)), "memory: must be a class, not an object"),
+        (lambda: ps.simulate(SIZED, memory=PrefixMemory(9, 4)), "memory.blocks=8: must be 9, as"),
+        (lambda: ps.simulate({"fleet.autoscale": "kv"}), "fleet.autoscale='kv': must be settings"),
+        (lambda: ps.simulate({"policy.victim": "last"}, policy=Longest), "policy.victim: no such"),
         (lambda: ps.simulate(policy=ps.option("aging", of=ps.option("sjf"))), "policy.of=sjf: m"),
         (lambda: ps.compare(policy={1: "fcfs", "1": "vtc"}), "policy: 2 arms are called '1'"),
         (lambda: ps.compare(policy=AB, cost=BC), "2 arms are called 'a, b, c': names must differ"),
@@ -229,8 +231,21 @@ AB: Mapping[str, str] = {"a": "fcfs", "a, b": "vtc"}
 BC: Mapping[str, str] = {"b, c": "roofline", "c": "fitted"}
 
 
+SIZED: Mapping[str, int] = {"memory.blocks": 8}
+
+
 class Around(PolicyWrapper):
     """Another policy, as it is."""
+
+
+class Both(ps.Autoscaler):
+    """As many replicas as that."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.count = count
+
+    def desired(self, view: Any) -> int:
+        return self.count
 
 
 class Drawing(ps.Policy):
@@ -253,6 +268,8 @@ class Wide(Unified):
         ("batching", Wide()),
         ("batching", Unified),
         ("memory", PrefixMemory),
+        ("memory", PrefixMemory(900, 4)),
+        ("memory", ps.option(PrefixMemory, blocks=900)),
         ("router", ps.option(Uniform, seed=3)),
         ("backend", ps.option("sim", overlap=True)),
     ],
@@ -260,6 +277,18 @@ class Wide(Unified):
 def test_what_a_setting_may_be(key: str, value: object) -> None:
     result = ps.simulate({key: value}, **SMALL)
     assert result.requests.num_rows == 80
+
+
+@pytest.mark.parametrize(
+    "autoscaler",
+    [Both(3), ps.option(Both, count=3), ps.option(f"{__name__}.Both", count=3), Both],
+    ids=["object", "class with settings", "path", "class"],
+)
+def test_autoscalers(autoscaler: object) -> None:
+    own = {"fleet.replicas": 3, "fleet.autoscale.interval_s": 0.5, "fleet.autoscale.startup_s": 0.5}
+    result = ps.simulate({**own, "fleet.autoscale": autoscaler}, **SMALL)
+    used = set(result.requests["replica"].to_pylist())
+    assert used == ({0, 1} if autoscaler is Both else {0, 1, 2})
 
 
 def test_a_report_is_written_where_it_is_asked_for(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pagedsim.report.figures import FigureSpec
 from pagedsim.report.labels import Label, Point, place
 from pagedsim.report.numbers import binary, decimal, number, percent
 from pagedsim.report.style import GRID, MUTED, key, looks, margins, new_figure, short, tidy
-from pagedsim.run.backend import RunConfig
+from pagedsim.run.backend import RunConfig, memory_target
 from pagedsim.run.job import Arm
 from pagedsim.run.parts import refuse_fleet
 from pagedsim.run.runs import Runs
@@ -94,7 +94,7 @@ class Estimate(Study):
             )
         if not isinstance(stage.scheduler.memory, PagedMemory):
             raise ConfigError(
-                f"memory.kind={config['memory']['kind']}: must be paged or prefix; how many "
+                f"memory={memory_target(config['memory'])}: must be paged or prefix; how many "
                 "contexts reservations hold depends on what they are reserved for"
             )
         longest = stage.scheduler.max_model_len

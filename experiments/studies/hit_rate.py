@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, added_up
 from pagedsim.report.numbers import percent
-from pagedsim.run.backend import RunConfig
+from pagedsim.run.backend import RunConfig, memory_target
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -64,8 +64,8 @@ class HitRate(Study):
 
     def check(self, jobs: Sequence[Job]) -> None:
         config = jobs[0].config
-        if config["memory"].get("kind") != "prefix":
-            raise ConfigError(f"memory.kind={config['memory'].get('kind')}: must be prefix")
+        if (memory := memory_target(config["memory"])) != "prefix":
+            raise ConfigError(f"memory={memory}: must be prefix")
         if _workload(jobs[0]).prompts is None:
             raise ConfigError(
                 "workload: says nothing of what is in its prompts; workload=mooncake does, and "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pagedsim.build import memory_class, policies
+from pagedsim.build import policies
 from pagedsim.core import ConfigError, Memory, Policy, PolicyWrapper, PrefixMemory
 from pagedsim.core.errors import require_number, unknown
 from pagedsim.experiments.studies.compare import (
@@ -36,7 +36,7 @@ from pagedsim.policies.admission import Refusal
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
 from pagedsim.report.table import COLUMNS, comparison_rows, sections
-from pagedsim.run.backend import RunConfig, Settings, policy_of
+from pagedsim.run.backend import RunConfig, Settings, memory_target, policy_of
 from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
@@ -451,7 +451,7 @@ class Feed:
         if any("prompts" in one.needs for one in _around(policy)) and not issubclass(
             _memory(config), PrefixMemory
         ):
-            kind = config["memory"]["kind"]
+            kind = memory_target(config["memory"])
             return f"goes by what is cached, and memory={kind} caches nothing; set memory=prefix"
         try:
             if not own:
@@ -487,4 +487,4 @@ def _around(policy: Policy) -> Iterator[Policy]:
 
 
 def _memory(config: Settings) -> type[Memory]:
-    return memory_class(config["memory"].get("kind", "paged"))
+    return RunConfig(config).server.memory_class

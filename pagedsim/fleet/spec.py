@@ -17,7 +17,7 @@ from pagedsim.core.errors import (
     shown,
     unknown,
 )
-from pagedsim.fleet.autoscale import Autoscale, autoscale_of
+from pagedsim.fleet.autoscale import Autoscale
 from pagedsim.fleet.dispatcher import MAX_RETRIES
 from pagedsim.fleet.failures import Failures, failures_of
 from pagedsim.fleet.kv_migration import AFTER_DEATH, RESEND
@@ -67,8 +67,8 @@ class FleetSpec:
     """A request set back by more replica failures is rejected."""
     failures: Any = None
     """Failure injection: see `failures.py`."""
-    autoscale: Any = None
-    """Autoscaling: see `autoscale.py`."""
+    autoscale: Autoscale | None = None
+    """Autoscaling; None: all replicas are up all the time."""
 
     def __post_init__(self) -> None:
         require_whole("replicas", self.replicas, 1, MAX_REPLICAS)
@@ -83,7 +83,12 @@ class FleetSpec:
         if self.on_receiver_death not in AFTER_DEATH:
             raise unknown("on_receiver_death", str(self.on_receiver_death), AFTER_DEATH)
         self._refuse_unpaired_roles()
-        self._validate_changes()
+        _ = self.dying  # validates it
+        if self.autoscale is not None:
+            counts = Counter[str]()
+            for pool in self.kinds.values():
+                counts[pool.role] += pool.replicas
+            self.autoscale.refuse_small(counts)
 
     @cached_property
     def kinds(self) -> Mapping[str, Pool]:
@@ -112,23 +117,9 @@ class FleetSpec:
         """The validated setting `failures`."""
         return None if self.failures is None else failures_of(self.failures, self._count)
 
-    @cached_property
-    def scaling(self) -> Autoscale | None:
-        """The validated setting `autoscale`."""
-        if self.autoscale is None:
-            return None
-        counts = Counter[str]()
-        for pool in self.kinds.values():
-            counts[pool.role] += pool.replicas
-        return autoscale_of(self.autoscale, counts)
-
     @property
     def _count(self) -> int:
         return sum(pool.replicas for pool in self.kinds.values())
-
-    def _validate_changes(self) -> None:
-        """Raise ConfigError for invalid settings `failures` and `autoscale`."""
-        _ = self.dying, self.scaling
 
     def _refuse_unpaired_roles(self) -> None:
         """Raise ConfigError for prefill replicas without decode replicas, or the reverse."""

@@ -16,8 +16,17 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pagedsim.build import inner_policy, make_policy, policies
-from pagedsim.core import Batching, ConfigError, Policy, Preemption, RequestId, Scheduler, StepPlan
+from pagedsim.build import MEMORIES, OF_MEMORY, inner_policy, make_policy, policies
+from pagedsim.core import (
+    Batching,
+    ConfigError,
+    Memory,
+    Policy,
+    Preemption,
+    RequestId,
+    Scheduler,
+    StepPlan,
+)
 from pagedsim.core.contracts import vet
 from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.fleet.spec import FleetSpec
@@ -26,7 +35,17 @@ from pagedsim.metrics.slo import Reader, Slo, slo_of
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN
 from pagedsim.policies.routing.router import Router
-from pagedsim.run.objects import draws, make, said_of, seeded, takes
+from pagedsim.run.objects import (
+    KEPT,
+    UNPICKLED,
+    draws,
+    make,
+    refuse_no_class,
+    said_of,
+    seeded,
+    takes,
+)
+from pagedsim.run.scaling import autoscale_of
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.hardware import Hardware
@@ -45,13 +64,9 @@ REPLICA_KEYS = (
 """Keys and groups that may differ between the pools of a fleet; all others are the fleet's."""
 POOL_CONFIG = "config"
 """The key under which a pool has its own values of `REPLICA_KEYS`, once they are composed."""
-_OF_MEMORY = (
-    *("block_size", "blocks", "cpu_blocks", "swap_space_gib"),
-    *("gpu_memory_utilization", "kv_layout"),
-)
-"""Settings of the group `memory` that are the server's; the others are its class's own."""
-_NOT_OF_ITS_CLASS = (*_OF_MEMORY, "kind", "reserved_gib")
-"""These, the class, and the memory that the simulator takes to be in use already."""
+_NOT_OF_ITS_CLASS = (*OF_MEMORY, "_target_", "kind", "reserved_gib")
+"""Settings of the group `memory` that are not its class's own: the server's, the class, and the
+memory that the simulator takes to be in use already."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +121,8 @@ class RunConfig:
                 preemption=_preemption(config["preemption"]),
                 batching=make("batching", config["batching"], Batching),
                 **config["server"],
-                memory=memory.get("kind", "paged"),
-                memory_settings={k: memory[k] for k in memory if k not in _NOT_OF_ITS_CLASS},
-                **{key: memory[key] for key in _OF_MEMORY if key in memory},
+                **_memory(memory),
+                **{key: memory[key] for key in OF_MEMORY if key in memory},
                 tensor_parallel=config["tensor_parallel"],
                 pipeline_parallel=config["pipeline_parallel"],
                 expert_parallel=config["expert_parallel"],
@@ -150,7 +164,8 @@ class RunConfig:
         pools = settings.get("pools")
         if isinstance(pools, Mapping):  # what a pool is configured to is made a replica at a time
             settings = {**settings, "pools": {name: _bare(pool) for name, pool in pools.items()}}
-        return make("fleet", settings, FleetSpec)
+        scaling = autoscale_of(settings.get("autoscale"), self.seed)
+        return make("fleet", {**settings, "autoscale": scaling}, FleetSpec)
 
     @cached_property
     def router(self) -> Router:
@@ -168,6 +183,25 @@ def _bare(pool: Any) -> Any:
     if not isinstance(pool, Mapping):
         return pool
     return {key: value for key, value in pool.items() if key != POOL_CONFIG}
+
+
+def memory_target(memory: Mapping[str, Any]) -> str:
+    """What a group `memory` names: the path of a class, or, of ours, its name."""
+    target = str(memory.get("_target_") or memory.get("kind", "paged"))  # older ones have `kind`
+    module, _, name = target.rpartition(".")
+    ours = {kind.__name__: name for name, kind in MEMORIES.items()}
+    return ours.get(name, target) if module == "pagedsim.core" else target
+
+
+def _memory(settings: Mapping[str, Any]) -> Settings:
+    """The class of a memory and its own settings, or an object that a script gave."""
+    target = memory_target(settings)
+    own = {key: settings[key] for key in settings if key not in _NOT_OF_ITS_CLASS}
+    if target in (UNPICKLED, KEPT):
+        return {"memory": make("memory", {**own, "_target_": target}, Memory)}
+    if target not in MEMORIES:
+        refuse_no_class("memory", target, Memory)
+    return {"memory": target, "memory_settings": own}
 
 
 def policy_of(settings: Any, seed: int = 0) -> Policy:

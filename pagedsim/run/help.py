@@ -24,9 +24,9 @@ from pagedsim.build import (
     make_policy,
     make_preemption,
     make_scheduler,
-    plugin_policies,
     plugin_policy,
     plugin_sources,
+    plugins,
 )
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
@@ -399,7 +399,7 @@ def _policy_lines() -> Iterator[str]:
         yield from _entry(name, kind)
         for origin in plugin_sources(name):
             yield from hanging("", _INDENT, f"not that of {origin}: the name is taken")
-    for name in plugin_policies():
+    for name in plugins("policy"):
         yield ""
         yield from _offered_entry(name)
     yield ""

@@ -99,6 +99,7 @@ def needs_this_process(config: Mapping[str, Any]) -> str:
     return ""
 
 
+UNPICKLED = f"{unpickled.__module__}.{unpickled.__qualname__}"
 KEPT = f"{kept.__module__}.{kept.__qualname__}"
 
 
@@ -200,6 +201,19 @@ def locate(path: str) -> Callable[..., Any]:
         return made
     hint = "" if len(parts) > 1 else "; it takes the form module.Class"
     raise ConfigError(f"{path}: there is no module {parts[0]!r} here{hint}")
+
+
+def refuse_no_class(group: str, path: str, base: type) -> None:
+    """Raise ConfigError unless a group's `_target_` is a class with all that `base` leaves open."""
+    label = f"{group}._target_={path}"
+    try:
+        found: Any = locate(path)
+    except ConfigError as error:
+        raise ConfigError(f"{group}._target_={error}") from error.__cause__
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise ConfigError(f"{label}: must be a subclass of {base.__name__}")
+    if isabstract(found):
+        raise ConfigError(f"{label}: is abstract; name a class that fills it in")
 
 
 def _made(where: str, value: Any) -> Any:

@@ -10,13 +10,11 @@ import numpy as np
 from pagedsim.core import ConfigError, Policy, PolicyWrapper, Scheduler
 from pagedsim.core.errors import unknown_client
 from pagedsim.core.policy import Need
-from pagedsim.fleet.spec import FleetSpec
 from pagedsim.metrics.slo import Reader, Slo, refuse_strangers
 from pagedsim.policies.fairness import DRR, VTC
 from pagedsim.policies.slo import SLO
 from pagedsim.policies.victims import VictimRule
 from pagedsim.run.backend import BackendRun, RunConfig, Settings
-from pagedsim.run.objects import make
 from pagedsim.workload import Workload
 
 
@@ -57,7 +55,7 @@ def build(settings: Settings, seed: int, workload: Workload | None = None) -> Pa
 def refuse_fleet(config: RunConfig, why: str) -> None:
     """Raise ConfigError for several replicas where there must be one server."""
     settings = config.settings.get("fleet")
-    if settings and not make("fleet", settings, FleetSpec).alone:
+    if settings and not config.fleet.alone:
         key = "pools" if settings.get("pools") else "replicas"
         raise ConfigError(f"fleet.{key}={settings[key]}: {why}")
 

@@ -15,6 +15,7 @@ from pagedsim.report.figures import FigureSpec
 from pagedsim.report.replicas import replica_listings
 from pagedsim.report.table import Columns, columns_of, comparison_of, write_columns
 from pagedsim.report.timeline import write_timeline
+from pagedsim.run.backend import memory_target
 from pagedsim.run.job import Failure
 from pagedsim.run.provenance import made_by
 from pagedsim.run.runs import Runs, changed_note, goes_on
@@ -198,7 +199,7 @@ def _block_sizes(runs: Iterable[Run]) -> BlockSizes:
     sizes: dict[float, set[int]] = {}
     for run in runs:
         memory = run.config["memory"]
-        if run.inside and not run.measured and not memory["kind"].startswith("reserved"):
+        if run.inside and not run.measured and not memory_target(memory).startswith("reserved"):
             blocks = float(run.config["cost"].get("block_tokens") or 0)
             sizes.setdefault(blocks, set()).add(memory["block_size"])
     return {blocks: sorted(some) for blocks, some in sizes.items()}

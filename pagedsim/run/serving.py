@@ -160,7 +160,8 @@ class Engine(Backend):
     def _server(self, config: RunConfig) -> ServerSpec:
         server = config.server
         if (kind := server.memory) not in ("paged", "prefix"):
-            raise ConfigError(f"memory.kind={kind}: backend=engine has paged and prefix")
+            name = kind if isinstance(kind, str) else type(kind).__name__
+            raise ConfigError(f"memory={name}: backend=engine has paged and prefix")
         if server.blocks is not None or self.cache_tokens is None:
             return server
         return replace(server, blocks=max(self.cache_tokens // server.block_size, 1))

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pagedsim.core import ConfigError, PagedsimError, Policy, RequestId, policy_validation
+from pagedsim.core import (
+    ConfigError,
+    PagedsimError,
+    Policy,
+    RequestId,
+    TieredMemory,
+    policy_validation,
+)
 from pagedsim.core.errors import require_flag, require_number, shown, unknown
 from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.failures import RandomOutages
@@ -23,7 +30,7 @@ from pagedsim.metrics.tables import NAN, Span
 from pagedsim.policies.routing.router import Router
 from pagedsim.run.backend import Backend, BackendRun, RunConfig, Settings, StoppableRecorder
 from pagedsim.run.objects import draws
-from pagedsim.server import ServerSpec
+from pagedsim.server import RESERVED_GIB, ServerSpec
 from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.capacity import sized
 from pagedsim.sim.cost import CostModel, Decodes
@@ -157,8 +164,10 @@ class FleetRun(BackendRun):
     def drawn(self) -> bool:
         failing = isinstance(self.spec.dying, RandomOutages)
         lossy = self.spec.link is not None and self.spec.link.failure_rate > 0
-        policies = [place.simulation.scheduler.policy for place in self.places]
-        return failing or lossy or any(map(draws, (self.router, *policies)))
+        parts = [self.router, *(place.simulation.scheduler.policy for place in self.places)]
+        if self.spec.autoscale is not None:
+            parts.append(self.spec.autoscale.make())
+        return failing or lossy or any(map(draws, parts))
 
     def _refuse_misfits(self) -> None:
         """Raise ConfigError for a replica that cannot send, or receive, migrated requests."""
@@ -223,7 +232,7 @@ class FleetRun(BackendRun):
             staleness=self.spec.staleness,
             network=self.spec.link,
             failures=self.spec.dying,
-            autoscale=self.spec.scaling,
+            autoscale=self.spec.autoscale,
             on_receiver_death=self.spec.on_receiver_death,
             max_retries=self.spec.max_retries,
             seed=self.seed,
@@ -405,13 +414,13 @@ class Simulated(Backend):
             cost = Decodes(cost)
         with config.errors_of("server", "memory"):
             server, tiers = self._tiered(server.priced(cost.prices()), replica, cost)
-            reserved = config.settings["memory"].get("reserved_gib", 0.5)
+            reserved = config.settings["memory"].get("reserved_gib", RESERVED_GIB)
             return self._simulation(replica, cost, sized(server, replica, reserved), config, tiers)
 
     def _tiered(
         self, server: ServerSpec, replica: Replica, cost: CostModel, beside: Tiers | None = None
     ) -> tuple[ServerSpec, Tiers | None]:
-        if server.memory != "tiered":
+        if not issubclass(server.memory_class, TieredMemory):
             return server, None
         return tiered(server, replica, cost, beside)
 

@@ -175,7 +175,7 @@ _OURS = (
     *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels"),
     "pagedsim.policies",
     *("pagedsim.run.backend", "pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
-    *("pagedsim.run.simulated", "pagedsim.run.serving"),
+    *("pagedsim.run.simulated", "pagedsim.run.serving", "pagedsim.run.scaling"),
     *("pagedsim.fidelity.engine_model", "pagedsim.fidelity.sheets"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""

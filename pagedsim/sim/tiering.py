@@ -99,7 +99,7 @@ def tiered(
     """
     if server.cpu_blocks:
         raise ConfigError(
-            f"cpu_blocks={server.cpu_blocks}: memory.kind=tiered swaps to its tiers; "
+            f"cpu_blocks={server.cpu_blocks}: memory=tiered swaps to its tiers; "
             "set memory.tiers.cpu.blocks"
         )
     settings = dict(server.memory_settings)

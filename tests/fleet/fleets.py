@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
 
-from pagedsim.build import make_memory, make_scheduler
+from pagedsim.build import make_autoscaler, make_memory, make_scheduler
 from pagedsim.core import Scheduler
 from pagedsim.core.source import Source
+from pagedsim.fleet.autoscale import Autoscale
 from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.link import Network
 from pagedsim.fleet.replica import Unit
@@ -28,6 +30,11 @@ def server(memory: str = "paged", blocks: int = 64, **more: Any) -> Scheduler:
     """A server with blocks of four tokens, of which it has 16 on the CPU."""
     made = make_memory(memory, blocks=blocks, block_size=4, cpu_blocks=16)
     return make_scheduler(memory=made, **more)
+
+
+def rule(name: str, up: float, down: float, **timing: Any) -> Autoscale:
+    """Autoscaling by a rule."""
+    return Autoscale(partial(make_autoscaler, name, up=up, down=down), **timing)
 
 
 def served(*args: Any, **settings: Any) -> tuple[pa.Table, Any]:

@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from pagedsim.core import ConfigError, Scheduler
-from pagedsim.fleet.autoscale import Autoscale, autoscale_of
+from pagedsim.fleet.autoscale import Autoscale
 from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.failures import ListedOutages
 from pagedsim.fleet.link import Network
 from pagedsim.fleet.replica import ReplicaState
 from pagedsim.policies.routing.router import Router
 from pagedsim.policies.routing.simple import Central, LeastRequests, RoundRobin
+from pagedsim.run.scaling import autoscale_of
+from tests.fleet.fleets import rule as rule_of
 from tests.fleet.fleets import server, whole
 from tests.sim.harness import Constant, Jobs
 
 scheduler = partial(server, max_seqs=1)
-queue = partial(Autoscale, "queue")
+queue = partial(rule_of, "queue")
 Spans = list[list[tuple[float, float]]]
 
 
@@ -74,7 +76,7 @@ def test_a_draining_replica_serves_its_requests_and_receives_no_others() -> None
 def test_memory_that_fills_starts_another(rule: str, up: float, down: float) -> None:
     rows = [(0.1 * n, 40, 10) for n in range(90)]
     three = [scheduler(max_seqs=8) for _ in range(3)]
-    made = Autoscale(rule, up=up, down=down, interval_s=1.0, startup_s=1.0)
+    made = rule_of(rule, up=up, down=down, interval_s=1.0, startup_s=1.0)
     _, paid, requests = scaled(rows, made, *three, step=0.2)
     assert set(requests["replica"]) == {0, 1, 2}
     assert paid[2]
@@ -176,10 +178,11 @@ def test_held_requests_count_once_where_two_roles_may_take_them(
 
 
 def test_at_least_so_many_of_each_role() -> None:
+    made = autoscale_of({**KV, "min_replicas": 2}, 0)
+    assert made is not None
+    made.refuse_small({"prefill": 2, "decode": 2})
     with pytest.raises(ConfigError, match=r"the fleet has 1 replicas with role=decode"):
-        autoscale_of(
-            {"rule": "kv", "up": 0.9, "down": 0.2, "min_replicas": 2}, {"prefill": 2, "decode": 1}
-        )
+        made.refuse_small({"prefill": 2, "decode": 1})
 
 
 KV = {"rule": "kv", "up": 0.9, "down": 0.2}
@@ -189,11 +192,15 @@ KV = {"rule": "kv", "up": 0.9, "down": 0.2}
     ("settings", "said"),
     [
         ("queue", "autoscale='queue': must be settings, such as"),
-        ({"rule": "load", "up": 2, "down": 1}, "unknown autoscale.rule 'load'"),
+        ({"rule": "load", "up": 2, "down": 1}, "unknown fleet.autoscale.rule 'load'"),
+        ({"up": 2}, "fleet.autoscale.up: needs rule or _target_ beside it, as in {rule: queue,"),
+        ({**KV, "_target_": "a.B"}, "fleet.autoscale.rule=kv: must be null beside _target_=a.B"),
+        ({"_target_": "a.B"}, "fleet.autoscale._target_=a.B: there is no module 'a' here"),
+        ({"_target_": "pagedsim.core.FCFS"}, "fleet.autoscale._target_=pagedsim.core.FCFS: unk"),
+        ({**KV, "down": None}, "fleet.autoscale.down: must be given"),
         ({"rule": "queue", "up": 2}, "down"),
-        ({"rule": "queue", "up": 1, "down": 1}, "up=1: must be above down=1 with rule=queue"),
-        ({"rule": "freeness", "up": 5, "down": 1}, "autoscale.up=5: must be below down=1 with"),
-        ({**KV, "min_replicas": 9}, "autoscale.min_replicas=9: the fleet has 2"),
+        ({"rule": "queue", "up": 1, "down": 1}, "fleet.autoscale.up=1: must be above down=1"),
+        ({"rule": "freeness", "up": 5, "down": 1}, "autoscale.up=5: must be below down=1"),
         ({**KV, "min_replicas": 0}, "autoscale.min_replicas=0"),
         ({**KV, "interval_s": 0}, "autoscale.interval_s=0"),
         ({**KV, "every": 5}, "autoscale.every: this setting is now called 'interval_s'"),
@@ -202,6 +209,6 @@ KV = {"rule": "kv", "up": 0.9, "down": 0.2}
 )
 def test_bad_settings_are_one_line(settings: Any, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        autoscale_of(settings, {"both": 2})
+        autoscale_of(settings, 0)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from pagedsim.build import make_router
 from pagedsim.core import Request
 from pagedsim.core.source import Mode
-from pagedsim.fleet.autoscale import Autoscale
 from pagedsim.fleet.failures import RandomOutages
 from pagedsim.fleet.kv_migration import AFTER_DEATH
 from pagedsim.fleet.link import Network
@@ -40,7 +39,7 @@ from pagedsim.policies.routing.simple import (
 from pagedsim.policies.routing.sticky import Sticky
 from pagedsim.policies.routing.vllm_dp import VllmDP
 from pagedsim.workload import Sessions
-from tests.fleet.fleets import served, server, whole
+from tests.fleet.fleets import rule, served, server, whole
 from tests.sim.harness import Affine, Jobs, run
 
 ROUTERS: dict[str, Callable[[], Router]] = {
@@ -82,9 +81,9 @@ networks = st.builds(
 rules = st.sampled_from(
     [
         None,
-        Autoscale("queue", up=1.0, down=0.5, interval_s=0.2, startup_s=0.1),
-        Autoscale("kv", up=0.5, down=0.2, interval_s=0.3, startup_s=0.0),
-        Autoscale("freeness", up=3.0, down=6.0, interval_s=0.1, startup_s=0.5),
+        rule("queue", up=1.0, down=0.5, interval_s=0.2, startup_s=0.1),
+        rule("kv", up=0.5, down=0.2, interval_s=0.3, startup_s=0.0),
+        rule("freeness", up=3.0, down=6.0, interval_s=0.1, startup_s=0.5),
     ]
 )
 chances = st.sampled_from([None, RandomOutages(0.7, 0.2), RandomOutages(2.0, 1.0, seed=3)])

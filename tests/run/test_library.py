@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, get_args
 
 import pytest
@@ -13,12 +14,15 @@ from pagedsim.__main__ import command
 from pagedsim.build import (
     POLICIES,
     inner_policy,
+    make_autoscaler,
+    make_memory,
     make_policy,
-    plugin_policies,
+    plugins,
     policies,
 )
-from pagedsim.core import ConfigError, Policy
+from pagedsim.core import ConfigError, PagedMemory, Policy
 from pagedsim.core.policy import Need
+from pagedsim.policies.autoscaling import Autoscaler, ScalingView
 from pagedsim.policies.victims import VICTIMS
 from pagedsim.run.help import NEEDS, incompatible, policies_page
 from pagedsim.user_error import UserError
@@ -28,16 +32,46 @@ class Offered(Policy):
     """A plugin."""
 
 
+class Blocks(PagedMemory):
+    """A memory with a setting of its own."""
+
+    def __init__(self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, odd: int = 0):
+        super().__init__(blocks, block_size, cpu_blocks)
+        self.odd = odd
+
+
+class Both(Autoscaler):
+    """As many as that."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.count = count
+
+    def desired(self, view: ScalingView) -> int:
+        return self.count
+
+
+OTHERS = [
+    EntryPoint("blocks", f"{__name__}:Blocks", "pagedsim.memories"),
+    EntryPoint("paged", f"{__name__}:Blocks", "pagedsim.memories"),
+    EntryPoint("both", f"{__name__}:Both", "pagedsim.autoscalers"),
+    EntryPoint("whole", "pagedsim.core:Unified", "pagedsim.batchings"),
+    EntryPoint("first", "pagedsim.policies.routing.simple:Uniform", "pagedsim.routers"),
+    EntryPoint("flat", "pagedsim.sim.cost:Roofline", "pagedsim.costs"),
+]
+"""Plugins of other kinds."""
+
+
 @pytest.fixture
 def offers(monkeypatch: pytest.MonkeyPatch) -> Any:
     def offer(**paths: str) -> None:
-        points = [EntryPoint(name, path, build.PLUGIN_GROUP) for name, path in paths.items()]
-        monkeypatch.setattr(build, "entry_points", lambda group: points)
-        plugin_policies.cache_clear()
+        offered = [EntryPoint(name, path, "pagedsim.policies") for name, path in paths.items()]
+        points = EntryPoints([*offered, *OTHERS])
+        monkeypatch.setattr(build, "entry_points", lambda group: points.select(group=group))
+        plugins.cache_clear()
 
     yield offer
     monkeypatch.undo()
-    plugin_policies.cache_clear()
+    plugins.cache_clear()
 
 
 def test_every_policy_and_every_victim_is_on_the_page_once() -> None:
@@ -90,6 +124,20 @@ def test_plugins_are_among_the_choices(offers: Any) -> None:
     for choose in (make_policy, inner_policy):
         with pytest.raises(ConfigError, match=r"choose from .*, ltr, mine, mlfq"):
             choose("absent")
+
+
+def test_plugins_of_every_kind_are_options(offers: Any, call: Callable[..., Any]) -> None:
+    offers()
+    words = ("workload.requests=10", "seeds=1", "tracking=none", "report=false", "fleet.replicas=3")
+    code, _, errors = call(
+        *("experiment=single", *words, "memory=blocks", "memory.block_size=8", "+memory.odd=3"),
+        *("batching=whole", "router=first", "cost=flat", "fleet.autoscale.rule=both"),
+    )
+    assert (code, errors) == (0, "")
+    assert type(make_memory("blocks", blocks=9, odd=1)).__name__ == "Blocks"
+    assert type(make_memory("paged", blocks=9)) is PagedMemory
+    with pytest.raises(ConfigError, match="choose from both, freeness, kv, queue"):
+        make_autoscaler("bot")
 
 
 def test_the_page_takes_no_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from pagedsim.core.contracts import BATCHING, MEMORY, vet
 from pagedsim.core.errors import AnswerError
 from pagedsim.core.memory import Usage
 from pagedsim.metrics.arms import Run
+from pagedsim.policies.autoscaling import Autoscaler
 from pagedsim.policies.preemption import Recompute
 from pagedsim.policies.routing.router import Move, Refusal, Router
 from pagedsim.run.backend import StoppableRecorder
@@ -61,8 +62,6 @@ class Part(NamedTuple):
     """A whole part, of which a case overrides one hook."""
     words: tuple[str, ...] = ()
     """A run in which all of its hooks are asked."""
-    by_path: bool = False
-    """Whether the setting takes the path of the class alone."""
 
 
 class First(Router):
@@ -115,6 +114,13 @@ class Plain(CostModel):
     work = explain
 
 
+class Steady(Autoscaler):
+    """Both replicas."""
+
+    def desired(self, view: Any) -> Any:
+        return 2
+
+
 class Alike(Lengths):
     """All requests have the same lengths."""
 
@@ -141,11 +147,16 @@ PARTS = {
     "cost": Part("cost", CostModel, Plain, ("preemption=cheapest",)),
     "batching": Part("batching", Batching, PrefillFirst),
     "memory": Part(
-        "memory.kind",
+        "memory",
         Memory,
         PagedMemory,
         ("preemption=swap", "memory.cpu_blocks=50", "workload.n=2"),
-        by_path=True,
+    ),
+    "autoscaler": Part(
+        "fleet.autoscale",
+        Autoscaler,
+        Steady,
+        ("fleet.replicas=2", "fleet.autoscale.interval_s=0.1"),
     ),
     "lengths": Part("workload.lengths", Lengths, Alike),
     "arrivals": Part("workload.arrivals", Arrivals, Together),
@@ -299,6 +310,7 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
             "memory": "cache_changes longest_of blocks_for cpu_free blocks_at_length common "
             "blocks_needed filled_blocks swap_need",
             "lengths": "capped",
+            "autoscaler": "desired",
         },
     ),
     (f"{COUNT}, or None", NO_COUNTS[1:], {"batching": "closed", "memory": "cpu_peak"}),
@@ -415,7 +427,9 @@ def served(
         monkeypatch.setitem(sys.modules, "mine", module)
         where, _, key = part.setting.rpartition(".")
         inside = config[where] if where else config
-        inside[key] = "mine.Mine" if part.by_path else {"_target_": "mine.Mine"}
+        # Beside the class, a memory's settings are the server's, and an autoscaler's the fleet's.
+        beside = inside[key] if name in ("memory", "autoscaler") else {}
+        inside[key] = {**beside, "_target_": "mine.Mine"}
         return run_job(Job("mine", 0, config, tmp_path / "run"), StoppableRecorder())
 
     yield run

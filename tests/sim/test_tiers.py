@@ -247,7 +247,7 @@ def test_replicas_of_a_fleet_may_share_a_pool(tmp_path: Path) -> None:
         ("memory.tiers=4", "memory.tiers=4: must be a mapping of names to settings"),
         ("memory.load=cheap", "memory.load=cheap: unknown; did you mean 'cheaper'?"),
         ("memory.layerwise=1", "memory.layerwise=1: must be true or false"),
-        ("+memory.cpu_blocks=9", "memory.cpu_blocks=9: memory.kind=tiered swaps to its tiers"),
+        ("+memory.cpu_blocks=9", "memory.cpu_blocks=9: memory=tiered swaps to its tiers"),
         ("memory.tiers.cpu.gib=0", "memory.tiers: must have at least one with gib or blocks"),
     ],
 )

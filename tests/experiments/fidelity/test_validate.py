@@ -387,8 +387,8 @@ def test_a_failed_validation_leaves_the_others(
         (["policy=fcfs,"], "over: policy=fcfs,: must be of the form key=value,value"),
         (["policy=fcfs,fifo"], "policy=fifo: policy=fifo: unknown; "),
         (
-            ["memory.kind=paged,reserved_max"],
-            "memory.kind=reserved_max: backend=engine has paged and prefix",
+            ["memory=paged,reserved_max"],
+            "memory=reserved_max: backend=engine has paged and prefix",
         ),
         (["backend=sim"], "backend=sim: must be engine, which is validated"),
         (["backend.clock=cpu,moon"], "backend.clock=moon: unknown; choose from"),

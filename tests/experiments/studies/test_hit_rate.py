@@ -59,4 +59,4 @@ def test_workloads_without_prefixes_are_refused_in_a_line(call: Call, tmp_path: 
     assert (code, out) == (1, "")
     assert errors.startswith("pagedsim: workload: says nothing of what is in its prompts")
     _, _, errors = call(*STUDY, "workload=sharegpt", "memory=paged")
-    assert errors.startswith("pagedsim: memory.kind=paged: must be prefix")
+    assert errors.startswith("pagedsim: memory=paged: must be prefix")

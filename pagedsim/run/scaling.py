@@ -1,0 +1,70 @@
+"""The setting `fleet.autoscale` as an object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagedsim.build import AUTOSCALERS, plugins
+from pagedsim.core import ConfigError
+from pagedsim.core.contracts import vet
+from pagedsim.core.errors import shown, unknown
+from pagedsim.fleet.autoscale import Autoscale
+from pagedsim.policies.autoscaling import CONTRACT, Autoscaler
+from pagedsim.run.objects import make, seeded
+
+_TIMING = ("min_replicas", "interval_s", "startup_s")
+"""Its settings that are not the autoscaler's own."""
+_THRESHOLDS = ("up", "down")
+"""Settings of the built-in rules, null for others."""
+_RENAMED = {"least": "min_replicas", "every": "interval_s", "start": "startup_s"}
+_EXAMPLE = "{rule: queue, up: 4, down: 1}"
+
+
+def autoscale_of(settings: Any, seed: int) -> Autoscale | None:
+    """What the setting describes; None if it is off, with neither `rule` nor `_target_`."""
+    if settings is None:
+        return None
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"fleet.autoscale={shown(settings)}: must be settings, such as {_EXAMPLE}, or null"
+        )
+    given = {
+        str(key): value
+        for key, value in settings.items()
+        if key not in _TIMING and not (key in _THRESHOLDS and value is None)
+    }
+    rule = given.pop("rule", None)
+    if rule is None and given.get("_target_") is None:
+        if own := given.keys() - {"_target_"}:
+            raise ConfigError(
+                f"fleet.autoscale.{min(own)}: needs rule or _target_ beside it, as in {_EXAMPLE}"
+            )
+        return None
+    if rule is not None:
+        if given.get("_target_") is not None:
+            raise ConfigError(
+                f"fleet.autoscale.rule={rule}: must be null beside _target_={given['_target_']}"
+            )
+        given["_target_"] = _path_of(rule)
+        for key in given.keys() & _RENAMED.keys():
+            raise ConfigError(
+                f"fleet.autoscale.{key}: this setting is now called {_RENAMED[key]!r}"
+            )
+
+    def made() -> Autoscaler:
+        own = seeded("fleet.autoscale", given, seed)
+        return vet(make("fleet.autoscale", own, Autoscaler), CONTRACT)
+
+    made()  # what is wrong with it is said before anything runs
+    return Autoscale(made, **{key: settings[key] for key in _TIMING if key in settings})
+
+
+def _path_of(rule: object) -> str:
+    """The path of the class that a rule's name, or path, stands for."""
+    name = str(rule)
+    if name in AUTOSCALERS:
+        return f"{AUTOSCALERS[name].__module__}.{AUTOSCALERS[name].__qualname__}"
+    if (path := plugins("autoscaler").get(name, name)) and "." in path:
+        return path
+    raise unknown("fleet.autoscale.rule", name, (*AUTOSCALERS, *plugins("autoscaler")))
