@@ -56,6 +56,9 @@ class Memory(ABC):
     """Blocks of `block_size` token slots on the GPU and, for swapping, on the CPU.
 
     Block ids are real: an engine uses them as they are. Lengths are in tokens of one sequence.
+    `free`, `admit`, `extend` and `release` are required. The defaults of all else assume any free
+    block for any request, taken as it grows, in the tables of requests of one sequence each;
+    nothing is cached, swapped or held for a migration.
     """
 
     can_swap: ClassVar[bool] = False
@@ -105,9 +108,12 @@ class Memory(ABC):
         """The greatest length that one sequence, alone, can reach."""
         return self.total * self.block_size
 
-    @abstractmethod
     def longest_of(self, request: Request) -> int:
-        """The greatest length that all sequences of a request can reach if it runs alone."""
+        """The greatest length that all sequences of a request can reach if it runs alone.
+
+        Default: 0 for several sequences, which are refused; a class with `fork` says how long.
+        """
+        return self.longest if request.width == 1 else 0
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens of one sequence."""
@@ -142,9 +148,9 @@ class Memory(ABC):
         """GPU blocks with an owner."""
         return self.total - self.free
 
-    @abstractmethod
     def blocks_at_length(self, request: Request, tokens: int) -> int:
         """Blocks that it takes to admit a request with `tokens` tokens in each sequence."""
+        return self.blocks_for(tokens)
 
     def common(self, request: Request) -> int:
         """Leading tokens whose blocks the sequences of `request` share when it is rebuilt."""
@@ -158,29 +164,35 @@ class Memory(ABC):
         """Whether a request that did not fit may fit now although only others took blocks."""
         return False
 
-    @abstractmethod
     def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
         """Whether `tokens` tokens of a request without blocks fit, `spare` blocks left free."""
+        need = self.blocks_at_length(request, tokens) + spare
+        if need > self.total:
+            return Fit.NEVER
+        return Fit.NOW if need <= self.free else Fit.LATER
 
     @abstractmethod
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         """Give a request its first blocks: `hit`, and new ones up to `tokens` tokens."""
 
-    @abstractmethod
     def need(self, request: Request) -> int | None:
-        """The length at which a running request must be extended next; None: never."""
+        """The length at which a running request must be extended next; None: never.
 
-    @abstractmethod
+        Default: when its blocks are full.
+        """
+        return len(request.tables[0]) * self.block_size + 1
+
     def blocks_needed(self, request: Request, tokens: int) -> int:
-        """Blocks that `extend(request, tokens)` would allocate."""
+        """Blocks that `extend(request, tokens)` would allocate. Default: those that it lacks."""
+        return max(0, self.blocks_for(tokens) - len(request.tables[0]))
 
     @abstractmethod
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
         """Make room for `tokens` tokens in each sequence; a block that is shared is split."""
 
-    @abstractmethod
     def stride(self, forked: bool) -> int | None:
         """Tokens between two needs, of a block each, of all that decode; None if they differ."""
+        return None
 
     def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
         """Extend all of `due` to their lengths if that leaves `spare` blocks free; else nothing.
@@ -193,9 +205,9 @@ class Memory(ABC):
             self.extend(request, request.num_tokens, copies)
         return True
 
-    @abstractmethod
     def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
         """New sequence i goes on from old sequence `parents[i]`; old ones not named end."""
+        raise IntegrityError(f"{type(self).__name__} holds one sequence of a request")
 
     @abstractmethod
     def release(self, request: Request) -> None:
@@ -261,10 +273,31 @@ class Memory(ABC):
         """The moves between levels decided since the last call, in order."""
         return []
 
-    @abstractmethod
     def usage(self, requests: Iterable[Request]) -> Usage:
         """The use of slots, given the requests that hold blocks. Costs a walk over them."""
+        size = self.block_size
+        stored = reserved = 0
+        counted: set[int] = set()
+        for request in requests:
+            end = self.end_of(request)
+            for table in request.tables:
+                for index, block in enumerate(table):
+                    if block not in counted:
+                        counted.add(block)
+                        filled = max(0, min(size, request.computed - index * size))
+                        useful = max(0, min(size, end - index * size))
+                        stored += filled
+                        reserved += max(0, useful - filled)
+        internal = self.used * size - stored - reserved
+        return Usage(stored, reserved, internal, self.free * size)
 
-    @abstractmethod
     def check(self, requests: Iterable[Request]) -> None:
-        """Raise IntegrityError unless these requests hold all that is not free, exactly."""
+        """Raise IntegrityError unless these requests hold all that is not free, exactly.
+
+        Default: each block is in one table at most.
+        """
+        blocks = [block for request in requests for table in request.tables for block in table]
+        if len(set(blocks)) != len(blocks):
+            raise IntegrityError("a block is in two tables")
+        if len(blocks) != self.used:
+            raise IntegrityError(f"tables have {len(blocks)} blocks, {self.used} are not free")

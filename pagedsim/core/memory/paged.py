@@ -9,7 +9,7 @@ from typing import Final
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError, require_flag
-from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, Usage
+from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs
 from pagedsim.core.request import Request
 
 
@@ -286,23 +286,6 @@ class PagedMemory(Memory):
         table += self._take(self.blocks_for(tokens) - len(table))
 
     # -- inspection----------------------------------------------------------------------------
-
-    def usage(self, requests: Iterable[Request]) -> Usage:
-        size = self.block_size
-        stored = reserved = 0
-        counted: set[int] = set()
-        for request in requests:
-            end = self.end_of(request)
-            for table in request.tables:
-                for index, block in enumerate(table):
-                    if block not in counted:
-                        counted.add(block)
-                        filled = max(0, min(size, request.computed - index * size))
-                        useful = max(0, min(size, end - index * size))
-                        stored += filled
-                        reserved += max(0, useful - filled)
-        internal = self.used * size - stored - reserved
-        return Usage(stored, reserved, internal, self.free * size)
 
     def check(self, requests: Iterable[Request]) -> None:
         requests = list(requests)

@@ -10,8 +10,9 @@ from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan, policy
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import printed, require_flag, require_number
 from pagedsim.core.plan import Chunk
-from pagedsim.sim.cost.work import Work
+from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.replica import Replica
 
 Bound = Literal[
     "compute",
@@ -121,22 +122,40 @@ def kind_of(plan: StepPlan) -> str:
     return "decode" if plan.decode_count else "idle"
 
 
+BUS_EFFICIENCY = 0.8
+"""The achieved share of the bus's bandwidth, unless it is given."""
+
+
+def move_seconds(replica: Replica, bus_efficiency: float) -> float:
+    """Seconds to move one block over the bus: its bytes, and a latency per copy.
+
+    Every GPU moves its own part over its own bus, concurrently.
+    """
+    hardware = replica.hardware
+    transfer = replica.block_bytes / (hardware.pcie * bus_efficiency)
+    return transfer + replica.copies_per_block * hardware.pcie_copy_us * 1e-6
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CostModel(ABC):
-    """Predicts the duration of steps; all times in seconds.
+    """Predicts the duration of steps; all times in seconds. One method is required.
 
     Answers are deterministic. Transfers over the bus are not part of a step's time, since they may
     overlap with it.
     """
 
-    __slots__ = ()
+    __slots__ = ("replica",)
 
     by_totals = True
-    """Whether times depend on the totals of a plan only; if not, `decode_seconds` is not
-    supported."""
+    """Whether times depend on the totals of a plan only: its tokens, sequences and contexts. If
+    not, as where single requests or the number of the step count, every step is planned, and
+    `decode_seconds` is not supported."""
 
     server_seconds = 0.0
     """Time of HTTP and tokenisation, before a request reaches the scheduler."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
 
     @property
     def notices(self) -> list[str]:
@@ -147,28 +166,48 @@ class CostModel(ABC):
     def step_seconds(self, plan: StepPlan) -> float:
         """Duration of a step: forward pass and host work."""
 
-    @abstractmethod
     def decode_seconds(self, sequences: int, context: int) -> float:
         """The same for a step of decodes alone, bit for bit; `context` is their total context.
 
-        The most frequent call of a simulation: keep it to a handful of float operations.
+        The most frequent call of a simulation: keep it to a handful of float operations. Default:
+        `step_seconds` of a plan with these totals and without requests.
         """
+        return self.step_seconds(step(decodes=sequences, context=context))
 
-    @abstractmethod
     def swap_seconds(self, blocks: int) -> float:
-        """Seconds to move `blocks` blocks over the bus, one way."""
+        """Seconds to move `blocks` blocks over the bus, one way.
 
-    @abstractmethod
+        Default: their bytes at 80 % of the bandwidth of the GPU's bus, and its latency per copy.
+        """
+        return blocks * move_seconds(self._known_replica(), BUS_EFFICIENCY)
+
     def recompute_seconds(self, tokens: int) -> float:
-        """Seconds to prefill `tokens` tokens of one request in a separate step."""
+        """Seconds to prefill `tokens` tokens of one request in a separate step.
 
-    @abstractmethod
+        Default: `step_seconds` of one chunk of so many tokens.
+        """
+        return self.step_seconds(step(tokens))
+
     def explain(self, plan: StepPlan) -> Breakdown:
-        """The breakdown of `step_seconds(plan)`."""
+        """The breakdown of `step_seconds(plan)`. Default: one part, whose bound is not known."""
+        term = Term("step", self.step_seconds(plan), "fitted")
+        return Breakdown(kind_of(plan), (term,), self.work(plan))
 
-    @abstractmethod
     def work(self, plan: StepPlan) -> Work:
-        """FLOP and bytes of a step on one GPU, for `mfu` and `mbu`."""
+        """FLOP and bytes of a step on one GPU, for `mfu` and `mbu`.
+
+        Default: those of the model's shape, in which each weight is read once.
+        """
+        return step_work(self._known_replica(), plan)
+
+    def _known_replica(self) -> Replica:
+        try:
+            return self.replica
+        except AttributeError:
+            raise ConfigError(
+                f"{type(self).__name__}.replica: is not set; __init__ must call "
+                "super().__init__(replica)"
+            ) from None
 
     def prices(self) -> ModelledPrices:
         """The prices that `preemption=cheapest` compares."""

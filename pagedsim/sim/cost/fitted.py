@@ -13,9 +13,16 @@ from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.core.errors import require_number, require_whole, unknown
-from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
+from pagedsim.sim.cost.base import (
+    BUS_EFFICIENCY,
+    Breakdown,
+    CostModel,
+    Term,
+    kind_of,
+    move_seconds,
+)
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, SWAP, Sample, fit_kinds, fit_swaps
-from pagedsim.sim.cost.roofline import move_seconds, slowdown
+from pagedsim.sim.cost.roofline import slowdown
 from pagedsim.sim.cost.terms import lengthened
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
@@ -89,7 +96,6 @@ class Fitted(CostModel):
         "_prefill",
         "_slowest",
         "_start",
-        "replica",
         "settings",
     )
 
@@ -107,7 +113,7 @@ class Fitted(CostModel):
         limits: Mapping[str, float] | None = None,
         fitted_for: Mapping[str, object] | None = None,
         source: str = "",
-        bus_efficiency: float = 0.8,
+        bus_efficiency: float = BUS_EFFICIENCY,
         block_tokens: float = 0.0,
         fitted_block_size: int | None = None,
     ) -> None:
@@ -132,7 +138,7 @@ class Fitted(CostModel):
         if mixed is not None:
             beside = Coefficients.read("cost.mixed", mixed, scale).reading(read)
             self._beside = self._beside_large = beside
-        self.replica = replica
+        super().__init__(replica)
         self.settings: dict[str, Any] = {
             "unit": unit,
             "prefill": dict(prefill),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
-from pagedsim.sim.cost.base import Bound
+from pagedsim.sim.cost.base import BUS_EFFICIENCY, Bound, move_seconds
 from pagedsim.sim.cost.terms import ByTerms, CostTerm, Split, Totals
 from pagedsim.sim.hardware import Family, family_of
 from pagedsim.sim.model import FP16
@@ -63,7 +63,7 @@ class Roofline(ByTerms):
         attention_efficiency: float | None = None,
         bandwidth_efficiency: float | None = None,
         cache_efficiency: float | None = None,
-        bus_efficiency: float = 0.8,
+        bus_efficiency: float = BUS_EFFICIENCY,
         interconnect_efficiency: float | None = None,
         host_step_ms: float | None = None,
         host_request_us: float | None = None,
@@ -292,16 +292,6 @@ def _links(replica: Replica, inside: int, outside: int) -> Iterator[_Link]:
 def _host(step: float, sequence: float) -> list[CostTerm]:
     """Host time: scheduling, preparing the batch, launching, sampling."""
     return [CostTerm("host", "host", "host", Totals(sequence=sequence, step=step))]
-
-
-def move_seconds(replica: Replica, bus_efficiency: float) -> float:
-    """Seconds to move one block over the bus: its bytes, and a latency per copy.
-
-    Every GPU moves its own part over its own bus, concurrently.
-    """
-    hardware = replica.hardware
-    transfer = replica.block_bytes / (hardware.pcie * bus_efficiency)
-    return transfer + replica.copies_per_block * hardware.pcie_copy_us * 1e-6
 
 
 def slowdown(block_size: int, block_tokens: float) -> float:

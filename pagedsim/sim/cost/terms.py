@@ -227,7 +227,6 @@ class ByTerms(CostModel):
         "_split",
         "_sums",
         "_unchosen",
-        "replica",
         "terms",
     )
 
@@ -239,7 +238,7 @@ class ByTerms(CostModel):
         launching: float = 0.0,
         split: Split | None = None,
     ) -> None:
-        self.replica = replica
+        super().__init__(replica)
         self._split = split
         self.terms = tuple(terms)
         self._unchosen = unchosen
