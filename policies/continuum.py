@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from functools import partial
 from math import inf
 
 from pagedsim.core import Arrived, Event, Left, Policy, Request, ServerState
@@ -31,7 +32,7 @@ class Continuum(Policy):
         # When the last answer of each session ended, unless a request of it came since.
         self._answered: dict[str, float] = {}
         self._until: dict[str, float] = {}
-        self._gaps: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=self.window))
+        self._gaps: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=self.window))
         self._ranks: dict[Request, tuple[bool, float]] = {}
 
     def time_to_live(self, client: str) -> float:

@@ -476,7 +476,7 @@ ARMS = {
     "misspelt key": (
         "a: ['memory.blockz=1']",
         "study.arms.a: memory.blockz: no such key; did you mean 'blocks'? choose from block_size, "
-        "blocks, cpu_blocks, gpu_memory_utilization, kind, kv_layout, reserved_gib, "
+        "blocks, cpu_blocks, gpu_memory_utilization, kv_layout, reserved_gib, "
         "swap_bound, swap_space_gib",
     ),
     "not a list": (

@@ -101,7 +101,9 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
         only("matplotlib", "numpy", "pyarrow", "rich"),
     ),
     "pagedsim.testing": (
-        ("pagedsim.core", "pagedsim.build", "pagedsim.sim", "pagedsim.metrics"),
+        tuple(
+            f"pagedsim.{room}" for room in ("core", "build", "policies", "sim", "fleet", "metrics")
+        ),
         only("pyarrow"),
     ),
     "pagedsim.workload": (("pagedsim.core",), all_but(*TORCH)),

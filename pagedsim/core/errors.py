@@ -192,14 +192,16 @@ def refuse_settings(
 
 
 def raised(error: BaseException, but: str = "") -> str:
-    """An error of a user's code in one line, with the place where it was raised; frames of the file
-    `but` are passed over."""
+    """An error of a user's code in one line, with the last place outside pagedsim, or else the last
+    one; frames of the file `but` are passed over."""
     text = " ".join(str(error).split())
-    trace, place = error.__traceback__, ""
+    trace, place, among_ours = error.__traceback__, "", True
     while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith("<") and code.co_filename != but:
-            place = f" ({code.co_filename}:{trace.tb_lineno})"
+        code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
+        ours = module.partition(".")[0] == "pagedsim"
+        named = not code.co_filename.startswith("<") and code.co_filename != but
+        if named and (among_ours or not ours):
+            place, among_ours = f" ({code.co_filename}:{trace.tb_lineno})", ours
         trace = trace.tb_next
     if isinstance(error, (ImportError, SyntaxError)):
         place = ""  # the text says where

@@ -13,7 +13,7 @@ from decimal import Decimal
 from inspect import isdatadescriptor, signature
 from math import inf, nan
 from pathlib import Path
-from types import ModuleType
+from types import MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,7 +165,8 @@ PARTS = {
 
 def hooks(states: type) -> set[str]:
     """What a class offers to override: its public methods, properties and attributes."""
-    return {name for name in vars(states) if not name.startswith("_")}
+    members = {name: one for name, one in vars(states).items() if not name.startswith("_")}
+    return {name for name, one in members.items() if not isinstance(one, MemberDescriptorType)}
 
 
 NUMBER = "must be a number, or a tuple of numbers"

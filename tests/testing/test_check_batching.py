@@ -67,7 +67,7 @@ def test_a_batching_that_overstates_is_named_with_the_first_difference(
 
 
 def test_a_broken_invariant_is_named() -> None:
-    with pytest.raises(AssertionError, match=r"Leaking: the clock .* in Case\("):
+    with pytest.raises(AssertionError, match=r"Leaking: the clock .* in case \d+: memory="):
         check_batching(Leaking)
 
 

@@ -1,0 +1,143 @@
+"""The check of cost models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isclose
+from random import Random
+
+from pagedsim.core import Request, SamplingParams, StepPlan
+from pagedsim.core.plan import Chunk
+from pagedsim.core.policy_validation import lines, seconds
+from pagedsim.sim.cost import CostModel
+from pagedsim.sim.cost.base import refuse_attributes
+from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Replica
+from pagedsim.testing.cases import (
+    BrokenPromise,
+    accepted,
+    difference,
+    outcome,
+    refuse_uncopied,
+    reported,
+)
+
+_PLANS = 20
+"""Plans of each case."""
+_REQUEST = Request(0, 1, SamplingParams(max_tokens=1))
+LLAMA_2_7B = ModelShape(
+    "llama-2-7b",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    intermediate=11008,
+    vocab=32000,
+    max_model_len=4096,
+)
+A100 = Hardware("a100-40gb", 39.5, bandwidth_gb_s=1555, fp16_tflops=312, pcie_gb_s=32)
+
+
+def check_cost_model(
+    make: Callable[[Replica], CostModel],
+    *,
+    replica: Replica | None = None,
+    cases: int = 100,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError where a cost model breaks a promise.
+
+    - A step that is not empty takes finite seconds above 0, the same however often it is asked,
+      and the same for equal totals if `by_totals` is set; no plan is changed.
+    - `decode_seconds` equals `step_seconds` of the same decodes, bit for bit.
+    - Prices and swaps take finite seconds of at least 0, and `explain` adds up to the step.
+    - Random servers give the same with every step planned and with uneventful ones fast-forwarded.
+    - The object can be copied.
+
+    `make(replica)` returns a new model; a class will do. `replica` defaults to Llama-2-7B on an
+    A100. `cases` is the number of servers, drawn by `seed`. Longer steps need not take longer.
+    """
+    where = replica or Replica(LLAMA_2_7B, A100)
+    cost = make(where)
+    name = type(cost).__name__
+    refuse_uncopied(name, cost)
+    with reported(name, where.model.name):
+        refuse_attributes(cost)
+        lines(cost, "notices", cost.notices)
+    for case in accepted(cases, seed, lambda case: case.scheduler()):
+        draw = Random(f"plans {seed}/{case.number}")
+        for number in range(_PLANS):
+            plan = _drawn(draw, number)
+            with reported(name, f"a step of {_shown(plan)}"):
+                _check_plan(cost, plan)
+        with reported(name, case):
+            planned = outcome(case, case.scheduler(), cost=make(where))
+            skipped = outcome(case, case.scheduler(), cost=make(where), fast_forward=True)
+            if found := difference(planned, skipped):
+                raise BrokenPromise(f": {found}, every step planned and fast-forwarded")
+
+
+def _drawn(draw: Random, number: int) -> StepPlan:
+    """A step of chunks, decodes or both."""
+    plan = StepPlan(number, now=draw.uniform(0, 100), ahead=False)
+    kind = draw.randrange(3)
+    for _ in range(draw.randint(1, 3) if kind != 1 else 0):
+        plan.add_chunk(Chunk(_REQUEST, draw.randint(0, 500), draw.randint(1, 2000), samples=True))
+    if kind:
+        plan.decode_count = draw.randint(1, 200)
+        plan.decode_context = plan.decode_count * draw.randint(1, 1000)
+    return plan
+
+
+def _check_plan(cost: CostModel, plan: StepPlan) -> None:
+    before = _shown(plan)
+    took = _positive(cost, "step_seconds", cost.step_seconds(plan))
+    if _shown(plan) != before:
+        raise BrokenPromise(f".step_seconds changed the plan, which was a step of {before}")
+    if (again := cost.step_seconds(plan)) != took:
+        raise BrokenPromise(f".step_seconds gave {took!r} and then {again!r} for the same plan")
+    if cost.by_totals:
+        _check_totals(cost, plan, took)
+    for hook, answer in (
+        ("swap_seconds", cost.swap_seconds(3)),
+        ("recompute_seconds", cost.recompute_seconds(100)),
+    ):
+        seconds(cost, hook, answer)
+    told = cost.explain(plan).seconds
+    if not isclose(told, took, rel_tol=1e-6):
+        raise BrokenPromise(f".explain adds up to {told!r} s, step_seconds gave {took!r}")
+
+
+def _check_totals(cost: CostModel, plan: StepPlan, took: float) -> None:
+    other = StepPlan(plan.number + 1000, plan.now + 1000.0, ahead=False)
+    for chunk in plan.chunks:
+        other.add_chunk(chunk)
+    other.decode_count, other.decode_context = plan.decode_count, plan.decode_context
+    if (later := cost.step_seconds(other)) != took:
+        raise BrokenPromise(
+            f".by_totals=True: step_seconds gave {took!r}, and {later!r} for a later step of the "
+            "same totals"
+        )
+    if not plan.chunks:
+        told = cost.decode_seconds(plan.decode_count, plan.decode_context)
+        _positive(cost, "decode_seconds", told)
+        if told != took:
+            raise BrokenPromise(
+                f".decode_seconds gave {told!r}, step_seconds {took!r} for the same decodes"
+            )
+
+
+def _positive(cost: CostModel, hook: str, answer: object) -> float:
+    took = seconds(cost, hook, answer)
+    if not took:
+        raise BrokenPromise(f".{hook} gave {answer!r}: must be above 0")
+    return took
+
+
+def _shown(plan: StepPlan) -> str:
+    return (
+        f"{plan.prefill_tokens} prompt tokens and {plan.decode_count} decodes with a context of "
+        f"{plan.decode_context} tokens"
+    )

@@ -1,0 +1,34 @@
+"""Components whose calls are observed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pagedsim.core import Request
+
+T = TypeVar("T")
+
+_OF_A_REQUEST = (
+    *("id", "client", "priority", "deadline", "session", "turn", "prompt_len", "predicted_len"),
+    *("arrival", "first_token_at", "generated", "computed", "preemptions", "state", "params"),
+)
+
+
+def derived(part: T, members: Mapping[str, Any]) -> T:
+    """The same object, of a subclass of the same name with these members."""
+    kind: Any = type(part)
+    names = {key: getattr(kind, key) for key in ("__module__", "__qualname__")}
+    made: type = type(kind)(kind.__name__, (kind,), {**names, "__slots__": (), **members})
+    object.__setattr__(part, "__class__", made)
+    return part
+
+
+def seen(passed: Sequence[Any]) -> list[str]:
+    """What there is to see of the requests among the arguments of a hook, as `key=value`."""
+    found: list[str] = []
+    for one in passed:
+        for request in one if isinstance(one, (list, tuple)) else [one]:
+            if isinstance(request, Request):
+                found += [f"{key}={getattr(request, key)!r}" for key in _OF_A_REQUEST]
+    return found
