@@ -165,13 +165,15 @@ PRESSED = (
         ("docs/policies.md", "mine"),
         ("docs/routing.md", "mine"),
         ("docs/tutorial.md", "short_first"),
+        ("docs/components.md", "parts"),
     ],
 )
 def test_what_a_page_chooses_runs_and_changes_something(
     page: str, module: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = [words for at, words in commands("python -m pagedsim") if at == page]
-    using = [one for one in there if any(re.match(r"policy\b|router\b|study.arms", w) for w in one)]
+    own = re.compile(r"\+?((policy|router)\b|(memory|cost|fleet\.autoscale)\.)")
+    using = [one for one in there if any(own.match(w) or "study.arms" in w for w in one)]
     classes = set(re.findall(rf"\b{module}\.([A-Z]\w+)", " ".join(map(" ".join, using))))
     [code] = [
         code
@@ -183,7 +185,7 @@ def test_what_a_page_chooses_runs_and_changes_something(
     del sys.modules[module]
     Path(f"{module}.py").write_text(code, encoding="utf-8")
     for number, words in enumerate(using):
-        alone = [word for word in words if not re.match(r"\+?(policy|router)\b", word)]
+        alone = [word for word in words if not own.match(word)]
         runs = [words, alone] if "experiment=single" in words else [words]
         found = []
         for which, one in enumerate(runs):
