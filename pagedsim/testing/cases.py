@@ -115,7 +115,7 @@ class Case:
 
 
 def accepted(
-    cases: int, seed: int, build: Callable[[Case], object], **fixed: str
+    cases: int, seed: int, build: Callable[[Case], object], **fixed: Any
 ) -> Iterator[Case]:
     """The cases, with `fixed` settings, that `build` does not refuse with a ConfigError.
 

@@ -86,7 +86,7 @@ def test_answers_agree(
     recompute = cost.step_seconds(plan(length))
     assert cost.recompute_seconds(length) == pytest.approx(recompute)
     assert cost.recompute_seconds(0) == 0.0
-    where: Replica = cost.replica  # type: ignore[attr-defined]
+    where: Replica = cost.replica
     if isinstance(cost, Roofline) and where.gpus == 1:
         # No step is faster than what the kernels reach of the data sheet.
         family = family_of(where.hardware.family)
