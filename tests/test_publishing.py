@@ -78,6 +78,18 @@ def test_what_the_container_copies_is_there_and_sent_to_the_builder() -> None:
     assert sorted(sent) == sorted(copied)
 
 
+# -- wheels ----------------------------------------------------------------------------------------
+
+
+def test_compiled_wheels_are_of_pythons_that_the_package_takes() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    assert tool["environment"] == {"PAGEDSIM_COMPILE": "1"}
+    oldest = PROJECT["requires-python"].removeprefix(">=").replace(".", "")
+    assert tool["build"][0] == f"cp{oldest}-*"
+    jobs = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text())["jobs"]
+    assert set(jobs) == {"pure", "compiled"}
+
+
 # -- issues ----------------------------------------------------------------------------------------
 
 
