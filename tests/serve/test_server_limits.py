@@ -9,7 +9,6 @@ import asyncio
 import gc
 import json
 import socket
-import sys
 import threading
 import types
 from collections import Counter
@@ -370,9 +369,6 @@ async def posted(app: Any, fields: dict[str, Any], leave: bool) -> list[Any]:
     return sent
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 13), reason="Python 3.13 leaves a cycle of Starlette's own frames"
-)
 @pytest.mark.parametrize("leave", [False, True], ids=["stays", "leaves"])
 @pytest.mark.parametrize(
     "fields",

@@ -24,7 +24,7 @@ from pagedsim.serve.api.schema import (
     TokenizeRequest,
     body,
 )
-from pagedsim.serve.api.stream import EventStream, ParsedRequest, Results, while_present, whole
+from pagedsim.serve.api.stream import EventStream, ParsedRequest, Results, WhilePresent, whole
 from pagedsim.serve.api.tokenise import AsyncTokenizer
 from pagedsim.serve.api.validation import NAME, read
 from pagedsim.serve.async_engine import AsyncLLMEngine
@@ -133,7 +133,7 @@ class Handlers:
     async def _answer(self, request: Request, asked: ParsedRequest, reply: Reply) -> Response:
         if reply.fields.stream:
             return EventStream(self.engine, asked, reply)
-        async with while_present(request.receive):
+        async with WhilePresent(request.receive):
             with asked.opened(self.engine, stream=False) as streams:
                 outputs = await whole(streams)
             return JSONResponse(reply.whole(outputs))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,29 +80,36 @@ async def whole(streams: Sequence[Stream]) -> list[RequestOutput]:
     return outputs
 
 
-@asynccontextmanager
-async def while_present(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the block when the client disconnects; no further data is read from the client."""
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
+class WhilePresent:
+    """Cancels a block when the client disconnects; no further data is read from the client.
 
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
+    A class, since a generator that swallows an exception leaves a cycle of frames behind under
+    Python 3.12 and later, with all that they hold.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._gone = receive, False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._watcher = task, asyncio.create_task(self._watch())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: object, trace: object
+    ) -> bool:
+        self._watcher.cancel()
+        del self._watcher  # which holds this object
+        cancelled = self._gone and kind is not None and issubclass(kind, asyncio.CancelledError)
+        if cancelled:
+            self._task.uncancel()
+        return cancelled
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
             pass
-        gone = True
-        task.cancel()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-        task.uncancel()
-    finally:
-        watcher.cancel()
+        self._gone = True
+        self._task.cancel()
 
 
 _START = {
@@ -128,7 +135,7 @@ class EventStream(Response):
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with while_present(receive):
+        async with WhilePresent(receive):
             try:
                 with self._asked.opened(self._engine, stream=True) as streams:
                     await self._pass_all(streams, send)
