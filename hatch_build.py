@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,19 +112,35 @@ def _sources() -> list[str]:
 def _build(folder: Path) -> None:
     from mypyc.build import mypycify
     from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    class Parallel(build_ext):
+        """Compiles the files of an extension on all cores; setuptools takes one after another."""
+
+        def build_extensions(self) -> None:
+            one_by_one = self.compiler.compile
+
+            def compile_all(sources: list[str], *rest: Any, **more: Any) -> list[str]:
+                with ThreadPoolExecutor(os.cpu_count()) as pool:
+                    made = pool.map(lambda source: one_by_one([source], *rest, **more), sources)
+                    return [file for files in made for file in files]
+
+            self.compiler.compile = compile_all
+            super().build_extensions()
 
     sources = _sources()
     options = ["--config-file=", "--explicit-package-bases", "--ignore-missing-imports"]
     options += ["--follow-imports=silent", f"--cache-dir={folder / 'cache'}"]
     extensions = mypycify(
         [*options, *sources],
+        opt_level="2",  # as fast as 3, in two thirds of the time
         debug_level="0",
+        multi_file=True,
         target_dir=str(folder / "c"),
         group_name="pagedsim",
     )
-    command = Distribution({"name": "pagedsim", "ext_modules": extensions}).get_command_obj(
-        "build_ext"
-    )
+    settings = {"name": "pagedsim", "ext_modules": extensions, "cmdclass": {"build_ext": Parallel}}
+    command = Distribution(settings).get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(folder / "wheel"), str(folder / "objects")
     command.ensure_finalized()
     command.run()
