@@ -79,6 +79,7 @@ def test_classes_that_are_typed_in_run_in_forks(tmp_path: Path) -> None:
     assert "line 16, in rank\nLookupError: no such rank" in "\n".join(trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_script_without_a_guard_ends_in_one_line(tmp_path: Path, guarded: bool) -> None:
     code = UNGUARDED.strip().replace("ps.", 'if __name__ == "__main__": ps.' if guarded else "ps.")
@@ -117,6 +118,7 @@ def raises(tokens: int) -> float:
     raise Picky(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_object_need_not_be_pickled(jobs: int) -> None:
     load = {**SMALL, "jobs": jobs, "server": {"max_seqs": 2}}
@@ -141,9 +143,10 @@ def test_an_unpicklable_object_has_no_folder_to_go_on_in(tmp_path: Path) -> None
     assert (tmp_path / "out/report.html").is_file()
 
 
-def test_an_unpicklable_memory_is_refused_as_any() -> None:
-    with pytest.raises(ConfigError, match=r"^memory: must be a class, not an object of Scaled$"):
-        ps.simulate(memory=Scaled(lambda tokens: 1), **SMALL)
+@pytest.mark.parametrize("factor", [lambda tokens: 1, round])
+def test_an_object_of_another_kind_is_refused(factor: Any) -> None:
+    with pytest.raises(PagedsimError, match=r"^memory: is a Scaled, must be a Memory$"):
+        ps.simulate(memory=Scaled(factor), **SMALL)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

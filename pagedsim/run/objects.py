@@ -48,10 +48,10 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
         made = _made(group, {**settings, **more})
     assert isinstance(kind, type)
     if not isinstance(made, kind):
-        raise ConfigError(
-            f"{group}._target_={settings['_target_']}: makes {_a(type(made).__name__)}, "
-            f"must make {_a(kind.__name__)}"
-        )
+        is_, must = _a(type(made).__name__), _a(kind.__name__)
+        if settings["_target_"] in (_path(kept), _path(unpickled)):
+            raise ConfigError(f"{group}: is {is_}, must be {must}")
+        raise ConfigError(f"{group}._target_={settings['_target_']}: makes {is_}, must make {must}")
     refuse_signatures(made, kind)
     return cast(T, made)
 
@@ -247,6 +247,10 @@ def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
         if raised_in_hook(error):  # of a part that was made inside these settings
             raise
         raise ConfigError(f"{label}: {raised(error, __file__)}") from error
+
+
+def _path(made: Callable[..., Any]) -> str:
+    return f"{made.__module__}.{made.__qualname__}"
 
 
 def _a(name: str) -> str:

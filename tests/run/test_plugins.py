@@ -92,6 +92,7 @@ def test_a_module_brings_metrics_and_plots() -> None:
     assert run.config["plugins"] == ["own_parts"]
 
 
+@pytest.mark.slow
 def test_a_script_needs_no_setting(tmp_path: Path) -> None:
     """Whose processes get its metrics with it."""
     script = tmp_path / "script.py"
