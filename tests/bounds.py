@@ -149,7 +149,7 @@ def reason(text: str) -> str:
     """The line that says most: pytest's summary, an error, or the last one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for sign in ("FAILED ", "ERROR ", "pagedsim: ", "Error:"):
-        if found := [line for line in lines if sign in line]:
+        if found := [line for line in lines if sign in line and "for the traceback" not in line]:
             return found[-1][:200]
     return lines[-1][:200] if lines else "no output"
 

@@ -238,7 +238,8 @@ class Search:
         done, command = self.done, self.runs.command
         means = {mean(done.values[arm]) for arm in done.trials}
         if len(means) > 1 and len(self.space) > 1:
-            done.importance = optuna.importance.get_param_importances(self.study)
+            ranking = optuna.importance.PedAnovaImportanceEvaluator()  # Optuna 5's own choice
+            done.importance = optuna.importance.get_param_importances(self.study, evaluator=ranking)
         arm = Arm(done.best, done.changes[done.best])
         done.command = ordinary(command, self.tune.key_of(arm.name), arm, command.seeds[0])
         caption = (
