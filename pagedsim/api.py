@@ -330,7 +330,11 @@ def estimate(settings: Mapping[str, Any] = _NONE, /, **more: Any) -> Result:
 def _whole(settings: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{settings!r}: must be a mapping of settings, such as {{'seeds': 3}}")
-    return {**settings, **more}
+    whole = {**settings, **more}
+    given = whole.get("plugins", [])
+    if isinstance(given, list) and (own := METRICS.own | own_plots()):
+        whole["plugins"] = [*given, *sorted(own - {*given})]
+    return whole
 
 
 def _refuse_arms(name: str, settings: Mapping[str, Any]) -> None:
@@ -349,8 +353,6 @@ def _executed(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: F
         words = [*words, "tracking=none"]
     if not any(word.startswith("report=") for word in words):
         words = [*words, "report=false"]
-    if (own := METRICS.own | own_plots()) and not any(w.startswith("plugins=") for w in words):
-        words = [*words, f"plugins={text_of(sorted(own))}"]
     if folder is not None:
         _refuse_unpicklable([*words, *chain.from_iterable(arms.values())], folder)
         with claimed(Path(folder), own=True) as place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from numbers import Integral
@@ -22,6 +23,18 @@ Key = tuple[Rank, float, int]
 """What requests are sorted by: rank, then arrival, then the order in which they were added."""
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def read_only(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A view of a copy that cannot be written to."""
+    return MappingProxyType(dict(extra))
+
+
+def _reduced(view: Any) -> tuple[Any, tuple[dict[str, Any]]]:
+    return read_only, (dict(view),)
+
+
+copyreg.pickle(MappingProxyType, _reduced)  # or no request could be copied, or sent to a process
 
 NO_EXTRA: Final[Mapping[str, Any]] = MappingProxyType({})
 """`Request.extra` of a request that has none."""
@@ -143,7 +156,7 @@ class Request(DecodeEntry):
         self.predicted_len = predicted_len
         self.session = session
         self.turn = turn
-        self.extra: Mapping[str, Any] = MappingProxyType(dict(extra)) if extra else NO_EXTRA
+        self.extra: Mapping[str, Any] = read_only(extra) if extra else NO_EXTRA
 
         self.state = _NEW
         self.finish_reason: str | None = None

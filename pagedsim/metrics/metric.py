@@ -15,7 +15,9 @@ all requests, and percentiles are approximate only for preempted ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -23,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core.contracts import is_ours
-from pagedsim.core.errors import ConfigError
+from pagedsim.core.errors import ConfigError, PagedsimError, raised
 from pagedsim.metrics.tables import EachRequest, Floats, RequestGroup, RunTables, StepPart
 
 AT_ONCE = 1 << 18
@@ -132,6 +134,12 @@ _PERCENTS = {name: float(name[1:]) for name in STATISTICS if name != "mean"}
 Percents = Mapping[str, float]
 """Percentiles by the suffixes of their keys."""
 _NO_MORE: Percents = {}
+_STATISTIC = re.compile(r"(\w+?)_(?:mean|p\d+(?:_\d+)?)")
+_NO_METRICS = {
+    *("total_blocks", "block_size", "max_seqs", "tiers", "clients", "classes", "replicas"),
+    *("partial", "notices", "machine", "transfers"),
+}
+"""Keys of the summary that are no metrics."""
 
 
 @dataclass(frozen=True)
@@ -202,11 +210,12 @@ class Metric:
         for a metric of the whole run."""
         if isinstance(self.kind, RunMetric):
             return {}
-        if isinstance(self.kind, GroupMetric):
-            return _entry(self.name, self.kind.of(group))
-        if (told := self.kind.values(group)) is None:
-            return {}
-        values, weights = told
+        with self._named():
+            if isinstance(self.kind, GroupMetric):
+                return _entry(self.name, self.kind.of(group))
+            if (told := self.kind.values(group)) is None:
+                return {}
+            values, weights = told
         percents = {**_PERCENTS, **more}
         percentiles = weighted_percentiles(values, weights, tuple(percents.values()))
         found = {f"{self.name}_mean": weighted_mean(values, weights)}
@@ -217,7 +226,20 @@ class Metric:
     def of_run(self, run: RunTables, sums: Sequence[float]) -> dict[str, Number]:
         """Its summary entry, if it is a metric of the whole run."""
         kind = self.kind
-        return _entry(self.name, kind.of(run, *sums)) if isinstance(kind, RunMetric) else {}
+        with self._named():
+            return _entry(self.name, kind.of(run, *sums)) if isinstance(kind, RunMetric) else {}
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors of a user's metric are ConfigErrors that name it."""
+        try:
+            yield
+        except PagedsimError:
+            raise
+        except Exception as error:  # whatever it raises
+            if is_ours(self.kind.of):
+                raise
+            raise ConfigError(f"metric {self.name} failed: {raised(error, __file__)}") from error
 
 
 class Metrics(dict[str, Metric]):
@@ -268,13 +290,18 @@ class Metrics(dict[str, Metric]):
     def _define(self, of: Function, label: str, unit: Unit, better: Way, kind: Kind) -> None:
         name, meaning = of.__name__, " ".join((of.__doc__ or "").split())
         if not is_ours(of):
-            self._check(name, unit, better)
+            self._check(name, unit, better, isinstance(kind, Latency | Distribution))
         self[name] = Metric(name, label, unit, better, meaning, kind)
 
-    def _check(self, name: str, unit: object, better: object) -> None:
+    def _check(self, name: str, unit: object, better: object, latency: bool) -> None:
         """Raise ConfigError for a metric of a user's own that cannot be."""
-        if name in self and is_ours(self[name].kind.of):
-            raise ConfigError(f"metric {name}: is one of pagedsim's; give it another name")
+        keys = [f"{name}_{one}" for one in STATISTICS] if latency else [name]
+        of_latency = _STATISTIC.fullmatch(name)
+        others = {one for one in self if is_ours(self[one].kind.of)} | _NO_METRICS
+        if not others.isdisjoint((name, *keys)) or (
+            of_latency and of_latency[1] in self and self[of_latency[1]].latency
+        ):
+            raise ConfigError(f"metric {name}: is one of pagedsim's keys; give it another name")
         if unit not in get_args(Unit):
             known = ", ".join(get_args(Unit))
             raise ConfigError(f"metric {name}: unit {unit!r}: must be one of {known}")

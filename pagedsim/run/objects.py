@@ -93,9 +93,10 @@ def needs_this_process(config: Mapping[str, Any]) -> str:
         if key.endswith("_target_") and value == KEPT:
             return f"{key.removesuffix('._target_')} is an object that cannot be pickled"
         paths = value if isinstance(value, list) else [value]
-        for path in filter(lambda path: str(path).startswith("__main__."), paths):
+        for path in filter(lambda path: f"{path}.".startswith("__main__."), paths):
             if typed:
-                return f"{path} is defined in a notebook; from a file, processes can import it"
+                what = "a metric or plot" if path == "__main__" else path
+                return f"{what} is defined in a notebook; from a file, processes can import it"
     return ""
 
 

@@ -18,15 +18,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
-from inspect import getsource
+from inspect import getsource, unwrap
 from pathlib import Path
+from types import CodeType
 from typing import Any
 from uuid import uuid4
 
 import pagedsim
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import lacks_percentiles
+from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.files import read_json, read_summary, write_json
+from pagedsim.report.plots import PLOTS
 from pagedsim.run.job import Job
 from pagedsim.run.objects import script
 from pagedsim.run.provenance import made_by
@@ -209,12 +212,32 @@ def of_target(path: str) -> str | None:
 
 
 def _of_notebook(name: str) -> str:
-    """A digest of a class without a file; without source, one that no other process repeats."""
+    """A digest of a class without a file, or (`*`) of the metrics and plots that are typed in: of
+    the source, or else of the code."""
+    main = vars(sys.modules["__main__"])
+    made = _registered("__main__") if name == "*" else [main[name]] if name in main else []
     try:
-        source = getsource(vars(sys.modules["__main__"])[name])
-    except (OSError, TypeError, KeyError):
-        source = _THIS_PROCESS
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
+        text = "".join(map(getsource, made))
+    except (OSError, TypeError):
+        text = repr([_code_of(one) for one in made])
+    return hashlib.sha256((text if made else _THIS_PROCESS).encode()).hexdigest()[:16]
+
+
+def _registered(module: str) -> list[Any]:
+    """The metrics and plots that a module has registered."""
+    every = [*(one.kind.of for one in METRICS.values()), *map(unwrap, PLOTS.values())]
+    return [one for one in every if one.__module__ == module]
+
+
+def _code_of(made: Any) -> Any:
+    """What a class, function or constant does, without the addresses of what it holds."""
+    if isinstance(made, CodeType):
+        return made.co_code, made.co_names, [_code_of(one) for one in made.co_consts]
+    if isinstance(made, type):
+        return [(name, _code_of(one)) for name, one in sorted(vars(made).items())]
+    if code := getattr(unwrap(made) if callable(made) else made, "__code__", None):
+        return _code_of(code)
+    return made if isinstance(made, str | bytes | int | float | tuple | None) else type(made)
 
 
 def _digest(files: Iterable[Path]) -> str:

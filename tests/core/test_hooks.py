@@ -1,5 +1,7 @@
 """Hooks of a policy: when they are called, what they decide, and what they may know."""
 
+import copy
+import pickle
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -232,4 +234,6 @@ def test_what_a_request_carries_cannot_be_changed() -> None:
     for one in (request, Request("plain", 4)):
         with pytest.raises(TypeError):
             one.extra["tenant"] = "c"  # type: ignore[index]
+    for copied in (copy.deepcopy(request).extra, pickle.loads(pickle.dumps(request.extra))):
+        assert copied == request.extra and type(copied) is type(request.extra)
     assert Request("plain", 4).extra == {}

@@ -122,7 +122,19 @@ def test_a_changed_module_makes_other_runs(module: Path, tmp_path: Path) -> None
     [
         (
             "@ps.metric.group('A', 'count', MORE)\ndef ttft(group): return 1",
-            "plugins=own_parts: metric ttft: is one of pagedsim's; give it another name",
+            "plugins=own_parts: metric ttft: is one of pagedsim's keys; give it another name",
+        ),
+        *(
+            (
+                f"@ps.metric.{kind}\ndef {name}(group): return 1",
+                f"plugins=own_parts: metric {name}: is one of pagedsim's keys; give it another",
+            )
+            for kind, name in (
+                ("group('A', 'count', MORE)", "ttft_mean"),
+                ("group('A', 'count', MORE)", "e2e_p99_9"),
+                ("run('A', 'count', MORE)", "notices"),
+                ("latency('A')", "kv_utilisation"),
+            )
         ),
         (
             "@ps.metric.group('A', 'tokens', MORE)\ndef a(group): return 1",
@@ -142,7 +154,15 @@ def test_a_changed_module_makes_other_runs(module: Path, tmp_path: Path) -> None
         ),
         (
             "@ps.metric.group('A', 'count', MORE)\ndef a(group): return {}['x']",
-            "KeyError: 'x' (own_parts.py:",
+            "metric a failed: KeyError: 'x' (",
+        ),
+        (
+            "@ps.metric.distribution('A')\ndef a(group): return [1.0]",
+            "metric a failed: ValueError: not enough values to unpack",
+        ),
+        (
+            "@ps.metric.run('A', 'count', MORE)\ndef a(): return 1",
+            "metric a failed: TypeError: a() takes 0 positional arguments but 1 was given",
         ),
         (
             "@ps.plot\ndef load(study): return None",
@@ -202,3 +222,33 @@ def test_arms_share_their_plugins(tmp_path: Path) -> None:
         carried_out(tmp_path, *words)
     with pytest.raises(PagedsimError, match="plugins"):
         ps.compare(plugins={"a": ["x"], "b": []}, **FEW)
+
+
+def test_those_of_a_script_stand_beside_those_that_are_given() -> None:
+    @ps.metric.group("Own", "count", LESS)
+    def own_one(group: Any) -> int:
+        return 3
+
+    result = ps.simulate(plugins=["json"], **FEW)
+    assert result.runs[0].config["plugins"] == ["json", __name__]
+    assert result.runs[0].summary["own_one"] == 3
+
+
+def test_what_is_typed_in_again_is_run_again(tmp_path: Path) -> None:
+    """In a session without a file; with processes that start anew, in this one."""
+    script = """
+import multiprocessing, sys
+import pagedsim as ps
+from pagedsim.metrics.metric import LESS
+few = dict(workload=ps.synthetic(rate=4.0, requests=20), seeds=2, jobs=2, folder="f")
+for value in (7, 7, 8):
+    exec(f"@ps.metric.group('A', 'count', LESS)\\ndef own(group): return {value}")
+    multiprocessing.set_start_method("spawn", force=True)
+    result = ps.simulate(**few)
+    print([run.summary.get("own") for run in result.runs], any("kept" in n for n in result.notes))
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    lines = [line.partition("] ")[0] for line in told.stdout.splitlines()]
+    assert lines == ["[7, 7", "[7, 7", "[8, 8"]

@@ -100,10 +100,10 @@ class WhilePresent:
     ) -> bool:
         self._watcher.cancel()
         del self._watcher  # which holds this object
-        cancelled = self._gone and kind is not None and issubclass(kind, asyncio.CancelledError)
-        if cancelled:
-            self._task.uncancel()
-        return cancelled
+        if not self._gone or kind is None:
+            return False
+        others = self._task.uncancel()  # cancellations beside that of the watcher
+        return issubclass(kind, asyncio.CancelledError) and not others
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -115,8 +115,8 @@ def refuse_ignored(format: Format, options: Options) -> None:
     """Raise ConfigError for an option that the format does not support."""
     for key, value in options.given.items():
         if key not in format.options:
-            key = "columns.extra" if key == "extra" else key
             users = ", ".join(sorted(one.name for one in FORMATS.values() if key in one.options))
+            key = "columns.extra" if key == "extra" else key
             given = key if callable(value) else f"{key}={value}"
             what = f"{given}: format {format.name} has no use for it"
             raise ConfigError(f"{what}; formats that have: {users}")
