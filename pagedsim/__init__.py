@@ -93,7 +93,13 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'pagedsim' has no attribute {name!r}")
-    return getattr(import_module(_ELSEWHERE.get(name, "pagedsim.api")), name)
+    try:
+        return getattr(import_module(_ELSEWHERE.get(name, "pagedsim.api")), name)
+    except ModuleNotFoundError as error:
+        if name != "LLM" or (error.name or "").startswith(__name__):
+            raise
+        install = "pip install -c constraints.txt '.[engine]'"
+        raise ImportError(f"pagedsim.LLM: needs {error.name}: {install}") from error
 
 
 def __dir__() -> list[str]:

@@ -314,7 +314,9 @@ def capacity(
     `capacity({"ttft_p99": 2.0}, policy={...})`; without arms, of the configuration alone.
     """
     words, arms = words_of(_whole(settings, more))
-    words += [] if bounds is None else [f"study.bounds={text_of(bounds)}"]
+    if bounds is not None:  # in place of those of the experiment
+        given = [f"++study.bounds.{name}={text_of(value)}" for name, value in bounds.items()]
+        words += ["~study.bounds", *given]
     return _executed(["experiment=capacity", *words], arms or {"run": []}, folder)
 
 

@@ -22,6 +22,7 @@ from pagedsim.core import (
     PrefixMemory,
     Request,
     ServerState,
+    StepPlan,
     Unified,
 )
 from pagedsim.core.batching.base import AdmissionChanges
@@ -352,3 +353,25 @@ def test_a_run_under_a_class_without_source_is_complete(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.stderr == ""
     assert (tmp_path / "here/runs/run/seed-0/run.json").exists()
+
+
+class Line(ps.CostModel):
+    """A cost model with settings of its own, which does not take the replica."""
+
+    def __init__(self, seconds: float = 0.01) -> None:
+        self.seconds = seconds
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return self.seconds if self.replica.model.layers else 0.0
+
+
+@pytest.mark.parametrize("cost", [Line, Line(0.01), ps.option(Line, seconds=0.01)])
+def test_a_cost_model_need_not_take_the_replica(cost: Any) -> None:
+    steps = ps.simulate(cost=cost, **{**SMALL, "seeds": 1}).steps.to_pydict()
+    lengths = {round(b - a, 6) for a, b in zip(steps["start"], steps["end"], strict=True)}
+    assert lengths == {0.01}
+
+
+def test_the_bounds_of_a_capacity_are_those_that_are_given() -> None:
+    result = ps.capacity({"e2e_p90": 60.0}, **{**SMALL, "seeds": 1})
+    assert "E2E P90" in repr(result) and "TPOT" not in " ".join(result.finding)

@@ -21,6 +21,7 @@ from pagedsim.core import (
     Batching,
     ConfigError,
     Memory,
+    PagedsimError,
     Policy,
     Preemption,
     RequestId,
@@ -142,7 +143,15 @@ class RunConfig:
 
     def cost(self, replica: Replica) -> CostModel:
         """The model of step times of a replica."""
-        return make("cost", self.settings["cost"], CostModel, replica=replica)
+        settings = self.settings["cost"]
+        try:
+            taken = takes(str(settings["_target_"]), "replica")
+        except (PagedsimError, KeyError, TypeError, ValueError):  # make says what is wrong
+            taken = True  # or it is compiled, without a signature
+        made = make("cost", settings, CostModel, **({"replica": replica} if taken else {}))
+        if getattr(made, "replica", None) is None:  # a class without it, or an object
+            made.replica = replica
+        return made
 
     @contextmanager
     def errors_of(self, *groups: str) -> Iterator[None]:

@@ -154,8 +154,10 @@ class CostModel(ABC):
     server_seconds = 0.0
     """Time of HTTP and tokenisation, before a request reaches the scheduler."""
 
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
+    def __init__(self, replica: Replica | None = None) -> None:
+        """`replica` has model and GPU; a run sets it after this where a class does not take it."""
+        if replica is not None:
+            self.replica = replica
 
     @property
     def notices(self) -> list[str]:
