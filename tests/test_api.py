@@ -330,6 +330,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_made_again_where_the_class_in_the_script_has_changed(tmp_path: Path) -> None:
     def printed(sign: str) -> str:
         (tmp_path / "mine.py").write_text(EDITED.replace("SIGN", sign))
