@@ -47,10 +47,10 @@ def _older(name: str, bound: str) -> str:
         there = version(name)
     except PackageNotFoundError:
         return ""
-    return there if _numbers(there) < _numbers(bound) else ""
+    return there if numbers(there) < numbers(bound) else ""
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     """The numbers of a release, without zeros at the end: 1.3.0 is 1.3."""
     found = _RELEASE.match(text)
     numbers = [int(one) for one in found[0].split(".")] if found else []

@@ -25,6 +25,8 @@ from pathlib import Path
 from shutil import which
 from typing import NamedTuple
 
+from pagedsim.requirements import numbers
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 AS_THEY_ARE = ("torch", "triton")
@@ -74,11 +76,6 @@ def libraries() -> Iterator[Library]:
             assert found is not None, f"{text}: has no lower bound"
             if found[1] not in AS_THEY_ARE:
                 yield Library(found[1], extra, found[2])
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """The numbers of a release."""
-    return tuple(int(one) for one in re.findall(r"\d+", text))
 
 
 def releases(library: Library) -> list[str]:

@@ -104,6 +104,11 @@ def is_ours(kind: Any) -> bool:
     return (kind.__module__ or "").partition(".")[0] == "pagedsim"
 
 
+def own_modules(made: Iterable[Any]) -> set[str]:
+    """The modules of those that are not defined in pagedsim."""
+    return {one.__module__ for one in made if one.__module__ and not is_ours(one)}
+
+
 @cache
 def _checked(kind: Any, contract: Contract) -> type:
     """A subclass of the user's class, of the same name, that checks the hooks it overrides."""

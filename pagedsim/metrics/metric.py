@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.core.contracts import is_ours
+from pagedsim.core.contracts import is_ours, own_modules
 from pagedsim.core.errors import ConfigError, PagedsimError, raised
 from pagedsim.metrics.tables import EachRequest, Floats, RequestGroup, RunTables, StepPart
 
@@ -311,8 +311,7 @@ class Metrics(dict[str, Metric]):
     @property
     def own(self) -> set[str]:
         """The modules of metrics that are not pagedsim's."""
-        modules = (one.kind.of.__module__ for one in self.values() if not is_ours(one.kind.of))
-        return {module for module in modules if module}
+        return own_modules(one.kind.of for one in self.values())
 
 
 def _entry(name: str, value: Number | None) -> dict[str, Number]:

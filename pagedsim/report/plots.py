@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.core.contracts import is_ours
+from pagedsim.core.contracts import is_ours, own_modules
 from pagedsim.core.errors import ConfigError, raised
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import Scale, keys_of, label_of, latency_of, scale_of
@@ -104,8 +104,7 @@ def _named(name: str) -> Iterator[None]:
 
 def own_plots() -> set[str]:
     """The modules of plots that are not pagedsim's."""
-    modules = (describe.__module__ for describe in PLOTS.values() if not is_ours(describe))
-    return {module for module in modules if module}
+    return own_modules(PLOTS.values())
 
 
 def drawings_of(study: Arms) -> dict[str, FigureSpec]:

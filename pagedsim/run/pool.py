@@ -247,19 +247,10 @@ class Board:
     @contextmanager
     def watching(self, run: int, recorder: StoppableRecorder) -> Iterator[None]:
         """Note how far `recorder` is while the body runs, and at its end."""
-        over = threading.Event()
-
-        def look() -> None:
-            while not over.wait(_PERIOD):
-                self._note(run, recorder)
-
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
         try:
-            yield
+            with _repeated(lambda: self._note(run, recorder)):
+                yield
         finally:
-            over.set()
-            thread.join()
             self._note(run, recorder)
 
     def _note(self, run: int, recorder: StoppableRecorder) -> None:
@@ -362,26 +353,40 @@ def bar(board: Board | None, over: Sequence[object]) -> Iterator[None]:
 @contextmanager
 def _line(board: Board, over: Sequence[object]) -> Iterator[None]:
     """A bar for a notebook, which moves no cursor: a line that is written over itself."""
-    ended, since = threading.Event(), monotonic()
+    since = monotonic()
 
     def write(text: str) -> None:
         print(f"\r{text:<{_WIDTH}}", end="", flush=True)
 
-    def keep_writing() -> None:
-        while not ended.wait(_PERIOD):
-            told = words_of(board, monotonic() - since)
-            write(f"{len(over)}/{board.runs} runs, {told}")
+    def write_state() -> None:
+        told = words_of(board, monotonic() - since)
+        write(f"{len(over)}/{board.runs} runs, {told}")
 
-    thread = threading.Thread(target=keep_writing, daemon=True)
+    try:
+        with _repeated(write_state):
+            yield
+    finally:
+        if monotonic() - since > _PERIOD:  # else nothing was written
+            write("")
+            print("\r", end="", flush=True)
+
+
+@contextmanager
+def _repeated(call: Callable[[], None]) -> Iterator[None]:
+    """Make a call every `_PERIOD` seconds while the body runs."""
+    over = threading.Event()
+
+    def keep_calling() -> None:
+        while not over.wait(_PERIOD):
+            call()
+
+    thread = threading.Thread(target=keep_calling, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        over.set()
         thread.join()
-        if monotonic() - since > _PERIOD:  # else nothing was written
-            write("")
-            print("\r", end="", flush=True)
 
 
 def clock(seconds: float) -> str:

@@ -16,7 +16,7 @@ from pagedsim.testing.cases import (
     refuse_unfinished,
     reported,
 )
-from pagedsim.testing.probes import derived, seen
+from pagedsim.testing.probes import derived, unchanged
 
 _ANSWERS = (
     *("rank", "speed", "admit", "should_reject", "may_preempt", "choose_victim"),
@@ -114,15 +114,12 @@ def _probed(policy: Policy) -> Policy:
         own: Callable[..., Any] = getattr(type(policy), hook)
 
         def call(part: Any, *passed: Any) -> Any:
-            before = seen(passed)
-            one, other = own(part, *passed), own(part, *passed)
-            if repr(one) != repr(other):
-                raise BrokenPromise(
-                    f".{hook} gave {one!r} and then {other!r} for the same request and state"
-                )
-            for was, now in zip(before, seen(passed), strict=True):
-                if was != now:
-                    raise BrokenPromise(f".{hook} changed a request: {was} is {now} now")
+            with unchanged(hook, passed):
+                one, other = own(part, *passed), own(part, *passed)
+                if repr(one) != repr(other):
+                    raise BrokenPromise(
+                        f".{hook} gave {one!r} and then {other!r} for the same request and state"
+                    )
             return one
 
         return call

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pagedsim.core import Request
+from pagedsim.testing.cases import BrokenPromise
 
 T = TypeVar("T")
 
@@ -24,7 +26,17 @@ def derived(part: T, members: Mapping[str, Any]) -> T:
     return part
 
 
-def seen(passed: Sequence[Any]) -> list[str]:
+@contextmanager
+def unchanged(hook: str, passed: Sequence[Any]) -> Iterator[None]:
+    """Raise BrokenPromise if the body, a call of `hook`, changes a request that it was passed."""
+    before = _seen(passed)
+    yield
+    for was, now in zip(before, _seen(passed), strict=True):
+        if was != now:
+            raise BrokenPromise(f".{hook} changed a request: {was} is {now} now")
+
+
+def _seen(passed: Sequence[Any]) -> list[str]:
     """What there is to see of the requests among the arguments of a hook, as `key=value`."""
     found: list[str] = []
     for one in passed:

@@ -26,7 +26,7 @@ from pagedsim.testing.cases import (
     refuse_unfinished,
     reported,
 )
-from pagedsim.testing.probes import derived, seen
+from pagedsim.testing.probes import derived, unchanged
 
 _APART = ("prefill", "decode", "both")
 
@@ -111,11 +111,8 @@ def _watched(router: Router, refusals: list[Refusal]) -> Router:
     kind: Any = type(router)
 
     def route(part: Any, request: Any, replicas: Any, now: float) -> Any:
-        before = seen([request])
-        answer = kind.route(part, request, replicas, now)
-        for was, is_now in zip(before, seen([request]), strict=True):
-            if was != is_now:
-                raise BrokenPromise(f".route changed a request: {was} is {is_now} now")
+        with unchanged("route", [request]):
+            answer = kind.route(part, request, replicas, now)
         if isinstance(answer, Refusal):
             refusals.append(answer)
         return answer
