@@ -320,6 +320,26 @@ def capacity(
     return _executed(["experiment=capacity", *words], arms or {"run": []}, folder)
 
 
+def fleet(
+    replicas: int | Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Any] = _NONE,
+    /,
+    *,
+    folder: Folder = None,
+    **more: Any,
+) -> Result:
+    """Replicas behind a router: `fleet(4, router="least_requests")`.
+
+    Pools of different ones have a mapping:
+    `fleet({"fast": {"replicas": 2, "set": ["hardware=h100"]}, "slow": {"replicas": 4}})`. Other
+    settings may have arms, which are compared.
+    """
+    words, arms = words_of(_whole(settings, more))
+    key = "fleet.pools" if isinstance(replicas, Mapping) else "fleet.replicas"
+    kind = "compare" if arms else "single"
+    return _executed([f"experiment={kind}", *words, f"{key}={text_of(replicas)}"], arms, folder)
+
+
 def estimate(settings: Mapping[str, Any] = _NONE, /, **more: Any) -> Result:
     """What fits on a GPU, how long steps take and what binds them, without a run.
 

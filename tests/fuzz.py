@@ -23,15 +23,15 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import BATCHINGS, MEMORIES, ROUTERS, make_router
+from pagedsim.cluster.link import Network
 from pagedsim.core import ConfigError, PagedsimError, Request, Scheduler, StepPlan
 from pagedsim.core.source import Mode
-from pagedsim.fleet.link import Network
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
 from pagedsim.workload import Sessions
+from tests.cluster.fleets import whole
 from tests.core.cases import Job, Server, jobs, servers
-from tests.fleet.fleets import whole
 from tests.sim.harness import Affine, content
 
 GAP = 0.0057

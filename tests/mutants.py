@@ -1,6 +1,6 @@
 """Mutation testing: change one expression at a time and see whether a test fails.
 
-    python -m tests.mutants pagedsim/fleet --tests tests/fleet --sample 40
+    python -m tests.mutants pagedsim/cluster --tests tests/cluster --sample 40
     python -m tests.mutants policies/fairness.py --tests tests/policies --seed 3
 
 The mutants of a path depend on its source and the seed alone. Whether tests may go is seen by

@@ -152,6 +152,17 @@ def test_other_experiments() -> None:
     assert found.table().to_pydict()["arm"] == ["mine"]
 
 
+def test_a_fleet_has_replicas_or_pools_and_perhaps_arms() -> None:
+    alike = ps.fleet(2, router="least_requests", **SMALL)
+    assert alike.runs[0].config["fleet"]["replicas"] == 2 and len(alike.runs) == 2
+    pools = {"fast": {"replicas": 1, "set": ["hardware=h100"]}, "slow": {"replicas": 2}}
+    compared = ps.fleet(pools, router={"a": "round_robin", "b": "least_requests"}, **SMALL)
+    assert {run.arm for run in compared.runs} == {"a", "b"}
+    assert set(compared.requests["replica"].to_pylist()) == {0, 1, 2}
+    with pytest.raises(PagedsimError, match=r"fleet\.replicas=0: must be a whole number from 1"):
+        ps.fleet(0, **SMALL)
+
+
 def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("my_time,in,out,tenant\n10,5,3,a\n11.5,7,2,b\n")

@@ -58,7 +58,7 @@ EVERYTHING_OURS = (
     "pagedsim.build",
     "pagedsim.server",
     "pagedsim.sim",
-    "pagedsim.fleet",
+    "pagedsim.cluster",
     "pagedsim.engine",
     "pagedsim.workload",
     "pagedsim.metrics",
@@ -85,7 +85,7 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.server": (("pagedsim.core", "pagedsim.build", "pagedsim.policies"), only()),
     "pagedsim.kernels": ((), only("torch", "triton")),
     "pagedsim.sim": (("pagedsim.core", "pagedsim.build", "pagedsim.server"), all_but(*TORCH)),
-    "pagedsim.fleet": (
+    "pagedsim.cluster": (
         ("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.policies"),
         all_but(*TORCH),
     ),
@@ -102,7 +102,8 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     ),
     "pagedsim.testing": (
         tuple(
-            f"pagedsim.{room}" for room in ("core", "build", "policies", "sim", "fleet", "metrics")
+            f"pagedsim.{room}"
+            for room in ("core", "build", "policies", "sim", "cluster", "metrics")
         ),
         only("pyarrow"),
     ),

@@ -36,8 +36,8 @@ for gpus, row in enumerate(found.table().to_pylist(), start=1):
 # At one rate, taking turns against the replica with the fewest requests:
 
 # %%
-compared = ps.compare(
-    {"fleet.replicas": 4},
+compared = ps.fleet(
+    4,
     router={"turns": "round_robin", "least": "least_requests"},
     metrics=["ttft", "ttft_p95", "load_imbalance"],
     **{**load, "workload": ps.synthetic(rate=100, requests=2000), "seeds": 3},

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from pagedsim.cluster.placement import Option, Placement, limit, pair, placed
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.experiments.studies.capacity import Capacity
-from pagedsim.fleet.placement import Option, Placement, limit, pair, placed
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.numbers import signed
 from pagedsim.run.backend import RunConfig, Settings

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pagedsim.build import MEMORIES, OF_MEMORY, inner_policy, make_policy, policies
+from pagedsim.cluster.spec import FleetSpec
 from pagedsim.core import (
     Batching,
     ConfigError,
@@ -30,7 +31,6 @@ from pagedsim.core import (
 )
 from pagedsim.core.contracts import vet
 from pagedsim.core.policy_validation import refuse_signatures
-from pagedsim.fleet.spec import FleetSpec
 from pagedsim.metrics.recorder import Recorder, ReplicaRecorder
 from pagedsim.metrics.slo import Reader, Slo, slo_of
 from pagedsim.metrics.steps import Batches

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagedsim.build import AUTOSCALERS, plugins
+from pagedsim.cluster.autoscale import Autoscale
 from pagedsim.core import ConfigError
 from pagedsim.core.contracts import vet
 from pagedsim.core.errors import shown, unknown
-from pagedsim.fleet.autoscale import Autoscale
 from pagedsim.policies.autoscaling import CONTRACT, Autoscaler
 from pagedsim.run.objects import make, seeded
 

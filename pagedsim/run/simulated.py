@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pagedsim.cluster.dispatcher import Dispatcher
+from pagedsim.cluster.failures import RandomOutages
+from pagedsim.cluster.replica import Unit
+from pagedsim.cluster.simulate import simulate_fleet
+from pagedsim.cluster.spec import FleetSpec, Pool
 from pagedsim.core import (
     ConfigError,
     PagedsimError,
@@ -18,11 +23,6 @@ from pagedsim.core import (
     policy_validation,
 )
 from pagedsim.core.errors import require_flag, require_number, shown, unknown
-from pagedsim.fleet.dispatcher import Dispatcher
-from pagedsim.fleet.failures import RandomOutages
-from pagedsim.fleet.replica import Unit
-from pagedsim.fleet.simulate import simulate_fleet
-from pagedsim.fleet.spec import FleetSpec, Pool
 from pagedsim.metrics.recorder import ReplicaRecorder
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import Batches

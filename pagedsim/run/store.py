@@ -174,7 +174,7 @@ def _recipe_digest(made_of: Recipe) -> str:
 # -- the code that a run comes from ----------------------------------------------------------------
 
 _OURS = (
-    *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.fleet"),
+    *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.cluster"),
     *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels"),
     "pagedsim.policies",
     *("pagedsim.run.backend", "pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),

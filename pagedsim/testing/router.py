@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pagedsim.fleet.link import Network
-from pagedsim.fleet.replica import Unit
-from pagedsim.fleet.simulate import simulate_fleet
+from pagedsim.cluster.link import Network
+from pagedsim.cluster.replica import Unit
+from pagedsim.cluster.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.policies.routing.router import Refusal, Router
 from pagedsim.testing.cases import (

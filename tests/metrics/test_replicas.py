@@ -17,7 +17,7 @@ from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import FleetSteps
 from pagedsim.metrics.summary import percentiles, summarise
 from pagedsim.policies.routing.simple import RoundRobin
-from tests.fleet.fleets import served
+from tests.cluster.fleets import served
 from tests.metrics.tables import (
     FLEET,
     FLEET_REQUESTS,

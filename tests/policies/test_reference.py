@@ -17,6 +17,7 @@ from hypothesis import Phase, given, reject, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_router, make_scheduler
+from pagedsim.cluster.link import Network
 from pagedsim.core import (
     Admitted,
     ConfigError,
@@ -27,7 +28,6 @@ from pagedsim.core import (
     Request,
     Scheduler,
 )
-from pagedsim.fleet.link import Network
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.policies.continuum import Continuum
 from pagedsim.policies.fairness import DRR, VTC
@@ -37,9 +37,9 @@ from pagedsim.policies.mlfq import MLFQ, PLAS, SkipJoin
 from pagedsim.policies.ordering import SRPT
 from pagedsim.policies.past_future import PastFuture
 from pagedsim.sim.simulate import simulate
+from tests.cluster.fleets import whole
 from tests.core.cases import Job as Coming
 from tests.core.cases import Server, jobs, servers
-from tests.fleet.fleets import whole
 from tests.fuzz import Fleet, Load, Simulation
 from tests.policies.reference import clients, memory, queues
 from tests.policies.reference.log import AskedEachTime

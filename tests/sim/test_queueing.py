@@ -1,6 +1,6 @@
 """Queueing theory of one server that decodes token by token: where there is a formula, it agrees.
 
-tests/fleet/test_queueing.py has the laws of many servers.
+tests/cluster/test_queueing.py has the laws of many servers.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagedsim.build import make_memory, make_scheduler
-from tests.fleet.test_queueing import SEEDS, agrees
+from tests.cluster.test_queueing import SEEDS, agrees
 from tests.sim.harness import Constant, Jobs, run
 
 STEP = 0.01

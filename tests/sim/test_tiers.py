@@ -21,7 +21,7 @@ from pagedsim.run.job import Job, run_job
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.tiering import TierSpec
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
-from tests.fleet.fleets import served
+from tests.cluster.fleets import served
 from tests.run.studies import compose
 from tests.sim.harness import Constant, Jobs, content, run
 from tests.sim.shapes import replica

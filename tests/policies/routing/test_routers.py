@@ -15,11 +15,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from pagedsim.build import ROUTERS, make_memory, make_router, make_scheduler
+from pagedsim.cluster.link import Network
 from pagedsim.core import ConfigError, Request, Scheduler
-from pagedsim.fleet.link import Network
 from pagedsim.policies.routing.router import Refusal, Router
 from pagedsim.run.objects import make, seeded
-from tests.fleet.fleets import served
+from tests.cluster.fleets import served
 from tests.policies.routing.fakes import Fake, Fleet, fleet, named
 from tests.sim.harness import Jobs
 

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_router
+from pagedsim.cluster.failures import RandomOutages
+from pagedsim.cluster.kv_migration import AFTER_DEATH
+from pagedsim.cluster.link import Network
 from pagedsim.core import Request
 from pagedsim.core.source import Mode
-from pagedsim.fleet.failures import RandomOutages
-from pagedsim.fleet.kv_migration import AFTER_DEATH
-from pagedsim.fleet.link import Network
 from pagedsim.metrics.steps import FleetSteps
 from pagedsim.policies.routing.llumnix import Llumnix
 from pagedsim.policies.routing.prefix_aware import PrefixAware
@@ -39,7 +39,7 @@ from pagedsim.policies.routing.simple import (
 from pagedsim.policies.routing.sticky import Sticky
 from pagedsim.policies.routing.vllm_dp import VllmDP
 from pagedsim.workload import Sessions
-from tests.fleet.fleets import rule, served, server, whole
+from tests.cluster.fleets import rule, served, server, whole
 from tests.sim.harness import Affine, Jobs, run
 
 ROUTERS: dict[str, Callable[[], Router]] = {

@@ -18,12 +18,12 @@ import pytest
 from numpy.typing import NDArray
 
 from pagedsim.build import make_memory, make_scheduler
+from pagedsim.cluster.failures import RandomOutages
+from pagedsim.cluster.link import Network
 from pagedsim.core import Scheduler, StepPlan
-from pagedsim.fleet.failures import RandomOutages
-from pagedsim.fleet.link import Network
 from pagedsim.policies.routing.router import Router
 from pagedsim.policies.routing.simple import Central, LeastRequests, PowerOfTwo, RoundRobin
-from tests.fleet.fleets import served
+from tests.cluster.fleets import served
 from tests.sim.harness import Constant, Jobs
 
 Floats = NDArray[np.float64]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.fleet.placement import Option, best, limit, pair, placed
+from pagedsim.cluster.placement import Option, best, limit, pair, placed
 
 PREFILL = [Option("P1", 1, 0.5, 2.0), Option("P2", 2, 5.6, 4.0), Option("P4", 4, 10.0, 8.0)]
 DECODE = [Option("D1", 1, 4.7, 2.0), Option("D2", 2, 9.0, 4.0), Option("none", 1, 0.0, 2.0)]

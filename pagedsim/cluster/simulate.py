@@ -6,15 +6,15 @@ import gc
 from collections.abc import Callable, Sequence
 from math import inf
 
+from pagedsim.cluster.autoscale import Autoscale, scale
+from pagedsim.cluster.dispatcher import MAX_RETRIES, MIN_INTERVAL_S, Dispatcher
+from pagedsim.cluster.failures import Failures, fail
+from pagedsim.cluster.kv_migration import RESEND, KVMigration
+from pagedsim.cluster.link import Fabric, Network
+from pagedsim.cluster.replica import ReplicaHandle, ReplicaRecorder, Unit
 from pagedsim.core import PagedsimError
 from pagedsim.core.errors import require_number
 from pagedsim.core.source import Source
-from pagedsim.fleet.autoscale import Autoscale, scale
-from pagedsim.fleet.dispatcher import MAX_RETRIES, MIN_INTERVAL_S, Dispatcher
-from pagedsim.fleet.failures import Failures, fail
-from pagedsim.fleet.kv_migration import RESEND, KVMigration
-from pagedsim.fleet.link import Fabric, Network
-from pagedsim.fleet.replica import ReplicaHandle, ReplicaRecorder, Unit
 from pagedsim.policies.routing.router import Router
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import feed

@@ -9,13 +9,13 @@ from typing import Any, cast
 import pyarrow as pa
 
 from pagedsim.build import make_autoscaler, make_memory, make_scheduler
+from pagedsim.cluster.autoscale import Autoscale
+from pagedsim.cluster.dispatcher import Dispatcher
+from pagedsim.cluster.link import Network
+from pagedsim.cluster.replica import Unit
+from pagedsim.cluster.simulate import simulate_fleet
 from pagedsim.core import Scheduler
 from pagedsim.core.source import Source
-from pagedsim.fleet.autoscale import Autoscale
-from pagedsim.fleet.dispatcher import Dispatcher
-from pagedsim.fleet.link import Network
-from pagedsim.fleet.replica import Unit
-from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.policies.routing.router import Event, Router
 from pagedsim.policies.routing.simple import RoundRobin

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from pagedsim.cluster.dispatcher import Dispatcher
+from pagedsim.cluster.failures import ListedOutages, RandomOutages, failures_of
 from pagedsim.core import ConfigError, PagedsimError, Request
-from pagedsim.fleet.dispatcher import Dispatcher
-from pagedsim.fleet.failures import ListedOutages, RandomOutages, failures_of
 from pagedsim.metrics.steps import FleetSteps
 from pagedsim.policies.routing.router import Replica, Replicas, Router
 from pagedsim.policies.routing.simple import LeastRequests, RoundRobin
-from tests.fleet.fleets import Watching, served, server, whole
+from tests.cluster.fleets import Watching, served, server, whole
 from tests.sim.harness import Constant, Jobs
 
 scheduler = partial(server, max_seqs=4)

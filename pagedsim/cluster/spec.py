@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from pagedsim.cluster.autoscale import Autoscale
+from pagedsim.cluster.dispatcher import MAX_RETRIES
+from pagedsim.cluster.failures import Failures, failures_of
+from pagedsim.cluster.kv_migration import AFTER_DEATH, RESEND
+from pagedsim.cluster.link import Network
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import (
     choices,
@@ -17,11 +22,6 @@ from pagedsim.core.errors import (
     shown,
     unknown,
 )
-from pagedsim.fleet.autoscale import Autoscale
-from pagedsim.fleet.dispatcher import MAX_RETRIES
-from pagedsim.fleet.failures import Failures, failures_of
-from pagedsim.fleet.kv_migration import AFTER_DEATH, RESEND
-from pagedsim.fleet.link import Network
 
 ROLES = ("both", "prefill", "decode")
 """Phases that a replica serves."""

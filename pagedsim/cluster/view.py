@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf, nextafter
 from typing import Any, overload
 
+from pagedsim.cluster.replica import ReplicaHandle
 from pagedsim.core import Request, policy_validation
 from pagedsim.core.memory.prefix import PrefixIndex
-from pagedsim.fleet.replica import ReplicaHandle
 from pagedsim.policies.routing.router import Replica, Replicas
 from pagedsim.sim.cost.base import step
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from pagedsim.cluster.autoscale import Autoscale
+from pagedsim.cluster.dispatcher import Dispatcher
+from pagedsim.cluster.failures import ListedOutages
+from pagedsim.cluster.link import Network
+from pagedsim.cluster.replica import ReplicaState
 from pagedsim.core import ConfigError, Scheduler
-from pagedsim.fleet.autoscale import Autoscale
-from pagedsim.fleet.dispatcher import Dispatcher
-from pagedsim.fleet.failures import ListedOutages
-from pagedsim.fleet.link import Network
-from pagedsim.fleet.replica import ReplicaState
 from pagedsim.policies.routing.router import Router
 from pagedsim.policies.routing.simple import Central, LeastRequests, RoundRobin
 from pagedsim.run.scaling import autoscale_of
-from tests.fleet.fleets import rule as rule_of
-from tests.fleet.fleets import server, whole
+from tests.cluster.fleets import rule as rule_of
+from tests.cluster.fleets import server, whole
 from tests.sim.harness import Constant, Jobs
 
 scheduler = partial(server, max_seqs=1)

@@ -10,10 +10,10 @@ from typing import Literal, Protocol
 
 import simpy
 
+from pagedsim.cluster.link import Fabric
+from pagedsim.cluster.replica import ReplicaHandle
 from pagedsim.core import Request, RequestId, State, StepPlan
 from pagedsim.core.errors import RequestError
-from pagedsim.fleet.link import Fabric
-from pagedsim.fleet.replica import ReplicaHandle
 from pagedsim.policies.routing.router import Refusal
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagedsim.cluster.failures import ListedOutages
+from pagedsim.cluster.link import Network
 from pagedsim.core import PagedsimError, Request, Scheduler
-from pagedsim.fleet.failures import ListedOutages
-from pagedsim.fleet.link import Network
 from pagedsim.policies.routing.router import Refusal, Replica, Replicas, Router
 from pagedsim.policies.routing.simple import Central, RoundRobin
-from tests.fleet.fleets import served, server
+from tests.cluster.fleets import served, server
 from tests.sim.harness import Constant, Jobs
 
 scheduler = partial(server, blocks=24, max_seqs=6)

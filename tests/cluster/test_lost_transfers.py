@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from pagedsim.cluster.dispatcher import Dispatcher
+from pagedsim.cluster.failures import ListedOutages, Outage
+from pagedsim.cluster.link import Network
 from pagedsim.core import Request, Scheduler
 from pagedsim.core.errors import AnswerError
-from pagedsim.fleet.dispatcher import Dispatcher
-from pagedsim.fleet.failures import ListedOutages, Outage
-from pagedsim.fleet.link import Network
 from pagedsim.policies.routing.router import Event, Move, Replica, Replicas, Router
 from pagedsim.policies.routing.simple import Central, RoundRobin
-from tests.fleet.fleets import NETWORK, Watching, server, whole
+from tests.cluster.fleets import NETWORK, Watching, server, whole
 from tests.sim.harness import Constant, Jobs
 
 Rows = list[tuple[float, int, int]]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import simpy
 
+from pagedsim.cluster.link import Fabric, Network
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import shown
-from pagedsim.fleet.link import Fabric, Network
 from pagedsim.sim.environment import Environment
-from tests.fleet.test_queueing import SEEDS, agrees, steady
+from tests.cluster.test_queueing import SEEDS, agrees, steady
 
 GB = 1e9
 Sent = tuple[float, int, int, float]

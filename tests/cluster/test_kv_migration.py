@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from pagedsim.cluster.link import Network
 from pagedsim.core import Request, Scheduler
-from pagedsim.fleet.link import Network
 from pagedsim.policies.routing.router import Move, Refusal, Replica, Replicas, Router
 from pagedsim.policies.routing.simple import Central, LeastRequests, RoundRobin
-from tests.fleet.fleets import NETWORK, served, server
+from tests.cluster.fleets import NETWORK, served, server
 from tests.sim.harness import Constant, Jobs
 
 scheduler = partial(server, blocks=24, max_seqs=8, batching="unified")

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import simpy
 
+from pagedsim.cluster.dispatcher import BackgroundProcess, Dispatcher
+from pagedsim.cluster.replica import ReplicaHandle, ReplicaState
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import refuse_settings, require_number, require_whole, shown
-from pagedsim.fleet.dispatcher import BackgroundProcess, Dispatcher
-from pagedsim.fleet.replica import ReplicaHandle, ReplicaState
 
 Outage = tuple[float, float]
 """Time of a failure, and seconds until the restart."""

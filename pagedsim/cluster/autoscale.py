@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import simpy
 
+from pagedsim.cluster.dispatcher import MIN_INTERVAL_S, PHASES, BackgroundProcess, Dispatcher
+from pagedsim.cluster.replica import ReplicaHandle, ReplicaState
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
-from pagedsim.fleet.dispatcher import MIN_INTERVAL_S, PHASES, BackgroundProcess, Dispatcher
-from pagedsim.fleet.replica import ReplicaHandle, ReplicaState
 from pagedsim.policies.autoscaling import Autoscaler, ScalingView
 
 

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import simpy
 
+from pagedsim.cluster.kv_migration import KVMigration
+from pagedsim.cluster.replica import ReplicaHandle, ReplicaState, ReplicaStates
+from pagedsim.cluster.view import Candidates, ReplicaView, StaleReplicaView
 from pagedsim.core import PagedsimError, Request, RequestId, State
 from pagedsim.core.errors import AnswerError, RequestError, printed, require_flag
 from pagedsim.core.memory.prefix import PrefixIndex
 from pagedsim.core.source import Job
-from pagedsim.fleet.kv_migration import KVMigration
-from pagedsim.fleet.replica import ReplicaHandle, ReplicaState, ReplicaStates
-from pagedsim.fleet.view import Candidates, ReplicaView, StaleReplicaView
 from pagedsim.policies.routing.router import Left, Move, Placed, Refusal, Router
 from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.server import Recorder
