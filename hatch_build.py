@@ -1,5 +1,5 @@
 """How a wheel is built: of plain Python, or with `PAGEDSIM_COMPILE=1` its hot part compiled, too.
-A wheel of a checkout records its commit.
+A wheel or an sdist of a checkout records its commit; a wheel of an sdist takes over that one.
 
 hatchling calls `Building`, in an environment of its own; that runs this file as a script, so that
 what compilers print can be kept back unless they fail.
@@ -47,17 +47,21 @@ LISTED = "pagedsim/compiled.txt"
 
 
 class Building(BuildHookInterface[Any]):
-    """Adds the commit and, where that is asked for, extensions to a wheel that has the sources."""
+    """Adds the commit and, where that is asked for, extensions to a wheel that has the sources; to
+    an sdist the commit alone."""
 
     def dependencies(self) -> list[str]:
-        return list(NEEDS) if _asked() else []
+        return list(NEEDS) if self._compiles() else []
+
+    def _compiles(self) -> bool:
+        return self.target_name == "wheel" and _asked()
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self.made = tempfile.TemporaryDirectory()
         folder = Path(self.made.name)
         if version != "editable":  # which asks git when it runs
             _record_commit(Path(self.root), folder / "wheel")
-        if _asked():
+        if self._compiles():
             if version == "editable":
                 _refuse("extensions would hide changes of the sources: install without -e")
             _compile(Path(self.root), folder)

@@ -111,11 +111,12 @@ def test_the_wheel_holds_every_module_and_every_configuration_file(
 
 
 @pytest.mark.slow
-def test_a_wheel_of_a_checkout_records_its_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("only", [["--wheel"], []], ids=["checkout", "sdist"])
+def test_a_wheel_records_the_commit_of_the_checkout(only: list[str], tmp_path: Path) -> None:
     known = answered(asked(ROOT))
     if known is None:
         pytest.skip("not in a checkout")
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    command = [sys.executable, "-m", "build", *only, "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
     (made,) = tmp_path.glob("pagedsim-*.whl")
     with zipfile.ZipFile(made) as held:
