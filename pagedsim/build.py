@@ -88,6 +88,12 @@ OF_MEMORY = (
     *("gpu_memory_utilization", "kv_layout"),
 )
 """Settings of the group `memory` that are the server's; the others are its class's own."""
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    "policy": ("victim",),
+    "memory": (*OF_MEMORY, "reserved_gib"),
+    "fleet.autoscale": ("min_replicas", "interval_s", "startup_s"),
+}
+"""Settings of groups that are not those of the class that a group names."""
 POLICIES: Mapping[str, type[Policy]] = {
     "fcfs": FCFS,
     "priority": Priority,
@@ -329,7 +335,7 @@ def _make(kind: str, name: str | T, base: type[Any], settings: Mapping[str, Any]
             raise ConfigError(f"{kind}={type(name).__name__}(): an object takes no {given}")
         return cast(T, name)
     make: type[T] = _class(kind, name, base)
-    refuse_settings(f"{kind}={name}", settings, make)
+    refuse_settings(f"{kind}={name}", settings, make, beside=BESIDE.get(kind, ()))
     made = make(**settings)
     refuse_signatures(made, base)
     return made

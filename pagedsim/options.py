@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from pagedsim.build import OF_MEMORY, plugins, settings_of
+from pagedsim.build import BESIDE, plugins, settings_of
 from pagedsim.config import Config, Serve, prepare
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices as to_choose
@@ -31,8 +31,6 @@ _SCHEMAS: Mapping[str, type] = {"schema": Config, "serve_schema": Serve}
 _KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 _OFFERED = ("policy", "batching", "memory", "router", "cost")
 """Groups of which plugins offer options."""
-_BESIDE = {"policy": ("victim",), "memory": (*OF_MEMORY, "reserved_gib")}
-"""Settings of groups that are not those of a class."""
 _HEADER = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
 
 
@@ -80,7 +78,7 @@ def offered() -> Mapping[str, Mapping[str, Settings]]:
     """The options that plugins offer, by group and name: the class and other settings."""
     paged = _read(cast(Any, files("pagedsim.conf").joinpath("memory", "paged.yaml")))
     assert paged is not None
-    server = {key: value for key, value in paged.settings.items() if key in _BESIDE["memory"]}
+    server = {key: value for key, value in paged.settings.items() if key in BESIDE["memory"]}
     more: Mapping[str, Settings] = {"policy": {"victim": None}, "memory": server}
     return {
         group: {n: {**more.get(group, {}), "_target_": path} for n, path in plugins(group).items()}
@@ -174,7 +172,7 @@ def drop_replaced(config: DictConfig, overrides: Sequence[Override]) -> None:
         taken = settings_of(str(one.value)) if key == "_target_" and "." not in group else None
         if taken is None or one.kind == "delete":
             continue
-        kept = {"_target_", *taken, *_BESIDE.get(group, ())}
+        kept = {"_target_", *taken, *BESIDE.get(group, ())}
         with open_dict(config):
             for name in [str(name) for name in config[group]]:
                 where = f"{group}.{name}"

@@ -6,9 +6,10 @@ what one writes, in errors, and in what a run tells of itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 from pagedsim import build
@@ -194,6 +195,7 @@ class ServerSpec:
             settings["cpu_blocks"] = self.cpu_blocks * groups
         if isinstance(self.memory, Memory):
             return _copied(self.memory, settings)
+        self._refuse_without(settings.keys() - self.memory_settings.keys())
         if accepts(self.memory_class, "max_model_len"):
             settings["max_model_len"] = self.max_model_len
         try:
@@ -203,6 +205,18 @@ class ServerSpec:
         except Exception as error:  # of a user's __init__
             text = raised(error, build.__file__)
             raise ConfigError(f"memory._target_={self.memory}: {text}") from error
+
+    def _refuse_without(self, sizes: Iterable[str]) -> None:
+        """Raise ConfigError for a class of memory that does not take what the server gives it."""
+        kind = self.memory_class
+        takes = signature(kind).parameters.values()
+        if any(one.kind is one.VAR_KEYWORD for one in takes):
+            return
+        for name in sorted({*sizes} - {one.name for one in takes}):
+            raise ConfigError(
+                f"memory._target_={self.memory}: {kind.__name__}.__init__ must take {name}, which "
+                "the server gives"
+            )
 
     def scheduler(self, kind: type[Scheduler] = Scheduler) -> Scheduler:
         """Its scheduler; `kind` may be a class that does more.

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import pagedsim as ps
 from pagedsim.core import (
     ConfigError,
+    PagedMemory,
     PagedsimError,
     PolicyWrapper,
     PrefixMemory,
@@ -47,6 +48,13 @@ class Longest(ps.Policy):
 
     def rank(self, request: Request, state: ServerState) -> float:
         return -self.factor * request.prompt_len
+
+
+class Sizeless(PagedMemory):
+    """Without the other sizes that a memory takes."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks, 16)
 
 
 def test_arms_are_names_objects_and_classes() -> None:
@@ -163,6 +171,19 @@ def test_a_fleet_has_replicas_or_pools_and_perhaps_arms() -> None:
         ps.fleet(0, **SMALL)
 
 
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (lambda: ps.simulate(policy=ps.option("sjf", victm="last")), "did you mean 'victim'"),
+        (lambda: ps.simulate(memory=ps.option("paged", block_sise=1)), "you mean 'block_size'"),
+        (lambda: ps.simulate(memory=Sizeless), "Sizeless.__init__ must take block_size, which"),
+    ],
+)
+def test_a_slip_names_what_is_meant(run: Callable[[], object], told: str) -> None:
+    with pytest.raises(PagedsimError, match=told):
+        run()
+
+
 def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("my_time,in,out,tenant\n10,5,3,a\n11.5,7,2,b\n")
@@ -191,6 +212,9 @@ def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
         (lambda: ps.compare(policy={"a": "fcfs", "b": "x"}), "study.arms.b: policy=x: unknown"),
         (lambda: ps.simulate(policy=3), "policy=3: must be the name of an option"),
         (lambda: ps.simulate(workload=ps.synthetic(rat=3)), "workload.rat: no such setting of"),
+        (lambda: ps.simulate(policy=ps.option("sjf", victm="last")), "policy.victm: no such set"),
+        (lambda: ps.simulate(memory=ps.option("paged", block_sise=1)), "memory.block_sise: no su"),
+        (lambda: ps.simulate(memory=Sizeless), f"memory._target_={__name__}.Sizeless: Sizele"),
         (lambda: ps.simulate(policy=(one for one in "ab")), "policy: generator cannot be copied"),
         (lambda: ps.simulate(policy=Drawing(3)), "policy: Drawing takes a seed, to which each run"),
         (lambda: ps.simulate(SIZED, memory=PrefixMemory(9, 4)), "memory.blocks=8: must be 9, as"),
@@ -293,8 +317,8 @@ def test_what_a_setting_may_be(key: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "autoscaler",
-    [Both(3), ps.option(Both, count=3), ps.option(f"{__name__}.Both", count=3), Both],
-    ids=["object", "class with settings", "path", "class"],
+    [Both(3), ps.option(Both, count=3), Both],
+    ids=["object", "class with settings", "class"],
 )
 def test_autoscalers(autoscaler: object) -> None:
     own = {"fleet.replicas": 3, "fleet.autoscale.interval_s": 0.5, "fleet.autoscale.startup_s": 0.5}

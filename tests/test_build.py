@@ -115,7 +115,7 @@ def test_an_unknown_name_lists_what_there_is(make: Any, name: str, message: str)
 def test_an_unknown_setting_lists_those_there_are() -> None:
     with says(
         "displaces: no such setting of policy=priority; did you mean 'displace'? "
-        "choose from displace"
+        "choose from displace, victim"
     ):
         make_policy("priority", displaces=True)
 

@@ -168,7 +168,8 @@ LINES = {
     ),
     "+memory.bloks=8": (
         "memory.bloks: no such setting of memory=paged; did you mean 'blocks'? choose from "
-        "block_size, blocks, cpu_blocks, swap_bound"
+        "block_size, blocks, cpu_blocks, gpu_memory_utilization, kv_layout, reserved_gib, "
+        "swap_bound, swap_space_gib"
     ),
     "policy=aging policy.of={rate:3}": f"policy.of={{'rate': 3}}: {AROUND}",
     f"policy=aging policy.of={{_target_:{AGING},of:7}}": f"policy.of.of=7: {AROUND}",
@@ -188,7 +189,7 @@ LINES = {
     ),
     "+policy.displace=true": (
         "policy.displace: no such setting of policy._target_=pagedsim.policies.ordering.FCFS; "
-        "it takes none"
+        "choose from victim"
     ),
     "workload.lengths.shape=fixed": (
         "workload.lengths.prompt: must be given (+workload.lengths.prompt=...), for "
@@ -337,7 +338,7 @@ OWN = {
     ),
     "no path": (
         "Mine",
-        "policy._target_=Mine: there is no module 'Mine' here; it takes the form module.Class",
+        "policy._target_=Mine: must be the path of a class, in the form module.Class",
     ),
     "misspelt class": (
         "{module}.Pickky",
@@ -363,7 +364,7 @@ OWN = {
     "unknown setting": (
         "{module}.Picky +policy.shair=3",
         "policy.shair: no such setting of policy._target_={module}.Picky; "
-        "did you mean 'share'? choose from share",
+        "did you mean 'share'? choose from share, victim",
     ),
     "refused setting": (
         "{module}.Picky +policy.share=3",

@@ -169,11 +169,13 @@ def refuse_settings(
     maker: Callable[..., Any],
     where: str = "",
     hidden: Container[str] = (),
+    beside: Iterable[str] = (),
 ) -> None:
     """Raise ConfigError for a setting that `maker` does not accept, or a missing one.
 
     `maker` builds `what` from the settings under `where`; its `RENAMED`, if it has any, maps former
-    names to those of today. `hidden` parameters are set elsewhere, so errors do not offer them.
+    names to those of today. `hidden` parameters are set elsewhere, so errors do not offer them, but
+    they do offer settings `beside` those of `maker`.
     """
     inside, names = f"{where}." if where else "", set(given)
     parameters = signature(maker).parameters.values()
@@ -183,7 +185,7 @@ def refuse_settings(
         if key not in named and not takes_any:
             if (current := getattr(maker, "RENAMED", {}).get(key)) in named:
                 raise ConfigError(f"{inside}{key}: this setting is now called {current!r}")
-            offered = [name for name in named if name not in hidden]
+            offered = [*(name for name in named if name not in hidden), *beside]
             instead = choices(key, offered) if offered else "it takes none"
             raise ConfigError(f"{inside}{key}: no such setting of {what}; {instead}")
     for key, parameter in named.items():

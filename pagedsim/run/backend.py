@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pagedsim.build import MEMORIES, OF_MEMORY, inner_policy, make_policy, policies
+from pagedsim.build import BESIDE, MEMORIES, OF_MEMORY, inner_policy, make_policy, policies
 from pagedsim.cluster.spec import FleetSpec
 from pagedsim.core import (
     Batching,
@@ -42,6 +42,7 @@ from pagedsim.run.objects import (
     draws,
     make,
     refuse_no_class,
+    refuse_no_target,
     said_of,
     seeded,
     takes,
@@ -65,9 +66,8 @@ REPLICA_KEYS = (
 """Keys and groups that may differ between the pools of a fleet; all others are the fleet's."""
 POOL_CONFIG = "config"
 """The key under which a pool has its own values of `REPLICA_KEYS`, once they are composed."""
-_NOT_OF_ITS_CLASS = (*OF_MEMORY, "_target_", "kind", "reserved_gib")
-"""Settings of the group `memory` that are not its class's own: the server's, the class, and the
-memory that the simulator takes to be in use already."""
+_NOT_OF_ITS_CLASS = (*BESIDE["memory"], "_target_", "kind")
+"""Keys of the group `memory` that are not settings of its class."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,8 @@ def memory_target(memory: Mapping[str, Any]) -> str:
 
 def _memory(settings: Mapping[str, Any]) -> Settings:
     """The class of a memory and its own settings, or an object that a script gave."""
+    if "kind" not in settings:
+        refuse_no_target("memory", settings)
     target = memory_target(settings)
     own = {key: settings[key] for key in settings if key not in _NOT_OF_ITS_CLASS}
     if target in (UNPICKLED, KEPT):
@@ -247,7 +249,7 @@ def _by_name(where: str, name: str, seed: int) -> Policy:
 
 def _preemption(settings: Any) -> Any:
     """The preemption, or how to make it once there are prices."""
-    if isinstance(settings, dict) and "_target_" in settings:
+    if isinstance(settings, dict) and settings.get("_target_"):
         with said_of("preemption", {"_target_": None}):
             if takes(settings["_target_"], "prices"):
                 return partial(_priced, settings)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from pagedsim.build import current_path
+from pagedsim.build import BESIDE, current_path
 from pagedsim.core import ConfigError, PagedsimError, PolicyWrapper
 from pagedsim.core.contracts import raised_in_hook
 from pagedsim.core.errors import (
@@ -40,8 +40,7 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
     `more` is what only the program knows.
     Nested settings with a `_target_` are made first. A ConfigError names the group's key.
     """
-    if not isinstance(settings, Mapping) or not settings.get("_target_"):
-        raise ConfigError(f"{group}: needs _target_, the path of the class to make")
+    refuse_no_target(group, settings)
     for key in settings.keys() & more.keys():
         raise ConfigError(f"{group}.{key}={settings[key]}: is filled in by the run, not to be set")
     with said_of(group, settings):
@@ -54,6 +53,12 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
         raise ConfigError(f"{group}._target_={settings['_target_']}: makes {is_}, must make {must}")
     refuse_signatures(made, kind)
     return cast(T, made)
+
+
+def refuse_no_target(group: str, settings: Any) -> None:
+    """Raise ConfigError unless the group has settings with a `_target_`, which null is not."""
+    if not isinstance(settings, Mapping) or not settings.get("_target_"):
+        raise ConfigError(f"{group}: needs _target_, the path of the class to make")
 
 
 def unpickled(*, pickle: str, classes: Sequence[str], **more: Any) -> Any:
@@ -200,8 +205,9 @@ def locate(path: str) -> Callable[..., Any]:
             raise ConfigError(f"{path}: is {_a(type(found).__name__)}, must be a class")
         made: Callable[..., Any] = found
         return made
-    hint = "" if len(parts) > 1 else "; it takes the form module.Class"
-    raise ConfigError(f"{path}: there is no module {parts[0]!r} here{hint}")
+    if len(parts) == 1:
+        raise ConfigError(f"{path}: must be the path of a class, in the form module.Class")
+    raise ConfigError(f"{path}: there is no module {parts[0]!r} here")
 
 
 def refuse_no_class(group: str, path: str, base: type) -> None:
@@ -239,7 +245,7 @@ def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
         raise ConfigError(f"{where}._target_={error}") from error.__cause__
     if isabstract(maker):
         raise ConfigError(f"{label}: is abstract; name a class that fills it in")
-    refuse_settings(label, settings, maker, where)
+    refuse_settings(label, settings, maker, where, beside=BESIDE.get(where, ()))
     try:
         return maker(**settings)
     except PagedsimError:

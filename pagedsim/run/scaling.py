@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from pagedsim.build import AUTOSCALERS, plugins
+from pagedsim.build import AUTOSCALERS, BESIDE, plugins
 from pagedsim.cluster.autoscale import Autoscale
 from pagedsim.core import ConfigError
 from pagedsim.core.contracts import vet
@@ -13,8 +14,10 @@ from pagedsim.core.errors import shown, unknown
 from pagedsim.policies.autoscaling import CONTRACT, Autoscaler
 from pagedsim.run.objects import make, seeded
 
-_TIMING = ("min_replicas", "interval_s", "startup_s")
-"""Its settings that are not the autoscaler's own."""
+_TIMING = {
+    one.name: one.default for one in fields(Autoscale) if one.name in BESIDE["fleet.autoscale"]
+}
+"""Its settings that are not the autoscaler's own, and what they are unless they are given."""
 _THRESHOLDS = ("up", "down")
 """Settings of the built-in rules, null for others."""
 _RENAMED = {"least": "min_replicas", "every": "interval_s", "start": "startup_s"}
@@ -36,9 +39,11 @@ def autoscale_of(settings: Any, seed: int) -> Autoscale | None:
     }
     rule = given.pop("rule", None)
     if rule is None and given.get("_target_") is None:
-        if own := given.keys() - {"_target_"}:
+        timing = {key for key in _TIMING if settings.get(key, _TIMING[key]) != _TIMING[key]}
+        if own := given.keys() - {"_target_"} | timing:
             raise ConfigError(
-                f"fleet.autoscale.{min(own)}: needs rule or _target_ beside it, as in {_EXAMPLE}"
+                f"fleet.autoscale.{min(own)}: needs rule or _target_ beside it, as in {_EXAMPLE}; "
+                "fleet.autoscale=null is without autoscaling"
             )
         return None
     if rule is not None:
@@ -61,10 +66,10 @@ def autoscale_of(settings: Any, seed: int) -> Autoscale | None:
 
 
 def _path_of(rule: object) -> str:
-    """The path of the class that a rule's name, or path, stands for."""
-    name = str(rule)
-    if name in AUTOSCALERS:
-        return f"{AUTOSCALERS[name].__module__}.{AUTOSCALERS[name].__qualname__}"
-    if (path := plugins("autoscaler").get(name, name)) and "." in path:
-        return path
-    raise unknown("fleet.autoscale.rule", name, (*AUTOSCALERS, *plugins("autoscaler")))
+    """The path of the class that a rule's name stands for."""
+    ours = {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in AUTOSCALERS.items()}
+    paths = {**plugins("autoscaler"), **ours}
+    if (name := str(rule)) in paths:
+        return paths[name]
+    path = "; the path of a class is fleet.autoscale._target_" if "." in name else ""
+    raise ConfigError(f"{unknown('fleet.autoscale.rule', name, paths)}{path}")

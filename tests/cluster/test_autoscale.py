@@ -193,6 +193,10 @@ KV = {"rule": "kv", "up": 0.9, "down": 0.2}
     [
         ("queue", "autoscale='queue': must be settings, such as"),
         ({"rule": "load", "up": 2, "down": 1}, "unknown fleet.autoscale.rule 'load'"),
+        ({"rule": f"{__name__}.Both"}, "the path of a class is fleet.autoscale._target_"),
+        ({"min_replicas": 2}, "fleet.autoscale.min_replicas: needs rule or _target_ beside it"),
+        ({**KV, "upp": 3}, "autoscale.upp: no such setting of fleet.autoscale._target_=pagedsim"),
+        ({**KV, "startups": 3}, "; did you mean 'startup_s'? choose from down, interval_s, min_re"),
         ({"up": 2}, "fleet.autoscale.up: needs rule or _target_ beside it, as in {rule: queue,"),
         ({**KV, "_target_": "a.B"}, "fleet.autoscale.rule=kv: must be null beside _target_=a.B"),
         ({"_target_": "a.B"}, "fleet.autoscale._target_=a.B: there is no module 'a' here"),

@@ -59,6 +59,18 @@ def test_cheapest_gets_the_cost_model_s_prices() -> None:
     assert hasattr(parts("preemption=cheapest").run.scheduler.preemption, "prices")
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        *("policy", "preemption", "batching", "memory", "model", "hardware", "cost", "workload"),
+        *("predictor", "fleet", "router", "backend"),
+    ],
+)
+def test_no_class_is_no_default(group: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{group}: needs _target_, the path of the class"):
+        parts("fleet.replicas=2", f"{group}._target_=null")
+
+
 # -- policies around others ------------------------------------------------------------------------
 
 AGING = "pagedsim.policies.aging.Aging"

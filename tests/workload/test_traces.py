@@ -68,6 +68,15 @@ def test_burstgpt_leaves_out_failures_when_asked(tmp_path: Path) -> None:
     assert trace(path=path, drop_empty=True, requests=2).dropped == 0
 
 
+@pytest.mark.parametrize("cell", ["", " ", "0", "0.0"])
+def test_a_cell_without_tokens_is_0(tmp_path: Path, cell: str) -> None:
+    path = written(tmp_path, OWN.format(0, 1) + f"2,{cell},9\n3,4,5\n")
+    made = trace(path=path, columns=COLUMNS, drop_empty=True)
+    assert rows(made) == [(0.0, 5, 6), (1.0, 7, 8), (3.0, 4, 5)] and made.dropped == 1
+    with pytest.raises(ConfigError, match=r"csv:4: in=0: .* empty cell counts as 0; drop_empty"):
+        trace(path=path, columns=COLUMNS)
+
+
 def test_rows_of_a_csv_may_be_filtered(tmp_path: Path) -> None:
     path = written(tmp_path, BURSTGPT)
     made = trace(path=path, where={"Model": "GPT-4", "Log Type": "API log"}, drop_empty=True)
@@ -227,13 +236,15 @@ COLUMNS = {"arrival": "when", "prompt": "in", "output": "out"}
 )
 def test_columns_of_one_s_own(tmp_path: Path, first: str, second: str) -> None:
     path = written(tmp_path, OWN.format(first, second))
-    assert rows(trace(path=path, columns=COLUMNS)) == [(0.0, 5, 6), (2.5, 7, 8)]
+    for format in ("auto", "plain"):
+        made = trace(path=path, columns=COLUMNS, format=format)
+        assert rows(made) == [(0.0, 5, 6), (2.5, 7, 8)]
 
 
 def test_columns_of_a_format_may_be_others(tmp_path: Path) -> None:
     """Those that are not named are as ever, and so is all that the format means by them."""
-    own = PLAIN.replace("arrived_at", "when").replace("num_prefill", "in")
-    columns = {"arrival": "when", "prompt": "in_tokens", "client": None}
+    own = PLAIN.replace("num_prefill", "in")
+    columns = {"prompt": "in_tokens", "client": None}
     given = trace(path=written(tmp_path, own), columns=columns, format="plain")
     assert rows(given) == rows(trace(path=written(tmp_path, PLAIN, "b")))
     azure = AZURE_2023.replace("ContextTokens", "in")

@@ -211,7 +211,8 @@ def _lines(rows: Sequence[Row], first: int, last: int) -> Sequence[int]:
 
 
 def tokens(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Parse a column of token counts; raises ConfigError with the first invalid line."""
+    """Parse a column of token counts, 0 for an empty cell; raises ConfigError with the first
+    invalid line."""
     try:
         return np.array(list(map(int, _plain(texts))), np.int64)
     except (ValueError, OverflowError):
@@ -269,8 +270,8 @@ def _finite(text: str) -> float:
 
 
 def _whole(text: str) -> int:
-    """A token count; some tools write 374 as 374.0."""
-    value = _finite(text)
+    """A token count; some tools write 374 as 374.0, and nothing for 0."""
+    value = _finite(text.strip() or "0")
     if not value.is_integer() or abs(value) >= 2**62:
         raise ValueError(text)
     return int(value)

@@ -92,6 +92,8 @@ def format_of(path: Path, name: str, columns: Mapping[str, str] | None = None) -
         key: one.mapped(columns) if columns and isinstance(one, CsvFormat) else one
         for key, one in FORMATS.items()
     }
+    if columns and "arrival" in columns:  # of one's own, whichever of the two ways it is named
+        formats["plain"] = OwnTimes().mapped(columns)
     if name != "auto":
         if name not in formats:
             raise unknown("format", str(name), [*formats, "auto"])
@@ -101,7 +103,7 @@ def format_of(path: Path, name: str, columns: Mapping[str, str] | None = None) -
     if not head:
         raise ConfigError(f"{path}: the file is empty")
     if columns and "arrival" in columns and not head.startswith(("{", "[")):
-        return OwnTimes().mapped(columns)
+        return formats["plain"]
     best = max(formats.values(), key=lambda format: format.fits(head))
     if best.fits(head):
         return best  # reading it reports a missing column, if any

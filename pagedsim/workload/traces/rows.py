@@ -161,7 +161,8 @@ def refuse_bad(path: Path, format: Format, chunk: Chunk, least: int) -> None:
         if len(bad):
             value, line = int(column[bad[0]]), chunk.lines[bad[0]]
             allowed = f"at most {LONGEST}" if value > 0 else f"at least {least}"
-            hint = "" if value else " (drop_empty=true leaves such rows out)"
+            empty = "an empty cell counts as 0; " if format.is_table else ""
+            hint = "" if value else f" ({empty}drop_empty=true leaves such rows out)"
             raise format.wrong(path, line, f"{name}={value}: must be {allowed}{hint}")
     if chunk.clock is not None:
         times, earliest = chunk.clock.seconds, -LATEST if format.epoch else 0.0
