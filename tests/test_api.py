@@ -163,7 +163,8 @@ def test_other_experiments() -> None:
 def test_a_fleet_has_replicas_or_pools_and_perhaps_arms() -> None:
     alike = ps.fleet(2, router="least_requests", **SMALL)
     assert alike.runs[0].config["fleet"]["replicas"] == 2 and len(alike.runs) == 2
-    pools = {"fast": {"replicas": 1, "set": ["hardware=h100"]}, "slow": {"replicas": 2}}
+    pools: dict[str, Any] = {"fast": {"replicas": 1, "set": ["hardware=h100"]}}
+    pools["slow"] = {"replicas": 2}
     compared = ps.fleet(pools, router={"a": "round_robin", "b": "least_requests"}, **SMALL)
     assert {run.arm for run in compared.runs} == {"a", "b"}
     assert set(compared.requests["replica"].to_pylist()) == {0, 1, 2}

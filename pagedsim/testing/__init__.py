@@ -7,6 +7,7 @@ that names the first broken promise and the case; it returns None if there is no
 >>> check_batching(Unified, cases=3)
 """
 
+from pagedsim.testing.autoscaler import check_autoscaler
 from pagedsim.testing.batching import check_batching
 from pagedsim.testing.cost import check_cost_model
 from pagedsim.testing.memory import check_memory
@@ -14,6 +15,7 @@ from pagedsim.testing.policy import check_policy
 from pagedsim.testing.router import check_router
 
 __all__ = [
+    "check_autoscaler",
     "check_batching",
     "check_cost_model",
     "check_memory",

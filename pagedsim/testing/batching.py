@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagedsim.core import Batching
-from pagedsim.testing.cases import BrokenPromise, accepted, difference, outcome, reported
+from pagedsim.testing.cases import (
+    BrokenPromise,
+    accepted,
+    difference,
+    maker_of,
+    outcome,
+    refuse_uncopied,
+    reported,
+)
 
 
 def check_batching(
@@ -16,13 +24,16 @@ def check_batching(
     It schedules random requests on small servers, with several memories and policies, both
     preemptions and both loops of a server. Each case runs twice: with every step planned and all
     invariants checked in each, and with uneventful steps fast-forwarded as far as the class states
-    in `admission_changes`. Both must be equal in every step.
+    in `admission_changes`. Both must be equal in every step. The object can be copied.
 
     `make` returns a new batching; a class will do. `swaps` is whether it resumes swapped requests;
     if not, all preemption is by recompute. `cases` is the number of servers, drawn by
     `seed`; those that the batching refuses with a ConfigError do not count, unless it refuses all.
     """
-    name, stated = type(make()).__name__, make().admission_changes
+    make = maker_of("check_batching", make, Batching)
+    batching = make()
+    name, stated = type(batching).__name__, batching.admission_changes
+    refuse_uncopied(name, batching)
     fixed = {"batching": name} if swaps else {"batching": name, "preemption": "recompute"}
     for case in accepted(cases, seed, lambda case: case.scheduler(batching=make()), **fixed):
         with reported(name, case):

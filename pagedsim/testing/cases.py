@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from inspect import isabstract, signature
 from itertools import zip_longest
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -23,9 +24,11 @@ from pagedsim.core import (
     Scheduler,
     StepPlan,
 )
-from pagedsim.core.errors import raised
+from pagedsim.core.errors import printed, raised, require_whole
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.simulate import simulate
+
+T = TypeVar("T")
 
 _POLICIES = ("fcfs", "sjf", "priority", "srpt", "hrrn", "vtc")
 _STEPS_A_TOKEN = 50
@@ -114,6 +117,41 @@ class Case:
         )
 
 
+# -- the component, and the cases that it accepts --------------------------------------------------
+
+
+def maker_of(
+    check: str, make: Callable[..., T], base: type[Any], *given: Any, **named: Any
+) -> Callable[[], T]:
+    """What calls `make` with these arguments; raises ConfigError unless it can be called so and
+    returns a new `base` each time."""
+    wanted = f"a class derived from {base.__name__}, or a function that returns a new one"
+    name = getattr(make, "__name__", printed(make))
+    right = callable(make)
+    if isinstance(make, type):
+        right = issubclass(make, base) and not isabstract(make)
+    if not right:
+        raise ConfigError(f"{check}({name}): must be {wanted}")
+    try:
+        signature(make).bind(*given, **named)
+    except TypeError as error:
+        by = f"; a function can give it: lambda: {name}(...)" if isinstance(make, type) else ""
+        raise ConfigError(f"{check}({name}): {error}{by}") from None
+    except ValueError:
+        pass  # a compiled class has no signature
+    last: list[T] = []
+
+    def checked() -> T:
+        made = make(*given, **named)
+        again = " twice" if any(made is one for one in last) else ""
+        if again or not isinstance(made, base):
+            raise ConfigError(f"{check}({name}): returned {printed(made)}{again}: must be {wanted}")
+        last[:] = [made]
+        return made
+
+    return checked
+
+
 def accepted(
     cases: int, seed: int, build: Callable[[Case], object], **fixed: Any
 ) -> Iterator[Case]:
@@ -121,6 +159,8 @@ def accepted(
 
     Raises the first such error if it refuses all.
     """
+    require_whole("cases", cases, 1)
+    require_whole("seed", seed)
     refused: ConfigError | None = None
     count = 0
     for number in range(cases):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from inspect import signature
 from math import isclose
 from random import Random
 
@@ -18,6 +20,7 @@ from pagedsim.testing.cases import (
     BrokenPromise,
     accepted,
     difference,
+    maker_of,
     outcome,
     refuse_uncopied,
     reported,
@@ -25,6 +28,8 @@ from pagedsim.testing.cases import (
 
 _PLANS = 20
 """Plans of each case."""
+_COUNTS = (1, 10, 100, 1000)
+"""Blocks of swaps, and tokens that are computed again."""
 _REQUEST = Request(0, 1, SamplingParams(max_tokens=1))
 LLAMA_2_7B = ModelShape(
     "llama-2-7b",
@@ -52,15 +57,19 @@ def check_cost_model(
     - A step that is not empty takes finite seconds above 0, the same however often it is asked,
       and the same for equal totals if `by_totals` is set; no plan is changed.
     - `decode_seconds` equals `step_seconds` of the same decodes, bit for bit.
-    - Prices and swaps take finite seconds of at least 0, and `explain` adds up to the step.
+    - Swaps and recomputing take finite seconds of at least 0, the same however often they are
+      asked, and ten times as many blocks or tokens take no less; so do the `prices` of preemption.
+    - `explain` adds up to the step.
     - Random servers give the same with every step planned and with uneventful ones fast-forwarded.
     - The object can be copied.
 
-    `make(replica)` returns a new model; a class will do. `replica` defaults to Llama-2-7B on an
-    A100. `cases` is the number of servers, drawn by `seed`. Longer steps need not take longer.
+    `make(replica)` returns a new model; a class will do, also one that takes no `replica`, which
+    is set as in a run. `replica` defaults to Llama-2-7B on an A100. `cases` is the number of
+    servers, drawn by `seed`. Longer steps need not take longer.
     """
     where = replica or Replica(LLAMA_2_7B, A100)
-    cost = make(where)
+    made = _of_replica(make, where)
+    cost = made()
     name = type(cost).__name__
     refuse_uncopied(name, cost)
     with reported(name, where.model.name):
@@ -73,10 +82,45 @@ def check_cost_model(
             with reported(name, f"a step of {_shown(plan)}"):
                 _check_plan(cost, plan)
         with reported(name, case):
-            planned = outcome(case, case.scheduler(), cost=make(where))
-            skipped = outcome(case, case.scheduler(), cost=make(where), fast_forward=True)
+            planned = outcome(case, case.scheduler(), cost=made())
+            skipped = outcome(case, case.scheduler(), cost=made(), fast_forward=True)
             if found := difference(planned, skipped):
                 raise BrokenPromise(f": {found}, every step planned and fast-forwarded")
+    with reported(name, where.model.name):
+        _check_prices(cost)
+
+
+def _of_replica(make: Callable[..., CostModel], replica: Replica) -> Callable[[], CostModel]:
+    """What makes a model as a run does: a class may leave the replica to it."""
+    takes = True
+    with suppress(ValueError):  # a compiled class has no signature
+        takes = not isinstance(make, type) or "replica" in signature(make).parameters
+    build = maker_of("check_cost_model", make, CostModel, *([replica] if takes else []))
+
+    def made() -> CostModel:
+        cost = build()
+        if getattr(cost, "replica", None) is None:
+            cost.replica = replica
+        return cost
+
+    return made
+
+
+def _check_prices(cost: CostModel) -> None:
+    for part in (cost, cost.prices()):
+        for hook, unit in (("swap_seconds", "blocks"), ("recompute_seconds", "tokens")):
+            ask: Callable[[int], object] = getattr(part, hook)
+            before = 0.0
+            for count in _COUNTS:
+                took = seconds(part, hook, ask(count))
+                where = f"{type(part).__name__}.{hook} gave {took!r}"
+                if (again := seconds(part, hook, ask(count))) != took:
+                    raise BrokenPromise(f": {where} and then {again!r} for {count} {unit}")
+                if took < before:
+                    raise BrokenPromise(
+                        f": {where} for {count} {unit}, and {before!r} for {count // 10}"
+                    )
+                before = took
 
 
 def _drawn(draw: Random, number: int) -> StepPlan:
@@ -100,11 +144,6 @@ def _check_plan(cost: CostModel, plan: StepPlan) -> None:
         raise BrokenPromise(f".step_seconds gave {took!r} and then {again!r} for the same plan")
     if cost.by_totals:
         _check_totals(cost, plan, took)
-    for hook, answer in (
-        ("swap_seconds", cost.swap_seconds(3)),
-        ("recompute_seconds", cost.recompute_seconds(100)),
-    ):
-        seconds(cost, hook, answer)
     told = cost.explain(plan).seconds
     if not isclose(told, took, rel_tol=1e-6):
         raise BrokenPromise(f".explain adds up to {told!r} s, step_seconds gave {took!r}")

@@ -14,7 +14,9 @@ from pagedsim.testing.cases import (
     Outcome,
     accepted,
     difference,
+    maker_of,
     outcome,
+    refuse_uncopied,
     refuse_unfinished,
     reported,
 )
@@ -28,14 +30,15 @@ def check_memory(make: Callable[..., Memory], *, cases: int = 100, seed: int = 0
     On random small servers with several policies, both batchings and both loops of a server, and
     by swap where it can: no block is in two of them unless a prefix
     cache shares it; `extend` takes the blocks that `blocks_needed` says; all are free at the end;
-    and a run with uneventful steps fast-forwarded is equal.
+    a run with uneventful steps fast-forwarded is equal; and the object can be copied.
 
     `make(blocks=, block_size=, cpu_blocks=)` returns a new memory; a class will do. `cases` is the
     number of servers, drawn by `seed`; those that it refuses with a ConfigError do not count,
     unless it refuses all.
     """
-    swaps = type(make(blocks=8, block_size=4)).can_swap
-    name = type(make(blocks=8, block_size=4)).__name__
+    memory = maker_of("check_memory", make, Memory, blocks=8, block_size=4)()
+    swaps, name = memory.can_swap, type(memory).__name__
+    refuse_uncopied(name, memory)
     fixed = {"memory": name} if swaps else {"memory": name, "preemption": "recompute"}
 
     def made(case: Case) -> Memory:

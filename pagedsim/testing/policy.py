@@ -11,6 +11,7 @@ from pagedsim.testing.cases import (
     Outcome,
     accepted,
     difference,
+    maker_of,
     outcome,
     refuse_uncopied,
     refuse_unfinished,
@@ -43,6 +44,7 @@ def check_policy(make: Callable[[], Policy], *, cases: int = 50, seed: int = 0) 
     `make` returns a new policy; a class will do. `cases` is the number of servers, drawn by
     `seed`; those that the policy refuses with a ConfigError do not count, unless it refuses all.
     """
+    make = maker_of("check_policy", make, Policy)
     policy = make()
     name, rejects = type(policy).__name__, _may_reject(policy)
     refuse_uncopied(name, policy)

@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from random import Random
+from itertools import chain
 from typing import Any
 
-import pyarrow as pa
-
-from pagedsim.cluster.link import Network
-from pagedsim.cluster.replica import Unit
-from pagedsim.cluster.simulate import simulate_fleet
-from pagedsim.metrics.recorder import Recorder
 from pagedsim.policies.routing.router import Refusal, Router
 from pagedsim.testing.cases import (
     BrokenPromise,
-    Case,
-    Cost,
     Outcome,
-    Requests,
     accepted,
     difference,
+    maker_of,
     refuse_uncopied,
     refuse_unfinished,
     reported,
 )
+from pagedsim.testing.fleets import Fleet
 from pagedsim.testing.probes import derived, unchanged
-
-_APART = ("prefill", "decode", "both")
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """Replicas of a server, each with a role."""
-
-    case: Case
-    roles: Sequence[str]
-    staleness: float
-
-    @classmethod
-    def drawn(cls, case: Case, seed: int) -> Fleet:
-        """A random one."""
-        draw = Random(f"fleet {seed}/{case.number}")
-        roles = draw.choice((["both"] * draw.randint(1, 5), _APART, _APART + _APART))
-        return cls(case, roles, draw.choice((0.0, 0.05)))
-
-    def __str__(self) -> str:
-        return f"{self.case}, replicas {', '.join(self.roles)}, staleness {self.staleness:g}"
 
 
 def check_router(make: Callable[[], Router], *, cases: int = 100, seed: int = 0) -> None:
@@ -57,13 +28,14 @@ def check_router(make: Callable[[], Router], *, cases: int = 100, seed: int = 0)
     counts:
 
     - each answer is a replica that was offered, a refusal or, with `holds`, None;
-    - every request ends, and the hooks change none;
+    - every request ends, and no hook changes one;
     - two runs of the same requests are equal; a router that draws does so by a seed of its own;
     - a `blind` router reads no replica: a run in which they are current is equal;
     - the object can be copied.
 
     `make` returns a new router; a class will do. `cases` is the number of fleets, drawn by `seed`.
     """
+    make = maker_of("check_router", make, Router)
     router = make()
     name = type(router).__name__
     refuse_uncopied(name, router)
@@ -80,34 +52,14 @@ def check_router(make: Callable[[], Router], *, cases: int = 100, seed: int = 0)
 
 
 def _outcome(fleet: Fleet, router: Router) -> Outcome:
-    case, recorder, refusals = fleet.case, Recorder(), list[Refusal]()
-    watched = _watched(router, refusals)
-    units = [
-        Unit(f"replica-{index}", role, case.scheduler(), _COST, token_bytes=1e4, layers=2)
-        for index, role in enumerate(fleet.roles)
-    ]
-    recorders = [recorder.add_replica() for _ in units]
-    source: Any = Requests(case)
-    simulate_fleet(
-        units,
-        source,
-        watched,
-        recorders,
-        recorder,
-        staleness=fleet.staleness,
-        network=Network(0.1),
-    )
-    requests = recorder.requests_table()
-    refuse_unfinished(requests, bool(refusals))
-    return pa.Table.from_batches(recorder.steps().to_batches()), requests
-
-
-_COST: Any = Cost()
+    refusals = list[Refusal]()
+    found = fleet.outcome(_watched(router, refusals))
+    refuse_unfinished(found[1], bool(refusals))
+    return found
 
 
 def _watched(router: Router, refusals: list[Refusal]) -> Router:
     """The same object, of which refusals are kept and changes of requests are refused."""
-
     kind: Any = type(router)
 
     def route(part: Any, request: Any, replicas: Any, now: float) -> Any:
@@ -117,4 +69,20 @@ def _watched(router: Router, refusals: list[Refusal]) -> Router:
             refusals.append(answer)
         return answer
 
-    return derived(router, {"route": route})
+    def observe(part: Any, event: Any) -> None:
+        with unchanged("observe", [event.request]):
+            kind.observe(part, event)
+
+    def migrate(part: Any, replicas: Any, now: float) -> Any:
+        with unchanged("migrate", running(replicas)):
+            return kind.migrate(part, replicas, now)
+
+    hooks = {"route": route, "observe": observe, "migrate": migrate}
+    # A fleet with a router that has the others as `Router` does may run replica by replica.
+    own = {key: one for key, one in hooks.items() if getattr(kind, key) is not vars(Router)[key]}
+    return derived(router, own)
+
+
+def running(replicas: Any) -> Sequence[Any]:
+    """The requests that run at these replicas."""
+    return list(chain.from_iterable(replica.batch for replica in replicas))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 from threading import Lock
 from typing import Any
 
@@ -74,6 +75,38 @@ class Cheap(Linear):
         return -1.0
 
 
+class Spent(Linear):
+    """Has a bus that is faster with more."""
+
+    def swap_seconds(self, blocks: int) -> float:
+        return 1.0 / blocks
+
+
+class Forgetful(Linear):
+    def recompute_seconds(self, tokens: int) -> float:
+        return random.random()
+
+
+class Infinite(Linear):
+    def recompute_seconds(self, tokens: int) -> float:
+        return inf if tokens > 99 else 0.1
+
+
+class Priced:
+    """Prices of its own, in milliseconds of a clock that runs backwards."""
+
+    def swap_seconds(self, blocks: int) -> float:
+        return -blocks
+
+    def recompute_seconds(self, tokens: int) -> float:
+        return 0.0
+
+
+class Own(Linear):
+    def prices(self) -> Any:
+        return Priced()
+
+
 class Local(Linear):
     def __init__(self, replica: Replica) -> None:
         super().__init__(replica)
@@ -81,11 +114,13 @@ class Local(Linear):
 
 
 class Alone(Linear):
-    def __init__(self, replica: Replica) -> None:
-        self.scale = 1.0
+    """Leaves the replica to the run."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
 
 
-@pytest.mark.parametrize("make", [Linear, Warmed, Roofline])
+@pytest.mark.parametrize("make", [Linear, Warmed, Roofline, Alone, lambda replica: Alone(2.0)])
 def test_success_is_silent(make: Any) -> None:
     check_cost_model(make, cases=10)
 
@@ -107,8 +142,14 @@ def test_success_is_silent(make: Any) -> None:
         ),
         (Halved, r"Halved\.explain adds up to [\d.]+ s, step_seconds gave"),
         (Cheap, r"Cheap: Cheap\.swap_seconds gave -1\.0: must be seconds"),
+        (Spent, r"Spent: Spent\.swap_seconds gave 0\.1 for 10 blocks, and 1\.0 for 1, in llama-2"),
+        (
+            Forgetful,
+            r"Forgetful: Forgetful\.recompute_seconds gave 0\.\d+ and then 0\.\d+ for 1 tok",
+        ),
+        (Infinite, r"Infinite: Infinite\.recompute_seconds gave inf: must be seconds"),
+        (Own, r"Own: Priced\.swap_seconds gave -1: must be seconds"),
         (Local, r"Local: cannot be copied: TypeError: .*lock"),
-        (Alone, r"Alone: Alone\.replica: is not set; __init__ must call super\(\)\.__init__\(repl"),
     ],
 )
 def test_the_first_broken_promise_is_named(kind: type[CostModel], told: str) -> None:
@@ -126,4 +167,4 @@ def test_the_defaults_are_what_they_say() -> None:
     told = cost.explain(step(70))
     assert told.seconds == cost.step_seconds(step(70)) and told.bound == "fitted"
     with pytest.raises(ConfigError, match=r"Alone\.replica: is not set"):
-        Alone(REPLICA).swap_seconds(1)
+        Alone().swap_seconds(1)

@@ -79,6 +79,18 @@ class Wandering(First):
         return replicas[0]
 
 
+class Noting(First):
+    def observe(self, event: Any) -> None:
+        event.request.priority = 7
+
+
+class Emptying(Wandering):
+    def migrate(self, replicas: Replicas, now: float) -> Any:
+        for request in replicas[0].batch:
+            request.client = "moved"
+        return []
+
+
 @pytest.mark.parametrize("name", ROUTERS)
 def test_the_routers_of_pagedsim_keep_their_promises(name: str) -> None:
     check_router(lambda: make_router(name), cases=6)
@@ -104,6 +116,8 @@ def test_success_is_silent(make: Any, capsys: pytest.CaptureFixture[str]) -> Non
         (Drawn, r"Drawn: two runs of the same requests differ: .* in row \d+ of the"),
         (Blind, r"Blind\.blind=True: it reads replicas: .* in row \d+ of the"),
         (Renaming, r"Renaming\.route changed a request: client='[ab]' is client='me' now"),
+        (Noting, r"Noting\.observe changed a request: priority=\d is priority=7 now"),
+        (Emptying, r"Emptying\.migrate changed a request: client='[ab]' is client='moved' now"),
         (Local, r"Local: cannot be copied: TypeError: .*lock"),
         (Wandering, r"Wandering: Wandering\.migrate gave .*: must be a list of Move"),
     ],

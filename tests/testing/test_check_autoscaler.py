@@ -1,0 +1,104 @@
+"""The check of autoscalers passes those that keep their promises, and names a broken one."""
+
+from __future__ import annotations
+
+import random
+from threading import Lock
+from typing import Any
+
+import pytest
+
+from pagedsim.build import AUTOSCALERS, make_autoscaler
+from pagedsim.policies.autoscaling import Autoscaler, ScalingView
+from pagedsim.testing import check_autoscaler
+
+
+class Most(Autoscaler):
+    def desired(self, view: ScalingView) -> Any:
+        return view.max_replicas + 3  # the run keeps it within the bounds
+
+
+class Patient(Autoscaler):
+    """One fewer after three calm decisions: what it remembers is its own."""
+
+    def __init__(self) -> None:
+        self.calm = 0
+
+    def desired(self, view: ScalingView) -> Any:
+        busy = view.queued + sum(replica.waiting for replica in view.replicas)
+        self.calm = 0 if busy else self.calm + 1
+        return len(view.replicas) + (1 if busy else -(self.calm > 3))
+
+
+class Halves(Most):
+    def desired(self, view: ScalingView) -> Any:
+        return len(view.replicas) / 2
+
+
+class Negative(Most):
+    def desired(self, view: ScalingView) -> Any:
+        return -1
+
+
+class Silent(Most):
+    def desired(self, view: ScalingView) -> Any:
+        pass
+
+
+class Drawn(Most):
+    def desired(self, view: ScalingView) -> Any:
+        return random.randint(1, view.max_replicas)
+
+
+class Popping(Most):
+    def desired(self, view: ScalingView) -> Any:
+        view.replicas.pop()  # type: ignore[attr-defined]
+        return 1
+
+
+class Urging(Most):
+    def desired(self, view: ScalingView) -> Any:
+        for request in view.replicas[0].batch:
+            request.priority += 1
+        return 1
+
+
+class Dividing(Most):
+    def desired(self, view: ScalingView) -> Any:
+        return 10 // view.starting
+
+
+class Local(Most):
+    def __init__(self) -> None:
+        self.count = Lock()
+
+
+@pytest.mark.parametrize("name", AUTOSCALERS)
+def test_the_rules_of_pagedsim_keep_their_promises(name: str) -> None:
+    bounds = {"up": 1, "down": 3} if name == "freeness" else {"up": 2, "down": 0.5}
+    check_autoscaler(lambda: make_autoscaler(name, **bounds), cases=6)
+
+
+@pytest.mark.parametrize("make", [Most, Patient])
+def test_success_is_silent(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    check_autoscaler(make, cases=6)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (Halves, r"Halves: Halves\.desired gave 0\.5: must be a whole number of at least 0, in ca"),
+        (Negative, r"Negative: Negative\.desired gave -1: must be a whole number of at least 0"),
+        (Silent, r"Silent: Silent\.desired gave None: must be a whole number"),
+        (Drawn, r"Drawn\.desired gave \d and \d at [\d.]+ s in two runs of the same requests"),
+        (Popping, r"Popping\.desired changed the replicas of its view"),
+        (Urging, r"Urging\.desired changed a request: priority=\d is priority=\d now"),
+        (Dividing, r"Dividing: ZeroDivisionError: .*test_check_autoscaler\.py:\d+\)"),
+        (Local, r"Local: cannot be copied: TypeError: .*lock"),
+    ],
+)
+def test_the_first_broken_promise_is_named(kind: type[Autoscaler], told: str) -> None:
+    with pytest.raises(AssertionError, match=rf"^{told}") as error:
+        check_autoscaler(kind)
+    assert "\n" not in str(error.value)
