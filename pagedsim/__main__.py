@@ -7,6 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from time import strftime
 from typing import TYPE_CHECKING
 
 from pagedsim.core.errors import choices
@@ -29,8 +31,10 @@ _WITH_VALUE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--config-path", "-cp", "--experimental-rerun"), ()),
 }
 """Hydra's options that a value follows, and what it may be (nothing: anything)."""
-_PLAIN = re.compile(r"hydra\.(run\.dir|verbose)=")
+_PLAIN = re.compile(r"hydra\.(run\.dir=(?!null$)[\w./@: -]+$|verbose=)")
 """Settings of Hydra's that a run without its options may have."""
+_HYDRAS = re.compile(r"-|[+~]*hydra|.*\$\{(now|hydra|python_version)\b")
+"""Words that Hydra alone understands."""
 _ALLOCATIONS = 200_000
 """Objects between two collections of garbage: a study imports and composes fewer, nearly all of
 which stay, and Python's 700 would have them looked through again and again."""
@@ -45,13 +49,8 @@ def run(root: str = "config") -> None:
     from pagedsim.requirements import refuse_older
 
     refuse_older()
-    from pagedsim.config import register  # which imports Hydra
-    from pagedsim.options import offered
-
-    register(offered())
     failures: list[Exception] = []
-    # hydra.main composes everything twice, first to find hydra.mode: its options alone need it.
-    other = any(word.startswith(("-", "hydra")) and not _PLAIN.match(word) for word in sys.argv[1:])
+    other = any(_HYDRAS.match(word) and not _PLAIN.match(word) for word in sys.argv[1:])
     try:
         (_by_hydra if other else _once)(root, failures)
     except KeyboardInterrupt:
@@ -77,6 +76,11 @@ def _by_hydra(root: str, failures: list[Exception]) -> None:
     """Sweeps, printed configurations, and all else that options of Hydra's ask for."""
     import hydra
 
+    from pagedsim.config import register
+    from pagedsim.options import offered
+
+    register(offered())
+
     @hydra.main(version_base="1.3", config_path="pkg://pagedsim.conf", config_name=root)
     def study(config: DictConfig) -> None:
         _carry_out(root, config, failures)
@@ -85,24 +89,38 @@ def _by_hydra(root: str, failures: list[Exception]) -> None:
 
 
 def _once(root: str, failures: list[Exception]) -> None:
-    """One run, whose configuration is composed once."""
-    from hydra import compose, initialize_config_module
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-    from omegaconf import open_dict, read_write
+    """One run or server, composed without Hydra, which would take several times as long."""
+    from pagedsim.core.errors import require_flag
+    from pagedsim.options import Options
+    from pagedsim.overrides import parse
 
-    with initialize_config_module("pagedsim.conf", version_base="1.3"):
-        config = compose(root, overrides=sys.argv[1:], return_hydra_config=True)
-        config.hydra.mode = RunMode.RUN
-        HydraConfig.instance().set_config(config)
-        folder = os.path.abspath(str(config.hydra.run.dir))
-        with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
-            config.hydra.runtime.output_dir = folder
-        HydraConfig.instance().set_config(config)
-        os.makedirs(folder, exist_ok=True)
-        with read_write(config), open_dict(config):
-            del config["hydra"]
-        _carry_out(root, config, failures)
+    words = [word for word in sys.argv[1:] if not _PLAIN.match(word)]
+    try:
+        several = "-m tries each; " if root == "config" else ""
+        given = [parse(word, several) for word in sys.argv[1:]]
+        own = {one.key: one.value for one in given if one.word not in words}
+        require_flag("hydra.verbose", own.get("hydra.verbose", False))
+        options = Options()
+        made = options.compose(root, words)
+        if root == "serve":
+            from pagedsim.serve.command import serve
+
+            serve(made.config)
+            return
+    except Exception as error:
+        failures.append(error)
+        return
+    named = f"outputs/%Y-%m-%d/%H-%M-%S-{made.choices.get('experiment')}"  # as in config.yaml
+    folder = os.path.abspath(str(own.get("hydra.run.dir", strftime(named))))
+    os.makedirs(folder, exist_ok=True)
+    try:
+        from pagedsim.run.folder import claimed
+        from pagedsim.run.runner import begun
+
+        with claimed(Path(folder), "hydra.run.dir" in own) as there:
+            begun(words, there, options, root).execute()
+    except Exception as error:
+        failures.append(error)
 
 
 def _carry_out(root: str, config: DictConfig, failures: list[Exception]) -> None:

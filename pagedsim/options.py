@@ -1,14 +1,14 @@
 """Configurations composed of the files in `conf/`, as Hydra composes them.
 
-Hydra reads the command line and composes it once; the arms of a study are composed here, in a
-small part of the time. A test composes every option both ways. What the files in `conf/` do not use
-is not supported: packages of single options, and lists of options.
+A run and the arms of a study are composed here, in a small part of Hydra's time; Hydra composes for
+sweeps and for options of its own. A test composes every option both ways. What the files in `conf/`
+do not use is not supported: packages of single options, and lists of options.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -185,9 +185,11 @@ def no_forced_option(word: str) -> str:
     return f"{word}: ++ is for settings; {word.removeprefix('++')} chooses the option"
 
 
-def _option(one: Override) -> str | None:
+def _option(one: Override, there: Callable[[str], Sequence[str]]) -> str | None:
     if one.kind == "delete":
         return None
+    if one.value is None:
+        raise ConfigError(f"{one.word}: unknown; choose from {', '.join(there(one.key))}")
     if not isinstance(one.value, str):
         raise ConfigError(f"{one.word}: must be the name of an option, or a mapping of settings")
     return one.value
@@ -202,7 +204,7 @@ class _Tree:
 
     def __init__(self, options: Options, root: str, chosen: Mapping[str, Override]) -> None:
         self.options, self.root = options, root
-        self.asked = {group: _option(one) for group, one in chosen.items()}
+        self.asked = {group: _option(one, options.options_of) for group, one in chosen.items()}
         self.choices: dict[str, str | None] = {}
         self.added = [group for group, one in chosen.items() if one.kind == "add"]
         self.unmet = {group: one for group, one in chosen.items() if one.kind != "add"}

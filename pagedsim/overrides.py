@@ -40,8 +40,11 @@ class Override:
     value: Any = None
 
 
-def parse(word: str) -> Override:
-    """The override of a word; raises OverrideError where it is none."""
+def parse(word: str, several: str = "") -> Override:
+    """The override of a word; raises OverrideError where it is none.
+
+    `several` says what else several values may be for, such as "-m tries each; ".
+    """
     if "@" in word.partition("=")[0]:
         raise OverrideError(f"{word}: an option goes into its own group; @ is not supported")
     found = _WORD.fullmatch(word)
@@ -51,7 +54,7 @@ def parse(word: str) -> Override:
         )
     if found[3] is None:
         return Override(word, "delete", found[2])
-    return Override(word, _KINDS[found[1]], found[2], _Reader(word, found[4]).whole())
+    return Override(word, _KINDS[found[1]], found[2], _Reader(word, found[4]).whole(several))
 
 
 class _Reader:
@@ -60,14 +63,14 @@ class _Reader:
     def __init__(self, word: str, text: str) -> None:
         self.word, self.text, self.at = word, text, 0
 
-    def whole(self) -> Any:
+    def whole(self, several: str) -> Any:
         if not self.text.strip():
             return ""
         value = self._element("")
         if self._next() == ",":
             key = self.word.partition("=")[0]
             raise OverrideError(
-                f"{self.word}: several values: a list is written {key}=[{self.text}]"
+                f"{self.word}: several values: {several}a list is written {key}=[{self.text}]"
             )
         if self.at < len(self.text):
             raise self._unreadable()

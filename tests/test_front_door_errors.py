@@ -74,7 +74,10 @@ REASONS = {
         "--package, --resolve, --run, --shell-completion, --version"
     ),
     "seeds=1 --config-dir": "takes a value",
-    "policy==": "cannot be read as key=value",
+    "policy==": (
+        "cannot be read as key=value; a text with special signs takes quotes of its own: "
+        "'key=\"a=b\"', '[\"a=b\"]'"
+    ),
     "seeds=a": "must be a whole number",
     "server.max_seqs=null": "must be given",
     "report=maybe": "must be true or false",
@@ -507,7 +510,7 @@ def test_invalid_arms(call: Call, arms: str, line: str) -> None:
 
 
 def test_verbose_shows_the_traceback(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Exception, match="policy/lifo"):
+    with pytest.raises(Exception, match="policy=lifo"):
         call("policy=lifo", "hydra.verbose=true")
 
 
