@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 # Set before torch is imported, and inherited to every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Number of examples that Hypothesis draws: few by hand, always the same; twice as many where CI is
-# set. HYPOTHESIS_PROFILE names another: soak draws new ones each time, to search further. Tests
-# with expensive or cheap examples take a part of these numbers or a multiple.
-EXAMPLES = {"quick": 50, "ci": 100, "soak": 5000}
+# Number of examples that Hypothesis draws: few, always the same. HYPOTHESIS_PROFILE=soak draws new
+# ones each time, to search further. Tests with expensive or cheap examples take a part of these
+# numbers or a multiple.
+EXAMPLES = {"quick": 50, "soak": 5000}
 for profile, examples in EXAMPLES.items():
     settings.register_profile(
         profile,
@@ -40,9 +41,7 @@ for profile, examples in EXAMPLES.items():
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick")
-)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -53,10 +52,28 @@ if find_spec("torch") is None:  # an installation without the extra engine
     ]
 
 
+# Most of what is imported and collected stays, and a quarter of that time would go into looking for
+# garbage in it.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays until the end: no collection goes through it again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def garbage_goes() -> Iterator[None]:
+    """The command would keep its garbage for good, as a process does that is about to end."""
+    import pagedsim.__main__ as command
+
+    kept = SimpleNamespace(set_threshold=lambda *_: None, freeze=lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "gc", kept)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ from tests import fuzz
 from tests.core.cases import Job, Server
 from tests.fuzz import Fleet, Simulation, compare, simulations
 
-MINUTES = float(os.environ.get("PAGEDSIM_FUZZ_MINUTES", "1"))
+MINUTES = float(os.environ.get("PAGEDSIM_FUZZ_MINUTES", "0.5"))
 """How long each of the slow tests searches."""
 
 

@@ -13,8 +13,8 @@ from pagedsim.experiments.fidelity import validate
 from pagedsim.experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
 from pagedsim.fidelity import step_grid
 from pagedsim.metrics.files import RESULT, write_json
-from pagedsim.run.help import Experiment, experiments
-from tests.run.studies import carried_out
+from pagedsim.run.help import Experiment
+from tests.run.studies import EXPERIMENTS, carried_out
 
 ALWAYS = {"config.yaml", "result.json", "comparison.csv", "report.html", "plots"}
 
@@ -64,7 +64,7 @@ def test_the_index_is_of_what_is_there() -> None:
 )
 def test_a_result_comes_out_again(name: str, tmp_path: Path) -> None:
     made = run(name, tmp_path / "run")
-    (kind,) = (one for one in experiments() if one.name == name)
+    (kind,) = (one for one in EXPERIMENTS if one.name == name)
     check_leaves(made, kind)
     keep(made, tmp_path / "again")
     assert (tmp_path / "again" / RESULT).read_text() == (RESULTS / name / RESULT).read_text()
@@ -107,69 +107,14 @@ VALIDATED = (
         for name, value in LENGTHS.items()
     ),
 )
-LOGS = Path(__file__).parents[2] / "experiments" / "data" / "slora-vtc"
 RTX4090 = Path(__file__).parent / "data" / "vllm-0.19-rtx4090-llama-3.1-8b.csv"
-TABLES = LOGS.with_name("step-tables")
-BURSTS = {"fcfs": "a10g-on_off_less-fcfs.csv.gz", "other": "a10g-on_off_less-vtc.csv.gz"}
 SMALLEST: dict[str, tuple[str, ...]] = {
-    "agents": (
-        *("seeds=1", "+study.only=[agents]", "study.figures.sessions.cases.agents.values=[0.2]"),
-        "study.figures.sessions.cases.agents.overrides=['workload.sessions=12']",
-    ),
     "bench": ("workload=alpaca", "workload.requests=8", "workload.rate=100"),
-    "block_sizes": (*FEW, "study.sizes=[8,16]"),
     "calibrate": ENGINE,
-    "capacity": (*FEW, "study.arms={a: []}", "study.tolerance=0.3"),
-    "chunk_budget": (
-        *("seeds=1", "workload.requests=24", "study.capacity=null"),
-        "study.figures.crossing=null",
-    ),
-    "cheapest_fleet": (
-        *(*FEW, "study.short=20", "study.gpus=[l4]", "study.routers=[round_robin]"),
-        *("~study.splits", "+study.splits={a: []}"),
-    ),
     "compare": (*FEW, "study.arms={a: ['policy=fcfs'], b: ['policy=priority']}"),
-    "early_rejection": (
-        *(*FEW, "model=llama-2-7b", "tensor_parallel=1", "study.figures.load=null"),
-        *("fleet.pools.prefill.replicas=1", "fleet.pools.decode.replicas=1"),
-        *(
-            "study.figures.refused.options.warm_up=0",
-            "~study.figures.refused.variants",
-            "+study.figures.refused.variants={}",
-        ),
-    ),
     "estimate": (),
-    "fairness": (
-        *(f"study.{one}={LOGS / name}" for one, name in BURSTS.items()),
-        *("model=llama-2-7b", "hardware=a10g", "memory.blocks=10000"),
-        *("study.known=20", "study.least=20", "study.moves=2", "study.more=[]"),
-    ),
-    "fcfs_vs_priority": FEW,
     "hit_rate": ("workload=sharegpt", *FEW, "+workload.prefixes={tokens: 64}", "memory.blocks=900"),
-    "kv_tiers": ("seeds=1", "workload.sessions=8", "study.figures.sizes.values=[8,16]"),
-    "migration": (
-        *(*FEW, "study.figures.migration.values=[7]", "fleet.replicas=2"),
-        *("~study.figures.migration.variants", "+study.figures.migration.variants={}"),
-    ),
     "parity": (*VALIDATED, "study.over=['policy=fcfs']"),
-    "past_future": (
-        *("seeds=1", "+study.only=[decode-heavy]", "study.figures.goodput.options.warm_up=0"),
-        "study.figures.goodput.cases.decode-heavy.values=[6,16]",
-        "study.figures.goodput.cases.decode-heavy.overrides="
-        "['workload.requests=60','workload.arrivals=closed']",
-        *("workload.max_len=2048", "memory.blocks=200"),
-    ),
-    "placement": (
-        *(*FEW, "study.tolerance=0.3"),
-        "study.arms={a: ['cost=distserve-own-opt-13b-tp1']}",
-    ),
-    "policy_zoo": (*FEW, "study.only=[fcfs,vtc]"),
-    "preemption": FEW,
-    "prefix_routing": (
-        *("fleet.replicas=2", "+study.only=[all stages]"),
-        "workload.stages=[{rate: 9, seconds: 4}, {rate: 60, seconds: 1}]",
-        *("~study.figures.routing.variants", "+study.figures.routing.variants={}"),
-    ),
     "predict": (
         *(f"fit={RESULTS / 'rtx4090'}", f"requests={RTX4090}", "model=llama-3.1-8b"),
         *("hardware=rtx4090", "batching=unified", "memory=prefix", "memory.blocks=2588"),
@@ -178,20 +123,12 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "record": (*FEW, *ENGINE, *SHORT),
     "replay": (),
     "single": FEW,
-    "size_based": (*FEW, "study.only=[Alpaca]"),
-    "staleness": (
-        *(*FEW, "study.figures.staleness.values=[0,0.1]"),
-        *("~study.figures.staleness.variants", "+study.figures.staleness.variants={}"),
-    ),
-    "swap_vs_recompute": (*FEW, "study.models=[opt-13b]", "study.modern=opt-13b"),
     "sweep": (*FEW, "study.over=server.max_seqs", "study.values=[8,16]"),
-    "truth": (f"study.tables=[{TABLES / 'splitwise.csv'}]",),
-    "tune": (*FEW, "study.trials=2", "study.batch=2", "workload.rate=6"),
     "validate": VALIDATED,
 }
-"""The least of each that says something. A new experiment wants a line here; the paper's figures
-are run whole below, with a check of what they leave."""
-SMALL = [one for one in experiments() if not one.name.startswith("paper_")]
+"""The least of each that says something. A new experiment without a committed result wants a line
+here; the others are run whole above, with a check of what they leave."""
+SMALL = [one for one in EXPERIMENTS if one.name not in there()]
 
 
 @pytest.mark.slow
@@ -211,15 +148,9 @@ def test_it_leaves_what_the_manual_says(
         words = (f"run={tmp_path / 'recorded'}",)
     if one.name == "bench":
         words = (*words, f"backend.url={request.getfixturevalue('fake').url}")
-    if one.name == "tune":
-        pytest.importorskip("optuna")
     folder = tmp_path / "out"
     carried_out(folder, f"experiment={one.name}", "report=true", "tracking=wandb", *words)
     check_leaves(folder, one)
-
-
-def test_the_paper_s_figures_are_run_whole() -> None:
-    assert {one.name for one in experiments() if one not in SMALL} <= set(STUDIES)
 
 
 def test_every_other_experiment_has_its_least() -> None:

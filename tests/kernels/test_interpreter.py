@@ -1,4 +1,4 @@
-"""The kernel cases, and every `interpreted*.py`, in processes that run Triton's interpreter."""
+"""The kernel cases, and every `interpreted*.py`, in a process that runs Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ FILES = sorted(TESTS.rglob("interpreted*.py")) + [
         r"^from tests.kernels.harness import.*\b(INTERPRETED|everywhere)", file.read_text(), re.M
     )
 ]
-ATTENTION = [TESTS / "kernels/interpreted.py", TESTS / "kernels/test_attention.py"]
-"""The longest of them; all others share a process, since it takes seconds to begin one."""
-OTHERS = [file for file in FILES if file not in ATTENTION]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -43,9 +40,8 @@ def run(files: Sequence[Path], marker: str) -> None:
         assert re.search(rf"/{file.name}::.* PASSED", child.stdout), file
 
 
-@pytest.mark.parametrize("files", [ATTENTION, OTHERS], ids=["attention", "others"])
-def test_the_kernels_interpreted(files: list[Path]) -> None:
-    run(files, "not slow and not gpu")
+def test_the_kernels_interpreted() -> None:
+    run(FILES, "not slow and not gpu")
 
 
 @pytest.mark.slow

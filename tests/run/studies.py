@@ -14,6 +14,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.options import Options
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.compose import Command
+from pagedsim.run.help import experiments
 from pagedsim.run.job import Arm, Job, run_job
 from pagedsim.run.objects import make
 from pagedsim.run.runner import Execution
@@ -21,6 +22,7 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.store import Summaries, Tables
 from pagedsim.run.study import Study
 
+EXPERIMENTS = experiments()
 _OPTIONS = Options()
 
 

@@ -12,12 +12,13 @@ from omegaconf import OmegaConf
 from pagedsim.core import ConfigError
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.compose import key_of
-from pagedsim.run.help import experiments
 from pagedsim.run.runner import Execution, begun
-from tests.run.studies import compose
+from tests.run.studies import EXPERIMENTS, compose
 
 Call = Callable[..., tuple[int, str, str]]
-NAMES = [one.name for one in experiments()]
+NAMES = [one.name for one in EXPERIMENTS]
+QUICK = ("fairness", "fcfs_vs_priority", "paper_fig16", "prefix_routing", "preemption", "truth")
+"""Of lengths, rates, programs, stages, other models and no requests of their own."""
 ROWS, GAP = 120, 0.25
 
 
@@ -47,7 +48,10 @@ def first_arms(execution: Execution) -> list[tuple[Settings, set[str]]]:
     return [(job.config, own[job.arm]) for job in jobs]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES],
+)
 def test_a_trace_a_model_and_a_gpu_keep_what_their_files_say(name: str, trace: Path) -> None:
     words = {
         "workload": ("workload=trace", f"workload.path={trace}"),

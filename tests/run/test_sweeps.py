@@ -16,24 +16,15 @@ from rich.console import Console
 
 from pagedsim.experiments.studies.compare import Compare
 from pagedsim.experiments.studies.hit_rate import HitRate
-from pagedsim.run.help import Experiment, experiments
+from pagedsim.run.help import Experiment
 from pagedsim.run.multirun import _tables
 from tests.conftest import Call
+from tests.run.studies import EXPERIMENTS
 
 # -- sweeps (`-m`) under each launcher: what fails is listed, what is done is kept -----------------
 
 
 ROOT = Path(__file__).resolve().parents[2]
-SUBMITIT = pytest.param(
-    "submitit_local",
-    marks=[
-        pytest.mark.slow,
-        pytest.mark.skipif(
-            importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None,
-            reason="the cluster extra is not installed",
-        ),
-    ],
-)
 POLICY = """
 import os
 import signal
@@ -70,41 +61,44 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("joblib", marks=pytest.mark.slow), SUBMITIT])
-def test_a_job_that_fails_leaves_the_others_and_is_listed(tmp_path: Path, launcher: str) -> None:
-    done = sweep(tmp_path, launcher, "workload.rate=10,-1,20")
+@pytest.mark.slow
+def test_a_job_that_fails_leaves_the_others_and_is_listed(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "joblib", "workload.rate=10,-1,20")
     assert done.returncode == 1
     assert "pagedsim: job 1 (workload.rate=-1): workload.rate=-1: must be" in done.stderr
     assert [row["workload.rate"] for row in rows(tmp_path)] == ["10", "20"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib", SUBMITIT])
-def test_a_sweep_goes_on_and_keeps_what_is_done(tmp_path: Path, launcher: str) -> None:
+def test_a_sweep_goes_on_and_keeps_what_is_done(tmp_path: Path) -> None:
     words = ("workload.rate=10,20",)
-    assert sweep(tmp_path, launcher, *words).returncode == 0
+    assert sweep(tmp_path, "joblib", *words).returncode == 0
     marks = sorted((tmp_path / "out").glob("*/runs/run/seed-0/run.json"))
     assert len(marks) == 2
     marks[1].unlink()  # as if it had been stopped before this run was whole
     times = [mark.stat().st_mtime_ns for mark in marks[:1]]
-    assert sweep(tmp_path, launcher, *words).returncode == 0
+    assert sweep(tmp_path, "joblib", *words).returncode == 0
     assert marks[1].exists()
     assert [mark.stat().st_mtime_ns for mark in marks[:1]] == times
     assert len(rows(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("launcher", [SUBMITIT])
-def test_a_job_that_dies_leaves_the_others_and_comes_back(tmp_path: Path, launcher: str) -> None:
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None,
+    reason="the cluster extra is not installed",
+)
+def test_a_job_that_dies_leaves_the_others_and_comes_back(tmp_path: Path) -> None:
     (tmp_path / "mortal.py").write_text(POLICY)
     (tmp_path / "deadly").touch()
     words = ("policy._target_=pagedsim.policies.ordering.FCFS,mortal.Mortal", "workload.rate=10")
-    done = sweep(tmp_path, launcher, *words)
+    done = sweep(tmp_path, "submitit_local", *words)
     assert done.returncode == 1
     assert "pagedsim: job 1: its process died before it had a result\n" in done.stderr
     assert "1 job had ended; the same command with hydra.sweep.dir=out goes on" in done.stderr
     assert len(rows(tmp_path)) == 1
     (tmp_path / "deadly").unlink()
-    assert sweep(tmp_path, launcher, *words).returncode == 0
+    assert sweep(tmp_path, "submitit_local", *words).returncode == 0
     assert len(rows(tmp_path)) == 2
 
 
@@ -198,8 +192,7 @@ def test_an_unknown_percentile_is_refused_before_anything_runs(call: Call) -> No
 # -- every experiment in conf/ says which backends serve it, and is refused with that on another---
 
 
-EVERY = experiments()
-ONE_SIDED = {one.backends: one for one in EVERY if len(one.backends) == 1}
+ONE_SIDED = {one.backends: one for one in EXPERIMENTS if len(one.backends) == 1}
 
 
 @pytest.mark.parametrize("one", ONE_SIDED.values(), ids=lambda one: one.name)
@@ -217,8 +210,8 @@ def test_the_manual_page_lists_each_with_its_backends(call: Call) -> None:
     _, page, _ = call("--help")
     lines = page.split("\nEXPERIMENTS", 1)[1].split("\nSETTINGS", 1)[0].splitlines()
     told = {line.split()[0]: line for line in lines if line.startswith("  ") and line[2] != " "}
-    assert list(told) == [one.name for one in EVERY]
-    for one in EVERY:
+    assert list(told) == [one.name for one in EXPERIMENTS]
+    for one in EXPERIMENTS:
         assert ", ".join(one.backends) in told[one.name]
         assert one.title or one.name == "parity"
         assert bool(one.why) == (len(one.backends) == 1)

@@ -191,4 +191,4 @@ def test_no_request_of_its_kind_is_answered_with_a_fault(fast: Server) -> None:
 
 @pytest.mark.slow
 def test_nor_are_many_of_every_kind(fast: Server) -> None:
-    tried(fast, 200)
+    tried(fast, 100)

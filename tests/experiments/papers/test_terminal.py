@@ -12,9 +12,9 @@ from pagedsim.experiments.papers.study import Figures
 from pagedsim.experiments.regenerate import RESULTS
 from pagedsim.metrics.files import RESULT, read_json
 from pagedsim.metrics.result import Listing, Result, Row
-from pagedsim.run.help import experiments
+from tests.run.studies import EXPERIMENTS
 
-PAPERS = [one.name for one in experiments() if issubclass(one.kind, Figures)]
+PAPERS = [one.name for one in EXPERIMENTS if issubclass(one.kind, Figures)]
 LINES, WIDTH = 60, 80
 """One or two screens."""
 FIELDS = ("what", "ours", "published", "unit", "why", "up_to")
