@@ -489,9 +489,7 @@ class Result:
     @cached_property
     def events(self) -> pa.Table:
         """One row per preemption, of all runs, with `arm` and `seed`."""
-        import pyarrow as pa
-
-        return self._tables(lambda run: pa.Table.from_pylist(run.preemptions()))
+        return self._tables(lambda run: run.events())
 
     def _tables(self, read: Callable[[Run], pa.Table]) -> pa.Table:
         import pyarrow as pa

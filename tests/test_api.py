@@ -185,6 +185,13 @@ def test_a_slip_names_what_is_meant(run: Callable[[], object], told: str) -> Non
         run()
 
 
+def test_what_is_absent_is_said_and_keeps_its_columns() -> None:
+    result = ps.compare(policy=AB, metrics=["ttft", "session_time"], **SMALL)
+    assert "no run has a value of Session time mean, Session time P99" in result.notes
+    assert result.events.num_rows == 0
+    assert result.events.column_names[:5] == ["arm", "seed", "time", "request", "by"]
+
+
 def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("my_time,in,out,tenant\n10,5,3,a\n11.5,7,2,b\n")

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.metrics.files import PREEMPTIONS, REQUESTS, STEPS, read_table
+from pagedsim.metrics.recorder import preemptions_table
 from pagedsim.metrics.result import added_up
 from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
@@ -42,10 +43,15 @@ class Run:
         """One row per step; the given columns, or all."""
         return read_table(self.folder / STEPS, *columns)
 
-    def preemptions(self) -> list[dict[str, Any]]:
-        """One row per preemption, by time; empty if there is no table."""
+    def events(self) -> pa.Table:
+        """One row per preemption, by time; empty if no file was written."""
         path = self.folder / PREEMPTIONS
-        rows: list[dict[str, Any]] = read_table(path).to_pylist() if path.exists() else []
+        none = preemptions_table([[]] * max(1, len(self.replicas)))
+        return read_table(path) if path.exists() else none
+
+    def preemptions(self) -> list[dict[str, Any]]:
+        """The same as mappings."""
+        rows: list[dict[str, Any]] = self.events().to_pylist()
         return rows
 
     @property

@@ -241,7 +241,8 @@ def finding(study: Arms) -> list[str]:
     sentences = [
         sentence(some, study)
         if some
-        else f"There is nothing to compare {arm} with {baseline_of(study)} by."
+        else f"There is nothing to compare {arm} with {baseline_of(study)} by: no seed has a value "
+        f"of {_named(study)} under both."
         for arm, some in others.items()
     ]
     return [*sentences, *sureness(study)]
@@ -333,9 +334,19 @@ def _alone(study: Arms, arm: str) -> str:
         if not math.isnan(value):
             parts.append(f"{_in_sentence(key)} {text_of(key, value)}")
     if not parts:
-        names = ", ".join(map(label_of, keys_of(study.metrics)))
-        return f"{arm}: nothing to tell of these requests by {names}."
+        return f"{arm}: nothing to tell of these requests by {_named(study)}."
     return f"{arm}: {', '.join(parts)}."
+
+
+def _named(study: Arms) -> str:
+    """The study's metrics by their labels."""
+    return ", ".join(map(label_of, keys_of(study.metrics)))
+
+
+def absent(study: Arms) -> list[str]:
+    """The study's metrics, by label, of which no run has a value."""
+    keys = keys_of(study.metrics)
+    return [label_of(key) for key in keys if not any(values_of(study, a, key) for a in study.arms)]
 
 
 def _extremes(study: Arms) -> list[str]:
@@ -361,6 +372,8 @@ def _extremes(study: Arms) -> list[str]:
             f"{label_of(key)}: {words[0]} with {at}{best} ({scale.text(means[best])}{doubt}), "
             f"{words[1]} with {worst} ({scale.text(means[worst])})."
         )
+    if study.metrics and len(absent(study)) == len(keys_of(study.metrics)):
+        return [f"There is nothing to compare by: no run has a value of {_named(study)}."]
     return sentences
 
 

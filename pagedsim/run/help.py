@@ -96,6 +96,7 @@ SETTINGS: Settings = {
     ),
     "What it leaves": (
         ("tracking.mode", "offline needs no account; online, or none"),
+        ("plugins", "modules of your own whose metrics and plots it has, too: [my_metrics]"),
         ("hydra.run.dir", "where results go (default: outputs/<date>/<time>-<experiment>)"),
         ("hydra.verbose", "true: errors with their traceback"),
     ),

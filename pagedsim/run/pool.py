@@ -187,6 +187,15 @@ def _enter(board: Board | None, begun: Any) -> None:
         signal.signal(number, _stop_signal)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    threading.Thread(target=_end_with_the_study, daemon=True).start()
+
+
+def _end_with_the_study() -> None:
+    """End this worker when the process that began it is gone, which else it would not notice."""
+    study = multiprocessing.parent_process()
+    assert study is not None
+    study.join()
+    os._exit(1)
 
 
 def _work(number: int, job: Job) -> Outcome:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
+from pagedsim.metrics.compare import absent
 from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json, writing
 from pagedsim.metrics.result import Result
 from pagedsim.report import show, write
@@ -16,6 +17,7 @@ from pagedsim.report.replicas import replica_listings
 from pagedsim.report.table import Columns, columns_of, comparison_of, write_columns
 from pagedsim.report.timeline import write_timeline
 from pagedsim.run.backend import memory_target
+from pagedsim.run.compose import key_of
 from pagedsim.run.job import Failure
 from pagedsim.run.provenance import made_by
 from pagedsim.run.runs import Runs, changed_note, goes_on
@@ -167,6 +169,16 @@ def _seed_notes(runs: Runs, arms: Arms | None) -> Iterator[str]:
         )
 
 
+def _absent_notes(runs: Runs, arms: Arms | None) -> Iterator[str]:
+    """Which of the metrics that were asked for are no columns, since no run has a value."""
+    asked = any(key_of(word) == "study.metrics" for word in runs.command.words)
+    if not asked or arms is None or not arms.finished:
+        return
+    names = absent(arms)
+    if names and len(names) < len(keys_of(arms.metrics)):  # else the finding says so
+        yield f"no run has a value of {', '.join(names)}"
+
+
 def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> Result:
     replicas = []
     if arms is not None and reading.compares and arms.of_fleets:
@@ -185,6 +197,7 @@ def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> R
             *runs.noted,
             *reading.notes,
             *_seed_notes(runs, arms),
+            *_absent_notes(runs, arms),
             *block_size_notes(_block_sizes(runs.finished.values())),
         ],
         data=reading.data,

@@ -188,7 +188,11 @@ def test_nothing_finished_or_ran() -> None:
         run.summary["finished"] = 0
     assert finding(none) == ["No request finished."]
     none.runs[0].summary["finished"] = 2
-    assert finding(none)[0] == "There is nothing to compare b with a by."
+    assert finding(none)[0] == (
+        "There is nothing to compare b with a by: no seed has a value of TTFT mean under both."
+    )
+    none.swept = "policy"
+    assert finding(none)[0] == "There is nothing to compare by: no run has a value of TTFT mean."
     assert finding(ttft({})) == ["No run was completed."]
     assert compare(ttft({})) == []
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -49,6 +55,61 @@ class Steps(Study):
 
 def test_rounds_go_on_until_nothing_is_asked_for(tmp_path: Path) -> None:
     assert carried_out(tmp_path, *QUICK, study=Steps())["finding"] == ["3 runs."]
+
+
+LONG = """
+import multiprocessing, sys
+import pagedsim as ps
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    ps.simulate(workload=ps.synthetic(rate=20, requests=3_000_000), seeds=2, jobs=2)
+"""
+
+
+def working(process: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait until that is so."""
+    end = monotonic() + 30.0
+    while not done():
+        assert monotonic() < end
+        sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("way", ["fork", "spawn", "forkserver"])
+def test_workers_end_when_the_study_is_killed(tmp_path: Path, way: str) -> None:
+    (tmp_path / "script.py").write_text(LONG)
+    command = [sys.executable, "script.py", way]
+    study = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+
+    def others() -> list[int]:
+        """Its processes: of a session of their own."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                found += [int(stat.parent.name)] * (int(fields[3]) == study.pid)
+        return [one for one in found if one != study.pid and working(one)]
+
+    helpers = {"fork": 0, "spawn": 1, "forkserver": 2}[way]  # such as a tracker of resources
+    try:
+        until(lambda: len(others()) >= 2 + helpers)
+        sleep(0.3)
+        study.kill()
+        study.wait()
+        until(lambda: not others())
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(study.pid, signal.SIGKILL)
 
 
 def test_a_stop_at_the_end_of_a_round_is_no_success(
