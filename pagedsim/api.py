@@ -27,7 +27,7 @@ import numpy as np
 
 from pagedsim.core import ConfigError, Memory, PagedsimError
 from pagedsim.core.contracts import is_ours
-from pagedsim.core.errors import unknown
+from pagedsim.core.errors import printed, unknown
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.overrides import text_of
 from pagedsim.report.figures import FigureSpec as FigureSpec
@@ -74,6 +74,10 @@ def option(kind: str | type, /, **settings: Any) -> Option:
 
     `option("prefix", block_size=32)`, `option(MyPolicy, factor=2.0)`.
     """
+    if not isinstance(kind, str | type):
+        raise ConfigError(
+            f"option({printed(kind)}, ...): must be a name or a class; an object has its settings"
+        )
     return Option(kind, settings)
 
 
@@ -102,6 +106,7 @@ def words_of(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str
     """The overrides that settings stand for, and those of each arm (none: no setting has arms)."""
     plain: list[tuple[str, Any]] = []
     varied: list[list[tuple[str, list[str]]]] = []
+    _refuse_other_sizes(settings)
     for key, value in _leaves(settings):
         if isinstance(value, Mapping):
             if not value:
@@ -151,11 +156,33 @@ def _changes(key: str, value: Any) -> list[str]:
     if settings is value or not isinstance(settings, dict):
         return [f"{key}={text_of(settings)}"]
     if isinstance(value, Memory):
-        settings |= {"block_size": value.block_size, "blocks": value.total}
-        settings["cpu_blocks"] = value.cpu_total
+        settings |= _sizes_of(value)
     words = [f"++{key}.{name}={text_of(one)}" for name, one in settings.items()]
     # Else without the settings of the option that was chosen before.
     return words if key in _NOT_OF_A_CLASS else [f"~{key}", *words]
+
+
+def _sizes_of(memory: Memory) -> dict[str, int]:
+    sizes = {"block_size": memory.block_size, "blocks": memory.total}
+    return {**sizes, "cpu_blocks": memory.cpu_total}
+
+
+def _refuse_other_sizes(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a size of memory beside an object that has another one."""
+    given = dict(_leaves(settings))
+    for memory in _each(given.get("memory")):
+        for name, size in _sizes_of(memory).items() if isinstance(memory, Memory) else ():
+            for other in _each(given.get(f"memory.{name}", size)):
+                if other != size:
+                    raise ConfigError(
+                        f"memory.{name}={other}: must be {size}, as the object of "
+                        f"{type(memory).__name__} has; its class takes other sizes"
+                    )
+
+
+def _each(value: Any) -> list[Any]:
+    """The values of a setting: one, or that of each arm."""
+    return list(value.values()) if isinstance(value, Mapping) else [value]
 
 
 def _settings(key: str, value: Any) -> Any:
@@ -297,7 +324,7 @@ def sweep(
         raise ConfigError(f"{over}={values!r}: must be a list of values")
     if any(_settings(over, value) != value for value in values):
         raise ConfigError(f"{over}: the values of a sweep must be plain; compare takes objects")
-    own = {"study.over": over, "study.values": list(values)}
+    own = {"study.over": _ALIASES.get(over, over), "study.values": list(values)}
     return experiment("sweep", {**own, **settings}, folder=folder, **more)
 
 
@@ -313,6 +340,8 @@ def capacity(
 
     `capacity({"ttft_p99": 2.0}, policy={...})`; without arms, of the configuration alone.
     """
+    if not isinstance(bounds, Mapping | None):
+        raise ConfigError(f"capacity: {bounds!r}: must be a mapping, such as {{'ttft_p99': 2.0}}")
     words, arms = words_of(_whole(settings, more))
     if bounds is not None:  # in place of those of the experiment
         given = [f"++study.bounds.{name}={text_of(value)}" for name, value in bounds.items()]
@@ -407,7 +436,7 @@ def _published(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: 
     except Interruption as error:
         raise KeyboardInterrupt("interrupted; with folder= the same call goes on") from error
     except Exception as error:
-        text = line(error, list(words)).replace("hydra.run.dir=", "folder=")
+        text = line(error, list(words)).lstrip("+").replace("hydra.run.dir=", "folder=")
         cause = error.__cause__ if isinstance(error, UserError) else error  # a user's code's
         raise UserError([text]) from None if isinstance(cause, PagedsimError) else cause
     assert execution.published is not None  # else it has raised

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -21,7 +21,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from pagedsim.build import BESIDE, plugins, settings_of
-from pagedsim.config import Config, Serve, prepare
+from pagedsim.config import Config, Qoe, Serve, Server, Slo, prepare
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices as to_choose
 from pagedsim.overrides import Override, parse
@@ -241,8 +241,8 @@ class _Tree:
             return [("", _SCHEMAS[name])]
         file = self.options.file(name)
         if file is None:
-            option, there = name.rpartition("/")[2], self.options.options_of(group)
-            known = to_choose(option, there) if there else f"{group} has no options"
+            option, there = name.removeprefix(f"{group}/"), self.options.options_of(group)
+            known = not_there(group, option, there) if there else f"{group} has no options"
             raise ConfigError(f"{group}={option}: unknown; {known}")
         package = package if file.package is None else file.package
         entries = list(file.defaults)
@@ -364,6 +364,8 @@ def _apply(config: DictConfig, one: Override) -> None:
 
 def _delete(config: DictConfig, one: Override) -> None:
     there = OmegaConf.select(config, one.key, throw_on_missing=False)
+    if "." not in one.key and one.key not in [*config]:
+        raise ConfigError(no_key(one.key, OmegaConf.to_container(config)))
     if there is None:
         raise ConfigError(f"{one.word}: cannot be taken away: it is not there, or null already")
     if one.value not in (None, there):
@@ -374,6 +376,16 @@ def _delete(config: DictConfig, one: Override) -> None:
 
 
 # -- what there would have been to choose from -----------------------------------------------------
+
+
+def not_there(group: str, option: str, known: Sequence[str]) -> str:
+    """What to write in the place of an option that a group does not have."""
+    if group == "workload" and ("/" in option or re.search(r"\.(csv|jsonl?|gz)$", option)):
+        path = f"workload.path={option}, from Python ps.trace({option!r})"
+        return f"a file of requests is workload=trace {path}; {to_choose(option, known)}"
+    if re.fullmatch(r"(\w+\.)+[A-Z]\w*", option):
+        return f"a class of yours is {group}._target_={option}; {to_choose(option, known)}"
+    return to_choose(option, known)
 
 
 WITHOUT_KEY = ("experiment", "scale")
@@ -434,8 +446,14 @@ def reason(error: BaseException | None) -> str:
         return "must be given"
     if "is not a valid bool" in text:
         return f"must be {_KINDS['Boolean']}"
+    if match := re.search(r"is not a subclass of (\w+)", text):
+        section = next((one for one in (Server, Slo, Qoe) if one.__name__ == match[1]), None)
+        names = ", ".join(one.name for one in fields(section)) if section else "name"
+        return f"must be a mapping of settings: {names}"
     if re.match(r"Cannot assign \w+ to Dict", text):
         return "must be a mapping, such as {name: {key: value}}"
+    if text.startswith("Cannot merge DictConfig with"):
+        return "must be a mapping, such as {name: value}"
     if match := re.search(r"could not be converted to (\w+)", text):
         return f"must be {_KINDS.get(match[1], f'a {match[1]}')}"
     return text

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pagedsim.core import PagedsimError
-from pagedsim.core.errors import choices
 
 _VERBOSE = "hydra.verbose=true"
 _GROUP_TYPE = "Config group override must be"
@@ -123,12 +122,12 @@ def _flat(error: BaseException) -> str:
 
 def _composition(error: BaseException, words: Sequence[str], root: str) -> str:
     """What Hydra could not compose, in our words."""
-    from pagedsim.options import no_forced_option, no_key, reason
+    from pagedsim.options import no_forced_option, no_key, not_there, reason
 
     text = str(error)
     if options := getattr(error, "options", None):
         group, _, name = str(getattr(error, "missing_cfg_file", "")).rpartition("/")
-        return f"{group}={name}: unknown; {choices(name, options)}"
+        return f"{group}={name}: unknown; {not_there(group, name, options)}"
     if getattr(error, "missing_cfg_file", None) and (known := _not_an_option(words)):
         return known
     if match := re.search(r"Could not override '([^']+)'", text):
@@ -192,12 +191,12 @@ def _composed(words: Sequence[str], base: str) -> Any:
 
 def _not_an_option(words: Sequence[str]) -> str:
     """The first group among `words` that is set to what can be no option's name."""
-    from pagedsim.options import Options
+    from pagedsim.options import Options, not_there
 
     available = Options()
     for word in words:
         group, _, name = word.partition("=")
         options = available.options_of(group) if group.isidentifier() else []
         if options and name not in options:
-            return f"{word}: unknown; {choices(name, options)}"
+            return f"{word}: unknown; {not_there(group, name, options)}"
     return ""

@@ -151,6 +151,8 @@ def test_other_experiments() -> None:
     assert estimate.table().num_rows > 0 and estimate.finding
     swept = ps.sweep("memory.block_size", [8, 16], **{**SMALL, "seeds": 1})
     assert [run.arm for run in swept.runs] == ["8", "16"]
+    gpus = ps.sweep("gpu", ["a10", "h100"], **{**SMALL, "seeds": 1})
+    assert [run.config["hardware"]["name"] for run in gpus.runs] == ["a10", "h100"]
     routers = {"turns": "round_robin", "least": "least_requests"}
     several = ps.compare({"fleet.replicas": 2}, router=routers, **SMALL)
     assert len(several.runs[0].replicas) == 2 and len(several.runs) == 4
@@ -178,8 +180,18 @@ def test_a_fleet_has_replicas_or_pools_and_perhaps_arms() -> None:
         (lambda: ps.simulate(policy=ps.option("sjf", victm="last")), "did you mean 'victim'"),
         (lambda: ps.simulate(memory=ps.option("paged", block_sise=1)), "you mean 'block_size'"),
         (lambda: ps.simulate(memory=Sizeless), "Sizeless.__init__ must take block_size, which"),
+        (lambda: ps.compare(SIZED, memory={"a": PrefixMemory(9, 4)}), "^memory.blocks=8: must be "),
+        (lambda: ps.simulate(workload="t/a.csv"), r"^workload=t/a\.csv: unknown; .*trace\('t/a"),
+        (lambda: ps.simulate(policy="mine.Own"), "unknown; a class of yours is policy._target_=mi"),
+        (lambda: ps.simulate(server="8"), "must be a mapping of settings: max_seqs, max_batched_t"),
+        (lambda: ps.simulate(slo=0.5), "^slo=0.5: must be a mapping of settings: ttft, tpot"),
+        (lambda: ps.simulate(workload=ps.trace("a", columns=["a"])), r"^workload\.columns=\[a\]:"),
+        (lambda: ps.option(Longest(2.0), factor=3.0), "must be a name or a class"),  # type: ignore[arg-type]
+        (lambda: ps.simulate(autoscale=Longest), "^autoscale: no such key; use fleet.autoscale="),
+        (lambda: ps.metric(Longest), r"^@metric: must be @metric\.group"),
+        (lambda: ps.capacity(2.0), "^capacity: 2.0: must be a mapping, such as"),  # type: ignore[arg-type]
     ],
-)
+)  # fmt: skip
 def test_a_slip_names_what_is_meant(run: Callable[[], object], told: str) -> None:
     with pytest.raises(PagedsimError, match=told):
         run()

@@ -27,7 +27,7 @@ import pagedsim.policies as policies
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request
 from pagedsim.run.help import BENCH_HELP, bench_words
-from pagedsim.testing import check_batching
+from pagedsim.testing import check_autoscaler, check_batching, check_cost_model, check_memory
 
 # -- the pages' own words, tried: their Python runs, their commands compose, what they name exis-
 
@@ -375,6 +375,19 @@ def test_the_batching_of_its_page_runs_and_states_truly_what_it_depends_on(
     kind = importlib.import_module("page_batching").Iterations
     assert kind.admission_changes == "never"
     check_batching(kind, swaps=False, cases=40)
+
+
+def test_the_components_of_their_page_pass_the_checks_that_it_names() -> None:
+    names: dict[str, Any] = {}
+    for mark in ("components", "checks"):
+        shown = rf"<!-- test:{mark} -->\n```python\n(.*?)^```"
+        marked = re.search(shown, PAGES["docs/components.md"], re.S | re.M)
+        assert marked
+        exec(compile(marked[1], "docs/components.md", "exec"), names)
+    names["test_my_policy"]()
+    check_memory(names["Spared"], cases=10)
+    check_cost_model(names["Profiled"], cases=5)
+    check_autoscaler(names["PerReplica"], cases=5)
 
 
 def test_the_script_of_the_page_from_python_runs(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ REASONS = {
         "cannot be read as key=value; a text with special signs takes quotes of its own: "
         "'key=\"a=b\"', '[\"a=b\"]'"
     ),
-    "~nothing": "cannot be taken away: it is not there, or null already",
+    "~workload.nothing": "cannot be taken away: it is not there, or null already",
     "seeds=0": "must be a whole number of at least 1",
     "seed=-1": "must be a whole number of at least 0",
     "jobs=0": "must be a whole number of at least 1",
@@ -358,7 +358,7 @@ OWN = {
     ),
     "abstract": (
         "pagedsim.core.Batching",
-        "policy._target_=pagedsim.core.Batching: is abstract; name a class that fills it in",
+        "policy._target_=pagedsim.core.Batching: is abstract; a class must define compose",
     ),
     "missing setting": (
         "{module}.Picky",

@@ -201,9 +201,10 @@ def raised(error: BaseException, but: str = "") -> str:
     while trace is not None:
         code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
         ours = module.partition(".")[0] == "pagedsim"
-        named = not code.co_filename.startswith("<") and code.co_filename != but
+        file = code.co_filename
+        named = not (file.startswith("<") or file.endswith((".pyx", ".pxi"))) and file != but
         if named and (among_ours or not ours):
-            place, among_ours = f" ({code.co_filename}:{trace.tb_lineno})", ours
+            place, among_ours = f" ({file}:{trace.tb_lineno})", ours
         trace = trace.tb_next
     if isinstance(error, (ImportError, SyntaxError)):
         place = ""  # the text says where

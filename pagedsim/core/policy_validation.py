@@ -32,6 +32,8 @@ HOOKS = (
     "observe",
     "after_step",
 )
+ATTRIBUTES: Final = ("rank_changes", "needs", "by_client", "sorts_late", "displacing")
+"""What a class states of itself."""
 RENAMED: Final = {
     "sheds": "should_reject",
     "displaces": "may_preempt",
@@ -52,8 +54,8 @@ LONGEST: Final = 1e9
 def validate_policy(policy: Policy) -> None:
     """Raise ConfigError for a class whose hooks would not be called, or not as it expects.
 
-    That is a hook with a former or a misspelled name, one with other arguments than `Policy` has,
-    or an invalid `rank_changes`, `needs` or flag.
+    That is a hook or an attribute with a former or a misspelled name, a hook with other arguments
+    than `Policy` has, or an invalid `rank_changes`, `needs` or flag.
     """
     name = type(policy).__name__
     if isinstance(policy, PolicyWrapper):
@@ -67,11 +69,12 @@ def validate_policy(policy: Policy) -> None:
     refuse_renamed(policy, Policy)
     own_names = vars(type(policy))
     for method, value in own_names.items():
-        close = get_close_matches(method, HOOKS, 1, cutoff=0.8)
-        if not close or close[0] == method or not callable(value) or method.startswith("_"):
+        kind, known = ("hook", HOOKS) if callable(value) else ("attribute", ATTRIBUTES)
+        close = get_close_matches(method, known, 1, cutoff=0.8)
+        if not close or close[0] == method or method.startswith("_"):
             continue
         if close[0] not in own_names:
-            raise ConfigError(f"{name}.{method}: no such hook; did you mean {close[0]!r}?")
+            raise ConfigError(f"{name}.{method}: no such {kind}; did you mean {close[0]!r}?")
     refuse_signatures(policy, Policy)
 
 

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -248,6 +248,10 @@ class Metrics(dict[str, Metric]):
     A metric is a function with one of the decorators below: its name is the metric's, its docstring
     the explanation in reports.
     """
+
+    def __call__(self, *given: object) -> NoReturn:
+        """Raise ConfigError: which decorator it is was left out."""
+        raise ConfigError("@metric: must be @metric.group(...), .latency(...) or .run(...)")
 
     def latency(self, label: str) -> Callable[[EachRequest], EachRequest]:
         """One duration per finished request."""

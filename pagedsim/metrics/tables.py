@@ -69,7 +69,11 @@ class Requests:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._columns:
-            self._columns[name] = np.asarray(self._column(name).to_numpy())
+            try:
+                column = self._column(name)
+            except KeyError:
+                raise KeyError(f"requests have no column {name!r}") from None
+            self._columns[name] = np.asarray(column.to_numpy())
         return self._columns[name]
 
     def has(self, name: str) -> bool:

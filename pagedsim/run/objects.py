@@ -220,7 +220,11 @@ def refuse_no_class(group: str, path: str, base: type) -> None:
     if not isinstance(found, type) or not issubclass(found, base):
         raise ConfigError(f"{label}: must be a subclass of {base.__name__}")
     if isabstract(found):
-        raise ConfigError(f"{label}: is abstract; name a class that fills it in")
+        raise ConfigError(f"{label}: {_lacks(found)}")
+
+
+def _lacks(kind: Any) -> str:
+    return f"is abstract; a class must define {', '.join(sorted(kind.__abstractmethods__))}"
 
 
 def _made(where: str, value: Any) -> Any:
@@ -244,7 +248,7 @@ def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{where}._target_={error}") from error.__cause__
     if isabstract(maker):
-        raise ConfigError(f"{label}: is abstract; name a class that fills it in")
+        raise ConfigError(f"{label}: {_lacks(maker)}")
     refuse_settings(label, settings, maker, where, beside=BESIDE.get(where, ()))
     try:
         return maker(**settings)

@@ -35,6 +35,10 @@ def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
             "Mine.aftr_step: no such hook; did you mean 'after_step'?",
         ),
         (
+            {"rank_change": "never"},
+            "Mine.rank_change: no such attribute; did you mean 'rank_changes'?",
+        ),
+        (
             {"may_prempt": lambda self: None},
             "Mine.may_prempt: no such hook",
         ),
