@@ -38,7 +38,7 @@ def _check_queues(state: BatchState) -> None:
     """Each live request is in exactly one queue, the one that its state names."""
     queue_of: dict[State, Collection[Request]] = {
         State.WAITING: tuple(state.waiting),
-        State.RUNNING: (*state.running, *state.leaving),
+        State.RUNNING: state.running,
         State.SWAPPED: state.swapped,
     }
     seen: dict[RequestId, State] = {}
@@ -76,10 +76,10 @@ def _check_reservations(state: BatchState) -> None:
 
 def _check_batch(state: BatchState) -> None:
     """The batch's subset and its sum are true."""
-    prefilling = [request for request in state.running if not request.decoding]
-    if set(prefilling) != state.prefilling.keys():
-        listed = list(state.prefilling)
-        raise IntegrityError(f"{prefilling} do not decode yet, listed as such are {listed}")
+    others = [request for request in state.running if not request.decoding]
+    if set(others) != state.prefilling.keys() | state.leaving.keys():
+        listed = [*state.prefilling, *state.leaving]
+        raise IntegrityError(f"{others} do not decode, listed as such are {listed}")
     seats = sum(request.width for request in state.running)
     if seats != state.seats:
         raise IntegrityError(f"{seats} seats are taken, {state.seats} are counted")

@@ -414,7 +414,9 @@ class Queues(BatchState):
 
     def _mode(self, victim: Request) -> PreemptionMode:
         memory = self.memory
-        if not memory.cpu_total or victim.computed == 0 or not memory.cpu_room(victim):
+        if not memory.cpu_total or victim.computed == 0 or victim in self.leaving:
+            return PreemptionMode.RECOMPUTE
+        if not memory.cpu_room(victim):
             return PreemptionMode.RECOMPUTE
         source: Policy | Preemption = self.policy
         mode: object = self.hooks.swap_or_recompute(victim, self.state)

@@ -134,8 +134,9 @@ class Scheduler:
 
     @property
     def runnable(self) -> bool:
-        """Whether any request is waiting, running or swapped."""
-        return bool(self.running or self.waiting or self.swapped)
+        """Whether any request is waiting, swapped, or running and not at its end."""
+        idle = len(self.running) == len(self.queues.leaving)
+        return bool(not idle or self.waiting or self.swapped)
 
     @property
     def looks_back(self) -> bool:
@@ -507,11 +508,6 @@ class Scheduler:
         queues = self.queues
         queues.now = now
         return self._forecast.repeats(plan)
-
-    @property
-    def ends_next(self) -> bool:
-        """Whether any request gets its last token in the step after those that are planned."""
-        return self.clock.tick + 1 in self.clock.ends
 
     def fast_forward_ahead(self, plan: StepPlan, now: float) -> Sequence[Request]:
         """With its memory allocated, dispatch the same step again, begun `now`, in place of `plan`.

@@ -372,7 +372,7 @@ def _watched(scheduler: Scheduler, name: str) -> Plain:
 
 def _blocks(scheduler: Scheduler) -> Plain:
     memory = scheduler.memory
-    holders = [one for one in (*scheduler.running, *scheduler.queues.leaving) if one.tables]
+    holders = [one for one in scheduler.running if one.tables]
     return {
         "total": memory.total,
         "used": memory.used,

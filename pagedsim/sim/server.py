@@ -436,8 +436,7 @@ class AheadServer(Server):
         repeats, waiting = scheduler.uneventful(plan), -1
         until = self.environment.peek()
         while repeats and not scheduler.disturbed:
-            # A finishing request frees its seat at the end of its last step, or at its beginning.
-            if self.observer is not None and (plan.ending or scheduler.ends_next):
+            if self.observer is not None and plan.ending:
                 break
             if (end := now + self._seconds(plan)) >= until or not scheduler.grow_ahead(plan, now):
                 break

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from zipfile import Path as ZipPath
 
-from pagedsim.core import PagedMemory, PrefixMemory, Request, Scheduler, StepPlan
+from pagedsim.core import PagedMemory, PrefixMemory, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.batching import PrefillFirst, Unified
+from pagedsim.core.request import GREEDY
 from pagedsim.policies.ordering import FCFS, Priority
 from pagedsim.policies.preemption import Recompute, Swap
 
@@ -26,11 +27,30 @@ FAMILIES = (
     "v0-fcfs-recompute",
     "v0-fcfs-swap",
     "v0-priority-recompute",
+    "v1-async",
+    "v1-async-prefix",
+    "v1-async-priority",
     "v1-fcfs",
     "v1-prefix",
     "v1-prefix-priority",
     "v1-priority",
 )
+NOT_COMPARED = {
+    "v0-prefix": "prefill_first has the prefix cache of vLLM 0.33, not that of 0.6.6, on purpose",
+    "v1-async-spec": "speculative decoding is not built",
+    "v1-grammar": "requests that wait for a grammar are not built",
+    "v1-hybrid": "sliding windows and state-space layers are not built",
+    "v1-kv": "KV connectors are not built",
+    "v1-lora": "LoRA adapters are not built",
+    "v1-mm": "images are not built",
+    "v1-spec": "speculative decoding is not built",
+    "offload": "vLLM's offloading of KV blocks is not built",
+    "hicache": "SGLang's host tier is not built",
+    "idle": "SGLang's scheduler is not built",
+    "overlap": "SGLang's scheduler is not built",
+    "sgl": "SGLang's scheduler is not built",
+}
+"""Why recordings are skipped, by the beginning of their family's name."""
 GENERATED = 7  # every generated token
 UNORDERED = frozenset({"ignored", "preempted"})  # ids without an order of their own
 
@@ -64,6 +84,20 @@ def recordings(place: Path) -> Sequence[Recording]:
     return sorted(place.glob("*.json.gz"))
 
 
+def family_of(path: Recording) -> str:
+    """The name of a recording without its number."""
+    return path.name.rpartition("-")[0]
+
+
+def not_compared(family: str) -> str | None:
+    """Why the recordings of a family are skipped; None if they are compared, or unknown."""
+    if family in FAMILIES:
+        return None
+    return next(
+        (why for name, why in NOT_COMPARED.items() if f"{family}-".startswith(f"{name}-")), None
+    )
+
+
 def load(path: Recording) -> tuple[Workload, list[Step]]:
     """A recorded workload and the steps that vLLM decided."""
     data = json.loads(gzip.decompress(path.read_bytes()))
@@ -95,16 +129,19 @@ def drive(workload: Workload, glide: bool = False, check_every: int = 1) -> Iter
 
     With `glide`, steps in which nothing can change are not planned but glided over.
     """
+    loop = _two_in_flight if workload.config.get("async_scheduling") else _one_by_one
+    return loop(workload, glide, check_every)
+
+
+def _one_by_one(workload: Workload, glide: bool, check_every: int) -> Iterator[Step]:
+    """A step is committed before the next one is planned."""
     scheduler = make_scheduler(workload)
     record = _record_v0 if workload.version == 0 else _record_v1
     coming = arrivals(workload)
-    tells = any("prompt" in request for request in workload.requests)
     plan: StepPlan | None = None
     now = 0
     while coming or scheduler.unfinished:
-        while coming and coming[0][0] <= now:
-            _, request, output_len = coming.pop(0)
-            scheduler.add(request, now, output_len=output_len)
+        _add_arrivals(scheduler, coming, now)
         if scheduler.unfinished:
             plan = plan or scheduler.plan(now)
             step = {"step": now} | record(scheduler, plan)
@@ -113,12 +150,88 @@ def drive(workload: Workload, glide: bool = False, check_every: int = 1) -> Iter
             if glide and no_arrival and scheduler.uneventful(plan, 1):
                 plan = plan if scheduler.fast_forward(plan, now + 1) else None
             else:
-                finished = scheduler.commit(plan, now + 1, sampled(plan) if tells else None)
+                finished = scheduler.commit(plan, now + 1, _tokens(workload, plan))
                 plan = None
             if now % check_every == 0:
                 scheduler.check()
             yield step | {"finished": _ids(finished)}
         now += 1
+
+
+def _two_in_flight(workload: Workload, glide: bool, check_every: int) -> Iterator[Step]:
+    """A call plans a step, then completes the one before it: vLLM's loop with async scheduling.
+
+    When the last requests have finished, one more step is planned, an empty one by which vLLM
+    reports them to its workers; the call after it only completes that step.
+    """
+    scheduler = make_scheduler(workload)
+    coming = arrivals(workload)
+    before: _Flight | None = None
+    finished: Sequence[Request] = ()
+    now = 0
+    while coming or scheduler.unfinished or before:
+        _add_arrivals(scheduler, coming, now)
+        flight: _Flight | None = None
+        ending: Sequence[Request] | None = None
+        if glide and before and _repeats(scheduler, before.plan, now):
+            ending = scheduler.fast_forward_ahead(before.plan, now)  # it is this step from now on
+            flight = _Flight.of(workload, scheduler, before.plan, now)
+        elif scheduler.unfinished or finished:
+            plan = scheduler.plan(now)
+            flight = _Flight.of(workload, scheduler, plan, now)
+            scheduler.dispatch(plan)
+        decided = flight.decided if flight else {"step": now}
+        result = before.result(scheduler) if before else {"updated": None, "output": []}
+        if not before:
+            finished = ()
+        elif ending is None:
+            finished = scheduler.complete(before.plan, now, before.tokens)
+        else:
+            finished = scheduler.complete_ahead(ending, now)
+        if now % check_every == 0:
+            scheduler.check()
+        if flight or before:
+            yield decided | result | {"finished": _ids(finished)}
+        before = flight
+        now += 1
+
+
+def _repeats(scheduler: Scheduler, plan: StepPlan, now: int) -> bool:
+    return scheduler.uneventful(plan, 1) > 0 and scheduler.grow_ahead(plan, now)
+
+
+class _Flight(NamedTuple):
+    """A step in flight."""
+
+    plan: StepPlan
+    decided: Step
+    tokens: dict[int | str, int] | None
+    samplers: list[int | str]
+    """The requests that it samples for, in its order."""
+
+    @classmethod
+    def of(cls, workload: Workload, scheduler: Scheduler, plan: StepPlan, now: int) -> "_Flight":
+        decided = {"step": now} | _record_v1(scheduler, plan)
+        samplers = sampled(plan)
+        ids = [id for id, _ in decided["scheduled"] if id in samplers]
+        return cls(plan, decided, _tokens(workload, plan), ids)
+
+    def result(self, scheduler: Scheduler) -> Step:
+        """What is recorded of its result, before that is processed."""
+        output = [[id, 1] for id in self.samplers if id in scheduler.requests]
+        return {"updated": self.decided["step"], "output": output}
+
+
+def _add_arrivals(scheduler: Scheduler, coming: list[tuple[int, Request, int]], now: int) -> None:
+    while coming and coming[0][0] <= now:
+        _, request, output_len = coming.pop(0)
+        scheduler.add(request, now, output_len=output_len)
+
+
+def _tokens(workload: Workload, plan: StepPlan) -> dict[int | str, int] | None:
+    """What the executor reports of a step: tokens, if prompts have any."""
+    tells = any("prompt" in request for request in workload.requests)
+    return sampled(plan) if tells else None
 
 
 def make_scheduler(workload: Workload) -> Scheduler:
@@ -132,9 +245,15 @@ def make_scheduler(workload: Workload) -> Scheduler:
         preemption=Swap() if config.get("preemption") == "swap" else Recompute(),
         max_seqs=config["max_seqs"],
         max_batched_tokens=config["max_batched_tokens"],
-        # The recorder could promise lengths that no memory holds; we refuse to.
-        max_model_len=min(config["max_model_len"], memory.longest),
+        max_model_len=_max_model_len(config),
+        async_scheduling=config.get("async_scheduling", False),
     )
+
+
+def _max_model_len(config: dict[str, Any]) -> int:
+    # The recorder could promise lengths that no memory holds; we refuse to.
+    memory: int = config["gpu_blocks"] * config["block_size"]
+    return min(config["max_model_len"], memory)
 
 
 def arrivals(workload: Workload) -> list[tuple[int, Request, int]]:
@@ -149,6 +268,7 @@ def arrivals(workload: Workload) -> list[tuple[int, Request, int]]:
             Request(
                 entry["id"],
                 prompt(entry) if "prompt" in entry else entry["prompt_len"],
+                _params(workload.config, entry),
                 arrival=position,
                 priority=entry.get("priority", 0),
             ),
@@ -157,6 +277,14 @@ def arrivals(workload: Workload) -> list[tuple[int, Request, int]]:
         for position, entry in enumerate(workload.requests)
     ]
     return sorted(coming, key=lambda item: (item[0], item[1].id))
+
+
+def _params(config: dict[str, Any], entry: dict[str, Any]) -> SamplingParams:
+    """With async scheduling it matters that vLLM knows how long an output may become."""
+    if not config.get("async_scheduling"):
+        return GREEDY
+    room = _max_model_len(config) - entry["prompt_len"]
+    return SamplingParams(max_tokens=min(entry["output_len"], room))
 
 
 def prompt(entry: dict[str, Any]) -> list[int]:

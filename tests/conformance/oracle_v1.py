@@ -5,9 +5,10 @@ block is named by what it and all before it hold, and every step looks at everyt
 right is shown by the recorded workloads, which it reproduces.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Step: TypeAlias = dict[str, Any]
 Content: TypeAlias = tuple[int, tuple[int, ...]]  # name of the block before, tokens of this one
@@ -15,17 +16,42 @@ Content: TypeAlias = tuple[int, tuple[int, ...]]  # name of the block before, to
 
 @dataclass
 class Seq:
-    """A request: its tokens, how many of them are computed, and the blocks that hold these."""
+    """A request: its tokens, how many of them are computed, and the blocks that hold these.
+
+    What a step under way computes counts as computed; the token that it samples is not in `tokens`
+    yet, but is `pending`.
+    """
 
     id: int
     key: tuple[int, int]  # (priority, arrival): smaller goes first
     tokens: list[int]
-    left: int  # tokens still to generate
+    end: int  # length at which it ends
     computed: int = 0
+    pending: int = 0
+    lives: int = 0  # times that it was preempted
     seen: bool = False  # scheduled before
     blocks: list[int] = field(default_factory=list)
+    registered: int = 0  # of its blocks, the first ones
     names: list[int] = field(default_factory=list)  # of its full blocks, as far as they were asked
-    fresh: list[int] = field(default_factory=list)  # blocks that this step's plan registered
+
+    @property
+    def wanted(self) -> int:
+        """Tokens to compute until it samples again."""
+        return len(self.tokens) + self.pending - self.computed
+
+    @property
+    def ends_anyway(self) -> bool:
+        """Whether it ends with the tokens that are under way."""
+        return self.pending > 0 and len(self.tokens) + self.pending >= self.end
+
+
+class Work(NamedTuple):
+    """What a step computes of one request."""
+
+    seq: Seq
+    tokens: int
+    samples: bool
+    life: int  # of the request, in which the step was planned
 
 
 class Blocks:
@@ -71,7 +97,7 @@ class Blocks:
         for block in found:
             self.refs[block] += 1
         self.free = [block for block in self.free if block not in idle]
-        seq.blocks = found
+        seq.blocks, seq.registered = found, len(found)
         seq.computed = len(found) * self.size
         return True
 
@@ -86,12 +112,17 @@ class Blocks:
             self.forget(block)
             self.refs[block] = 1
             seq.blocks.append(block)
-        for i in range(seq.computed // self.size, end // self.size if self.caching else 0):
+        self.register(seq, end)
+        return True
+
+    def register(self, seq: Seq, end: int) -> None:
+        """Make the blocks of its first `end` tokens findable, as far as these are known."""
+        full = min(end, len(seq.tokens)) // self.size if self.caching else 0
+        for i in range(seq.registered, full):
             name = self.name(seq, i)
             self.registered[seq.blocks[i]] = name
             self.holders.setdefault(name, []).append(seq.blocks[i])
-            seq.fresh.append(seq.blocks[i])
-        return True
+        seq.registered = max(seq.registered, full)
 
     def release(self, seq: Seq) -> None:
         """Free the tail first: nameless blocks are the next to be taken, named ones the last."""
@@ -100,7 +131,7 @@ class Blocks:
             if self.refs[block] == 0:
                 where = 0 if self.registered[block] is None else len(self.free)
                 self.free.insert(where, block)
-        seq.blocks = []
+        seq.blocks, seq.registered = [], 0
 
     def forget(self, block: int) -> None:
         name = self.registered[block]
@@ -117,11 +148,16 @@ class OracleV1:
         self.pool = Blocks(config["gpu_blocks"], config["block_size"], caching)
         self.max_seqs: int = config["max_seqs"]
         self.max_tokens: int = config["max_batched_tokens"]
-        self.max_model_len: int = config["max_model_len"]
         self.by_priority = config.get("policy") == "priority"
         self.unlearn = unlearn
         self.waiting: list[Seq] = []
         self.running: list[Seq] = []
+        self.under_way: deque[list[Work]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to begin or to finish."""
+        return bool(self.waiting or self.running or self.under_way)
 
     def preempt(self, victim: Seq) -> None:
         """Take all its blocks; it waits at the front, or where its priority puts it.
@@ -130,10 +166,11 @@ class OracleV1:
         compute. vLLM leaves them in the cache, pagedsim takes them out (`unlearn`).
         """
         if self.unlearn:
-            for block in victim.fresh:
+            for block in victim.blocks[victim.computed // self.pool.size : victim.registered]:
                 self.pool.forget(block)
         self.pool.release(victim)
-        victim.computed = 0
+        victim.computed = victim.pending = 0
+        victim.lives += 1
         self.waiting.insert(0, victim)
 
     def run(self) -> tuple[dict[int, int], list[Seq]]:
@@ -144,7 +181,9 @@ class OracleV1:
         for seq in todo:
             if seq not in self.running or sum(work.values()) == self.max_tokens:
                 continue
-            new = min(len(seq.tokens) - seq.computed, self.max_tokens - sum(work.values()))
+            if seq.ends_anyway:
+                continue
+            new = min(seq.wanted, self.max_tokens - sum(work.values()))
             while seq in self.running and not self.pool.extend(seq, new):
                 last = max(self.running, key=lambda s: s.key) if self.by_priority else None
                 victim = last or self.running[-1]
@@ -166,18 +205,16 @@ class OracleV1:
                 break
             if seq.computed and not seq.seen:
                 cached.append([seq.id, seq.computed])
-            work[seq.id] = min(len(seq.tokens) - seq.computed, left)
+            work[seq.id] = min(seq.wanted, left)
             self.pool.extend(seq, work[seq.id])
             seq.seen = True
             self.running.append(self.waiting.pop(0))
         return cached
 
     def step(self) -> Step:
-        """Decide one step, then compute it."""
+        """Decide one step, and begin it."""
         if self.by_priority:
             self.waiting.sort(key=lambda seq: seq.key)
-        for seq in self.running + self.waiting:
-            seq.fresh = []
         work, preempted = self.run()
         if self.by_priority:
             self.waiting.sort(key=lambda seq: seq.key)
@@ -190,22 +227,43 @@ class OracleV1:
             "running": [seq.id for seq in self.running],
             "free": len(self.pool.free),
         }
-        return record | {"finished": self.compute(work)}
+        self.under_way.append(self.begin(work))
+        return record
 
-    def compute(self, work: dict[int, int]) -> list[int]:
-        """A token for each whose last one is computed; the ids of those that end with it."""
+    def begin(self, work: dict[int, int]) -> list[Work]:
+        """Count as computed what the step will compute."""
+        begun: list[Work] = []
+        by_id = {seq.id: seq for seq in self.running}
+        for id, tokens in work.items():
+            seq = by_id[id]
+            seq.computed += tokens
+            samples = seq.wanted == 0
+            seq.pending += samples
+            begun.append(Work(seq, tokens, samples, seq.lives))
+        return begun
+
+    def finish(self) -> Step:
+        """Take the tokens of the oldest step under way; requests may end with them."""
+        output: list[list[int]] = []
         finished: list[int] = []
-        for seq in self.running[:]:
-            seq.computed += work.get(seq.id, 0)
-            if seq.id not in work or seq.computed < len(seq.tokens):
+        for seq, _, samples, life in self.under_way.popleft():
+            if not samples:
                 continue
             seq.tokens.append(7)
-            seq.left -= 1
-            if seq.left == 0 or len(seq.tokens) >= self.max_model_len:
+            output.append([seq.id, 1])
+            if life == seq.lives:  # else it was preempted since, and computes this token again
+                seq.pending -= 1
+                self.pool.register(seq, seq.computed - self.unfinished(seq))
+            if len(seq.tokens) >= seq.end:
                 self.pool.release(seq)
-                self.running.remove(seq)
+                (self.running if seq in self.running else self.waiting).remove(seq)
                 finished.append(seq.id)
-        return finished
+        return {"output": output, "finished": finished}
+
+    def unfinished(self, seq: Seq) -> int:
+        """Tokens that steps under way compute of a request, in its present life."""
+        works = (work for step in self.under_way for work in step)
+        return sum(w.tokens for w in works if w.seq is seq and w.life == seq.lives)
 
 
 def prompt(request: dict[str, Any]) -> list[int]:
@@ -222,13 +280,37 @@ def simulate(
     oracle = OracleV1(config, unlearn)
     coming: list[tuple[int, Seq]] = []
     for arrival, r in enumerate(requests):
-        seq = Seq(r["id"], (r.get("priority", 0), arrival), prompt(r), r["output_len"])
+        tokens = prompt(r)
+        end = min(len(tokens) + r["output_len"], config["max_model_len"])
+        seq = Seq(r["id"], (r.get("priority", 0), arrival), tokens, end)
         coming.append((r["arrival_step"], seq))
     coming.sort(key=lambda pair: (pair[0], pair[1].id))
-    now = 0
-    while coming or oracle.waiting or oracle.running:
+    call = _ahead if config.get("async_scheduling") else _at_once
+    now, ended = 0, False
+    while coming or oracle.busy:
         while coming and coming[0][0] <= now:
             oracle.waiting.append(coming.pop(0)[1])
-        if oracle.waiting or oracle.running:
-            yield {"step": now} | oracle.step()
+        if oracle.busy:
+            step = {"step": now} | call(oracle, now, ended)
+            ended = bool(step["finished"])
+            yield step
         now += 1
+
+
+def _at_once(oracle: OracleV1, now: int, ended: bool) -> Step:
+    """A step, from its beginning to its end."""
+    step = oracle.step() | oracle.finish()
+    del step["output"]
+    return step
+
+
+def _ahead(oracle: OracleV1, now: int, ended: bool) -> Step:
+    """Begin a step, then finish the one before.
+
+    After the last requests have `ended` a step is begun that reports this to vLLM's workers.
+    """
+    before = len(oracle.under_way)
+    step = oracle.step() if oracle.waiting or oracle.running or ended else {}
+    if not before:
+        return step | {"updated": None, "output": [], "finished": []}
+    return step | {"updated": now - 1} | oracle.finish()

@@ -63,6 +63,7 @@ def random_config(family: str, length: int, random: Random) -> dict[str, Any]:
         "max_seqs": random.choice(MAX_SEQS),
         "max_model_len": max_model_len,
         "policy": "priority" if "priority" in family else "fcfs",
+        "async_scheduling": "async" in family,
     }
     if family.startswith("v1"):
         few = random.randint(1, 16)  # so that prompts come in many chunks beside the decodes

@@ -309,13 +309,12 @@ class Run:
             assert tier.free + tier.used + tier.cached == tier.total, tier
             assert min(tier.free, tier.used, tier.cached) >= 0, tier
         self._audit_usage(memory)
-        running = [*scheduler.running, *scheduler.queues.leaving]
-        places = Counter([*scheduler.waiting, *running, *scheduler.swapped])
+        places = Counter([*scheduler.waiting, *scheduler.running, *scheduler.swapped])
         assert places == Counter(alive), "a request is not in exactly one queue"
 
     def _audit_usage(self, memory: Memory) -> None:
         scheduler = self.scheduler
-        usage = memory.usage([*scheduler.running, *scheduler.queues.leaving, *scheduler.swapped])
+        usage = memory.usage([*scheduler.running, *scheduler.swapped])
         assert sum(usage) == memory.total * memory.block_size, usage
         assert min(usage) >= 0, usage
 

@@ -83,17 +83,20 @@ def test_a_refusal_ends_with_a_beam() -> None:
 
 
 @pytest.mark.parametrize("policy", ["past_future", "reserve"])
-def test_a_refusal_ends_with_a_request_that_is_known_to_end(policy: str) -> None:
-    """The step in which it does is still under way, and no event has told of it."""
+def test_a_refusal_ends_when_the_last_token_has_come_of_a_request_at_its_end(policy: str) -> None:
+    """Until then it holds its memory, although no later step computes anything for it."""
     memory = make_memory(blocks=12, block_size=4)
     scheduler = make_scheduler(memory=memory, policy=policy, async_scheduling=True)
     for name in "ab":
         scheduler.add(Request(name, 17, SIX, predicted_len=6.0), 0.0)
-    for _ in range(6):
-        scheduler.dispatch(scheduler.plan(0.0))
-        if len(scheduler.queues.in_flight) > 1:
+    admitted = []
+    for _ in range(8):
+        plan = scheduler.plan(0.0)
+        scheduler.dispatch(plan)
+        if plan.number:
             scheduler.complete(scheduler.queues.in_flight[0], 0.0)
-    assert [r.id for r, _ in scheduler.plan(0.0).hits] == ["b"]
+        admitted.append([request.id for request, _ in plan.hits])
+    assert admitted == [["a"], *[[]] * 6, ["b"]]
 
 
 def test_past_future_learns_from_finished_lengths() -> None:

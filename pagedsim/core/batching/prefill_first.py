@@ -131,6 +131,8 @@ class PrefillFirst(Batching):
         queue = deque(queues.running)
         while queue:
             needy = queue.popleft()
+            if needy in queues.leaving:
+                continue
             while self._lacks(queues, needy):
                 victim = queues.choose_victim(tuple(queue), needy) if queue else needy
                 queues.preempt(plan, victim, needy)

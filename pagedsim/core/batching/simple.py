@@ -60,16 +60,17 @@ class OneByOne(PrefillFirst):
     admission_changes: ClassVar[AdmissionChanges] = "never"
 
     def grow(self, queues: Queues, plan: StepPlan) -> bool:
-        first = next(iter(queues.running))
+        first = queues.decoding()[0]
         if queues.memory.blocks_needed(first, first.num_tokens) > queues.memory.free:
             return False
         queues.extend(plan, first)  # registers its blocks sooner than growing does
         return True
 
     def _decode(self, queues: Queues, plan: StepPlan) -> None:
-        if not queues.running:
+        if not (decoding := queues.decoding()):
             return
-        first, *others = queues.running
+        first = decoding[0]
+        others = [one for one in queues.running if one is not first]
         while not self.grow(queues, plan):
             victim = queues.choose_victim(others, first) if others else first
             queues.preempt(plan, victim, first)

@@ -77,7 +77,7 @@ class Unified(Batching):
         memory = queues.memory
         served: set[Request] = set()
         for request in tuple(batch):
-            if request not in queues.running:
+            if request not in queues.running or request in queues.leaving:
                 continue
             count, cost = self._tokens_for(queues, request, budget)
             if not 0 < cost <= budget:
