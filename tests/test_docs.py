@@ -28,6 +28,7 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request
 from pagedsim.run.help import BENCH_HELP, bench_words
 from pagedsim.testing import check_autoscaler, check_batching, check_cost_model, check_memory
+from tests.run.studies import compose as composed_without_hydra
 
 # -- the pages' own words, tried: their Python runs, their commands compose, what they name exis-
 
@@ -102,13 +103,13 @@ def composed(words: tuple[str, ...], root: str = "config") -> DictConfig:
     parser = OverridesParser.create()
     overrides = []
     for word in words:
-        if word in ("-m", "--help") or not re.match(r"[~+\w]", word):
+        if word.startswith("hydra") or not re.match(r"[~+\w]", word):
             continue
         override = parser.parse_override(word)
         if override.is_sweep_override():
             word = f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
         overrides.append(word)
-    return compose(root, overrides=overrides)
+    return composed_without_hydra(root, overrides)
 
 
 @pytest.mark.slow

