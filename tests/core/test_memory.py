@@ -175,9 +175,6 @@ def test_orcas_reservations_run_to_the_end_without_preemption(
     assert server.free == slots
 
 
-# Requests of several sequences: parallel samples and beams, one prompt, shared blocks
-
-
 # Beams
 
 
@@ -205,9 +202,6 @@ def test_parents_that_cannot_be_are_refused(parents: Any, message: str) -> None:
     other.step({"a": Continuation((1, 2))})
     with pytest.raises(PlanError, match="parents go with their tokens"):
         other.commit(other.plan(), {"a": Continuation((1, 2))}, parents={"a": (1, 1)})
-
-
-# Preemption
 
 
 # Blocks on the CPU: the most at once, and a bound that the GPU's pool sets

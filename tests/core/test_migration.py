@@ -230,9 +230,6 @@ def test_a_swapped_request_precedes_a_reservation_of_lower_rank(level: int, gets
     assert there.scheduler.migration.reserve(request, there.now) is gets
 
 
-# -- under way -----------------------------------------------------------------------------------
-
-
 # -- what becomes of it --------------------------------------------------------------------------
 
 
@@ -255,9 +252,6 @@ def test_a_migrating_request_can_be_aborted_at_either_end() -> None:
     assert here.free == 100
     with pytest.raises(RequestError, match="cannot abort request 'kept': not known, or ended"):
         here.scheduler.abort("kept", 4.0)
-
-
-# -- policies ------------------------------------------------------------------------------------
 
 
 # -- what is refused -----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from pagedsim.build import make_memory, make_policy, make_scheduler
 from pagedsim.core import Request, SamplingParams
 from pagedsim.policies.admission import Cap
 from pagedsim.policies.ordering import Priority
-from pagedsim.policies.past_future import PastFuture
 from tests.policies.served import Job, Outcome, by_tokens, served
 
 JOBS = st.lists(
@@ -26,18 +24,6 @@ SIX = SamplingParams(max_tokens=6)
 
 def preempted(outcome: Outcome) -> int:
     return sum(len(plan.preempted) for plan in outcome.plans)
-
-
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@HALF
-@given(rows=JOBS, blocks=st.integers(11, 30))
-def test_past_future_with_exact_lengths_never_preempts(
-    batching: str, rows: list[tuple[int, int, int]], blocks: int
-) -> None:
-    jobs = [Job(at, prompt, out, {"predicted_len": float(out)}) for at, prompt, out in rows]
-    found = served(jobs, PastFuture(), batching=batching, blocks=blocks, block_size=4)
-    assert preempted(found) == 0
-    assert len([r for r in found.requests if r.finished_at is not None]) == len(rows)
 
 
 @pytest.mark.parametrize("policy", ["past_future", "reserve"])
@@ -97,19 +83,6 @@ def test_a_refusal_ends_when_the_last_token_has_come_of_a_request_at_its_end(pol
             scheduler.complete(scheduler.queues.in_flight[0], 0.0)
         admitted.append([request.id for request, _ in plan.hits])
     assert admitted == [["a"], *[[]] * 6, ["b"]]
-
-
-def test_past_future_learns_from_finished_lengths() -> None:
-    random = Random(1)
-    jobs = [Job(at * 0.5, 8, random.randint(8, 24)) for at in range(400)]
-    settings: dict[str, Any] = {"blocks": 40, "block_size": 4, "max_seqs": 64, "max_model_len": 64}
-    learned = served(jobs, PastFuture(), **settings)
-    greedy = served(jobs, "fcfs", **settings)
-    careful = served(jobs, "reserve", **settings)
-    assert preempted(learned) < preempted(greedy) / 3
-    assert preempted(careful) == 0
-    # Once it has seen lengths it admits more than a reservation of the longest.
-    assert largest_batch(learned) > largest_batch(careful)
 
 
 def largest_batch(outcome: Outcome) -> int:

@@ -1,8 +1,8 @@
-"""Orders by size, priority, deadline and cached prefix, and bounds on the wait under them."""
+"""Orders by size, deadline and cached prefix, and how long aging lets a request wait."""
 
 from __future__ import annotations
 
-from itertools import pairwise, permutations
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -10,14 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import POLICIES
-from pagedsim.core import ConfigError, Policy, Request, Scheduler, ServerState, State, StepPlan
+from pagedsim.core import ConfigError, Policy, Request, ServerState, State
 from pagedsim.policies.aging import Aging
 from pagedsim.policies.longest_prefix import LongestPrefix
-from pagedsim.policies.ltr import LTR
-from pagedsim.policies.mlfq import MLFQ
 from pagedsim.policies.ordering import EDF, HRRN, Priority
 from pagedsim.policies.slo import SLO
-from tests.core.drive import Server
 from tests.policies.served import Job, served, started
 
 # By size
@@ -81,25 +78,6 @@ def test_the_response_ratio_grows_with_the_wait_and_falls_with_the_prompt() -> N
     assert started(served(jobs, "hrrn", max_seqs=1)) == [0, 2, 1]
     jobs[2] = Job(7.5, 2, 1)
     assert started(served(jobs, "hrrn", max_seqs=1)) == [0, 1, 2]
-
-
-# By priority
-
-
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
-def test_priority_orders_by_urgency_then_arrival(batching: str) -> None:
-    server = Server(batching=batching, policy=Priority(displace=False), max_seqs=1)
-    for name, priority in (("a", 5), ("b", 1), ("c", 5), ("d", 1), ("e", -2.5)):
-        server.add(name, 4, priority=priority, output=2)
-    assert server.waiting == ["e", "b", "d", "a", "c"]
-    assert server.drain() == ["e", "b", "d", "a", "c"]
-
-
-def test_arrival_counts_before_the_order_of_adding() -> None:
-    server = Server(policy=Priority(displace=False))
-    server.add("added first", 4, arrival=3.0)
-    server.add("came first", 4, arrival=1.0)
-    assert server.waiting == ["came first", "added first"]
 
 
 # By deadline: a request that is too late is shed
@@ -218,7 +196,7 @@ def test_a_preempted_request_that_waits_does_not_expire_all_ranks_in_each_step()
     assert policy.stale_steps <= 2
 
 
-# No request waits for ever under a load that never ends
+# Under a load that never ends
 
 
 FLOOD = 200
@@ -241,37 +219,6 @@ def test_aging_bounds_the_wait_by_the_difference_in_rank(rate: float, behind: in
     without = served(jobs, urgent_first, max_seqs=1).requests
     starved = next(r for r in without if r.id == 0)
     assert starved.scheduled_at == FLOOD
-
-
-def longest_gap(policy: MLFQ | LTR, jobs: list[Job]) -> float:
-    """Seconds between two tokens of request 0, at most."""
-    seen = [0.5]
-    tokens = [0]
-
-    def look(scheduler: Scheduler, plan: StepPlan) -> None:
-        request = scheduler.requests.get(0)
-        if request is not None and request.generated > tokens[-1]:
-            tokens.append(request.generated)
-            seen.append(scheduler.now)
-
-    served(jobs, policy, max_seqs=1, look=look)
-    assert len(seen) > 3
-    return max(later - sooner for sooner, later in pairwise(seen))
-
-
-@pytest.mark.parametrize("starve", [3.0, 10.0])
-def test_mlfq_serves_requests_that_waited_long(starve: float) -> None:
-    jobs = [Job(0.5, 1, 9), *flood()]
-    # On the first level again it stands behind at most one that runs there.
-    assert longest_gap(MLFQ(quantum=0.5, starve=starve), jobs) <= starve + 3
-    assert longest_gap(MLFQ(quantum=0.5, starve=FLOOD), jobs) > 30
-
-
-@pytest.mark.parametrize("starve", [12, 25])
-def test_ltr_makes_idle_requests_urgent(starve: int) -> None:
-    jobs = [Job(0.5, 1, 9, {"predicted_len": 9.0}), *flood(predicted_len=1.0)]
-    assert longest_gap(LTR(starve=starve, period=1), jobs) <= starve + 4
-    assert longest_gap(LTR(starve=2 * FLOOD), jobs) > 30
 
 
 def test_hrrn_counts_what_the_prefix_cache_has_by_now() -> None:

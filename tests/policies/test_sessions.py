@@ -18,8 +18,6 @@ from pagedsim.core import (
 )
 from pagedsim.core.errors import PolicyError
 from pagedsim.policies.continuum import Continuum
-from pagedsim.policies.mlfq import PLAS
-from pagedsim.workload import Sessions, Workload
 from tests.sim.harness import run
 
 
@@ -31,15 +29,6 @@ def scheduler(policy: str | Policy = "fcfs", blocks: int = 64, **settings: Any) 
 
 
 # -- served least first ----------------------------------------------------------------------------
-
-
-def test_plas_joins_the_level_of_what_a_session_was_served() -> None:
-    """Levels of 1, 2 and 4 s, and one without an end: of 8 s for session 0, and 2 s twice for 1."""
-    policy = PLAS(quantum=1.0, levels=4)
-    turns = Sessions([0, 1, 1], [1, 1, 1], [[]] * 3, [0, 0, 0])
-    run(scheduler(policy), Workload.of([0.0] * 3, 4, [8, 2, 2], turns=turns))  # type: ignore[arg-type]
-    levels = [policy.entry(Request(9, 4, session=name)) for name in ("0", "1", "2", None)]
-    assert levels == [3, 2, 0, 0]
 
 
 # -- memory that is kept ---------------------------------------------------------------------------
@@ -132,6 +121,3 @@ def test_seconds_are_seconds() -> None:
         PolicyError, match=r"Slip.pin_prefix_for gave -1.0: must be seconds, a number from 0"
     ):
         asked(scheduler(Slip()), (0.0, CHAT, 2, "a"))
-
-
-# -- both ------------------------------------------------------------------------------------------

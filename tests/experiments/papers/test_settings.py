@@ -129,7 +129,8 @@ def test_a_study_refuses_invalid_settings(
     ("words", "text"),
     [
         (
-            "experiment=chunk_budget study.figures.beside=null workload.arrivals=burst",
+            "experiment=chunk_budget study.capacity=null study.figures.beside=null "
+            "study.figures.crossing=null workload.arrivals=burst",
             "^workload.arrivals=burst: has no rate, which every part",
         ),
         (
