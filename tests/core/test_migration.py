@@ -37,23 +37,6 @@ def move(request: Request, here: Server, there: Server) -> None:
     there.scheduler.check()
 
 
-@pytest.mark.parametrize("batching", ["unified", "prefill_first", "one_by_one"])
-@pytest.mark.parametrize("cache", [False, True])
-def test_a_migrated_request_continues_at_the_target(batching: str, cache: bool) -> None:
-    here = Server(cache=cache)
-    there = Server(block_size=3, batching=batching, cache=cache)
-    request = decoding(here)
-    here.steps(2)
-    move(request, here, there)
-    assert (here.free, request.generated, request.state) == (100, 3, State.RUNNING)
-    assert request.scheduled_at == 0.0
-    assert request.first_token_at == 1.0
-    assert there.step() == {"decode": ["r"]}
-    assert there.drain() == ["r"]
-    assert request.generated == 9
-    assert there.free == 100
-
-
 # -- what stays ----------------------------------------------------------------------------------
 
 
@@ -137,39 +120,6 @@ def test_cached_blocks_are_not_transferred() -> None:
 
 
 # -- order ---------------------------------------------------------------------------------------
-
-
-def test_newcomers_wait_behind_a_migrated_request_that_lacks_a_seat() -> None:
-    here, there = Server(), Server(max_seqs=1)
-    request = decoding(here)
-    decoding(there, "other", output=3)
-    there.add("newcomer", 3, 2)
-    output_len = here.scheduler.migration.detach(request, 1.0)
-    assert there.scheduler.migration.reserve(request, 1.0)
-    assert not there.scheduler.migration.attach(request, 1.0, output_len)
-    assert list(there.scheduler.migration.deferred) == [request]
-    there.steps(4)  # in which no reservation is retried
-    assert there.queues == {"waiting": ["newcomer"]}
-    assert there.scheduler.migration.attach(request, there.now, output_len)
-    assert not there.scheduler.migration.deferred
-    assert there.drain() == ["r", "newcomer"]
-
-
-@pytest.mark.parametrize("batching", ["unified", "prefill_first"])
-def test_newcomers_wait_behind_a_deferred_reservation(batching: str) -> None:
-    here, there = Server(), Server(blocks=9, batching=batching)
-    request = decoding(here, prompt=20)
-    for index in range(4):
-        there.add(f"first{index}", 6, 2 + index % 2)
-    there.step()
-    for index in range(4):
-        there.add(f"later{index}", 6, 2)
-    rounds = 0
-    while not there.scheduler.migration.reserve(request, there.now):
-        assert not there.step().get("prefill"), "a newcomer took what was asked for"
-        rounds += 1
-    assert 0 < rounds <= 4
-    assert there.drain() == [f"later{index}" for index in range(4)]
 
 
 def test_a_partial_reservation_comes_before_empty_ones() -> None:
