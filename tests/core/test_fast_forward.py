@@ -1,8 +1,9 @@
-"""Steps that change nothing are not planned one by one, and each change comes in its step."""
+"""Steps that change nothing are not planned one by one; `tests/test_fuzz.py` finds that they change
+nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import pytest
 
@@ -16,8 +17,6 @@ from pagedsim.core import (
     ServerState,
     StepPlan,
 )
-from pagedsim.core.policy import RankChanges
-from pagedsim.core.request import Rank
 from pagedsim.policies.admission import Reserve
 from pagedsim.policies.fairness import VTC
 from pagedsim.policies.mlfq import MLFQ
@@ -71,78 +70,6 @@ def test_no_step_is_planned_while_a_request_lacks_memory_or_may_not_start(
 ) -> None:
     scheduler = waiting(make(), batching, prompt)
     assert repeat(scheduler, scheduler.plan(scheduler.now))[0] > 20
-
-
-# A policy changes its mind at 12 s
-
-
-class Opening(Policy):
-    """Admits no request beside another until then."""
-
-    calls = 0
-
-    def admit(self, request: Request, state: ServerState) -> bool:
-        self.calls += 1
-        return not state.batch_size or request.id == 1 or state.now >= 12.0
-
-
-class Moving(Policy):
-    """One request gets another rank, with `stale` as the notice."""
-
-    rank_changes: RankChanges = "when stale"
-    displacing = True
-
-    def __init__(self, name: int, rank: Rank) -> None:
-        self.name, self.late, self.moved = name, rank, list[Request]()
-
-    def rank(self, request: Request, state: ServerState) -> Rank:
-        if request.id == self.name:
-            self.moved = [request]
-            if state.now >= 12.0:
-                return self.late
-        return int(request.id)
-
-    def stale(self, state: ServerState) -> Collection[Request]:
-        return self.moved if state.now == 12.0 else ()
-
-
-class Pushing(Policy):
-    """From then on, the waiting request may displace others."""
-
-    displacing = True
-
-    def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
-        return state.now >= 12.0
-
-
-class Shedding(Policy):
-    """From then on, no request is served that has not run yet."""
-
-    def should_reject(self, request: Request, state: ServerState) -> str | None:
-        return "late" if state.now >= 12.0 else None
-
-
-@both
-@pytest.mark.parametrize(
-    ("policy", "prompt", "field", "names"),
-    [
-        (Opening, 8, "chunks", [2]),
-        (Pushing, 180, "displaced", [1]),
-        (lambda: Moving(2, -1), 180, "displaced", [1]),
-        (lambda: Moving(0, 9), 180, "displaced", [0]),
-        (Shedding, 180, "rejected", [2]),
-    ],
-    ids=["may start", "may displace", "rises", "a running one falls back", "is rejected"],
-)
-def test_a_changed_decision_of_a_policy_takes_effect_in_its_step(
-    policy: Callable[[], Policy], prompt: int, field: str, names: list[int], batching: str
-) -> None:
-    scheduler = waiting(policy(), batching, prompt)
-    steps, _ = repeat(scheduler, scheduler.plan(scheduler.now))
-    assert scheduler.now == 12.0 and steps > 0
-    found = getattr(scheduler.plan(12.0), field)
-    ids = [one.id if field == "displaced" else one.request.id for one in found]
-    assert ids[: len(names)] == names
 
 
 # Steps that are planned one by one
