@@ -37,14 +37,14 @@ AXES = (
     ("prefill_first", "unified", "static"),
     ("paged", "prefix"),
 )
-COMBINATIONS = list(product(*AXES))
+COMBINATIONS: list[tuple[str, ...]] = list(product(*AXES))
 PAIRS = [
     each
     for each in COMBINATIONS
     if sum(axis.index(name) for axis, name in zip(AXES, each, strict=True)) % 2 == 0
 ]
 """Half of them, with each pair of names on two axes."""
-OTHERS = [
+OTHERS: list[tuple[str, ...]] = [
     (name, preemption, batching, "prefix" if name == "longest_prefix" else "paged")
     for number, name in enumerate(POLICIES)
     if "session" not in POLICIES[name].needs
