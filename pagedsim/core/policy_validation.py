@@ -69,8 +69,8 @@ def validate_policy(policy: Policy) -> None:
     refuse_renamed(policy, Policy)
     own_names = vars(type(policy))
     for method, value in own_names.items():
-        kind, known = ("hook", HOOKS) if callable(value) else ("attribute", ATTRIBUTES)
-        close = get_close_matches(method, known, 1, cutoff=0.8)
+        kind = "hook" if callable(value) else "attribute"
+        close = get_close_matches(method, HOOKS if kind == "hook" else ATTRIBUTES, 1, cutoff=0.8)
         if not close or close[0] == method or method.startswith("_"):
             continue
         if close[0] not in own_names:
