@@ -211,7 +211,7 @@ class _Flight(NamedTuple):
 
     @classmethod
     def of(cls, workload: Workload, scheduler: Scheduler, plan: StepPlan, now: int) -> "_Flight":
-        decided = {"step": now} | _record_v1(scheduler, plan)
+        decided: Step = {"step": now} | _record_v1(scheduler, plan)
         samplers = sampled(plan)
         ids = [id for id, _ in decided["scheduled"] if id in samplers]
         return cls(plan, decided, _tokens(workload, plan), ids)
