@@ -49,6 +49,8 @@ def run(root: str = "config") -> None:
     from pagedsim.requirements import refuse_older
 
     refuse_older()
+    if any(word.startswith("hydra/launcher=submitit") for word in sys.argv[1:]):
+        refuse_older("cluster")
     failures: list[Exception] = []
     other = any(_HYDRAS.match(word) and not _PLAIN.match(word) for word in sys.argv[1:])
     try:

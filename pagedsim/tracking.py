@@ -102,8 +102,13 @@ def track(
         return Tracked()
     # Offline means that nothing is sent, not even how W&B itself fares.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    with _without_pages():
-        import wandb
+    try:
+        with _without_pages():
+            import wandb
+    except Exception as error:  # of this version beside those of what it requires
+        said = _line(error, type(error).__name__)
+        told = f"tracking.mode={mode}: Weights & Biases cannot be imported: {said}"
+        return Tracked([], PagedsimError(told))
 
     logging.getLogger("wandb").setLevel(logging.ERROR)
     by_arm: dict[str, list[Run]] = {}
@@ -135,11 +140,15 @@ def track(
                 folders.append(_folder(tracked))
     except Exception as error:  # whatever a version of it raises
         kind = "" if isinstance(error, (wandb.Error, OSError, ValueError)) else type(error).__name__
-        said = ": ".join(filter(None, (kind, " ".join(str(error).split()))))
+        said = _line(error, kind)
         told = f"tracking.mode={mode}: Weights & Biases {wandb.__version__} says: {said}"
-        told += "; the results are whole, and the same command tracks them without new runs"
         return Tracked(folders, PagedsimError(told))
     return Tracked(folders)
+
+
+def _line(error: Exception, kind: str) -> str:
+    """What an error says, in one line after its kind, if that is given."""
+    return ": ".join(filter(None, (kind, " ".join(str(error).split()))))
 
 
 @contextmanager

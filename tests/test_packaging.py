@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pagedsim.requirements import numbers
 from pagedsim.run.provenance import answered, asked
 from tests import bounds
 
@@ -53,15 +54,26 @@ def test_a_plain_installation_is_not_asked_for_torch() -> None:
 
 def test_every_bound_that_users_meet_has_a_trial() -> None:
     """As `python -m tests.bounds` finds it; torch and Triton are left as they are."""
-    searched = {library.name for library in bounds.libraries()} | set(bounds.AS_THEY_ARE)
+    searched = {library.name for library in bounds.libraries()}
     users = {
         name: lines
         for name, lines in PROJECT["optional-dependencies"].items()
         if name not in ("dev", "docs")
     }
-    assert {*bounds.EXTRAS} == {*bounds.TRIALS} == {"", *users}
+    assert {*bounds.EXTRAS} == {*bounds.STARTS} == {"", *users} and {*bounds.TRIALS} == searched
     named = [*PROJECT["dependencies"], *(line for lines in users.values() for line in lines)]
-    assert searched == {re.split(r"[^\w-]", line)[0] for line in named}
+    assert searched | set(bounds.AS_THEY_ARE) == {re.split(r"[^\w-]", line)[0] for line in named}
+
+
+def test_bounds_are_those_that_were_found() -> None:
+    rows = [
+        [cell.strip() for cell in line.split("|")]
+        for line in bounds.PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ][1:]
+    found = {row[1]: numbers(row[5]) for row in rows}
+    stated = {one.name: numbers(one.bound) for one in bounds.libraries()}
+    assert found and found == {name: stated[name] for name in found}
 
 
 def test_the_versions_of_python_that_are_promised_are_tested() -> None:

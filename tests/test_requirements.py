@@ -11,6 +11,7 @@ import pytest
 from pagedsim import requirements
 from pagedsim.core import ConfigError
 from pagedsim.requirements import refuse_older
+from tests import bounds
 
 STATED = [
     "hydra-core>=1.3.2",
@@ -66,6 +67,22 @@ def test_what_is_older_is_named(
     )
     for other in {"", "docs", "tune", "engine"} - {extra}:
         refuse_older(other)
+
+
+@pytest.mark.parametrize("extra", bounds.EXTRAS)
+def test_a_command_that_needs_an_extra_says_so(
+    extra: str, there: dict[str, str], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if extra in ("engine", "gguf"):
+        pytest.importorskip("torch")
+    library = next(one for one in bounds.libraries() if one.extra == extra)
+    stated = f"{library.name}>={library.bound}" + (f"; extra == '{extra}'" if extra else "")
+    monkeypatch.setattr(requirements, "requires", lambda name: [stated])
+    there[library.name] = "0.1"
+    code, out, errors = call(*bounds.STARTS[extra][1:])
+    assert (code, out) == (1, "")
+    said = f"older than pagedsim needs: {library.name} 0.1 (at least {library.bound})"
+    assert errors.splitlines()[-1].startswith(f"pagedsim: {said}: ")
 
 
 @pytest.mark.parametrize("words", [["experiment=single"], ["serve", "port=0"]])

@@ -20,6 +20,7 @@ from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.plots import drawings_of
 from pagedsim.report.table import comparison_rows
 from pagedsim.tracking import track
+from tests.conftest import Call
 from tests.metrics.tables import fleet_study, result_of, study_of
 from tests.wandb_files import (
     config_of,
@@ -221,8 +222,27 @@ def test_a_failure_of_the_tracker_leaves_the_runs(
     study = study_of(tmp_path, seeds=1, arms=("a",))
     folders, failure = track(SEARCH, tmp_path, study.runs)
     assert [folder.parent for folder in folders] == [tmp_path / "wandb"]
-    told = f"tracking.mode=offline: Weights & Biases {wandb.__version__} says: no room is left; "
-    assert str(failure).startswith(told) and "the same command tracks them" in str(failure)
+    told = f"tracking.mode=offline: Weights & Biases {wandb.__version__} says: no room is left"
+    assert str(failure) == told
+
+
+def test_a_run_that_could_not_be_tracked_is_tracked_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    words = ("experiment=single", "seeds=1", "workload.requests=5", "report=false")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", None)
+        code, out, errors = call(*words)
+    (line,) = errors.splitlines()
+    (folder,) = (tmp_path / "outputs").glob("*/*")
+    where = f"hydra.run.dir={folder.relative_to(tmp_path)}"
+    assert code == 1 and str(folder.relative_to(tmp_path)) in out
+    assert line.startswith("pagedsim: tracking.mode=offline: Weights & Biases cannot be imported: ")
+    assert f"the same command with {where} tracks them without new runs" in line
+    made = (folder / "runs/run/seed-0/run.json").stat().st_mtime_ns
+    code, out, errors = call(*words, where)
+    assert (code, errors) == (0, "") and "`wandb sync` uploads them" in out
+    assert (folder / "runs/run/seed-0/run.json").stat().st_mtime_ns == made
 
 
 def test_launch_is_neither_imported_nor_missing_afterwards(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -209,4 +210,9 @@ def device_of(name: str) -> torch.device:
         )
     if name == "auto":
         name = "cuda" if there else "cpu"
+    if name == "cuda" and find_spec("triton") is None:
+        raise ConfigError(
+            "device=cuda: needs Triton, which is not installed: pip install triton; where there is "
+            "none (macOS, Windows), choose device=cpu"
+        )
     return torch.device(name)

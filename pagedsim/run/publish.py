@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import absent
@@ -103,7 +104,10 @@ def publish(study: Study, runs: Runs) -> Published | None:
     if not runs.quiet:
         _say_where(runs, reading, report, arms, tracked)
     if tracked.failure is not None:
-        raise tracked.failure
+        raise PagedsimError(
+            f"{tracked.failure}; the results are whole in {shown(folder)}, and the same command "
+            f"with hydra.run.dir={shown(folder)} tracks them without new runs"
+        )
     return found
 
 

@@ -195,6 +195,15 @@ def test_a_gpu_that_is_not_there() -> None:
         engine(model="tiny", device="cuda")
 
 
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_a_gpu_without_triton(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(assemble, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="device=cuda: needs Triton, which is not installed"):
+        assemble.device_of(device)
+    assert assemble.device_of("cpu").type == "cpu"
+
+
 def test_weights_and_steps_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **settings: Any) -> Any:
         raise torch.OutOfMemoryError

