@@ -1,5 +1,8 @@
-"""How a wheel is built: of plain Python, or with `PAGEDSIM_COMPILE=1` its hot part compiled, too.
-A wheel or an sdist of a checkout records its commit; a wheel of an sdist takes over that one.
+"""How a wheel is built: its hot part compiled, if there is a C compiler, or of plain Python.
+
+`PAGEDSIM_COMPILE=0` compiles nothing, `=1` fails where nothing can be compiled. Editable
+installations are never compiled: extensions would hide changes of the sources. A wheel or an sdist
+of a checkout records its commit; a wheel of an sdist takes over that one.
 
 hatchling calls `Building`, in an environment of its own; that runs this file as a script, so that
 what compilers print can be kept back unless they fail.
@@ -44,28 +47,36 @@ INTERPRETED = {
 }
 LISTED = "pagedsim/compiled.txt"
 """What was compiled, and a digest of each source; `pagedsim/run/compilation.py` reads it."""
+NOTICE = "pagedsim/interpreted.txt"
+"""Why nothing was compiled although nothing forbade it; the same module reads it."""
 
 
 class Building(BuildHookInterface[Any]):
-    """Adds the commit and, where that is asked for, extensions to a wheel that has the sources; to
+    """Adds the commit and, where they can be had, extensions to a wheel that has the sources; to
     an sdist the commit alone."""
 
     def dependencies(self) -> list[str]:
-        return list(NEEDS) if self._compiles() else []
-
-    def _compiles(self) -> bool:
-        return self.target_name == "wheel" and _asked()
+        if self.target_name != "wheel" or _asked() == "0" or _is_for_editable():
+            return []
+        return list(NEEDS) if _asked() == "1" or not _no_compiler() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self.made = tempfile.TemporaryDirectory()
         folder = Path(self.made.name)
-        if version != "editable":  # which asks git when it runs
-            _record_commit(Path(self.root), folder / "wheel")
-        if self._compiles():
-            if version == "editable":
+        if version == "editable":  # which asks git for its commit when it runs
+            if _asked() == "1":
                 _refuse("extensions would hide changes of the sources: install without -e")
-            _compile(Path(self.root), folder)
-            build_data["pure_python"], build_data["infer_tag"] = False, True
+            return
+        _record_commit(Path(self.root), folder / "wheel")
+        if self.target_name == "wheel" and _asked() != "0":
+            if why := _no_compiler() or _failure(Path(self.root), folder):
+                if _asked() == "1":
+                    _refuse(why)
+                self.app.display_warning(f"pagedsim is not compiled, and slower: {why}")
+                _write(folder / "wheel" / NOTICE, why)
+            else:
+                build_data["pure_python"], build_data["infer_tag"] = False, True
+                shutil.copytree(folder / "compiled", folder / "wheel", dirs_exist_ok=True)
         for file in (folder / "wheel").rglob("*.*"):
             build_data["force_include"][str(file)] = str(file.relative_to(folder / "wheel"))
 
@@ -73,39 +84,54 @@ class Building(BuildHookInterface[Any]):
         self.made.cleanup()
 
 
-def _asked() -> bool:
+def _asked() -> str:
+    """What PAGEDSIM_COMPILE says: 0, 1, or nothing."""
     said = os.environ.get(SWITCH, "")
     if said not in ("", "0", "1"):
         raise SystemExit(f"{SWITCH}={said}: must be 1, to compile, or 0")
-    return said == "1"
+    return said
+
+
+def _is_for_editable() -> bool:
+    """Whether this process is asked what an editable installation takes; hatchling does not say."""
+    return any("editable" in word for word in sys.argv)
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{text}\n")
 
 
 def _record_commit(root: Path, folder: Path) -> None:
     """Put the commit of the checkout into `folder`; nothing where there is none."""
     ours = runpy.run_path(str(root / "pagedsim/run/provenance.py"))
     if commit := ours["answered"](ours["asked"](root)):
-        file = folder / ours["RECORDED"]
-        file.parent.mkdir(parents=True)
-        file.write_text(f"{commit}\n")
+        _write(folder / ours["RECORDED"], commit)
 
 
 def _refuse(why: str) -> None:
-    raise SystemExit(f"{SWITCH}=1: {why}; or unset it, and nothing is compiled")
+    raise SystemExit(f"{SWITCH}=1: {why}; or unset it, and nothing has to be compiled")
 
 
-def _compile(root: Path, folder: Path) -> None:
-    """Put the extensions, and a list of them, into `folder`/wheel."""
+def _no_compiler() -> str:
+    """Why nothing can be compiled, as far as that is known before; empty: it can."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "")
     if compiler and shutil.which(compiler[0]) is None:
-        _refuse(f"no C compiler: there is no {compiler[0]!r} here; install one, or set CC")
+        return f"no C compiler: there is no {compiler[0]!r} here; install one, or set CC"
+    return ""
+
+
+def _failure(root: Path, folder: Path) -> str:
+    """Put the extensions, and a list of them, into `folder`/compiled; returns why that failed."""
     child = subprocess.run(
         [sys.executable, __file__, str(folder)], cwd=root, capture_output=True, text=True
     )
-    if child.returncode:
-        said = f"{child.stdout}\n{child.stderr}".splitlines()
-        errors = [line.strip() for line in said if "error:" in line][:3]
-        last = [line for line in said if line.strip() and "warning:" not in line][-1:]
-        _refuse(f"compiling failed: {' | '.join(errors or last)}")
+    if not child.returncode:
+        return ""
+    said = f"{child.stdout}\n{child.stderr}".splitlines()
+    errors = [line.strip() for line in said if "error:" in line][:3]
+    last = [line for line in said if line.strip() and "warning:" not in line][-1:]
+    return f"compiling failed: {' | '.join(errors or last)}"
 
 
 def _sources() -> list[str]:
@@ -145,11 +171,11 @@ def _build(folder: Path) -> None:
     )
     settings = {"name": "pagedsim", "ext_modules": extensions, "cmdclass": {"build_ext": Parallel}}
     command = Distribution(settings).get_command_obj("build_ext")
-    command.build_lib, command.build_temp = str(folder / "wheel"), str(folder / "objects")
+    command.build_lib, command.build_temp = str(folder / "compiled"), str(folder / "objects")
     command.ensure_finalized()
     command.run()
     lines = [f"{hashlib.sha256(Path(one).read_bytes()).hexdigest()} {one}" for one in sources]
-    (folder / "wheel" / LISTED).write_text("\n".join(lines) + "\n")
+    _write(folder / "compiled" / LISTED, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 from pagedsim.core import Batching, Memory, PagedMemory, Unified
 from pagedsim.core.memory import PrefixMemory
-from pagedsim.run.compilation import LISTED, built
+from pagedsim.run.compilation import COMPILING, LISTED, NOTICE, built
 from pagedsim.sim.cost import CostModel, Roofline
 
 ROOT = Path(__file__).parents[1]
@@ -32,10 +32,12 @@ def test_an_installation_says_that_it_is_compiled(root: Path) -> None:
     assert built(root) == "compiled"
 
 
-def test_without_extensions_it_is_pure_python(root: Path) -> None:
+def test_without_extensions_it_is_interpreted_and_says_what_compiles(root: Path) -> None:
     (root / LISTED).unlink()
     (root / "pagedsim/core" / f"one{EXTENSION_SUFFIXES[0]}").unlink()
-    assert built(root) == "pure Python"
+    assert built(root) == f"interpreted ({COMPILING})"
+    (root / NOTICE).write_text("no C compiler\n")
+    assert built(root) == "interpreted (no C compiler)"
 
 
 def test_a_source_that_was_changed_since_is_named(root: Path) -> None:

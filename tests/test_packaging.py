@@ -3,8 +3,11 @@
 import ast
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
@@ -90,6 +93,7 @@ def test_the_versions_of_python_that_are_promised_are_tested() -> None:
 BESIDE = ("policies", "kernels", "conf", "experiments")
 """Folders of a checkout that are packages of pagedsim."""
 HOSTILE = "raise SystemExit('a file of the user was imported')"
+PURE = {**os.environ, "PAGEDSIM_COMPILE": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +101,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that is built of the sdist."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=PURE)
     (made,) = folder.glob("pagedsim-*.whl")
     return made
 
@@ -129,7 +133,7 @@ def test_a_wheel_records_the_commit_of_the_checkout(only: list[str], tmp_path: P
     if known is None:
         pytest.skip("not in a checkout")
     command = [sys.executable, "-m", "build", *only, "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=PURE)
     (made,) = tmp_path.glob("pagedsim-*.whl")
     with zipfile.ZipFile(made) as held:
         assert held.read("pagedsim/commit.txt").decode() == f"{known}\n"
@@ -159,6 +163,67 @@ def test_an_installation_works_in_a_folder_with_names_of_ours(wheel: Path, tmp_p
         [there / "python", "-c", script], cwd=folder, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "") and "TTFT" in done.stdout
+
+
+def installed_with(folder: Path, **said: str) -> tuple[str, str]:
+    """What `--version` prints of an installation made with these variables, or else the errors of
+    making it; and what it takes a simulation to print."""
+    plain = {name: value for name, value in os.environ.items() if name != "PAGEDSIM_COMPILE"}
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+    done = subprocess.run(
+        [*command, str(ROOT)], env={**plain, **said}, capture_output=True, text=True
+    )
+    if done.returncode:
+        return done.stderr, ""
+    script = "import pagedsim as ps; print(ps.simulate(seeds=1, workload=ps.synthetic(requests=9)))"
+    printed = [
+        subprocess.run(
+            [sys.executable, *words],
+            cwd=folder,
+            env={**plain, "PYTHONPATH": str(folder)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for words in (["-m", "pagedsim", "--version"], ["-c", script])
+    ]
+    return printed[0], printed[1]
+
+
+COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "")[:1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not COMPILER or shutil.which(COMPILER[0]) is None, reason="no C compiler here")
+def test_an_installation_is_compiled_where_there_is_a_compiler(tmp_path: Path) -> None:
+    told, summary = installed_with(tmp_path)
+    assert told.endswith(", compiled\n") and "TTFT" in summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "how"),
+    [
+        ({"CC": "/nonexistent"}, "no C compiler: there is no '/nonexistent' here"),
+        ({"CC": "false"}, "compiling failed: "),
+        ({"PAGEDSIM_COMPILE": "0"}, "'pip install .' compiles"),
+    ],
+)
+def test_an_installation_that_is_not_compiled_works_and_says_why(
+    said: dict[str, str], how: str, tmp_path: Path
+) -> None:
+    told, summary = installed_with(tmp_path, **said)
+    assert f", interpreted ({how}" in told and "TTFT" in summary
+    assert [*tmp_path.glob("pagedsim/**/*.so")] == []
+
+
+@pytest.mark.slow
+def test_compiling_can_be_demanded(tmp_path: Path) -> None:
+    errors, _ = installed_with(tmp_path, CC="/nonexistent", PAGEDSIM_COMPILE="1")
+    lines = [line.strip() for line in errors.splitlines()]
+    why = "no C compiler: there is no '/nonexistent' here; install one, or set CC"
+    assert f"PAGEDSIM_COMPILE=1: {why}; or unset it, and nothing has to be compiled" in lines
+    assert "Traceback" not in errors
 
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))

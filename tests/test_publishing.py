@@ -88,6 +88,7 @@ def test_compiled_wheels_are_of_pythons_that_the_package_takes() -> None:
     assert tool["build"][0] == f"cp{oldest}-*"
     jobs = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text())["jobs"]
     assert set(jobs) == {"pure", "compiled"}
+    assert "PAGEDSIM_COMPILE=0 python -m build" in jobs["pure"]["steps"][-2]["run"]
 
 
 # -- issues ----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from _abc import _abc_init  # type: ignore[import-not-found]
+from types import GetSetDescriptorType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,25 @@ else:
     def mypyc_attr(**settings):
         """Leave the class as it is."""
         return lambda kind: kind
+
+
+def computed(kind: type, name: str) -> bool:
+    """Whether a class has a property of this name; a compiled one has a descriptor of its own kind
+    for each attribute, too."""
+    own = getattr(kind, name, None)
+    if isinstance(own, GetSetDescriptorType):
+        return name not in getattr(own.__objclass__, "__mypyc_attrs__", ())
+    return isinstance(own, property)
+
+
+def stopped(error: StopIteration) -> RuntimeError:
+    """What Python makes of a StopIteration that the body of a generator raises.
+
+    A compiled generator would take it for its end, and a compiled `raise` sets no cause.
+    """
+    failure = RuntimeError("generator raised StopIteration")
+    failure.__cause__ = error
+    return failure
 
 
 def own_abc_registry(root: type) -> None:

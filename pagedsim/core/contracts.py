@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, get_args
 
 from pagedsim.core.batching import Batching
 from pagedsim.core.batching.base import AdmissionChanges
+from pagedsim.core.compiled import computed
 from pagedsim.core.errors import AnswerError, ConfigError, is_whole, plain, printed
 from pagedsim.core.memory import Fit, Memory, Move, Place, Tier, Usage
 from pagedsim.core.policy_validation import refuse_renamed, refuse_signatures
@@ -69,8 +70,7 @@ def vet(part: T, contract: Contract) -> T:
     refuse_renamed(part, contract.base)
     refuse_signatures(part, contract.base)
     for name, rule in contract.rules.items():
-        stated, own = getattr(contract.base, name, None), getattr(kind, name, None)
-        if callable(stated) or isinstance(own, property):
+        if callable(getattr(contract.base, name, None)) or computed(kind, name):
             continue  # checked when it is called
         value = getattr(part, name, WRONG)
         where = f"{kind.__name__}.{name}"

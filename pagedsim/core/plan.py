@@ -10,7 +10,7 @@ ordinary decode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from pagedsim.core.errors import PlanError
@@ -305,17 +305,19 @@ def next_chunk(request: Request, count: int) -> Chunk:
     return Chunk(request, start, count, start + count == request.num_tokens)
 
 
-def rebuilding(request: Request, count: int, memory: Memory) -> Iterator[Chunk]:
+def rebuilding(request: Request, count: int, memory: Memory) -> list[Chunk]:
     """The chunks of the next `count` prefill tokens of a group that is rebuilt."""
     last, common = request.num_tokens - 1, memory.common(request)
     begin = 0  # of this sequence's share in the work
+    chunks: list[Chunk] = []
     for sequence in range(request.width):
         first = common if sequence else 0
         low = max(request._rebuilt - begin, 0)
         high = min(request._rebuilt + count - begin, last - first)
         if low < high:
-            yield Chunk(request, first + low, high - low, samples=False, sequence=sequence)
+            chunks.append(Chunk(request, first + low, high - low, False, sequence))
         begin += last - first
+    return chunks
 
 
 class Continuation(NamedTuple):

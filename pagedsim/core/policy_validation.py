@@ -17,7 +17,7 @@ from pagedsim.core.errors import (
     printed,
     require_flag,
 )
-from pagedsim.core.policy import Need, Policy, PolicyWrapper, RankChanges, hook_of
+from pagedsim.core.policy import Need, Policy, PolicyWrapper, Preemption, RankChanges, hook_of
 
 HOOKS = (
     "rank",
@@ -76,6 +76,12 @@ def validate_policy(policy: Policy) -> None:
         if close[0] not in own_names:
             raise ConfigError(f"{name}.{method}: no such {kind}; did you mean {close[0]!r}?")
     refuse_signatures(policy, Policy)
+
+
+def validate_preemption(preemption: Preemption) -> None:
+    """Raise ConfigError for a hook with a former name, and for `swaps` that is no bool."""
+    refuse_renamed(preemption, Preemption)
+    require_flag(f"{type(preemption).__name__}.swaps", preemption.swaps)
 
 
 def refuse_renamed(part: object, base: type) -> None:

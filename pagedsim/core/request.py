@@ -115,7 +115,7 @@ class Request(DecodeEntry):
         params: SamplingParams = GREEDY,
         *,
         arrival: float | None = None,
-        priority: float = 0,
+        priority: float | int = 0,
         client: str = "",
         deadline: float | None = None,
         predicted_len: float | None = None,
@@ -150,7 +150,7 @@ class Request(DecodeEntry):
         DecodeEntry.__init__(self, length, params.width)
         self.params = params
         self.arrival = arrival
-        self.priority = priority
+        self.priority: float | int = priority
         self.client = client
         self.deadline = deadline
         self.predicted_len = predicted_len

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, SupportsIndex
 
 from pagedsim.core.admission_forecast import AdmissionForecast
 from pagedsim.core.batch_state import Limits
@@ -29,7 +29,7 @@ from pagedsim.core.memory import Memory
 from pagedsim.core.migration import Migration
 from pagedsim.core.plan import StepPlan, Tokens, refuse_answer, refuse_parents, sampled_in
 from pagedsim.core.policy import Arrived, Policy, Preemption, overrides
-from pagedsim.core.policy_validation import refuse_renamed, validate_policy
+from pagedsim.core.policy_validation import validate_policy, validate_preemption
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request, RequestId, State
 
@@ -61,10 +61,10 @@ class Scheduler:
         batching: Batching,
         policy: Policy | None = None,
         preemption: Preemption | None = None,
-        max_seqs: int = 256,
-        max_batched_tokens: int | None = None,
-        max_model_len: int | None = None,
-        async_scheduling: bool = False,
+        max_seqs: SupportsIndex = 256,
+        max_batched_tokens: SupportsIndex | None = None,
+        max_model_len: SupportsIndex | None = None,
+        async_scheduling: object = False,
     ) -> None:
         """`max_model_len` bounds prompt plus output; without it, by what the memory holds.
 
@@ -72,25 +72,26 @@ class Scheduler:
         that is rebuilt, alone, under `prefill_first` may take more); without it, the batching
         chooses. With `async_scheduling` one plan may be made before the last is completed.
         """
-        require_whole("max_seqs", max_seqs, 1)
-        require_flag("async_scheduling", async_scheduling)
+        self.max_seqs = require_whole("max_seqs", max_seqs, 1)
+        self.async_scheduling = require_flag("async_scheduling", async_scheduling)
         memory, batching = vet(memory, MEMORY), vet(batching, BATCHING)
         policy = policy or Policy()
         self.preemption = preemption = preemption or Preemption()
-        self.max_seqs = max_seqs
-        self.max_model_len = memory.longest if max_model_len is None else max_model_len
+        longest = memory.longest if max_model_len is None else max_model_len
+        self.max_model_len = require_whole("max_model_len", longest, 1)
         if max_batched_tokens is None:
-            max_batched_tokens = batching.default_tokens(self.max_model_len, max_seqs)
-        self.max_batched_tokens = max_batched_tokens
-        self.async_scheduling = async_scheduling
-        limits = Limits(max_seqs, max_batched_tokens, self.max_model_len, async_scheduling)
+            max_batched_tokens = batching.default_tokens(self.max_model_len, self.max_seqs)
+        self.max_batched_tokens = require_whole("max_batched_tokens", max_batched_tokens, 1)
+        limits = Limits(
+            self.max_seqs, self.max_batched_tokens, self.max_model_len, self.async_scheduling
+        )
         _validate_settings(limits, memory, policy, preemption)
         how = batching.sorts_late(policy), batching.displacing(policy)
         queues = Queues(memory, limits, policy, preemption, *how)
         batching.validate_limits(queues)
         queues.spare = batching.spare(queues)
         memory.claim(queues.end_of)
-        memory.async_results = async_scheduling
+        memory.async_results = self.async_scheduling
 
         self.queues = queues
         self.policy = policy
@@ -545,11 +546,8 @@ def _validate_settings(
     limits: Limits, memory: Memory, policy: Policy, preemption: Preemption
 ) -> None:
     """Raise ConfigError for settings that do not go together."""
-    require_whole("max_model_len", limits.max_model_len, 1)
-    require_whole("max_batched_tokens", limits.max_batched_tokens, 1)
     validate_policy(policy)
-    refuse_renamed(preemption, Preemption)
-    require_flag(f"{type(preemption).__name__}.swaps", preemption.swaps)
+    validate_preemption(preemption)
     if policy.displacing is False and overrides(policy, "may_preempt"):
         raise ConfigError(
             f"{type(policy).__name__} overrides may_preempt, which is never called: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import SupportsFloat
 
 from pagedsim.core import Request, RequestId, StepPlan
 from pagedsim.core.errors import require_number
@@ -26,9 +27,8 @@ class Beams:
     True
     """
 
-    def __init__(self, turnover: float = TURNOVER, seed: int = 0) -> None:
-        require_number("beam_turnover", turnover, 0, 1)
-        self.turnover = turnover
+    def __init__(self, turnover: SupportsFloat = TURNOVER, seed: int = 0) -> None:
+        self.turnover = require_number("beam_turnover", turnover, 0, 1)
         self.seed = seed
         self._dice: dict[RequestId, Random] = {}
 

@@ -14,6 +14,7 @@ from typing import Protocol
 import simpy
 
 from pagedsim.core import Request
+from pagedsim.core.compiled import stopped
 from pagedsim.core.source import Agenda, Job, Source, arrives
 from pagedsim.sim.environment import Environment
 
@@ -82,11 +83,14 @@ def feed(environment: Environment, server: RequestSink, source: Source, way: flo
 def _arrive(
     environment: Environment, server: RequestSink, arrivals: Arrivals
 ) -> Generator[simpy.Event, None, None]:
-    while arrivals.at < inf:
-        if arrivals.at > environment.now:
-            yield environment.at(arrivals.at)
-        server.submit(*arrivals.take())
-    server.close()
+    try:
+        while arrivals.at < inf:
+            if arrivals.at > environment.now:
+                yield environment.at(arrivals.at)
+            server.submit(*arrivals.take())
+        server.close()
+    except StopIteration as error:
+        raise stopped(error) from error
 
 
 @dataclass
@@ -105,20 +109,23 @@ class _Users:
 
     def one(self) -> Generator[simpy.Event, None, None]:
         """The process of one user."""
-        environment, server = self.environment, self.server
-        for request, output_len in self.jobs:
-            arrives(request, environment.now)
-            if self.way:
-                self.in_transit += 1
-                yield environment.timeout(self.way)
-                self.in_transit -= 1
-            answered = server.done[request.id] = environment.event()
-            server.submit(request, output_len)
+        try:
+            environment, server = self.environment, self.server
+            for request, output_len in self.jobs:
+                arrives(request, environment.now)
+                if self.way:
+                    self.in_transit += 1
+                    yield environment.timeout(self.way)
+                    self.in_transit -= 1
+                answered = server.done[request.id] = environment.event()
+                server.submit(request, output_len)
+                self._close()
+                yield answered
+                yield environment.timeout(self.think_time)
+            self.exhausted = True
             self._close()
-            yield answered
-            yield environment.timeout(self.think_time)
-        self.exhausted = True
-        self._close()
+        except StopIteration as error:
+            raise stopped(error) from error
 
     def _close(self) -> None:
         if self.exhausted and not self.in_transit:

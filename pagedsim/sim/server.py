@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import simpy
 
 from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan, policy_validation
+from pagedsim.core.compiled import stopped
 from pagedsim.core.plan import Rejection
 from pagedsim.core.policy_validation import LONGEST
 from pagedsim.sim.beams import Beams
@@ -156,49 +157,55 @@ class Server:
             return
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
-        environment, scheduler, here = self.environment, self.scheduler, self.scheduler.requests
-        now = environment.now
-        self._stuck = False
-        while True:
-            if not here or self._stuck:
-                woken = yield from self._sleep(now)
-                if woken is None:
-                    break
-                now, self._stuck = woken, False
-                continue
-            plan = scheduler.plan(now)
-            if not plan.decode_count and plan.empty:
-                self._end_of_moves(plan, now, now, now)
-                self.recorder.step(plan, now, now, scheduler)
-                self._stuck = plan.idle
-            else:
-                self._refused = plan.rejected
-                now = yield from self._run_step(plan, now)
-                self._refused = ()
-            if plan.rejected:
-                yield from self._depart([one.request for one in plan.rejected], now)
-            if scheduler.pending is plan:
-                parents = self.beams.parents(plan) if self.searching else None
-                ended = scheduler.commit(plan, now, None, None, parents)
-                if ended:
-                    yield from self._depart(ended, now)
-                if self.observer is not None and self.observer.waits_for(plan):
-                    yield from self._catch_up(now)
-                    self.observer.committed(plan)
-                    yield self.environment.at(now, NORMAL)  # waiters run first
-        self._raise_if_deadlocked(now)
+        try:
+            environment, scheduler, here = self.environment, self.scheduler, self.scheduler.requests
+            now = environment.now
+            self._stuck = False
+            while True:
+                if not here or self._stuck:
+                    woken = yield from self._sleep(now)
+                    if woken is None:
+                        break
+                    now, self._stuck = woken, False
+                    continue
+                plan = scheduler.plan(now)
+                if not plan.decode_count and plan.empty:
+                    self._end_of_moves(plan, now, now, now)
+                    self.recorder.step(plan, now, now, scheduler)
+                    self._stuck = plan.idle
+                else:
+                    self._refused = plan.rejected
+                    now = yield from self._run_step(plan, now)
+                    self._refused = ()
+                if plan.rejected:
+                    yield from self._depart([one.request for one in plan.rejected], now)
+                if scheduler.pending is plan:
+                    parents = self.beams.parents(plan) if self.searching else None
+                    ended = scheduler.commit(plan, now, None, None, parents)
+                    if ended:
+                        yield from self._depart(ended, now)
+                    if self.observer is not None and self.observer.waits_for(plan):
+                        yield from self._catch_up(now)
+                        self.observer.committed(plan)
+                        yield self.environment.at(now, NORMAL)  # waiters run first
+            self._raise_if_deadlocked(now)
+        except StopIteration as error:
+            raise stopped(error) from error
 
     def _sleep(self, now: float) -> Generator[simpy.Event, None, float | None]:
         """Wait for an arrival; returns its time, None after the last."""
-        if (at := self._next_at) < inf:
-            self._add_arrivals(at)
-            return at
-        if not self.expecting:
-            yield from self._catch_up(now)
-            return None
-        self._wake = self.environment.event()
-        yield self._wake
-        return self.environment.now
+        try:
+            if (at := self._next_at) < inf:
+                self._add_arrivals(at)
+                return at
+            if not self.expecting:
+                yield from self._catch_up(now)
+                return None
+            self._wake = self.environment.event()
+            yield self._wake
+            return self.environment.now
+        except StopIteration as error:
+            raise stopped(error) from error
 
     def _raise_if_deadlocked(self, now: float) -> None:
         """Raise PagedsimError if requests remain although no event is left."""
@@ -216,31 +223,34 @@ class Server:
         The environment is not advanced while there are no other events. If the last step was
         committed because it could not be repeated, it is no longer in flight.
         """
-        environment, begin = self.environment, now
-        if plan.swap_out or plan.swap_in or plan.copies:
-            begin = yield from self._move_blocks(plan, now)
-        if plan.chunks or not self.fast_forward:
-            hook, took = "step_seconds", self.raw_cost.step_seconds(plan)
-        else:
-            took = self.raw_cost.decode_seconds(plan.decode_count, plan.decode_context)
-            hook = "decode_seconds"
-        if type(took) is not float or not 0.0 <= took <= LONGEST:
-            took = policy_validation.seconds(self.cost, hook, took)
-        end = begin + took
-        if plan.moves:
-            end = self._end_of_moves(plan, now, begin, end)
-        self.recorder.step(plan, now, end, self.scheduler)
-        repeats = self._repeats(plan)
-        while True:
-            due = environment.peek() <= end
-            if now < end:
-                if due:
-                    yield from self._wait_until(end)
-                if end >= self._next_at:
-                    self._add_arrivals(end)
-            if not repeats or self.scheduler.disturbed or (due and self._observed(plan)):
-                return end
-            now, end, repeats = self._fast_forward(plan, end, repeats)
+        try:
+            environment, begin = self.environment, now
+            if plan.swap_out or plan.swap_in or plan.copies:
+                begin = yield from self._move_blocks(plan, now)
+            if plan.chunks or not self.fast_forward:
+                hook, took = "step_seconds", self.raw_cost.step_seconds(plan)
+            else:
+                took = self.raw_cost.decode_seconds(plan.decode_count, plan.decode_context)
+                hook = "decode_seconds"
+            if type(took) is not float or not 0.0 <= took <= LONGEST:
+                took = policy_validation.seconds(self.cost, hook, took)
+            end = begin + took
+            if plan.moves:
+                end = self._end_of_moves(plan, now, begin, end)
+            self.recorder.step(plan, now, end, self.scheduler)
+            repeats = self._repeats(plan)
+            while True:
+                due = environment.peek() <= end
+                if now < end:
+                    if due:
+                        yield from self._wait_until(end)
+                    if end >= self._next_at:
+                        self._add_arrivals(end)
+                if not repeats or self.scheduler.disturbed or (due and self._observed(plan)):
+                    return end
+                now, end, repeats = self._fast_forward(plan, end, repeats)
+        except StopIteration as error:
+            raise stopped(error) from error
 
     def _repeats(self, plan: StepPlan) -> int:
         """The number of times that this step can be repeated."""
@@ -301,15 +311,18 @@ class Server:
 
     def _move_blocks(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Swap and copy the blocks of a step; returns when its forward pass may begin."""
-        begin = now
-        if plan.swap_out or plan.swap_in:
-            begin = yield from self._swap(plan, now)
-            if self.tiers:
-                place = self.scheduler.memory.place
-                out = [place(cpu) for _, cpu in plan.swap_out]
-                back = [place(cpu) for cpu, _ in plan.swap_in]
-                begin = max(begin, self.tiers.spilled(out, back, now))
-        return begin + len(plan.copies) * self.copy_seconds
+        try:
+            begin = now
+            if plan.swap_out or plan.swap_in:
+                begin = yield from self._swap(plan, now)
+                if self.tiers:
+                    place = self.scheduler.memory.place
+                    out = [place(cpu) for _, cpu in plan.swap_out]
+                    back = [place(cpu) for cpu, _ in plan.swap_in]
+                    begin = max(begin, self.tiers.spilled(out, back, now))
+            return begin + len(plan.copies) * self.copy_seconds
+        except StopIteration as error:
+            raise stopped(error) from error
 
     def _end_of_moves(self, plan: StepPlan, now: float, begin: float, end: float) -> float:
         """The end of a step from `begin` to `end` whose moves between tiers start at `now`."""
@@ -319,15 +332,18 @@ class Server:
 
     def _swap(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move blocks over the bus; returns when the forward pass may begin."""
-        out, back = self._bus_seconds(len(plan.swap_out)), self._bus_seconds(len(plan.swap_in))
-        if self.bus is None:
-            return now + out + back
-        yield from self._catch_up(now)
-        if out:
-            self.environment.process(self._transfer(out))
-        if back:
-            yield from self._transfer(back)
-        return self.environment.now
+        try:
+            out, back = self._bus_seconds(len(plan.swap_out)), self._bus_seconds(len(plan.swap_in))
+            if self.bus is None:
+                return now + out + back
+            yield from self._catch_up(now)
+            if out:
+                self.environment.process(self._transfer(out))
+            if back:
+                yield from self._transfer(back)
+            return self.environment.now
+        except StopIteration as error:
+            raise stopped(error) from error
 
     def _bus_seconds(self, blocks: int) -> float:
         """Seconds to move blocks over the bus."""
@@ -353,10 +369,13 @@ class Server:
 
     def _depart(self, some: Sequence[Request], now: float) -> Generator[simpy.Event, None, None]:
         """Requests depart now."""
-        if self.done or self.on_departure:
-            yield from self._catch_up(now)
-        for request in some:
-            self._leave(request)
+        try:
+            if self.done or self.on_departure:
+                yield from self._catch_up(now)
+            for request in some:
+                self._leave(request)
+        except StopIteration as error:
+            raise stopped(error) from error
 
     def _leave(self, request: Request) -> None:
         self.recorder.left(request)
@@ -387,41 +406,44 @@ class AheadServer(Server):
     """
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
-        scheduler, now = self.scheduler, self.environment.now
-        current: StepPlan | None = None
-        self._stuck = False
-        while True:
-            if current is None:
-                if not scheduler.unfinished or self._stuck:
-                    woken = yield from self._sleep(now)
-                    if woken is None:
-                        break
-                    now, self._stuck = woken, False
-                    continue
-                current = self._dispatched(now)
-                self._stuck = current.idle
-                refused = current.rejected
-            else:
-                refused = ()
-            if self.fast_forward and not (scheduler.disturbed or scheduler.looks_back):
-                now, ended = self._fast_forward_ahead(current, now)
-                if ended:
-                    yield from self._depart(ended, now)
-            following = None
-            works = current.decode_count or not current.empty
-            if works and scheduler.runnable and not scheduler.looks_back:
-                following = self._dispatched(now)
-                refused = refused + following.rejected
-            self._refused = refused
-            now = yield from self._finish_step(current, now)
-            self._refused = ()
-            if refused:
-                yield from self._depart([one.request for one in refused], now)
-            if following is not None and following.empty:
-                now = yield from self._finish_step(following, now)
+        try:
+            scheduler, now = self.scheduler, self.environment.now
+            current: StepPlan | None = None
+            self._stuck = False
+            while True:
+                if current is None:
+                    if not scheduler.unfinished or self._stuck:
+                        woken = yield from self._sleep(now)
+                        if woken is None:
+                            break
+                        now, self._stuck = woken, False
+                        continue
+                    current = self._dispatched(now)
+                    self._stuck = current.idle
+                    refused = current.rejected
+                else:
+                    refused = ()
+                if self.fast_forward and not (scheduler.disturbed or scheduler.looks_back):
+                    now, ended = self._fast_forward_ahead(current, now)
+                    if ended:
+                        yield from self._depart(ended, now)
                 following = None
-            current = following
-        self._raise_if_deadlocked(now)
+                works = current.decode_count or not current.empty
+                if works and scheduler.runnable and not scheduler.looks_back:
+                    following = self._dispatched(now)
+                    refused = refused + following.rejected
+                self._refused = refused
+                now = yield from self._finish_step(current, now)
+                self._refused = ()
+                if refused:
+                    yield from self._depart([one.request for one in refused], now)
+                if following is not None and following.empty:
+                    now = yield from self._finish_step(following, now)
+                    following = None
+                current = following
+            self._raise_if_deadlocked(now)
+        except StopIteration as error:
+            raise stopped(error) from error
 
     def _fast_forward_ahead(self, plan: StepPlan, now: float) -> tuple[float, list[Request]]:
         """Repeat a step that begins now while there are no other events.
@@ -468,27 +490,30 @@ class AheadServer(Server):
 
     def _finish_step(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Advance to the end of a step that begins now, and complete it; returns its end."""
-        end = now
-        if not plan.decode_count and plan.empty:
-            self._end_of_moves(plan, now, now, now)
-        else:
-            begin = now
-            if plan.swap_out or plan.swap_in or plan.copies:
-                begin = yield from self._move_blocks(plan, now)
-            end = begin + self._seconds(plan)
-            if plan.moves:
-                end = self._end_of_moves(plan, now, begin, end)
-            if now < end >= self.environment.peek():
-                yield self.environment.at(end, NORMAL)
-            if now < end >= self._next_at:
-                self._add_arrivals(end)
-        self.recorder.step(plan, now, end, self.scheduler)
-        parents = self.beams.parents(plan) if self.searching else None
-        ended = self.scheduler.complete(plan, end, None, None, parents)
-        if ended:
-            yield from self._depart(ended, end)
-        if self.observer is not None and self.observer.waits_for(plan):
-            yield from self._catch_up(end)
-            self.observer.committed(plan)
-            yield self.environment.at(end, NORMAL)  # waiters run first
-        return end
+        try:
+            end = now
+            if not plan.decode_count and plan.empty:
+                self._end_of_moves(plan, now, now, now)
+            else:
+                begin = now
+                if plan.swap_out or plan.swap_in or plan.copies:
+                    begin = yield from self._move_blocks(plan, now)
+                end = begin + self._seconds(plan)
+                if plan.moves:
+                    end = self._end_of_moves(plan, now, begin, end)
+                if now < end >= self.environment.peek():
+                    yield self.environment.at(end, NORMAL)
+                if now < end >= self._next_at:
+                    self._add_arrivals(end)
+            self.recorder.step(plan, now, end, self.scheduler)
+            parents = self.beams.parents(plan) if self.searching else None
+            ended = self.scheduler.complete(plan, end, None, None, parents)
+            if ended:
+                yield from self._depart(ended, end)
+            if self.observer is not None and self.observer.waits_for(plan):
+                yield from self._catch_up(end)
+                self.observer.committed(plan)
+                yield self.environment.at(end, NORMAL)  # waiters run first
+            return end
+        except StopIteration as error:
+            raise stopped(error) from error

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import ClassVar, Final, SupportsFloat
+from typing import ClassVar, Final, SupportsFloat, SupportsIndex
 
 from pagedsim.core.batching.base import AdmissionChanges, Batching
 from pagedsim.core.compiled import mypyc_attr
@@ -27,7 +27,7 @@ class PrefillFirst(Batching):
     admission_changes: ClassVar[AdmissionChanges] = "never"
     displaces_by_default = True
 
-    def __init__(self, watermark: SupportsFloat = 0.01, max_wait_tokens: int = 0) -> None:
+    def __init__(self, watermark: SupportsFloat = 0.01, max_wait_tokens: SupportsIndex = 0) -> None:
         """`watermark` is a share of the GPU blocks.
 
         After an admission the batch decodes `max_wait_tokens` steps before the next one, unless it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, SupportsFloat
 
 from pagedsim.core.batching.base import AdmissionChanges
 from pagedsim.core.batching.prefill_first import PrefillFirst
@@ -24,7 +24,7 @@ class Static(PrefillFirst):
     displaces_by_default = False
     joins_midway = False
 
-    def __init__(self, watermark: float = 0.01) -> None:
+    def __init__(self, watermark: SupportsFloat = 0.01) -> None:
         super().__init__(watermark)
         self._members = 0
         """Requests in the batch while it is formed."""

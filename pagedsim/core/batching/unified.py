@@ -6,7 +6,7 @@ the last one admitted takes the rest of the budget.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, SupportsIndex
 
 from pagedsim.core.batching.base import AdmissionChanges, Batching
 from pagedsim.core.compiled import mypyc_attr
@@ -26,7 +26,7 @@ class Unified(Batching):
     admission_changes: ClassVar[AdmissionChanges] = "never"
     grows_first = True
 
-    def __init__(self, long_prefill_token_threshold: int = 0) -> None:
+    def __init__(self, long_prefill_token_threshold: SupportsIndex = 0) -> None:
         """A step computes no more tokens of one prompt than the threshold; 0: no such bound."""
         self.longest_chunk = require_whole(
             "long_prefill_token_threshold", long_prefill_token_threshold, 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, SupportsIndex
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_whole
@@ -65,27 +65,43 @@ class Memory(ABC):
     can_guard: ClassVar[bool] = False
     can_hold: ClassVar[bool] = False
     """Whether blocks can be held for requests in migration."""
-    tiers: Sequence[Tier] = ()
-    """The tiers below the GPU, the nearest first."""
-    shared: int = 0
-    """GPU blocks saved by sharing: owners beyond the first of each block, in sum."""
 
-    def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
-        require_whole("block_size", block_size, 1)
-        require_whole("blocks", blocks, 1)
-        require_whole("cpu_blocks", cpu_blocks, 0)
-        if cpu_blocks and not self.can_swap:
+    def __init__(
+        self, blocks: SupportsIndex, block_size: SupportsIndex, cpu_blocks: SupportsIndex = 0
+    ) -> None:
+        self.block_size = require_whole("block_size", block_size, 1)
+        self.total = require_whole("blocks", blocks, 1)
+        self.cpu_total = require_whole("cpu_blocks", cpu_blocks, 0)
+        own: Any = self  # a class may state what is no bool, which is refused later
+        if self.cpu_total and not own.can_swap:
             raise ConfigError(
-                f"cpu_blocks={cpu_blocks}: {type(self).__name__} never swaps; must be 0"
+                f"cpu_blocks={self.cpu_total}: {type(self).__name__} never swaps; must be 0"
             )
-        self.block_size = block_size
-        self.total = blocks
-        self.cpu_total = cpu_blocks
+        self._tiers: Sequence[Tier] = ()
+        self._saved = 0
         self._end_of: Callable[[Request], int] | None = None
         self.with_tokens = False
         """Whether the executor reports sampled tokens; set by the scheduler."""
         self.async_results = False
         """Whether tokens are reported one step late; set by the scheduler."""
+
+    @property
+    def tiers(self) -> Sequence[Tier]:
+        """The tiers below the GPU, the nearest first."""
+        return self._tiers
+
+    @tiers.setter
+    def tiers(self, tiers: Sequence[Tier]) -> None:
+        self._tiers = tiers
+
+    @property
+    def shared(self) -> int:
+        """GPU blocks saved by sharing: owners beyond the first of each block, in sum."""
+        return self._saved
+
+    @shared.setter
+    def shared(self, blocks: int) -> None:
+        self._saved = blocks
 
     @property
     def cache_changes(self) -> int:

@@ -6,7 +6,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
+from pagedsim.core.compiled import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Idle:
     """Free cached blocks in bundles; the oldest bundle is evicted first, from its end.
 
@@ -83,6 +86,7 @@ class Idle:
         return others
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Guard:
     """Pinned free blocks of a cache; the first to expire is evicted first.
 

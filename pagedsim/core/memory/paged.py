@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Final, SupportsIndex
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError, require_flag
@@ -52,16 +52,19 @@ class PagedMemory(Memory):
     can_hold = True
 
     def __init__(
-        self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: object = False
+        self,
+        blocks: SupportsIndex,
+        block_size: SupportsIndex = 16,
+        cpu_blocks: SupportsIndex = 0,
+        swap_bound: object = False,
     ) -> None:
         super().__init__(blocks, block_size, cpu_blocks)
         if require_flag("swap_bound", swap_bound):
-            self.cpu_total = min(cpu_blocks, blocks)
-        self._free: list[int] = list(range(blocks - 1, -1, -1))
+            self.cpu_total = min(self.cpu_total, self.total)
+        self._free: list[int] = list(range(self.total - 1, -1, -1))
         self._cpu_free: list[int] = list(range(self.cpu_total - 1, -1, -1))
         self._cpu_peak = 0
         self._shared: dict[int, int] = {}  # owners beyond the first, where there are any
-        self.shared = 0
 
     @property
     def free(self) -> int:
@@ -104,7 +107,7 @@ class PagedMemory(Memory):
         extra = self._shared.get(block)
         if extra is None:
             return True
-        self.shared -= 1
+        self._saved -= 1
         if extra == 1:
             del self._shared[block]
         else:
@@ -149,7 +152,7 @@ class PagedMemory(Memory):
         shared = self._shared
         for block in blocks:
             shared[block] = shared.get(block, 0) + times
-        self.shared += times * len(blocks)
+        self._saved += times * len(blocks)
 
     # -- growth --------------------------------------------------------------------------------
 
@@ -265,7 +268,7 @@ class PagedMemory(Memory):
         self._give_cpu(owners)
         again = {here[block]: count - 1 for block, count in owners.items() if count > 1}
         self._shared |= again
-        self.shared += sum(again.values())
+        self._saved += sum(again.values())
         return list(here.items())
 
     def swap_need(self, request: Request, tokens: int) -> int:
@@ -297,7 +300,7 @@ class PagedMemory(Memory):
         self._check_cpu(cpu)
         if twice := [block for block, count in cpu.items() if count > 1]:
             raise IntegrityError(f"CPU blocks {twice} belong to two requests")
-        check_shared(self._shared, self.shared, owners)
+        check_shared(self._shared, self._saved, owners)
 
     def _check_cpu(self, owners: Counter[int]) -> None:
         check_pool("CPU", self.cpu_total, self._cpu_free, owners)

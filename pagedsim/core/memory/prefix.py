@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
@@ -98,14 +98,18 @@ class PrefixMemory(PagedMemory):
     can_guard = True
 
     def __init__(
-        self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: object = False
+        self,
+        blocks: SupportsIndex,
+        block_size: SupportsIndex = 16,
+        cpu_blocks: SupportsIndex = 0,
+        swap_bound: object = False,
     ) -> None:
         super().__init__(blocks, block_size, cpu_blocks, swap_bound)
         # Free blocks without content are in `_free` and reused first, then cached ones in order,
         # and pinned ones last.
-        self._idle = Idle(blocks)
+        self._idle = Idle(self.total)
         self._guard = Guard()
-        self._key_of: list[Hashable | None] = [None] * blocks
+        self._key_of: list[Hashable | None] = [None] * self.total
         self._block_of: dict[Hashable, int] = {}  # the first block registered with each key
         self._equals: dict[Hashable, list[int]] = {}  # the others of equal key, in order
         self._changes = 0

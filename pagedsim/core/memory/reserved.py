@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError, require_whole
@@ -20,6 +21,7 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BuddyAllocator:
     """Hands out aligned runs of 2^k units from `total` units.
 
@@ -91,11 +93,16 @@ class BuddyAllocator:
 class ReservedMemory(Memory):
     """Contiguous reservations from a buddy allocator; subclasses say how long."""
 
-    def __init__(self, blocks: int, block_size: int = 1, *, max_model_len: int) -> None:
+    def __init__(
+        self,
+        blocks: SupportsIndex,
+        block_size: SupportsIndex = 1,
+        *,
+        max_model_len: SupportsIndex,
+    ) -> None:
         super().__init__(blocks, block_size)
-        require_whole("max_model_len", max_model_len, 1)
-        self.max_model_len = max_model_len
-        self._buddy = BuddyAllocator(blocks)
+        self.max_model_len = require_whole("max_model_len", max_model_len, 1)
+        self._buddy = BuddyAllocator(self.total)
         self._sizes: dict[int, int] = {}  # start of each run: its blocks
 
     @abstractmethod

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_whole, shown
 
 
@@ -16,6 +17,7 @@ class Taken(NamedTuple):
     key: Hashable | None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tier:
     """Blocks that are free, used (by a request that is swapped out) or cached (known by a key).
 
@@ -23,12 +25,11 @@ class Tier:
     of several servers: what one of them has written, all of them find.
     """
 
-    def __init__(self, name: str, blocks: int) -> None:
+    def __init__(self, name: str, blocks: SupportsIndex) -> None:
         if not name.isidentifier():
             raise ConfigError(f"tier {shown(name)}: must have a name of letters, digits and _")
-        require_whole(f"tiers.{name}.blocks", blocks, 1)
         self.name = name
-        self.total = blocks
+        self.total = require_whole(f"tiers.{name}.blocks", blocks, 1)
         self.changes = 0
         """Number of blocks that were registered or evicted so far."""
         self._free: list[int] = []  # of those ever allocated

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate, groupby
-from typing import Protocol
+from typing import Protocol, SupportsIndex
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_flag, unknown
@@ -44,8 +44,8 @@ class TieredMemory(PrefixMemory):
 
     def __init__(
         self,
-        blocks: int,
-        block_size: int = 16,
+        blocks: SupportsIndex,
+        block_size: SupportsIndex = 16,
         tiers: Sequence[Tier] = (),
         write: object = "evicted",
         spill: object = True,
@@ -61,11 +61,11 @@ class TieredMemory(PrefixMemory):
         names = [tier.name for tier in tiers]
         if len(set(names)) < len(names):
             raise ConfigError(f"tiers={', '.join(names)}: must have different names")
-        self.tiers = tuple(tiers)
+        self._tiers = tuple(tiers)
         self._through = write == "through"
         self._prices = prices
         self._firsts = [0, *accumulate(tier.total for tier in tiers)]
-        self._swapping = self.tiers if require_flag("spill", spill) else self.tiers[:1]
+        self._swapping = self._tiers if require_flag("spill", spill) else self._tiers[:1]
         self.cpu_total = sum(tier.total for tier in self._swapping)
         self._moves: list[Move] = []
         self._given: list[int] = []  # places that a step may still have to read
@@ -74,7 +74,7 @@ class TieredMemory(PrefixMemory):
 
     @property
     def cache_changes(self) -> int:
-        return self._changes + sum(tier.changes for tier in self.tiers)
+        return self._changes + sum(tier.changes for tier in self._tiers)
 
     @property
     def cpu_free(self) -> int:
@@ -102,7 +102,7 @@ class TieredMemory(PrefixMemory):
         return hit if self._prices is None else hit[: self._worth(self._prices, hit)]
 
     def _below(self, key: Hashable) -> int | None:
-        for level, tier in enumerate(self.tiers, 1):
+        for level, tier in enumerate(self._tiers, 1):
             if (block := tier.find(key)) is not None:
                 return self._number(Place(level, block))
         return None
@@ -139,11 +139,11 @@ class TieredMemory(PrefixMemory):
         below = [found for found in hit if found >= self.total]
         # Evictions that make room on the GPU are written down, and must not overwrite these.
         places = [self.place(found - self.total) for found in below]
-        keys = [self.tiers[place.level - 1].hold(place.block) for place in places]
+        keys = [self._tiers[place.level - 1].hold(place.block) for place in places]
         blocks = self._take(len(below))
         for place, key, block in zip(places, keys, blocks, strict=True):
             self._moves.append(Move(place, Place(0, block)))
-            self.tiers[place.level - 1].keep(place.block, key)
+            self._tiers[place.level - 1].keep(place.block, key)
         self._learn(blocks, keys)
         here = dict(zip(below, blocks, strict=True))
         return [here.get(found, found) for found in hit]
@@ -168,8 +168,8 @@ class TieredMemory(PrefixMemory):
 
     def _write(self, level: int, source: Place, key: Hashable) -> None:
         """Write a block to the tier of that level; what it forgets for that goes further down."""
-        for lower in range(level, len(self.tiers) + 1):
-            tier = self.tiers[lower - 1]
+        for lower in range(level, len(self._tiers) + 1):
+            tier = self._tiers[lower - 1]
             if (there := tier.find(key)) is not None:
                 tier.touch(there)
                 return
@@ -185,7 +185,7 @@ class TieredMemory(PrefixMemory):
     def drain(self) -> list[Move]:
         for block, key in self._unwritten.items():
             if self._key_of[block] == key:
-                for level in range(1, len(self.tiers) + 1):
+                for level in range(1, len(self._tiers) + 1):
                     self._write(level, Place(0, block), key)
         self._unwritten, self._learned = self._learned, {}
         self._settle()
@@ -212,7 +212,7 @@ class TieredMemory(PrefixMemory):
     def _settle(self) -> None:
         for number in self._given:
             place = self.place(number)
-            self.tiers[place.level - 1].give(place.block)
+            self._tiers[place.level - 1].give(place.block)
         self._given.clear()
 
     def _check_cpu(self, owners: Counter[int]) -> None:
@@ -220,7 +220,7 @@ class TieredMemory(PrefixMemory):
             raise IntegrityError(f"blocks {sorted(both)} below the GPU are free and in use")
         for number in (*owners, *self._given):
             place = self.place(number)
-            if not self.tiers[place.level - 1].uses(place.block):
+            if not self._tiers[place.level - 1].uses(place.block):
                 raise IntegrityError(f"{place} is in use, and its tier does not know it")
-        for tier in self.tiers:
+        for tier in self._tiers:
             tier.check()
