@@ -140,6 +140,7 @@ def _sources() -> list[str]:
 
 
 def _build(folder: Path) -> None:
+    import simpy
     from mypyc.build import mypycify
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
@@ -159,7 +160,15 @@ def _build(folder: Path) -> None:
             super().build_extensions()
 
     sources = _sources()
-    options = ["--config-file=", "--explicit-package-bases", "--ignore-missing-imports"]
+    # Of what is installed SimPy alone: to read the types of NumPy and others would take minutes.
+    shutil.copytree(Path(simpy.__file__).parent, folder / "types" / "simpy")
+    os.environ["MYPYPATH"] = str(folder / "types")
+    options = [
+        "--no-site-packages",
+        "--config-file=",
+        "--explicit-package-bases",
+        "--ignore-missing-imports",
+    ]
     options += ["--follow-imports=silent", f"--cache-dir={folder / 'cache'}"]
     extensions = mypycify(
         [*options, *sources],
