@@ -43,12 +43,12 @@ from pagedsim.policies.aging import Aging
 from pagedsim.policies.autoscaling import Autoscaler, Freeness, KVUse, Queue
 from pagedsim.policies.continuum import Continuum
 from pagedsim.policies.fairness import DRR, VTC
-from pagedsim.policies.longest_prefix import LongestPrefix
 from pagedsim.policies.ltr import LTR
 from pagedsim.policies.mlfq import MLFQ, PLAS, SkipJoin
-from pagedsim.policies.ordering import EDF, FCFS, HRRN, SJF, SRPT, Priority
+from pagedsim.policies.ordering import EDF, FCFS, HRRN, LOF, SJF, SRPT, Priority
 from pagedsim.policies.past_future import PastFuture
 from pagedsim.policies.preemption import Cheapest, Recompute, Swap
+from pagedsim.policies.prefix_order import DFSWeight, LongestPrefix, TokenHRRN
 from pagedsim.policies.routing.conductor import Conductor
 from pagedsim.policies.routing.dynamo import Dynamo, LMetric
 from pagedsim.policies.routing.llm_d import LlmD
@@ -70,6 +70,7 @@ from pagedsim.policies.routing.sticky import Sticky
 from pagedsim.policies.routing.vllm_dp import VllmDP
 from pagedsim.policies.slo import SLO
 from pagedsim.policies.victims import VictimRule
+from pagedsim.sglang import RadixMemory, SGLang
 
 T = TypeVar("T")
 
@@ -107,7 +108,10 @@ POLICIES: Mapping[str, type[Policy]] = {
     "continuum": Continuum,
     "edf": EDF,
     "slo": SLO,
-    "longest_prefix": LongestPrefix,
+    "lpm": LongestPrefix,
+    "dfs_weight": DFSWeight,
+    "lof": LOF,
+    "hrrn_tokens": TokenHRRN,
     "aging": Aging,
     "vtc": VTC,
     "drr": DRR,
@@ -125,11 +129,13 @@ BATCHINGS: Mapping[str, type[Batching]] = {
     "unified": Unified,
     "static": Static,
     "one_by_one": OneByOne,
+    "sglang": SGLang,
 }
 MEMORIES: Mapping[str, type[Memory]] = {
     "paged": PagedMemory,
     "prefix": PrefixMemory,
     "tiered": TieredMemory,
+    "radix": RadixMemory,
     "reserved_max": ReservedMax,
     "reserved_pow2": ReservedPow2,
     "reserved_oracle": ReservedOracle,
@@ -177,6 +183,7 @@ _MOVED = {
     ),
     "pagedsim.policies.routing.lmetric": "pagedsim.policies.routing.dynamo",
     "pagedsim.experiments.papers.early_rejection": "pagedsim.experiments.papers.study",
+    "pagedsim.policies.longest_prefix": "pagedsim.policies.prefix_order",
     "pagedsim.policies.plas": "pagedsim.policies.mlfq",
     "pagedsim.policies.victims": "pagedsim.policies.victims",
     "pagedsim.experiments.studies.sweep": "pagedsim.experiments.studies.compare",

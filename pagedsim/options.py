@@ -161,6 +161,9 @@ class Options:
         return self._bases[key]
 
 
+_RENAMED = {"policy=longest_prefix": "lpm"}
+
+
 def drop_replaced(config: DictConfig, overrides: Sequence[Override]) -> None:
     """Take out of a configuration the settings of options whose class an override replaces.
 
@@ -242,6 +245,8 @@ class _Tree:
         file = self.options.file(name)
         if file is None:
             option, there = name.removeprefix(f"{group}/"), self.options.options_of(group)
+            if new := _RENAMED.get(f"{group}={option}"):
+                raise ConfigError(f"{group}={option}: this option is now called {new!r}")
             known = not_there(group, option, there) if there else f"{group} has no options"
             raise ConfigError(f"{group}={option}: unknown; {known}")
         package = package if file.package is None else file.package

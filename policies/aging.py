@@ -14,7 +14,7 @@ class Aging(PolicyWrapper):
     A request whose rank is d worse than another's goes first if it arrived d / `rate` seconds
     sooner. All ranks gain at the same rate, so the order of two requests does not change with time.
     Of a tuple the last number ages: requests that are urgent in `ltr` stay first, those that
-    `longest_prefix` defers stay last, and `drr` keeps its turns.
+    `lpm` defers stay last, and `drr` keeps its turns.
     """
 
     def __init__(self, of: Policy | None = None, rate: float = 1.0) -> None:

@@ -59,7 +59,7 @@ class Continuum(Policy):
         request, now = event
         session = request.session
         if isinstance(event, Left):
-            del self._ranks[request]
+            self._ranks.pop(request, None)
         if session is None:
             return
         if isinstance(event, Left):

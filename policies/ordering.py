@@ -44,6 +44,17 @@ class SJF(Policy):
         return inf if request.predicted_len is None else request.predicted_len
 
 
+class LOF(Policy):
+    """The longest output that a request may have goes first."""
+
+    paper = "rules of SGLang's lof"
+    rank_changes: RankChanges = "never"
+    displacing = False
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        return -state.longest_output(request)
+
+
 class SRPT(Policy):
     """The fewest predicted tokens left go first, ahead of those that run if `displace` is true.
 
@@ -86,11 +97,11 @@ class HRRN(Policy):
 
     def _left(self, request: Request, state: ServerState) -> int:
         if not self._changes:
-            return request.num_tokens - state.cached_tokens(request)
+            return max(1, request.num_tokens - state.cached_tokens(request))
         # A rank is the same throughout a step, whatever is admitted or evicted in it.
         if (cached := self._cached.get(request)) is None:
             cached = self._cached[request] = state.cached_tokens(request)
-        return request.num_tokens - cached
+        return max(1, request.num_tokens - cached)
 
     def stale(self, state: ServerState) -> bool:
         known, self._changes = self._changes, state.cache_changes

@@ -81,7 +81,8 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim": ((), only()),  # its __init__.py alone: importing any room runs it
     "pagedsim.core": ((), only()),
     "pagedsim.policies": (("pagedsim.core",), only()),
-    "pagedsim.build": (("pagedsim.core", "pagedsim.policies"), only()),
+    "pagedsim.sglang": (("pagedsim.core",), only()),
+    "pagedsim.build": (("pagedsim.core", "pagedsim.policies", "pagedsim.sglang"), only()),
     "pagedsim.server": (("pagedsim.core", "pagedsim.build", "pagedsim.policies"), only()),
     "pagedsim.kernels": ((), only("torch", "triton")),
     "pagedsim.sim": (("pagedsim.core", "pagedsim.build", "pagedsim.server"), all_but(*TORCH)),

@@ -171,7 +171,7 @@ def policy_words(arm: str, running: int) -> Words:
 
 def uses_prefix_cache(name: str, policy: Policy) -> bool:
     """Whether the policy needs a prefix cache to have any effect."""
-    return "longest_prefix" in name or overrides(policy, "pin_prefix_for")
+    return "lpm" in name or overrides(policy, "pin_prefix_for")
 
 
 def crowded(policy: Policy, crowd: Crowd, spare: int, prefix: bool) -> Scheduler:

@@ -448,8 +448,8 @@ class Feed:
         policy, workload = policy_of(config["policy"]), self._workload(config)
         for _, reason in unmet(policy, workload):
             return reason
-        if any("prompts" in one.needs for one in _around(policy)) and not issubclass(
-            _memory(config), PrefixMemory
+        if any("prompts" in one.needs for one in _around(policy)) and (
+            _memory(config).lookup is Memory.lookup
         ):
             kind = memory_target(config["memory"])
             return f"goes by what is cached, and memory={kind} caches nothing; set memory=prefix"

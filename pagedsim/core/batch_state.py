@@ -16,7 +16,7 @@ requests under a policy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter
@@ -24,7 +24,7 @@ from typing import Final
 
 from pagedsim.core.decode_clock import DecodeClock
 from pagedsim.core.errors import PlanError, RequestError
-from pagedsim.core.memory import Copies, Memory
+from pagedsim.core.memory import Copies, Memory, PrefixNode
 from pagedsim.core.plan import (
     Chunk,
     Continuation,
@@ -59,6 +59,8 @@ class BatchState:
     def __init__(self, memory: Memory, waiting: Queue, limits: Limits) -> None:
         self.memory = memory
         self._longest = min(limits.max_model_len, memory.longest)
+        self.bound: Callable[[Request], int] | None = None
+        """The greatest length of a request under the batching, if that bounds it."""
         self.max_seqs = limits.max_seqs
         self.max_batched_tokens = limits.max_batched_tokens
         self.max_model_len = limits.max_model_len
@@ -79,6 +81,7 @@ class BatchState:
         self.swapped: deque[Request] = deque()
         self.leaving: dict[Request, None] = {}  # the part of it whose last token is in flight
         self.reservations = MigrationReservations(memory)
+        self.prefill_tokens = 0  # computed by steps with prefills
         self.seats = 0  # sequences in the batch
         self.clock = DecodeClock(memory.need, self._end_ahead, attrgetter("client"))
         self.copies: Copies = {}  # forks that the next step must copy
@@ -107,6 +110,8 @@ class BatchState:
         prompt, longest = request.prompt_len, self._longest
         if request.width > 1:
             longest = min(longest, self.memory.longest_of(request))
+        if self.bound is not None:
+            longest = min(longest, self.bound(request))
         most = request.params.max_tokens
         if most and prompt + most < longest:
             return prompt + most
@@ -313,6 +318,14 @@ class BatchState:
         if self.ranking is not None:
             self.ranking.remove(request)
 
+    def seat(self, batch: Sequence[Request]) -> None:
+        """Put the batch into this order."""
+        self.running.clear()
+        self.running.update(dict.fromkeys(batch))
+        self._unnumbered = self._seated
+        self._seated += len(batch)
+        self._decoding = (-1, ())
+
     def number_seats(self) -> None:
         """Number the seats in the order of the batch; to be called before they are compared."""
         first, self._unnumbered = self._unnumbered, -1
@@ -354,6 +367,8 @@ class BatchState:
     def dispatch(self, plan: StepPlan) -> None:
         """Apply all effects of a plan that do not depend on the sampled tokens."""
         clock = self.clock
+        if plan.chunks:
+            self.prefill_tokens += plan.prefill_tokens + plan.decode_count
         if plan.decode_count:
             clock.tick += 1
             for request in plan.held:
@@ -457,6 +472,16 @@ class ServerState:
         return len(self._places.waiting)
 
     @property
+    def queue(self) -> Iterator[Request]:
+        """The waiting requests, in the order of the queue."""
+        return iter(self._places.waiting)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens computed so far by steps with prefills."""
+        return self._places.prefill_tokens
+
+    @property
     def running(self) -> Collection[Request]:
         """The batch, in its order."""
         return self._places.running.keys()
@@ -516,7 +541,12 @@ class ServerState:
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of a waiting `request` that the prefix cache has; 0 without one."""
-        return len(self._places.memory.lookup(request)) * self.block_size
+        return self._places.memory.cached_tokens(request)
+
+    def prefix_node(self, request: Request) -> PrefixNode | None:
+        """The node of the prefix tree at which what is cached of a waiting `request` ends; None:
+        the prefix cache is no tree."""
+        return self._places.memory.node_of(request)
 
     @property
     def cache_changes(self) -> int:

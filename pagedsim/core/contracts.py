@@ -201,17 +201,19 @@ def _is_usage(answer: Any) -> bool:
 
 _COUNT, _LENGTH = whole(0), whole(1)
 _SHARE = Rule("a whole number from 0 to {part.total}, the blocks that there are", _share)
+_BLOCKS = Rule("a list of block numbers from 0, below {part.total}", _blocks)
 _PAIRS = rule("a list of pairs of blocks, (from, to)", lambda answer: _all(answer, _is_pair))
 
 BATCHING = Contract(
     Batching,
     {
         **dict.fromkeys(("displaces_by_default", "grows_first", "joins_midway"), SWITCH),
+        "requeues_last": SWITCH,
         "admission_changes": rule(
             f"one of {', '.join(get_args(AdmissionChanges))}",
             lambda answer: isinstance(answer, str) and answer in get_args(AdmissionChanges),
         ),
-        "default_tokens": _LENGTH,
+        **dict.fromkeys(("default_tokens", "longest"), _LENGTH),
         **dict.fromkeys(("infeasible", "refused", "never_fits"), WHY),
         **dict.fromkeys(("spare", "margin", "slack"), _COUNT),
         **dict.fromkeys(("grow", "fits", "sorts_late", "displacing"), FLAG),
@@ -223,16 +225,21 @@ MEMORY = Contract(
     {
         **dict.fromkeys(("block_size", "total"), _LENGTH),
         "cpu_total": _COUNT,
-        **dict.fromkeys(("can_swap", "can_guard", "can_hold"), SWITCH),
+        **dict.fromkeys(("can_swap", "can_guard", "can_hold", "in_order_of_results"), SWITCH),
         "tiers": rule("a list of Tier", lambda value: _all(value, lambda o: isinstance(o, Tier))),
-        **dict.fromkeys(("shared", "cache_changes"), _COUNT),
+        **dict.fromkeys(("shared", "cache_changes", "uses", "cached_tokens"), _COUNT),
         **dict.fromkeys(("end_of", "longest"), _LENGTH),
         **dict.fromkeys(("longest_of", "blocks_for", "blocks_at_length", "common"), _COUNT),
-        **dict.fromkeys(("free", "cached", "used", "guarded"), _SHARE),
+        **dict.fromkeys(("free", "cached", "used", "guarded", "unheld"), _SHARE),
         "known_blocks": Rule("block numbers from 0, below {part.total}", _known),
         "cpu_free": _COUNT,
         "cpu_peak": whole(0, none=True),
-        "lookup": Rule("a list of block numbers from 0, below {part.total}", _blocks),
+        **dict.fromkeys(("lookup", "touch"), _BLOCKS),
+        "node_of": rule(
+            "a node with a parent and children",
+            lambda answer: hasattr(answer, "parent") and hasattr(answer, "children"),
+            none=True,
+        ),
         **dict.fromkeys(("hit_may_change", "grow", "cpu_room", "holds"), FLAG),
         "fit": rule(f"one of {', '.join(map(str, Fit))}", lambda answer: isinstance(answer, Fit)),
         **dict.fromkeys(("need", "stride"), whole(1, none=True)),

@@ -111,6 +111,9 @@ class Policy:
     """Whether `may_preempt` is called at all. None leaves it to the batching: vLLM 0.6.6 let
     waiting requests push out running ones, vLLM 0.33 does not."""
 
+    walks_tree = False
+    """Whether it reads `state.prefix_node`, so that the memory's prefix cache must be a tree."""
+
     sorts_late = False
     """Whether new arrivals stay behind all others until a step admits none. vLLM 0.6.6 does so
     with priorities; under `batching=prefill_first` it costs urgent requests a step or two."""
@@ -182,7 +185,7 @@ class Policy:
 class PolicyWrapper(Policy):
     """A policy around another: hooks that it does not override are those of `inner`.
 
-    That goes for `rank_changes`, `by_client`, `displacing` and `sorts_late`, too.
+    That goes for `rank_changes`, `by_client`, `displacing`, `sorts_late` and `walks_tree`, too.
     """
 
     def __init__(self, of: Policy | None = None) -> None:
@@ -199,6 +202,7 @@ class PolicyWrapper(Policy):
             "by_client": of.by_client,
             "displacing": of.displacing,
             "sorts_late": of.sorts_late,
+            "walks_tree": of.walks_tree,
         }
         vars(self).update((name, value) for name, value in inherited.items() if name not in own)
 

@@ -102,7 +102,7 @@ def _refuse_attributes(policy: Policy) -> None:
             f"{name}.needs={printed(needs)}: must be a tuple of some of "
             f"{', '.join(map(repr, known))}"
         )
-    for switch in ("by_client", "sorts_late", "displacing"):
+    for switch in ("by_client", "sorts_late", "displacing", "walks_tree"):
         value = getattr(policy, switch)
         if value is not None or switch != "displacing":
             require_flag(f"{name}.{switch}", value)

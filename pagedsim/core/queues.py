@@ -45,6 +45,8 @@ from pagedsim.core.waiting_queue import (
     Queue,
     RankedQueue,
     Ranking,
+    RequeueLast,
+    StableQueue,
 )
 
 
@@ -59,10 +61,12 @@ class Queues(BatchState):
         preemption: Preemption,
         sorts_late: bool = False,
         displacing: bool = False,
+        requeues_last: bool = False,
     ) -> None:
         """`sorts_late`: arrivals take their place by rank only when the queue is sorted.
 
-        `displacing`: waiting requests may preempt running ones.
+        `displacing`: waiting requests may preempt running ones. `requeues_last`: preempted requests
+        return to the end of the queue, where requests of equal rank keep their places.
         """
         self.policy = policy
         self.hooks: Any = policy  # untyped: answers are checked before they are used
@@ -73,6 +77,7 @@ class Queues(BatchState):
         self.order = partial(rank_key, policy, self.state)
         self.sorts_late = sorts_late
         self.displacing = displacing
+        self.requeues_last = requeues_last
         self.expiring = policy.rank_changes in ("always", "when stale", "with time") and (
             self.ranked or overrides(policy, "stale")
         )
@@ -84,7 +89,7 @@ class Queues(BatchState):
         self.admitting = overrides(policy, "admit")
         self.rejecting = overrides(policy, "should_reject")
         self.pinning = overrides(policy, "pin_prefix_for")
-        self.steady = type(self.waiting) in (Queue, RankedQueue) and not (
+        self.steady = type(self.waiting) in (Queue, RequeueLast, RankedQueue) and not (
             self.observing or self.expiring
         )
         """Whether an arrival that is not the head of the queue leaves the next step as it is."""
@@ -98,9 +103,11 @@ class Queues(BatchState):
     def _waiting_queue(self, sorts_late: bool) -> Queue:
         """The queue for the policy's order; without one, first come, first served."""
         if not self.ranked:
-            return Queue()
+            return RequeueLast() if self.requeues_last else Queue()
         if self.policy.by_client:
             return ClientQueues(self.order)
+        if self.requeues_last:
+            return StableQueue(self.order)
         if sorts_late:
             return LateQueue(self.order)
         if self.policy.rank_changes == "with time":
@@ -192,12 +199,8 @@ class Queues(BatchState):
     def _sort_running(self) -> None:
         ranking = self.ranking
         batch = sorted(self.running, key=self.order) if ranking is None else list(ranking)
-        self.running.clear()
-        self.running.update(dict.fromkeys(batch))
-        self._unnumbered = self._seated
-        self._seated += len(batch)
+        self.seat(batch)
         self._running_sorted = self._seated
-        self._decoding = (-1, ())
 
     # -- order between waiting, swapped and migrating requests -----------------------------------
 
@@ -301,14 +304,18 @@ class Queues(BatchState):
         plan.rejected = (*plan.rejected, Rejection(request, reason))
         self.leave(request, State.REJECTED, reason, self.now)
 
-    def start(self, plan: StepPlan, count: int, hit: Sequence[int]) -> None:
-        """Admit the head of waiting; it computes `count` tokens after its `hit`."""
+    def start(self, plan: StepPlan, count: int, hit: Sequence[int], allocate: bool = True) -> None:
+        """Admit the head of waiting; it computes `count` tokens after its `hit`.
+
+        Without `allocate` it gets the blocks of the hit alone, and those of the tokens are for the
+        batching to allocate.
+        """
         request = self.waiting.pop()
         cached = len(hit) * self.memory.block_size if hit else 0
         tokens = cached + count
         if request.width > 1 and rebuilds(request):
             tokens = span(request)  # a group's tables are laid out at once, others grow with chunks
-        self.memory.admit(request, tokens, hit)
+        self.memory.admit(request, tokens if allocate else cached, hit)
         request._prefilled = cached
         if request.scheduled_at is None:
             request.scheduled_at = self.now
@@ -407,6 +414,8 @@ class Queues(BatchState):
             self.count_lost(victim)
             self.memory.release(victim)
             victim.state = State.WAITING
+            if self.requeues_last:
+                victim._order, self._orders = self._orders, self._orders + 1
             self.waiting.put_back(victim)
         if self.observing:
             self.policy.observe(Preempted(victim, self.now))

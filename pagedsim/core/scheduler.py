@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Final, SupportsIndex
 
@@ -22,7 +23,7 @@ from pagedsim.core.admission_forecast import AdmissionForecast
 from pagedsim.core.batch_state import Limits
 from pagedsim.core.batching import Batching
 from pagedsim.core.compiled import mypyc_attr
-from pagedsim.core.contracts import BATCHING, MEMORY, vet
+from pagedsim.core.contracts import BATCHING, MEMORY, class_of, vet
 from pagedsim.core.errors import ConfigError, PlanError, RequestError, require_flag, require_whole
 from pagedsim.core.integrity import check_state
 from pagedsim.core.memory import Memory
@@ -87,8 +88,10 @@ class Scheduler:
         )
         _validate_settings(limits, memory, policy, preemption)
         how = batching.sorts_late(policy), batching.displacing(policy)
-        queues = Queues(memory, limits, policy, preemption, *how)
+        queues = Queues(memory, limits, policy, preemption, *how, batching.requeues_last)
         batching.validate_limits(queues)
+        if class_of(batching).longest is not Batching.longest:
+            queues.bound = partial(batching.longest, queues)
         queues.spare = batching.spare(queues)
         memory.claim(queues.end_of)
         memory.async_results = self.async_scheduling
@@ -112,6 +115,8 @@ class Scheduler:
         """Whether a plan's `decodes` may be read after it has been committed. A driver that never
         does so saves time by clearing it."""
         self._tiered = bool(memory.tiers)
+        self._in_order = memory.in_order_of_results
+        self._idle_since: float | None = None
 
     def __repr__(self) -> str:
         how = f"{type(self.policy).__name__}, {type(self.batching).__name__}"
@@ -286,6 +291,10 @@ class Scheduler:
             raise PlanError(f"plan {in_flight[0].number} is not completed yet")
         queues.now = now
         queues.disturbed = False
+        if self._idle_since is not None:
+            if now > self._idle_since:
+                self.batching.idle()
+            self._idle_since = None
         plan = StepPlan(queues.step, now, bool(in_flight))
         if queues.copies:
             plan.copies, queues.copies = queues.copies, {}
@@ -411,10 +420,33 @@ class Scheduler:
             queues.continue_from(parents)
         if self._watched:
             self.policy.after_step(plan, queues.state)
-        if not finished:
-            return self._end(plan.ending, now) if plan.ending else []
-        stopped = {one: finished[one.id] for one in sampled_in(plan) if one.id in finished}
-        return self._end(list(dict.fromkeys((*plan.ending, *stopped))), now, stopped)
+        stopped: dict[Request, str] = {}
+        ending: Sequence[Request] = plan.ending
+        if finished:
+            stopped = {one: finished[one.id] for one in sampled_in(plan) if one.id in finished}
+            ending = list(dict.fromkeys((*ending, *stopped)))
+        ended = self._end_prompts(plan, ending, now, stopped) if self._in_order else []
+        if ending:
+            ended += self._end(ending, now, stopped)
+        if not (self.requests or queues.in_flight):
+            self._idle_since = now
+        return ended
+
+    def _end_prompts(
+        self, plan: StepPlan, ending: Sequence[Request], now: float, stopped: Mapping[Request, str]
+    ) -> list[Request]:
+        """The results of prompts, for a memory that gets them in order: each is in memory now, and
+        perhaps the request ends with it."""
+        ended: list[Request] = []
+        for chunk in plan.chunks:
+            request = chunk.request
+            if not chunk.samples or request in plan.gone or not request.alive:
+                continue
+            if request in ending:
+                ended += self._end((request,), now, stopped)
+            else:
+                self.memory.filled(request, chunk.context)
+        return ended
 
     def _end(
         self, some: Sequence[Request], now: float, stopped: Mapping[Request, str] | None = None
@@ -434,6 +466,8 @@ class Scheduler:
             ended.sort(key=_by_seat)
         for request in ended:
             queues.take_out(request)
+            if self._in_order:
+                self.memory.filled(request, request.computed)
             reason = stopped.get(request, "length") if stopped else "length"
             queues.leave(request, _FINISHED, reason, now)
         return ended
@@ -557,6 +591,11 @@ def _validate_settings(
         raise ConfigError(
             f"{type(policy).__name__} pins blocks of a prefix cache, which "
             f"{type(memory).__name__} does not have: choose memory=prefix"
+        )
+    if policy.walks_tree and type(memory).node_of is Memory.node_of:
+        raise ConfigError(
+            f"{type(policy).__name__} walks the tree of a prefix cache, which "
+            f"{type(memory).__name__} does not have: choose memory=radix"
         )
     if limits.max_model_len > memory.longest:
         raise ConfigError(

@@ -133,6 +133,33 @@ class LateQueue(Queue):
         self._expired = True
 
 
+class RequeueLast(Queue):
+    """First come, first served; a preempted request returns to the end."""
+
+    def put_back(self, request: Request) -> None:
+        self.append(request)
+
+
+class StableQueue(LateQueue):
+    """Sorted by rank in `arrange` alone: requests of equal rank keep their places, and arrivals and
+    preempted requests come last until then."""
+
+    def append(self, request: Request) -> None:
+        self._requests.append(request)
+        self._in_order = False
+
+    def put_back(self, request: Request) -> None:
+        self.append(request)
+
+    def arrange(self) -> None:
+        self.settled = self._in_order
+        if self._in_order and not self._expired:
+            return
+        ranks = {request: self._order(request)[0] for request in self._requests}
+        self._requests = deque(sorted(self._requests, key=ranks.__getitem__))
+        self._in_order, self._expired = True, False
+
+
 class RankedQueue(Queue):
     """Ordered by rank: requests are inserted in order, and ranked anew when ranks expire."""
 

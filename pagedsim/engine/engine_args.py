@@ -20,7 +20,7 @@ from pagedsim.server import MOST_THREADS, ServerSpec
 
 DEVICES = ("auto", "cuda", "cpu")
 GENERATION_CONFIGS = ("auto", "vllm")
-MEMORIES = ("paged", "prefix")
+MEMORIES = ("paged", "prefix", "radix")
 
 
 @dataclass(frozen=True, kw_only=True)

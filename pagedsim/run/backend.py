@@ -199,7 +199,7 @@ def memory_target(memory: Mapping[str, Any]) -> str:
     target = str(memory.get("_target_") or memory.get("kind", "paged"))  # older ones have `kind`
     module, _, name = target.rpartition(".")
     ours = {kind.__name__: name for name, kind in MEMORIES.items()}
-    return ours.get(name, target) if module == "pagedsim.core" else target
+    return ours.get(name, target) if module in ("pagedsim.core", "pagedsim.sglang") else target
 
 
 def _memory(settings: Mapping[str, Any]) -> Settings:

@@ -442,16 +442,24 @@ def incompatible(name: str) -> list[str]:
         for preemption, make in PREEMPTIONS.items():
             if accepts(make, "prices"):
                 continue  # as swap
-            try:
-                make_scheduler(
-                    memory=make_memory("paged", blocks=8, cpu_blocks=8),
-                    policy=make_policy(name),
-                    batching=make_batching(batching),
-                    preemption=make_preemption(preemption),
-                )
-            except ConfigError as error:
-                found.setdefault(str(error), []).append(batching)
+            error = _refusal(name, batching, preemption)
+            if error and error != _refusal("fcfs", batching, preemption):
+                found.setdefault(error, []).append(batching)
     return [f"{_where(batchings)}: {error}" for error, batchings in found.items()]
+
+
+def _refusal(policy: str, batching: str, preemption: str) -> str | None:
+    """Why a scheduler cannot have these together, or None."""
+    try:
+        make_scheduler(
+            memory=make_memory("paged", blocks=8, cpu_blocks=8),
+            policy=make_policy(policy),
+            batching=make_batching(batching),
+            preemption=make_preemption(preemption),
+        )
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _where(batchings: Sequence[str]) -> str:

@@ -159,9 +159,9 @@ class Engine(Backend):
 
     def _server(self, config: RunConfig) -> ServerSpec:
         server = config.server
-        if (kind := server.memory) not in ("paged", "prefix"):
+        if (kind := server.memory) not in ("paged", "prefix", "radix"):
             name = kind if isinstance(kind, str) else type(kind).__name__
-            raise ConfigError(f"memory={name}: backend=engine has paged and prefix")
+            raise ConfigError(f"memory={name}: backend=engine has paged, prefix and radix")
         if server.blocks is not None or self.cache_tokens is None:
             return server
         return replace(server, blocks=max(self.cache_tokens // server.block_size, 1))

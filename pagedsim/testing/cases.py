@@ -98,6 +98,9 @@ class Case:
         memory: Memory | None = None,
     ) -> Scheduler:
         """Its scheduler, with the components that are given."""
+        if policy is not None and policy.walks_tree and self.memory != "radix":
+            fit = replace(self, memory="radix", preemption="recompute")
+            return fit.scheduler(policy=policy, batching=batching, memory=memory)
         return Scheduler(
             memory=make_memory(memory) if memory else make_memory(self.memory, **self.sizes),
             batching=batching or make_batching(self.batching),

@@ -46,9 +46,11 @@ NOT_COMPARED = {
     "v1-spec": "speculative decoding is not built",
     "offload": "vLLM's offloading of KV blocks is not built",
     "hicache": "SGLang's host tier is not built",
-    "idle": "SGLang's scheduler is not built",
-    "overlap": "SGLang's scheduler is not built",
-    "sgl": "SGLang's scheduler is not built",
+    "idle-hicache": "SGLang's host tier is not built",
+    "idle": "SGLang's: test_sglang.py",
+    "overlap-hicache": "SGLang's host tier is not built",
+    "overlap": "SGLang's overlap loop is not built",
+    "sgl": "SGLang's: test_sglang.py",
 }
 """Why recordings are skipped, by the beginning of their family's name."""
 GENERATED = 7  # every generated token

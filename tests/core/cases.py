@@ -107,6 +107,9 @@ class Server:
     """Below these, one that others use, too."""
     write: str = "evicted"
     spill: bool = True
+    chunk: int | None = None
+    """Tokens of a batch of prefills, under sglang; None: no prompt is cut."""
+    mixed: bool = False
     weighs: bool = False
     """Whether what is found below the GPU is loaded only where that is cheaper."""
 
@@ -132,12 +135,17 @@ class Server:
             prices = Prices(self.ratio) if self.weighs else None
             how = {"write": self.write, "spill": self.spill, "prices": prices}
             return make_memory("tiered", **size, tiers=tiers, **how)
+        if self.memory == "radix":
+            return make_memory("radix", **size)
         swap = {"cpu_blocks": self.cpu_blocks, "swap_bound": self.swap_bound}
         return make_memory(self.memory, **size, **swap)
 
     def _batching(self) -> Batching:
         if self.batching == "unified":
             return make_batching("unified")
+        if self.batching == "sglang":
+            how = {"chunked_prefill_size": self.chunk, "mixed_chunk": self.mixed}
+            return make_batching("sglang", **how, conservativeness=self.watermark or 1.0)
         return make_batching(self.batching, watermark=self.watermark)
 
     def _policy(self, seed: int) -> Policy:
@@ -261,7 +269,7 @@ _ABORTS = _up_to(3, st.tuples(_whole(0, 40), _whole(0, 6)))
 def cases(draw: st.DrawFn, batching: str, memory: str) -> Case:
     server = draw(servers(batching, memory))
     # A prefix cache depends on reported tokens.
-    tells = draw(_one_of(True, True, False) if memory in ("prefix", "tiered") else _truth)
+    tells = draw(_one_of(True, True, False) if memory in ("prefix", "tiered", "radix") else _truth)
     longest = server.max_model_len or server.reserved_len or server.blocks * server.block_size
     # Cases of one kind reach what a mixture of all kinds seldom does.
     prompts = draw(_one_of(5, 1 + longest // 2, 1 + longest // 2))
@@ -306,15 +314,17 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         capacity = (1 << blocks.bit_length() - 1) * size
         reserved_len = draw(_whole(1, capacity))
         capacity = reserved_len
-    else:
+    elif memory != "radix" and batching != "sglang":
         preemption = draw(_one_of(*PREEMPTIONS))
         cpu_blocks = draw(_whole(0 if preemption == "recompute" else 1, 2 * blocks))
     if memory == "tiered":
         tiers = draw(_up_to(3, _whole(1, 2 * blocks), preemption != "recompute"))
     max_seqs = draw(_one_of(1, 2, 3, 4, 4, 6, 8, 8))
     max_model_len = draw(_maybe(_none, _whole(-(-capacity // 2), capacity)))
+    chunk = draw(_maybe(_whole(1, 20))) if batching == "sglang" else None
     cached = memory in ("prefix", "tiered")
-    fitting = [name for name in POLICIES if cached or name != "continuum"]
+    unfit = {*(() if cached else ("continuum",)), *(() if memory == "radix" else ("dfs_weight",))}
+    fitting = [name for name in POLICIES if name not in unfit]
     policy = draw(_one_of(*fitting, *ODD))
     inner = ("fcfs", "priority", "sjf", "vtc", *(() if batching == "static" else ("srpt",)))
     of = draw(_one_of(*inner))
@@ -339,6 +349,8 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         write=draw(_one_of(*WRITES)) if tiers else "evicted",
         spill=draw(_truth) if tiers else True,
         weighs=draw(_one_of(False, False, True)) if tiers else False,
+        chunk=chunk and -(-chunk // size) * size,
+        mixed=draw(_truth) if chunk else False,
     )
 
 

@@ -221,7 +221,7 @@ class Run:
 
     def _audit_plan(self, plan: StepPlan, waiting: set[Request]) -> None:
         self._audit_queues()
-        if plan.took_memory:
+        if plan.took_memory and self.case.server.batching != "sglang":
             admitted = [r for r in waiting if r.state is State.RUNNING]
             assert not admitted, f"{admitted} start in a step that takes memory"
             assert not plan.resumed, f"{plan.resumed} come back in a step that takes memory"
@@ -253,13 +253,24 @@ class Run:
             total = plan.prefill_tokens + plan.decode_count
             assert total <= self.scheduler.max_batched_tokens, "more than a step may compute"
             return
-        assert not (plan.chunks and plan.decodes), "a step is all prefill or all decode"
-        if len({chunk.request for chunk in plan.chunks}) > 1:
+        mixed = self.case.server.mixed
+        assert mixed or not (plan.chunks and plan.decodes), "a step is all prefill or all decode"
+        if self.case.server.batching == "sglang":
+            self._audit_prefills(plan)
+        elif len({chunk.request for chunk in plan.chunks}) > 1:
             assert plan.prefill_tokens <= self.scheduler.max_batched_tokens
         if self.case.server.batching == "one_by_one":
             assert len(plan.decodes) <= 1
         else:
             assert not plan.held
+
+    def _audit_prefills(self, plan: StepPlan) -> None:
+        """The budgets of SGLang's batch of prefills, which are in whole pages."""
+        chunk, page = self.case.server.chunk, self.case.server.block_size
+        if chunk is not None:
+            assert plan.prefill_tokens <= max(chunk, page)
+        if len(plan.chunks) > 1:
+            assert plan.prefill_tokens - plan.chunks[-1].length < self.scheduler.max_batched_tokens
 
     def _audit_commit(self, advanced: bool) -> None:
         self._audit_queues()
@@ -283,7 +294,7 @@ class Run:
 
     def _audit_finished(self, known: Known) -> None:
         request, job = known.request, known.job
-        room = max(self.scheduler.max_model_len - job.prompt, 1)
+        room = max(longest_answer(self.scheduler, self.case.server.batching, job.prompt), 1)
         expected = min(job.output, room)
         # What memory holds bounds a group sooner.
         assert request.generated == expected or (job.width > 1 and request.generated < expected)
@@ -452,6 +463,17 @@ def _lines(request: Request, answer: int | Continuation) -> tuple[Sequence[int],
     """The tokens of an answer, and which sequences they continue."""
     tokens, parents = ((answer,), None) if isinstance(answer, int) else answer
     return tokens, range(len(tokens) or request.width) if parents is None else parents
+
+
+def longest_answer(scheduler: Scheduler, batching: str, prompt: int) -> int:
+    """Tokens after which any answer to a prompt ends."""
+    if batching != "sglang":
+        return scheduler.max_model_len - prompt
+    page, total = scheduler.memory.block_size, scheduler.memory.total
+    pages = -(-prompt // page) * page
+    return min(
+        min(scheduler.max_model_len, total * page) - 2 - prompt, (total - 1) * page - pages - 1
+    )
 
 
 def patience(case: Case, scheduler: Scheduler) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from pagedsim.core import Memory, PrefixMemory, Request, RequestId, StepPlan, Tier, TieredMemory
+from pagedsim.core import Memory, Request, RequestId, StepPlan, Tier, TieredMemory
 from pagedsim.core.memory import Copies, Move
 
 EMPTY = -1
@@ -156,8 +156,7 @@ class Shadow:
         for request in alive:
             gpu.update(*request.tables)
             cpu.update(*request.cpu_tables)
-        if isinstance(self.memory, PrefixMemory):
-            gpu.update(self.memory.known_blocks())
+        gpu.update(self.memory.known_blocks())
         if isinstance(self.memory, TieredMemory):
             cpu.update(_cached_below(self.memory))
         for pool, kept in ((self.gpu, gpu), (self.cpu, cpu)):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedsim.build import BATCHINGS, make_memory, make_scheduler
+from pagedsim.build import BATCHINGS, make_batching, make_memory, make_scheduler
 from pagedsim.core import (
     ConfigError,
     Continuation,
@@ -55,7 +55,7 @@ def says(error: type[PagedsimError], message: str) -> Any:
         (4, SamplingParams(n=9), "9 sequences: max_seqs is 8"),
     ],
 )
-@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("batching", [name for name in BATCHINGS if name != "sglang"])
 def test_an_infeasible_request_is_rejected(
     batching: str, prompt: int, params: SamplingParams, reason: str
 ) -> None:
@@ -68,6 +68,62 @@ def test_an_infeasible_request_is_rejected(
     assert (a.state.value, a.finish_reason) == ("rejected", reason)
     server.commit(plan)
     assert server.drain() == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "reason"),
+    [
+        (17, 1, "prompt of 17 tokens: max_model_len is 16"),
+        (4, 2, "2 sequences: batching=sglang serves one of each request"),
+        (16, 1, "prompt of 16 tokens: memory has 20, of which a block of 4 stays free"),
+    ],
+)
+def test_what_sglang_never_admits_is_rejected(prompt: int, n: int, reason: str) -> None:
+    server = Server(blocks=5, block_size=4, batching="sglang", max_model_len=16)
+    server.scheduler.add(Request("a", prompt, SamplingParams(n=n)), 0.0)
+    plan = server.plan()
+    assert [rejection.reason for rejection in plan.rejected] == [reason]
+
+
+def test_sglang_cuts_an_answer_to_what_could_ever_be_admitted() -> None:
+    server = Server(blocks=5, block_size=4, batching="sglang")
+    server.add("a", 10, max_tokens=9)
+    assert server.drain() == ["a"]
+    assert server.scheduler.memory.free == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"chunked_prefill_size": 6}, "chunked_prefill_size=6: must be a multiple of block_size=4"),
+        (
+            {"chunked_prefill_size": 0},
+            "chunked_prefill_size=0: must be a whole number of at least 1",
+        ),
+        (
+            {"chunked_prefill_size": None, "mixed_chunk": True},
+            "mixed_chunk=true: needs chunked_prefill_size, the tokens of a step",
+        ),
+        ({"retraction": "priority"}, "retraction=priority: must be length or rank"),
+    ],
+)
+def test_bad_settings_of_sglang(settings: dict[str, Any], line: str) -> None:
+    with says(ConfigError, line):
+        Scheduler(
+            memory=make_memory("radix", blocks=5, block_size=4),
+            batching=make_batching("sglang", **settings),
+        )
+
+
+def test_what_does_not_go_with_sglang() -> None:
+    memory = make_memory("paged", blocks=5, block_size=4, cpu_blocks=5)
+    with says(ConfigError, "batching=sglang retracts requests: choose preemption=recompute"):
+        make_scheduler(memory=memory, batching="sglang", preemption="swap")
+    line = "batching=sglang: its overlap loop is not there yet: set async_scheduling=false"
+    with says(ConfigError, line):
+        make_scheduler(
+            memory=make_memory(blocks=5, block_size=4), batching="sglang", async_scheduling=True
+        )
 
 
 def test_a_prompt_beyond_the_watermark_is_rejected() -> None:

@@ -26,6 +26,7 @@ CACHES = [name for name in MEMORIES if not name.startswith("reserved")]
 RESERVED = [name for name in MEMORIES if name not in CACHES]
 
 every_batching = pytest.mark.parametrize("batching", BATCHINGS)
+AHEAD = [name for name in BATCHINGS if name != "sglang"]  # whose overlap loop is not built
 every_memory = pytest.mark.parametrize("memory", [*CACHES, "reserved"])
 
 
@@ -41,7 +42,7 @@ def test_invariants_hold(batching: str, memory: str, data: st.DataObject) -> Non
     Run(drawn(data, batching, memory)).go()
 
 
-@every_batching
+@pytest.mark.parametrize("batching", AHEAD)
 @every_memory
 @HALF
 @given(data=st.data())
@@ -218,4 +219,5 @@ def test_invariants_hold_for_many_more(batching: str, memory: str, data: st.Data
     case = drawn(data, batching, memory)
     Run(case).go()
     compare_gliding(case)
-    AheadRun(drawn(data, batching, memory)).go()
+    if batching in AHEAD:
+        AheadRun(drawn(data, batching, memory)).go()

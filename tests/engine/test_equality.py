@@ -157,6 +157,7 @@ def test_sampled_tokens_depend_on_neither_batch_nor_preemption() -> None:
     assert found[0] != wanted("llama")
 
 
+MEMORY_OF = {"lpm": "prefix", "continuum": "prefix", "dfs_weight": "radix"}
 SHORT = {"quantum": 1e-3, "starve": 1, "most": 3}
 """Settings that make something happen within so short a run."""
 
@@ -177,7 +178,7 @@ def test_greedy_tokens_are_the_same_under_every_policy(name: str, batching: str)
         "llama",
         policy=make_policy(name, victim="largest" if batching == "unified" else None, **settings),
         batching=batching,
-        preemption="swap" if batching == "prefill_first" else "recompute",
-        memory="prefix" if name in ("longest_prefix", "continuum") else "paged",
+        preemption="swap" if batching == "prefill_first" and name != "dfs_weight" else "recompute",
+        memory=MEMORY_OF.get(name, "paged"),
     )
     assert tokens(served(engine)) == wanted("llama")

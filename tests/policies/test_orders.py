@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pagedsim.build import POLICIES
 from pagedsim.core import ConfigError, Policy, Request, ServerState, State
 from pagedsim.policies.aging import Aging
-from pagedsim.policies.longest_prefix import LongestPrefix
 from pagedsim.policies.ordering import EDF, HRRN, Priority
+from pagedsim.policies.prefix_order import LongestPrefix
 from pagedsim.policies.slo import SLO
 from tests.policies.served import Job, served, started
 
@@ -69,7 +69,8 @@ def test_sjf_finishes_what_it_began_and_srpt_does_not() -> None:
 @pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if kind.needs])
 def test_without_what_it_needs_it_is_first_come_first_served(name: str) -> None:
     jobs = [Job(at, 4, 3) for at in range(6)]
-    assert started(served(jobs, name, max_seqs=2, memory="prefix")) == list(range(6))
+    memory = "radix" if POLICIES[name].walks_tree else "prefix"
+    assert started(served(jobs, name, max_seqs=2, memory=memory)) == list(range(6))
 
 
 def test_the_response_ratio_grows_with_the_wait_and_falls_with_the_prompt() -> None:
@@ -162,7 +163,7 @@ def job(name: int, shared: list[int], length: int, output: int = 1) -> Job:
 def test_a_beginning_that_waiting_requests_share_is_computed_once() -> None:
     """The third request, which shares nothing, starts beside the first; then the second hits."""
     jobs = [job(1, SHARED, 40), job(2, SHARED, 40), job(3, [], 40)]
-    outcome = served(jobs, "longest_prefix", memory="prefix", max_seqs=2)
+    outcome = served(jobs, "lpm", memory="prefix", max_seqs=2)
     assert started(outcome) == [0, 2, 1]
     assert [request.cached_tokens for request in outcome.requests] == [0, 32, 0]
 

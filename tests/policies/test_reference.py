@@ -31,11 +31,11 @@ from pagedsim.core import (
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.policies.continuum import Continuum
 from pagedsim.policies.fairness import DRR, VTC
-from pagedsim.policies.longest_prefix import LongestPrefix
 from pagedsim.policies.ltr import LTR
 from pagedsim.policies.mlfq import MLFQ, PLAS, SkipJoin
 from pagedsim.policies.ordering import SRPT
 from pagedsim.policies.past_future import PastFuture
+from pagedsim.policies.prefix_order import LongestPrefix
 from pagedsim.sim.simulate import simulate
 from tests.cluster.fleets import whole
 from tests.core.cases import Job as Coming
@@ -134,7 +134,7 @@ PAIRS = {
         ),
         cached=True,
     ),
-    "longest_prefix": Pair(
+    "lpm": Pair(
         LongestPrefix,
         memory.LongestPrefix,
         st.fixed_dictionaries({"most": st.sampled_from([0, 1, 4, 128])}),

@@ -109,6 +109,7 @@ def test_a_value_is_read_as_by_hydra(value: str) -> None:
     [
         ("memory.block_sise=8", r"memory.block_sise: no such key; .*block_size"),
         ("server.max_seqs=many", "server.max_seqs=many: must be a whole number"),
+        ("policy=longest_prefix", "policy=longest_prefix: this option is now called 'lpm'"),
         ("policy=pirority", "policy=pirority: unknown; did you mean 'priority'"),
         ("policy=3", "policy=3: must be the name of an option"),
         ("+workload.rate=3", "[+]workload.rate=3: is there already; workload.rate=... changes it"),

@@ -231,9 +231,9 @@ UNCHECKED: Mapping[str, str] = {
     "policy": "paper observe after_step",
     "router": "paper observe",
     "cost": "explain work",
-    "batching": "compose validate_limits displace",
+    "batching": "compose validate_limits displace idle",
     "memory": "shared claim admit extend fork release guard unguard retract forget hold filled "
-    "check",
+    "check reclaim",
 }
 """Hooks of which no answer is looked at."""
 NO_REASONS = (nan, "", 5, True, [1, 2], np.array([1, 2]))
@@ -245,13 +245,13 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
         SWITCH,
         (None, "no", 1),
         {
-            "policy": "by_client sorts_late",
+            "policy": "by_client sorts_late walks_tree",
             "preemption": "swaps",
             "router": "blind holds",
             "predictor": "drawn",
             "cost": "by_totals",
-            "batching": "displaces_by_default grows_first joins_midway",
-            "memory": "can_guard can_hold",
+            "batching": "displaces_by_default grows_first joins_midway requeues_last",
+            "memory": "can_guard can_hold in_order_of_results",
             "lengths": "drawn",
             "arrivals": "drawn",
         },
@@ -301,7 +301,7 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
     ),
     (TEXTS, (None, "text", [1]), {"cost": "notices"}),
     ("must have the methods swap_seconds and recompute_seconds", (None, 3), {"cost": "prices"}),
-    (LENGTH, NO_LENGTHS, {"batching": "default_tokens", "memory": "end_of longest"}),
+    (LENGTH, NO_LENGTHS, {"batching": "default_tokens longest", "memory": "end_of longest"}),
     (f"{LENGTH}, or None", NO_LENGTHS[1:], {"memory": "need stride"}),
     (
         COUNT,
@@ -309,16 +309,17 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
         {
             "batching": "spare margin slack",
             "memory": "cache_changes longest_of blocks_for cpu_free blocks_at_length common "
-            "blocks_needed filled_blocks swap_need",
+            "blocks_needed filled_blocks swap_need uses cached_tokens",
             "lengths": "capped",
             "autoscaler": "desired",
         },
     ),
     (f"{COUNT}, or None", NO_COUNTS[1:], {"batching": "closed", "memory": "cpu_peak"}),
     ("must be a list of Tier", (None, 3, "cpu", [1]), {"memory": "tiers"}),
-    (SHARE, (*NO_COUNTS, 71), {"memory": "free cached used guarded"}),
+    (SHARE, (*NO_COUNTS, 71), {"memory": "free cached used guarded unheld"}),
     ("must be block numbers from 0, below 70", NO_BLOCKS, {"memory": "known_blocks"}),
-    (BLOCKS, NO_BLOCKS, {"memory": "lookup"}),
+    (BLOCKS, NO_BLOCKS, {"memory": "lookup touch"}),
+    ("must be a node with a parent and children, or None", (3, "ab"), {"memory": "node_of"}),
     (FITS, (*NUMBERS, True, "now", 0), {"memory": "fit"}),
     (PAIRS, NO_PAIRS, {"memory": "swap_out swap_in"}),
     ("must be a Place", (None, 3, (1, 2)), {"memory": "place"}),
@@ -384,6 +385,8 @@ UNASKED = {
     *(("batching", hook) for hook in ("fits", "displace")),
     *(("memory", hook) for hook in ("cache_changes", "cached", "common", "drain", "end_of")),
     *(("memory", hook) for hook in ("guard", "guarded", "unguard", "holds", "hold", "filled")),
+    *(("memory", hook) for hook in ("touch", "reclaim", "cached_tokens", "unheld", "node_of")),
+    *(("batching", hook) for hook in ("idle",)),
     *(("memory", hook) for hook in ("known_blocks", "place", "usage", "used", "check", "forget")),
 }
 """What the run of a part never asks, since other settings do."""

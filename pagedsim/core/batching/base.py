@@ -33,6 +33,9 @@ class Batching(ABC):
     """The meaning of `Policy.displacing = None` here."""
     grows_first: ClassVar[bool] = False
     """Whether running requests allocate their next block before new ones are admitted."""
+    requeues_last: ClassVar[bool] = False
+    """Whether a preempted request returns to the end of the waiting queue, where requests of equal
+    rank keep their places; else to the front, and equal ranks are in order of arrival."""
     joins_midway: ClassVar[bool] = True
     """Whether a request may join the batch with its keys and values (migration)."""
 
@@ -46,6 +49,13 @@ class Batching(ABC):
 
     def validate_limits(self, queues: Queues) -> None:
         """Raise ConfigError if the limits do not allow this batching."""
+
+    def longest(self, queues: Queues, request: Request) -> int:
+        """The length at which a request ends at the latest; called when it is added."""
+        return queues.max_model_len
+
+    def idle(self) -> None:
+        """Called before a step that comes after a time without requests."""
 
     def infeasible(self, queues: Queues, request: Request) -> str | None:
         """Why a waiting request can never be served, or None."""

@@ -1,7 +1,7 @@
 """GPU and CPU memory in blocks: paged (with a prefix cache, or over tiers) and reserved."""
 
 from pagedsim.core.compiled import own_abc_registry
-from pagedsim.core.memory.base import Copies, Fit, Memory, Move, Pairs, Place, Usage
+from pagedsim.core.memory.base import Copies, Fit, Memory, Move, Pairs, Place, PrefixNode, Usage
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.memory.prefix import PrefixMemory
 from pagedsim.core.memory.reserved import ReservedMax, ReservedOracle, ReservedPow2
@@ -18,6 +18,7 @@ __all__ = [
     "Pairs",
     "Place",
     "PrefixMemory",
+    "PrefixNode",
     "ReservedMax",
     "ReservedOracle",
     "ReservedPow2",

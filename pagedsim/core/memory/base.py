@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, SupportsIndex
+from typing import Any, ClassVar, NamedTuple, Protocol, SupportsIndex
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_whole
@@ -32,6 +32,18 @@ class Move(NamedTuple):
 
     source: Place
     target: Place
+
+
+class PrefixNode(Protocol):
+    """A node of a prefix tree, for policies."""
+
+    @property
+    def parent(self) -> PrefixNode | None:
+        """The node above; None: it is the root."""
+
+    @property
+    def children(self) -> Mapping[Hashable, PrefixNode]:
+        """The nodes below, in the order in which they were made."""
 
 
 class Fit(Enum):
@@ -65,6 +77,11 @@ class Memory(ABC):
     can_guard: ClassVar[bool] = False
     can_hold: ClassVar[bool] = False
     """Whether blocks can be held for requests in migration."""
+    in_order_of_results: ClassVar[bool] = False
+    """Whether `filled` is called when the result of a prompt is known, and when a request ends, in
+    the order of the batch."""
+    uses: int = 0
+    """How often the cache was used by `touch` or `cached_tokens`; counted where that matters."""
 
     def __init__(
         self, blocks: SupportsIndex, block_size: SupportsIndex, cpu_blocks: SupportsIndex = 0
@@ -175,6 +192,26 @@ class Memory(ABC):
     def lookup(self, request: Request) -> Sequence[int]:
         """Blocks that already hold the beginning of its tokens."""
         return ()
+
+    def touch(self, request: Request) -> Sequence[int]:
+        """The same, as a use of what it finds, which is evicted later for that."""
+        return self.lookup(request)
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a waiting request that the cache has, for policies: a use, too."""
+        return len(self.touch(request)) * self.block_size
+
+    def node_of(self, request: Request) -> PrefixNode | None:
+        """The node of the cache's tree at which what it has of a waiting request ends, for
+        policies: a use, too. None: the cache is no tree."""
+        return None
+
+    def unheld(self, request: Request, hit: Sequence[int]) -> int:
+        """Free blocks among a `hit`."""
+        return 0
+
+    def reclaim(self, blocks: int) -> None:
+        """Evict until so many blocks are free without content, as far as that goes."""
 
     def hit_may_change(self, request: Request) -> bool:
         """Whether a request that did not fit may fit now although only others took blocks."""

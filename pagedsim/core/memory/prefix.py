@@ -44,6 +44,26 @@ def add_keys(keys: list[Hashable], request: Request, blocks: int, size: int) -> 
         keys.append(_chained(keys[-1] if keys else b"", tokens))
 
 
+def known_tokens(request: Request, with_tokens: bool) -> int:
+    """Number of its tokens whose ids are known; `with_tokens`: the executor reports them."""
+    if request._answer is not None and not with_tokens:
+        return request.num_tokens
+    return request.prompt_len + request.sampled_count
+
+
+def page_keys(request: Request, blocks: int, size: int, with_tokens: bool) -> list[Hashable]:
+    """The keys of its first `blocks` blocks, or of more; computed once per request and size."""
+    if request._hashed_by != size:
+        request._hashes, request._hashed_by = [], size
+    keys = request._hashes
+    if len(keys) < blocks:
+        add_keys(keys, request, min(blocks, known_tokens(request, with_tokens) // size), size)
+    if len(keys) < blocks:
+        request._mark = request._mark or object()
+        keys += own_keys(request._mark, range(len(keys), blocks))
+    return keys
+
+
 def own_keys(mark: object, blocks: Iterable[int]) -> list[Hashable]:
     """The keys of blocks with unknown tokens, unique by this mark."""
     return [(mark, index) for index in blocks]
@@ -227,23 +247,7 @@ class PrefixMemory(PagedMemory):
     # -- keys ----------------------------------------------------------------------------------
 
     def _keys(self, request: Request, blocks: int) -> list[Hashable]:
-        """The keys of its first `blocks` blocks, computed once per request and block size."""
-        size = self.block_size
-        if request._hashed_by != size:
-            request._hashes, request._hashed_by = [], size
-        keys = request._hashes
-        if len(keys) < blocks:
-            add_keys(keys, request, min(blocks, self._known(request) // size), size)
-        if len(keys) < blocks:
-            request._mark = request._mark or object()
-            keys += own_keys(request._mark, range(len(keys), blocks))
-        return keys
-
-    def _known(self, request: Request) -> int:
-        """Number of its tokens whose ids are known."""
-        if request._answer is not None and not self.with_tokens:
-            return request.num_tokens
-        return request.prompt_len + request.sampled_count
+        return page_keys(request, blocks, self.block_size, self.with_tokens)
 
     def findable(self, request: Request) -> Sequence[Hashable]:
         """The keys of its blocks that a cache may have."""
@@ -281,7 +285,7 @@ class PrefixMemory(PagedMemory):
         if request.width > 1:
             tokens = min(tokens, request.prompt_len)
         if self.async_results and self.with_tokens:
-            tokens = min(tokens, self._known(request))
+            tokens = min(tokens, known_tokens(request, True))
         full = tokens // self.block_size
         known = request._registered
         if full <= known:
@@ -295,11 +299,10 @@ class PrefixMemory(PagedMemory):
         need = self.blocks_at_length(request, tokens)
         if self.total - need < spare:
             return Fit.NEVER
-        taken = need - len(hit) + self._unheld(hit)
+        taken = need - len(hit) + self.unheld(request, hit)
         return Fit.NOW if self.free - taken >= spare else Fit.LATER
 
-    def _unheld(self, hit: Sequence[int]) -> int:
-        """Blocks of a hit that are free, so that taking them reduces the free blocks."""
+    def unheld(self, request: Request, hit: Sequence[int]) -> int:
         return self._idle.among(hit) + self._guard.among(hit)
 
     def _claimed(self, hit: Sequence[int]) -> Sequence[int]:

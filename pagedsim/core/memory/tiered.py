@@ -127,9 +127,9 @@ class TieredMemory(PrefixMemory):
                 best, most = taken, saved
         return best
 
-    def _unheld(self, hit: Sequence[int]) -> int:
+    def unheld(self, request: Request, hit: Sequence[int]) -> int:
         here = [found for found in hit if found < self.total]
-        return super()._unheld(here) + len(hit) - len(here)
+        return super().unheld(request, here) + len(hit) - len(here)
 
     def _is_free(self, block: int) -> bool:
         return block < self.total and super()._is_free(block)

@@ -45,10 +45,10 @@ PAIRS = [
 ]
 """Half of them, with each pair of names on two axes."""
 OTHERS: list[tuple[str, ...]] = [
-    (name, preemption, batching, "prefix" if name == "longest_prefix" else "paged")
+    (name, preemption, batching, {"lpm": "prefix", "dfs_weight": "radix"}.get(name, "paged"))
     for number, name in enumerate(POLICIES)
     if "session" not in POLICIES[name].needs
-    for preemption in (("recompute", "swap")[number % 2],)
+    for preemption in (("recompute", "swap")[number % 2 and name != "dfs_weight"],)
     for batching in (("unified", "prefill_first", "one_by_one")[number % 3],)
 ]
 """Every policy there is, once, but for those that go by sessions, which the engine has not."""

@@ -1,0 +1,11 @@
+"""SGLang's scheduler: its batching, and the radix tree that is its prefix cache.
+
+The rules are those of SGLang 0.5.23, in both loops of its scheduler: the one that overlaps a step
+with the result of the step before (`async_scheduling`), and the synchronous one. Its orders of the
+queue are policies as others are: lpm, dfs_weight, lof, hrrn_tokens, priority.
+"""
+
+from pagedsim.sglang.batching import SGLang
+from pagedsim.sglang.radix import RadixMemory
+
+__all__ = ["RadixMemory", "SGLang"]

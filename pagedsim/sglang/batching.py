@@ -1,0 +1,474 @@
+"""SGLang's batching: prefills before decodes, and decodes that are retracted where memory ends.
+
+A step is a batch of prefills or of decodes; with `mixed_chunk` a batch of prefills has the decodes
+beside it. Prefills are admitted in the order of the queue, until a budget is spent (`budget.py`) or
+the batch has `max_seqs` requests. How much is reserved for answers is the *new-token ratio*, which
+falls with each step of decodes, and rises where decodes did not fit: then the shortest answers are
+*retracted*, that is preempted and queued again behind all others.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, SupportsFloat
+
+from pagedsim.core.batching.base import AdmissionChanges, Batching
+from pagedsim.core.compiled import mypyc_attr
+from pagedsim.core.errors import ConfigError, require_flag, require_number, require_whole
+from pagedsim.core.memory import Memory
+from pagedsim.core.plan import StepPlan
+from pagedsim.core.policy import Policy, overrides
+from pagedsim.core.queues import Queues
+from pagedsim.core.request import Request, State
+from pagedsim.sglang.budget import CLIP, Budget, FixedLengths, Verdict
+
+RATIO = 0.7
+"""The new-token ratio at first, times the conservativeness."""
+LOWEST = 0.14
+"""The share of it to which it falls."""
+DECAY_STEPS = 600
+"""Steps of decodes in which it falls so far."""
+STEPS_AFTER_RETRACTION = 20
+"""Steps of decodes for which a retraction leaves memory."""
+REFRESH_STEPS = 32
+REFRESHED = 128
+"""Every so many batches of prefills, the prefixes of the first requests in the queue count as used,
+under policies that do not look them up."""
+MORE_THAN_ANY = 1 << 30
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SGLang(Batching):
+    """Prefill batches before decodes, under SGLang's budgets, with retraction."""
+
+    admission_changes: ClassVar[AdmissionChanges] = "never"
+    displaces_by_default: ClassVar[bool] = True
+    requeues_last: ClassVar[bool] = True
+    joins_midway: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        chunked_prefill_size: int | None = 8192,
+        mixed_chunk: bool = False,
+        conservativeness: SupportsFloat = 1.0,
+        prefill_max_requests: int | None = None,
+        preemption_threshold: SupportsFloat = 10,
+        retraction: Literal["length", "rank"] = "length",
+        idle_reset: bool = True,
+    ) -> None:
+        """`chunked_prefill_size` are the tokens of a batch of prefills, None: no prompt is cut;
+        `mixed_chunk` puts the decodes beside. `conservativeness` scales the new-token ratio;
+        `prefill_max_requests` bounds the requests of a batch of prefills.
+
+        Where the policy displaces, a waiting request preempts running ones whose ranks are behind
+        its own by more than `preemption_threshold`. `retraction` takes the shortest answers first,
+        or with "rank" the last in rank. `idle_reset`: after a time without requests the new-token
+        ratio is what it was at first.
+        """
+        if chunked_prefill_size is not None:
+            require_whole("chunked_prefill_size", chunked_prefill_size, 1)
+        if prefill_max_requests is not None:
+            require_whole("prefill_max_requests", prefill_max_requests, 1)
+        if retraction not in ("length", "rank"):
+            raise ConfigError(f"retraction={retraction}: must be length or rank")
+        self.chunked_prefill_size = chunked_prefill_size
+        self.mixed_chunk = require_flag("mixed_chunk", mixed_chunk)
+        if mixed_chunk and chunked_prefill_size is None:
+            raise ConfigError("mixed_chunk=true: needs chunked_prefill_size, the tokens of a step")
+        self.prefill_max_requests = prefill_max_requests
+        self.preemption_threshold = require_number("preemption_threshold", preemption_threshold, 0)
+        self.retraction = retraction
+        self.idle_reset = require_flag("idle_reset", idle_reset)
+        scaled = RATIO * require_number("conservativeness", conservativeness, 0)
+        self.first_ratio = min(scaled, 1.0)
+        self.lowest_ratio = min(self.first_ratio * LOWEST, 1.0)
+        self._decay = (self.first_ratio - self.lowest_ratio) / DECAY_STEPS
+        self.ratio = self.first_ratio
+        """The new-token ratio."""
+        self.full = False
+        """Whether no request is admitted until one leaves the batch."""
+        self.chunked: Request | None = None
+        """The request whose prompt goes on in the next step."""
+        self._prefilled = False  # whether the last step had prefills
+        self._decoding = 0  # requests that decoded, beside prefills or before them
+        self._batch = 0  # requests in the batch after the last step was composed
+        self._prefill_tokens = 0  # of the last batch of prefills
+        self._founding_tokens = 0  # of the one with which the batch of decodes began
+        self._refreshes = 0
+        self._caches = False  # whether the memory has a prefix cache
+        self._matched: dict[Request, tuple[int, int]] = {}  # tokens, and cached: when last tried
+
+    # -- limits ------------------------------------------------------------------------------------
+
+    def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
+        return 16384
+
+    def validate_limits(self, queues: Queues) -> None:
+        if queues.preemption.swaps:
+            raise ConfigError("batching=sglang retracts requests: choose preemption=recompute")
+        if queues.async_scheduling:
+            raise ConfigError(
+                "batching=sglang: its overlap loop is not there yet: set async_scheduling=false"
+            )
+        page = queues.memory.block_size
+        if (chunk := self.chunked_prefill_size) is not None and chunk % page:
+            raise ConfigError(
+                f"chunked_prefill_size={chunk}: must be a multiple of block_size={page}"
+            )
+        self._caches = type(queues.memory).lookup is not Memory.lookup
+
+    def displacing(self, policy: Policy) -> bool:
+        return overrides(policy, "rank") and super().displacing(policy)
+
+    def sorts_late(self, policy: Policy) -> bool:
+        return True
+
+    def longest(self, queues: Queues, request: Request) -> int:
+        # An answer is cut to what could ever be admitted: a page and a token stay free.
+        memory, prompt = queues.memory, request.prompt_len
+        capacity = memory.total * memory.block_size
+        pages = memory.blocks_for(prompt) * memory.block_size
+        answer = min(
+            min(queues.max_model_len, capacity) - 2 - prompt,
+            capacity - pages - memory.block_size - 1,
+        )
+        return prompt + max(answer, 0)
+
+    def infeasible(self, queues: Queues, request: Request) -> str | None:
+        if request is queues.feasible or request.generated:
+            return None
+        reason = self.never_fits(queues, request)
+        if reason is None:
+            queues.feasible = request
+        return reason
+
+    def never_fits(self, queues: Queues, request: Request) -> str | None:
+        if request.width > 1:
+            return f"{request.width} sequences: batching=sglang serves one of each request"
+        if request.prompt_len > queues.max_model_len:
+            return f"prompt of {request.prompt_len} tokens: max_model_len is {queues.max_model_len}"
+        memory = queues.memory
+        capacity = memory.total * memory.block_size
+        if request.prompt_len + memory.block_size < capacity:
+            return None
+        return (
+            f"prompt of {request.prompt_len} tokens: memory has {capacity}, of which a block of "
+            f"{memory.block_size} stays free"
+        )
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def compose(self, queues: Queues, plan: StepPlan) -> None:
+        self._open(queues)
+        self._prefilled = self._prefill(queues, plan)
+        if not self._prefilled:
+            self._decode(queues, plan)
+        self._batch = len(queues.running)
+
+    def closed(self, plan: StepPlan) -> int | None:
+        return MORE_THAN_ANY if self.full else 0
+
+    def idle(self) -> None:
+        if self.idle_reset:
+            self.ratio = self.first_ratio
+
+    def _open(self, queues: Queues) -> None:
+        """Admission is open again if a request has left the batch, or the batch is a new one."""
+        if self.chunked is not None and self.chunked.state is not State.RUNNING:
+            self.chunked = None  # aborted
+        founded = self._prefilled and not self._decoding
+        if founded and len(queues.running) > (self.chunked is not None):
+            self._founding_tokens = self._prefill_tokens
+        left = len(queues.running) < self._batch
+        if left or founded or (self._prefilled and self.chunked is not None):
+            self.full = False
+        if self.chunked is not None:
+            queues.memory.filled(self.chunked, self.chunked.computed)
+
+    def _running(self, queues: Queues, plan: StepPlan) -> list[Request]:
+        """The batch without the prefills, and without the request whose prompt goes on."""
+        fresh = {self.chunked, *(chunk.request for chunk in plan.chunks)}
+        return [one for one in queues.running if one not in fresh]
+
+    # -- prefills ----------------------------------------------------------------------------------
+
+    def _prefill(self, queues: Queues, plan: StepPlan) -> bool:
+        """Compose a batch of prefills; returns whether there is one."""
+        displacing, chunked = queues.displacing, self.chunked
+        running = len(queues.running) - (chunked is not None)
+        self._decoding = running
+        if displacing or not running:
+            self.full = False
+        if chunked is None:
+            if self.full or not queues.waiting:
+                return False
+            if running >= queues.max_seqs and not displacing:
+                self.full = True
+                return False
+        self._sort(queues)
+        budget = self._budget(queues, plan)
+        if chunked is not None:
+            self._continue(queues, plan, budget, chunked)
+        self._admit(queues, plan, budget)
+        if not plan.chunks:
+            return False
+        self._allocate(queues, plan)
+        if self.mixed_chunk and self._decoding:
+            self._mix(queues, plan)
+        self._prefill_tokens = plan.prefill_tokens + plan.decode_count
+        return True
+
+    def _sort(self, queues: Queues) -> None:
+        waiting, memory = queues.waiting, queues.memory
+        uses = memory.uses
+        waiting.arrange()
+        if not waiting or memory.uses != uses or not self._caches:
+            return  # the policy has looked up prefixes itself
+        if self._refreshes % REFRESH_STEPS == 0:
+            for request in reversed(list(waiting)[:REFRESHED]):
+                memory.cached_tokens(request)
+        self._refreshes += 1
+
+    def _budget(self, queues: Queues, plan: StepPlan) -> Budget:
+        running = self._running(queues, plan)
+        beside = len(running) if self.mixed_chunk else 0
+        return Budget(
+            queues.memory,
+            tokens=queues.max_batched_tokens,
+            chunk=self.chunked_prefill_size,
+            beside=beside,
+            reserved=(self._reserved(queues, one) for one in running),
+        )
+
+    def _reserved(self, queues: Queues, request: Request) -> float:
+        """Tokens that are reserved for the rest of a running request's answer."""
+        left = self._answer(queues, request) - request.generated
+        return min(left, CLIP) * self._ratio_of(request)
+
+    def _ratio_of(self, request: Request) -> float:
+        return 1.0 if request.params.ignore_eos else self.ratio
+
+    def _answer(self, queues: Queues, request: Request) -> int:
+        """Tokens that a request may generate; 0 if it ends with its first."""
+        end = min(queues.limit_of(request), self.longest(queues, request))
+        return end - request.prompt_len
+
+    def _continue(self, queues: Queues, plan: StepPlan, budget: Budget, request: Request) -> None:
+        """The next chunk of the prompt that was cut; it must advance, so that it ends and frees
+        its memory."""
+        assert budget.chunk is not None
+        available = min(budget.chunk, int(budget.memory))
+        left = request.num_tokens - request.computed
+        count = min(left, available if available > 0 else budget.chunk)
+        queues.advance(plan, request, count)
+        whole = count == left
+        budget.take(count, min(self._answer(queues, request), CLIP) if whole else 0)
+        if whole:
+            self.chunked = None
+
+    def _admit(self, queues: Queues, plan: StepPlan, budget: Budget) -> None:
+        """Admit requests in the order of the queue, until one does not fit."""
+        fixed = FixedLengths(lambda one: self._answer(queues, one) * self._ratio_of(one))
+        candidates = len(queues.waiting)
+        while candidates and budget.verdict() is not Verdict.FULL:
+            candidates -= 1
+            request = queues.waiting.head
+            if reason := self.refused(queues, request):
+                queues.reject(plan, reason)
+                continue
+            running = self._decoding
+            if len(plan.chunks) >= queues.max_seqs - running:
+                self.full = True
+            if self.full and not (
+                queues.displacing and self._displace(queues, plan, budget, request)
+            ):
+                return
+            verdict = self._admit_one(queues, plan, budget, request, fixed)
+            if verdict is Verdict.OPEN:
+                continue
+            if verdict is Verdict.NO_MEMORY:
+                self.full = bool(plan.chunks) or self._decoding > 0
+            return
+
+    def _admit_one(
+        self,
+        queues: Queues,
+        plan: StepPlan,
+        budget: Budget,
+        request: Request,
+        fixed: FixedLengths,
+    ) -> Verdict:
+        """Admit a request if it fits; the verdict is on the next one."""
+        memory, page = queues.memory, queues.memory.block_size
+        hit = memory.touch(request)
+        cached = len(hit) * page
+        if queues.displacing:
+            self._matched[request] = (request.num_tokens, cached)
+        if (most := self.prefill_max_requests) is not None and len(plan.chunks) >= most:
+            return Verdict.FULL
+        left = request.num_tokens - cached
+        answer = self._answer(queues, request)
+        if request.params.ignore_eos and not self._caches:
+            if budget.paged(left) + page > min(budget.memory, budget.memory_now):
+                return Verdict.NO_MEMORY
+            others = [*self._running(queues, plan), *(chunk.request for chunk in plan.chunks)]
+            if not fixed.fits(request, others, budget):
+                return Verdict.NO_MEMORY
+            count = self._count_fixed(budget, left)
+        else:
+            wanted = left + min(max(answer - request.generated, 0), CLIP) + page
+            if wanted >= budget.memory - memory.unheld(request, hit) * page:
+                return Verdict.NO_MEMORY
+            count = self._count(plan, budget, cached, left)
+        if count <= 0 or not queues.admits(request):
+            return Verdict.FULL
+        queues.start(plan, count, hit, allocate=False)
+        budget.take(count, min(answer, CLIP) if count == left else 0)
+        if count < left:
+            self.chunked = request
+        return budget.verdict()
+
+    def _count(self, plan: StepPlan, budget: Budget, cached: int, left: int) -> int:
+        """Tokens that a request computes now, of those that are `left`; 0 if none."""
+        paged, page = budget.paged(left), budget.page
+        if budget.chunk is None:
+            # The first prompt may be longer than a step.
+            return 0 if plan.chunks and paged >= budget.tokens else left
+        if paged <= budget.chunk:
+            return left
+        return (cached + budget.chunk // page * page) // page * page - cached
+
+    @staticmethod
+    def _count_fixed(budget: Budget, left: int) -> int:
+        return left if budget.chunk is None else min(left, budget.chunk)
+
+    def _allocate(self, queues: Queues, plan: StepPlan) -> None:
+        """Allocate what the prefills compute. What is evicted for them is counted with a page more
+        for each."""
+        memory = queues.memory
+        page = memory.block_size
+        tokens = plan.prefill_tokens + (len(plan.chunks) * page if page > 1 else 0)
+        memory.reclaim(memory.blocks_for(tokens))
+        for chunk in plan.chunks:
+            memory.extend(chunk.request, chunk.context, plan.copies)
+
+    def _mix(self, queues: Queues, plan: StepPlan) -> None:
+        """Put the decodes beside the prefills if they fit; the batch begins with the prefills
+        then."""
+        if not self._decodes_fit(queues):
+            return
+        self._grow(queues, plan)
+        queues.decode(plan)
+        chunks = [chunk.request for chunk in plan.chunks]
+        queues.seat([*chunks, *(one for one in queues.running if one not in chunks)])
+        self._decoding = 0
+
+    # -- priorities --------------------------------------------------------------------------------
+
+    def _displace(self, queues: Queues, plan: StepPlan, budget: Budget, request: Request) -> bool:
+        """Preempt running requests whose ranks are far behind, if that makes room for `request`."""
+        rank = queues.order(request)[0]
+        tokens, cached = self._matched.get(request, (0, 0))
+        lacking = tokens - cached + min(self._answer(queues, request), CLIP) - budget.memory
+        running = self._running(queues, plan)
+        ranks = {one: queues.order(one)[0] for one in running}
+        victims: set[Request] = set()
+        for one in sorted(running, key=lambda one: (ranks[one], one._order), reverse=True):
+            if not _behind(ranks[one], rank, self.preemption_threshold):
+                break
+            victims.add(one)
+            lacking -= self._reserved(queues, one)
+            if lacking <= 0:
+                break
+        if not victims or lacking > 0:
+            return False
+        count = 0
+        for one in running:
+            if one in victims:
+                count += 1
+                budget.reserved -= self._reserved(queues, one)
+                self._preempt(queues, plan, one, request, len(running) - count, displaced=True)
+        self._decoding -= count
+        return True
+
+    def _preempt(
+        self,
+        queues: Queues,
+        plan: StepPlan,
+        victim: Request,
+        by: Request,
+        others: int,
+        displaced: bool = False,
+    ) -> None:
+        """Preempt a request, and leave memory for the next steps of the others."""
+        memory = queues.memory
+        if queues.displacing:
+            tokens, _ = self._matched.get(victim, (victim.num_tokens, 0))
+            self._matched = {one: hit for one, hit in self._matched.items() if one.alive}
+            self._matched[victim] = (tokens, 0)
+        queues.preempt(plan, victim, by, displaced)
+        memory.reclaim(memory.blocks_for(others * STEPS_AFTER_RETRACTION))
+
+    # -- decodes -----------------------------------------------------------------------------------
+
+    def _decode(self, queues: Queues, plan: StepPlan) -> None:
+        if not queues.running:
+            return
+        if self._decodes_fit(queues):
+            self.ratio = max(self.ratio - self._decay, self.lowest_ratio)
+        else:
+            self._retract(queues, plan)
+        self._count_decodes(queues)
+        self._grow(queues, plan)
+        queues.decode(plan)
+
+    def grow(self, queues: Queues, plan: StepPlan) -> bool:
+        if not self._decodes_fit(queues):
+            return False
+        self.ratio = max(self.ratio - self._decay, self.lowest_ratio)
+        self._count_decodes(queues)
+        return self._grow(queues, plan)
+
+    def _decodes_fit(self, queues: Queues) -> bool:
+        due = len(queues.clock.memory.get(queues.clock.tick, ()))
+        queues.memory.reclaim(due)
+        return due <= queues.memory.free
+
+    def _count_decodes(self, queues: Queues) -> None:
+        """SGLang 0.5.23 counts with each step of decodes, too, what the prefill computed with which
+        the batch began: an order by tokens (hrrn) depends on it."""
+        queues.prefill_tokens += self._founding_tokens
+
+    def _grow(self, queues: Queues, plan: StepPlan) -> bool:
+        queues.memory.reclaim(queues.clock.requests)  # as if each needed a page
+        return queues.grow(plan, 0)
+
+    def _retract(self, queues: Queues, plan: StepPlan) -> None:
+        """Retract requests until the others fit."""
+        kept = self._by_retraction(queues, list(queues.running))
+        while len(kept) > 1:
+            self._preempt(queues, plan, kept.pop(), kept[0], len(kept))
+            if self._decodes_fit(queues):
+                break
+        queues.seat(kept)
+        generated = sum(one.generated for one in kept)
+        answers = sum(self._answer(queues, one) for one in kept)
+        self.ratio = min(1.0, (generated + STEPS_AFTER_RETRACTION * len(kept)) / (answers + 1))
+        self.full = False
+
+    def _by_retraction(self, queues: Queues, running: list[Request]) -> list[Request]:
+        """Running requests, those last that are retracted first."""
+
+        def length(request: Request) -> tuple[int, int]:
+            return (request.generated, -request.prompt_len)
+
+        if self.retraction == "length":
+            return sorted(running, key=length, reverse=True)
+        ranks = {one: queues.order(one)[0] for one in running}
+        return sorted(sorted(running, key=length, reverse=True), key=ranks.__getitem__)
+
+
+def _behind(rank: object, other: object, threshold: float) -> bool:
+    """Whether a rank is behind another by more than the threshold, which goes for numbers."""
+    if isinstance(rank, tuple) or isinstance(other, tuple):
+        return bool(rank > other)  # type: ignore[operator]
+    return float(rank) - float(other) > threshold  # type: ignore[arg-type]

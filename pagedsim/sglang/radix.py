@@ -1,0 +1,374 @@
+"""SGLang's prefix cache: a radix tree of tokens, page by page, beside the pages of requests.
+
+A request's tokens enter the tree when they have been computed: a prompt when its result is known,
+a chunk before the next step is composed, and all of it when the request ends. From then on the tree
+owns the pages, and the request locks the path from its node to the root. Pages that the tree has
+already are freed, and the tree's are used in their place. Nodes that no request locks can be
+evicted, leaf by leaf, the least recently used first.
+
+Pages are this memory's blocks. Equal keys mean equal tokens up to the end of a page, as in
+`core/memory/prefix.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from typing import ClassVar, Final
+
+from pagedsim.core.compiled import mypyc_attr
+from pagedsim.core.errors import IntegrityError
+from pagedsim.core.memory.base import Copies, Fit, Memory
+from pagedsim.core.memory.prefix import known_tokens, page_keys
+from pagedsim.core.request import Request
+
+_NOW: Final = Fit.NOW
+_LATER: Final = Fit.LATER
+_NEVER: Final = Fit.NEVER
+
+_DEEPER: Final = 1e-5
+"""Of the nodes of a path that is matched, each is as much older than the one below it."""
+
+
+class Node:
+    """A run of pages that all requests with its tokens share."""
+
+    __slots__ = ("children", "keys", "number", "owners", "pages", "parent", "used")
+
+    def __init__(
+        self, number: int, parent: Node | None, keys: list[Hashable], pages: list[int], used: float
+    ) -> None:
+        self.number = number
+        self.parent = parent
+        self.keys = keys
+        self.pages = pages
+        self.used = used
+        self.owners = 0  # requests that lock it
+        self.children: dict[Hashable, Node] = {}
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RadixMemory(Memory):
+    """A pool of pages and a radix tree of what requests have computed."""
+
+    in_order_of_results: ClassVar[bool] = True
+
+    def __init__(self, blocks: int, block_size: int = 1, cpu_blocks: int = 0) -> None:
+        super().__init__(blocks, block_size, cpu_blocks)
+        self._free: list[int] = list(range(blocks - 1, -1, -1))
+        self._time = 0  # of the tree: it counts its uses
+        self._nodes = 0  # in the tree, beside the root
+        self._made = 0
+        self.root = Node(0, None, [], [], 0.0)
+        self._node_of: dict[Request, Node] = {}
+        self._evictable = 0  # pages of nodes without an owner
+        self._leaves: list[tuple[float, int, Node]] = []  # a heap; entries may be out of date
+        self._changes = 0
+        self.shared = 0
+
+    # -- inspection ------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        return len(self._free) + self._evictable
+
+    @property
+    def cached(self) -> int:
+        return self._evictable
+
+    @property
+    def cache_changes(self) -> int:
+        return self._changes
+
+    def known_blocks(self) -> Iterable[int]:
+        return sorted(chain.from_iterable(node.pages for node in self._all_nodes()))
+
+    def _all_nodes(self) -> list[Node]:
+        found = [self.root]
+        for node in found:
+            found += node.children.values()
+        return found
+
+    # -- the tree ----------------------------------------------------------------------------------
+
+    def _tick(self) -> float:
+        self._time += 1
+        return self._time
+
+    def lookup(self, request: Request) -> Sequence[int]:
+        hit: list[int] = []
+        keys, node = self._findable(request), self.root
+        while len(hit) < len(keys) and (child := node.children.get(keys[len(hit)])):
+            common = _common(child.keys, keys, len(hit))
+            hit += child.pages[:common]
+            if common < len(child.keys):
+                break
+            node = child
+        return hit
+
+    def touch(self, request: Request) -> Sequence[int]:
+        return self._match(self._findable(request))[1]
+
+    def cached_tokens(self, request: Request) -> int:
+        return len(self._match(self._all_keys(request))[1]) * self.block_size
+
+    def node_of(self, request: Request) -> Node:
+        """The node at which the longest known prefix of a request ends."""
+        return self._match(self._all_keys(request))[0]
+
+    def _match(self, keys: Sequence[Hashable]) -> tuple[Node, list[int]]:
+        """The longest path of these keys, and its pages: a node is split where the path ends in
+        it. The path is now the most recently used."""
+        node: Node = self.root
+        hit: list[int] = []
+        self.uses += 1
+        if not keys:
+            return node, hit
+        while len(hit) < len(keys) and (child := node.children.get(keys[len(hit)])):
+            common = _common(child.keys, keys, len(hit))
+            node = child if common == len(child.keys) else self._split(child, common)
+            hit += node.pages
+            if node is not child:
+                break
+        used = self._tick()
+        above: Node | None = node
+        while above is not None:
+            self._use(above, used)
+            used -= _DEEPER
+            above = above.parent
+        self._changes += 1
+        return node, hit
+
+    def _insert(self, keys: Sequence[Hashable], pages: Sequence[int], kept: int) -> Node:
+        """Add a path, and return its last node. Of pages that the tree has already, those from
+        place `kept` on are freed."""
+        node, done = self.root, 0
+        self._use(node, self._tick())
+        self._changes += 1
+        while done < len(keys) and (child := node.children.get(keys[done])):
+            self._use(child, self._tick())
+            common = _common(child.keys, keys, done)
+            node = child if common == len(child.keys) else self._split(child, common)
+            first = max(0, kept - done)
+            self._free += pages[done + first : done + common]
+            done += common
+        if done < len(keys):
+            node = self._add(node, list(keys[done:]), list(pages[done:]))
+        return node
+
+    def _add(self, parent: Node, keys: list[Hashable], pages: list[int]) -> Node:
+        node = self._new(parent, keys, pages)
+        parent.children[keys[0]] = node
+        self._evictable += len(pages)
+        self._offer(node)
+        return node
+
+    def _new(self, parent: Node, keys: list[Hashable], pages: list[int]) -> Node:
+        self._nodes += 1
+        self._made += 1
+        return Node(self._made, parent, keys, pages, self._tick())
+
+    def _split(self, child: Node, pages: int) -> Node:
+        """Split the first pages of a node off; returns the new node, which has them."""
+        parent = child.parent
+        assert parent is not None
+        above = self._new(parent, child.keys[:pages], child.pages[:pages])
+        above.owners = child.owners
+        above.children[child.keys[pages]] = child
+        parent.children[above.keys[0]] = above
+        child.parent, child.keys, child.pages = above, child.keys[pages:], child.pages[pages:]
+        self._use(child, self._tick())
+        return above
+
+    def _use(self, node: Node, used: float) -> None:
+        node.used = used
+        self._offer(node)
+
+    def _lock(self, node: Node) -> None:
+        """Add an owner to all nodes from this one to the root."""
+        above: Node | None = node
+        while above is not None and above.parent is not None:
+            if above.owners:
+                self.shared += len(above.pages)
+            else:
+                self._evictable -= len(above.pages)
+            above.owners += 1
+            above = above.parent
+
+    def _unlock(self, node: Node) -> None:
+        above: Node | None = node
+        while above is not None and above.parent is not None:
+            above.owners -= 1
+            if above.owners:
+                self.shared -= len(above.pages)
+            else:
+                self._evictable += len(above.pages)
+                self._offer(above)
+            above = above.parent
+
+    # -- eviction ----------------------------------------------------------------------------------
+
+    def _offer(self, node: Node) -> None:
+        """List a node that can be evicted under the time of its last use."""
+        if node.owners or node.children or node.parent is None:
+            return
+        if len(self._leaves) > 64 + 4 * self._nodes:
+            self._leaves = [entry for entry in self._leaves if _is_current(entry)]
+            heapify(self._leaves)
+        heappush(self._leaves, (node.used, node.number, node))
+
+    def reclaim(self, blocks: int) -> None:
+        while len(self._free) < blocks and self._leaves:
+            entry = heappop(self._leaves)
+            if not _is_current(entry):
+                continue
+            node = entry[2]
+            parent = node.parent
+            assert parent is not None
+            del parent.children[node.keys[0]]
+            node.parent = None
+            self._nodes -= 1
+            self._free += node.pages
+            self._evictable -= len(node.pages)
+            self._changes += 1
+            self._offer(parent)
+
+    def _take(self, count: int) -> list[int]:
+        """`count` free pages; the caller has made sure that there are as many."""
+        if count <= 0:
+            return []
+        self.reclaim(count)
+        pages = self._free[-count:]
+        del self._free[-count:]
+        return pages[::-1]
+
+    def forget(self) -> None:
+        self.reclaim(self.total)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _all_keys(self, request: Request) -> Sequence[Hashable]:
+        return self._keys(request, request.num_tokens)
+
+    def _findable(self, request: Request) -> Sequence[Hashable]:
+        return self._keys(request, request.num_tokens - 1)  # one token must be computed
+
+    def _keys(self, request: Request, tokens: int) -> Sequence[Hashable]:
+        """The keys of the pages that its first tokens fill."""
+        if request.prompt is None:
+            return ()
+        most = tokens // self.block_size
+        keys = page_keys(request, most, self.block_size, self.with_tokens)
+        return keys if len(keys) == most else keys[:most]
+
+    def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
+        need = self.blocks_for(tokens)
+        if self.total - need < spare:
+            return _NEVER
+        taken = need - len(hit) + (self.unheld(request, hit) if hit else 0)
+        return _NOW if self.free - taken >= spare else _LATER
+
+    def unheld(self, request: Request, hit: Sequence[int]) -> int:
+        keys, node, done, found = self._findable(request), self.root, 0, 0
+        while done < len(hit):
+            node = node.children[keys[done]]
+            here = min(len(node.pages), len(hit) - done)
+            done += here
+            found += 0 if node.owners else here
+        return found
+
+    def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        node, pages = self._match(self._findable(request)[: len(hit)])
+        self._lock(node)
+        self._node_of[request] = node
+        request._registered = len(pages)
+        request.tables = [[*pages, *self._take(self.blocks_for(tokens) - len(pages))]]
+
+    def stride(self, forked: bool) -> int | None:
+        return self.block_size
+
+    def extend(self, request: Request, tokens: int, copies: Copies) -> None:
+        request.tables[0] += self._take(self.blocks_for(tokens) - len(request.tables[0]))
+
+    def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
+        if len(due) + spare > self.free:
+            return False
+        for request, page in zip(due, self._take(len(due)), strict=True):
+            request.tables[0].append(page)
+        return True
+
+    def filled(self, request: Request, tokens: int) -> None:
+        """Put the pages of the first tokens into the tree; its end is what the request locks."""
+        if request.prompt is None or not request.tables:
+            return
+        if self.with_tokens:
+            tokens = min(tokens, known_tokens(request, True))
+        table, known = request.tables[0], request._registered
+        pages = tokens // self.block_size
+        keys = page_keys(request, pages, self.block_size, self.with_tokens)[:pages]
+        node = self._insert(keys, table[:pages], known)
+        # The prompt ends in a node of its own, so that answers can be evicted without it.
+        prompt = request.prompt_len // self.block_size
+        if 0 < prompt < pages:
+            self._insert(keys[:prompt], table[:prompt], prompt)
+        self._lock(node)
+        self._unlock(self._node_of[request])
+        self._node_of[request] = node
+        table[known:pages] = _path(node)[known:]
+        request._registered = pages
+
+    def release(self, request: Request) -> None:
+        if request.tables:
+            self._free += request.tables[0][request._registered :]
+            self._unlock(self._node_of.pop(request))
+        request.tables = ()
+        request._registered = 0
+
+    def check(self, requests: Iterable[Request]) -> None:
+        nodes, owners = self._all_nodes(), dict.fromkeys(self._all_nodes(), 0)
+        own: list[int] = []
+        for request in requests:
+            if not request.tables:
+                continue
+            node = above = self._node_of[request]
+            if request.tables[0][: request._registered] != _path(node):
+                raise IntegrityError(f"the table of {request!r} has other pages than its node")
+            own += request.tables[0][request._registered :]
+            while above.parent is not None:
+                owners[above] += 1
+                above = above.parent
+        if wrong := [node.number for node in nodes if node.owners != owners[node]]:
+            raise IntegrityError(f"nodes {wrong} count other owners than lock them")
+        if sum(len(n.pages) for n in nodes if not n.owners) != self._evictable:
+            raise IntegrityError(f"{self._evictable} pages are counted as evictable: not so")
+        pages = sorted([*own, *self._free, *chain.from_iterable(node.pages for node in nodes)])
+        if pages != list(range(self.total)):
+            raise IntegrityError("a page is lost, or has two owners")
+        if sum(max(n.owners - 1, 0) * len(n.pages) for n in nodes) != self.shared:
+            raise IntegrityError(f"{self.shared} shared pages are counted: not so")
+
+
+def _common(keys: list[Hashable], path: Sequence[Hashable], start: int) -> int:
+    """How many of `keys` the path has, from `start` on."""
+    most = min(len(keys), len(path) - start)
+    if keys[:most] == path[start : start + most]:
+        return most
+    return next(place for place in range(most) if keys[place] != path[start + place])
+
+
+def _is_current(entry: tuple[float, int, Node]) -> bool:
+    """Whether a node can be evicted, and was last used at the time of its entry."""
+    used, _, node = entry
+    evictable = node.parent is not None and not node.owners and not node.children
+    return evictable and node.used == used
+
+
+def _path(node: Node) -> list[int]:
+    """The pages from the root to the end of a node."""
+    parts: list[list[int]] = []
+    above: Node | None = node
+    while above is not None:
+        parts.append(above.pages)
+        above = above.parent
+    return list(chain.from_iterable(reversed(parts)))

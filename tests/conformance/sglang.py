@@ -1,0 +1,214 @@
+"""Drives our scheduler through workloads that SGLang's was driven through, and records alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pagedsim.core import Memory, PagedMemory, Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.core.policy import Policy
+from pagedsim.policies.ordering import FCFS, LOF, Priority
+from pagedsim.policies.prefix_order import DFSWeight, LongestPrefix, TokenHRRN
+from pagedsim.sglang.batching import SGLang
+from pagedsim.sglang.radix import Node, RadixMemory
+from tests.conformance.driver import GENERATED, Step, prompt
+
+STOP = 1
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fcfs": FCFS,
+    "lpm": LongestPrefix,
+    "dfs-weight": DFSWeight,
+    "lof": LOF,
+    "hrrn": TokenHRRN,
+}
+
+
+def make_scheduler(config: dict[str, Any]) -> Scheduler:
+    page = config["page_size"]
+    blocks = config["max_total_tokens"] // page
+    memory: Memory = (RadixMemory if config["radix_cache"] else PagedMemory)(blocks, page)
+    batching = SGLang(
+        chunked_prefill_size=config["chunked_prefill_size"],
+        mixed_chunk=config["mixed_chunk"],
+        conservativeness=config["conservativeness"],
+        prefill_max_requests=config["prefill_max_requests"],
+        preemption_threshold=config["preemption_threshold"],
+        retraction="rank" if config["retraction_policy"] == "priority" else "length",
+        idle_reset="overlap" in config,
+    )
+    return Scheduler(
+        memory=memory,
+        batching=batching,
+        policy=policy_of(config),
+        max_seqs=config["max_running"],
+        max_batched_tokens=config["max_prefill_tokens"],
+        max_model_len=min(config["context_len"], memory.longest),
+        async_scheduling=config.get("overlap", False),
+    )
+
+
+def policy_of(config: dict[str, Any]) -> Policy:
+    if config["priority"]:
+        return Priority(displace=config["preemption"])
+    if not config["radix_cache"] and config["policy"] != "lof":
+        return FCFS()  # as SGLang does
+    return POLICIES[config["policy"]]()
+
+
+def requests_of(config: dict[str, Any], entries: list[dict[str, Any]]) -> list[tuple[int, Request]]:
+    sign = 1 if config["low_first"] else -1
+    found = [
+        (
+            entry["arrival_step"],
+            Request(
+                entry["id"],
+                prompt(entry),
+                SamplingParams(
+                    temperature=0.0, max_tokens=entry["max_tokens"], ignore_eos=entry["ignore_eos"]
+                ),
+                arrival=place,
+                priority=sign * entry.get("priority", 0),
+            ),
+        )
+        for place, entry in enumerate(entries)
+    ]
+    return sorted(found, key=lambda one: (one[0], one[1].id))
+
+
+def drive(
+    config: dict[str, Any],
+    entries: list[dict[str, Any]],
+    glide: bool = False,
+    tokens_reported: bool = True,
+    check_every: int = 1,
+) -> Iterator[Step]:
+    """Every step that our scheduler decides.
+
+    Without `tokens_reported` it does not know what was generated, as in most simulations; then,
+    with `glide`, steps in which nothing can change are fast-forwarded.
+    """
+    scheduler = make_scheduler(config)
+    lengths = {entry["id"]: entry["output_len"] for entry in entries}
+    coming = requests_of(config, entries)
+    now = 0
+    ahead: StepPlan | None = None
+    ratio = 0.0
+    ended = False  # whether the last step ended all requests: the loop then finds nothing to do
+    iterations = "overlap" in config  # a step for each iteration of the loop
+    while coming or scheduler.unfinished or (ended and iterations):
+        while coming and coming[0][0] <= now:
+            _, request = coming.pop(0)
+            scheduler.add(request, now, None if tokens_reported else lengths[request.id])
+        if scheduler.unfinished:
+            batching = scheduler.batching
+            assert isinstance(batching, SGLang)
+            if ahead is None:
+                ratio = batching.ratio
+                if scheduler._idle_since is not None and now > scheduler._idle_since:
+                    ratio = batching.first_ratio if batching.idle_reset else ratio
+            going_on = batching.chunked
+            plan = ahead or scheduler.plan(now)
+            step = record(scheduler, plan, now, going_on) | {
+                "ratio": [round(ratio, 9), round(batching.ratio, 9)]
+            }
+            ahead, finished = None, []
+            arrives = coming and coming[0][0] <= now + 1
+            if glide and not arrives and scheduler.uneventful(plan, 1):
+                free, ratio = unused(scheduler.memory), batching.ratio
+                ahead = plan if scheduler.fast_forward(plan, now + 1) else None
+            elif not tokens_reported:
+                finished = scheduler.commit(plan, now + 1)
+                free = unused(scheduler.memory)
+            else:
+                tokens = answers(plan, lengths)
+                ends = {name: "stop" for name, token in tokens.items() if token == STOP}
+                finished = scheduler.commit(plan, now + 1, tokens, ends)
+                free = unused(scheduler.memory)
+            if now % check_every == 0:
+                scheduler.check()
+            step |= {"finished": [one.id for one in finished], "free_after": free}
+            yield step | (of_iteration(plan, now) if iterations else {})
+            ended = not scheduler.unfinished
+        elif ended:
+            ended = False
+            step = nothing(scheduler, now)
+            yield step | (of_iteration(None, now) if iterations else {})
+        now += 1
+
+
+def of_iteration(plan: StepPlan | None, now: int) -> Step:
+    """What the recordings of whole loops have besides; without a plan it is idle."""
+    return {
+        "preempted": [one.id for one in plan.displaced] if plan else [],
+        "processed": now if plan else None,
+        "early": False,
+        "extra": [],
+        "discarded": [],
+        "finishing": [],
+        "reset": plan is None,
+    }
+
+
+def nothing(scheduler: Scheduler, now: int) -> Step:
+    """An iteration of the loop without requests."""
+    batching = scheduler.batching
+    assert isinstance(batching, SGLang)
+    ratio = round(batching.ratio, 9)
+    step = record(scheduler, StepPlan(0, now), now, None)
+    free = unused(scheduler.memory)
+    return step | {"ratio": [ratio, ratio], "finished": [], "free_after": free}
+
+
+def answers(plan: StepPlan, lengths: dict[Any, int]) -> dict[Any, int]:
+    sampled = [chunk.request for chunk in plan.chunks if chunk.samples] + [*plan.decodes]
+    return {
+        one.id: STOP if one.sampled_count + 1 == lengths[one.id] else GENERATED for one in sampled
+    }
+
+
+def unused(memory: Memory) -> int:
+    return (memory.free - memory.cached) * memory.block_size
+
+
+def locked(memory: Memory) -> int:
+    if not isinstance(memory, RadixMemory):
+        return 0
+
+    def below(node: Node) -> int:
+        own = len(node.pages) if node.owners else 0
+        return own + sum(map(below, node.children.values()))
+
+    return below(memory.root) * memory.block_size
+
+
+def record(scheduler: Scheduler, plan: StepPlan, now: int, going_on: Request | None) -> Step:
+    memory, batching = scheduler.memory, scheduler.batching
+    assert isinstance(batching, SGLang)
+    fresh = [chunk.request for chunk in plan.chunks]
+    decodes = [one.id for one in plan.decodes]
+    kind = "mixed" if fresh and decodes else "prefill" if fresh else "decode" if decodes else "idle"
+    new = [chunk for chunk in plan.chunks if chunk.request is not going_on]
+    apart = (
+        []
+        if kind == "mixed"
+        else [
+            one.id for one in scheduler.running if one not in fresh and one is not batching.chunked
+        ]
+    )
+    return {
+        "step": now,
+        "cached": [[chunk.request.id, chunk.start] for chunk in new],
+        "kind": kind,
+        "prefill": [[chunk.request.id, chunk.length] for chunk in plan.chunks],
+        "prefix": [[chunk.request.id, chunk.start] for chunk in plan.chunks],
+        "decode": decodes,
+        "retracted": [one.request.id for one in plan.preemptions],
+        "aborted": [],
+        "chunked": batching.chunked.id if batching.chunked else None,
+        "waiting": [one.id for one in scheduler.waiting],
+        "running": apart,
+        "free": unused(memory),
+        "evictable": memory.cached * memory.block_size,
+        "protected": locked(memory),
+        "full": batching.full,
+    }

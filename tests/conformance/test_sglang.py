@@ -1,0 +1,57 @@
+"""Every step that SGLang was recorded to decide, decided again by our scheduler.
+
+The recordings are in data/sglang.zip; PAGEDSIM_CONFORMANCE may name a folder with more of them.
+"""
+
+import gzip
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance import sglang
+from tests.conformance.driver import Recording, family_of, first_difference, recordings
+
+
+def is_synchronous(family: str) -> bool:
+    """Whether the recordings are of the loop that waits for each step's result."""
+    return family.startswith("sgl-") or family in ("idle", "idle-pressure")
+
+
+BUILT_IN = recordings(Path(__file__).parent / "data" / "sglang.zip")
+EXTRA = os.environ.get("PAGEDSIM_CONFORMANCE")
+FOUND = recordings(Path(EXTRA).expanduser()) if EXTRA else []
+ALL = [*BUILT_IN, *(path for path in FOUND if is_synchronous(family_of(path)))]
+
+
+def load(path: Recording) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found
+
+
+def test_the_data_is_complete() -> None:
+    families = Counter(map(family_of, BUILT_IN))
+    assert len(families) == 25
+    assert set(families.values()) == {4}
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_every_step_is_decided_as_sglang_did(path: Recording) -> None:
+    data = load(path)
+    got = sglang.drive(data["config"], data["requests"], check_every=16)
+    if difference := first_difference(data["steps"], got):
+        pytest.fail(f"{path.name}, {difference}", pytrace=False)
+
+
+@pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.name)
+def test_fast_forwarded_steps_are_those_that_are_planned(path: Recording) -> None:
+    data = load(path)
+    planned, glided = (
+        sglang.drive(data["config"], data["requests"], glide, False, check_every=16)
+        for glide in (False, True)
+    )
+    if difference := first_difference(planned, glided):
+        pytest.fail(f"{path.name}, {difference}", pytrace=False)
