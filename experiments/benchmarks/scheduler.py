@@ -53,6 +53,7 @@ CASES = (
     ("unified", "paged"),
     ("prefill_first", "prefix"),
     ("unified", "prefix"),
+    ("sglang", "radix"),
     ("prefill_first", "reserved_oracle"),
 )
 
@@ -169,12 +170,14 @@ def policy_words(arm: str, running: int) -> Words:
     return (f"policy={name}", *(f"++policy.{one}" for one in settings))
 
 
-def uses_prefix_cache(name: str, policy: Policy) -> bool:
-    """Whether the policy needs a prefix cache to have any effect."""
-    return "lpm" in name or overrides(policy, "pin_prefix_for")
+def memory_for(name: str, policy: Policy) -> str:
+    """A memory under which the policy has an effect."""
+    if policy.walks_tree:
+        return "radix"
+    return "prefix" if "lpm" in name or overrides(policy, "pin_prefix_for") else "paged"
 
 
-def crowded(policy: Policy, crowd: Crowd, spare: int, prefix: bool) -> Scheduler:
+def crowded(policy: Policy, crowd: Crowd, spare: int, memory: str) -> Scheduler:
     """A scheduler with running requests of all ages, waiting ones, and `spare` free seats."""
     prompts = [384 + number % 128 for number in range(crowd.running)]
     rounds = min(16, crowd.running)
@@ -184,7 +187,7 @@ def crowded(policy: Policy, crowd: Crowd, spare: int, prefix: bool) -> Scheduler
     blocks = int(1.1 * longest)
     free = blocks - sum(prompt // BLOCK for prompt in prompts)
     scheduler = make_scheduler(
-        memory=make_memory("prefix" if prefix else "paged", blocks=blocks, block_size=BLOCK),
+        memory=make_memory(memory, blocks=blocks, block_size=BLOCK),
         policy=policy,
         batching="unified",
         max_seqs=crowd.running + spare,
@@ -238,7 +241,7 @@ def times_by_policy(crowd: Crowd, spare: int, rounds: int) -> dict[str, Steps]:
     for _ in range(rounds):
         for name in arms():
             policy = policy_of(composed(policy_words(name, crowd.running))["policy"])
-            scheduler = crowded(policy, crowd, spare, uses_prefix_cache(name, policy))
+            scheduler = crowded(policy, crowd, spare, memory_for(name, policy))
             gc.collect()
             gc.disable()
             timed_steps(scheduler, WARM_UP)
@@ -343,8 +346,9 @@ def run_costs(case: Words, chosen: Sequence[str], rounds: int) -> dict[str, RunC
     for _ in range(rounds):
         for name in chosen:
             words = (*case, *LABELS, *policy_words(name, MOST))
-            if uses_prefix_cache(name, policy_of(composed(words)["policy"])):
-                words = (*words, "memory=prefix")
+            memory = memory_for(name, policy_of(composed(words)["policy"]))
+            if memory != "paged":
+                words = (*words, f"memory={memory}")
             simulation = prepared(words)
 
             def run(name: str = name, simulation: BackendRun = simulation) -> None:

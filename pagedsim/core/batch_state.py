@@ -224,6 +224,13 @@ class BatchState:
             pending.gone = (*pending.gone, request)
             pending.held = tuple(one for one in pending.held if one is not request)
 
+    def discard_tokens(self, request: Request) -> None:
+        """A preempted request loses its tokens in flight, and samples them again."""
+        if self.in_flight:
+            self._drop_tokens_in_flight(request)
+            self.discard_from_plans(request)
+            self._overdue.discard(request)
+
     # -- what is required of a request -----------------------------------------------------------
 
     def require_absent(self, request: Request) -> None:

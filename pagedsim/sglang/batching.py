@@ -9,12 +9,14 @@ falls with each step of decodes, and rises where decodes did not fit: then the s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar, Literal, SupportsFloat
 
 from pagedsim.core.batching.base import AdmissionChanges, Batching
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, require_flag, require_number, require_whole
 from pagedsim.core.memory import Memory
+from pagedsim.core.memory.reserved import ReservedMemory
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy, overrides
 from pagedsim.core.queues import Queues
@@ -95,6 +97,7 @@ class SGLang(Batching):
         self._founding_tokens = 0  # of the one with which the batch of decodes began
         self._refreshes = 0
         self._caches = False  # whether the memory has a prefix cache
+        self._sampling: tuple[StepPlan | None, set[Request]] = (None, set())  # plan in flight
         self._matched: dict[Request, tuple[int, int]] = {}  # tokens, and cached: when last tried
 
     # -- limits ------------------------------------------------------------------------------------
@@ -105,9 +108,10 @@ class SGLang(Batching):
     def validate_limits(self, queues: Queues) -> None:
         if queues.preemption.swaps:
             raise ConfigError("batching=sglang retracts requests: choose preemption=recompute")
-        if queues.async_scheduling:
+        if isinstance(queues.memory, ReservedMemory):
             raise ConfigError(
-                "batching=sglang: its overlap loop is not there yet: set async_scheduling=false"
+                f"batching=sglang takes memory page by page, which {type(queues.memory).__name__} "
+                "does not: choose memory=radix, prefix or paged"
             )
         page = queues.memory.block_size
         if (chunk := self.chunked_prefill_size) is not None and chunk % page:
@@ -239,9 +243,23 @@ class SGLang(Batching):
             reserved=(self._reserved(queues, one) for one in running),
         )
 
+    def _known(self, queues: Queues, request: Request) -> int:
+        """Tokens of an answer whose step has been completed."""
+        return request.generated - (request in self._under_way(queues))
+
+    def _under_way(self, queues: Queues) -> Collection[Request]:
+        """The requests that sample in the step that is in flight."""
+        if not queues.in_flight:
+            return ()
+        plan = queues.in_flight[-1]
+        if self._sampling[0] is not plan:
+            chunks = (chunk.request for chunk in plan.chunks if chunk.samples)
+            self._sampling = plan, {*plan.decodes, *chunks}.difference(plan.gone)
+        return self._sampling[1]
+
     def _reserved(self, queues: Queues, request: Request) -> float:
         """Tokens that are reserved for the rest of a running request's answer."""
-        left = self._answer(queues, request) - request.generated
+        left = self._answer(queues, request) - self._known(queues, request)
         return min(left, CLIP) * self._ratio_of(request)
 
     def _ratio_of(self, request: Request) -> float:
@@ -267,7 +285,10 @@ class SGLang(Batching):
 
     def _admit(self, queues: Queues, plan: StepPlan, budget: Budget) -> None:
         """Admit requests in the order of the queue, until one does not fit."""
-        fixed = FixedLengths(lambda one: self._answer(queues, one) * self._ratio_of(one))
+        fixed = FixedLengths(
+            lambda one: self._answer(queues, one) * self._ratio_of(one),
+            lambda one: self._known(queues, one),
+        )
         candidates = len(queues.waiting)
         while candidates and budget.verdict() is not Verdict.FULL:
             candidates -= 1
@@ -354,7 +375,10 @@ class SGLang(Batching):
     def _mix(self, queues: Queues, plan: StepPlan) -> None:
         """Put the decodes beside the prefills if they fit; the batch begins with the prefills
         then."""
-        if not self._decodes_fit(queues):
+        if queues.leaving:
+            self.full = False
+            self._decoding -= len(queues.leaving)
+        if not self._decoding or not self._decodes_fit(queues):
             return
         self._grow(queues, plan)
         queues.decode(plan)
@@ -406,14 +430,20 @@ class SGLang(Batching):
             self._matched = {one: hit for one, hit in self._matched.items() if one.alive}
             self._matched[victim] = (tokens, 0)
         queues.preempt(plan, victim, by, displaced)
+        queues.discard_tokens(victim)
         memory.reclaim(memory.blocks_for(others * STEPS_AFTER_RETRACTION))
 
     # -- decodes -----------------------------------------------------------------------------------
 
     def _decode(self, queues: Queues, plan: StepPlan) -> None:
-        if not queues.running:
+        if queues.leaving:
+            self.full = False  # their places are free when their last tokens have come
+        if len(queues.running) == len(queues.leaving):
             return
-        if self._decodes_fit(queues):
+        fits = self._decodes_fit(queues)
+        if not fits and queues.leaving:
+            return  # what leaves makes room
+        if fits:
             self.ratio = max(self.ratio - self._decay, self.lowest_ratio)
         else:
             self._retract(queues, plan)
@@ -422,7 +452,7 @@ class SGLang(Batching):
         queues.decode(plan)
 
     def grow(self, queues: Queues, plan: StepPlan) -> bool:
-        if not self._decodes_fit(queues):
+        if queues.leaving or not self._decodes_fit(queues):
             return False
         self.ratio = max(self.ratio - self._decay, self.lowest_ratio)
         self._count_decodes(queues)
@@ -450,7 +480,7 @@ class SGLang(Batching):
             if self._decodes_fit(queues):
                 break
         queues.seat(kept)
-        generated = sum(one.generated for one in kept)
+        generated = sum(self._known(queues, one) for one in kept)
         answers = sum(self._answer(queues, one) for one in kept)
         self.ratio = min(1.0, (generated + STEPS_AFTER_RETRACTION * len(kept)) / (answers + 1))
         self.full = False
@@ -459,7 +489,7 @@ class SGLang(Batching):
         """Running requests, those last that are retracted first."""
 
         def length(request: Request) -> tuple[int, int]:
-            return (request.generated, -request.prompt_len)
+            return (self._known(queues, request), -request.prompt_len)
 
         if self.retraction == "length":
             return sorted(running, key=length, reverse=True)

@@ -82,9 +82,12 @@ class FixedLengths:
     """Whether the answers of all requests fit, where no cache is shared and answers do not end
     before their limit: memory is followed to the ends of all requests, the shortest first."""
 
-    def __init__(self, answer_of: Callable[[Request], float]) -> None:
-        """`answer_of` gives the tokens of an answer that are expected, all of it."""
-        self._answer_of = answer_of
+    def __init__(
+        self, answer_of: Callable[[Request], float], known: Callable[[Request], int]
+    ) -> None:
+        """`answer_of` gives the tokens of an answer that are expected, all of it, `known` those
+        that are there."""
+        self._answer_of, self._known = answer_of, known
         self._ends: list[tuple[float, int]] | None = None
 
     def fits(self, request: Request, others: Iterable[Request], budget: Budget) -> bool:
@@ -105,5 +108,6 @@ class FixedLengths:
         return True
 
     def _end_of(self, request: Request) -> tuple[float, int] | None:
-        left = self._answer_of(request) - request.generated
-        return (left, request.num_tokens) if left > 0 else None
+        known = self._known(request)
+        left = self._answer_of(request) - known
+        return (left, request.prompt_len + known) if left > 0 else None

@@ -49,7 +49,7 @@ NOT_COMPARED = {
     "idle-hicache": "SGLang's host tier is not built",
     "idle": "SGLang's: test_sglang.py",
     "overlap-hicache": "SGLang's host tier is not built",
-    "overlap": "SGLang's overlap loop is not built",
+    "overlap": "SGLang's: test_sglang.py",
     "sgl": "SGLang's: test_sglang.py",
 }
 """Why recordings are skipped, by the beginning of their family's name."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pagedsim.core import Memory, PagedMemory, Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.core.plan import sampled_in
 from pagedsim.core.policy import Policy
 from pagedsim.policies.ordering import FCFS, LOF, Priority
 from pagedsim.policies.prefix_order import DFSWeight, LongestPrefix, TokenHRRN
@@ -136,6 +137,77 @@ def drive(
         now += 1
 
 
+def drive_overlapped(
+    config: dict[str, Any], entries: list[dict[str, Any]], check_every: int = 1
+) -> Iterator[Step]:
+    """The same by the loop that plans a step while the one before is under way."""
+    scheduler = make_scheduler(config)
+    batching = scheduler.batching
+    assert isinstance(batching, SGLang)
+    lengths = {entry["id"]: entry["output_len"] for entry in entries}
+    coming = requests_of(config, entries)
+    last: tuple[int, StepPlan, dict[Any, int]] | None = None  # under way
+    now, idle, decoding = 0, True, 0
+    while coming or scheduler.unfinished or last or not idle:
+        while coming and coming[0][0] <= now:
+            scheduler.add(coming.pop(0)[1], now)
+        ratio = batching.ratio
+        if scheduler._idle_since is not None and now > scheduler._idle_since:
+            ratio = batching.first_ratio
+        plan = going_on = None
+        if scheduler.unfinished:
+            going_on, decoding = batching.chunked, batching._decoding
+            plan = scheduler.plan(now)
+        elif last is None and idle:
+            now += 1
+            continue
+        idle = not (plan or last)
+        step = record(scheduler, plan or StepPlan(0, now), now, going_on)
+        step |= {"ratio": [round(ratio, 9), round(batching.ratio, 9)]}
+        leaving = scheduler.queues.leaving
+        chunks = plan is not None and bool(plan.chunks)
+        asked = not chunks or batching.mixed_chunk
+        finishing = [one.id for one in scheduler.running if asked and one in leaving]
+        # Both batches are of prefills; but one with which the decodes began is of decodes by now.
+        early = bool(chunks and last and last[1].chunks and config["wait_between_prefills"])
+        early &= decoding > 0 or step["kind"] != "mixed"
+        lost = [one.request.id for one in plan.preemptions] if plan else []
+        tokens = answers(plan, lengths) if plan else {}
+        if plan is not None:
+            scheduler.dispatch(plan)
+        finished: list[Request] = []
+        if last is not None:
+            finished = completed(scheduler, last[1], last[2], now + 1)
+        ended = {one.id for one in finished}
+        decoded = [one.id for one in plan.decodes] if plan else []
+        launched = plan is not None and not plan.empty
+        if plan is not None and not launched:
+            scheduler.complete(plan, now + 1, {}, {})
+        if now % check_every == 0:
+            scheduler.check()
+        yield step | {
+            "preempted": [one.id for one in plan.displaced] if plan else [],
+            "processed": last[0] if last else None,
+            "early": early,
+            "finishing": finishing,
+            "finished": [one.id for one in finished],
+            "extra": [name for name in decoded if name in ended],
+            "discarded": [name for name in (last[2] if last else ()) if name in lost],
+            "reset": idle,
+            "free_after": unused(scheduler.memory),
+        }
+        last = (now, plan, tokens) if launched and plan is not None else None
+        now += 1
+
+
+def completed(
+    scheduler: Scheduler, plan: StepPlan, tokens: dict[Any, int], now: int
+) -> list[Request]:
+    tokens = {one.id: tokens[one.id] for one in sampled_in(plan)}
+    ends = {name: "stop" for name, token in tokens.items() if token == STOP}
+    return scheduler.complete(plan, now, tokens, ends)
+
+
 def of_iteration(plan: StepPlan | None, now: int) -> Step:
     """What the recordings of whole loops have besides; without a plan it is idle."""
     return {
@@ -161,9 +233,7 @@ def nothing(scheduler: Scheduler, now: int) -> Step:
 
 def answers(plan: StepPlan, lengths: dict[Any, int]) -> dict[Any, int]:
     sampled = [chunk.request for chunk in plan.chunks if chunk.samples] + [*plan.decodes]
-    return {
-        one.id: STOP if one.sampled_count + 1 == lengths[one.id] else GENERATED for one in sampled
-    }
+    return {one.id: STOP if one.generated + 1 == lengths[one.id] else GENERATED for one in sampled}
 
 
 def unused(memory: Memory) -> int:
@@ -188,13 +258,10 @@ def record(scheduler: Scheduler, plan: StepPlan, now: int, going_on: Request | N
     decodes = [one.id for one in plan.decodes]
     kind = "mixed" if fresh and decodes else "prefill" if fresh else "decode" if decodes else "idle"
     new = [chunk for chunk in plan.chunks if chunk.request is not going_on]
-    apart = (
-        []
-        if kind == "mixed"
-        else [
-            one.id for one in scheduler.running if one not in fresh and one is not batching.chunked
-        ]
-    )
+    # Where decodes were to be built, those are gone whose last token is under way.
+    kept = not decodes and bool(fresh) and not batching.mixed_chunk
+    apart = {*fresh, batching.chunked, *(() if kept else scheduler.queues.leaving)}
+    running = [one.id for one in scheduler.running if one not in apart]
     return {
         "step": now,
         "cached": [[chunk.request.id, chunk.start] for chunk in new],
@@ -206,7 +273,7 @@ def record(scheduler: Scheduler, plan: StepPlan, now: int, going_on: Request | N
         "aborted": [],
         "chunked": batching.chunked.id if batching.chunked else None,
         "waiting": [one.id for one in scheduler.waiting],
-        "running": apart,
+        "running": [] if kind == "mixed" else running,
         "free": unused(memory),
         "evictable": memory.cached * memory.block_size,
         "protected": locked(memory),

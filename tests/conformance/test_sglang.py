@@ -16,15 +16,15 @@ from tests.conformance import sglang
 from tests.conformance.driver import Recording, family_of, first_difference, recordings
 
 
-def is_synchronous(family: str) -> bool:
-    """Whether the recordings are of the loop that waits for each step's result."""
-    return family.startswith("sgl-") or family in ("idle", "idle-pressure")
+def is_built(family: str) -> bool:
+    """Whether the recordings are of SGLang without a host tier."""
+    return family.startswith(("sgl-", "idle", "overlap")) and "hicache" not in family
 
 
 BUILT_IN = recordings(Path(__file__).parent / "data" / "sglang.zip")
 EXTRA = os.environ.get("PAGEDSIM_CONFORMANCE")
 FOUND = recordings(Path(EXTRA).expanduser()) if EXTRA else []
-ALL = [*BUILT_IN, *(path for path in FOUND if is_synchronous(family_of(path)))]
+ALL = [*BUILT_IN, *(path for path in FOUND if is_built(family_of(path)))]
 
 
 def load(path: Recording) -> dict[str, Any]:
@@ -34,19 +34,23 @@ def load(path: Recording) -> dict[str, Any]:
 
 def test_the_data_is_complete() -> None:
     families = Counter(map(family_of, BUILT_IN))
-    assert len(families) == 25
+    assert len(families) == 45
     assert set(families.values()) == {4}
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 def test_every_step_is_decided_as_sglang_did(path: Recording) -> None:
     data = load(path)
-    got = sglang.drive(data["config"], data["requests"], check_every=16)
+    drive = sglang.drive_overlapped if data["config"].get("overlap") else sglang.drive
+    got = drive(data["config"], data["requests"], check_every=16)
     if difference := first_difference(data["steps"], got):
         pytest.fail(f"{path.name}, {difference}", pytrace=False)
 
 
-@pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.name)
+SYNCHRONOUS = [path for path in BUILT_IN if not path.name.startswith("overlap-")]
+
+
+@pytest.mark.parametrize("path", SYNCHRONOUS, ids=lambda path: path.name)
 def test_fast_forwarded_steps_are_those_that_are_planned(path: Recording) -> None:
     data = load(path)
     planned, glided = (

@@ -405,6 +405,9 @@ class AheadRun(Run):
         scheduler = self.scheduler
         waiting = set(scheduler.waiting)
         plan = scheduler.plan(self.now)
+        for request in scheduler.requests.values():  # preempted ones may have lost a token
+            for line in self.shadow.lines[request.id]:
+                del line[request.num_tokens :]
         self._carry_out(plan, waiting)
         planned = {*plan.decodes, *(chunk.request for chunk in plan.chunks)}
         assert not self.ended & {request.id for request in planned}, "computed after their end"
@@ -429,7 +432,8 @@ class AheadRun(Run):
 
     def _land(self, flight: Flight) -> None:
         scheduler = self.scheduler
-        given = [name for name in flight.answers if name in scheduler.requests]
+        there, gone = scheduler.requests, flight.plan.gone
+        given = [name for name in flight.answers if name in there and there[name] not in gone]
         ended = self._tell(flight)
         for name in given:
             known = self.known[name]

@@ -119,11 +119,13 @@ def test_what_does_not_go_with_sglang() -> None:
     memory = make_memory("paged", blocks=5, block_size=4, cpu_blocks=5)
     with says(ConfigError, "batching=sglang retracts requests: choose preemption=recompute"):
         make_scheduler(memory=memory, batching="sglang", preemption="swap")
-    line = "batching=sglang: its overlap loop is not there yet: set async_scheduling=false"
+    line = (
+        "batching=sglang takes memory page by page, which ReservedMax does not: choose "
+        "memory=radix, prefix or paged"
+    )
     with says(ConfigError, line):
-        make_scheduler(
-            memory=make_memory(blocks=5, block_size=4), batching="sglang", async_scheduling=True
-        )
+        memory = make_memory("reserved_max", blocks=8, block_size=4, max_model_len=8)
+        make_scheduler(memory=memory, batching="sglang")
 
 
 def test_a_prompt_beyond_the_watermark_is_rejected() -> None:

@@ -259,7 +259,10 @@ def test_a_failed_step_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (("memory=reserved_max",), "memory=reserved_max: backend=engine has paged and prefix"),
+        (
+            ("memory=reserved_max",),
+            "memory=reserved_max: backend=engine has paged, prefix and radix",
+        ),
         (
             ("tensor_parallel=3",),
             "tensor_parallel=3: model=tiny with 8 heads and 4 key-value heads cannot be split so; "
