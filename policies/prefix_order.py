@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import inf
+from typing import ClassVar
 
 from pagedsim.core import Event, Left, Policy, Preempted, Request, ServerState
 from pagedsim.core.errors import require_whole
 from pagedsim.core.memory import PrefixNode
-from pagedsim.core.policy import Arrived, RankChanges
+from pagedsim.core.policy import Arrived, Need, RankChanges
 from pagedsim.core.request import Rank, RequestId, State
 
 SHORT = 32
@@ -26,7 +27,7 @@ class PrefixOrder(Policy):
     waiting, it is first come, first served, which costs no look-ups.
     """
 
-    needs = ("prompts",)
+    needs: ClassVar[tuple[Need, ...]] = ("prompts",)
     rank_changes: RankChanges = "when stale"
     displacing = False
 

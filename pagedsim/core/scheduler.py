@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Final, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 from pagedsim.core.admission_forecast import AdmissionForecast
 from pagedsim.core.batch_state import Limits
@@ -90,7 +90,8 @@ class Scheduler:
         how = batching.sorts_late(policy), batching.displacing(policy)
         queues = Queues(memory, limits, policy, preemption, *how, batching.requeues_last)
         batching.validate_limits(queues)
-        if class_of(batching).longest is not Batching.longest:
+        kind: Any = class_of(batching)
+        if kind.longest is not Batching.longest:
             queues.bound = partial(batching.longest, queues)
         queues.spare = batching.spare(queues)
         memory.claim(queues.end_of)

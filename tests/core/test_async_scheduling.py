@@ -1,5 +1,7 @@
 """A request whose last token is in flight, under async scheduling."""
 
+from typing import Any
+
 from pagedsim.core import PagedMemory, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.batching import Unified
 from pagedsim.core.request import RequestId
@@ -8,7 +10,7 @@ from pagedsim.policies.preemption import Swap
 TOKEN = 7
 
 
-def make_scheduler(blocks: int, **settings: int) -> Scheduler:
+def make_scheduler(blocks: int, **settings: Any) -> Scheduler:
     return Scheduler(
         memory=PagedMemory(blocks, block_size=2, cpu_blocks=4),
         batching=Unified(),

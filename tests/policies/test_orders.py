@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pagedsim.build import POLICIES
 from pagedsim.core import ConfigError, Policy, Request, ServerState, State
+from pagedsim.core.request import Rank
 from pagedsim.policies.aging import Aging
 from pagedsim.policies.ordering import EDF, HRRN, Priority
 from pagedsim.policies.prefix_order import LongestPrefix
@@ -176,7 +177,7 @@ class Watched(LongestPrefix):
         self.steps = self.stale_steps = 0
         self.queued: set[Request] = set()
 
-    def rank(self, request: Request, state: ServerState) -> tuple[int, int]:
+    def rank(self, request: Request, state: ServerState) -> Rank:
         if request.preemptions:
             self.queued.add(request)
         return super().rank(request, state)
