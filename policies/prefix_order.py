@@ -21,8 +21,9 @@ class PrefixOrder(Policy):
     """Ranks that depend on the cached prefixes of waiting requests, looked up once each until the
     cache or the queue changes.
 
-    Of the waiting requests that share a beginning which is not in the cache, the first in the queue
-    computes it; the others rank behind all that do not share one. Requests that have their keys and
+    Of the waiting requests that share a beginning which is not in the cache, the first to arrive
+    (where requests of equal rank keep their places, the first in the queue) computes it; the others
+    rank behind all that do not share one. Requests that have their keys and
     values (running, swapped, in migration) rank before those that wait. With more than `most`
     waiting, it is first come, first served, which costs no look-ups.
     """
@@ -33,6 +34,7 @@ class PrefixOrder(Policy):
 
     def __init__(self, most: int = 128) -> None:
         self.most = require_whole("most", most, 0)
+        self._here: dict[Request, None] = {}  # in order of arrival
         self._ranks: dict[Request, Rank] = {}  # of waiting requests; empty until one is needed
         self._first: dict[Hashable, Request] = {}  # by beginning: the request that computes it
         self._many = False
@@ -41,11 +43,13 @@ class PrefixOrder(Policy):
 
     def observe(self, event: Event) -> None:
         request = event.request
+        if isinstance(event, Arrived):
+            self._here[request] = None
+            return
         if isinstance(event, Left):
+            self._here.pop(request, None)
             self._ranks.pop(request, None)
-        if isinstance(event, Preempted) or (
-            not isinstance(event, Arrived) and self._first.get(_beginning(request)) is request
-        ):
+        if isinstance(event, Preempted) or self._first.get(_beginning(request)) is request:
             self._changed = True
 
     def stale(self, state: ServerState) -> bool:
@@ -64,6 +68,15 @@ class PrefixOrder(Policy):
             return (-1, 0)
         if self._many:
             return (0, 0)
+        if not self._ranks and not state.keeps_places:
+            for one in self._here:
+                if one.state is State.WAITING:
+                    self._look_up(one, state)
+        rank = self._ranks.get(request)
+        return self._look_up(request, state) if rank is None else rank
+
+    def _look_up(self, request: Request, state: ServerState) -> Rank:
+        """The rank of a waiting request, after those that were looked up before it."""
         if (rank := self._ranks.get(request)) is None:
             cached = state.cached_tokens(request)
             waits = self._waits_for_another(request, cached)

@@ -81,6 +81,7 @@ class BatchState:
         self.swapped: deque[Request] = deque()
         self.leaving: dict[Request, None] = {}  # the part of it whose last token is in flight
         self.reservations = MigrationReservations(memory)
+        self.requeues_last = False
         self.prefill_tokens = 0  # computed by steps with prefills
         self.seats = 0  # sequences in the batch
         self.clock = DecodeClock(memory.need, self._end_ahead, attrgetter("client"))
@@ -482,6 +483,11 @@ class ServerState:
     def queue(self) -> Iterator[Request]:
         """The waiting requests, in the order of the queue."""
         return iter(self._places.waiting)
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether waiting requests of equal rank keep their places (`Batching.requeues_last`)."""
+        return self._places.requeues_last
 
     @property
     def prefill_tokens(self) -> int:

@@ -83,6 +83,7 @@ class Queues(BatchState):
         )
         """Whether ranks may change between two steps."""
         super().__init__(memory, self._waiting_queue(sorts_late), limits)
+        self.requeues_last = requeues_last
         self.spare = 0
         """Blocks that an admission must leave free."""
         self.observing = overrides(policy, "observe")

@@ -447,6 +447,7 @@ class Scheduler:
                 ended += self._end((request,), now, stopped)
             else:
                 self.memory.filled(request, chunk.context)
+                self.queues.disturbed = True  # what the cache had already is free now
         return ended
 
     def _end(
@@ -468,7 +469,8 @@ class Scheduler:
         for request in ended:
             queues.take_out(request)
             if self._in_order:
-                self.memory.filled(request, request.computed)
+                known = request.num_tokens - queues.tokens_in_flight(request)
+                self.memory.filled(request, min(request.computed, known))
             reason = stopped.get(request, "length") if stopped else "length"
             queues.leave(request, _FINISHED, reason, now)
         return ended
@@ -556,6 +558,7 @@ class Scheduler:
         plan.now, plan.ahead = now, True
         plan.decode_context += plan.decode_count
         plan.used_blocks = memory.total - memory.free
+        plan.shared_blocks = memory.shared
         plan.waiting = len(self.waiting)
         queues.step += 1
         clock.tick += 1

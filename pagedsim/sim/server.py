@@ -455,16 +455,16 @@ class AheadServer(Server):
         if self.searching and self.scheduler.clock.wide:
             return now, ended
         scheduler, recorder = self.scheduler, self.recorder
-        repeats, waiting = scheduler.uneventful(plan), -1
+        repeats, recorded = scheduler.uneventful(plan), (-1, -1)
         until = self.environment.peek()
         while repeats and not scheduler.disturbed:
             if self.observer is not None and plan.ending:
                 break
             if (end := now + self._seconds(plan)) >= until or not scheduler.grow_ahead(plan, now):
                 break
-            if plan.waiting != waiting:  # the first step, and after an arrival
+            if (plan.waiting, plan.shared_blocks) != recorded:  # the first, and after an arrival
                 recorder.step(plan, now, end, scheduler)
-                waiting = plan.waiting
+                recorded = plan.waiting, plan.shared_blocks
             else:
                 recorder.again(end, plan.used_blocks)
             # An arrival sees the next step dispatched and this one in flight, as if planned.

@@ -101,7 +101,7 @@ class LongestPrefix(Logged):
         ]
 
     def live(self, request: Request, state: ServerState) -> tuple[float, float]:
-        return (self.shares(request, state), -state.cached_tokens(request))
+        return (1, 0) if self.shares(request, state) else (0, -state.cached_tokens(request))
 
     def shares(self, request: Request, state: ServerState) -> bool:
         """Whether a request that came sooner is to compute the same beginning first."""
@@ -118,5 +118,6 @@ class LongestPrefix(Logged):
 
     def would_compute(self, request: Request, state: ServerState) -> bool:
         """Whether its beginning is long enough, known, and not in the cache."""
-        known = request.prompt is not None and request.prompt_len >= self.short
+        length = request.prompt_len + request.sampled_count
+        known = request.prompt is not None and length >= self.short
         return known and state.cached_tokens(request) <= self.short
