@@ -31,6 +31,8 @@ _SCHEMAS: Mapping[str, type] = {"schema": Config, "serve_schema": Serve}
 _KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 _OFFERED = ("policy", "batching", "memory", "router", "cost")
 """Groups of which plugins offer options."""
+_RENAMED = {"policy=longest_prefix": "lpm"}
+"""Former names of options, and those of today."""
 _HEADER = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
 
 
@@ -159,9 +161,6 @@ class Options:
         if key not in self._bases:
             self._bases[key] = _Tree(self, root, chosen).composed()
         return self._bases[key]
-
-
-_RENAMED = {"policy=longest_prefix": "lpm"}
 
 
 def drop_replaced(config: DictConfig, overrides: Sequence[Override]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import inf
+from sys import maxsize
 from typing import ClassVar
 
 from pagedsim.core import Event, Left, Policy, Preempted, Request, ServerState
@@ -144,11 +145,7 @@ class DFSWeight(PrefixOrder):
     walks_tree = True
 
     def __init__(self) -> None:
-        super().__init__()
-
-    def stale(self, state: ServerState) -> bool:
-        self.most = state.waiting  # it looks up any number
-        return super().stale(state)
+        super().__init__(most=maxsize)  # it looks up any number
 
     def rank(self, request: Request, state: ServerState) -> Rank:
         if not _has_keys_and_values(request) and not self._ranks:

@@ -77,12 +77,11 @@ class Queues(BatchState):
         self.order = partial(rank_key, policy, self.state)
         self.sorts_late = sorts_late
         self.displacing = displacing
-        self.requeues_last = requeues_last
         self.expiring = policy.rank_changes in ("always", "when stale", "with time") and (
             self.ranked or overrides(policy, "stale")
         )
         """Whether ranks may change between two steps."""
-        super().__init__(memory, self._waiting_queue(sorts_late), limits)
+        super().__init__(memory, self._waiting_queue(sorts_late, requeues_last), limits)
         self.requeues_last = requeues_last
         self.spare = 0
         """Blocks that an admission must leave free."""
@@ -101,13 +100,13 @@ class Queues(BatchState):
         self.grown_in = -1  # the last step for which the batch had grown before it was planned
         self._asked_in = -1  # the last step for which stale ranks were looked up
 
-    def _waiting_queue(self, sorts_late: bool) -> Queue:
+    def _waiting_queue(self, sorts_late: bool, requeues_last: bool) -> Queue:
         """The queue for the policy's order; without one, first come, first served."""
         if not self.ranked:
-            return RequeueLast() if self.requeues_last else Queue()
+            return RequeueLast() if requeues_last else Queue()
         if self.policy.by_client:
             return ClientQueues(self.order)
-        if self.requeues_last:
+        if requeues_last:
             return StableQueue(self.order)
         if sorts_late:
             return LateQueue(self.order)

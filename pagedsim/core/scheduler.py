@@ -421,7 +421,7 @@ class Scheduler:
             queues.continue_from(parents)
         if self._watched:
             self.policy.after_step(plan, queues.state)
-        stopped: dict[Request, str] = {}
+        stopped: Mapping[Request, str] | None = None
         ending: Sequence[Request] = plan.ending
         if finished:
             stopped = {one: finished[one.id] for one in sampled_in(plan) if one.id in finished}
@@ -434,7 +434,11 @@ class Scheduler:
         return ended
 
     def _end_prompts(
-        self, plan: StepPlan, ending: Sequence[Request], now: float, stopped: Mapping[Request, str]
+        self,
+        plan: StepPlan,
+        ending: Sequence[Request],
+        now: float,
+        stopped: Mapping[Request, str] | None,
     ) -> list[Request]:
         """The results of prompts, for a memory that gets them in order: each is in memory now, and
         perhaps the request ends with it."""

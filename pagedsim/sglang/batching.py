@@ -10,17 +10,17 @@ falls with each step of decodes, and rises where decodes did not fit: then the s
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import ClassVar, Literal, SupportsFloat
+from typing import ClassVar, Literal, SupportsFloat, cast
 
 from pagedsim.core.batching.base import AdmissionChanges, Batching
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, require_flag, require_number, require_whole
 from pagedsim.core.memory import Memory
 from pagedsim.core.memory.reserved import ReservedMemory
-from pagedsim.core.plan import StepPlan
+from pagedsim.core.plan import StepPlan, sampled_in
 from pagedsim.core.policy import Policy, overrides
 from pagedsim.core.queues import Queues
-from pagedsim.core.request import Request, State
+from pagedsim.core.request import Rank, Request, State
 from pagedsim.sglang.budget import CLIP, Budget, FixedLengths, Verdict
 
 RATIO = 0.7
@@ -253,8 +253,7 @@ class SGLang(Batching):
             return ()
         plan = queues.in_flight[-1]
         if self._sampling[0] is not plan:
-            chunks = (chunk.request for chunk in plan.chunks if chunk.samples)
-            self._sampling = plan, {*plan.decodes, *chunks}.difference(plan.gone)
+            self._sampling = plan, set(sampled_in(plan))
         return self._sampling[1]
 
     def _reserved(self, queues: Queues, request: Request) -> float:
@@ -334,7 +333,7 @@ class SGLang(Batching):
             others = [*self._running(queues, plan), *(chunk.request for chunk in plan.chunks)]
             if not fixed.fits(request, others, budget):
                 return Verdict.NO_MEMORY
-            count = self._count_fixed(budget, left)
+            count = left if budget.chunk is None else min(left, budget.chunk)
         else:
             wanted = left + min(max(answer - request.generated, 0), CLIP) + page
             if wanted >= budget.memory - memory.unheld(request, hit) * page:
@@ -357,10 +356,6 @@ class SGLang(Batching):
         if paged <= budget.chunk:
             return left
         return (cached + budget.chunk // page * page) // page * page - cached
-
-    @staticmethod
-    def _count_fixed(budget: Budget, left: int) -> int:
-        return left if budget.chunk is None else min(left, budget.chunk)
 
     def _allocate(self, queues: Queues, plan: StepPlan) -> None:
         """Allocate what the prefills compute. What is evicted for them is counted with a page more
@@ -443,30 +438,29 @@ class SGLang(Batching):
         fits = self._decodes_fit(queues)
         if not fits and queues.leaving:
             return  # what leaves makes room
-        if fits:
-            self.ratio = max(self.ratio - self._decay, self.lowest_ratio)
-        else:
+        if not fits:
             self._retract(queues, plan)
-        self._count_decodes(queues)
-        self._grow(queues, plan)
+        self._go_on(queues, plan, fits)
         queues.decode(plan)
 
     def grow(self, queues: Queues, plan: StepPlan) -> bool:
         if queues.leaving or not self._decodes_fit(queues):
             return False
-        self.ratio = max(self.ratio - self._decay, self.lowest_ratio)
-        self._count_decodes(queues)
+        return self._go_on(queues, plan, fits=True)
+
+    def _go_on(self, queues: Queues, plan: StepPlan, fits: bool) -> bool:
+        """Allocate a step of decodes alone; where all fitted, less is reserved from now on."""
+        if fits:
+            self.ratio = max(self.ratio - self._decay, self.lowest_ratio)
+        # SGLang 0.5.23 counts with each such step, too, what the prefill computed with which the
+        # batch began: an order by tokens (hrrn) depends on it.
+        queues.prefill_tokens += self._founding_tokens
         return self._grow(queues, plan)
 
     def _decodes_fit(self, queues: Queues) -> bool:
         due = len(queues.clock.memory.get(queues.clock.tick, ()))
         queues.memory.reclaim(due)
         return due <= queues.memory.free
-
-    def _count_decodes(self, queues: Queues) -> None:
-        """SGLang 0.5.23 counts with each step of decodes, too, what the prefill computed with which
-        the batch began: an order by tokens (hrrn) depends on it."""
-        queues.prefill_tokens += self._founding_tokens
 
     def _grow(self, queues: Queues, plan: StepPlan) -> bool:
         queues.memory.reclaim(queues.clock.requests)  # as if each needed a page
@@ -497,8 +491,11 @@ class SGLang(Batching):
         return sorted(sorted(running, key=length, reverse=True), key=ranks.__getitem__)
 
 
-def _behind(rank: object, other: object, threshold: float) -> bool:
-    """Whether a rank is behind another by more than the threshold, which goes for numbers."""
-    if isinstance(rank, tuple) or isinstance(other, tuple):
-        return bool(rank > other)  # type: ignore[operator]
-    return float(rank) - float(other) > threshold  # type: ignore[arg-type]
+def _behind(rank: Rank, other: Rank, threshold: float) -> bool:
+    """Whether a rank is behind another by more than the threshold, which goes for numbers.
+
+    Raises TypeError for a number and a tuple, which cannot be compared.
+    """
+    if isinstance(rank, tuple) and isinstance(other, tuple):
+        return rank > other
+    return float(cast(float, rank)) - float(cast(float, other)) > threshold

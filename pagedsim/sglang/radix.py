@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.memory.base import Copies, Fit, Memory
-from pagedsim.core.memory.prefix import known_tokens, page_keys
+from pagedsim.core.memory.prefix import page_keys
 from pagedsim.core.request import Request
 
 _NOW: Final = Fit.NOW
@@ -302,8 +302,6 @@ class RadixMemory(Memory):
         """Put the pages of the first tokens into the tree; its end is what the request locks."""
         if request.prompt is None or not request.tables:
             return
-        if self.with_tokens:
-            tokens = min(tokens, known_tokens(request, True))
         table, known = request.tables[0], request._registered
         pages = tokens // self.block_size
         keys = page_keys(request, pages, self.block_size, self.with_tokens)[:pages]
