@@ -83,6 +83,7 @@ class BatchState:
         self.reservations = MigrationReservations(memory)
         self.requeues_last = False
         self.prefill_tokens = 0  # computed by steps with prefills
+        self.prefix_lookups = 0  # by the policy
         self.seats = 0  # sequences in the batch
         self.clock = DecodeClock(memory.need, self._end_ahead, attrgetter("client"))
         self.copies: Copies = {}  # forks that the next step must copy
@@ -554,11 +555,13 @@ class ServerState:
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of a waiting `request` that the prefix cache has; 0 without one."""
+        self._places.prefix_lookups += 1
         return self._places.memory.cached_tokens(request)
 
     def prefix_node(self, request: Request) -> PrefixNode | None:
         """The node of the prefix tree at which what is cached of a waiting `request` ends; None:
         the prefix cache is no tree."""
+        self._places.prefix_lookups += 1
         return self._places.memory.node_of(request)
 
     @property

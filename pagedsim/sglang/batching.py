@@ -223,9 +223,9 @@ class SGLang(Batching):
 
     def _sort(self, queues: Queues) -> None:
         waiting, memory = queues.waiting, queues.memory
-        uses = memory.uses
+        before = queues.prefix_lookups
         waiting.arrange()
-        if not waiting or memory.uses != uses or not self._caches:
+        if not waiting or queues.prefix_lookups != before or not self._caches:
             return  # the policy has looked up prefixes itself
         if self._refreshes % REFRESH_STEPS == 0:
             for request in reversed(list(waiting)[:REFRESHED]):

@@ -122,7 +122,6 @@ class RadixMemory(Memory):
         it. The path is now the most recently used."""
         node: Node = self.root
         hit: list[int] = []
-        self.uses += 1
         if not keys:
             return node, hit
         while len(hit) < len(keys) and (child := node.children.get(keys[len(hit)])):

@@ -309,7 +309,7 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
         {
             "batching": "spare margin slack",
             "memory": "cache_changes longest_of blocks_for cpu_free blocks_at_length common "
-            "blocks_needed filled_blocks swap_need uses cached_tokens",
+            "blocks_needed filled_blocks swap_need cached_tokens",
             "lengths": "capped",
             "autoscaler": "desired",
         },

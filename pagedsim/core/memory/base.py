@@ -80,8 +80,6 @@ class Memory(ABC):
     in_order_of_results: ClassVar[bool] = False
     """Whether `filled` is called when the result of a prompt is known, and when a request ends, in
     the order of the batch."""
-    uses: int = 0
-    """How often the cache was used by `touch` or `cached_tokens`; counted where that matters."""
 
     def __init__(
         self, blocks: SupportsIndex, block_size: SupportsIndex, cpu_blocks: SupportsIndex = 0
