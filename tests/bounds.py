@@ -203,14 +203,16 @@ def output(command: Sequence[str]) -> tuple[int, str]:
 
 
 def reason(text: str, packages: Path) -> str:
-    """The line that says most: pytest's summary, an error, or the last one."""
+    """The line that says most: pytest's summary with its error, an error, or the last one."""
     for folder in (packages, ROOT):
         text = text.replace(f"{folder}/", "")
     text = re.sub(rf"{re.escape(tempfile.gettempdir())}/\S*/", "", text)
     lines = [line.strip() for line in text.splitlines()]
     for sign in ("FAILED ", "ERROR ", "pagedsim: ", "Error:", ""):
         if found := [line for line in lines if line and sign in line and "traceback" not in line]:
-            return found[-1][:200]
+            raised = [line[1:].strip() for line in lines if line.startswith("E   ")]
+            bare = sign in ("FAILED ", "ERROR ") and " - " not in found[-1]
+            return " - ".join((found[-1], *(raised[-1:] if bare else ())))[:200]
     return "no output"
 
 
