@@ -34,6 +34,8 @@ from pagedsim.report.figures import FigureSpec as FigureSpec
 from pagedsim.report.plots import own_plots
 from pagedsim.report.plots import plot as plot
 from pagedsim.report.table import columns_of
+from pagedsim.run.backend import RunConfig
+from pagedsim.run.compose import Command
 from pagedsim.run.folder import claimed
 from pagedsim.run.objects import KEPT, UNPICKLED, draws, keep
 from pagedsim.run.pool import importing_the_script
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
     from pagedsim.metrics.arms import Run
     from pagedsim.run.publish import Published
+    from pagedsim.server import ServerSpec
 
 _OF_THE_STUDY = ("title", "question", "metrics", "baseline")
 _ALIASES = {"gpu": "hardware", **{name: f"study.{name}" for name in _OF_THE_STUDY}}
@@ -139,10 +142,17 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
         key = f"{above}{_ALIASES.get(name, name)}"
         if key != name and key in settings:
             raise ConfigError(f"{name}: is {key}, which is given, too")
-        if key in _SECTIONS and isinstance(value, Mapping):
+        if key in _SECTIONS and isinstance(value, Mapping) and not _of_servers(key, value):
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value
+
+
+def _of_servers(key: str, value: Mapping[str, Any]) -> bool:
+    """Whether a mapping is of arms with options of the group `server`, whose name the limits have,
+    too."""
+    named = all(isinstance(one, str | Option) for one in value.values())
+    return key == "server" and bool(value) and named
 
 
 def _changes(key: str, value: Any) -> list[str]:
@@ -376,6 +386,20 @@ def estimate(settings: Mapping[str, Any] = _NONE, /, **more: Any) -> Result:
     """
     _refuse_arms("estimate", _whole(settings, more))
     return experiment("estimate", settings, **more)
+
+
+def preset(name: str, settings: Mapping[str, Any] = _NONE, /, **more: Any) -> ServerSpec:
+    """How a real server decides, for one engine: `LLM("tiny", server=preset("sglang-0.5"))`.
+
+    `name` is an option of the group `server`; `settings` are those of the server command, such as
+    `gpu`, on which some defaults depend.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"preset({printed(name)}): must be a name, such as 'sglang-0.5'")
+    whole = _whole(settings, more)
+    _refuse_arms("preset", whole)
+    words, _ = words_of({"server": name, **whole})
+    return RunConfig(Command.of(words, Path(), root="serve").config).server
 
 
 def _whole(settings: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:

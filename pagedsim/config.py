@@ -171,14 +171,26 @@ def _stand_in(*, _root_: Any) -> str:
     return name if name in CARRIED else "tiny"
 
 
+def _by_gpu(table: Mapping[str | int, Any], *, _root_: Any) -> Any:
+    """A default that depends on the GPU: the first entry whose key begins its name, or is at most
+    its GiB of memory."""
+    hardware = OmegaConf.select(_root_, "hardware", default={})
+    name, memory = str(hardware.get("name")), hardware.get("memory_gib") or 0
+    for key, value in table.items():
+        if key <= memory if isinstance(key, int) else name.startswith(key):
+            return value
+    return None
+
+
 def prepare() -> None:
-    """Make known what stands in for a model, and let libyaml read YAML, where PyYAML has it.
+    """Register the resolvers, and let libyaml read YAML, where PyYAML has it.
 
     A command reads dozens of files, and PyYAML's Python takes several times as long.
     """
     yaml: Any = import_module("yaml")
     yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     OmegaConf.register_new_resolver("stand_in", _stand_in, replace=True)
+    OmegaConf.register_new_resolver("by_gpu", _by_gpu, replace=True)
 
 
 def register(offered: Mapping[str, Mapping[str, Any]]) -> None:

@@ -387,6 +387,8 @@ def not_there(group: str, option: str, known: Sequence[str]) -> str:
     if group == "workload" and ("/" in option or re.search(r"\.(csv|jsonl?|gz)$", option)):
         path = f"workload.path={option}, from Python ps.trace({option!r})"
         return f"a file of requests is workload=trace {path}; {to_choose(option, known)}"
+    if group == "server":
+        return f"{to_choose(option, known)}; limits are settings of it, such as server.max_seqs"
     if re.fullmatch(r"(\w+\.)+[A-Z]\w*", option):
         return f"a class of yours is {group}._target_={option}; {to_choose(option, known)}"
     return to_choose(option, known)

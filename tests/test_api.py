@@ -146,6 +146,21 @@ def test_a_temporary_folder_ends_with_its_result() -> None:
     assert not folder.exists()
 
 
+def test_arms_are_servers() -> None:
+    servers = {"V0": "vllm-0.6", "V1": "vllm-0.33", "small": ps.option("sglang-0.5", max_seqs=3)}
+    result = ps.compare(server=servers, **{**SMALL, "seeds": 1})
+    found = [
+        (run.arm, run.config["batching"]["_target_"].rpartition(".")[2], run.config["server"])
+        for run in result.runs
+    ]
+    limits = ("max_seqs", "max_batched_tokens", "async_scheduling")
+    assert [(arm, batching, *map(own.get, limits)) for arm, batching, own in found] == [
+        ("V0", "PrefillFirst", 256, None, False),
+        ("V1", "Unified", 256, 2048, True),
+        ("small", "SGLang", 3, 16384, True),
+    ]
+
+
 def test_other_experiments() -> None:
     estimate = ps.estimate(prompt=1000, model="llama-3.1-8b", gpu="h100")
     assert estimate.table().num_rows > 0 and estimate.finding
@@ -183,7 +198,10 @@ def test_a_fleet_has_replicas_or_pools_and_perhaps_arms() -> None:
         (lambda: ps.compare(SIZED, memory={"a": PrefixMemory(9, 4)}), "^memory.blocks=8: must be "),
         (lambda: ps.simulate(workload="t/a.csv"), r"^workload=t/a\.csv: unknown; .*trace\('t/a"),
         (lambda: ps.simulate(policy="mine.Own"), "unknown; a class of yours is policy._target_=mi"),
-        (lambda: ps.simulate(server="8"), "must be a mapping of settings: max_seqs, max_batched_t"),
+        (lambda: ps.simulate(server="8"), "^server=8: unknown; .*limits are settings of it"),
+        (lambda: ps.simulate(server={"max_sqs": 8}), "^server.max_sqs: no such key; did you mean"),
+        (lambda: ps.preset("v"), "^server=v: unknown; choose from sglang-0.5, vllm-0.33, vllm-0.6"),
+        (lambda: ps.preset(None), r"^preset\(None\): must be a name, such as 'sglang-0.5'"),  # type: ignore[arg-type]
         (lambda: ps.simulate(slo=0.5), "^slo=0.5: must be a mapping of settings: ttft, tpot"),
         (lambda: ps.simulate(workload=ps.trace("a", columns=["a"])), r"^workload\.columns=\[a\]:"),
         (lambda: ps.option(Longest(2.0), factor=3.0), "must be a name or a class"),  # type: ignore[arg-type]

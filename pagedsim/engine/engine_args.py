@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,7 +78,8 @@ class Arguments:
 
     @classmethod
     def of(cls, **settings: Any) -> Arguments:
-        """Build from the flat settings of Arguments and ServerSpec.
+        """Build from the flat settings of Arguments and ServerSpec; those of a `server` hold where
+        they are not given.
 
         >>> Arguments.of(model="tiny", block_size=8).server.block_size
         8
@@ -86,8 +87,13 @@ class Arguments:
         for name in settings:
             if name not in SETTINGS:
                 raise unknown("engine setting", name, SETTINGS)
+        base = settings.pop("server", ServerSpec())
+        if not isinstance(base, ServerSpec):
+            raise ConfigError(
+                f"server={shown(base)}: must be a ServerSpec, such as ps.preset('sglang-0.5')"
+            )
         server = {name: settings.pop(name) for name in _SERVER if name in settings}
-        return cls(**settings, server=ServerSpec(**server))
+        return cls(**settings, server=replace(base, **server))
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -99,7 +105,7 @@ class Arguments:
 
 
 _SERVER = [each.name for each in fields(ServerSpec)]
-SETTINGS = [*(each.name for each in fields(Arguments) if each.name != "server"), *_SERVER]
+SETTINGS = [*(each.name for each in fields(Arguments)), *_SERVER]
 """Setting names of `Arguments.of`."""
 
 

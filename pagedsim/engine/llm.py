@@ -122,6 +122,7 @@ class LLM:
 
     def __init__(self, model: Any = "tiny", **settings: Any) -> None:
         """`settings` are those of `Arguments` and `ServerSpec`: dtype, block_size, preemption, ...
+        `server=ps.preset("sglang-0.5")` decides as a real server, where no setting says otherwise.
 
         Six of them have vLLM's names, also in errors: `max_num_seqs`, `max_num_batched_tokens`,
         `num_gpu_blocks`, `num_cpu_blocks`, `swap_space` (in GiB) and `tensor_parallel_size`. vLLM's

@@ -174,10 +174,11 @@ def store_rows(seqs: int) -> int:
 class TableRows:
     """The row of each block table in the store, and the part of it that the store has.
 
-    The scheduler keeps a table in one list until its request loses its memory. Blocks are appended
-    to it, and only the block that is being written may change, where a plan copies blocks. So a
-    table is sent when its list is seen for the first time, and from then on the new blocks at its
-    end. All plans must come, in the order of their execution.
+    The scheduler keeps a table in one list until its request loses its memory, or until blocks that
+    are full are replaced by others with the same contents. Blocks are appended to it, and only the
+    block that is being written may change, where a plan copies blocks. So a table is sent when its
+    list is seen for the first time, and from then on the new blocks at its end. All plans must
+    come, in the order of their execution.
     """
 
     def __init__(self, rows: int, blocks: int, block_size: int) -> None:
@@ -306,7 +307,7 @@ class _Decoding(NamedTuple):
 
     requests: Sequence[Request] = ()
     outer: Sequence[list[list[int]]] = ()
-    """Each request's list of tables, which is replaced when its sequences fork."""
+    """Each request's list of tables, which is replaced when one of them is, or is added."""
     tables: Sequence[list[int]] = ()
     seats: Sequence[int] = ()
     """Their rows, one per sequence as `tables`; so with the next."""
@@ -319,9 +320,7 @@ class _Decoding(NamedTuple):
     def stays(self, plan: StepPlan) -> bool:
         """Whether the same sequences decode in the same order; the scheduler gives the same object
         for the same requests."""
-        if plan.decodes is not self.requests:
-            return False
-        return len(self.tables) == len(self.requests) or all(
+        return plan.decodes is self.requests and all(
             map(is_, map(_tables_of, self.requests), self.outer)
         )
 

@@ -40,6 +40,7 @@ _INDENT = 18
 
 GROUPS = {
     "experiment": "what is studied: which arms, under which workload",
+    "server": "batching, memory, policy, limits and stack of a real server together",
     "policy": "which request goes first, which yields its memory",
     "preemption": "what becomes of the memory of a request that yields",
     "batching": "how a step is composed",

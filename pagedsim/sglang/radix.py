@@ -312,7 +312,9 @@ class RadixMemory(Memory):
         self._lock(node)
         self._unlock(self._node_of[request])
         self._node_of[request] = node
-        table[known:pages] = _path(node)[known:]
+        shared = _path(node)
+        if table[known:pages] != shared[known:]:  # another list, so that an engine sends it anew
+            request.tables = [[*shared, *table[pages:]]]
         request._registered = pages
 
     def release(self, request: Request) -> None:

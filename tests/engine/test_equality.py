@@ -51,9 +51,10 @@ def wanted(name: str) -> list[list[int]]:
     return generated(reference(name))
 
 
-def served(engine: LLMEngine, params: SamplingParams = GREEDY) -> Outputs:
-    """Serve all prompts, of which two arrive with every step."""
-    waiting = list(enumerate(prompts()))
+def served(engine: LLMEngine, params: SamplingParams = GREEDY, times: int = 1) -> Outputs:
+    """Serve all prompts, each some times, of which two arrive with every step."""
+    waiting = [(i, prompt) for i, prompt in enumerate(prompts()) for _ in range(times)]
+    waiting = [(i + n % times * PROMPTS, prompt) for n, (i, prompt) in enumerate(waiting)]
     outputs = {}
     while waiting or engine.has_unfinished_requests():
         for number, prompt in waiting[:2]:
@@ -127,6 +128,28 @@ def test_chunks_and_a_prefix_cache_change_no_token(name: str, model_impl: str, b
         first, again = served(engine), served(engine)
         assert tokens(first) == tokens(again) == wanted(name)
         assert (total(again, "cached_tokens") > 0) == (memory == "prefix")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("batching", ["sglang", "unified"])
+def test_equal_prompts_of_one_step_share_pages(batching: str, block_size: int, ahead: bool) -> None:
+    # A prompt's pages are replaced by those that the tree has, where another prompt of the same
+    # step came first, while its request decodes.
+    engine = small(
+        "llama",
+        batching=batching,
+        memory="radix",
+        block_size=block_size,
+        blocks=2 * BLOCKS * BLOCK // block_size,
+        max_model_len=LONGEST + TOKENS + 2,  # SGLang leaves two tokens free
+        async_scheduling=ahead,
+    )
+    outputs = served(engine, times=2)
+    assert tokens(outputs) == wanted("llama")
+    again = {i: outputs[i + PROMPTS] for i in range(PROMPTS)}
+    assert tokens(again) == wanted("llama")
+    assert total(again, "cached_tokens") > 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pagedsim.core import RequestError, SamplingParams
+import pagedsim as ps
+from pagedsim.core import ConfigError, RequestError, SamplingParams
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.tokenizer import ByteTokenizer, HuggingFaceTokenizer, chat_tokens
 
@@ -43,6 +44,24 @@ def prompts(*args: Any, **kwargs: Any) -> list[list[int]]:
 )
 def test_a_prompt_has_many_forms(asked: Any, meant: list[list[int]]) -> None:
     assert prompts(asked, GREEDY) == meant
+
+
+@pytest.mark.parametrize("server", ["vllm-0.6", "vllm-0.33", "sglang-0.5"])
+def test_any_server_gives_the_same_tokens(server: str) -> None:
+    like = ps.preset(server)
+    other = LLM("tiny", device="cpu", num_gpu_blocks=2048, max_model_len=64, server=like)
+    assert type(other.engine.scheduler.batching) is type(like.batching)
+    given = ["Once upon a time", "Once upon", A, BC] * 2
+    answers = [
+        [answer.outputs[0].token_ids for answer in one.generate(given, GREEDY, use_tqdm=False)]
+        for one in (llm(), other)
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_another_server_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^server='vllm': must be a ServerSpec, .*ps\.preset"):
+        LLM("tiny", server="vllm")
 
 
 def test_token_ids_may_stand_apart() -> None:

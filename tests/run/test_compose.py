@@ -51,6 +51,8 @@ def by_hydra(words: Sequence[str]) -> tuple[str, list[tuple[str, str | None]]]:
         ["experiment=truth", "backend=engine"],  # an option of `scale` goes by it
         ["experiment=single", "fleet=prefill_decode", "server.max_seqs=${memory.block_size}"],
         ["experiment=migration", *MORE],
+        ["experiment=fairness", "server=sglang-0.5", "policy=vtc", "server.max_seqs=3"],
+        ["~server", "~memory"],
         ["memory={block_size: 8}", "+workload={name: x}"],  # a group's settings, no option
         ["~predictor", "+workload.name='a, b'", "cost=blis-llama-3.1-8b-tp2"],
     ],
@@ -155,6 +157,46 @@ def test_a_file_that_is_no_option_is_named(tmp_path: Path, text: str, fault: str
     (tmp_path / "policy/mine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(fault)):
         Options([tmp_path, files("pagedsim.conf")]).compose("config", ["policy=mine"])
+
+
+SERVERS = {
+    "vllm-0.6": ("PrefillFirst", "PagedMemory", "vllm-2024", False),
+    "vllm-0.33": ("Unified", "PrefixMemory", "vllm-2026", True),
+    "sglang-0.5": ("SGLang", "RadixMemory", "vllm-2026", True),
+}
+
+
+@pytest.mark.parametrize("server", Options().options_of("server"))
+def test_a_server_goes_before_an_experiment_and_behind_the_command_line(server: str) -> None:
+    words = ["experiment=fairness", f"server={server}"]
+    of_all = Options().compose("config", words).config
+    classes = [of_all[group]["_target_"].rpartition(".")[2] for group in ("batching", "memory")]
+    asynchronous = of_all.server.async_scheduling
+    assert (*classes, of_all.stack.name, asynchronous) == SERVERS[server]
+    typed = ["batching=static", "memory=paged", "policy=vtc", "stack=ideal", "server.max_seqs=3"]
+    more = Options().compose("config", [*words, *typed]).config
+    assert (more.server.max_seqs, more.batching._target_) == (3, "pagedsim.core.Static")
+    assert Options().compose("config", ["experiment=fairness", *typed]).config.batching == (
+        more.batching
+    )
+
+
+@pytest.mark.parametrize(
+    ("hardware", "vllm", "chunk"),
+    [
+        ("a10", (256, 2048), 4096),
+        ("a100-80gb", (256, 2048), 8192),
+        ("h100", (1024, 8192), 8192),
+        ("b200", (1024, 16384), 16384),
+        ("t4", (256, 2048), 2048),
+        ("cpu", (256, 2048), 2048),
+    ],
+)
+def test_defaults_that_depend_on_the_gpu(hardware: str, vllm: tuple[int, int], chunk: int) -> None:
+    made = Options().compose("config", [f"hardware={hardware}", "server=vllm-0.33"]).config.server
+    assert (made.max_seqs, made.max_batched_tokens) == vllm
+    batching = Options().compose("config", [f"hardware={hardware}", "batching=sglang"]).config
+    assert batching.batching.chunked_prefill_size == chunk
 
 
 def test_points_of_a_sweep_leave_each_other_alone() -> None:
