@@ -33,8 +33,8 @@ def drive(
 ) -> None:
     """Serve all that `source` holds; times count from now.
 
-    Each request gets exactly the output length of its workload: the ends of texts are
-    ignored, and sampling is greedy. A prompt given as a length gets random tokens from `seed`.
+    Each request gets exactly the output length of its workload, and sampling is greedy. A prompt
+    given as a length gets random tokens from `seed`.
 
     Time passes as in a simulation: a step begins where the last one ended, or, after a pause, at
     the next arrival; arrivals during a step are processed after it. While the engine is idle,
@@ -105,7 +105,7 @@ class _Feed:
 
 
 class Filler:
-    """Gives requests of a workload token ids, and no end but their length.
+    """Gives requests of a workload token ids, and greedy sampling.
 
     A prompt that is only a number of tokens gets tokens from `seed` and the number of requests
     before; ids that a workload made up are mapped into the vocabulary.
@@ -118,7 +118,7 @@ class Filler:
 
     def __call__(self, request: Request) -> Request:
         """The request itself, filled."""
-        request.params = _endless(request.params)
+        request.params = _greedy(request.params)
         self._count += 1
         if request.prompt is None:
             random = np.random.default_rng((self._seed, self._count))
@@ -132,5 +132,5 @@ class Filler:
 
 
 @lru_cache(maxsize=64)
-def _endless(params: SamplingParams) -> SamplingParams:
-    return replace(params, temperature=0.0, ignore_eos=True)
+def _greedy(params: SamplingParams) -> SamplingParams:
+    return replace(params, temperature=0.0)

@@ -238,6 +238,7 @@ class LLMEngine:
         self._groups: dict[RequestId, Group] = {}
         self._streamed: set[RequestId] = set()
         self._numbers = itertools.count()
+        self._eos = [one for one in self.model.eos_token_ids if one < self.model.vocab_size]
         self._clock, self._epoch = clock, clock()
 
     @classmethod
@@ -345,15 +346,16 @@ class LLMEngine:
     ) -> None:
         """Queue a `Request` of the core; its prompt must be token ids.
 
-        `output_len` limits its output, invisibly for policies. An infeasible request is rejected by
-        the next step. `now` is its arrival, if not now.
+        With `output_len` it generates that many tokens, whatever they are, invisibly for policies
+        and batchings. An infeasible request is rejected by the next step. `now` is its arrival, if
+        not now.
         """
         self._check_ids(request)
         longest = max(self.scheduler.max_model_len - request.prompt_len, 1)
         group = make_group(
             request,
             tokenizer=self.tokenizer,
-            eos=[token for token in self.model.eos_token_ids if token < self.model.vocab_size],
+            eos=self._eos if output_len is None else (),
             seed=self.arguments.seed,
             number=next(self._numbers),
             text=text,

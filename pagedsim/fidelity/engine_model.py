@@ -45,13 +45,13 @@ class EngineModel(Backend):
         settings = config.settings
         engines = {**settings, "backend": settings["backend"]["engine"]}
         cost = Fitted.load(self.path, replica_of(engines, dict(self.machine)))
-        return ModelledEngine(settings, dict(self.machine), cost)
+        return ModelledEngine(config, dict(self.machine), cost)
 
 
 class ModelledEngine(BackendRun):
     """One run of it."""
 
-    def __init__(self, config: Settings, machine: Settings, cost: CostModel) -> None:
+    def __init__(self, config: RunConfig, machine: Settings, cost: CostModel) -> None:
         self.scheduler = scheduler_of(config, machine, Scheduler)
         self._cost = cost
         # Where there is a bus, the engine lets blocks go out beside the computation.
@@ -79,9 +79,9 @@ class RecordedPrices:
         return 2 * (self._transfer[0] + self._transfer[1] * blocks)
 
 
-def scheduler_of(config: Settings, machine: Settings, kind: type[S]) -> S:
+def scheduler_of(config: RunConfig, machine: Settings, kind: type[S]) -> S:
     """A scheduler with the engine's limits and sizes, whatever they came from."""
-    server = RunConfig(config).server.of_sizes(machine)
+    server = config.server.of_sizes(machine)
     if server.weighs_prices:
         server = server.priced(RecordedPrices(machine.get("prices")))
     scheduler = server.scheduler(kind)

@@ -52,10 +52,11 @@ def replayed(run: Recorded) -> Difference | None:
 
 def _first_difference(run: Recorded) -> Difference | None:
     witness = _Witness(run.steps["plan"].to_pylist())
-    workload = RunConfig(run.config, run.seed).workload()
+    config = RunConfig(run.config, run.seed)
+    workload = config.workload()
     if any(params.beam_search and params.width > 1 for params in workload.asked):
         raise ConfigError("beam searches cannot be replayed: which beams went on is not recorded")
-    scheduler = scheduler_of(run.config, run.machine, _Retold)
+    scheduler = scheduler_of(config, run.machine, _Retold)
     scheduler.expect_tokens()
     ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
     scheduler.outputs = dict(zip(ids, outputs, strict=True))

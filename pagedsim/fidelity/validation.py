@@ -78,8 +78,8 @@ def measured(
 def summary_of(config: Settings, machine: Settings, seed: int, cost: Fitted) -> dict[str, Any]:
     """The summary of a run of the engine, as the simulator has it; nothing is kept of it."""
     recorder = Recorder()
-    workload = RunConfig(config, seed).workload()
-    ModelledEngine(config, machine, cost).run(workload, recorder)
+    made = RunConfig(config, seed)
+    ModelledEngine(made, machine, cost).run(made.workload(), recorder)
     return _summary(recorder.requests_table(), recorder.steps_table(), machine)
 
 

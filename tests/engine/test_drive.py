@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -74,8 +74,9 @@ def served(
     **settings: Any,
 ) -> Seen:
     seen = Seen()
-    given = {"device": "cpu", "block_size": 4, "blocks": 64, "max_model_len": 64}
-    engine = LLMEngine(model=loaded("llama"), observer=seen, clock=clock, **{**given, **settings})
+    given: dict[str, Any] = {"device": "cpu", "block_size": 4, "blocks": 64, "max_model_len": 64}
+    given |= {"model": loaded("llama"), **settings}
+    engine = LLMEngine(observer=seen, clock=clock, **given)
     drive(engine, source, stopping=stopping, sleep=clock.sleep)
     assert not engine.has_unfinished_requests() or stopping()
     return seen
@@ -131,11 +132,14 @@ def test_what_prompts_share_they_share_in_the_cache(clock: Fake) -> None:
 
 
 def test_ends_of_texts_are_ignored_and_nothing_is_drawn(clock: Fake) -> None:
+    """A batching sees no `ignore_eos`: for all that it knows, an answer may end at any token."""
     params = SamplingParams(temperature=1.0, max_tokens=4)
-    seen = served(clock, Asked([(Request(0, [5, 6], params, arrival=0.0), 9)]))
-    used = seen.requests[0].params
-    assert (used.temperature, used.ignore_eos, used.max_tokens) == (0.0, True, 4)
-    assert seen.requests[0].generated == 4
+    model = replace(loaded("llama"), eos_token_ids=tuple(range(loaded("llama").vocab_size)))
+    source = Asked([(Request(0, [5, 6], params, arrival=0.0), 9)])
+    (request,) = served(clock, source, model=model).requests
+    used = request.params
+    assert (used.temperature, used.ignore_eos, used.max_tokens) == (0.0, False, 4)
+    assert request.generated == 4
 
 
 def test_one_that_can_never_be_served_is_rejected_and_the_others_go_on(clock: Fake) -> None:

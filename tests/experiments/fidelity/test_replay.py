@@ -7,22 +7,27 @@ import random
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
 from pagedsim.build import POLICIES
-from pagedsim.core import ConfigError
+from pagedsim.core import ConfigError, SamplingParams, Scheduler
+from pagedsim.engine import drive
+from pagedsim.fidelity.engine_model import scheduler_of
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
-from pagedsim.fidelity.replay import replayed
+from pagedsim.fidelity.replay import Difference, replayed
 from pagedsim.metrics.arms import Run
-from pagedsim.run.backend import StoppableRecorder
+from pagedsim.policies.past_future import PastFuture
+from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.store import Tables, recipe
 from pagedsim.user_error import UserError
@@ -52,6 +57,12 @@ OTHERS: list[tuple[str, ...]] = [
     for batching in (("unified", "prefill_first", "one_by_one")[number % 3],)
 ]
 """Every policy there is, once, but for those that go by sessions, which the engine has not."""
+OF_SGLANG: list[tuple[str, ...]] = [
+    (name, "recompute", "sglang", memory)
+    for name in ("fcfs", "priority", "lpm", "dfs_weight", "lof", "hrrn_tokens", "past_future")
+    for memory in ("radix", "paged")
+    if memory == "radix" or name != "dfs_weight"
+]
 
 pytestmark = pytest.mark.usefixtures("hydra", "a_small_model")
 
@@ -96,6 +107,31 @@ def drawn(rng: random.Random, *combination: str, ahead: bool = False) -> dict[st
         "async_scheduling": ahead,
     }
     return dict(config)
+
+
+def drawn_for_sglang(rng: random.Random, *combination: str, ahead: bool) -> dict[str, Any]:
+    """The same with settings under which SGLang's batching cuts prompts, retracts and displaces."""
+    config = drawn(rng, *combination, ahead=ahead)
+    config["workload"] |= {"requests": 16, "priority": {0: 0.3, 1: 0.3, 2: 0.4}}
+    if rng.random() < 0.5:
+        load = {"arrivals": "closed", "users": 8, "think_time": 0.0, "cv": None}
+    else:
+        load = {"arrivals": "poisson", "rate": 200.0, "users": None, "think_time": None, "cv": None}
+    config["workload"] |= load
+    config["workload"]["lengths"] |= {"prompt_max": 12, "output_min": 12, "output_max": 24}
+    # Memory for few requests, or few seats, for which requests of high priority preempt others.
+    tokens, config["server"]["max_seqs"] = rng.choice(((96, 8), (128, 8), (256, 3), (256, 3)))
+    config["backend"]["cache_tokens"] = tokens
+    chunk = rng.choice((8, 8, 16, None))
+    config["batching"] |= {
+        "chunked_prefill_size": chunk,
+        "mixed_chunk": chunk is not None and rng.random() < 0.5,
+        "conservativeness": rng.choice((0.0, 0.0, 0.0, 1.0)),
+        "prefill_max_requests": rng.choice((None, None, 2)),
+        "preemption_threshold": rng.choice((0, 0, 10)),
+        "retraction": rng.choice(("length", "rank")),
+    }
+    return config
 
 
 def record(folder: Path, config: dict[str, Any], seed: int = 0) -> Recorded:
@@ -192,6 +228,54 @@ def test_five_hundred_times(seed: int, ahead: bool, tmp_path: Path) -> None:
     assert preempted > 12
 
 
+def replayed_to_its_ends(run: Recorded, monkeypatch: pytest.MonkeyPatch) -> Difference | None:
+    """Replay a run whose answers ended with the tokens that they ended with."""
+    ids, tokens = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
+    outputs = dict(zip(ids, tokens, strict=True))
+    lengths = np.array([len(outputs[number]) for number in sorted(outputs)])
+    whole = RunConfig(run.config, run.seed).workload()
+    with monkeypatch.context() as patched:
+        patched.setattr(RunConfig, "workload", lambda _: replace(whole, output_len=lengths))
+        return replayed(run)
+
+
+QUICK = [(*one, number % 2 > 0) for number, one in enumerate(OF_SGLANG[1::2])]
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: f"{case[0]}-{case[3]}-{case[4]}")
+def test_sglang_plans_the_same(case: tuple[Any, ...], tmp_path: Path) -> None:
+    *combination, ahead = case
+    config = drawn_for_sglang(random.Random(str(case)), *combination, ahead=ahead)
+    assert replayed(record(tmp_path, config)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [False, True], ids=["by length", "by token"])
+@either_way
+def test_sglang_a_hundred_times(
+    ahead: bool, stops: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """4 × 26 runs. Answers end where the workload says, or with one token in eight."""
+    if stops:
+        from tests.engine.architectures import VOCAB
+
+        params = SamplingParams(temperature=0.0, stop_token_ids=tuple(range(0, VOCAB, 8)))
+        monkeypatch.setattr(drive, "_greedy", lambda _: params)
+    plans: list[str] = []
+    ends: set[str] = set()
+    for seed, combination in enumerate(OF_SGLANG * 2):
+        name = f"{'-'.join(combination)}-{seed}"
+        config = drawn_for_sglang(random.Random(f"{name} {ahead}"), *combination, ahead=ahead)
+        run = record(tmp_path / name, config, seed)
+        assert (replayed_to_its_ends(run, monkeypatch) if stops else replayed(run)) is None, name
+        plans += run.steps["plan"].to_pylist()
+        ends.update(run.requests["reason"].to_pylist())
+    for event in ("preempted", "hits", "decodes"):
+        assert any(event in plan for plan in plans), event
+    assert any("chunks" in plan and "decodes" in plan for plan in plans)
+    assert ("stop" in ends) == stops
+
+
 def test_the_first_difference_is_reported_with_both_plans(tmp_path: Path) -> None:
     record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
     file = tmp_path / "runs/run/seed-0/steps.parquet"
@@ -215,6 +299,13 @@ def test_a_study_of_several_runs(tmp_path: Path) -> None:
     assert found["finding"] == [
         f"All {steps} steps of 2 runs were planned by the simulator as by the engine."
     ]
+
+
+def test_what_a_policy_draws_goes_by_the_seed_of_the_run(tmp_path: Path) -> None:
+    config = drawn(random.Random(1), "past_future", "recompute", "unified", "paged")
+    run = record(tmp_path, config, 7)
+    policy = scheduler_of(RunConfig(run.config, run.seed), run.machine, Scheduler).policy
+    assert isinstance(policy, PastFuture) and policy.seed == 7
 
 
 def test_files_that_changed_since_are_found(tmp_path: Path) -> None:
