@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagedsim.build import BATCHINGS, POLICIES, accepts, make_policy
+from pagedsim.build import BATCHINGS, POLICIES, accepts, make_batching, make_policy
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import RequestOutput
@@ -121,13 +121,20 @@ def test_greedy_tokens(name: str, model_impl: str, batching: str, preemption: st
     ],
 )
 def test_chunks_and_a_prefix_cache_change_no_token(name: str, model_impl: str, budget: int) -> None:
-    for memory in ("paged", "prefix"):
-        engine = small(
-            name, model_impl, batching="unified", memory=memory, max_batched_tokens=budget
-        )
+    unified, chunk = {"batching": "unified", "max_batched_tokens": budget}, budget // 4 * 4
+    for settings in (
+        {**unified, "memory": "paged"},
+        {**unified, "memory": "prefix"},
+        {
+            "batching": make_batching("sglang", chunked_prefill_size=chunk),
+            **{"memory": "radix", "policy": "lpm"},
+            "max_model_len": LONGEST + TOKENS + 2,  # of which SGLang keeps two tokens free
+        },
+    ):
+        engine = small(name, model_impl, **settings)
         first, again = served(engine), served(engine)
         assert tokens(first) == tokens(again) == wanted(name)
-        assert (total(again, "cached_tokens") > 0) == (memory == "prefix")
+        assert (total(again, "cached_tokens") > 0) == (settings["memory"] != "paged")
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -156,10 +163,15 @@ def test_equal_prompts_of_one_step_share_pages(batching: str, block_size: int, a
     ("name", "batching", "preemption"),
     [
         *(("llama", "prefill_first", "recompute"), ("deepseek-v3", "unified", "swap")),
+        ("llama", "sglang", "recompute"),
     ],
 )
 def test_a_prefix_cache_that_is_preempted(name: str, batching: str, preemption: str) -> None:
-    engine = small(name, "native", batching=batching, preemption=preemption, memory="prefix")
+    settings: dict[str, Any] = {"batching": batching, "memory": "prefix"}
+    if batching == "sglang":  # memory is reserved for no answer, so some do not fit
+        settings = {"batching": make_batching(batching, conservativeness=0), "memory": "radix"}
+        settings |= {"policy": "lpm", "max_model_len": LONGEST + TOKENS + 2}
+    engine = small(name, "native", preemption=preemption, **settings)
     outputs = served(engine)
     assert tokens(outputs) == wanted(name)
     assert total(outputs, "preemptions") > 0

@@ -19,9 +19,15 @@ from tests.sim.harness import Constant
 T = TypeVar("T")
 
 
-def paced(step: float = 0.001, cost: Constant | None = None, **settings: Any) -> RealtimeSimulator:
-    memory = make_memory(blocks=400, block_size=4)
-    return RealtimeSimulator(make_scheduler(memory=memory, **settings), cost or Constant(step))
+SGLANG = {"memory": "radix", "batching": "sglang", "policy": "lpm"}
+with_sglang = pytest.mark.parametrize("settings", [{}, SGLANG], ids=["prefill_first", "sglang"])
+
+
+def paced(
+    step: float = 0.001, cost: Constant | None = None, memory: str = "paged", **settings: Any
+) -> RealtimeSimulator:
+    made = make_memory(memory, blocks=400, block_size=4)
+    return RealtimeSimulator(make_scheduler(memory=made, **settings), cost or Constant(step))
 
 
 def run(engine: Backend, clients: Callable[[AsyncLLMEngine], Awaitable[T]], **settings: Any) -> T:
@@ -67,11 +73,12 @@ async def reason_of(serving: AsyncLLMEngine, tokens: int, **settings: Any) -> st
     return reason
 
 
-def test_each_of_many_clients_gets_its_tokens_once_and_in_order() -> None:
+@with_sglang
+def test_each_of_many_clients_gets_its_tokens_once_and_in_order(settings: dict[str, str]) -> None:
     async def clients(serving: AsyncLLMEngine) -> list[str]:
         return await asyncio.gather(*(text_of(serving, 1 + i % 40) for i in range(100)))
 
-    said = run(paced(), clients)
+    said = run(paced(**settings), clients)
     assert said == ["".join(f" {n}" for n in range(1, 2 + i % 40)) for i in range(100)]
 
 
@@ -94,7 +101,8 @@ def test_a_request_without_streaming_gets_one_output() -> None:
     assert run(paced(), clients) == 1
 
 
-def test_a_request_can_be_aborted_by_its_name() -> None:
+@with_sglang
+def test_a_request_can_be_aborted_by_its_name(settings: dict[str, str]) -> None:
     async def clients(serving: AsyncLLMEngine) -> str | None:
         reading = asyncio.create_task(reason_of(serving, 1000, request_id="a"))
         await asyncio.sleep(0.01)
@@ -104,7 +112,7 @@ def test_a_request_can_be_aborted_by_its_name() -> None:
         await serving.abort("absent")
         return await reading
 
-    assert run(paced(), clients) == "abort"
+    assert run(paced(**settings), clients) == "abort"
 
 
 @pytest.mark.parametrize("own", [True, False])

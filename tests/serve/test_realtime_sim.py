@@ -36,9 +36,11 @@ class Clock:
         return self.time
 
 
-def scheduler(blocks: int = 40, **settings: Any) -> Scheduler:
-    memory = make_memory(blocks=blocks, block_size=4, cpu_blocks=settings.pop("cpu_blocks", 0))
-    return make_scheduler(memory=memory, **settings)
+def scheduler(
+    blocks: int = 40, memory: str = "paged", cpu_blocks: int = 0, **settings: Any
+) -> Scheduler:
+    made = make_memory(memory, blocks=blocks, block_size=4, cpu_blocks=cpu_blocks)
+    return make_scheduler(memory=made, **settings)
 
 
 class Rows:
@@ -98,11 +100,15 @@ YIELDING: list[dict[str, Any]] = [
     {"preemption": "recompute"},
     {"preemption": "swap", "cpu_blocks": 60},
 ]
+SGLANG: dict[str, Any] = {"policy": "lpm", "batching": "sglang", "memory": "radix"}
 SETTINGS: list[dict[str, Any]] = [
-    {"policy": policy, "batching": batching, "async_scheduling": ahead, **yielding}
-    for policy, batching, ahead, yielding in product(
-        ("priority",), ("prefill_first", "unified"), (False, True), YIELDING
-    )
+    *(
+        {"policy": policy, "batching": batching, "async_scheduling": ahead, **yielding}
+        for policy, batching, ahead, yielding in product(
+            ("priority",), ("prefill_first", "unified"), (False, True), YIELDING
+        )
+    ),
+    *({**SGLANG, "async_scheduling": ahead} for ahead in (False, True)),
 ]
 
 
@@ -112,6 +118,8 @@ SETTINGS: list[dict[str, Any]] = [
 def test_every_step_and_every_time_is_that_of_the_simulation(
     settings: dict[str, Any], rows: list[Row], overlap: bool
 ) -> None:
+    if settings["batching"] == "sglang":  # which serves one sequence of each request
+        rows = [(arrival, prompt, output, 1) for arrival, prompt, output, _ in rows]
     cost = Affine(block=0.0007)
     wanted, got = Recorder(), Recorder()
     simulate(scheduler(**settings), Rows(rows), cost, wanted, overlap=overlap, fast_forward=False)
@@ -183,11 +191,12 @@ def test_an_answer_stops_at_its_stop_string(ahead: bool) -> None:
     assert answer.metrics.finished == 5.0
 
 
+@pytest.mark.parametrize("settings", [{}, SGLANG], ids=["prefill_first", "sglang"])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_request_is_aborted_wherever_it_is(ahead: bool) -> None:
+def test_a_request_is_aborted_wherever_it_is(ahead: bool, settings: dict[str, Any]) -> None:
     clock = Clock()
     engine = RealtimeSimulator(
-        scheduler(max_seqs=2, async_scheduling=ahead), Constant(1.0), clock=clock
+        scheduler(max_seqs=2, async_scheduling=ahead, **settings), Constant(1.0), clock=clock
     )
     for name in "abc":
         engine.add_request(name, [1] * 9, SamplingParams(max_tokens=9), arrival=0.5)

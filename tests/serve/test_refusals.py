@@ -123,6 +123,14 @@ def test_invalid_fields(
     assert error["param"] == param
 
 
+@pytest.mark.parametrize("more", [{"n": 2}, {"n": 2, "stream": True}, {"best_of": 2}])
+def test_several_sequences_under_sglang(more: dict[str, Any]) -> None:
+    with serving(paced("radix", batching="sglang", policy="lpm")) as server:
+        error = refusal(server.post("/v1/completions", prompt="a", max_tokens=4, **more), 400)
+        assert error["message"].endswith("2 sequences: batching=sglang serves one of each request")
+        assert server.post("/v1/completions", prompt="a", max_tokens=4).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_one_refused_prompt_refuses_the_whole_request(server: Server, stream: bool) -> None:
     prompts = [[1] * 10, [1] * 4090]

@@ -34,9 +34,18 @@ def llm() -> LLM:
     return LLM(tiny(), **small)
 
 
+SGLANG = {**SMALL, "batching": "sglang", "memory": "radix", "policy": "lpm"}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with serving(LLMEngine(model=tiny(), **SMALL), model="tiny") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sglang() -> Iterator[Server]:
+    with serving(LLMEngine(model=tiny(), **SGLANG), model="tiny") as server:
         yield server
 
 
@@ -61,6 +70,13 @@ def test_completions_are_those_of_generate(
         for one in output.outputs
     ]
     assert answers(server, {"prompt": prompts, **settings}, stream) == want
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_sglang_gives_the_same_tokens(server: Server, sglang: Server, stream: bool) -> None:
+    for asked in ASKED.values():
+        fields = {"prompt": ["Once upon a time", "né 日本"], "max_tokens": 16, **asked, "n": 1}
+        assert answers(sglang, fields, stream) == answers(server, fields, stream)
 
 
 def answers(server: Server, fields: dict[str, Any], stream: bool) -> list[tuple[Any, ...]]:
@@ -162,8 +178,8 @@ def test_a_prompt_beyond_the_model_names_both_lengths(server: Server) -> None:
     assert "300" in message and "256" in message
 
 
-def test_cached_tokens_are_told() -> None:
-    settings = {**SMALL, "memory": "prefix"}
+@pytest.mark.parametrize("settings", [{**SMALL, "memory": "prefix"}, SGLANG])
+def test_cached_tokens_are_told(settings: dict[str, Any]) -> None:
     with serving(LLMEngine(model=tiny(), **settings), model="tiny") as server:
         for cached in (0, 32):
             answer = server.post("/v1/completions", prompt="x" * 40, max_tokens=2).json()
