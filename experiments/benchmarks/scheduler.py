@@ -100,7 +100,7 @@ def full_batch(batching: str, memory: str, running: int, steps: int) -> Schedule
     )
     for number in range(running):
         prompt = 384 + number % 128  # so that blocks fill at different steps
-        tokens = range(prompt) if memory == "prefix" else prompt
+        tokens = range(prompt) if memory in ("prefix", "radix") else prompt
         scheduler.add(Request(number, tokens), now=0.0)
     while scheduler.clock.requests < running:
         scheduler.commit(scheduler.plan(0.0), 0.0)

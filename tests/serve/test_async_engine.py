@@ -19,7 +19,7 @@ from tests.sim.harness import Constant
 T = TypeVar("T")
 
 
-SGLANG = {"memory": "radix", "batching": "sglang", "policy": "lpm"}
+SGLANG: dict[str, Any] = {"memory": "radix", "batching": "sglang", "policy": "lpm"}
 with_sglang = pytest.mark.parametrize("settings", [{}, SGLANG], ids=["prefill_first", "sglang"])
 
 
@@ -74,7 +74,7 @@ async def reason_of(serving: AsyncLLMEngine, tokens: int, **settings: Any) -> st
 
 
 @with_sglang
-def test_each_of_many_clients_gets_its_tokens_once_and_in_order(settings: dict[str, str]) -> None:
+def test_each_of_many_clients_gets_its_tokens_once_and_in_order(settings: dict[str, Any]) -> None:
     async def clients(serving: AsyncLLMEngine) -> list[str]:
         return await asyncio.gather(*(text_of(serving, 1 + i % 40) for i in range(100)))
 
@@ -102,7 +102,7 @@ def test_a_request_without_streaming_gets_one_output() -> None:
 
 
 @with_sglang
-def test_a_request_can_be_aborted_by_its_name(settings: dict[str, str]) -> None:
+def test_a_request_can_be_aborted_by_its_name(settings: dict[str, Any]) -> None:
     async def clients(serving: AsyncLLMEngine) -> str | None:
         reading = asyncio.create_task(reason_of(serving, 1000, request_id="a"))
         await asyncio.sleep(0.01)
