@@ -295,6 +295,12 @@ def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
 
 def _plain_rank(policy: Policy, request: Request, rank: object) -> Rank:
     """A rank in Python's own numbers; PolicyError unless it is a number or a tuple of numbers."""
+    if type(rank) is tuple and rank:
+        for part in rank:
+            if not (type(part) is int or type(part) is float) or part != part:
+                break
+        else:
+            return rank
     own = tuple(map(_own, rank if type(rank) is tuple else (rank,)))
     if not own or any(not isinstance(part, Real) or part != part for part in own):
         name, given = hook_of(policy, "rank"), printed(rank)

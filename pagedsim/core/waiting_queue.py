@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 from math import inf
 from operator import attrgetter
 
-from pagedsim.core.request import Key, Request
+from pagedsim.core.request import Key, Rank, Request
 
 Order = Callable[[Request], Key]
 
@@ -144,6 +144,10 @@ class StableQueue(LateQueue):
     """Sorted by rank in `arrange` alone: requests of equal rank keep their places, and arrivals and
     preempted requests come last until then."""
 
+    def __init__(self, order: Order) -> None:
+        super().__init__(order)
+        self._ranks: dict[Request, Rank] = {}  # when last sorted; arrivals since then have none
+
     def append(self, request: Request) -> None:
         self._requests.append(request)
         self._in_order = False
@@ -151,11 +155,25 @@ class StableQueue(LateQueue):
     def put_back(self, request: Request) -> None:
         self.append(request)
 
+    def pop(self) -> Request:
+        request = super().pop()
+        self._ranks.pop(request, None)
+        return request
+
+    def remove(self, request: Request) -> None:
+        super().remove(request)
+        self._ranks.pop(request, None)
+
     def arrange(self) -> None:
         self.settled = self._in_order
         if self._in_order and not self._expired:
             return
-        ranks = {request: self._order(request)[0] for request in self._requests}
+        if self._expired:
+            self._ranks.clear()
+        ranks = self._ranks
+        for request in self._requests:
+            if request not in ranks:
+                ranks[request] = self._order(request)[0]
         self._requests = deque(sorted(self._requests, key=ranks.__getitem__))
         self._in_order, self._expired = True, False
 

@@ -9,7 +9,7 @@ falls with each step of decodes, and rises where decodes did not fit: then the s
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal, SupportsFloat, cast
 
 from pagedsim.core.batching.base import AdmissionChanges, Batching
@@ -127,15 +127,7 @@ class SGLang(Batching):
         return True
 
     def longest(self, queues: Queues, request: Request) -> int:
-        # An answer is cut to what could ever be admitted: a page and a token stay free.
-        memory, prompt = queues.memory, request.prompt_len
-        capacity = memory.total * memory.block_size
-        pages = memory.blocks_for(prompt) * memory.block_size
-        answer = min(
-            min(queues.max_model_len, capacity) - 2 - prompt,
-            capacity - pages - memory.block_size - 1,
-        )
-        return prompt + max(answer, 0)
+        return request.prompt_len + self._most_generated(queues, request)
 
     def infeasible(self, queues: Queues, request: Request) -> str | None:
         if request is queues.feasible or request.generated:
@@ -240,7 +232,7 @@ class SGLang(Batching):
             tokens=queues.max_batched_tokens,
             chunk=self.chunked_prefill_size,
             beside=beside,
-            reserved=(self._reserved(queues, one) for one in running),
+            reserved=self._reserved(queues, running),
         )
 
     def _known(self, queues: Queues, request: Request) -> int:
@@ -256,18 +248,35 @@ class SGLang(Batching):
             self._sampling = plan, set(sampled_in(plan))
         return self._sampling[1]
 
-    def _reserved(self, queues: Queues, request: Request) -> float:
-        """Tokens that are reserved for the rest of a running request's answer."""
-        left = self._answer(queues, request) - self._known(queues, request)
-        return min(left, CLIP) * self._ratio_of(request)
+    def _reserved(self, queues: Queues, running: Sequence[Request]) -> list[float]:
+        """Tokens that are reserved for the rest of the answer of each running request."""
+        under_way, ratio = self._under_way(queues), self.ratio
+        found: list[float] = []
+        for one in running:
+            left = self._answer(queues, one) - one.generated
+            if one in under_way:
+                left += 1
+            share = 1.0 if one.params.ignore_eos else ratio
+            found.append((left if left < CLIP else CLIP) * share)
+        return found
 
     def _ratio_of(self, request: Request) -> float:
         return 1.0 if request.params.ignore_eos else self.ratio
 
     def _answer(self, queues: Queues, request: Request) -> int:
         """Tokens that a request may generate; 0 if it ends with its first."""
-        end = min(queues.limit_of(request), self.longest(queues, request))
-        return end - request.prompt_len
+        most, asked = self._most_generated(queues, request), request.params.max_tokens
+        return asked if asked and asked < most else most
+
+    def _most_generated(self, queues: Queues, request: Request) -> int:
+        """What an answer is cut to: what could ever be admitted, with a page and a token free."""
+        memory, prompt = queues.memory, request.prompt_len
+        page = memory.block_size
+        capacity = memory.total * page
+        longest = queues.max_model_len if queues.max_model_len < capacity else capacity
+        most = longest - 2 - prompt
+        room = capacity - -(-prompt // page) * page - page - 1
+        return max(most if most < room else room, 0)
 
     def _continue(self, queues: Queues, plan: StepPlan, budget: Budget, request: Request) -> None:
         """The next chunk of the prompt that was cut; it must advance, so that it ends and frees
@@ -389,13 +398,14 @@ class SGLang(Batching):
         tokens, cached = self._matched.get(request, (0, 0))
         lacking = tokens - cached + min(self._answer(queues, request), CLIP) - budget.memory
         running = self._running(queues, plan)
+        reserved = dict(zip(running, self._reserved(queues, running), strict=True))
         ranks = {one: queues.order(one)[0] for one in running}
         victims: set[Request] = set()
         for one in sorted(running, key=lambda one: (ranks[one], one._order), reverse=True):
             if not _behind(ranks[one], rank, self.preemption_threshold):
                 break
             victims.add(one)
-            lacking -= self._reserved(queues, one)
+            lacking -= reserved[one]
             if lacking <= 0:
                 break
         if not victims or lacking > 0:
@@ -404,7 +414,7 @@ class SGLang(Batching):
         for one in running:
             if one in victims:
                 count += 1
-                budget.reserved -= self._reserved(queues, one)
+                budget.reserved -= reserved[one]
                 self._preempt(queues, plan, one, request, len(running) - count, displaced=True)
         self._decoding -= count
         return True

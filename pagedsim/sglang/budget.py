@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from pagedsim.core.memory import Memory
@@ -35,7 +35,7 @@ class Budget:
         tokens: int,
         chunk: int | None,
         beside: int,
-        reserved: Iterable[float],
+        reserved: Sequence[float],
     ) -> None:
         """`tokens` and `chunk` bound what the step computes, `beside` decodes included; `reserved`
         is of the requests in the batch."""
@@ -43,7 +43,7 @@ class Budget:
         self.page = memory.block_size
         self.tokens = tokens - beside
         self.chunk = None if chunk is None else chunk - beside
-        self.reserved: float = beside + sum(list(reserved))
+        self.reserved: float = beside + sum(reserved)
         self._taken = beside  # of it, what this step allocates
 
     @property

@@ -12,6 +12,7 @@ Pages are this memory's blocks. Equal keys mean equal tokens up to the end of a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -349,11 +350,12 @@ class RadixMemory(Memory):
 
 
 def _common(keys: list[Hashable], path: Sequence[Hashable], start: int) -> int:
-    """How many of `keys` the path has, from `start` on."""
+    """How many of `keys` the path has, from `start` on. It has the first, and keys are equal only
+    where those before them are."""
     most = min(len(keys), len(path) - start)
-    if keys[:most] == path[start : start + most]:
+    if keys[most - 1] == path[start + most - 1]:
         return most
-    return next(place for place in range(most) if keys[place] != path[start + place])
+    return bisect_left(range(most), True, key=lambda place: keys[place] != path[start + place])
 
 
 def _is_current(entry: tuple[float, int, Node]) -> bool:
