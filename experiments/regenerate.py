@@ -26,7 +26,7 @@ STUDIES = (
     *("chunk_budget", "past_future", "size_based", "policy_zoo", "agents", "kv_tiers"),
     *("fcfs_vs_priority", "preemption", "swap_vs_recompute", "block_sizes", "capacity", "tune"),
     *("placement", "early_rejection", "cheapest_fleet", "prefix_routing", "staleness", "migration"),
-    *("fairness", "truth"),
+    *("servers", "fairness", "truth"),
 )
 """Experiments whose results are committed, in the order of the index."""
 SENTENCES = 2

@@ -176,12 +176,19 @@ class Composition:
 
     def _new(self, overrides: Sequence[str]) -> tuple[str, ...]:
         """The overrides without those that choose the option that is chosen already."""
+        if any(map(self._sets_others, overrides)):
+            return tuple(overrides)
         keys = [override.partition("=")[0] for override in overrides]
         return tuple(
             override
             for key, override in zip(keys, overrides, strict=True)
             if keys.count(key) > 1 or override != f"{key}={self.choices.get(key)}"
         )
+
+    def _sets_others(self, override: str) -> bool:
+        """Whether it chooses an option that sets keys of other groups, as those of `server` do."""
+        file = self.options.file(override.replace("=", "/", 1))
+        return file is not None and file.package == ""
 
     def _composed(self, *words: str) -> DictConfig:
         return self.options.compose(self._root, words).config

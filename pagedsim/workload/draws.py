@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import isfinite, log, nan
 from typing import Any, ClassVar
@@ -226,6 +226,7 @@ def make_draw(key: str, given: object) -> Draw:
         raise ConfigError(f"{key}.{error}") from None
 
 
+EXACT = "exact"
 MOST_SEQUENCES = 1024
 """Upper bound on sequences per request, to catch mistyped values."""
 
@@ -239,6 +240,18 @@ class Labelled:
     clients: tuple[str, ...]
     deadline: Floats
     params: SamplingParams
+    exact: bool
+    """Whether each request asks for as many tokens as its answer has."""
+
+    def asked(
+        self, output_len: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], list[SamplingParams]]:
+        """Distinct sampling parameters, and the index of those of each request."""
+        if not self.exact:
+            return np.array(0, np.int32), [self.params]
+        lengths, index = np.unique(output_len, return_inverse=True)
+        distinct = [replace(self.params, max_tokens=length) for length in lengths.tolist()]
+        return index.astype(np.int32), distinct
 
 
 @dataclass(frozen=True)
@@ -247,6 +260,8 @@ class Labels:
 
     `priority` and `client` are a constant or a mapping of values to probabilities; `deadline` is in
     seconds after arrival. Each prompt has `n` output sequences, or a beam search of width `beam`.
+    `max_tokens` is what a request asks for at most: a number, "exact" (the length of its answer),
+    or None.
     """
 
     priority: float | Mapping[float, float] = 0.0
@@ -254,6 +269,7 @@ class Labels:
     deadline: float | None = None
     n: int = 1
     beam: int | None = None
+    max_tokens: int | str | None = None
 
     @property
     def drawn(self) -> bool:
@@ -272,18 +288,32 @@ class Labels:
             deadline = arrival + require_number("deadline", self.deadline, above=0)
         client, clients = self._clients(rows, stream)
         priority = self._priorities(rows, stream)
-        return Labelled(priority, client, clients, deadline, self.params)
+        exact = self.max_tokens == EXACT
+        return Labelled(priority, client, clients, deadline, self.params, exact)
+
+    def cut(self, output_len: NDArray[Any]) -> NDArray[Any]:
+        """Lengths of answers, as far as requests ask for them."""
+        most = self.params.max_tokens
+        return output_len if most is None else np.minimum(output_len, most)
 
     @property
     def params(self) -> SamplingParams:
         """Sampling parameters of each request."""
-        n = require_whole("n", self.n, 1, MOST_SEQUENCES)
+        n, most = require_whole("n", self.n, 1, MOST_SEQUENCES), self.max_tokens
+        if isinstance(most, str):
+            if most != EXACT:
+                raise ConfigError(f"max_tokens={most}: must be a number, {EXACT}, or null")
+            most = None
+        elif most is not None:
+            require_whole("max_tokens", most, 1)
         if self.beam is None:
-            return GREEDY if n == 1 else SamplingParams(n=n, temperature=0.0)
+            return (
+                SamplingParams(n=n, temperature=0.0, max_tokens=most) if most or n > 1 else GREEDY
+            )
         if n > 1:
             raise ConfigError(f"n={n} and beam={self.beam}: set one of them")
         width = require_whole("beam", self.beam, 1, MOST_SEQUENCES)
-        return SamplingParams(n=width, beam_search=True, temperature=0.0)
+        return SamplingParams(n=width, beam_search=True, temperature=0.0, max_tokens=most)
 
     def _priorities(self, rows: int, stream: Callable[[str], np.random.Generator]) -> Floats:
         if not isinstance(self.priority, Mapping):

@@ -76,6 +76,7 @@ class Traffic:
     deadline: float | None = None
     n: int = 1
     beam: int | None = None
+    max_tokens: int | str | None = None
 
     def checked(self) -> Traffic:
         """Resolve names to objects; raises ConfigError for invalid settings."""
@@ -119,7 +120,8 @@ class Traffic:
     @property
     def labels(self) -> Labels:
         """Attributes of the requests."""
-        return Labels(self.priority, self.client, self.deadline, self.n, self.beam)
+        own = (self.priority, self.client, self.deadline, self.n, self.beam, self.max_tokens)
+        return Labels(*own)
 
     @property
     def requests_per_second(self) -> float:
@@ -147,7 +149,7 @@ class Traffic:
             prefix = prefixes.sample(count, self._stream(seed, "prompts"))
             prefix_len = np.where(prefix >= 0, prefixes.tokens, 0).astype(np.int32)
             prompt = prompt + prefix_len
-        prompt, output, clipped = clip(prompt, output, self.max_len)
+        prompt, output, clipped = clip(prompt, self.labels.cut(output), self.max_len)
         drawn = self.labels.draw(arrival, partial(self._stream, seed))
         return Rows(prompt, output, prefix, prefix_len, drawn, clipped, capped)
 
@@ -172,6 +174,7 @@ def synthetic(
     deadline: float | None = None,
     n: int = 1,
     beam: int | None = None,
+    max_tokens: int | str | None = None,
     seed: int = 0,
 ) -> Workload:
     """A workload of one class of traffic.
@@ -181,7 +184,8 @@ def synthetic(
     a second. `lengths` is a shape (see `SHAPES`), or a mapping with `shape` and its settings.
     `max_len` bounds prompt plus output. `priority` and `client` are a constant or a mapping of
     values to probabilities. `deadline` is in seconds after arrival. Each prompt has `n` output
-    sequences of one length, or a beam search of width `beam`.
+    sequences of one length, or a beam search of width `beam`. `max_tokens` is what a request asks
+    for at most: a number, exact (the length of its answer, as benchmarks do), or None.
 
     >>> fixed = {"shape": "fixed", "prompt": 8, "output": 4}
     >>> synthetic(requests=3, arrivals="burst", lengths=fixed)
@@ -201,6 +205,7 @@ def synthetic(
         deadline=deadline,
         n=n,
         beam=beam,
+        max_tokens=max_tokens,
     )
     only = only.checked()
     process = only.process
@@ -290,7 +295,9 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
         prefix_len = merged.join([part.prefix_len for part in parts])
         prompts = PrefixedPrompts(prefixes, prefix_len, prompt_len)
     clients = sorted({name for label in labels for name in label.clients})
-    asked = tuple(dict.fromkeys(label.params for label in labels))
+    each = [part.labels.asked(part.output_len) for part in parts]
+    asked = tuple(dict.fromkeys(params for _, distinct in each for params in distinct))
+    place = {params: index for index, params in enumerate(asked)}
     return Workload.of(
         merged.arrival,
         prompt_len,
@@ -301,7 +308,12 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
         ),
         clients=clients,
         deadline=merged.join([label.deadline for label in labels]),
-        sampling=merged.join([np.array(asked.index(lb.params), np.int32) for lb in labels]),
+        sampling=merged.join(
+            [
+                np.array([place[one] for one in distinct], np.int32)[index]
+                for index, distinct in each
+            ]
+        ),
         asked=asked,
         prompts=prompts,
         drawn=any(one.drawn for one in classes),

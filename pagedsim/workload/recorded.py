@@ -49,6 +49,7 @@ def trace(
     deadline: float | None = None,
     n: int = 1,
     beam: int | None = None,
+    max_tokens: int | str | None = None,
     seed: int = 0,
 ) -> Workload:
     """A workload from a file; `format` is a key of `FORMATS`, or auto to detect it.
@@ -61,8 +62,8 @@ def trace(
     CSV files can be filtered (`where`, column to value). `columns` says which column of a CSV file
     has the arrival, prompt and output (default: those of the format), the client, priority and
     session; its `extra` lists columns that requests carry, or maps names to them, as the field
-    `extra` of JSON lines does. Clients and priorities without columns, and always deadlines, `n`
-    and `beam`, are as in `synthetic`.
+    `extra` of JSON lines does. Clients and priorities without columns, and always deadlines, `n`,
+    `beam` and `max_tokens`, are as in `synthetic`.
     Rows of a session (a column of a CSV file, or defined by the format) are its turns: unless
     `in_turns` is false, a turn is not sent before the previous one is answered.
     `drop_empty` drops rows without tokens, `sort` sorts rows by time, `block_tokens` is the block
@@ -93,7 +94,9 @@ def trace(
             f"arrivals={arrivals}: must be trace for turns of sessions, which come at times of "
             "their own once they are answered; in_turns=false sends them without waiting"
         )
-    prompt_len, output_len, clipped = clip(table.prompt_len, table.output_len, max_len)
+    labels = Labels(priority, client, deadline, n, beam, max_tokens)
+    wanted = labels.cut(table.output_len)
+    prompt_len, output_len, clipped = clip(table.prompt_len, wanted, max_len)
     if process is None:
         arrival = _scaled(path, table, rate_scale, rate)
     else:
@@ -101,8 +104,8 @@ def trace(
             arrival = process.times(rows, stream(seed, "arrivals"))
         refuse_late(f"rate={rate}", arrival[-1])
     parents = _parents(table)
-    labels = Labels(priority, client, deadline, n, beam)
     labelled = _from_columns(labels.draw(arrival, partial(stream, seed)), table)
+    sampling, asked = labelled.asked(output_len)
     return Workload.of(
         arrival,
         prompt_len,
@@ -111,7 +114,8 @@ def trace(
         client=labelled.client,
         clients=labelled.clients,
         deadline=labelled.deadline,
-        asked=(labelled.params,),
+        sampling=sampling,
+        asked=asked,
         prompts=_prompts(table, parents, prompt_len, output_len),
         turns=_turns(parents, in_turns),
         extra=table.extra,

@@ -235,6 +235,13 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
 # -- the configurations of arms --------------------------------------------------------------------
 
 
+def test_an_arm_may_take_back_what_its_server_sets(tmp_path: Path) -> None:
+    asked = command(tmp_path)
+    plain = asked.configured("a", [])
+    own = asked.configured("b", ["server=vllm-0.33", "memory=paged"])
+    assert own["memory"] == plain["memory"] and own["batching"] != plain["batching"]
+
+
 def test_changes_of_an_arm_are_set_as_they_are(tmp_path: Path) -> None:
     asked = command(tmp_path, "workload.rate=3")
     rate = asked.configured("a", ["policy=priority"], {"workload.rate": 4.5, "slo.new": {"x": 1}})
