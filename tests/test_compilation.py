@@ -11,6 +11,7 @@ import pytest
 from pagedsim.core import Batching, Memory, PagedMemory, Unified
 from pagedsim.core.memory import PrefixMemory
 from pagedsim.run.compilation import COMPILING, LISTED, NOTICE, built
+from pagedsim.sglang import RadixMemory, SGLang
 from pagedsim.sim.cost import CostModel, Roofline
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +79,9 @@ def test_classes_of_a_user_derive_from_ours() -> None:
         found = [isinstance(one, PagedMemory) for one in (few, prefix)]
         found += [isinstance(one, PrefixMemory) for one in (few, prefix)]
         found += [issubclass(Roofline, kind) for kind in (CostModel, Memory)]
-        assert found == [True, True, False, True, True, False]
+        found += [isinstance(few, RadixMemory), isinstance(Eager(), SGLang)]
+        found += [isinstance(few, Memory), isinstance(Eager(), Batching)]
+        assert found == [True, True, False, True, True, False, False, False, True, True]
     assert not few.can_swap and prefix.can_swap and not Eager().joins_midway
 
 

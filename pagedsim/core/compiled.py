@@ -35,20 +35,21 @@ def stopped(error: StopIteration) -> RuntimeError:
 
 
 def own_abc_registry(root: type) -> None:
-    """Give an abstract class and its subclasses a registry of instances each.
+    """Give an abstract class and its subclasses a registry of instances each; to be called again
+    where more of them are defined.
 
     Compiled ones share one, so that `isinstance` errs from the second call on; and `root` is not
     marked as abstract.
     """
-    if "_abc_impl" in vars(root):  # made by Python
-        return
+    if "_abc_impl" not in vars(root):  # else Python made it, or this was called before
+        _abc_init(root)
+        root.__abstractmethods__ = frozenset({"what it leaves open"})  # type: ignore[attr-defined]
     _own(root)
-    root.__abstractmethods__ = frozenset({"what it leaves open"})  # type: ignore[attr-defined]
 
 
 def _own(kind: type) -> None:
-    _abc_init(kind)
     derived: type
     for derived in kind.__subclasses__():
         if "_abc_impl" not in vars(derived):
-            _own(derived)
+            _abc_init(derived)
+        _own(derived)

@@ -5,7 +5,13 @@ with the result of the step before (`async_scheduling`), and the synchronous one
 queue are policies as others are: lpm, dfs_weight, lof, hrrn_tokens, priority.
 """
 
+from pagedsim.core.batching import Batching
+from pagedsim.core.compiled import own_abc_registry
+from pagedsim.core.memory import Memory
 from pagedsim.sglang.batching import SGLang
 from pagedsim.sglang.radix import RadixMemory
+
+own_abc_registry(Batching)
+own_abc_registry(Memory)
 
 __all__ = ["RadixMemory", "SGLang"]

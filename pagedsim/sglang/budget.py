@@ -43,7 +43,10 @@ class Budget:
         self.page = memory.block_size
         self.tokens = tokens - beside
         self.chunk = None if chunk is None else chunk - beside
-        self.reserved: float = beside + sum(reserved)
+        kept = 0.0
+        for one in reserved:  # as sum() does before Python 3.12, which rounds otherwise
+            kept += one
+        self.reserved: float = beside + kept
         self._taken = beside  # of it, what this step allocates
 
     @property
