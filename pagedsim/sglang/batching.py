@@ -129,15 +129,8 @@ class SGLang(Batching):
     def longest(self, queues: Queues, request: Request) -> int:
         return request.prompt_len + self._most_generated(queues, request)
 
-    def infeasible(self, queues: Queues, request: Request) -> str | None:
-        if request is queues.feasible or request.generated:
-            return None
-        reason = self.never_fits(queues, request)
-        if reason is None:
-            queues.feasible = request
-        return reason
-
     def never_fits(self, queues: Queues, request: Request) -> str | None:
+        # An answer that is too long is cut, not refused.
         if request.width > 1:
             return f"{request.width} sequences: batching=sglang serves one of each request"
         if request.prompt_len > queues.max_model_len:

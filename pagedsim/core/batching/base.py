@@ -61,7 +61,7 @@ class Batching(ABC):
         """Why a waiting request can never be served, or None."""
         if request is queues.feasible or request.generated:
             return None
-        reason = queues.excess(request) or self.never_fits(queues, request)
+        reason = self.never_fits(queues, request)
         if reason is None:
             queues.feasible = request
         return reason
@@ -77,7 +77,10 @@ class Batching(ABC):
         return reason
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:
-        """Why no step and no memory could ever hold a new request, or None."""
+        """Why a new request exceeds the limits, or no step and no memory could ever hold it, or
+        None."""
+        if reason := queues.excess(request):
+            return reason
         memory, spare = queues.memory, queues.spare
         if memory.fit(request, request.prompt_len, spare, ()) is not _NEVER:
             return None
