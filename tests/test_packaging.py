@@ -76,7 +76,7 @@ def test_bounds_are_those_that_were_found() -> None:
     ][1:]
     found = {row[1]: numbers(row[5]) for row in rows}
     stated = {one.name: numbers(one.bound) for one in bounds.libraries()}
-    assert found and found == {name: stated[name] for name in found}
+    assert found == stated
 
 
 def test_the_versions_of_python_that_are_promised_are_tested() -> None:
@@ -88,6 +88,41 @@ def test_the_versions_of_python_that_are_promised_are_tested() -> None:
         if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "SUPPORTED"
     )
     assert list(tested) == classified and PROJECT["requires-python"] == f">={tested[0]}"
+
+
+WITHOUT_TORCH = {"x86_64-apple-darwin"}
+"""Platforms for which torch has no wheels, as docs/engine.md says."""
+PLATFORMS = (
+    *("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"),
+    *("x86_64-pc-windows-msvc", *WITHOUT_TORCH),
+)
+
+
+def refused(platform: str, *extras: str) -> str:
+    """Why these extras together have no wheels of the pinned versions; empty: they have."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "uv", "pip", "compile", "-q", "pyproject.toml"),
+            *(word for extra in extras for word in ("--extra", extra)),
+            *("-c", "constraints.txt", "--python-platform", platform, "--python-version", "3.13"),
+            *("--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"},
+        capture_output=True,
+        text=True,
+    )
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_all_extras_together_can_be_had_where_torch_can(platform: str) -> None:
+    """Under the newest Python, for which wheels come last."""
+    need_torch = {"engine", "gguf"} if platform in WITHOUT_TORCH else set()
+    assert refused(platform, *sorted({*PROJECT["optional-dependencies"]} - need_torch)) == ""
+    for extra in need_torch:
+        assert "torch==2.13.0 has no wheels" in refused(platform, extra)
 
 
 BESIDE = ("policies", "kernels", "conf", "experiments")

@@ -217,10 +217,18 @@ def _of_notebook(name: str) -> str:
     main = vars(sys.modules["__main__"])
     made = _registered("__main__") if name == "*" else [main[name]] if name in main else []
     try:
-        text = "".join(map(getsource, made))
+        text = "".join(map(_source_of, made))
     except (OSError, TypeError):
         text = repr([_code_of(one) for one in made])
     return hashlib.sha256((text if made else _THIS_PROCESS).encode()).hexdigest()[:16]
+
+
+def _source_of(made: Any) -> str:
+    """The source of a class or function. Raises OSError or TypeError where it is not known."""
+    # Under Python 3.13 `python -c` gives lines of its script for whatever it executes.
+    if getattr(getattr(made, "__code__", None), "co_filename", "") == "<string>":
+        raise OSError("without a file")
+    return getsource(made)
 
 
 def _registered(module: str) -> list[Any]:
