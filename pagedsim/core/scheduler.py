@@ -220,7 +220,13 @@ class Scheduler:
             self.memory.retract(request, request.computed)
         queues.disturbed = True
         queues.leave(request, State.ABORTED, "abort", now)
+        self._note_idleness(now)
         return request
+
+    def _note_idleness(self, now: float) -> None:
+        """Remember since when there is no request here."""
+        if not (self.requests or self.queues.in_flight):
+            self._idle_since = now
 
     def _abort_away(self, request_id: RequestId, now: float) -> Request:
         placeholder = self.queues.reservations.placeholders.get(request_id)
@@ -249,6 +255,7 @@ class Scheduler:
         self.queues.in_flight.clear()
         self.queues.copies = {}
         self.memory.forget()
+        self._note_idleness(now)
         return lost
 
     def withdraw(self, request: Request, now: float) -> int:
@@ -265,6 +272,7 @@ class Scheduler:
         queues.materialise_decodes()
         output_len = queues.withdraw(request)
         queues.discard_from_plans(request)
+        self._note_idleness(now)
         return output_len
 
     def infeasible(self, request: Request) -> str | None:
@@ -429,8 +437,7 @@ class Scheduler:
         ended = self._end_prompts(plan, ending, now, stopped) if self._in_order else []
         if ending:
             ended += self._end(ending, now, stopped)
-        if not (self.requests or queues.in_flight):
-            self._idle_since = now
+        self._note_idleness(now)
         return ended
 
     def _end_prompts(

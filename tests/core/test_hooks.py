@@ -12,14 +12,17 @@ from pagedsim.core import (
     Arrived,
     Event,
     Left,
+    PagedMemory,
     Policy,
     Preempted,
     PreemptionMode,
     Request,
+    Scheduler,
     ServerState,
     StepPlan,
 )
-from pagedsim.policies.ordering import Priority
+from pagedsim.core.batching.prefill_first import PrefillFirst
+from pagedsim.policies.ordering import FCFS, Priority
 from tests.core.drive import Server, shown
 
 # A victim that this step had served
@@ -237,3 +240,36 @@ def test_what_a_request_carries_cannot_be_changed() -> None:
     for copied in (copy.deepcopy(request).extra, pickle.loads(pickle.dumps(request.extra))):
         assert copied == request.extra and type(copied) is type(request.extra)
     assert Request("plain", 4).extra == {}
+
+
+class IdleTimes(PrefillFirst):
+    """Counts the times without requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def idle(self) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize(("later", "times"), [(1.0, 0), (3.0, 1)])
+@pytest.mark.parametrize("way", ["an answer", "abort", "withdraw", "crash"])
+def test_a_time_without_requests_begins_with_the_end_of_the_last(
+    way: str, later: float, times: int
+) -> None:
+    batching = IdleTimes()
+    scheduler = Scheduler(policy=FCFS(), memory=PagedMemory(8, 4), batching=batching)
+    request = Request("a", 4)
+    scheduler.add(request, 1.0, 1)
+    if way == "an answer":
+        scheduler.commit(scheduler.plan(1.0), 1.0)
+    elif way == "abort":
+        scheduler.abort("a", 1.0)
+    elif way == "withdraw":
+        scheduler.withdraw(request, 1.0)
+    else:
+        scheduler.crash(1.0)
+    scheduler.add(Request("b", 4), later, 1)
+    scheduler.plan(later)
+    assert batching.count == times

@@ -442,3 +442,39 @@ def test_prefixed_prompts_share_their_prefix_and_nothing_else() -> None:
     assert [len(prompts[row]) for row in range(3)] == [40, 30, 20]
     assert prompts[0][:16] == prompts[2][:16]  # the third is cut within its prefix
     assert prompts[0][32:40] != prompts[1][:8]
+
+
+OPEN: dict[str, Any] = {"rate": 1.0, "lengths": "sharegpt"}
+
+
+def test_requests_ask_for_as_much_as_they_are_to() -> None:
+    unbound, exact = (
+        synthetic(requests=50, **OPEN),
+        synthetic(requests=50, max_tokens="exact", **OPEN),
+    )
+    assert (exact.output_len == unbound.output_len).all()
+    asked = [(request.max_tokens, output) for request, output in exact.requests()]
+    assert len(set(asked)) > 1 and all(most == output for most, output in asked)
+    most = int(np.median(unbound.output_len))
+    cut = synthetic(requests=50, max_tokens=most, **OPEN)
+    assert (cut.output_len == np.minimum(unbound.output_len, most)).all()
+    assert {request.max_tokens for request, _ in cut.requests()} == {most}
+    both = mix(
+        classes={"a": {**OPEN, "max_tokens": "exact"}, "b": {**OPEN, "max_tokens": 7}, "c": OPEN},
+        requests=60,
+    )
+    for request, output in both.requests():
+        assert request.max_tokens == {"a": output, "b": 7, "c": None}[request.client]
+
+
+@pytest.mark.parametrize(
+    ("most", "told"),
+    [
+        ("most", "max_tokens=most: must be a number, exact, or null"),
+        (0, "max_tokens=0: must be a whole number of at least 1"),
+        (True, "max_tokens=True: must be a whole number of at least 1"),
+    ],
+)
+def test_what_requests_cannot_ask_for(most: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        synthetic(requests=5, max_tokens=most, **OPEN)
