@@ -51,7 +51,7 @@ def test_any_server_gives_the_same_tokens(server: str) -> None:
     like = ps.preset(server)
     other = LLM("tiny", device="cpu", num_gpu_blocks=2048, max_model_len=64, server=like)
     assert type(other.engine.scheduler.batching) is type(like.batching)
-    given = ["Once upon a time", "Once upon", A, BC] * 2
+    given: list[Any] = ["Once upon a time", "Once upon", A, BC] * 2
     answers = [
         [answer.outputs[0].token_ids for answer in one.generate(given, GREEDY, use_tqdm=False)]
         for one in (llm(), other)
