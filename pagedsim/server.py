@@ -42,6 +42,8 @@ from pagedsim.core.errors import (
 )
 from pagedsim.policies.preemption import Prices
 
+ENGINE_MEMORIES = ("paged", "prefix", "radix")
+"""Memories that an engine has."""
 LAYOUTS = ("block", "layer")
 """What one copy to the host moves."""
 FP8 = ("fp8_e4m3", "fp8_e5m2")

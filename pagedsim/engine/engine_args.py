@@ -16,11 +16,10 @@ from typing import Any
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_whole, shown, unknown
 from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
-from pagedsim.server import MOST_THREADS, ServerSpec
+from pagedsim.server import ENGINE_MEMORIES, MOST_THREADS, ServerSpec
 
 DEVICES = ("auto", "cuda", "cpu")
 GENERATION_CONFIGS = ("auto", "vllm")
-MEMORIES = ("paged", "prefix", "radix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,7 @@ class Arguments:
             ("load_format", self.load_format, FORMATS),
             ("model_impl", self.model_impl, IMPLEMENTATIONS),
             ("generation_config", self.generation_config, GENERATION_CONFIGS),
-            ("memory", self.server.memory, MEMORIES),
+            ("memory", self.server.memory, ENGINE_MEMORIES),
         ):
             if value not in known:
                 raise unknown(name, str(value), known)

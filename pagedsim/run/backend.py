@@ -198,8 +198,9 @@ def memory_target(memory: Mapping[str, Any]) -> str:
     """What a group `memory` names: the path of a class, or, of ours, its name."""
     target = str(memory.get("_target_") or memory.get("kind", "paged"))  # older ones have `kind`
     module, _, name = target.rpartition(".")
+    own = module.startswith("pagedsim.")
     ours = {kind.__name__: name for name, kind in MEMORIES.items()}
-    return ours.get(name, target) if module in ("pagedsim.core", "pagedsim.sglang") else target
+    return ours.get(name, target) if own else target
 
 
 def _memory(settings: Mapping[str, Any]) -> Settings:

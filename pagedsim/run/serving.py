@@ -35,7 +35,7 @@ from pagedsim.run.backend import (
     refuse_sessions,
 )
 from pagedsim.run.objects import draws, said_of, takes
-from pagedsim.server import MOST_THREADS, ServerSpec
+from pagedsim.server import ENGINE_MEMORIES, MOST_THREADS, ServerSpec
 from pagedsim.workload import Workload
 from pagedsim.workload.tokens import Prompts
 
@@ -159,9 +159,9 @@ class Engine(Backend):
 
     def _server(self, config: RunConfig) -> ServerSpec:
         server = config.server
-        if (kind := server.memory) not in ("paged", "prefix", "radix"):
+        if (kind := server.memory) not in ENGINE_MEMORIES:
             name = kind if isinstance(kind, str) else type(kind).__name__
-            raise ConfigError(f"memory={name}: backend=engine has paged, prefix and radix")
+            raise ConfigError(f"memory={name}: backend=engine has {', '.join(ENGINE_MEMORIES)}")
         if server.blocks is not None or self.cache_tokens is None:
             return server
         return replace(server, blocks=max(self.cache_tokens // server.block_size, 1))

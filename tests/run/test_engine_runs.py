@@ -261,7 +261,7 @@ def test_a_failed_step_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (
             ("memory=reserved_max",),
-            "memory=reserved_max: backend=engine has paged, prefix and radix",
+            "memory=reserved_max: backend=engine has paged, prefix, radix",
         ),
         (
             ("tensor_parallel=3",),

@@ -388,7 +388,7 @@ def test_a_failed_validation_leaves_the_others(
         (["policy=fcfs,fifo"], "policy=fifo: policy=fifo: unknown; "),
         (
             ["memory=paged,reserved_max"],
-            "memory=reserved_max: backend=engine has paged, prefix and radix",
+            "memory=reserved_max: backend=engine has paged, prefix, radix",
         ),
         (["backend=sim"], "backend=sim: must be engine, which is validated"),
         (["backend.clock=cpu,moon"], "backend.clock=moon: unknown; choose from"),
