@@ -55,6 +55,8 @@ _ALIASES = {"gpu": "hardware", **{name: f"study.{name}" for name in _OF_THE_STUD
 """Keywords that are not the names of settings."""
 _SECTIONS = ("server", "slo", "qoe")
 """Keys whose mappings are settings, not arms."""
+_LIMITS = ("max_seqs", "max_batched_tokens", "max_model_len", "async_scheduling")
+"""Those of `server`, which is a group of servers, too."""
 _NOT_OF_A_CLASS = ("memory", "fleet.autoscale")
 """Keys of which some settings are not those of the class: the server's, or the fleet's."""
 _LARGEST = 100_000
@@ -151,8 +153,17 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 def _of_servers(key: str, value: Mapping[str, Any]) -> bool:
     """Whether a mapping is of arms with options of the group `server`, whose name the limits have,
     too."""
-    named = all(isinstance(one, str | Option) for one in value.values())
-    return key == "server" and bool(value) and named
+    if key != "server":
+        return False
+    named = [n not in _LIMITS and isinstance(one, str | Option) for n, one in value.items()]
+    if named and all(named):
+        return True
+    if any(named) or any(isinstance(one, Mapping) for one in value.values()):
+        raise ConfigError(
+            "server: must be limits, such as {'max_seqs': 64}, or arms of servers by name, such as "
+            "{'a': 'vllm-0.33'}; arms of a limit are {'server.max_seqs': {'a': 64}}"
+        )
+    return False
 
 
 def _changes(key: str, value: Any) -> list[str]:
@@ -397,6 +408,8 @@ def preset(name: str, settings: Mapping[str, Any] = _NONE, /, **more: Any) -> Se
     if not isinstance(name, str):
         raise ConfigError(f"preset({printed(name)}): must be a name, such as 'sglang-0.5'")
     whole = _whole(settings, more)
+    if "server" in whole:
+        raise ConfigError("preset: server: is its first argument; limits are settings of LLM")
     _refuse_arms("preset", whole)
     words, _ = words_of({"server": name, **whole})
     return RunConfig(Command.of(words, Path(), root="serve").config).server

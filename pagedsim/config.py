@@ -174,8 +174,9 @@ def _stand_in(*, _root_: Any) -> str:
 def _by_gpu(table: Mapping[str | int, Any], *, _root_: Any) -> Any:
     """A default that depends on the GPU: the first entry whose key begins its name, or is at most
     its GiB of memory."""
-    hardware = OmegaConf.select(_root_, "hardware", default={})
-    name, memory = str(hardware.get("name")), hardware.get("memory_gib") or 0
+    hardware = OmegaConf.select(_root_, "hardware", default=None) or {}
+    name, memory = str(hardware.get("name")), hardware.get("memory_gib")
+    memory = memory if isinstance(memory, int | float) else 0  # is refused elsewhere
     for key, value in table.items():
         if key <= memory if isinstance(key, int) else name.startswith(key):
             return value

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pagedsim as ps
+from pagedsim import api
+from pagedsim.config import Server
 from pagedsim.core import (
     ConfigError,
     PagedMemory,
@@ -161,6 +164,13 @@ def test_arms_are_servers() -> None:
     ]
 
 
+def test_a_preset_has_the_settings_of_a_server() -> None:
+    small, large = ps.preset("vllm-0.33"), ps.preset("vllm-0.33", gpu="h100", model="opt-13b")
+    assert (small.max_seqs, large.max_seqs) == (256, 1024)
+    assert ps.preset("sglang-0.5", {"server.max_seqs": 3}).max_seqs == 3
+    assert tuple(one.name for one in fields(Server)) == api._LIMITS
+
+
 def test_other_experiments() -> None:
     estimate = ps.estimate(prompt=1000, model="llama-3.1-8b", gpu="h100")
     assert estimate.table().num_rows > 0 and estimate.finding
@@ -200,6 +210,9 @@ def test_a_fleet_has_replicas_or_pools_and_perhaps_arms() -> None:
         (lambda: ps.simulate(policy="mine.Own"), "unknown; a class of yours is policy._target_=mi"),
         (lambda: ps.simulate(server="8"), "^server=8: unknown; .*limits are settings of it"),
         (lambda: ps.simulate(server={"max_sqs": 8}), "^server.max_sqs: no such key; did you mean"),
+        (lambda: ps.compare(server={"a": {"max_seqs": 8}}), "^server: must be limits, .* or arms"),
+        (lambda: ps.compare(server={"a": "vllm-0.6", "max_seqs": 8}), "^server: must be limits, "),
+        (lambda: ps.preset("vllm-0.6", server="x"), "^preset: server: is its first argument"),
         (lambda: ps.preset("v"), "^server=v: unknown; choose from sglang-0.5, vllm-0.33, vllm-0.6"),
         (lambda: ps.preset(None), r"^preset\(None\): must be a name, such as 'sglang-0.5'"),  # type: ignore[arg-type]
         (lambda: ps.simulate(slo=0.5), "^slo=0.5: must be a mapping of settings: ttft, tpot"),

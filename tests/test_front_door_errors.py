@@ -223,8 +223,8 @@ LINES = {
         "19.8 GiB; the smallest tensor_parallel that fits is 8"
     ),
     "memory=reserved_max preemption=swap": (
-        "preemption that swaps needs paged memory: ReservedMax keeps what it reserved until the"
-        " end; choose preemption=recompute"
+        "preemption that swaps needs paged memory, and ReservedMax never swaps; choose preemption"
+        "=recompute"
     ),
     "preemption=swap memory.swap_space_gib=0": (
         "preemption that swaps needs cpu_blocks: at least 1, not 0"

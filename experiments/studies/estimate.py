@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pagedsim.core import ConfigError, PagedMemory
+from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
+from pagedsim.core.memory.reserved import ReservedMemory
 from pagedsim.experiments.studies.estimate_arithmetic import MOST, Case, data_of
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
@@ -92,10 +93,10 @@ class Estimate(Study):
                 f"cost._target_={config['cost']['_target_']}: does not know what binds a step; "
                 "an estimate takes cost=roofline"
             )
-        if not isinstance(stage.scheduler.memory, PagedMemory):
+        if isinstance(stage.scheduler.memory, ReservedMemory):
             raise ConfigError(
-                f"memory={memory_target(config['memory'])}: must be paged or prefix; how many "
-                "contexts reservations hold depends on what they are reserved for"
+                f"memory={memory_target(config['memory'])}: must be paged, prefix or radix; how "
+                "many contexts reservations hold depends on what they are reserved for"
             )
         longest = stage.scheduler.max_model_len
         if self.prompt is not None and self.prompt > longest:

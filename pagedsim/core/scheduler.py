@@ -620,8 +620,8 @@ def _validate_settings(
         )
     if preemption.swaps and not memory.can_swap:
         raise ConfigError(
-            f"preemption that swaps needs paged memory: {type(memory).__name__} "
-            "keeps what it reserved until the end; choose preemption=recompute"
+            f"preemption that swaps needs paged memory, and {type(memory).__name__} never swaps; "
+            "choose preemption=recompute"
         )
     if preemption.swaps and not memory.cpu_total:
         raise ConfigError("preemption that swaps needs cpu_blocks: at least 1, not 0")

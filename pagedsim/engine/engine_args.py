@@ -92,6 +92,8 @@ class Arguments:
                 f"server={shown(base)}: must be a ServerSpec, such as ps.preset('sglang-0.5')"
             )
         server = {name: settings.pop(name) for name in _SERVER if name in settings}
+        if "memory" in server:  # whose settings are not those of the other one
+            base = replace(base, memory_settings={}, block_size=ServerSpec.block_size)
         return cls(**settings, server=replace(base, **server))
 
     @property

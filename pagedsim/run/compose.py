@@ -187,7 +187,10 @@ class Composition:
 
     def _sets_others(self, override: str) -> bool:
         """Whether it chooses an option that sets keys of other groups, as those of `server` do."""
-        file = self.options.file(override.replace("=", "/", 1))
+        group, _, option = override.partition("=")
+        if not (self.options.is_group(group) and option in self.options.options_of(group)):
+            return False
+        file = self.options.file(f"{group}/{option}")
         return file is not None and file.package == ""
 
     def _composed(self, *words: str) -> DictConfig:
@@ -211,7 +214,28 @@ class Composition:
     def notes(self) -> list[str]:
         """What the experiment sets for other options than the chosen, a line for each group."""
         left_out = [one.note(self.choices) for one in self._unmeant.values()]
-        return [*left_out, *self._of_arms(), *self._sizes()]
+        return [*left_out, *self._of_arms(), *self._sizes(), *self._blocks()]
+
+    def _blocks(self) -> Iterator[str]:
+        """Blocks that the experiment counts, where the chosen memory has others."""
+        if {"memory", "memory.blocks", "memory.block_size"} & {
+            key_of(word) for word in self._words if "={" in word or "." in key_of(word)
+        }:
+            return
+        others = [w for w in self._words if not any(_chooses(w, g) for g in ("server", "memory"))]
+        if len(others) == len(self._words):
+            return
+        own = self.options.compose(self._root, others).config.memory
+        now = self._given.config.memory
+        blocks, size, usual = (
+            one.get(key) for one, key in ((now, "blocks"), (now, "block_size"), (own, "block_size"))
+        )
+        if blocks and blocks == own.get("blocks") and size != usual:
+            yield (
+                f"experiment={self.choices.get('experiment')} sets memory.blocks={blocks}, with "
+                f"blocks of {usual} tokens; it is the same with memory.block_size={size} unless "
+                "the command sets others"
+            )
 
     def _sizes(self) -> Iterator[str]:
         """What the experiment sets for its own model and GPU, and which stays with others."""
@@ -280,7 +304,7 @@ class Composition:
     def _unmeant(self) -> dict[str, Unmeant]:
         """By group, what the experiment sets for another option than the chosen one."""
         found: dict[str, Unmeant] = {}
-        for group in _BOUND:
+        for group in _BOUND if self._root == ROOT else ():
             if any(_chooses(word, group) for word in self._words):
                 alone, given = self._alone(group, self._words), self._given.config[group]
                 own = self._own(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
@@ -203,6 +204,7 @@ def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> R
             *_seed_notes(runs, arms),
             *_absent_notes(runs, arms),
             *block_size_notes(_block_sizes(runs.finished.values())),
+            *blocks_notes(run.config["memory"] for run in runs.finished.values() if run.inside),
         ],
         data=reading.data,
         failed={**(arms.failed if arms is not None else {}), **reading.failed},
@@ -239,6 +241,18 @@ def block_size_notes(sizes: BlockSizes) -> Iterator[str]:
                 "figure 18b): cost.block_tokens= says what finding a block costs, and "
                 "experiment=block_sizes backend=engine times a kernel"
             )
+
+
+def blocks_notes(memories: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Where the same number of blocks is another number of tokens."""
+    sizes: dict[int, set[int]] = {}
+    for memory in memories:
+        if memory.get("blocks"):
+            sizes.setdefault(memory["blocks"], set()).add(memory["block_size"])
+    for blocks, some in sizes.items():
+        if len(some) > 1:
+            tokens = [f"{blocks * size:,} with memory.block_size={size}" for size in sorted(some)]
+            yield f"memory.blocks={blocks} are different numbers of tokens: {', '.join(tokens)}"
 
 
 def _clear(folder: Path) -> None:

@@ -21,7 +21,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pagedsim.config import CARRIED
-from pagedsim.core import ConfigError, Policy, Request, RequestId, Scheduler, StepPlan
+from pagedsim.core import (
+    ConfigError,
+    Policy,
+    Request,
+    RequestId,
+    SamplingParams,
+    Scheduler,
+    StepPlan,
+)
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
 from pagedsim.requirements import refuse_older
@@ -96,8 +104,14 @@ class Engine(Backend):
             prompt_len=prompt_len,
             prompts=self._shrunk(whole, prompt_len),
             output_len=np.maximum(whole.output_len // self.shrink, 1),
+            asked=tuple(map(self._shorter, whole.asked)),
             notices=(*whole.notices, f"{' and '.join(told)} than the workload says"),
         )
+
+    def _shorter(self, params: SamplingParams) -> SamplingParams:
+        if params.max_tokens is None:
+            return params
+        return replace(params, max_tokens=max(params.max_tokens // self.shrink, 1))
 
     def _shrunk(self, whole: Workload, prompt_len: NDArray[np.int32]) -> Prompts | None:
         """What is in prompts that are shorter now, shared beginnings as much so."""

@@ -20,7 +20,7 @@ from pagedsim.core.memory.reserved import ReservedMemory
 from pagedsim.core.plan import StepPlan, sampled_in
 from pagedsim.core.policy import Policy, overrides
 from pagedsim.core.queues import Queues
-from pagedsim.core.request import Rank, Request, State
+from pagedsim.core.request import Rank, Request
 from pagedsim.sglang.budget import CLIP, Budget, FixedLengths, Verdict
 
 RATIO = 0.7
@@ -162,8 +162,8 @@ class SGLang(Batching):
 
     def _open(self, queues: Queues) -> None:
         """Admission is open again if a request has left the batch, or the batch is a new one."""
-        if self.chunked is not None and self.chunked.state is not State.RUNNING:
-            self.chunked = None  # aborted
+        if self.chunked is not None and self.chunked not in queues.running:
+            self.chunked = None  # aborted, or withdrawn
         founded = self._prefilled and not self._decoding
         if founded and len(queues.running) > (self.chunked is not None):
             self._founding_tokens = self._prefill_tokens

@@ -305,7 +305,7 @@ class Labels:
                 raise ConfigError(f"max_tokens={most}: must be a number, {EXACT}, or null")
             most = None
         elif most is not None:
-            require_whole("max_tokens", most, 1)
+            require_whole("max_tokens", most, 1, LONGEST)
         if self.beam is None:
             return (
                 SamplingParams(n=n, temperature=0.0, max_tokens=most) if most or n > 1 else GREEDY

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from pagedsim.build import make_scheduler
+from pagedsim.core import Request
+from pagedsim.sglang import RadixMemory, SGLang
 from tests.conformance import sglang
 from tests.conformance.driver import Recording, family_of, first_difference, recordings
 
@@ -59,3 +62,20 @@ def test_fast_forwarded_steps_are_those_that_are_planned(path: Recording) -> Non
     )
     if difference := first_difference(planned, glided):
         pytest.fail(f"{path.name}, {difference}", pytrace=False)
+
+
+def test_a_prompt_may_be_withdrawn_between_its_chunks() -> None:
+    here, there = (
+        make_scheduler(
+            memory=RadixMemory(1000), batching=SGLang(chunked_prefill_size=64), max_model_len=500
+        )
+        for _ in range(2)
+    )
+    moved = Request("moved", 300)
+    here.add(moved, 0.0, 4)
+    here.commit(here.plan(0.0), 0.0)
+    there.add(moved, 0.0, here.withdraw(moved, 0.0))
+    there.plan(0.0)
+    here.add(Request("next", 100), 0.0, 4)
+    assert [chunk.request.id for chunk in here.plan(0.0).chunks] == ["next"]
+    here.check()

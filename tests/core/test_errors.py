@@ -178,8 +178,8 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: make_scheduler(memory=ReservedMax(64, max_model_len=8), preemption=Swap()),
-        "preemption that swaps needs paged memory: ReservedMax "
-        "keeps what it reserved until the end; choose preemption=recompute",
+        "preemption that swaps needs paged memory, and ReservedMax never swaps; "
+        "choose preemption=recompute",
     ),
     (
         lambda: Scheduler(memory=PagedMemory(4), batching=Static(), policy=Priority(displace=True)),

@@ -59,6 +59,13 @@ def test_any_server_gives_the_same_tokens(server: str) -> None:
     assert answers[0] == answers[1]
 
 
+def test_a_memory_in_the_stead_of_the_server_s_has_its_own_settings() -> None:
+    for server, memory, size in (("vllm-0.6", "radix", 16), ("sglang-0.5", "prefix", 16)):
+        like = ps.preset(server, hardware="h100", model="llama-3.1-8b")
+        other = LLM("tiny", device="cpu", num_gpu_blocks=64, server=like, memory=memory)
+        assert other.engine.scheduler.memory.block_size == size
+
+
 def test_another_server_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^server='vllm': must be a ServerSpec, .*ps\.preset"):
         LLM("tiny", server="vllm")

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
 from pagedsim.options import Options
-from pagedsim.overrides import parse
+from pagedsim.overrides import parse, text_of
 from pagedsim.run.compose import Composition, single
 from pagedsim.run.job import Job
 from pagedsim.run.objects import require_kinds
@@ -199,6 +199,12 @@ def test_defaults_that_depend_on_the_gpu(hardware: str, vllm: tuple[int, int], c
     assert batching.batching.chunked_prefill_size == chunk
 
 
+@pytest.mark.parametrize("word", ["hardware.memory_gib=abc", "~hardware"])
+def test_a_gpu_without_a_size_has_the_defaults_of_a_small_one(word: str) -> None:
+    made = Options().compose("config", ["server=vllm-0.33", word]).config.server
+    assert (made.max_seqs, made.max_batched_tokens) == (256, 2048)
+
+
 def test_points_of_a_sweep_leave_each_other_alone() -> None:
     several = Composition(["experiment=fcfs_vs_priority", "workload.rate=6"])
     sizes = [several.of([f"memory.block_size={size}"]).memory.block_size for size in (8, 16, 32)]
@@ -233,6 +239,30 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
 
 
 # -- the configurations of arms --------------------------------------------------------------------
+
+
+def test_an_arm_may_set_a_long_mapping(tmp_path: Path) -> None:
+    shares = {f"client {number}": 0.02 for number in range(50)}
+    words = ("experiment=single", "workload=sharegpt")
+    made = command(tmp_path, *words).configured("a", [f"workload={text_of({'client': shares})}"])
+    assert made["workload"]["client"] == shares
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        (["server=sglang-0.5"], True),
+        (["memory=radix"], True),
+        (["server=vllm-0.33"], False),
+        (["server=sglang-0.5", "memory.blocks=32000"], False),
+        (["server=sglang-0.5", "memory.block_size=16"], False),
+    ],
+)
+def test_blocks_of_an_experiment_that_are_others_are_noted(words: list[str], noted: bool) -> None:
+    notes = Composition(["experiment=policy_zoo", *words]).notes
+    assert (
+        any("sets memory.blocks=2000, with blocks of 16 tokens" in note for note in notes) is noted
+    )
 
 
 def test_an_arm_may_take_back_what_its_server_sets(tmp_path: Path) -> None:

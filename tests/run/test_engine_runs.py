@@ -304,6 +304,11 @@ def test_a_shared_beginning_is_as_much_shorter_as_the_prompts(tmp_path: Path) ->
         assert len(ours) == shorter.prompt_len[row] == len(theirs) // 16
 
 
+def test_what_requests_ask_for_is_as_much_shorter_as_their_answers() -> None:
+    made = RunConfig(configured("++workload.max_tokens=exact")).workload()
+    assert all(request.max_tokens == output for request, output in made.requests())
+
+
 def test_the_blocks_of_a_trace_are_as_long_as_they_are(tmp_path: Path) -> None:
     path = written(tmp_path, MOONCAKE)
     words = ["experiment=single", *QUICK, "workload=mooncake", f"workload.path={path}"]

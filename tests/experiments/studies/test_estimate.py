@@ -218,7 +218,7 @@ ESTIMATE = "experiment=estimate"
             "cost._target_=pagedsim.sim.cost.Fitted: does not know what binds a step; an estimate "
             "takes cost=roofline",
         ),
-        ((ESTIMATE, "memory=reserved_max"), "memory=reserved_max: must be paged or prefix"),
+        ((ESTIMATE, "memory=reserved_max"), "memory=reserved_max: must be paged, prefix or radix"),
         (("experiment=single", "prompt=5"), "prompt=5: changes nothing here; experiment=estimate"),
     ],
 )
