@@ -4,12 +4,13 @@ A `Simulation` is plain data: its repr in a failure is all that is needed to run
 `compare(Simulation(...))`. Hypothesis makes a failing one small before it is printed.
 
     python -m tests.fuzz --minutes 10          # new simulations until the time is up
-    python -m tests.fuzz --digests 300         # one line each, to compare two installations
+    python -m tests.fuzz --digests 300 --kept CASES  # one line each, to compare two installations
 """
 
 from __future__ import annotations
 
 import argparse
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -253,8 +255,8 @@ QUIET = settings(
 
 def draw(count: int, first: int, look: Callable[[Simulation], None]) -> None:
     """Show `look` so many simulations, the same for the same `first` seed."""
-    drawn = settings(QUIET, max_examples=count, phases=[Phase.generate])
-    seed(first)(drawn(given(simulations())(look)))()
+    random = settings(QUIET, max_examples=count, phases=[Phase.generate])
+    seed(first)(random(given(simulations())(look)))()
 
 
 def search(minutes: float, first: int, fleets: bool | None = None) -> Simulation | None:
@@ -288,15 +290,29 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first simulations")
     parser.add_argument("--fleets", action=argparse.BooleanOptionalAction, help="only, or none")
     parser.add_argument("--digests", type=int, help="print digests of so many simulations")
+    parser.add_argument("--kept", type=Path, help="a file of them, which the first command makes")
     words = parser.parse_args()
     if not words.digests:
         return search(words.minutes, words.seed, words.fleets) is not None
-
-    def printed(case: Simulation) -> None:
+    for case in drawn(words.digests, words.seed, words.kept):
         print(sha256(repr(outcome(case)).encode()).hexdigest()[:16], case)
-
-    draw(words.digests, words.seed, printed)
     return 0
+
+
+def drawn(count: int, first: int, kept: Path | None) -> list[Simulation]:
+    """Simulations that were kept in a file, else so many, which are kept there.
+
+    What Hypothesis draws depends on constants in the sources around it: two installations do not
+    draw the same.
+    """
+    if kept is not None and kept.exists():
+        cases: list[Simulation] = pickle.loads(kept.read_bytes())
+        return cases
+    cases = []
+    draw(count, first, lambda case: cases.append(case))
+    if kept is not None:
+        kept.write_bytes(pickle.dumps(cases))
+    return cases
 
 
 if __name__ == "__main__":
