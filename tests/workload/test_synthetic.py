@@ -471,8 +471,8 @@ def test_requests_ask_for_as_much_as_they_are_to() -> None:
     ("most", "told"),
     [
         ("most", "max_tokens=most: must be a number, exact, or null"),
-        (0, "max_tokens=0: must be a whole number of at least 1"),
-        (True, "max_tokens=True: must be a whole number of at least 1"),
+        (0, "max_tokens=0: must be a whole number from 1 to"),
+        (True, "max_tokens=True: must be a whole number from 1 to"),
     ],
 )
 def test_what_requests_cannot_ask_for(most: Any, told: str) -> None:
