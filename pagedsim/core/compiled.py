@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from _abc import _abc_init  # type: ignore[import-not-found]
 from types import GetSetDescriptorType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr as mypyc_attr
@@ -43,7 +43,10 @@ def own_abc_registry(root: type) -> None:
     """
     if "_abc_impl" not in vars(root):  # else Python made it, or this was called before
         _abc_init(root)
-        root.__abstractmethods__ = frozenset({"what it leaves open"})  # type: ignore[attr-defined]
+        # Compiled methods are not marked as abstract. The text stands where Python's message, that
+        # a class cannot be instantiated, would have their names.
+        marked: Any = root
+        marked.__abstractmethods__ = frozenset({"what it leaves open"})
     _own(root)
 
 

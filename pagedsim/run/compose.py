@@ -216,11 +216,15 @@ class Composition:
         left_out = [one.note(self.choices) for one in self._unmeant.values()]
         return [*left_out, *self._of_arms(), *self._sizes(), *self._blocks()]
 
+    @property
+    def _keys(self) -> set[str]:
+        """The keys that the words set, of groups those that are set as mappings."""
+        keys = [(word, key_of(word)) for word in self._words]
+        return {key for word, key in keys if "={" in word or not self.options.is_group(key)}
+
     def _blocks(self) -> Iterator[str]:
         """Blocks that the experiment counts, where the chosen memory has others."""
-        if {"memory", "memory.blocks", "memory.block_size"} & {
-            key_of(word) for word in self._words if "={" in word or "." in key_of(word)
-        }:
+        if {"memory", "memory.blocks", "memory.block_size"} & self._keys:
             return
         others = [w for w in self._words if not any(_chooses(w, g) for g in ("server", "memory"))]
         if len(others) == len(self._words):
@@ -239,14 +243,13 @@ class Composition:
 
     def _sizes(self) -> Iterator[str]:
         """What the experiment sets for its own model and GPU, and which stays with others."""
-        changed = {key_of(word) for word in self._words}
         sizes = {
             key: value
             for key, usual in _SIZES.items()
-            if (value := OmegaConf.select(self._given.config, key)) != usual and key not in changed
+            if (value := OmegaConf.select(self._given.config, key)) != usual
+            and key not in self._keys
         }
-        whole = {key_of(word) for word in self._words if "={" in word}  # not an option of the group
-        if not sizes or {"memory", "server"} & whole:
+        if not sizes or {"memory", "server"} & self._keys:
             return
         own = {
             group: option

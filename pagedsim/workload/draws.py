@@ -307,9 +307,9 @@ class Labels:
         elif most is not None:
             require_whole("max_tokens", most, 1, LONGEST)
         if self.beam is None:
-            return (
-                SamplingParams(n=n, temperature=0.0, max_tokens=most) if most or n > 1 else GREEDY
-            )
+            if n == 1 and most is None:
+                return GREEDY
+            return SamplingParams(n=n, temperature=0.0, max_tokens=most)
         if n > 1:
             raise ConfigError(f"n={n} and beam={self.beam}: set one of them")
         width = require_whole("beam", self.beam, 1, MOST_SEQUENCES)

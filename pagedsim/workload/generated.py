@@ -120,8 +120,7 @@ class Traffic:
     @property
     def labels(self) -> Labels:
         """Attributes of the requests."""
-        own = (self.priority, self.client, self.deadline, self.n, self.beam, self.max_tokens)
-        return Labels(*own)
+        return Labels(self.priority, self.client, self.deadline, self.n, self.beam, self.max_tokens)
 
     @property
     def requests_per_second(self) -> float:

@@ -18,6 +18,7 @@ from pagedsim.policies.victims import VictimRule
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.parts import refuse_unmet, remarks
+from pagedsim.run.publish import blocks_notes
 from pagedsim.workload import Workload
 from tests.run.studies import carried_out, compose
 
@@ -192,3 +193,15 @@ def test_a_price_of_blocks_is_noted_as_assumed(tmp_path: Path) -> None:
     over = ("study.over=memory.block_size", "study.values=[8,16]")
     [note] = notes(tmp_path, "experiment=sweep", *over, "cost.block_tokens=3.68")
     assert note.startswith(PRICED)
+
+
+def test_blocks_of_other_sizes_are_noted() -> None:
+    memories = [{"blocks": 40, "block_size": size} for size in (16, 1, 16)]
+    others: list[dict[str, Any]] = [
+        {"blocks": 30, "block_size": 8},
+        {"blocks": None, "block_size": 2},
+    ]
+    assert list(blocks_notes([*memories, *others])) == [
+        "memory.blocks=40 are different numbers of tokens: 40 with memory.block_size=1, 640 with "
+        "memory.block_size=16"
+    ]
