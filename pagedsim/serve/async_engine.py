@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,8 +36,17 @@ class EngineDead(PagedsimError):
     """The engine thread has exited; no requests can be served."""
 
 
+if TYPE_CHECKING:
+    from pagedsim.engine.engine_args import EngineArgs
+
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+
+MAX_WAITING = 4096
+WINDOW = 32
+"""Departures from which the queue's throughput is estimated."""
 LAG_WINDOW = 10.0
 """Seconds over which the maximum lag is taken."""
 LATE = 0.1
@@ -80,27 +88,6 @@ class LagMonitor:
         while self._noted and now - self._noted[0][0] > LAG_WINDOW:
             self._noted.popleft()
         return self._noted[0][1] if self._noted else 0.0
-
-
-if TYPE_CHECKING:
-    from pagedsim.engine.engine_args import EngineArgs
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
-
-MAX_WAITING = 4096
-WINDOW = 32
-"""Departures from which the queue's throughput is estimated."""
-
-
-@dataclass(frozen=True)
-class Drained:
-    """Outcome of the requests that were unfinished at shutdown."""
-
-    finished: int
-    aborted: int
 
 
 class AsyncLLMEngine:
@@ -233,7 +220,7 @@ class AsyncLLMEngine:
         )  # fmt: skip
         seconds = min((one for one in (timeout, self.timeout) if one is not None), default=None)
         loop = asyncio.get_running_loop()
-        alarm = loop.call_later(seconds, self._expire, opened) if seconds else None
+        alarm = loop.call_later(seconds, self._give_up, opened, "timeout") if seconds else None
         try:
             yield opened
         finally:
@@ -270,10 +257,11 @@ class AsyncLLMEngine:
 
     async def drain(
         self, seconds: float, *, hurried: Callable[[], bool] = lambda: False
-    ) -> Drained:
+    ) -> tuple[int, int]:
         """Refuse new requests, wait for the unfinished ones, and abort the rest after `seconds`.
 
-        The wait ends early once `hurried` returns True.
+        The wait ends early once `hurried` returns True. Returns how many of the unfinished
+        finished, and how many were aborted.
         """
         self._closing = True
         before, loop = len(self._streams), asyncio.get_running_loop()
@@ -285,7 +273,7 @@ class AsyncLLMEngine:
             self._give_up(stream, "abort")
         while self._streams and not self.dead:  # until the step that is under way ends
             await asyncio.sleep(0.01)
-        return Drained(before - len(left), len(left))
+        return before - len(left), len(left)
 
     async def close(self) -> None:
         """Abort the remaining requests and end the thread."""
@@ -352,9 +340,6 @@ class AsyncLLMEngine:
                 if output.finished:
                     del streams[output.request_id]
                     self._left.append(asyncio.get_running_loop().time())
-
-    def _expire(self, stream: Stream) -> None:
-        self._give_up(stream, "timeout")
 
     def _give_up(self, stream: Stream, reason: str) -> None:
         """Abort a request in the engine thread; its stream ends once that is done."""

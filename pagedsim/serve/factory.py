@@ -63,9 +63,13 @@ def made(
         )
         return ServedModel(engine, "sim", config["name"] or stage.replica.model.name)
     if isinstance(stage, Serving):
-        _refuse_the_simulators(config)
+        for name in OF_THE_SIMULATOR:
+            if config[name] != getattr(Serve, name):
+                raise ConfigError(f"{name}={shown(config[name])}: is a setting of backend=sim")
         say(f"loading {told(stage.name)}")
-        engine = _engine(stage, observer)
+        from pagedsim.engine.engine import LLMEngine
+
+        engine = LLMEngine(stage.arguments, observer=observer)
         return ServedModel(engine, "engine", config["name"] or told(stage.name))
     raise ConfigError(f"backend={type(stage).__name__}: serve takes sim and engine")
 
@@ -83,18 +87,6 @@ def _refuse_unpredicted(policy: Policy) -> None:
         raise ConfigError(f"policy: {name} goes by predicted lengths, and clients predict none")
     if isinstance(policy, PolicyWrapper):
         _refuse_unpredicted(policy.inner)
-
-
-def _refuse_the_simulators(config: Mapping[str, Any]) -> None:
-    for name in OF_THE_SIMULATOR:
-        if config[name] != getattr(Serve, name):
-            raise ConfigError(f"{name}={shown(config[name])}: is a setting of backend=sim")
-
-
-def _engine(stage: Serving, observer: Observer | None) -> Backend:
-    from pagedsim.engine.engine import LLMEngine
-
-    return LLMEngine(stage.arguments, observer=observer)
 
 
 def _tokenizer(where: str | None) -> Tokenizer | None:

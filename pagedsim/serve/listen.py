@@ -327,13 +327,13 @@ class Listener(uvicorn.Server):
         if unfinished := self._engine.unfinished:
             pending = "1 request has" if unfinished == 1 else f"{unfinished} requests have"
             _say(f"ending: {pending} {self._drain:g} s; Ctrl-C, or SIGTERM, again ends it at once")
-        drained = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
+        counts = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
         self._live.close()
         cut = asyncio.get_running_loop().call_later(LAST_WORDS, self._cut)
         await super().shutdown(sockets)
         cut.cancel()
         await self._engine.close()
-        there = f"{drained.finished} finished, {drained.aborted} aborted"
+        there = "{} finished, {} aborted".format(*counts)
         _say(f"ended: {self._tally.finished:,} requests served; of those still there {there}")
 
     def _cut(self) -> None:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -23,15 +22,15 @@ from pagedsim.core.request import State
 class Histogram:
     """A Prometheus histogram with weighted observations.
 
-    >>> histogram = Histogram([1, 10])
+    >>> histogram = Histogram("steps", "Tokens of a step.", [1, 10])
     >>> histogram.add(0.5)
     >>> histogram.add(20, 3)
     >>> histogram.cumulative, histogram.sum
     ([('1.0', 1), ('10.0', 1), ('+Inf', 4)], 60.5)
     """
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self.name, self.text, self.bounds = name, text, bounds
         self.sum = 0.0
         self._counts = [0] * (len(bounds) + 1)
 
@@ -47,19 +46,6 @@ class Histogram:
         return list(zip(names, accumulate(list(self._counts)), strict=True))
 
 
-def one_two_five(most: float) -> list[float]:
-    """Bucket bounds 1, 2, 5, 10, 20, ... up to `most`.
-
-    >>> one_two_five(60)
-    [1, 2, 5, 10, 20, 50]
-    """
-    values, power = list[float](), 1
-    while power <= most:
-        values += [first * power for first in (1, 2, 5) if first * power <= most]
-        power *= 10
-    return values
-
-
 _FIRST = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
     *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -72,7 +58,7 @@ _WHOLE = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-_TOKENS = one_two_five(1_000_000)
+_TOKENS = [*(first * 10**power for power in range(6) for first in (1, 2, 5)), 1_000_000]
 _STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES = (1, 2, 5, 10, 20)
 
@@ -90,19 +76,21 @@ class Metrics:
         self.cache_hits = 0
         self.ended: Counter[str] = Counter()
         """Finished requests by finish reason."""
-        self.step_tokens = Histogram(_STEP)
-        self.first_token = Histogram(_FIRST)
-        self.between_tokens = Histogram(_EACH)
-        self.per_token = Histogram(_EACH)
-        self.latency = Histogram(_WHOLE)
-        self.queued = Histogram(_WHOLE)
-        self.prefill = Histogram(_WHOLE)
-        self.decode = Histogram(_WHOLE)
-        self.inference = Histogram(_WHOLE)
-        self.prompt = Histogram(_TOKENS)
-        self.generated = Histogram(_TOKENS)
-        self.max_tokens = Histogram(_TOKENS)
-        self.n = Histogram(_CHOICES)
+        self.histograms: list[Histogram] = []
+        new = self._histogram
+        self.step_tokens = new("iteration_tokens_total", "Tokens of a step.", _STEP)
+        self.first_token = new("time_to_first_token_seconds", "From arrival.", _FIRST)
+        self.between_tokens = new("inter_token_latency_seconds", "Between tokens.", _EACH)
+        self.per_token = new("request_time_per_output_token_seconds", "A request's mean.", _EACH)
+        self.latency = new("e2e_request_latency_seconds", "From arrival to the end.", _WHOLE)
+        self.queued = new("request_queue_time_seconds", "Until it is first in a step.", _WHOLE)
+        self.prefill = new("request_prefill_time_seconds", "From then to the first token.", _WHOLE)
+        self.decode = new("request_decode_time_seconds", "From then to the end.", _WHOLE)
+        self.inference = new("request_inference_time_seconds", "Both.", _WHOLE)
+        self.prompt = new("request_prompt_tokens", "A prompt's tokens.", _TOKENS)
+        self.generated = new("request_generation_tokens", "An answer's tokens.", _TOKENS)
+        self.max_tokens = new("request_params_max_tokens", "What clients allow.", _TOKENS)
+        self.n = new("request_params_n", "Choices that clients want.", _CHOICES)
         self._longest = 0  # max_model_len
         self._decoded = 0.0  # end of the last step with decodes
         self._boarded: list[tuple[float, int]] = []  # joined since then: (time, sequences)
@@ -149,6 +137,10 @@ class Metrics:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        self.histograms.append(Histogram(name, text, bounds))
+        return self.histograms[-1]
+
     def _reason(self, request: Request) -> str:
         """Finish reason; a simulated output with no length limit counts as "stop"."""
         reason, length = request.finish_reason or "rejected", request.prompt_len + request.generated
@@ -190,21 +182,13 @@ _LABELS = ("model_name", "engine")
 _REASONS = ("stop", "length", "abort")
 
 
-def registry_of(
-    metrics: Metrics, scheduler: Scheduler, model: str, lag: Callable[[], float] = lambda: 0.0
-) -> CollectorRegistry:
-    """A Prometheus registry of one server's metrics; `lag` is its output delay in seconds."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(metrics, scheduler, model, lag))
-    return registry
-
-
-class _Collector(Collector):
+class Exporter(Collector):
     """Exports metrics and scheduler state when scraped."""
 
     def __init__(
         self, metrics: Metrics, scheduler: Scheduler, model: str, lag: Callable[[], float]
     ) -> None:
+        """`lag` is the server's output delay in seconds."""
         self._metrics, self._scheduler, self._lag = metrics, scheduler, lag
         self._labels = (model, "0")
 
@@ -212,7 +196,11 @@ class _Collector(Collector):
         """All metric families."""
         yield from self._gauges()
         yield from self._counters()
-        yield from self._histograms()
+        for histogram in self._metrics.histograms:
+            name = f"vllm:{histogram.name}"
+            family = HistogramMetricFamily(name, histogram.text, labels=_LABELS)
+            family.add_metric(self._labels, histogram.cumulative, histogram.sum)
+            yield family
 
     def _gauges(self) -> Iterator[Family]:
         scheduler, memory = self._scheduler, self._scheduler.memory
@@ -224,11 +212,9 @@ class _Collector(Collector):
             ("kv_cache_usage_perc", "Share of blocks in use; 1: all.", memory.used / memory.total),
             ("cpu_cache_usage_perc", "Share of CPU blocks in use; 1: all.", swapped),
         ):
-            yield self._one(GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS), value)
+            yield self._one(GaugeMetricFamily, f"vllm:{name}", text, value)
         late = "Seconds by which tokens are passed on after they are due, the most of the last 10."
-        yield self._one(
-            GaugeMetricFamily("pagedsim:pacing_lag_seconds", late, labels=_LABELS), self._lag()
-        )
+        yield self._one(GaugeMetricFamily, "pagedsim:pacing_lag_seconds", late, self._lag())
         about = {
             "block_size": str(memory.block_size),
             "num_gpu_blocks": str(memory.total),
@@ -249,7 +235,7 @@ class _Collector(Collector):
             ("prefix_cache_queries", "Prompt tokens looked up.", metrics.cache_queries),
             ("prefix_cache_hits", "Prompt tokens found in the cache.", metrics.cache_hits),
         ):
-            yield self._one(CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS), value)
+            yield self._one(CounterMetricFamily, f"vllm:{name}", text, value)
         ended = CounterMetricFamily(
             "vllm:request_success", "Requests that ended.", labels=(*_LABELS, "finished_reason")
         )
@@ -257,31 +243,13 @@ class _Collector(Collector):
             ended.add_metric((*self._labels, reason), metrics.ended[reason])
         yield ended
 
-    def _histograms(self) -> Iterator[Family]:
-        metrics = self._metrics
-        for name, text, histogram in (
-            ("iteration_tokens_total", "Tokens of a step.", metrics.step_tokens),
-            ("time_to_first_token_seconds", "From arrival.", metrics.first_token),
-            ("inter_token_latency_seconds", "Between tokens.", metrics.between_tokens),
-            ("request_time_per_output_token_seconds", "A request's mean.", metrics.per_token),
-            ("e2e_request_latency_seconds", "From arrival to the end.", metrics.latency),
-            ("request_queue_time_seconds", "Until it is first in a step.", metrics.queued),
-            ("request_prefill_time_seconds", "From then to the first token.", metrics.prefill),
-            ("request_decode_time_seconds", "From then to the end.", metrics.decode),
-            ("request_inference_time_seconds", "Both.", metrics.inference),
-            ("request_prompt_tokens", "A prompt's tokens.", metrics.prompt),
-            ("request_generation_tokens", "An answer's tokens.", metrics.generated),
-            ("request_params_max_tokens", "What clients allow.", metrics.max_tokens),
-            ("request_params_n", "Choices that clients want.", metrics.n),
-        ):
-            yield self._buckets(f"vllm:{name}", text, histogram)
-
-    def _one(self, family: Family, value: float) -> Family:
-        assert not isinstance(family, HistogramMetricFamily)
+    def _one(
+        self,
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        text: str,
+        value: float,
+    ) -> Family:
+        family = kind(name, text, labels=_LABELS)
         family.add_metric(self._labels, value)
-        return family
-
-    def _buckets(self, name: str, text: str, histogram: Histogram) -> Family:
-        family = HistogramMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._labels, histogram.cumulative, histogram.sum)
         return family

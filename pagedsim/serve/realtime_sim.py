@@ -14,10 +14,8 @@ from pagedsim.core.plan import sampled_in
 from pagedsim.engine.output import Observer, RequestOutput
 from pagedsim.serve.backend import Tokenizer
 from pagedsim.serve.sim_output import FillerTokenizer, SimOutput
-from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import AheadServer, Costs, Server
-from pagedsim.sim.tiers import Tiers
 
 
 class FailureTrackingCost:
@@ -109,14 +107,11 @@ class RealtimeSimulator:
         answer_tokens: int = 256,
         tokenizer: Tokenizer | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        overlap: bool = False,
-        copy_seconds: float = 0.0,
-        beams: Beams | None = None,
-        tiers: Tiers | None = None,
+        **settings: Any,
     ) -> None:
         """`answer_tokens`: output length without max_tokens; `clock` is the wall clock in seconds.
 
-        The last four are those of `Server`.
+        `settings` are those of `Server`.
         """
         self.scheduler, self.speed, self.answer_tokens = scheduler, speed, answer_tokens
         self.tokenizer: Tokenizer = tokenizer or FillerTokenizer()
@@ -125,12 +120,7 @@ class RealtimeSimulator:
         self.default_sampling: dict[str, Any] = {}
         self._told = SimEvents(observer)
         self._cost = FailureTrackingCost(cost)
-        self._settings: dict[str, Any] = {
-            "overlap": overlap,
-            "copy_seconds": copy_seconds,
-            "beams": beams,
-            "tiers": tiers,
-        }
+        self._settings = settings
         self._answers: dict[RequestId, SimOutput] = {}
         self._unqueued: list[RequestOutput] = []  # failed to be queued
         self._clock, self._epoch = clock, clock()
@@ -212,15 +202,11 @@ class RealtimeSimulator:
             if self._answers.get(request.id) is answer:  # it may have been aborted before
                 try:
                     self._server.submit(request, answer.limit)
-                except Exception as error:  # a policy's own
-                    self._refuse(answer, error)
+                except Exception as error:  # a policy's own; other requests are not affected
+                    self.failure = f"{type(error).__name__}: {error}"
+                    self._unqueued.append(self._ended(answer, "error"))
 
         self._when(request.arrival or 0.0, arrive)
-
-    def _refuse(self, answer: SimOutput, error: Exception) -> None:
-        """End a request that could not be queued; others are not affected."""
-        self.failure = f"{type(error).__name__}: {error}"
-        self._unqueued.append(self._ended(answer, "error"))
 
     def _when(self, time: float, what: Callable[[simpy.Event], None]) -> None:
         event = self._environment.at(time)
@@ -294,8 +280,14 @@ class RealtimeSimulator:
         if plan is None and not scheduler.requests:
             raise error
         self.failure = f"{type(error).__name__}: {error}"
-        lost = list(scheduler.requests.values()) if plan is None else self._touched(plan)
-        outputs = [self._lost(one) for one in lost if one.alive]
+        touched = [
+            one for some in (plan, *scheduler.in_flight) if some is not None for one in some.touched
+        ]
+        outputs = []
+        for one in dict.fromkeys(scheduler.requests.values() if plan is None else touched):
+            if one.alive:
+                self._server.abort(one.id)
+                outputs.append(self._ended(self._answers[one.id], "error"))
         if scheduler.pending is not None:
             scheduler.dispatch(scheduler.pending)
         for untold in list(scheduler.in_flight):
@@ -303,14 +295,3 @@ class RealtimeSimulator:
         self._told.forget()
         self._begin(now)
         return outputs
-
-    def _touched(self, plan: StepPlan) -> list[Request]:
-        touched = [
-            *plan.touched,
-            *(one for told in self.scheduler.in_flight for one in told.touched),
-        ]
-        return list(dict.fromkeys(touched))
-
-    def _lost(self, request: Request) -> RequestOutput:
-        self._server.abort(request.id)
-        return self._ended(self._answers[request.id], "error")

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import ceil, floor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,39 +31,23 @@ MOST = 500
 RATE_SECONDS = 3
 """Rates are averaged over this many full seconds."""
 
+Plain = dict[str, Any]
 
+
+@dataclass(slots=True)
 class Second:
     """Counters of one second of the server's time, and queue lengths at its last step."""
 
-    __slots__ = (
-        "finished",
-        "output_tokens",
-        "preemptions",
-        "prompt_tokens",
-        "running",
-        "swapped",
-        "tpots",
-        "ttfts",
-        "used",
-        "waiting",
-    )
-
-    def __init__(self, before: Second | None = None) -> None:
-        """Zero counters; queue lengths are carried over from `before`."""
-        self.prompt_tokens = self.output_tokens = self.preemptions = self.finished = 0
-        self.ttfts: tuple[float, int] = (0.0, 0)  # their sum, and how many
-        self.tpots: tuple[float, int] = (0.0, 0)
-        self.running: int = before.running if before else 0
-        self.waiting: int = before.waiting if before else 0
-        self.swapped: int = before.swapped if before else 0
-        self.used: int = before.used if before else 0
-
-
-class Spread(NamedTuple):
-    """Median and 95th percentile."""
-
-    p50: float
-    p95: float
+    running: int = 0
+    waiting: int = 0
+    swapped: int = 0
+    used: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    ttfts: tuple[float, int] = (0.0, 0)
+    """Their sum, and how many; likewise the next."""
+    tpots: tuple[float, int] = (0.0, 0)
 
 
 class RollingStats:
@@ -128,7 +112,6 @@ class RollingStats:
         if end is None:
             return
         second = self.at(end)
-        second.finished += 1
         if first is not None and request.generated > 1:
             tpot = (end - first) / (request.generated - 1)
             self._tpots.append((end, tpot))
@@ -145,8 +128,9 @@ class RollingStats:
         """The entry of the second that contains `now`, or the last one if that is later."""
         ahead = floor(now) - self._second
         if ahead > 0:
+            last = self.seconds[-1]
             for _ in range(min(ahead, SECONDS + 1)):
-                self.seconds.append(Second(self.seconds[-1]))
+                self.seconds.append(Second(last.running, last.waiting, last.swapped, last.used))
             self._second += ahead
         return self.seconds[-1]
 
@@ -154,25 +138,29 @@ class RollingStats:
         """Update the queue lengths at `now`, also without a step."""
         self._stands(self.at(now), scheduler)
 
-    def rate(self, count: Callable[[Second], int]) -> float:
+    def rate(self, counter: str) -> float:
         """Average per second of a counter over the last full seconds."""
         whole = list(self.seconds)[-1 - RATE_SECONDS : -1]
-        return sum(map(count, whole)) / len(whole) if whole else 0.0
+        return sum(getattr(one, counter) for one in whole) / len(whole) if whole else 0.0
 
-    def ttft(self, now: float) -> Spread | None:
-        """Recent times to first token, in seconds; None without any."""
+    def ttft_ms(self, now: float) -> Plain | None:
+        """Median and 95th percentile of recent times to first token; None without any."""
         return _spread(self._ttfts, now - LATELY)
 
-    def tpot(self, now: float) -> Spread | None:
-        """Recent times per output token of finished requests; None without any."""
+    def tpot_ms(self, now: float) -> Plain | None:
+        """The same of the time per output token of finished requests."""
         return _spread(self._tpots, now - LATELY)
 
 
-def _spread(timed: Sequence[tuple[float, float]], since: float) -> Spread | None:
+def _spread(timed: Sequence[tuple[float, float]], since: float) -> Plain | None:
     values = sorted([value for time, value in timed if time >= since])
     if not values:
         return None
-    return Spread(*(values[ceil(share * len(values)) - 1] for share in (0.5, 0.95)))
+    shares = {"p50": 0.5, "p95": 0.95}
+    return {
+        name: round(1000 * values[ceil(share * len(values)) - 1], 2)
+        for name, share in shares.items()
+    }
 
 
 # -- snapshots -------------------------------------------------------------------------------------
@@ -271,19 +259,7 @@ def _rows(values: npt.NDArray[np.generic], size: int, rest: int) -> npt.NDArray[
 MOST_WAITING = 50
 MOST_RUNNING = 200
 
-Plain = dict[str, Any]
-
-_SERIES: dict[str, Callable[[Second], float | None]] = {
-    "running": lambda second: second.running,
-    "waiting": lambda second: second.waiting,
-    "swapped": lambda second: second.swapped,
-    "used": lambda second: second.used,
-    "output_tokens": lambda second: second.output_tokens,
-    "prompt_tokens": lambda second: second.prompt_tokens,
-    "preemptions": lambda second: second.preemptions,
-    "ttft_ms": lambda second: _mean_ms(second.ttfts),
-    "tpot_ms": lambda second: _mean_ms(second.tpots),
-}
+_SERIES = "running", "waiting", "swapped", "used", "output_tokens", "prompt_tokens", "preemptions"
 
 
 def snapshot(
@@ -291,6 +267,7 @@ def snapshot(
 ) -> Plain:
     """The server's state at `now`, with full details of the requests in `watched`."""
     tally.look(now, scheduler)
+    seconds = list(tally.seconds)[:-1]
     return {
         "now": round(now, 3),
         "step": tally.steps,
@@ -308,15 +285,16 @@ def snapshot(
             "rejected": tally.rejected,
         },
         "recent": {
-            "output_tokens_per_s": round(tally.rate(lambda second: second.output_tokens), 1),
-            "prompt_tokens_per_s": round(tally.rate(lambda second: second.prompt_tokens), 1),
-            "preemptions_per_s": round(tally.rate(lambda second: second.preemptions), 1),
-            "ttft_ms": _spread_ms(tally.ttft(now)),
-            "tpot_ms": _spread_ms(tally.tpot(now)),
+            "output_tokens_per_s": round(tally.rate("output_tokens"), 1),
+            "prompt_tokens_per_s": round(tally.rate("prompt_tokens"), 1),
+            "preemptions_per_s": round(tally.rate("preemptions"), 1),
+            "ttft_ms": tally.ttft_ms(now),
+            "tpot_ms": tally.tpot_ms(now),
         },
         "history": {
-            name: [of(second) for second in islice(tally.seconds, len(tally.seconds) - 1)]
-            for name, of in _SERIES.items()
+            **{name: [getattr(second, name) for second in seconds] for name in _SERIES},
+            "ttft_ms": [_mean_ms(*second.ttfts) for second in seconds],
+            "tpot_ms": [_mean_ms(*second.tpots) for second in seconds],
         },
     }
 
@@ -385,15 +363,5 @@ def _blocks(scheduler: Scheduler) -> Plain:
     }
 
 
-# -- times ---------------------------------------------------------------------------------------
-
-
-def _mean_ms(times: tuple[float, int]) -> float | None:
-    seconds, count = times
+def _mean_ms(seconds: float, count: int) -> float | None:
     return round(1000 * seconds / count, 2) if count else None
-
-
-def _spread_ms(spread: Spread | None) -> Plain | None:
-    if spread is None:
-        return None
-    return {name: round(1000 * value, 2) for name, value in spread._asdict().items()}

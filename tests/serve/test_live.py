@@ -16,22 +16,23 @@ from fastapi import FastAPI
 from pagedsim.core import PagedMemory, PagedsimError, Request, Scheduler, Unified
 from pagedsim.serve.api import live as module
 from pagedsim.serve.api.live import Live, add_live
+from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.snapshot import RollingStats
 
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(AsyncLLMEngine):
     """Answers questions about a scheduler with one request, or says why it does not."""
+
+    now, lag = 0.25, 0.25
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(memory=PagedMemory(8, 4), batching=Unified())
         self.scheduler.add(Request("a", 6), 0.0, 9)
         self.scheduler.commit(self.scheduler.plan(0.0), 0.25)
-        self.now, self.asked = 0.25, 0
+        self.asked = 0
         self.failure: PagedsimError | None = None
-
-    lag = 0.25
 
     async def ask(self, question: Callable[[Any], T]) -> T:
         self.asked += 1

@@ -8,27 +8,15 @@ from ipaddress import ip_address
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import pagedsim
-from pagedsim.core import PagedsimError
-from pagedsim.serve.api.errors import (
-    APIError,
-    answer_error,
-    answer_fault,
-    answer_gone,
-    answer_http,
-    answer_invalid,
-    answer_problem,
-)
+from pagedsim.serve.api.errors import HANDLED, APIError, answer
 from pagedsim.serve.api.handlers import ARRIVAL, Handlers, add_models
 from pagedsim.serve.api.schema import (
     REFUSALS,
@@ -41,13 +29,11 @@ from pagedsim.serve.api.stream import Results
 from pagedsim.serve.api.tokenise import AsyncTokenizer
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.factory import ServedModel
-from pagedsim.serve.metrics import Metrics, registry_of
+from pagedsim.serve.metrics import Exporter, Metrics
 
 MAX_BODY = 2**23
 
 _BEARER = HTTPBearer(auto_error=False)
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
@@ -72,8 +58,8 @@ def make_app(
         responses=REFUSALS,
     )
     app.add_middleware(HeaderCheck, now=lambda: engine.now, hosts=hosts)
-    for kind, handler in _HANDLERS.items():
-        app.add_exception_handler(kind, handler)
+    for kind in HANDLED:
+        app.add_exception_handler(kind, answer)
     served = found.engine
     front = Handlers(
         engine=engine,
@@ -85,30 +71,21 @@ def make_app(
         defaults=served.default_sampling,
     )
     guarded = APIRouter(dependencies=[Depends(_guard(api_key))])
-    for path, answer, fields in (
+    for path, handler, fields in (
         ("/v1/completions", front.complete, CompletionRequest),
         ("/v1/chat/completions", front.chat, ChatRequest),
         ("/generate", front.generate, GenerateRequest),
     ):
         guarded.add_api_route(
-            path, answer, methods=["POST"], openapi_extra=body(fields), response_class=JSONResponse
+            path, handler, methods=["POST"], openapi_extra=body(fields), response_class=JSONResponse
         )
     add_models(guarded, front)
     app.include_router(guarded)
-    _add_open(app, engine)
+    exporter = None
     if metrics is not None:
-        _add_metrics(app, registry_of(metrics, served.scheduler, found.model, lambda: engine.lag))
+        exporter = Exporter(metrics, served.scheduler, found.model, lambda: engine.lag)
+    _add_open(app, engine, exporter)
     return app
-
-
-_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    APIError: answer_problem,
-    PagedsimError: answer_error,
-    HTTPException: answer_http,
-    RequestValidationError: answer_invalid,
-    ClientDisconnect: answer_gone,
-    Exception: answer_fault,
-}
 
 
 def _guard(api_key: str | None) -> Callable[..., Awaitable[None]]:
@@ -128,8 +105,8 @@ def _guard(api_key: str | None) -> Callable[..., Awaitable[None]]:
     return check
 
 
-def _add_open(app: FastAPI, engine: AsyncLLMEngine) -> None:
-    """The paths that need no key."""
+def _add_open(app: FastAPI, engine: AsyncLLMEngine, exporter: Exporter | None) -> None:
+    """Add the paths that need no key, with HEAD, which some clients use as a liveness check."""
 
     async def health() -> Response:
         """200 if requests are accepted, else 503."""
@@ -139,22 +116,17 @@ def _add_open(app: FastAPI, engine: AsyncLLMEngine) -> None:
         """The server's version."""
         return JSONResponse({"version": pagedsim.__version__})
 
-    for path, answer in (("/health", health), ("/ping", health), ("/version", version)):
-        _readable(app, path, answer)
+    handlers = {"/health": health, "/ping": health, "/version": version}
+    if exporter is not None:
 
+        async def metrics() -> Response:
+            """Prometheus metrics under vLLM's names."""
+            return Response(generate_latest(exporter), media_type=CONTENT_TYPE_LATEST)
 
-def _add_metrics(app: FastAPI, registry: CollectorRegistry) -> None:
-    async def metrics() -> Response:
-        """Prometheus metrics under vLLM's names."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    _readable(app, "/metrics", metrics)
-
-
-def _readable(app: FastAPI, path: str, answer: Callable[[], Awaitable[Response]]) -> None:
-    """Add GET, and HEAD, which some clients use as a liveness check."""
-    app.add_api_route(path, answer, methods=["GET"], response_class=Response)
-    app.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
+        handlers["/metrics"] = metrics
+    for path, handler in handlers.items():
+        app.add_api_route(path, handler, methods=["GET"], response_class=Response)
+        app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False)
 
 
 class HeaderCheck:

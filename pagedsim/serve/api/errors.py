@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from pagedsim.core import PagedsimError, RequestError
 from pagedsim.engine.output import RequestOutput
@@ -25,6 +26,12 @@ _TYPES = {
     504: "timeout",
 }
 _CODES = {401: "invalid_api_key", 429: "overloaded"}
+_LOST: dict[str | None, tuple[int, str]] = {
+    "timeout": (504, "the request took longer than its timeout"),
+    "abort": (503, "the request was aborted: the server is shutting down"),
+    "rejected": (503, "the policy has rejected the request"),
+}
+_FAILED = 500, "the step that computed the request failed; others are served on"
 _NAMED = re.compile(r"^request '[^']*': |SamplingParams\.")
 _PLACE = re.compile(r"^([a-z_]+)[\w.\[\]]*(?:[=:]| of )")
 
@@ -91,55 +98,33 @@ def refuse_lost(output: RequestOutput) -> None:
         return
     for one in output.outputs:
         if one.finish_reason not in ("stop", "length"):
-            _lost(one.finish_reason)
+            raise APIError(*_LOST.get(one.finish_reason, _FAILED))
 
 
-def _lost(reason: str | None) -> NoReturn:
-    if reason == "timeout":
-        raise APIError(504, "the request took longer than its timeout")
-    if reason == "abort":
-        raise APIError(503, "the request was aborted: the server is shutting down")
-    if reason == "rejected":
-        raise APIError(503, "the policy has rejected the request")
-    raise APIError(500, "the step that computed the request failed; others are served on")
+HANDLED = (
+    *(APIError, PagedsimError, HTTPException, RequestValidationError, ClientDisconnect),
+    Exception,
+)
+"""What `answer` is registered for: Starlette has a place of its own for all other errors."""
 
 
-async def answer_problem(request: Request, problem: Exception) -> Response:
-    """Exception handler: APIError."""
-    assert isinstance(problem, APIError)
-    return problem.response
-
-
-async def answer_error(request: Request, error: Exception) -> Response:
-    """Exception handler: PagedsimError that was not translated earlier."""
-    assert isinstance(error, PagedsimError)
-    return problem_of(error).response
-
-
-async def answer_http(request: Request, error: Exception) -> Response:
-    """Exception handler: unknown paths and methods."""
-    assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
-    words = {404: "no such path", 405: "no such method of this path"}
-    problem = APIError(error.status_code, f"{where}: {words.get(error.status_code, error.detail)}")
-    response = problem.response
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def answer_invalid(request: Request, error: Exception) -> Response:
-    """Exception handler: invalid path or query parameters."""
-    assert isinstance(error, RequestValidationError)
-    (first, *_) = error.errors()
-    place = ".".join(map(str, first["loc"]))
-    return BadRequest(f"{place}: {first['msg']}").response
-
-
-async def answer_gone(request: Request, error: Exception) -> Response:
-    """Exception handler: the client disconnected while sending its request."""
-    return Response(status_code=499)
-
-
-async def answer_fault(request: Request, error: Exception) -> Response:
-    """Exception handler: internal errors; details are in the server's log."""
+async def answer(request: Request, error: Exception) -> Response:
+    """Exception handler: the response to any error; details of internal ones are in the log."""
+    match error:
+        case ClientDisconnect():  # while sending its request
+            return Response(status_code=499)
+        case APIError():
+            return error.response
+        case PagedsimError():
+            return problem_of(error).response
+        case HTTPException(status_code=status):  # an unknown path or method
+            words = {404: "no such path", 405: "no such method of this path"}
+            what = words.get(status, error.detail)
+            response = APIError(status, f"{request.method} {request.url.path}: {what}").response
+            response.headers.update(error.headers or {})
+            return response
+        case RequestValidationError():  # of a path or a query
+            (first, *_) = error.errors()
+            place = ".".join(map(str, first["loc"]))
+            return BadRequest(f"{place}: {first['msg']}").response
     return APIError(500, f"an error of the server's: {type(error).__name__}").response

@@ -13,18 +13,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from pagedsim.serve.api.errors import APIError, BadRequest
-from pagedsim.serve.api.reply import ChatReply, CompletionReply, Reply, refuse_misfits
+from pagedsim.serve.api.reply import ChatReply, CompletionReply, Reply
 from pagedsim.serve.api.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     Fields,
     GenerateRequest,
-    Sampling,
+    ParsedRequest,
     TokenizeRequest,
     body,
 )
-from pagedsim.serve.api.stream import EventStream, ParsedRequest, Results, WhilePresent, whole
+from pagedsim.serve.api.stream import EventStream, Results, WhilePresent, opened, whole
 from pagedsim.serve.api.tokenise import AsyncTokenizer
 from pagedsim.serve.api.validation import NAME, read
 from pagedsim.serve.async_engine import AsyncLLMEngine
@@ -68,11 +68,12 @@ class Handlers:
     async def complete(self, request: Request) -> Response:
         """`POST /v1/completions`."""
         fields = await self.read(request, CompletionRequest)
-        refuse_misfits(fields)
-        prompts = await self._tokens(fields.prompt)
-        asked = self._asked("cmpl", prompts, fields, request)
-        self._refuse_too_long(asked, fields.bound)
-        reply = CompletionReply(asked.name, self.model, fields, prompts, self.words)
+        if fields.stream and (fields.best_of or 0) > fields.n:
+            raise BadRequest(f"best_of={fields.best_of}: with stream, must be n={fields.n}")
+        if fields.echo and fields.logprobs is not None:
+            raise BadRequest("logprobs: with echo, must be null: a prompt's are not computed")
+        asked = self._asked("cmpl", await self.words.tokens(fields.prompt), fields, request)
+        reply = CompletionReply(asked, self.model, fields, self.words)
         if fields.echo:
             await reply.echo()
         return await self._answer(request, asked, reply)
@@ -82,31 +83,17 @@ class Handlers:
         fields = await self.read(request, ChatRequest)
         if fields.top_logprobs and not fields.logprobs:
             raise BadRequest(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
-        prompts = self._fitting([await self.words.chat(fields.messages)])
-        asked = self._asked("chatcmpl", prompts, fields, request)
-        self._refuse_too_long(asked, fields.bound)
-        reply = ChatReply(asked.name, self.model, fields, prompts, self.words)
-        return await self._answer(request, asked, reply)
+        asked = self._asked("chatcmpl", [await self.words.chat(fields.messages)], fields, request)
+        return await self._answer(request, asked, ChatReply(asked, self.model, fields, self.words))
 
     async def generate(self, request: Request) -> Response:
         """`POST /generate`: start a request whose result is fetched later."""
         fields = await self.read(request, GenerateRequest)
         if len(fields.prompt) != 1:
             raise BadRequest(f"prompt: {len(fields.prompt)} prompts: must be one")
-        prompts = await self._tokens(fields.prompt)
-        asked = self._asked("gen", prompts, fields, request)
-        self._refuse_too_long(asked, fields.bound)
+        asked = self._asked("gen", await self.words.tokens(fields.prompt), fields, request)
         self.results.start(asked)
         return JSONResponse({"request_id": asked.name})
-
-    async def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-        return self._fitting(await self.words.tokens(prompts))
-
-    def _fitting(self, prompts: list[list[int]]) -> list[list[int]]:
-        """Check all prompts against max_model_len before any of them is queued."""
-        if (longest := max(map(len, prompts))) > self.max_model_len:
-            raise BadRequest(f"prompt of {longest} tokens: max_model_len is {self.max_model_len}")
-        return prompts
 
     def _asked(
         self,
@@ -115,37 +102,36 @@ class Handlers:
         fields: CompletionRequest | ChatRequest | GenerateRequest,
         request: Request,
     ) -> ParsedRequest:
-        """Build the engine request; its arrival is the time of its headers, before the body."""
-        fields.fill(self.defaults, max(self.max_model_len - max(map(len, prompts)), 1))
-        labels = {**fields.labels, "arrival": request.scope[ARRIVAL]}
-        return ParsedRequest(_name(kind, fields, request), prompts, fields.asked(), labels)
+        """Build the engine request; its arrival is the time of its headers, before the body.
 
-    def _refuse_too_long(self, asked: ParsedRequest, bound: str) -> None:
-        """Raise BadRequest if prompt plus field `bound` exceeds max_model_len."""
-        longest, most = max(map(len, asked.prompts)), asked.params.max_tokens or 0
-        if (allowed := self.max_model_len - longest) < most:
+        Raises BadRequest if a prompt, or that with the tokens asked for, exceeds max_model_len.
+        """
+        longest, most = max(map(len, prompts)), self.max_model_len
+        if (allowed := most - longest) < 0:
+            raise BadRequest(f"prompt of {longest} tokens: max_model_len is {most}")
+        fields.fill(self.defaults, max(allowed, 1))
+        labels = {**fields.labels, "arrival": request.scope[ARRIVAL]}
+        name = fields.request_id
+        if name is None:
+            header = request.headers.get("x-request-id", "")
+            name = header if NAME.fullmatch(header) else f"{kind}-{uuid.uuid4().hex}"
+        asked = ParsedRequest(name, prompts, fields.asked(), labels)
+        if allowed < (wanted := asked.params.max_tokens or 0):
             what = f"must be at most {allowed}" if allowed else "no token can follow"
             raise BadRequest(
-                f"{bound}={most}: with a prompt of {longest} tokens {what}: "
-                f"max_model_len is {self.max_model_len}"
+                f"{fields.bound}={wanted}: with a prompt of {longest} tokens {what}: "
+                f"max_model_len is {most}"
             )
+        return asked
 
     async def _answer(self, request: Request, asked: ParsedRequest, reply: Reply) -> Response:
         if reply.fields.stream:
             return EventStream(self.engine, asked, reply)
         async with WhilePresent(request.receive):
-            with asked.opened(self.engine, stream=False) as streams:
+            with opened(self.engine, asked, stream=False) as streams:
                 outputs = await whole(streams)
             return JSONResponse(reply.whole(outputs))
         return Response(status_code=499)  # client disconnected
-
-
-def _name(kind: str, fields: Sampling, request: Request) -> str:
-    """A request's id: the client's field or x-request-id header, else generated."""
-    if fields.request_id is not None:
-        return fields.request_id
-    header = request.headers.get("x-request-id", "")
-    return header if NAME.fullmatch(header) else f"{kind}-{uuid.uuid4().hex}"
 
 
 PIECE = 65536
@@ -180,7 +166,7 @@ def add_models(router: APIRouter, front: Handlers) -> None:
     @router.get("/result/{name}")
     async def result(name: str) -> dict[str, Any]:
         """State and output of a request sent to /generate."""
-        return front.results.find(name).plain
+        return vars(front.results.find(name))
 
     @router.post("/tokenize", openapi_extra=body(TokenizeRequest), response_class=JSONResponse)
     async def tokenize(request: Request) -> Response:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from importlib.resources import files
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi.responses import StreamingResponse
 
 from pagedsim.core import PagedsimError
-from pagedsim.serve.backend import Backend
+from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.snapshot import RollingStats, encode, snapshot
 
 EVERY = 0.1
@@ -29,63 +29,45 @@ _KINDS = {
 # The page loads from this server only; `img-src data:` is its icon.
 _POLICY = "default-src 'self'; img-src 'self' data:"
 
-T = TypeVar("T")
 WatchedIds = Annotated[list[str], Query(max_length=MOST_WATCHED)]
-
-
-class EngineQueries(Protocol):
-    """Runs queries on an engine between two of its steps: `AsyncLLMEngine`."""
-
-    @property
-    def lag(self) -> float:
-        """Seconds by which outputs are delivered late."""
-
-    async def ask(self, question: Callable[[Backend], T]) -> T:
-        """The result of `question`, called with the engine."""
 
 
 class Live:
     """Takes snapshots while there are viewers; all share them, and a slow viewer skips some."""
 
     def __init__(
-        self, engine: EngineQueries, tally: RollingStats, about: Mapping[str, Any]
+        self, engine: AsyncLLMEngine, tally: RollingStats, about: Mapping[str, Any]
     ) -> None:
         """`about` is added to every snapshot: `model`, `backend`, `policy`."""
         self._engine, self._tally, self._about = engine, tally, dict(about)
         self._watched: Counter[str] = Counter()
-        self._viewers = 0
+        self.viewers = 0
+        """Number of connected viewers."""
+        self.made = 0
+        """Number of snapshots taken."""
         self._maker: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._newest = ""
-        self._number = 0
         self._closed = False
-
-    @property
-    def viewers(self) -> int:
-        """Number of connected viewers."""
-        return self._viewers
-
-    @property
-    def made(self) -> int:
-        """Number of snapshots taken."""
-        return self._number
 
     async def look(self, watched: list[str]) -> AsyncGenerator[str, None]:
         """Stream snapshots as server-sent events until the viewer disconnects or `close`."""
         self._watched.update(watched)
-        self._viewers += 1
-        seen = self._number
+        self.viewers += 1
+        seen = self.made
         if self._maker is None or self._maker.done():
             self._maker = asyncio.create_task(self._make())
         try:
             while not self._closed:
-                if seen == self._number:
-                    await self._next()
+                if seen == self.made:
+                    if self._news is None:
+                        self._news = asyncio.get_running_loop().create_future()
+                    await asyncio.shield(self._news)
                     continue
-                seen = self._number
+                seen = self.made
                 yield self._newest
         finally:
-            self._viewers -= 1
+            self.viewers -= 1
             self._watched = +(self._watched - Counter(watched))
 
     def close(self) -> None:
@@ -94,9 +76,9 @@ class Live:
         self._tell()
 
     async def _make(self) -> None:
-        while self._viewers and not self._closed:
+        while self.viewers and not self._closed:
             self._newest = f"data: {await self._taken()}\n\n"
-            self._number += 1
+            self.made += 1
             self._tell()
             await asyncio.sleep(EVERY)
 
@@ -111,12 +93,6 @@ class Live:
         late = {"lag_ms": round(1000 * self._engine.lag)}
         return await asyncio.to_thread(encode, self._about | late | plain)
 
-    async def _next(self) -> None:
-        """Wait for the next snapshot."""
-        if self._news is None:
-            self._news = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._news)
-
     def _tell(self) -> None:
         if self._news is not None:
             with suppress(asyncio.InvalidStateError):
@@ -125,7 +101,7 @@ class Live:
 
 
 def add_live(
-    app: FastAPI, engine: EngineQueries, tally: RollingStats, about: Mapping[str, Any]
+    app: FastAPI, engine: AsyncLLMEngine, tally: RollingStats, about: Mapping[str, Any]
 ) -> Live:
     """Add the live page to an app. Call `Live.close` before the app shuts down.
 

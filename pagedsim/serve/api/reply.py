@@ -7,60 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from pagedsim.engine.output import CompletionOutput, Logprob, RequestOutput
-from pagedsim.serve.api.errors import BadRequest
-from pagedsim.serve.api.schema import ChatRequest, Choices, CompletionRequest
+from pagedsim.serve.api.schema import ChatRequest, Choices, CompletionRequest, ParsedRequest
 from pagedsim.serve.api.tokenise import AsyncTokenizer
 
 LEAST = -9999.0
 """Substitute for -inf, which JSON cannot represent."""
-
-
-def of_texts(output: CompletionOutput, words: AsyncTokenizer, offset: int) -> dict[str, Any]:
-    """Logprobs in the completions format; the text starts at `offset` of the answer."""
-    tokens: list[str] = []
-    offsets: list[int] = []
-    logprobs: list[float] = []
-    tops: list[dict[str, float]] = []
-    for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
-        tokens.append(words.token(token))
-        offsets.append(offset)
-        offset += len(tokens[-1])
-        logprobs.append(_number(known[token]))
-        tops.append({})
-        for other, one in sorted(known.items(), key=_rank):
-            tops[-1].setdefault(words.token(other), _number(one))
-    return {
-        "tokens": tokens,
-        "token_logprobs": logprobs,
-        "top_logprobs": tops,
-        "text_offset": offsets,
-    }
-
-
-def of_messages(output: CompletionOutput, words: AsyncTokenizer, most: int) -> dict[str, Any]:
-    """Logprobs in the chat format, with the `most` top tokens."""
-    content = []
-    for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
-        best = [(other, one) for other, one in sorted(known.items(), key=_rank) if one.rank <= most]
-        top = [_entry(other, one, words) for other, one in best]
-        content.append({**_entry(token, known[token], words), "top_logprobs": top})
-    return {"content": content}
-
-
-def _entry(token: int, known: Logprob, words: AsyncTokenizer) -> dict[str, Any]:
-    text = words.token(token)
-    return {"token": text, "logprob": _number(known), "bytes": list(text.encode())}
-
-
-def _rank(item: tuple[int, Logprob]) -> int:
-    return item[1].rank
-
-
-def _number(known: Logprob) -> float:
-    return max(known.logprob, LEAST)
 
 
 _TEXT, _COMPLETION, _TOTAL = "\0", "\1", "\2"
@@ -71,39 +25,6 @@ DONE = "data: [DONE]\n\n"
 """Terminates every stream, also after an error."""
 
 
-class Usage:
-    """Token usage of a request."""
-
-    __slots__ = ("cached", "completion", "prompt")
-
-    def __init__(self, prompt: int) -> None:
-        self.prompt = prompt
-        self.completion = self.cached = 0
-
-    def add(self, output: RequestOutput) -> None:
-        """Count a complete output."""
-        self.completion += sum(len(one.token_ids) for one in output.outputs)
-        self.cached += output.metrics.cached_tokens
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """In OpenAI's format."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
-
-
-class Frame(NamedTuple):
-    """A pre-serialised chunk around its text; with `numbers`, `behind` has two usage fields."""
-
-    before: str
-    behind: str
-    numbers: bool
-
-
 class Reply(ABC):
     """The response to one request, for any number of prompts with `n` choices each."""
 
@@ -111,19 +32,16 @@ class Reply(ABC):
     chunk_kind: ClassVar[str]
 
     def __init__(
-        self,
-        name: str,
-        model: str,
-        fields: Choices,
-        prompts: Sequence[Sequence[int]],
-        words: AsyncTokenizer,
+        self, asked: ParsedRequest, model: str, fields: Choices, words: AsyncTokenizer
     ) -> None:
-        self.fields, self.prompts, self.words = fields, prompts, words
-        self.usage = Usage(sum(map(len, prompts)))
-        self.echoes = [""] * len(prompts)
+        self.fields, self.prompts, self.words = fields, asked.prompts, words
+        self.echoes = [""] * len(asked.prompts)
         """Text that each choice of a prompt begins with (`echo`)."""
-        self._head = {"id": name, "created": int(time.time()), "model": model}
-        self._frames: dict[int, Frame] = {}
+        self._prompt_tokens = sum(map(len, asked.prompts))
+        self._completion_tokens = self._cached_tokens = 0
+        self._head = {"id": asked.name, "created": int(time.time()), "model": model}
+        self._frames: dict[int, tuple[str, str]] = {}
+        """The text before and behind that of a choice's intermediate chunks."""
         self._offsets: dict[int, int] = {}
         self._plain = not (fields.return_token_ids or self.scored)
 
@@ -150,14 +68,10 @@ class Reply(ABC):
         """The complete response, from one output per prompt."""
         choices = []
         for place, output in enumerate(outputs):
-            self.usage.add(output)
+            self._completion_tokens += sum(len(one.token_ids) for one in output.outputs)
+            self._cached_tokens += output.metrics.cached_tokens
             choices += [self._choice(place, one) for one in output.outputs]
-        return {
-            **self._head,
-            "object": self.kind,
-            "choices": choices,
-            "usage": self.usage.plain,
-        }
+        return {**self._head, "object": self.kind, "choices": choices, "usage": self._usage()}
 
     def _choice(self, place: int, output: CompletionOutput) -> dict[str, Any]:
         scores = self.scores(output, 0) if self.scored else None
@@ -172,22 +86,23 @@ class Reply(ABC):
 
     def events(self, place: int, outputs: Sequence[RequestOutput]) -> bytes:
         """New outputs of a prompt as events, one per step and choice."""
-        usage, frames, plain = self.usage, self._frames, self._plain
+        frames, plain, numbers = self._frames, self._plain, self.fields.keeps_telling
         base = place * self.fields.n
         told: list[str] = []
         for output in outputs:
             for one in output.outputs:
-                usage.completion += len(one.token_ids)
+                self._completion_tokens += len(one.token_ids)
                 frame = frames.get(base + one.index)
                 if frame is None or not plain or one.finish_reason is not None:
                     told.append(self._event(place, one, frame is None))
                     continue
-                before, behind, numbers = frame
+                before, behind = frame
                 if numbers:
-                    behind = behind % (usage.completion, usage.prompt + usage.completion)
+                    completion = self._completion_tokens
+                    behind = behind % (completion, self._prompt_tokens + completion)
                 told.append(f"{before}{quoted(one.text)}{behind}")
             if output.finished:
-                usage.cached += output.metrics.cached_tokens
+                self._cached_tokens += output.metrics.cached_tokens
         return "".join(told).encode()
 
     def _event(self, place: int, output: CompletionOutput, first: bool) -> str:
@@ -207,41 +122,45 @@ class Reply(ABC):
             **self._ends(output),
             **self._ids(place, output, first),
         }
-        return event(self._chunk([choice], self.usage.plain if self.fields.keeps_telling else None))
+        return event(self._chunk([choice], self._usage() if self.fields.keeps_telling else None))
 
     def last(self) -> bytes:
         """The final events of a stream."""
         end = DONE
         if self.fields.tells_usage:
-            end = event(self._chunk([], self.usage.plain)) + end
+            end = event(self._chunk([], self._usage())) + end
         return end.encode()
 
     def _chunk(self, choices: list[Any], usage: Any) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_kind, "choices": choices}
         return {**chunk, "usage": usage} if self.fields.tells_usage else chunk
 
-    def _frame(self, index: int) -> Frame:
-        """The frame of a choice's intermediate chunks."""
+    def _frame(self, index: int) -> tuple[str, str]:
+        """A pre-serialised chunk around its text, behind which two usage fields may be filled."""
         numbers = self.fields.keeps_telling
         usage = {
-            "prompt_tokens": self.usage.prompt,
+            "prompt_tokens": self._prompt_tokens,
             "completion_tokens": _COMPLETION,
             "total_tokens": _TOTAL,
         }
-        choice = {
-            "index": index,
-            **self.piece(_TEXT, False, None),
-            "finish_reason": None,
-        }
+        choice = {"index": index, **self.piece(_TEXT, False, None), "finish_reason": None}
         chunk = event(self._chunk([choice], usage if numbers else None))
         before, _, behind = chunk.partition(quoted(_TEXT))
         if numbers:
             behind = behind.replace("%", "%%")
             for number in (_COMPLETION, _TOTAL):
                 behind = behind.replace(quoted(number), "%d")
-        return Frame(before, behind, numbers)
+        return before, behind
 
     # -- both ------------------------------------------------------------------------------------
+
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+        }
 
     def _ends(self, output: CompletionOutput) -> dict[str, Any]:
         if output.finish_reason is None:
@@ -281,7 +200,16 @@ class ChatReply(Reply):
         return {"delta": {**role, "content": text}, "logprobs": scores}
 
     def scores(self, output: CompletionOutput, offset: int) -> Any:
-        return of_messages(output, self.words, self.fields.top_logprobs)
+        content = []
+        for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
+            best = [one for one in _ranked(known) if one[1].rank <= self.fields.top_logprobs]
+            top = [self._entry(*one) for one in best]
+            content.append({**self._entry(token, known[token]), "top_logprobs": top})
+        return {"content": content}
+
+    def _entry(self, token: int, known: Logprob) -> dict[str, Any]:
+        text = self.words.token(token)
+        return {"token": text, "logprob": _number(known), "bytes": list(text.encode())}
 
 
 class CompletionReply(Reply):
@@ -292,9 +220,9 @@ class CompletionReply(Reply):
 
     async def echo(self) -> None:
         """Prepend its prompt to every choice."""
-        given = self.fields.prompt
         self.echoes = [
-            one if isinstance(one, str) else await self.words.long_text(one) for one in given
+            one if isinstance(one, str) else await self.words.long_text(one)
+            for one in self.fields.prompt
         ]
 
     @property
@@ -308,12 +236,29 @@ class CompletionReply(Reply):
         return {"text": text, "logprobs": scores}
 
     def scores(self, output: CompletionOutput, offset: int) -> Any:
-        return of_texts(output, self.words, offset)
+        tokens: list[str] = []
+        offsets: list[int] = []
+        logprobs: list[float] = []
+        tops: list[dict[str, float]] = []
+        for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
+            tokens.append(self.words.token(token))
+            offsets.append(offset)
+            offset += len(tokens[-1])
+            logprobs.append(_number(known[token]))
+            tops.append({})
+            for other, one in _ranked(known):
+                tops[-1].setdefault(self.words.token(other), _number(one))
+        return {
+            "tokens": tokens,
+            "token_logprobs": logprobs,
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
 
 
-def refuse_misfits(fields: CompletionRequest) -> None:
-    """Raise BadRequest for incompatible settings."""
-    if fields.stream and (fields.best_of or 0) > fields.n:
-        raise BadRequest(f"best_of={fields.best_of}: with stream, must be n={fields.n}")
-    if fields.echo and fields.logprobs is not None:
-        raise BadRequest("logprobs: with echo, must be null: a prompt's are not computed")
+def _ranked(known: dict[int, Logprob]) -> list[tuple[int, Logprob]]:
+    return sorted(known.items(), key=lambda item: item[1].rank)
+
+
+def _number(known: Logprob) -> float:
+    return max(known.logprob, LEAST)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
@@ -22,6 +24,8 @@ INT32 = 2**31 - 1
 MOST_LOGPROBS = 20
 LONGEST_WAIT = 1e6
 """Seconds."""
+
+_SAMPLED = {one.name for one in fields_of(SamplingParams)}
 
 _TEXT = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -118,25 +122,10 @@ class Sampling(Fields):
             elif name not in self.model_fields_set:
                 setattr(self, name, value)
 
-    def params(self, **more: Any) -> SamplingParams:
+    def asked(self, **more: Any) -> SamplingParams:
         """SamplingParams for the engine; raises RequestError for invalid values."""
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-            stop=self.stop,
-            stop_token_ids=tuple(self.stop_token_ids),
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            ignore_eos=self.ignore_eos,
-            **more,
-        )
+        given = {name: value for name, value in self if name in _SAMPLED}
+        return SamplingParams(**given | {"max_tokens": getattr(self, self.bound)} | more)
 
     @property
     def bound(self) -> str:
@@ -183,10 +172,6 @@ class CompletionRequest(Choices):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
-    def asked(self) -> SamplingParams:
-        """SamplingParams for the engine."""
-        return self.params(n=self.n, best_of=self.best_of, logprobs=self.logprobs)
-
 
 class ChatRequest(Choices):
     """`POST /v1/chat/completions`."""
@@ -200,11 +185,8 @@ class ChatRequest(Choices):
     def bound(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-    def asked(self) -> SamplingParams:
-        """SamplingParams for the engine."""
-        if self.max_completion_tokens is not None:
-            self.max_tokens = self.max_completion_tokens
-        return self.params(n=self.n, logprobs=self.top_logprobs if self.logprobs else None)
+    def asked(self, **more: Any) -> SamplingParams:
+        return super().asked(logprobs=self.top_logprobs if self.logprobs else None)
 
 
 class GenerateRequest(Sampling):
@@ -219,11 +201,17 @@ class GenerateRequest(Sampling):
     def bound(self) -> str:
         return "max_tokens" if self.max_length is None else "max_length"
 
-    def asked(self) -> SamplingParams:
-        """SamplingParams for the engine."""
-        if self.max_length is not None:
-            self.max_tokens = self.max_length
-        return self.params()
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A validated request: prompts to be served together, and their parameters."""
+
+    name: str
+    """The request's id; the engine's, too, where there is one prompt."""
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    labels: dict[str, Any]
+    """As `AsyncLLMEngine.open` takes them."""
 
 
 class TokenizeRequest(Fields):

@@ -5,49 +5,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagedsim.core import PagedsimError, SamplingParams
+from pagedsim.core import PagedsimError
 from pagedsim.engine.output import RequestOutput
 from pagedsim.serve.api.errors import APIError, brief, problem_of, refuse_lost
 from pagedsim.serve.api.reply import DONE, Reply, event
+from pagedsim.serve.api.schema import ParsedRequest
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.worker import Stream
 
 
-@dataclass(frozen=True)
-class ParsedRequest:
-    """A validated request: prompts to be served together, and their parameters."""
-
-    name: str
-    """The request's id; the engine's, too, where there is one prompt."""
-    prompts: Sequence[Sequence[int]]
-    params: SamplingParams
-    labels: dict[str, Any]
-    """As `AsyncLLMEngine.open` takes them."""
-
-    @contextmanager
-    def opened(self, engine: AsyncLLMEngine, *, stream: bool) -> Iterator[list[Stream]]:
-        """Open one stream per prompt; deltas with `stream`, else only the final output."""
-        alone = len(self.prompts) == 1
-        with ExitStack() as stack:
-            yield [
-                stack.enter_context(
-                    engine.open(
-                        prompt,
-                        self.params,
-                        self.name if alone else f"{self.name}-{place}",
-                        stream=stream,
-                        delta=stream,
-                        **self.labels,
-                    )
+@contextmanager
+def opened(engine: AsyncLLMEngine, asked: ParsedRequest, *, stream: bool) -> Iterator[list[Stream]]:
+    """Open one stream per prompt; deltas with `stream`, else only the final output."""
+    alone = len(asked.prompts) == 1
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                engine.open(
+                    prompt,
+                    asked.params,
+                    asked.name if alone else f"{asked.name}-{place}",
+                    stream=stream,
+                    delta=stream,
+                    **asked.labels,
                 )
-                for place, prompt in enumerate(self.prompts)
-            ]
+            )
+            for place, prompt in enumerate(asked.prompts)
+        ]
 
 
 async def taken(stream: Stream) -> list[RequestOutput]:
@@ -137,7 +126,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with WhilePresent(receive):
             try:
-                with self._asked.opened(self._engine, stream=True) as streams:
+                with opened(self._engine, self._asked, stream=True) as streams:
                     await self._pass_all(streams, send)
                 last = self._reply.last()
             except APIError as problem:
@@ -179,26 +168,16 @@ KEPT = 256
 """Number of finished requests whose results are kept."""
 
 
+@dataclass
 class Result:
-    """State and output of one background request."""
+    """State and output of one background request, as the JSON body has them."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.state = name, "queued"
-        self.text, self.tokens = "", list[int]()
-        self.finish_reason: str | None = None
-        self.error: str | None = None
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """The JSON body."""
-        return {
-            "request_id": self.name,
-            "state": self.state,
-            "text": self.text,
-            "token_ids": self.tokens,
-            "finish_reason": self.finish_reason,
-            "error": self.error,
-        }
+    request_id: str
+    state: str = "queued"
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
 
 
 class Results:
@@ -217,7 +196,7 @@ class Results:
         if asked.name in self._ended:
             raise APIError(400, f"request_id={asked.name!r}: was used already", "request_id")
         with ExitStack() as stack:
-            (stream,) = stack.enter_context(asked.opened(self._engine, stream=True))
+            (stream,) = stack.enter_context(opened(self._engine, asked, stream=True))
             result = Result(asked.name)
             follower = self._follow(result, stream, stack.pop_all())
             self._going[asked.name] = result, asyncio.create_task(follower)
@@ -238,13 +217,13 @@ class Results:
                     for output in outputs:
                         for one in output.outputs:
                             result.text += one.text
-                            result.tokens += one.token_ids
+                            result.token_ids += one.token_ids
                             result.finish_reason = one.finish_reason
                 result.state = "finished"
             except APIError as problem:
                 result.state, result.error = "failed", brief(str(problem))
             finally:
-                del self._going[result.name]
-                self._ended[result.name] = result
+                del self._going[result.request_id]
+                self._ended[result.request_id] = result
                 if len(self._ended) > KEPT:
                     del self._ended[next(iter(self._ended))]

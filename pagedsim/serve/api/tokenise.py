@@ -48,10 +48,6 @@ class AsyncTokenizer:
         except Exception as error:  # a template raises what it likes
             raise BadRequest(f"messages: the template refuses them: {brief(str(error))}") from error
 
-    def text(self, ids: Sequence[int]) -> str:
-        """Decode a few tokens."""
-        return self._known("tokens").decode(ids)
-
     async def long_text(self, ids: Sequence[int]) -> str:
         """Decode tokens, in a thread if there are many."""
         decode = self._known("tokens").decode

@@ -114,12 +114,11 @@ def prompts(value: Any) -> list[str | list[int]]:
     if isinstance(value[0], str | list):
         if len(value) > MOST_PROMPTS:
             raise ValueError(f"prompt: {len(value)} prompts: at most {MOST_PROMPTS} in a request")
-        return [_prompt(f"prompt[{place}]", one) for place, one in enumerate(value)]
+        return [
+            one if isinstance(one, str) else token_ids(one, f"prompt[{place}]")
+            for place, one in enumerate(value)
+        ]
     return [token_ids(value, "prompt")]
-
-
-def _prompt(where: str, value: Any) -> str | list[int]:
-    return value if isinstance(value, str) else token_ids(value, where)
 
 
 def request_name(value: Any) -> str:
@@ -319,28 +318,20 @@ _THREAD = ThreadPoolExecutor(1, "body")
 
 async def read(request: Request, kind: type[M], most: int) -> M:
     """Read and validate a request body; raises APIError if it is too large or invalid."""
-    body = await _bytes(request, most)
-    if len(body) < _LONG:
-        return fields_of(body, kind)
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, fields_of, body, kind)
-
-
-async def _bytes(request: Request, most: int) -> bytes:
-    """Read the body up to the size limit."""
+    too_large = APIError(413, f"the body is larger than {most} bytes (max_body)")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
-        raise _too_large(most)
+        raise too_large
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > most:
-            raise _too_large(most)
+            raise too_large
         parts.append(part)
-    return b"".join(parts)
-
-
-def _too_large(most: int) -> APIError:
-    return APIError(413, f"the body is larger than {most} bytes (max_body)")
+    body = b"".join(parts)
+    if len(body) < _LONG:
+        return fields_of(body, kind)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, fields_of, body, kind)
 
 
 def fields_of(body: bytes, kind: type[M]) -> M:
