@@ -104,6 +104,10 @@ class DecodeClock(Generic[R]):
         # Requests, and generated at tick 0; None until groups are counted.
         self._groups: dict[Hashable, tuple[int, int]] | None = None
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy of a request that does not decode does not decode either.
+        return "STILL" if self is STILL else super().__reduce_ex__(protocol)
+
     @property
     def generated_in_all(self) -> int:
         """Tokens that all requests on the clock have generated."""

@@ -70,7 +70,7 @@ def validate_policy(policy: Policy) -> None:
     own_names = vars(type(policy))
     for method, value in own_names.items():
         kind = "hook" if callable(value) else "attribute"
-        close = get_close_matches(method, HOOKS if kind == "hook" else ATTRIBUTES, 1, cutoff=0.8)
+        close = get_close_matches(method, HOOKS if kind == "hook" else ATTRIBUTES, 1, cutoff=0.75)
         if not close or close[0] == method or method.startswith("_"):
             continue
         if close[0] not in own_names:

@@ -291,11 +291,13 @@ class LLMEngine:
 
     def check_progress(self) -> None:
         """Raise PagedsimError if requests are left and none can run."""
-        if self.stuck and self.scheduler.unfinished:
+        scheduler = self.scheduler
+        if self.stuck and scheduler.unfinished:
             raise PagedsimError(
-                f"nothing can run at {self.now:.6g} s: {len(self.scheduler.waiting)} requests "
-                f"wait, {len(self.scheduler.swapped)} are swapped out; "
-                f"{type(self.scheduler.policy).__name__} admits none of them"
+                f"nothing can run at {self.now:.6g} s: {len(scheduler.waiting)} requests wait, "
+                f"{len(scheduler.swapped)} are swapped out; "
+                f"{type(scheduler.batching).__name__} with {type(scheduler.policy).__name__} "
+                "admits none of them"
             )
 
     def has_unfinished_requests(self) -> bool:

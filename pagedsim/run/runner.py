@@ -330,11 +330,20 @@ def unused_words(
     backends = [RunConfig(job.config).backend for job in jobs if not job.again]
     unread = [set(backend.unread) for backend in backends]
     everywhere = set.intersection(*unread) if unread else set()
-    return told + [
+    told += [
         f"{word} changes nothing: {backends[0].unread_since}"
         for word in command.words
         if group_of(word) in everywhere
     ]
+    if "router" not in everywhere and all(RunConfig(job.config).fleet.alone for job in jobs):
+        told += [
+            f"{word} changes nothing: fleet.replicas=1 is a server without a router"
+            for word in dict.fromkeys(
+                [*command.words, *(one for arm in arms for one in arm.overrides)]
+            )
+            if group_of(word) == "router"
+        ]
+    return told
 
 
 def _idle(study: Study, command: Command) -> Iterator[str]:

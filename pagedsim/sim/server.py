@@ -214,7 +214,8 @@ class Server:
             raise PagedsimError(
                 f"nothing can run at {now:.6g} s: {len(scheduler.waiting)} requests wait, "
                 f"{len(scheduler.swapped)} are swapped out; "
-                f"{type(scheduler.policy).__name__} admits none of them"
+                f"{type(scheduler.batching).__name__} with {type(scheduler.policy).__name__} "
+                "admits none of them"
             )
 
     def _run_step(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:

@@ -237,8 +237,9 @@ def test_what_a_request_carries_cannot_be_changed() -> None:
     for one in (request, Request("plain", 4)):
         with pytest.raises(TypeError):
             one.extra["tenant"] = "c"  # type: ignore[index]
-    for copied in (copy.deepcopy(request).extra, pickle.loads(pickle.dumps(request.extra))):
-        assert copied == request.extra and type(copied) is type(request.extra)
+    for copied in (copy.deepcopy(request), pickle.loads(pickle.dumps(request))):
+        assert copied.extra == request.extra and type(copied.extra) is type(request.extra)
+        assert not copied.decoding and copied.num_tokens == 4
     assert Request("plain", 4).extra == {}
 
 

@@ -30,6 +30,7 @@ def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
     ("members", "line"),
     [
         ({"rank_changes": "sometimes"}, "Mine.rank_changes='sometimes': must be one of 'never', "),
+        ({"rnak": lambda self: None}, "Mine.rnak: no such hook; did you mean 'rank'?"),
         (
             {"aftr_step": lambda self: None},
             "Mine.aftr_step: no such hook; did you mean 'after_step'?",
