@@ -79,18 +79,6 @@ MEMORIES: dict[str, Callable[[], Memory]] = {
 }
 
 
-@pytest.mark.parametrize("kind", MEMORIES)
-def test_a_sound_server_passes(kind: str) -> None:
-    busy = Busy(MEMORIES[kind]())
-    busy.scheduler.check()
-    places = {request.id: request.state for request in busy.scheduler.requests.values()}
-    away = State.WAITING if kind == "reserved" else State.SWAPPED
-    running = dict.fromkeys(("group", "solo", "long"), State.RUNNING)
-    assert places == {**running, "away": away, "late": State.WAITING}
-    assert busy.group.decoding and busy.solo.decoding and not busy.long.decoding
-    assert 0 < busy.long.computed < busy.long.prompt_len
-
-
 def _ends_a_step_late(busy: Busy) -> None:
     ends = busy.scheduler.clock.ends
     tick = min(ends)

@@ -85,13 +85,6 @@ def test_what_sglang_never_admits_is_rejected(prompt: int, n: int, reason: str) 
     assert [rejection.reason for rejection in plan.rejected] == [reason]
 
 
-def test_sglang_cuts_an_answer_to_what_could_ever_be_admitted() -> None:
-    server = Server(blocks=5, block_size=4, batching="sglang")
-    server.add("a", 10, max_tokens=9)
-    assert server.drain() == ["a"]
-    assert server.scheduler.memory.free == 5
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -386,22 +379,6 @@ def test_tokens_reported_after_unreported_decodes_are_refused() -> None:
         lambda: server.scheduler.commit(plan, 9.0, {"a": 1}),
     )
     server.commit(plan)
-
-
-def test_a_token_for_a_chunk_that_does_not_end_its_prompt_is_refused() -> None:
-    server = Server(batching="unified", budget=4)
-    server.add("a", 6)
-    plan = server.plan()
-    with says(PlanError, "plan 0: requests ['a'] sampled nothing in it"):
-        server.scheduler.commit(plan, 1.0, {"a": 1})
-
-
-def test_an_executor_may_end_a_request_with_a_reason() -> None:
-    server = told()
-    plan = server.plan()
-    a = server.scheduler.requests["a"]
-    assert server.commit(plan, GOOD, {"a": "stop"}) == ["a"]
-    assert (a.finish_reason, a.finished_at, a.num_tokens) == ("stop", 2.0, 8)
 
 
 # Requests and their sampling

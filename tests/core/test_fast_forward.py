@@ -22,7 +22,7 @@ from pagedsim.policies.fairness import VTC
 from pagedsim.policies.mlfq import MLFQ
 from pagedsim.policies.ordering import EDF, HRRN, SRPT
 from pagedsim.policies.past_future import PastFuture
-from tests.core.odd_policies import Aging, ShortestRemaining, SmallBatches
+from tests.core.odd_policies import Aging, SmallBatches
 
 LONG = 40
 """Tokens of each output: as many steps pass until any request ends."""
@@ -88,11 +88,6 @@ def test_no_step_is_skipped_while_reservations_wait_under_changing_ranks(
     assert not scheduler.migration.reserve(coming, scheduler.now)
     plan = scheduler.plan(scheduler.now)
     assert (scheduler.uneventful(plan) > 0) is skips
-
-
-def test_a_batch_that_is_put_in_order_in_each_step_is_planned_in_each() -> None:
-    scheduler = waiting(ShortestRemaining(displace=True), prompt=180)
-    assert scheduler.uneventful(scheduler.plan(scheduler.now)) == 0
 
 
 def test_no_step_is_skipped_after_an_arrival_since_the_plan() -> None:

@@ -22,11 +22,8 @@ from pagedsim.core import (
     StepPlan,
 )
 from pagedsim.core.batching.prefill_first import PrefillFirst
-from pagedsim.policies.ordering import FCFS, Priority
+from pagedsim.policies.ordering import FCFS
 from tests.core.drive import Server, shown
-
-# A victim that this step had served
-
 
 # When hooks are called
 
@@ -100,34 +97,6 @@ def test_hooks_are_called_at_their_moments() -> None:
     server.add("c", 99)
     server.step()
     assert policy.logged() == ["arrived c at 3", "left c, rejected at 3", "served 3 at 4"]
-
-
-def test_arrivals_during_a_step_are_observed_after_it() -> None:
-    policy = Witness()
-    server = Server(4, policy=policy)
-    server.add("a", 6, output=1)
-    plan = server.plan()
-    policy.logged()
-    server.add("b", 6)
-    server.add("c", 6)
-    server.commit(plan)
-    assert policy.logged() == ["served 0 at 1", "left a, finished at 1"]
-    server.scheduler.abort("c", 1.0)
-    assert policy.logged() == ["arrived b at 0", "arrived c at 0", "left c, aborted at 1"]
-    server.plan()
-    assert policy.logged() == ["admit b", "admitted b at 1"]
-
-
-def test_no_request_is_displaced_for_one_that_the_policy_does_not_admit() -> None:
-    class Gate(Priority):
-        def admit(self, request: Request, state: ServerState) -> bool:
-            return request.client != "banned"
-
-    server = Server(policy=Gate(displace=True), max_seqs=1)
-    server.add("a", 4, priority=5, output=3)
-    server.step()
-    server.add("u", 4, priority=1, client="banned")
-    assert server.step() == {"decode": ["a"]}
 
 
 def test_a_refused_admission_blocks_requests_behind_it() -> None:

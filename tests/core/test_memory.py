@@ -3,65 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from typing import Any
 
 import pytest
 
 from pagedsim.core import (
     Continuation,
-    Fit,
     PagedMemory,
     PlanError,
     PrefixMemory,
-    Request,
     ReservedMax,
     ReservedOracle,
     ReservedPow2,
-    SamplingParams,
-    Scheduler,
-    StepPlan,
-    Unified,
 )
-from pagedsim.core.plan import sampled_in
 from tests.core.drive import Server
 
 # Paged
-
-
-def test_a_group_needs_the_full_prompt_blocks_once_and_the_rest_for_each_sequence() -> None:
-    memory = PagedMemory(100, 4)
-    a = Request("a", 6, SamplingParams(n=3))  # block 0 is full and shared for good
-    assert memory.blocks_at_length(a, 6) == 2
-    a._generated = 1  # once they have a token each, they are rebuilt apart
-    blocks = [memory.blocks_at_length(a, tokens) for tokens in (6, 7, 8, 9)]
-    assert blocks == [1 + 3, 1 + 3, 1 + 3, 1 + 6]
-
-
-def test_swapping_a_group_keeps_what_it_shares_shared() -> None:
-    memory = PagedMemory(8, 4, cpu_blocks=8)
-    server = Server(memory=memory, preemption="swap")
-    a = server.add("a", 11, output=3)
-    b = server.add("b", 6, n=3)
-    assert server.steps(2) == [
-        {"prefill": {"a": 11, "b": 6}},
-        {"decode": ["a", "b"], "copies": 2},
-    ]
-    assert b.tables == [[3, 5], [3, 6], [3, 4]]
-    plan = server.plan()
-    assert plan.preempted == (b,)
-    assert [gpu for gpu, _ in plan.swap_out] == [3, 5, 6, 4]  # each block once
-    first = b.cpu_tables[0][0]
-    assert [table[0] for table in b.cpu_tables] == [first] * 3
-    server.commit(plan)
-    assert a.finish_reason == "length"
-    plan = server.plan()
-    assert len(plan.swap_in) == 4
-    shared = b.tables[0][0]
-    assert [table[0] for table in b.tables] == [shared] * 3
-    assert memory.references(shared) == 3
-    assert plan.copies == {}
-    server.commit(plan)
 
 
 def test_the_slots_of_paged_memory_add_up() -> None:
@@ -93,53 +50,6 @@ def test_shared_blocks_are_found_after_an_abort_of_the_request_that_computes_the
     server.commit(plan)
     server.add("c", range(9))
     assert server.step()["hits"] == {"c": 8}
-
-
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("size", [1, 4])
-def test_async_scheduling_leaves_the_same_blocks_in_the_cache(size: int, told: bool) -> None:
-    """Those with generated tokens, too: under their tokens where these are reported, otherwise
-    under keys of their own."""
-    found = []
-    for ahead in (False, True):
-        memory = PrefixMemory(32, size)
-        scheduler = Scheduler(memory=memory, batching=Unified(), async_scheduling=ahead)
-        if told:
-            scheduler.expect_tokens()
-        scheduler.add(Request("a", range(5)), 0.0, output_len=8)
-        flying: deque[StepPlan] = deque()
-        while scheduler.unfinished:
-            while scheduler.runnable and len(flying) <= ahead:
-                flying.append(scheduler.plan(0.0))
-                scheduler.dispatch(flying[-1])
-            plan = flying.popleft()
-            sampled = {request.id: 5 + request.sampled_count for request in sampled_in(plan)}
-            scheduler.complete(plan, 0.0, sampled if told else None)
-        scheduler.check()
-        found.append((memory.cached, len(memory.lookup(Request("b", range(13))))))
-    assert found == [(12 // size, (12 if told else 5) // size)] * 2
-
-
-def test_unreported_output_hits_only_for_its_own_request() -> None:
-    """A simulation knows no sampled token: a preempted request finds its own, another nothing."""
-    server = Server(8, 4, cache=True, batching="unified")
-    a = server.add("a", range(6))
-    server.steps(6)
-    assert a.num_tokens == 12
-    server.add("b", range(13))
-    assert server.step()["hits"] == {"b": 4}
-
-
-def test_pinned_blocks_of_a_hit_are_no_longer_free() -> None:
-    memory = PrefixMemory(4, 4)
-    a, b, c = Request("a", range(8)), Request("b", range(90, 94)), Request("c", range(16))
-    memory.admit(a, 8, ())
-    memory.guard(a, 9.0)
-    memory.release(a)
-    memory.admit(b, 4, ())
-    hit = memory.lookup(c)
-    assert (memory.free, len(hit)) == (3, 2)
-    assert [memory.fit(c, tokens, 0, hit) for tokens in (12, 16)] == [Fit.NOW, Fit.LATER]
 
 
 # Reservations: the paper's OPT-13B on an A100, requests of 161 + 338 tokens

@@ -90,19 +90,6 @@ def test_a_reservation_is_deferred_or_refused_for_good() -> None:
     assert there.scheduler.infeasible(longer) == "it has 16 tokens, and would end here at 16"
 
 
-def test_a_reservation_leaves_the_watermark_once() -> None:
-    here, there = Server(), Server(blocks=10, watermark=0.3)
-    request = decoding(here, prompt=15)
-    decoding(there, "other", prompt=12, output=90)
-    assert there.free == 7
-    assert there.scheduler.migration.reserve(request, 1.0)
-    assert there.free == 3
-    there.step()
-    assert there.free == 2
-    assert there.scheduler.migration.reserve(request, 2.0)  # it has all that it needs
-    assert not there.scheduler.migration.reserve(decoding(here, "next", prompt=2), 2.0)
-
-
 def test_cached_blocks_are_not_transferred() -> None:
     prompt = list(range(11))
     here, there = Server(), Server(cache=True)
@@ -120,21 +107,6 @@ def test_cached_blocks_are_not_transferred() -> None:
 
 
 # -- order ---------------------------------------------------------------------------------------
-
-
-def test_a_partial_reservation_comes_before_empty_ones() -> None:
-    here, there = Server(), Server(blocks=4)
-    begun, fresh = (decoding(here, name, prompt=6, output=30) for name in ("begun", "fresh"))
-    other = decoding(there, "other", prompt=5, output=30)
-    assert there.scheduler.migration.reserve(begun, 1.0)
-    here.steps(3)
-    assert not there.scheduler.migration.reserve(fresh, 4.0, tokens=7)
-    assert not there.scheduler.migration.reserve(begun, 4.0, tokens=16)
-    there.scheduler.abort("other", 4.0)
-    assert not other.alive
-    assert not there.scheduler.migration.reserve(fresh, 5.0, tokens=7)
-    assert there.scheduler.migration.reserve(begun, 5.0, tokens=16)
-    assert not there.scheduler.migration.reserve(fresh, 5.0, tokens=7)
 
 
 def test_a_displacing_request_precedes_reservations() -> None:
@@ -165,19 +137,6 @@ def test_deferred_reservations_are_granted_by_rank() -> None:
     urgent = there.add("urgent", 3, 1, priority=0)
     there.step()
     assert not urgent.alive  # it ranks before the deferred reservation
-
-
-@pytest.mark.parametrize(("level", "gets"), [(0, True), (2, False)])
-def test_a_swapped_request_precedes_a_reservation_of_lower_rank(level: int, gets: bool) -> None:
-    here = Server()
-    request = here.add("r", 3, 9, priority=level)
-    here.step()
-    there = Server(blocks=4, cpu_blocks=4, preemption="swap", policy="priority")
-    for name in "ab":
-        there.add(name, 7, 12, priority=1)
-    while not there.swapped:
-        there.step()
-    assert there.scheduler.migration.reserve(request, there.now) is gets
 
 
 # -- what becomes of it --------------------------------------------------------------------------

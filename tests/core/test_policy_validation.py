@@ -15,8 +15,6 @@ from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges, rank_key
 from pagedsim.policies.admission import Cap
 from pagedsim.policies.aging import Aging
-from pagedsim.policies.fairness import VTC
-from pagedsim.policies.ordering import Priority
 
 
 def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
@@ -150,19 +148,6 @@ def test_an_error_names_the_wrapper_and_the_wrapped_policy() -> None:
 @pytest.mark.parametrize("answer", [1, np.True_])
 def test_truthy_answers_are_accepted(answer: object) -> None:
     served(scheduler(type("Mine", (Policy,), {"admit": lambda self, *_: answer})()))
-
-
-def test_a_wrapper_may_declare_its_own_rank_changes() -> None:
-    class Mine(PolicyWrapper):
-        rank_changes: RankChanges = "always"
-        displacing = True
-
-    class More(Mine):
-        pass
-
-    for policy in (Mine(), More(), More(Priority())):
-        assert (policy.rank_changes, policy.displacing) == ("always", True)
-    assert (Mine(Priority()).sorts_late, Mine(VTC()).by_client) == (True, True)
 
 
 def test_a_wrapper_whose_init_does_not_call_super_is_refused() -> None:

@@ -152,29 +152,7 @@ def test_a_request_with_a_stale_rank_takes_its_place_waiting_and_running() -> No
     assert server.waiting == ["d", "c", "a"]
 
 
-def test_a_stale_rank_of_a_request_that_waits_at_another_server_changes_nothing() -> None:
-    policies = Told(), Told()
-    here, there = (Server(policy=policy, max_seqs=1) for policy in policies)
-    for server, names in ((here, "ab"), (there, "cde")):
-        for name in names:
-            server.add(name, 4, 9)
-        server.step()
-    policies[0].moved = list(there.scheduler.waiting)
-    here.plan()
-    assert here.waiting + there.waiting == ["b", "d", "e"]
-
-
 # Faults that were mended, each as small as it gets
-
-
-def test_a_static_batch_is_formed_in_order_of_priority_by_default() -> None:
-    """Arrivals wait for a sort that only displacing does, and a static batch never displaces."""
-    server = Server(policy="priority", batching="static", max_seqs=1)
-    server.add("first", 4, 1)
-    server.step()
-    server.add("lazy", 4, 1, priority=9)
-    server.add("urgent", 4, 1, priority=1)
-    assert server.drain() == ["urgent", "lazy"]
 
 
 @pytest.mark.parametrize("stopped", [["a"], ["a", "b"]])
@@ -211,16 +189,6 @@ def test_token_ids_of_numpy_are_the_same_tokens() -> None:
     server.step()
     server.add("array", np.arange(9), 1)  # type: ignore[arg-type]
     assert server.step()["hits"] == {"array": 8}
-
-
-def test_full_reserved_memory_preempts_no_request() -> None:
-    """Nothing grows there, so no request is preempted where few blocks are free."""
-    memory = make_memory("reserved_max", blocks=16, block_size=4, max_model_len=32)
-    server = Server(memory=memory, max_model_len=32)
-    for name in "ab":
-        server.add(name, 4, 20)
-    assert not any("preempted" in step for step in server.steps(20))
-    assert not server.scheduler.unfinished
 
 
 class ByDeadline(Policy):

@@ -214,31 +214,3 @@ def test_rule(rule: Rule) -> None:
             server.add(name, prompt, **knows)
         assert server.step() == wanted, f"step {step}"
     assert rule.queues is None or server.queues == rule.queues
-
-
-@pytest.mark.parametrize(
-    ("batching", "displace", "displaces"),
-    [
-        ("prefill_first", None, True),  # as vLLM 0.6.6
-        ("prefill_first", True, True),
-        ("prefill_first", False, False),
-        ("unified", None, False),  # as vLLM 0.33
-        ("unified", True, True),
-        ("unified", False, False),
-        ("static", None, False),
-        ("static", False, False),
-    ],
-)
-def test_whether_an_urgent_request_pushes_out_a_running_one(
-    batching: str, displace: bool | None, displaces: bool
-) -> None:
-    server = Server(batching=batching, policy=Priority(displace), max_seqs=1)
-    server.add("a", 4, priority=5)
-    server.step()
-    server.add("u", 4, priority=1)
-    if displaces:
-        assert server.steps(2) == [{"displaced": ["a"]}, {"prefill": {"u": 4}}]
-        assert server.queues == {"running": ["u"], "waiting": ["a"]}
-    else:
-        assert server.steps(2) == [{"decode": ["a"]}, {"decode": ["a"]}]
-        assert server.queues == {"running": ["a"], "waiting": ["u"]}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError, Request, Tier, TieredMemory
-from pagedsim.core.memory import Move, Place
+from pagedsim.core.memory import Move
 from pagedsim.policies.preemption import Swap
 from tests.core.cases import Case, Prices, cases
 from tests.core.drive import Server
@@ -124,42 +124,6 @@ def swapping(spill: bool) -> tuple[Server, TieredMemory]:
         server.add(name, prompt=11, output=9)
     server.step()
     return server, memory
-
-
-def test_swapped_blocks_push_cached_ones_down() -> None:
-    memory = tiered(3, 2, 4)
-    serve(memory, prompt("a", 1, 2))
-    serve(memory, prompt("b", 2, 2))
-    b = Request("c", 12)
-    memory.admit(b, 12, ())
-    b._prefilled = 12
-    memory.drain()
-    copies: dict[int, int] = {}
-    pairs = memory.swap_out(b, copies)
-    cpu, disk = memory.tiers
-    assert [memory.place(place).level for _, place in pairs] == [CPU, CPU, DISK]
-    assert written(memory.drain())[-2:] == [(CPU, DISK)] * 2
-    assert (cpu.used, disk.used) == (2, 1)
-    memory.check([b])
-    memory.swap_in(b)
-    memory.check([b])
-    memory.drain()
-    assert (cpu.used, disk.used, memory.cpu_free) == (0, 0, 6)
-
-
-def test_two_servers_find_in_a_pool_what_either_has_written() -> None:
-    pool = Tier("pool", 16)
-    one, other = (TieredMemory(4, 4, [Tier("cpu", 2), pool], write="through") for _ in range(2))
-    serve(one, prompt("a", 1, 3))
-    before = other.cache_changes
-    assert found(other, prompt("a", 1, 3)) == []
-    one.drain()
-    assert found(other, prompt("a", 1, 3)) == [DISK, DISK, DISK]
-    assert other.cache_changes > before  # so that policies look again
-    moves = serve(other, prompt("a", 1, 3))
-    assert [move for move in moves if move.target.level == GPU] == [
-        Move(Place(DISK, block), Place(GPU, block)) for block in range(3)
-    ]
 
 
 @given(data=st.data(), batching=st.sampled_from(["prefill_first", "unified"]))

@@ -15,7 +15,7 @@ from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.inputs import feed
 from pagedsim.engine.models.native import Native
 from pagedsim.engine.output import RequestOutput
-from tests.engine.test_engine import GREEDY, alone, engine, run
+from tests.engine.test_engine import GREEDY, engine, run
 
 ASKED = {
     "greedy": SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
@@ -145,29 +145,6 @@ class Seen:
 
     def left(self, request: Request) -> None:
         assert not request.alive
-
-
-def test_an_end_that_only_the_token_tells_costs_a_step() -> None:
-    third = alone([5, 6, 7])[0].token_ids[2]
-    seen = Seen()
-    server = engine(async_scheduling=True, observer=seen)
-    stop = SamplingParams(temperature=0, max_tokens=6, stop_token_ids=(third,), ignore_eos=True)
-    server.add_request("a", [5, 6, 7], stop)
-    (output,) = run(server)["a"].outputs
-    assert output.finish_reason == "stop"
-    assert len(output.token_ids) == output.token_ids.index(third) + 1
-    assert len(seen.plans) == len(output.token_ids) + 1
-
-
-def test_steps_follow_one_another() -> None:
-    seen = Seen()
-    server = engine(async_scheduling=True, observer=seen)
-    server.add_request("a", [5, 6, 7], GREEDY)
-    run(server)
-    assert [plan.number for plan in seen.plans] == list(range(6))
-    assert all(start <= end for start, end in seen.times)
-    ends = [end for _, end in seen.times]
-    assert [start for start, _ in seen.times[1:]] == ends[:-1]
 
 
 def test_nothing_goes_on_from_tokens_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:

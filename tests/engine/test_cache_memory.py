@@ -24,7 +24,6 @@ from pagedsim.engine.cache import (
     copy_pieces,
     copy_runs,
     pinned,
-    runs,
 )
 from pagedsim.engine.profile import fitting_blocks, worst_step
 from pagedsim.engine.sampler import Row, Sampler
@@ -99,17 +98,6 @@ def test_a_step_waits_for_what_it_writes_to_alone() -> None:
     assert (bus.held, len(bus.waiting)) == (2, 0)
 
 
-def test_what_is_copied_over_is_waited_for_too() -> None:
-    cache, bus = Cache(SHAPE, BLOCKS, CPU_BLOCKS, torch.device("cpu")), SlowBus(Never())
-    mover, plan = Mover(cache, bus=bus), StepPlan(number=0, now=0.0)
-    plan.swap_out, plan.copies = [(0, 0), (1, 1)], {1: 5}
-    cache.gpu[1], cache.gpu[5] = 1.0, 5.0
-    mover.move(plan, lambda: set())
-    assert len(bus.waiting) == 1
-    assert cache.cpu[1].unique().item() == 1.0
-    assert cache.gpu[1].unique().item() == 5.0
-
-
 class Never(random.Random):
     def random(self) -> float:
         return 1.0
@@ -128,11 +116,6 @@ def test_pairs_move_and_nothing_else(copy: Callable[..., None]) -> None:
             assert torch.equal(target[place], source[origin])
         untouched = set(range(12)) - {place for _, place in pairs}
         assert not target[sorted(untouched)].any()
-
-
-def test_neighbours_move_together() -> None:
-    assert runs([(0, 5), (1, 6), (2, 7)]) == [(0, 3)]
-    assert runs([(0, 5), (1, 7), (2, 6)]) == [(0, 1), (1, 2), (2, 3)]
 
 
 # Pinned memory; CUDA is a stand-in
@@ -212,17 +195,6 @@ def test_what_cannot_be_registered_is_torch_s_if_the_next_power_of_two_is_there(
     assert [call[0] for call in cuda.calls] == ["register", "forget"] * 2
 
 
-def test_a_cache_on_a_gpu_has_its_pool_for_as_long_as_it_lives(
-    cuda: Cudart, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CacheShape, "blank", lambda shape, blocks, device: torch.zeros(1))
-    cache = Cache(SHAPE, 1, 20, CUDA)
-    assert cuda.calls == [("register", cache.cpu.data_ptr(), NEEDED)]
-    del cache
-    gc.collect()
-    assert [call[0] for call in cuda.calls] == ["register", "wait", "unregister"]
-
-
 # How many blocks fit
 
 BLOCK = CacheShape(layers=1, block_size=16, kv_heads=1, head_dim=8, dtype=torch.float32)
@@ -293,18 +265,6 @@ def test_no_sampling_takes_more_than_the_worst_step(params: SamplingParams) -> N
     worst = peak(lambda: worst_step(model, BLOCK, seqs, 40, blocks=30))
     assert worst >= 4 * seqs * vocab
     assert peak(lambda: Sampler().sample(logits, rows)) <= 1.02 * worst
-
-
-def test_the_worst_step_is_computed_beside_the_counts_that_penalties_keep() -> None:
-    seqs, vocab, needed = 16, 20_000, 10**8
-
-    def forward(*given: object) -> torch.Tensor:
-        torch.empty(needed, dtype=torch.uint8)
-        return torch.zeros(seqs, vocab)
-
-    model: Any = SimpleNamespace(device=torch.device("cpu"), max_model_len=16 * 30, forward=forward)
-    counts = 5 * seqs * vocab  # an int32 and a bool a token
-    assert peak(lambda: worst_step(model, BLOCK, seqs, 40, blocks=30)) >= needed + counts
 
 
 def peak(work: Callable[[], object]) -> int:

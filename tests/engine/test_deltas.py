@@ -106,23 +106,6 @@ def test_deltas_add_up_to_the_answer(way: dict[str, Any]) -> None:
     assert any(type(one.stop_reason) is str for o in stopped for one in o.outputs)
 
 
-def test_each_token_of_a_plain_request_is_one_delta() -> None:
-    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-    outputs = stream(engine(), [("Once", params)], stream=True, delta=True)[0]
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [1] * 5
-    assert [output.outputs[0].finish_reason for output in outputs] == [None] * 4 + ["length"]
-    assert all(output.prompt_token_ids is outputs[0].prompt_token_ids for output in outputs)
-
-
-def test_a_sequence_of_which_nothing_is_new_is_left_out() -> None:
-    params = SamplingParams(n=3, seed=1, max_tokens=30, stop_token_ids=tuple(range(50)))
-    outputs = stream(engine(), [("Once", params)], stream=True, delta=True)[0]
-    shown = [[one.index for one in output.outputs] for output in outputs]
-    assert shown[0] == [0, 1, 2] and len(shown[-1]) < 3
-    ends = [one.index for o in outputs for one in o.outputs if one.finished]
-    assert sorted(ends) == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -135,15 +118,6 @@ def test_what_is_ranked_at_the_end_is_one_output(params: SamplingParams) -> None
     (only,) = stream(engine(), [("Once", params)], stream=True, delta=True)[0]
     assert only.finished and only.outputs == whole[0].outputs
     assert len(stream(engine(), [("Once", params)], stream=True)[0]) > 1
-
-
-def test_an_abort_gives_what_is_new_and_the_end() -> None:
-    server = engine()
-    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, stop=("\N{BLACK STAR}",))
-    server.add_request("a", "Once", params, stream=True, delta=True)
-    server.step()
-    (output,) = server.abort_request("a").outputs
-    assert (output.token_ids, output.finish_reason) == ([], "abort")
 
 
 def test_an_arrival_that_the_caller_gives_is_kept() -> None:

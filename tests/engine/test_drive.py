@@ -114,14 +114,6 @@ def test_users_wait_for_their_answers_and_think(clock: Fake) -> None:
     assert len(seen.requests) == 5
 
 
-def test_prompts_that_are_numbers_get_tokens(clock: Fake) -> None:
-    one, other = (served(clock, Asked([job(0, arrival=0.0)])).requests[0] for _ in range(2))
-    assert one.prompt is not None
-    assert len(one.prompt) == 5
-    assert one.prompt == other.prompt
-    assert one.outputs == other.outputs
-
-
 def test_what_prompts_share_they_share_in_the_cache(clock: Fake) -> None:
     """Token ids of a workload may be any numbers; the model has 128 or so."""
     prefix = [2**33 + i for i in range(12)]
@@ -140,11 +132,6 @@ def test_ends_of_texts_are_ignored_and_nothing_is_drawn(clock: Fake) -> None:
     used = request.params
     assert (used.temperature, used.ignore_eos, used.max_tokens) == (0.0, False, 4)
     assert request.generated == 4
-
-
-def test_one_that_can_never_be_served_is_rejected_and_the_others_go_on(clock: Fake) -> None:
-    seen = served(clock, Asked([job(0, prompt=65, arrival=0.0), job(1, arrival=0.0)]))
-    assert {r.id: r.state.value for r in seen.requests} == {0: "rejected", 1: "finished"}
 
 
 def test_it_stops_while_idle(clock: Fake) -> None:

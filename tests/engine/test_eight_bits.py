@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from pagedsim.core import ConfigError, SamplingParams
+from pagedsim.core import ConfigError
 from pagedsim.engine import profile
 from pagedsim.engine.engine import LLMEngine
-from pagedsim.engine.engine_args import Arguments
-from pagedsim.engine.models import LoadedModel, load_model, quantization
+from pagedsim.engine.models import quantization
 from pagedsim.engine.models.quantization import LARGEST, EightBit, check_quantization
 from pagedsim.kernels.float8 import FORMATS, rounded
 from tests.engine.architectures import fresh, loaded
-from tests.engine.parallel.together import OneProcess, groups
 from tests.engine.test_equality import (
     BLOCKS,
     generated,
@@ -29,7 +27,6 @@ from tests.engine.test_equality import (
     total,
 )
 from tests.engine.test_equality import wanted as wanted_in_full
-from tests.engine.test_graphs import Replayer
 
 FORMS = pytest.mark.parametrize("form", sorted(LARGEST))
 STEP = {"int8": 1 / 254, "fp8": 1 / 28}
@@ -81,12 +78,6 @@ def test_tokens_with_rounded_keys_and_values(
     if memory == "prefix":
         again = served(engine)
         assert tokens(again) == wanted(name, form) and total(again, "cached_tokens") > 0
-
-
-def test_graphs_change_no_token(replayer: Replayer) -> None:
-    engine = small("qwen3", kv_cache_dtype="fp8")
-    assert tokens(served(engine)) == wanted("qwen3", "fp8_e4m3")
-    assert replayer.replayed
 
 
 def test_memory_holds_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,22 +176,3 @@ def test_float8_where_a_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
         check_quantization("fp8", device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     check_quantization("fp8", device)
-
-
-def test_ranks_round_their_own_parts() -> None:
-    """With scales of their own for what is split by inputs; here that changes no token."""
-    settings = {"device": "cpu", "blocks": 64, "max_model_len": 64}
-
-    def answer(model: LoadedModel, size: int) -> Any:
-        engine = LLMEngine(Arguments.of(model=model, tensor_parallel=size, **settings))
-        engine.add_request("a", list(b"Once upon"), SamplingParams(temperature=0, max_tokens=4))
-        outputs = []
-        while engine.has_unfinished_requests():
-            outputs += engine.step()
-        engine.close()
-        return outputs[0].outputs[0].token_ids
-
-    with groups(2) as made:
-        ranks = OneProcess("tiny", made, quantization="int8")
-        assert answer(ranks.model, 2) == answer(load_model("tiny", quantization="int8"), 1)
-        ranks.close()

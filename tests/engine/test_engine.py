@@ -60,20 +60,6 @@ def test_a_cpu_needs_no_triton() -> None:
     assert child.stdout == "3\n", child.stderr
 
 
-@AHEAD
-def test_a_stream_has_an_output_for_each_token(ahead: bool) -> None:
-    server = engine(async_scheduling=ahead)
-    server.add_request("a", [5, 6, 7], GREEDY, stream=True)
-    server.add_request("b", [5, 6, 7], GREEDY)
-    seen: list[RequestOutput] = []
-    while server.has_unfinished_requests():
-        seen += server.step()
-    assert [(o.request_id, len(o.outputs[0].token_ids)) for o in seen if not o.finished] == [
-        ("a", count) for count in range(1, 6)
-    ]
-    assert {o.request_id for o in seen if o.finished} == {"a", "b"}
-
-
 def test_a_request_behind_an_aborted_one_is_served() -> None:
     class Waits(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:

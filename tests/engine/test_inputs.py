@@ -155,52 +155,6 @@ def test_only_what_is_new_is_sent() -> None:
     ]  # fmt: skip
 
 
-def test_a_block_that_becomes_another_is_sent_again() -> None:
-    """Where a plan copies blocks a table may change in place, without forks or arrivals."""
-    scheduler = server()
-    scheduler.add(Request("a", range(10, 15)), now=0)
-    rows = TableRows(rows=8, blocks=8, block_size=4)
-    for step in range(3):
-        plan = scheduler.plan(0)
-        if step == 2:
-            table = scheduler.requests["a"].tables[0]
-            plan.copies, table[1] = {11: table[1]}, 11
-        inputs = inputs_of(plan, rows)
-        scheduler.commit(plan, 0, {"a": 50})
-    assert inputs.changes.places.tolist() == [1] and inputs.changes.blocks.tolist() == [11]
-    assert inputs.computing is not None and inputs.computing.slots.tolist() == [11 * 4 + 2]
-
-
-def test_an_unread_step_is_noticed() -> None:
-    scheduler = server()
-    scheduler.add(Request("a", range(10, 13)), now=0)
-    rows = TableRows(rows=8, blocks=8, block_size=4)
-    for step in range(9):
-        plan = scheduler.plan(0)
-        if step not in (2, 4, 5, 6, 7):
-            inputs = inputs_of(plan, rows)
-        scheduler.commit(plan, 0, {"a": 50})
-    assert inputs.computing is not None and inputs.computing.contexts.tolist() == [11]
-    assert inputs.changes.places.tolist() == [2]
-
-
-def test_rows_are_given_to_others_only_when_their_owners_have_gone() -> None:
-    """With chunks alone in many steps, those that pause keep what is known of them."""
-    scheduler = server(batching="prefill_first", max_batched_tokens=32, max_seqs=2)
-    rows = TableRows(rows=2, blocks=8, block_size=4)
-    scheduler.add(Request("a", range(9), SamplingParams(max_tokens=20)), now=0)
-    sent: dict[int, int] = {}
-    for step in range(12):
-        if step % 3 == 1:
-            scheduler.add(Request(step, range(5), SamplingParams(max_tokens=2)), now=0)
-        plan = scheduler.plan(0)
-        for place in inputs_of(plan, rows).changes.places.tolist():
-            sent[place] = sent.get(place, 0) + 1
-        scheduler.commit(plan, 0, {request.id: 50 for request in sampling(plan)})
-    first = {place: times for place, times in sent.items() if place < 8}
-    assert set(first.values()) == {1} and sent[8] == sent[9] == 4
-
-
 def test_inputs_are_the_same_in_another_process_and_on_a_device() -> None:
     scheduler = server()
     scheduler.add(Request("a", [10, 11, 12]), now=0)

@@ -217,13 +217,6 @@ def test_the_tiny_model_reads_lines() -> None:
         llm().chat(hello, GREEDY, chat_template="{{ messages }}")
 
 
-@pytest.mark.parametrize("messages", [None, {"role": "user", "content": "Hi"}])
-def test_what_is_no_chat(messages: Any) -> None:
-    with pytest.raises(RequestError) as error:
-        llm().chat(messages, GREEDY)
-    assert str(error.value) == f"messages={messages!r}: must be a list of messages, or of chats"
-
-
 def test_a_template_is_the_models_own_or_another() -> None:
     backend = Backend("its own")
     assert chat_tokens(HuggingFaceTokenizer(backend), HELLO) == [1, 2, 3]

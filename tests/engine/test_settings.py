@@ -139,11 +139,6 @@ def test_arguments_that_contradict_or_are_wrong(settings: dict[str, Any], line: 
     assert str(error.value) == line
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'enable_prefix_cache': did you mean 'enable_prefix_c"):
-        EngineArgs("tiny", enable_prefix_cache=True)
-
-
 def test_engines_are_made_of_engine_args() -> None:
     args = EngineArgs(
         model="tiny", device="cpu", max_num_seqs=3, max_num_batched_tokens=70, max_model_len=64,
@@ -264,16 +259,6 @@ def test_one_thread_unless_others_are_asked_for(
     assert torch.get_num_threads() == wanted
     second.close()
     assert torch.get_num_threads() == 3
-
-
-def test_threads_that_stay(threads: None) -> None:
-    with pytest.raises(ConfigError):
-        LLMEngine(model="/nonexistent", device="cpu")
-    assert torch.get_num_threads() == 3
-    one = engine()
-    torch.set_num_threads(2)  # a number that was chosen since
-    one.close()
-    assert torch.get_num_threads() == 2
 
 
 def test_the_setting_of_studies_and_of_the_server_is_the_engine_s(hydra: None) -> None:

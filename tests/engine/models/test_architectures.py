@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.shaped import shaped_config
-from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.sim.huggingface import read_shape
 from tests.engine.architectures import (
     CONFIGS,
@@ -25,7 +24,7 @@ from tests.engine.architectures import (
     loaded,
     reference,
 )
-from tests.engine.models.serving import alone, chunked, equal, served, staggered, texts
+from tests.engine.models.serving import alone, equal, served, staggered, texts
 
 LENGTHS = (17, 1, 11)
 DIGEST = "77db110af03f14723b12cd1b7e33e8f09cc82ff4958070665e4db98fede9b3a6"
@@ -45,13 +44,6 @@ def test_logits_are_those_of_each_sequence_alone(name: str) -> None:
         model = loaded(name, "transformers")
         assert model.native is None
         equal(served(model, sequences, staggered(LENGTHS)), wanted)
-
-
-@pytest.mark.parametrize(("name", "block_size"), [("llama", 21), ("gemma2", 1)])
-def test_any_block_size(name: str, block_size: int) -> None:
-    sequences = texts(LENGTHS, VOCAB, seed=1)
-    wanted = alone(reference(name), sequences)
-    equal(served(loaded(name), sequences, chunked(LENGTHS, 5), block_size=block_size), wanted)
 
 
 @pytest.mark.parametrize(
@@ -96,30 +88,9 @@ def test_what_attention_does_is_found_layer_by_layer(name: str, what: str, by_la
     assert found == (by_layer if what == "window" else pytest.approx(by_layer))
 
 
-def test_a_window_that_hides_nothing_is_left_out() -> None:
-    for longest, window in ((WINDOW, None), (WINDOW + 1, WINDOW)):
-        model = loaded("mistral", max_model_len=longest)
-        assert [layer.window for layer in layers(model)] == [window] * 2
-
-
 def layers(model: LoadedModel) -> list:
     found = [vars(module).get("pagedsim_layer") for module in model.module.modules()]
     return sorted((layer for layer in found if layer), key=lambda layer: layer.number)
-
-
-@pytest.mark.parametrize("model_impl", ["transformers", "native"])
-def test_logits_of_some_tokens_or_none(model_impl: str) -> None:
-    model = loaded("llama", model_impl)
-    (tokens,) = texts([9], VOCAB)
-    (wanted,) = alone(reference("llama"), [tokens])
-
-    def some(at: list[int]) -> torch.Tensor:
-        batch = AttentionBatch.build([[0, 1, 2]], [0], [9], block_size=4)
-        rows = torch.tensor(at, dtype=torch.int64)
-        return model.forward(tokens, torch.arange(9), batch, model.new_cache(3, 4), rows)
-
-    torch.testing.assert_close(some([8, 2]), wanted[[8, 2]], rtol=1e-4, atol=1e-4)
-    assert some([]).shape == (0, VOCAB)
 
 
 # Sizes: those of the attention, of the simulator and of conf/model/tiny.yaml

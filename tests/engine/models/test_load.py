@@ -76,18 +76,6 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_made() -> None:
     assert error.endswith(" GiB left; take a smaller model or dtype")
 
 
-def test_dtypes() -> None:
-    for name, dtype in (
-        *(("float", torch.float32), ("half", torch.float16), ("bfloat16", torch.bfloat16)),
-        *((torch.bfloat16, torch.bfloat16), ("auto", torch.float16)),
-    ):
-        model = load_model(LlamaConfig(**SHAPE, dtype="float16"), dtype=name)
-        assert model.dtype == dtype
-        assert {parameter.dtype for parameter in model.module.parameters()} == {dtype}
-        assert model.new_cache(1, 4).dtype == dtype
-    assert load_model(LlamaConfig(**SHAPE)).dtype == torch.float32
-
-
 def test_tokens_that_end_a_text(tmp_path: Path) -> None:
     for given, ends in ((2, (2,)), ([2, 5], (2, 5)), (None, ())):
         config = LlamaConfig(**SHAPE | {"eos_token_id": given})
@@ -258,11 +246,6 @@ def test_what_is_not_on_the_hub_and_tries_to_reach_it_are_one_line(
 )  # fmt: skip
 def test_wrong_settings(settings: dict[str, Any], words: str) -> None:
     assert error_of("tiny", **settings) == words
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_gpu() -> None:
-    assert error_of("tiny", device="cuda") == "device=cuda: torch finds no CUDA device"
 
 
 def test_what_is_no_model_or_has_no_limit() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -22,13 +21,10 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagedsim.core.errors import ConfigError
-from pagedsim.engine.models import LoadedModel, load_model, weights
-from pagedsim.engine.models.load import fix_rotary_frequencies
+from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.native.decoder import MLP, Experts, GroupedQuery, Latent, Rotation
-from pagedsim.engine.models.native.linear import packed
 from tests.engine.architectures import CONFIGS, SHAPE, VOCAB, build, fresh, loaded, reference
 from tests.engine.models.serving import alone, equal, served, staggered, texts
 
@@ -168,35 +164,6 @@ def test_packing_takes_no_memory(name: str) -> None:
     }
 
 
-def test_no_more_than_one_matrix_is_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = fresh("qwen2")
-    taken: list[int] = []
-
-    def watched(parts: Any) -> torch.Tensor:
-        whole = packed(parts)
-        held = [weight.untyped_storage() for weight in module.parameters()]
-        taken.append(sum({part.data_ptr(): part.nbytes() for part in held}.values()))
-        return whole
-
-    monkeypatch.setattr("pagedsim.engine.models.native.linear.packed", watched)
-    load_model(module, model_impl="native")
-    assert len(taken) == 2 * 3  # matrices and biases of q, k and v, and gate and up, a layer
-    assert set(taken) == {sum(weight.nbytes for weight in module.parameters())}
-
-
-def test_engines_that_share_a_module_share_its_packed_weights() -> None:
-    module = fresh("qwen3")
-    first = load_model(module, model_impl="native")
-    second = load_model(module, model_impl="native")
-    assert storages(first) == storages(second)
-
-
-def test_transformers_goes_on_working_over_packed_weights() -> None:
-    sequences = texts(LENGTHS, VOCAB)
-    theirs = replace(loaded("qwen2", "native"), native=None)
-    equal(served(theirs, sequences, staggered(LENGTHS)), alone(reference("qwen2"), sequences))
-
-
 def test_a_native_decoder_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Rotation.of
 
@@ -206,22 +173,6 @@ def test_a_native_decoder_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Rotation, "of", wrong)
     with pytest.raises(ConfigError, match=r"differ from transformers' own by \d+\.\d\d%"):
         load_model(CONFIGS["llama"](), model_impl="native")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_angles_are_the_modules_own_to_the_bit(dtype: torch.dtype) -> None:
-    length = 40
-    for rope in ropes(dim=20):
-        rotary = LlamaRotaryEmbedding(LlamaConfig(**SHAPE, head_dim=20, rope_parameters=rope))
-        fix_rotary_frequencies(rotary)
-        like = torch.zeros(1, dtype=dtype)
-        rotation = Rotation(rotary, like, length)
-        for positions in (torch.tensor([7]), torch.tensor([length, 0, 3]), torch.arange(length)):
-            cos, sin = rotary(like, positions.unsqueeze(0))
-            ours, negated = rotation.of(positions)
-            first, second = negated.chunk(2, -1)
-            assert torch.equal(ours, cos[0])
-            assert torch.equal(torch.cat((-first, second), -1), sin[0])
 
 
 # What it does not know, it leaves to transformers, or refuses.
@@ -288,9 +239,3 @@ def test_what_native_does_not_know(
         f"model_impl=native: model={name}: {why}; auto takes transformers for it"
     )
     assert load_model(model).native is None
-
-
-def test_it_is_refused_before_weights_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(weights, "random")
-    with pytest.raises(ConfigError, match="model_impl=native: model=Olmo2Config: it is none of"):
-        load_model(CONFIGS["olmo2"](), model_impl="native")

@@ -195,18 +195,3 @@ ABSORBED = ["_norm", "mm", "_norm", "mm", "_compress", "bmm", "_latent", "_merge
 )
 def test_launches_of_a_layer(name: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(of_a_layer(name, monkeypatch)) == sorted(wanted)
-
-
-def test_launches_where_tokens_are_many_and_beside_the_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config: Any = CONFIGS["llama"]()
-    config.num_hidden_layers = 1
-    names = launched(config, monkeypatch)
-    # The first layer's norm has no squares to go by.
-    assert names[:4] == ["embedding", "index_select", "_norm", "mm"]
-    assert names[-2:] == ["_norm", "mm"]
-    assert names.count("index") == 2  # the tokens whose logits are wanted
-    monkeypatch.setattr(kernels, "FEW", 2)
-    layer = of_a_layer("llama", monkeypatch)
-    assert sorted(layer) == sorted(["mm"] * 4 + ["_norm"] * 2 + ["_rotate", "_decode", "_silu_mul"])

@@ -28,11 +28,10 @@ from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel import ranks as ranks_module
 from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.profile import fitting_blocks
-from pagedsim.engine.runtime import uninterrupted
 from pagedsim.metrics.plans import described
 from pagedsim.run.serving import ModelCache
 from tests.engine.architectures import CONFIGS, SHAPE, reference
-from tests.engine.parallel.together import OneProcess, groups, shards
+from tests.engine.parallel.together import OneProcess, groups
 from tests.engine.test_equality import (
     BLOCK,
     BLOCKS,
@@ -182,14 +181,6 @@ def test_ranks_replay_the_same_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.replayed == other.replayed and len(set(one.replayed)) > 1
 
 
-def test_a_rank_without_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "recorder_of", lambda device: Replayer(waits_at=0))
-    with groups(1) as made:
-        (model,) = shards(CONFIGS["llama"](), made)
-        with pytest.raises(ConfigError, match="give enforce_eager=True"):
-            engine(model)
-
-
 # Ranks live as long as their engine, and a failed rank is named in the error
 
 
@@ -304,18 +295,6 @@ def test_processes_that_do_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RankError, match=r"^rank [123] of 4 ended with exit code 7$"):
         LLMEngine(model="tiny", **{**SMALL, "tensor_parallel": 4})
     assert torch.get_num_threads() == threads
-
-
-def test_a_ctrl_c_waits_for_the_end_of_a_step() -> None:
-    done = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        signal.raise_signal(signal.SIGINT)
-        done.append(True)
-    assert done
-    with uninterrupted():
-        pass
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(

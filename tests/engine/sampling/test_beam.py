@@ -18,7 +18,7 @@ from pagedsim.engine.beam import Beams
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.output import RequestOutput
-from pagedsim.engine.sequence import Sequences, make_group
+from pagedsim.engine.sequence import make_group
 
 VOCAB = 26
 PROMPT = [5, 9, 4, 17]
@@ -170,21 +170,6 @@ def test_settings_of_requests() -> None:
         assert got == want and all(len(line) >= 6 for line in got)
 
 
-def test_one_beam_is_greedy_search() -> None:
-    model = tiny("llama", 0)
-    found = model.generate(
-        torch.tensor([PROMPT]),
-        do_sample=False,
-        max_new_tokens=8,
-        eos_token_id=end_of(model),
-        pad_token_id=0,
-    )
-    got, _ = ours(model, SamplingParams(beam_search=True, max_tokens=8))
-    assert got == [found[0, len(PROMPT) :].tolist()]
-    group = make_group(Request("a", 4, SamplingParams(beam_search=True)))
-    assert isinstance(group, Sequences) and group.plain
-
-
 def test_reasons_and_scores_of_beams() -> None:
     model = tiny("llama", 0)
     end = end_of(model)
@@ -200,14 +185,6 @@ def test_reasons_and_scores_of_beams() -> None:
         assert output.stop_reason is None
         assert output.cumulative_logprob is not None and output.score is not None
         assert output.score == pytest.approx(output.cumulative_logprob / len(output.token_ids))
-
-
-def test_a_length_that_only_the_scheduler_knows_ends_the_running_beams() -> None:
-    """max_model_len is not among the settings: `close` has the last word."""
-    model = tiny("gpt2", 1)
-    params = SamplingParams(n=3, beam_search=True)
-    got, _ = ours(model, params, max_model_len=len(PROMPT) + 9)
-    assert got == theirs(model, 3, 3, 9, eos_token_id=end_of(model))[0]
 
 
 def test_while_it_runs_the_output_is_that_of_the_running_beams() -> None:

@@ -23,7 +23,6 @@ from pagedsim.engine.sampler import (
     Sample,
     Sampler,
     TokenCounts,
-    forbid,
     gumbel,
     penalise,
     penalties,
@@ -66,26 +65,6 @@ def test_greedy_is_the_argmax_and_leaves_the_logits_alone() -> None:
         samples = Sampler().sample(logits, [row(params)] * 4)
         assert samples == [Sample(token) for token in before.argmax(1).tolist()]
     assert torch.equal(logits, before)
-
-
-def test_logprobs_are_of_the_raw_distribution() -> None:
-    logits = some_logits(2)
-    params = SamplingParams(temperature=0.5, logprobs=3, repetition_penalty=2, top_k=5)
-    samples = Sampler().sample(logits, [row(params), row(GREEDY)])
-    raw = logits[0].log_softmax(0)
-    sample = samples[0]
-    assert sample.logprob == pytest.approx(float(raw[sample.token]))
-    assert sample.rank == 1 + int((raw > raw[sample.token]).sum())
-    assert [token for token, _ in sample.top] == raw.topk(3).indices.tolist()
-    assert [value for _, value in sample.top] == pytest.approx(raw.topk(3).values.tolist())
-    assert samples[1] == Sample(int(logits[1].argmax()))
-
-
-def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
-    asked = [*(SamplingParams(logprobs=n) for n in (0, 2, VOCAB + 5)), SamplingParams(best_of=2)]
-    samples = Sampler().sample(some_logits(4), [row(params) for params in asked])
-    assert [len(sample.top) for sample in samples] == [0, 2, VOCAB, 0]
-    assert all(sample.logprob is not None for sample in samples)
 
 
 # Truncation
@@ -156,21 +135,6 @@ def test_what_was_said_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(ours, penalise(logits, settings, prompts, texts))
         for text in texts:
             text.append(token)
-
-
-def test_penalties_reach_greedy_rows_and_leave_the_others() -> None:
-    logits = torch.zeros(3, 5)
-    logits[:, 3] = 1
-    harsh = SamplingParams(temperature=0, frequency_penalty=1)
-    rows = [row(GREEDY), row(harsh), row(harsh, output=[])]
-    assert [sample.token for sample in Sampler().sample(logits, rows)] == [3, 0, 3]
-
-
-def test_forbidden_tokens_are_never_taken() -> None:
-    logits = torch.tensor([[0.0, 5.0, 4.0]] * 3)
-    assert kept(forbid(logits, [(1,), (), (1, 2)])) == [[0, 2], [0, 1, 2], [0]]
-    rows = [row(GREEDY, forbidden=(1,)), row(GREEDY), row(SamplingParams(), forbidden=(1, 2))]
-    assert [sample.token for sample in Sampler().sample(logits, rows)] == [2, 1, 0]
 
 
 # Drawing

@@ -78,17 +78,6 @@ def lines(output: RequestOutput) -> list[list[int]]:
     return [list(one.token_ids) for one in output.outputs]
 
 
-def test_plain_requests_need_no_more_than_an_argmax() -> None:
-    assert group(GREEDY).plain
-    for needs in (
-        *({"temperature": 1.0}, {"n": 2}, {"best_of": 2}, {"logprobs": 0}, {"stop": "x"}),
-        *({"min_tokens": 1}, {"repetition_penalty": 1.1}, {"presence_penalty": 0.1}),
-        {"frequency_penalty": 0.1},
-    ):
-        given: dict[str, Any] = {"temperature": 0.0, **needs}
-        assert not group(SamplingParams(**given)).plain, needs
-
-
 def test_streams_belong_to_the_engines_seed_and_the_request_unless_it_has_a_seed() -> None:
     def keys(params: SamplingParams, seed: int, number: int) -> list[int]:
         return [row.key for row in group(params, seed=seed, number=number).rows()]
@@ -148,18 +137,6 @@ def test_why_a_sequence_ended(params: SamplingParams, reason: str, stop: Any, te
     assert output.token_ids == [token]
 
 
-def test_a_plain_request_learns_at_the_close_why_it_ended() -> None:
-    for eos, params, stop in (
-        ((7,), GREEDY, None),
-        ((), SamplingParams(temperature=0, stop_token_ids=(7,)), 7),
-    ):
-        a = group(params, eos=eos)
-        a.request.outputs = [[5, 7]]
-        a.close("stop")
-        (output,) = a.output(finished=True).outputs
-        assert (output.text, output.finish_reason, output.stop_reason) == ("f", "stop", stop)
-
-
 @pytest.mark.parametrize("reason", ["length", "abort", "rejected"])
 def test_sequences_that_go_on_end_with_their_request(reason: str) -> None:
     a = group(SamplingParams(n=2), eos=(0,))
@@ -174,20 +151,6 @@ def test_sequences_that_go_on_end_with_their_request(reason: str) -> None:
     assert [(o.token_ids, o.finish_reason) for o in a.output(finished=True).outputs] == [
         ([], reason)
     ] * 2
-
-
-def test_a_stop_string_ends_one_sequence_of_a_group() -> None:
-    params = SamplingParams(n=3, max_tokens=40, stop=("ab", "q"), ignore_eos=True, seed=4)
-    outputs = served(params).outputs
-    assert len(outputs) == 3
-    for output in outputs:
-        whole = Letters().decode(output.token_ids)
-        if output.finish_reason == "stop":
-            assert isinstance(output.stop_reason, str)
-            assert whole == output.text + output.stop_reason
-        else:
-            assert whole == output.text and len(whole) == 40
-    assert any(output.finish_reason == "stop" for output in outputs)
 
 
 def test_stop_strings_wait_for_min_tokens() -> None:
@@ -240,28 +203,6 @@ def test_the_text_is_cut_before_the_stop_string(
     assert said(pieces, *stops) == want
     text, found, taken = want
     assert said(pieces, *stops, include=True) == (text + (found or ""), found, taken)
-
-
-def test_what_may_begin_a_stop_string_is_held_back_until_it_is_clear() -> None:
-    text = Text(lambda: words(["say <", "/", "b", "> <"]), ("</a>",))
-    shown = []
-    for token in range(4):
-        text.push(token)
-        shown.append(text.shown)
-    assert shown == ["say ", "say ", "say </b", "say </b> "]
-    text.finish()
-    assert text.shown == "say </b> <"
-
-
-def test_catching_up_takes_each_token_once_and_unwatched_text_does_not_stop() -> None:
-    text = Text(lambda: words(["stop", " and ", "stop"]), ("stop",))
-    assert text.push(0, watch=False) is None
-    assert text.push(1) is None
-    assert (text.push(2), text.text) == ("stop", "stop and ")
-    text = Text(lambda: words(["a", "b", "c"]))
-    text.catch_up([0, 1])
-    text.catch_up([0, 1, 2])
-    assert (text.text, text.tokens) == ("abc", 3)
 
 
 @given(

@@ -6,17 +6,13 @@ import importlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")  # used by some of them
 
 from pagedsim.experiments import benchmarks
-from pagedsim.experiments.benchmarks import device, engine, harness, layers, servers, table
-from pagedsim.experiments.benchmarks.layers import PLACES, TREE, Place, layer_of, place
-from pagedsim.experiments.benchmarks.shapes import BASE, DECODE, HEADLINES
-from pagedsim.metrics.files import read_json, write_json
+from pagedsim.experiments.benchmarks import device, harness, layers, table
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(benchmarks.__path__[0])
@@ -30,6 +26,8 @@ SMALLEST = {
     "kernels swap": QUICK,
     "products": QUICK,
     "products experts": QUICK,
+    "kernels": f"{QUICK} --peers",
+    "step profile": "--device cpu --quick --rounds 1",
 }
 """The smallest settings of each command."""
 SLOW = {
@@ -40,9 +38,10 @@ SLOW = {
     "serving soak": "--minutes 0.05",
     "host tables": "--running 1 3 --blocks 400 --steps 32 --rounds 1",
     "engine cpu": "--model tiny --batches 1 2 --rounds 1",
+    "engine": "--device cpu --prompts 3 --tokens 3 --rounds 1",
+    "host step": "--running 64 --steps 2 --rounds 1",
+    "servers": "--device cpu",
 }
-IN_THE_TABLE = ("engine", "host step", "kernels", "servers", "step profile")
-"""Commands that the test of the table runs."""
 ELSEWHERE = {
     "compiled kernels": "test_tuning.py",
     "compiled sampling": "test_tuning.py",
@@ -71,9 +70,7 @@ def run(line: str, *more: str) -> None:
 
 
 def test_every_command_of_the_tree_is_run() -> None:
-    assert commands() == {*SMALLEST, *SLOW, *IN_THE_TABLE, *ELSEWHERE}, (
-        "add the smallest settings of a command"
-    )
+    assert commands() == {*SMALLEST, *SLOW, *ELSEWHERE}, "add the smallest settings of a command"
     assert all(Path(__file__).with_name(name).exists() for name in ELSEWHERE.values())
 
 
@@ -135,17 +132,6 @@ def test_bad_words_end_in_one_line(
     assert line in text and text.strip().count("\n") == 0
 
 
-def test_a_sample_of_a_stack_counts_for_one_layer() -> None:
-    assert all(Path(TREE, name).exists() for name in PLACES)
-    core = f"{TREE}pagedsim/core/scheduler.py"
-    plan = Place("scheduler", "pagedsim/core/scheduler.py: plan")
-    assert place([("/usr/lib/numpy/core.py", "sum"), (core, "<listcomp>"), (core, "plan")]) == plan
-    assert place([(f"{TREE}.venv/lib/numpy/core.py", "sum"), (core, "plan")]) == plan
-    imported = place([(core, "<module>"), ("<frozen importlib._bootstrap>", "_load")])
-    assert imported == Place("imports", "pagedsim/core/scheduler.py")
-    assert layer_of("pagedsim/metrics/recorder.py", "requests_table") == "tables"
-
-
 # -- the table of results on GPUs ------------------------------------------------------------------
 
 
@@ -154,61 +140,3 @@ def test_the_page_has_the_table() -> None:
     marked = re.search(r"<!-- benchmarks:gpu -->\n((?:\|.*\n)+)", page)
     assert marked, "the page has the table after the marker benchmarks:gpu"
     assert marked[1].rstrip("\n") == table.written(table.measured(device.RESULTS))
-
-
-def as_if(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Give tiny cases the names of the headlines, and a CPU that of a GPU."""
-    content |= {"device": "NVIDIA H200", "capability": [9, 0]}
-    if name in ("kernels", "peers"):
-        content["cases"] = [
-            {**content["cases"][0], "case": str(case), "seconds": 1.0 + 0.05 * (case == DECODE)}
-            for case in HEADLINES
-        ]
-    if name == "servers":
-        content |= {"absent": {"sglang": "not installed"}}
-        content |= {"rates": {servers.AHEAD: 300.0, "vllm": 200.0}}
-    for one in content.get("cases", ()):
-        one |= {"model": BASE, "graphs": True}
-    return content
-
-
-@pytest.mark.slow
-def test_every_cell_is_filled_from_what_the_benchmarks_write(tmp_path: Path) -> None:
-    folder = tmp_path / "h200"
-    out, quick = f"--out {folder}", "--device cpu --quick --rounds 1"
-    for line in (
-        *(f"kernels {quick} {out} --peers", f"kernels {quick} --name peers {out} --peers sdpa"),
-        *(f"kernels swap {quick} {out}", f"kernels swap {quick} {out} --kv-cache-dtype fp8_e4m3"),
-        *(f"step {quick} {out}", f"step profile {quick} {out}", f"servers --device cpu {out}"),
-        f"engine --prompts 3 --tokens 3 --rounds 1 {out}",
-        f"host --running 64 --steps 2 --rounds 1 {out}",
-    ):
-        run(line)
-    for name in table.FILES:
-        write_json(folder / f"{name}.json", as_if(name, read_json(folder / f"{name}.json")))
-    kept = table.measured(tmp_path)
-
-    def column(results: Any) -> dict[str, str]:
-        lines = [line.split("|")[1:-1] for line in table.written(results).splitlines()[2:]]
-        return {row[0].strip(): row[3].strip() for row in lines}
-
-    found = column(kept)
-    assert all(found.values()) and "failed" not in found.values()
-    assert found["the same, blocks of 16 instead of 128: time"] == "+5.0%"
-    rates = kept["H200"]["engine"]["rates"]
-    peer = found["tokens a second: times transformers' `generate_batch`, a weak peer"]
-    assert peer == f"{rates['pagedsim'] / rates[engine.PEER]:.1f} ×"
-    assert found["the same, `async_scheduling`: times vLLM's"] == "1.50 ×"
-    assert found["the same, `async_scheduling`: times SGLang's"] == "not installed"
-    fastest = "decode attention, 64 × 4,096: the fastest peer's time over ours"
-    assert found[fastest].endswith(" × (sdpa)")
-    # Cells of wrong results are not empty.
-    wrong: dict[str, Any] = {name: dict(content) for name, content in kept["H200"].items()}
-    wrong["servers"] = {"absent": {}, "rates": {}}
-    for content in wrong.values():
-        content["cases"] = [
-            {name: value for name, value in one.items() if name != "seconds"}
-            for one in content.get("cases", ())
-        ]
-    del wrong["engine"]["rates"], wrong["profile"]["seconds"]
-    assert {*column({"H200": wrong}).values()} == {"failed"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from argparse import Namespace
@@ -16,17 +15,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pagedsim.engine import graphs, runner  # noqa: E402
-from pagedsim.engine.cache import LAYOUTS, copy_runs  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
 from pagedsim.experiments.benchmarks import (  # noqa: E402
     code_digest,
     device,
     engine,
-    host,
     kernels,
     products,
-    servers,
     step,
 )
 from pagedsim.experiments.benchmarks.shapes import Problem, grid  # noqa: E402
@@ -98,22 +94,6 @@ def test_wrong_products_are_not_timed(
     with pytest.raises(SystemExit, match=r"^not timed: latents, 1 × 1 of 64; latents, 2"):
         products.main(["experts", *QUICK])
     assert "experts, mixtral" in capsys.readouterr().out
-
-
-def one_too_far(source: Any, target: Any, pairs: Any) -> None:
-    copy_runs(source, target, pairs)
-    (origin, place) = pairs[0]
-    target[(place + 1) % len(target)] = source[origin]
-
-
-def test_wrong_swaps_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LAYOUTS, "block", one_too_far)
-    with pytest.raises(
-        SystemExit, match=r"^not timed: little, blocks of 8, a copy a block; [^;]*block$"
-    ):
-        kernels.main(["swap", *QUICK, "--out", str(tmp_path)])
-    for one in lines(tmp_path, "swap"):
-        assert ("seconds" in one) == (one["layout"] == "layer")
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -197,74 +177,6 @@ def test_other_tokens_of_an_engine_are_not_timed(
     assert "| pagedsim | 80% |" in capsys.readouterr().out
 
 
-def test_wrong_tokens_of_the_host_are_not_timed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    forward = host.Nothing.forward
-
-    def shifted(self: host.Nothing, ids: Any, *rest: Any) -> Any:
-        return forward(self, ids, *rest).roll(int(len(rest[-1]) > 1), 1)
-
-    monkeypatch.setattr(host.Nothing, "forward", shifted)
-    with pytest.raises(SystemExit, match=r"^not timed: 3; 3, ahead$"):
-        host.main(["--running", "1", "3", "--steps", "4", "--rounds", "1"])
-    assert "| 3 | – | – | – | – | – | – |" in capsys.readouterr().out
-
-
-# -- peers -----------------------------------------------------------------------------------------
-
-
-VLLM = """
-import torch
-from types import SimpleNamespace
-from transformers import AutoModelForCausalLM
-
-__version__ = "0"
-
-
-class SamplingParams:
-    def __init__(self, temperature, max_tokens, ignore_eos, detokenize):
-        assert temperature == 0 and ignore_eos and not detokenize
-        self.max_tokens = max_tokens
-
-
-class LLM:
-    def __init__(self, model, dtype, **settings):
-        assert settings["skip_tokenizer_init"] and not settings["enable_prefix_caching"]
-        assert settings["max_num_seqs"] == 3
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-
-    def generate(self, prompts, params, use_tqdm):
-        return [self.said(one["prompt_token_ids"], params.max_tokens) for one in prompts]
-
-    def said(self, prompt, count):
-        settings = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
-        made = self.model.generate(torch.tensor([prompt]), pad_token_id=0, **settings)
-        answer = SimpleNamespace(token_ids=tuple(made[0, len(prompt) :].tolist()))
-        return SimpleNamespace(outputs=[answer])
-"""
-
-
-@pytest.mark.slow
-def test_a_peer_serves_in_its_own_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It loads our saved weights."""
-    (tmp_path / "vllm.py").write_text(VLLM)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    few = ["--device", "cpu", "--prompts", "3", "--tokens", "4", "--rounds", "1"]
-    servers.main([*few, "--out", str(tmp_path / "out")])
-    result = json.loads((tmp_path / "out" / "servers.json").read_text())
-    assert result["cases"][0]["alike"] == 1.0 and result["absent"] == {"sglang": "not installed"}
-    assert set(result["rates"]) == {servers.FIRST, servers.AHEAD, "vllm"}
-    assert "| sglang | not installed |  |" in capsys.readouterr().out
-    monkeypatch.setattr(servers, "agreement", lambda *given: 0.25)
-    with pytest.raises(SystemExit, match=r"^not timed: vllm$"):
-        servers.main([*few, "--out", str(tmp_path / "out")])
-    assert "| vllm | 25% of its answers are ours |  |" in capsys.readouterr().out
-
-
 # -- what results are valid for --------------------------------------------------------------------
 
 SMALL = {
@@ -305,15 +217,6 @@ def test_a_digest_is_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.M
         (here / name).write_text(text)
     assert run == 5
     code_digest._imported.cache_clear()
-
-
-def test_a_digest_of_tests_is_of_their_files() -> None:
-    """Also where a folder of tests has the name of a package that stands beside pagedsim."""
-    code_digest._imported.cache_clear()
-    for name in ("tests/kernels/test_gpu", "tests/experiments/benchmarks/test_device"):
-        found = code_digest.files([name.replace("/", ".")])
-        assert Path(f"{name}.py") in found
-    assert Path("kernels/decode.py") in code_digest.files(["tests.kernels.test_gpu"])
 
 
 def test_lines_measured_the_same_way_are_kept(

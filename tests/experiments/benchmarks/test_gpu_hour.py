@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -36,8 +35,6 @@ from pagedsim.experiments.benchmarks.gpu import (  # noqa: E402
     unpack,
 )
 from pagedsim.kernels import tuning  # noqa: E402
-from pagedsim.kernels.tiles import Tiles  # noqa: E402
-from pagedsim.kernels.tuning import Entry, Heads  # noqa: E402
 
 TOLD = {"device": "Pretend", "driver": "1", "torch": "2", "date": "today"}
 ROOT = Path(__file__).parents[3]
@@ -128,26 +125,6 @@ def test_another_machine_goes_on_from_the_archive(
     assert states(tmp_path / "results" / "pretend") == {"a": DONE, "b": DONE}
 
 
-def test_other_code_is_measured_again_and_other_tiles_after_what_is_new(
-    modules: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wanted = [Part("a", ("fine",), tiled=True), Part("b", ("fine", "--b")), Part("c", ("fine",))]
-    ledger = slice_of(wanted[:2], tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(gpu, "tiles", lambda gpu: "tuned")
-        assert [part.name for part in ledger.left(wanted)] == ["c", "a"]
-        assert ledger.of_other_code(wanted) == []
-    capsys.readouterr()
-    monkeypatch.setattr(gpu, "digest", lambda *modules: "other")
-    slice_of(wanted[:1], tmp_path)
-    said = capsys.readouterr().out.splitlines()
-    assert said[:2] == ["measured by other code, so measured again: a", "a: python -m fine"]
-    assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["a"]["code"] == "other"
-
-
 def test_a_part_that_does_not_end_is_stopped(
     modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,23 +138,6 @@ def test_a_part_that_does_not_end_is_stopped(
     ledger = slice_of(wanted, tmp_path)
     assert states(tmp_path) == {"a": CUT, "b": DONE} and ledger.spent(wanted[0]) >= 0.8
     assert [part.name for part in ledger.left([*wanted, Part("c", ("fine",))])] == ["c", "a"]
-
-
-def test_a_part_that_ends_in_no_slice_makes_room_for_the_others(
-    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise a part that hangs takes the whole of every slice."""
-    wanted = [Part("a", ("endless",), least=0.0), Part("b", ("fine",), least=1e6)]
-    monkeypatch.setattr(gpu, "TICK", 0.05)
-    seen: list[int] = []
-    monkeypatch.setattr(Ledger, "pack", lambda ledger: seen.append(1))
-    slice_of(wanted, tmp_path, 0.5)
-    assert len(seen) >= 3, "the archive has the lines that are done while a part runs"
-    ledger = Ledger(tmp_path, TOLD)
-    assert [part.name for part in ledger.left(wanted)] == ["a", "b"]
-    monkeypatch.setattr(gpu, "PATIENCE", 0.4)
-    assert states(tmp_path) == {"a": BEGUN}
-    assert [part.name for part in ledger.left(wanted)] == ["b", "a"]
 
 
 KILLED = """
@@ -263,28 +223,6 @@ def test_an_archive_is_small_and_flat(tmp_path: Path, monkeypatch: pytest.Monkey
             unpack(tmp_path / "a.tar.gz", tmp_path / "new")
 
 
-def test_tiles_that_were_tuned_are_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there, new = (
-        Entry("Pretend", (9, 0), kernel, Heads(8, 4, 128, 2), Tiles(16, 64, 4, 3))
-        for kernel in ("decode", "prefill")
-    )
-    table = tmp_path / "there.json"
-    tuning.write([there], table)
-    tuning.write([new], tmp_path / "tuned.json")
-    monkeypatch.setattr(tuning, "read", lambda path=table: entries(path))
-    monkeypatch.setattr(tuning, "write", lambda all_of, path=table: write(all_of, path))
-    before = parts("cuda", False)[1].identity("Pretend")
-    gpu.take_over(tmp_path)
-    assert entries(table) == [there, new]
-    after = parts("cuda", False)[1].identity("Pretend")
-    (tmp_path / "tuned.json").write_text('[{"gpu": "Pre')  # killed as it was written
-    gpu.take_over(tmp_path)
-    assert entries(table) == [there, new]
-    assert before.pop("tiles") != after.pop("tiles") and before == after
-
-
 entries, write = tuning.read, tuning.write
 
 
@@ -326,20 +264,6 @@ def composes(part: Part, device: str) -> None:
     OmegaConf.to_container(config.study, resolve=True)
     assert config.backend.device == device
     assert config.backend.cache_tokens in (256, 1024, 2048, 16384)
-
-
-def test_studies_are_skipped_where_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one line that names what to install; the other parts go on."""
-    found = parts("cuda", quick=False)
-    assert gpu.able(found) == (found, "")
-
-    monkeypatch.setattr(gpu, "version_of", lambda name: None if name == "simpy" else "1")
-    able, line = gpu.able(found)
-    assert line == (
-        "skipped: calibrate, validate, fcfs_vs_priority, parity; they need: pip install "
-        "'simpy>=4.1'\n"
-    )
-    assert [part for part in found if part.words[0] != FRONT_DOOR] == able
 
 
 def test_tests_that_others_would_disturb_run_alone() -> None:
@@ -415,68 +339,3 @@ def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
     command = [sys.executable, "-c", listed]
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert found.stdout == "[]\n", found.stderr
-
-
-def pytest_of(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """What pytest says of the tests in a folder with our plugin, and with no other, for speed."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-v", "-p", PLUGIN, "-p", "no:cacheprovider"),
-            *(*words, str(folder)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-    )
-
-
-@pytest.mark.slow
-def test_smoke_is_one_case_of_each(tmp_path: Path) -> None:
-    tmp_path = tmp_path / "parallel"  # as the folder of a clone may be called
-    tmp_path.mkdir()
-    mark = "@pytest.mark" + ".gpu"  # this file has no such test
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n  slow\n")
-    (tmp_path / "test_some.py").write_text(
-        f"import pytest\n{mark}\n"
-        "@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_a(x): assert x == 2\n"
-        f"{mark}\n@pytest.mark.slow\ndef test_b(): pass\n"
-        f"{mark}\ndef test_c(): pass\n"
-        "def test_d(): pass\n"
-    )
-    (tmp_path / "experiments").mkdir()
-    more = f"import pytest\n{mark}\ndef test_e(): pass\n"
-    (tmp_path / "experiments" / "test_more.py").write_text(more)
-    smoke = ["-m", "gpu", "--one-case"]
-    for workers in ([], ["-p", "xdist", "-n", "2"]):
-        found = pytest_of(tmp_path, *smoke, *workers)
-        assert "2 passed" in found.stdout and found.returncode == 0, found.stdout
-        assert "test_a[2]" in found.stdout and "test_c" in found.stdout
-
-
-TESTS = """
-import os
-from pathlib import Path
-
-def test_a(): pass
-def test_b(): Path(__file__).with_name("stopped").exists() or os._exit(9)
-def test_c(): assert Path(__file__).with_name("stopped").exists()
-"""
-
-
-@pytest.mark.slow
-def test_tests_that_passed_are_left_out_of_the_next_slice(tmp_path: Path) -> None:
-    """Whatever stops pytest: what was under way comes after what has not begun."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_some.py").write_text(TESTS)
-
-    def found() -> tuple[int, list[str]]:
-        run = pytest_of(tmp_path, f"--record={tmp_path / 'tests.json'}")
-        return run.returncode, re.findall(r"::test_(\w) (?:PASSED|FAILED)", run.stdout)
-
-    assert found()[0] == 9
-    kept = json.loads((tmp_path / "tests.json").read_text())
-    assert {name[-1]: one["outcome"] for name, one in kept.items()} == {"a": "passed", "b": "begun"}
-    (tmp_path / "stopped").touch()
-    assert found() == (0, ["c", "b"])
-    assert found() == (0, [])
