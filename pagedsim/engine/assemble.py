@@ -73,11 +73,15 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     with in_memory(f"no room for {server.blocks} blocks", model.device, knobs):
         cache = Cache(shape, server.blocks, server.cpu_blocks, model.device)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
-    seqs, most, layout = scheduler.max_seqs, scheduler.max_model_len, server.kv_layout
+    settings: dict[str, Any] = {
+        "seqs": scheduler.max_seqs,
+        "longest": scheduler.max_model_len,
+        "layout": server.kv_layout,
+    }
     if model.ranks is None:
-        runner = Runner(model, cache, seqs=seqs, longest=most, layout=layout)
+        runner = Runner(model, cache, **settings)
     else:
-        runner = Leader(model.ranks, model, cache, seqs=seqs, longest=most, layout=layout)
+        runner = Leader(model.ranks, model, cache, **settings)
     runner.warm_up(scheduler.max_batched_tokens, graphs=graphs)
     warm_up_sampling(model.vocab_size, model.device)
     if measure:
@@ -139,16 +143,22 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
     longest = model.max_model_len
     seqs, tokens = server.max_seqs, server.step_tokens(longest)
     knobs = f"lower max_batched_tokens={tokens} or max_seqs={seqs}"
+    settings: dict[str, Any] = {
+        "max_model_len": longest,
+        "max_seqs": seqs,
+        "max_batched_tokens": tokens,
+        "utilization": server.gpu_memory_utilization,
+        "graphs": graphs,
+    }
     with in_memory("no room for the activations of the largest step", model.device, knobs):
-        blocks = server.blocks or _fitting_blocks(
-            model,
-            shape,
-            max_model_len=longest,
-            max_seqs=seqs,
-            max_batched_tokens=tokens,
-            utilization=server.gpu_memory_utilization,
-            graphs=graphs,
-        )
+        if server.blocks:
+            blocks = server.blocks
+        elif model.ranks is None:
+            blocks = fitting_blocks(model, shape, **settings)
+        else:
+            with model.ranks.together("fit", shape, **settings):
+                mine = fitting_blocks(model, shape, **settings)
+            blocks = min(mine, *model.ranks.replies())
     if server.max_model_len is None:  # limited by the memory
         longest = min(longest, blocks * shape.block_size)
     swapped = server.cpu_blocks
@@ -164,15 +174,6 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
         max_batched_tokens=server.step_tokens(longest),
         kv_cache_dtype=name_of(shape.dtype),
     )
-
-
-def _fitting_blocks(model: LoadedModel, shape: CacheShape, **settings: Any) -> int:
-    """The number of blocks that fit on every rank."""
-    if (ranks := model.ranks) is None:
-        return fitting_blocks(model, shape, **settings)
-    with ranks.together("fit", shape, **settings):
-        mine = fitting_blocks(model, shape, **settings)
-    return min(mine, *ranks.replies())
 
 
 def _require_room(

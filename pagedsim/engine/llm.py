@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -53,26 +53,19 @@ def prompts_of(
     return listed
 
 
-def params_of(given: Any, count: int) -> Sequence[SamplingParams]:
-    """Settings of each of `count` prompts."""
-    if isinstance(given, SamplingParams):
-        return [given] * count
-    if not isinstance(given, Sequence) or not all(isinstance(p, SamplingParams) for p in given):
-        raise RequestError(f"sampling_params={given!r}: must be SamplingParams, or a list of them")
+def _one_each(
+    name: str, given: Any, count: int, fine: Callable[[Any], bool], what: str
+) -> Sequence[Any]:
+    """Settings, one for each of `count` prompts; `what` must be given."""
+    if not isinstance(given, Sequence) or not all(map(fine, given)):
+        raise RequestError(f"{name}={given!r}: must be {what}")
     if len(given) != count:
-        raise RequestError(f"sampling_params: {len(given)} for {count} prompts")
+        raise RequestError(f"{name}: {len(given)} for {count} prompts")
     return given
 
 
-def ranks_of(given: Any, count: int) -> Sequence[float]:
-    """A priority of each of `count` prompts."""
-    if given is None:
-        return [0] * count
-    if not isinstance(given, Sequence) or not all(is_number(one) for one in given):
-        raise RequestError(f"priority={given!r}: must be a list of numbers")
-    if len(given) != count:
-        raise RequestError(f"priority: {len(given)} for {count} prompts")
-    return given
+def _is_params(one: object) -> bool:
+    return isinstance(one, SamplingParams)
 
 
 def _listed(name: str, prompts: Any) -> list[str | Tokens]:
@@ -157,16 +150,22 @@ class LLM:
                 raise RequestError(f"use_tqdm={use_tqdm!r}: must be true or false")
             prompt_token_ids, use_tqdm = use_tqdm, True
         requests = prompts_of(prompts, prompt_token_ids)
+        count = len(requests)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params = params_of(sampling_params, len(requests))
-        ranks = ranks_of(priority, len(requests))
+        if isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params] * count
+        what = "SamplingParams, or a list of them"
+        params = _one_each("sampling_params", sampling_params, count, _is_params, what)
+        ranks: Sequence[float] = [0] * count
+        if priority is not None:
+            ranks = _one_each("priority", priority, count, is_number, "a list of numbers")
         if self.engine.has_unfinished_requests():
             raise RequestError(
                 "generate: the engine serves requests that were added to it; step it until they end"
             )
         first = self._served
-        self._served += len(requests)
+        self._served += count
         added: list[str] = []
         try:
             for i, prompt in enumerate(requests):

@@ -17,7 +17,7 @@ from pagedsim.engine.graphs import Graphs, Recorder, Unrecordable, recorder_of
 from pagedsim.engine.inputs import DecodeInputs
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.runtime import GIB
-from pagedsim.engine.sampler import Sampler, sample_with_everything
+from pagedsim.engine.sampler import Sampler, sample_alike
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.ops import on_gpu
 
@@ -150,7 +150,7 @@ def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int, bl
     steps = [(0, length) for length in lengths]
     sampler = Sampler()
     for _ in range(2):
-        sample_with_everything(dummy_step(model, cache, shape.block_size, steps, blocks), sampler)
+        sample_alike(dummy_step(model, cache, shape.block_size, steps, blocks), sampler)
 
 
 def graph_bytes(

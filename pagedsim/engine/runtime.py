@@ -48,7 +48,7 @@ class uninterrupted:
 
 
 class Threads:
-    """torch's number of CPU threads: that of the engines, and that before the first of them."""
+    """torch's number of CPU threads: that of engines or ranks, and that before the first."""
 
     def __init__(self) -> None:
         self._before = 0
@@ -56,7 +56,7 @@ class Threads:
         self._engines = 0
 
     def take(self, count: int) -> None:
-        """An engine computes on `count` threads from now on."""
+        """Compute on `count` threads from now on."""
         if not self._engines:
             self._before = torch.get_num_threads()
         self._engines += 1

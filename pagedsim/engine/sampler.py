@@ -210,7 +210,9 @@ class Sampler:
 
     def draw(self, logits: Tensor, rows: Sequence[Row]) -> Draw:
         """The same, without waiting for it."""
-        settings = self._settings_of([row.params for row in rows], logits)
+        params, settings = [row.params for row in rows], self._settings
+        if settings is None or settings.params != params:
+            settings = self._settings = BatchSettings(params, logits)
         scores = self._adjusted(logits, rows, settings)
         if settings.random:
             words = words_of([row.key for row in rows], [row.position for row in rows])
@@ -218,12 +220,6 @@ class Sampler:
         else:
             picked = scores.argmax(1)
         return Draw(picked, _scored(logits, picked, settings), settings)
-
-    def _settings_of(self, params: list[SamplingParams], logits: Tensor) -> BatchSettings:
-        settings = self._settings
-        if settings is None or settings.params != params:
-            settings = self._settings = BatchSettings(params, logits)
-        return settings
 
     def _adjusted(self, logits: Tensor, rows: Sequence[Row], settings: BatchSettings) -> Tensor:
         """The logits after penalties and without forbidden tokens."""
@@ -244,17 +240,13 @@ def warm_up_sampling(vocab: int, device: torch.device) -> None:
     those that cut rows and draw from what is left.
     """
     for params in (SamplingParams(), EVERYTHING):
-        _sample_alike(torch.zeros(2, vocab, device=device), params)
+        sample_alike(torch.zeros(2, vocab, device=device), Sampler(), params)
 
 
-def sample_with_everything(logits: Tensor, sampler: Sampler) -> None:
-    """Sample each row with every setting there is, for the memory that it takes."""
-    _sample_alike(logits, EVERYTHING, sampler)
-
-
-def _sample_alike(logits: Tensor, params: SamplingParams, sampler: Sampler | None = None) -> None:
+def sample_alike(logits: Tensor, sampler: Sampler, params: SamplingParams = EVERYTHING) -> None:
+    """Sample each row with the same settings, by default all that take memory."""
     row = Row(params, 1, position=1, prompt=[0], output=[0], forbidden=(0,))
-    (sampler or Sampler()).sample(logits, [row] * len(logits))
+    sampler.sample(logits, [row] * len(logits))
 
 
 class Draw:

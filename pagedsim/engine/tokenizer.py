@@ -257,14 +257,6 @@ class Detokenizer:
         """The rest: there will be no more tokens, and half a character is what it is."""
         return self._show(self._pending_text())
 
-    def copy(self) -> Detokenizer:
-        """The same for a sequence that begins as this one did."""
-        twin = Detokenizer(self._tokenizer)
-        twin.text, twin._shown = self.text, self._shown
-        twin._pending, twin._context = list(self._pending), self._context
-        twin._context_length = self._context_length
-        return twin
-
     def _pending_text(self) -> str:
         if not self._pending:
             return ""

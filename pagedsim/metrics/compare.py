@@ -199,15 +199,11 @@ def compare_two(
 
 
 def _ratio(ours: Floats, theirs: Floats) -> Estimate:
-    """The mean of ratios if every seed has one, otherwise the ratio of means."""
-    if min(ours.min(), theirs.min()) > 0:
+    """The mean of ratios if every seed has one, otherwise the ratio of means, whose interval has
+    its nominal coverage only if seeds are similar."""
+    if (least := min(ours.min(), theirs.min())) > 0:
         return paired_ratio(ours, theirs)
-    return _ratio_of_means(ours, theirs)
-
-
-def _ratio_of_means(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
-    """For seeds with zeros; the interval has its nominal coverage only if seeds are similar."""
-    if min(ours.min(), theirs.min()) < 0 or not theirs.mean():
+    if least < 0 or not theirs.mean():
         return NO_ESTIMATE
     if not ours.mean():
         return Estimate(0.0, math.nan, math.nan)
@@ -360,7 +356,8 @@ def _extremes(study: Arms) -> list[str]:
         if len(means) < 2 or (key.endswith("_p99") and metric_of(key).latency):
             continue
         if len(set(means.values())) == 1:
-            sentences.append(f"{label_of(key)}: the same for all ({_one(key, means)}).")
+            same = text_of(key, next(iter(means.values())))
+            sentences.append(f"{label_of(key)}: the same for all ({same}).")
             continue
         scale = scale_of(key, means.values())
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
@@ -387,10 +384,6 @@ def _doubt(study: Arms, key: str, best: str, means: Mapping[str, float]) -> str:
         if means[other] == means[best]:
             return f", as with {other}"
     return ""
-
-
-def _one(key: str, means: dict[str, float]) -> str:
-    return text_of(key, next(iter(means.values())))
 
 
 def sureness(study: Arms) -> list[str]:

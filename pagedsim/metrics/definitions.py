@@ -212,7 +212,7 @@ def preemptions(group: RequestGroup) -> float:
 @METRICS.group("Retries", "count", LESS)
 def retries(group: RequestGroup) -> float | None:
     """Times a request began anew, for its replica had died."""
-    return group.total("retries") if group.requests.has("retries") else None
+    return None if group.requests.optional("retries") is None else group.total("retries")
 
 
 @METRICS.group("Recomputed tokens", "count", LESS)

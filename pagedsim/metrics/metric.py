@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -255,47 +256,34 @@ class Metrics(dict[str, Metric]):
 
     def latency(self, label: str) -> Callable[[EachRequest], EachRequest]:
         """One duration per finished request."""
-
-        def define(of: EachRequest) -> EachRequest:
-            self._define(of, label, "s", LESS, Latency(of))
-            return of
-
-        return define
+        return self._defining(label, "s", LESS, Latency)
 
     def distribution(self, label: str) -> Callable[[EachValue], EachValue]:
         """Any number of durations per request."""
-
-        def define(of: EachValue) -> EachValue:
-            self._define(of, label, "s", LESS, Distribution(of))
-            return of
-
-        return define
+        return self._defining(label, "s", LESS, Distribution)
 
     def group(self, label: str, unit: Unit, better: Way) -> Callable[[OfRequests], OfRequests]:
         """One number of a group of requests."""
-
-        def define(of: OfRequests) -> OfRequests:
-            self._define(of, label, unit, better, GroupMetric(of))
-            return of
-
-        return define
+        return self._defining(label, unit, better, GroupMetric)
 
     def run(
         self, label: str, unit: Unit, better: Way, sums: Sums = lambda steps: ()
     ) -> Callable[[OfRun], OfRun]:
         """One number of the run."""
+        return self._defining(label, unit, better, partial(RunMetric, sums=sums))
 
-        def define(of: OfRun) -> OfRun:
-            self._define(of, label, unit, better, RunMetric(of, sums))
+    def _defining(
+        self, label: str, unit: Unit, better: Way, kind: Callable[[Function], Kind]
+    ) -> Callable[[Function], Any]:
+        def define(of: Function) -> Function:
+            name, meaning = of.__name__, " ".join((of.__doc__ or "").split())
+            metric = Metric(name, label, unit, better, meaning, kind(of))
+            if not is_ours(of):
+                self._check(name, unit, better, metric.latency)
+            self[name] = metric
             return of
 
         return define
-
-    def _define(self, of: Function, label: str, unit: Unit, better: Way, kind: Kind) -> None:
-        name, meaning = of.__name__, " ".join((of.__doc__ or "").split())
-        if not is_ours(of):
-            self._check(name, unit, better, isinstance(kind, Latency | Distribution))
-        self[name] = Metric(name, label, unit, better, meaning, kind)
 
     def _check(self, name: str, unit: object, better: object, latency: bool) -> None:
         """Raise ConfigError for a metric of a user's own that cannot be."""

@@ -76,14 +76,6 @@ class Requests:
             self._columns[name] = np.asarray(column.to_numpy())
         return self._columns[name]
 
-    def has(self, name: str) -> bool:
-        """Whether the column exists."""
-        try:
-            self[name]
-        except KeyError:
-            return False
-        return True
-
     @cached_property
     def generated(self) -> NDArray[np.int64]:
         """Output tokens of each request, over all its sequences."""

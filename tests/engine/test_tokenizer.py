@@ -146,15 +146,6 @@ def test_byte_level_text_grows_to_itself(text: str) -> None:
         assert not any("\ufffd" in piece for piece in out)
 
 
-def test_a_copy_goes_its_own_way() -> None:
-    first = Detokenizer(BYTES)
-    for token in (97, 0xC3):
-        first.push(token)
-    second = first.copy()
-    assert (first.push(0xA9), second.push(0xA8)) == ("é", "è")
-    assert (first.text, second.text) == ("aé", "aè")
-
-
 def test_where_a_tokenizer_comes_from(tmp_path: Path) -> None:
     assert isinstance(load_tokenizer("tiny"), ByteTokenizer)
     assert load_tokenizer(LlamaConfig()) is load_tokenizer(tmp_path) is None

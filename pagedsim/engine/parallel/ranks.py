@@ -32,7 +32,7 @@ from pagedsim.engine.cache import Cache
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel.group import RankGroup, RankLost
 from pagedsim.engine.runner import Runner
-from pagedsim.engine.runtime import uninterrupted
+from pagedsim.engine.runtime import Threads, uninterrupted
 from pagedsim.engine.step_inputs import StepInputs
 
 HOST = "127.0.0.1"
@@ -97,7 +97,8 @@ class RankMonitor:
         """Aborted when a rank is gone, since this process may wait in it."""
         self.over = threading.Event()
         self.error: PagedsimError | None = None
-        self._threads: tuple[int, int] | None = None
+        self.threads: Threads | None = None
+        """Those of this process, where the ranks share its cores."""
 
     def listen(self) -> None:
         """Receive replies and failures until all ranks are gone."""
@@ -130,17 +131,6 @@ class RankMonitor:
     def _gone(self, member: RankProcess, how: str) -> RankError:
         return RankError(f"rank {member.rank} of {len(self.members) + 1} {how}")
 
-    def share_cores(self, size: int) -> None:
-        """Divide this process's threads by the number of ranks, until they end."""
-        threads = torch.get_num_threads()
-        self._threads = threads, max(threads // size, 1)
-        torch.set_num_threads(self._threads[1])
-
-    def give_cores_back(self) -> None:
-        """Restore the thread count, unless it was changed since."""
-        if self._threads is not None and torch.get_num_threads() == self._threads[1]:
-            torch.set_num_threads(self._threads[0])
-
     def end(self, error: PagedsimError) -> None:
         """Record the first error and wake all waiters."""
         if self.over.is_set():
@@ -167,8 +157,9 @@ class Ranks:
         try:
             monitor.members = [_started(rank) for rank in range(1, size)]
             threading.Thread(target=monitor.listen, name="ranks", daemon=True).start()
-            if device.type == "cpu":  # they share its cores
-                monitor.share_cores(size)
+            if device.type == "cpu":
+                monitor.threads = Threads()
+                monitor.threads.take(max(torch.get_num_threads() // size, 1))
             with self.together("start", device.type, torch.get_num_threads()):
                 store = TCPStore(HOST, 0, size, True, CONNECT_TIMEOUT, wait_for_workers=False)
             self.replies()
@@ -264,26 +255,18 @@ def _end(monitor: RankMonitor, owner: int) -> None:
             member.process.kill()
             member.process.wait()
         member.socket.close()
-    monitor.give_cores_back()
+    if monitor.threads is not None:
+        monitor.threads.give_back()
 
 
 class Leader(Runner):
     """The runner of rank 0: every command is also executed by the other ranks."""
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        model: LoadedModel,
-        cache: Cache,
-        *,
-        seqs: int,
-        longest: int,
-        layout: str = "block",
-    ) -> None:
+    def __init__(self, ranks: Ranks, model: LoadedModel, cache: Cache, **settings: Any) -> None:
+        """`settings` are those of `Runner`."""
         self._ranks = ranks
-        settings = {"seqs": seqs, "longest": longest, "layout": layout}
         with ranks.together("make", cache.shape, len(cache.gpu), len(cache.cpu), **settings):
-            super().__init__(model, cache, seqs=seqs, longest=longest, layout=layout)
+            super().__init__(model, cache, **settings)
         ranks.replies()
 
     def carry_out(self, inputs: StepInputs, picked: torch.Tensor | None = None) -> torch.Tensor:
