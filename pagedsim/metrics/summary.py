@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pagedsim.metrics.definitions import METRICS, e2e, tpot, ttft
 from pagedsim.metrics.metric import Percents, RunMetric
 from pagedsim.metrics.replica_columns import ReplicaFacts, ReplicaSums
-from pagedsim.metrics.slo import Reader, Slo
+from pagedsim.metrics.slo import Reader
 from pagedsim.metrics.steps import CAME_FROM, REPLICA, Batches, tiers_of
 from pagedsim.metrics.tables import (
     NAN,
@@ -29,7 +29,6 @@ from pagedsim.metrics.tables import (
     RequestGroup,
     Requests,
     RunTables,
-    Span,
     StepPart,
 )
 
@@ -57,9 +56,8 @@ def _columns(run: RunTables, replica_sums: ReplicaSums) -> Mapping[str, NDArray[
     left: Whose = each[REPLICA].astype(np.int64)
     came = each.optional(CAME_FROM)
     first: Whose = left if came is None else np.where(np.isnan(came), left, came).astype(np.int64)
-    prompts, cached = (
-        _sums_by_replica(first, each[name], count) for name in ("prompt_tokens", _CACHED)
-    )
+    names = ("prompt_tokens", "cached_tokens")
+    prompts, cached = (_sums_by_replica(first, each[name], count) for name in names)
     blocks = np.array([one.total_blocks for one in replica_sums.facts])
     return {
         "requests": _counts(left, count) + _counts(np.where(first == left, -1, first), count),
@@ -76,9 +74,6 @@ def _columns(run: RunTables, replica_sums: ReplicaSums) -> Mapping[str, NDArray[
         "in_system_mean": replica_sums.here / run.makespan,
         **_latencies(each, first, left, count),
     }
-
-
-_CACHED = "cached_tokens"
 
 
 def _latencies(each: Requests, first: Whose, left: Whose, count: int) -> dict[str, Floats]:
@@ -131,47 +126,31 @@ def summarise(
     total_blocks: float,
     block_size: float,
     max_seqs: float,
-    slo: Slo | None = None,
-    flops: float | None = None,
-    bytes: float | None = None,
-    peak_flops: float | None = None,
-    peak_bandwidth: float | None = None,
-    reader: Reader | None = None,
-    swapped_peak: int | None = None,
-    joules: float | None = None,
-    idle_watts: float | None = None,
-    euros_per_hour: float | None = None,
     end: float = NAN,
+    reader: Reader | None = None,
     replicas: Sequence[ReplicaFacts] = (),
-    spans: Sequence[Span] | None = None,
     percentiles: Mapping[str, Percents] | None = None,
+    **facts: Any,
 ) -> dict[str, Any]:
-    """The summary of one run.
+    """The summary of one run; `facts` are further fields of `RunTables`.
 
-    `flops` and `bytes` are what the run's steps took in all; with the peak of the hardware they
-    give `mfu` and `mbu`, which are left out otherwise, as `goodput_per_s` is without an `slo`.
-    `joules` are what its steps took, which with `idle_watts` for the time between them give the
-    metrics of energy, and `euros_per_hour` of all its GPUs those of cost, likewise. `swapped_peak`
-    is that of memory with swap space. For a server whose internals are not known there are no
-    steps, its sizes are NaN, and `end` is the end of the run.
+    Metrics of work, energy and cost, and of a service level objective, are left out without theirs.
+    For a server whose internals are not known there are no steps, its sizes are NaN, and `end` is
+    the end of the run.
     Where memory has tiers below the GPU, `tiers` has what was loaded from and written to each.
     Of several `replicas` blocks, work, power and price are sums, `max_seqs` and the peaks are
     means, `block_size` is NaN where theirs differ, and the key `replicas` has a row for each.
     `percentiles` are further ones of single latencies, by the suffixes of their keys.
-    `spans` are those in which each was there, or was dead, where they come and go.
     """
     view = Requests.of(requests)
-    replica_sums = ReplicaSums(replicas) if len(replicas) > 1 else None
+    replica_sums, slots = None, total_blocks * block_size
+    if len(replicas) > 1:
+        replica_sums = ReplicaSums(replicas)
+        slots = sum(one.total_blocks * one.block_size for one in replicas)
     ends, last, sums = _over_steps(steps, block_size, replica_sums, end)
-    work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
-    tiers = tiers_of(
-        steps, [one.block_size for one in replica_sums.facts] if replica_sums else [block_size]
-    )
-    drawn = (joules, idle_watts, euros_per_hour, replica_sums, spans)
-    slots = total_blocks * block_size
-    if replica_sums is not None:
-        slots = sum(one.total_blocks * one.block_size for one in replica_sums.facts)
-    run = RunTables(view, ends, last, slots, max_seqs, slo, *work, tiers, *drawn)
+    tiers = tiers_of(steps, [one.block_size for one in replicas] if replica_sums else [block_size])
+    facts |= {"reader": reader or Reader(), "tiers": tiers, "replica_sums": replica_sums}
+    run = RunTables(view, ends, last, slots, max_seqs, **facts)
     more = percentiles or {}
     summary = _of_requests(run, more, np.ones(requests.num_rows, dtype=bool))
     clients = pc.unique(requests["client"]).to_pylist()

@@ -197,21 +197,23 @@ class RunTables:
     slots: float
     """Token slots of all blocks."""
     max_seqs: float
-    slo: Slo | None
-    flops: float | None
-    bytes: float | None
-    peak_flops: float | None
-    peak_bandwidth: float | None
     reader: Reader
-    swapped_peak: int | None
+    slo: Slo | None = None
+    flops: float | None = None
+    """Of all steps; so with the bytes."""
+    bytes: float | None = None
+    peak_flops: float | None = None
+    """Of the hardware, in a second; so with the bandwidth."""
+    peak_bandwidth: float | None = None
+    swapped_peak: int | None = None
     """Peak number of blocks swapped to the CPU; None without swap space."""
-    tiers: Mapping[str, TierUse] | None
+    tiers: Mapping[str, TierUse] | None = None
     """Traffic of each tier below the GPU; None without tiers."""
-    joules: float | None
+    joules: float | None = None
     """Energy of all GPUs during steps."""
-    idle_watts: float | None
+    idle_watts: float | None = None
     """Their total power between steps."""
-    euros_per_hour: float | None
+    euros_per_hour: float | None = None
     """Their total price, busy or idle."""
     replica_sums: ReplicaSums | None = None
     """Sums per replica, if there are several."""
