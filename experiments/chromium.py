@@ -128,7 +128,6 @@ class Chromium:
         self.mouse("mouseMoved", *self.middle(selector))
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """One event of the mouse."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def middle(self, selector: str) -> tuple[float, float]:

@@ -156,7 +156,6 @@ def part_rows(model: str) -> Iterator[list[str]]:
 
 
 def _part_keys(split: Split, context: int) -> list[int]:
-    """Keys of each part."""
     ends = [*range(0, context, split.size(context)), context]
     return [end - begin for begin, end in itertools.pairwise(ends)]
 
@@ -219,7 +218,6 @@ def _launch_cells(
 
 
 def _bytes(launch: Launch, logits: torch.Tensor) -> int:
-    """The bytes of a launch."""
     if launch.name != "_settle":
         return launch.moved
     tile = Shape.of(logits.shape[1]).block * len(logits) * logits.element_size()

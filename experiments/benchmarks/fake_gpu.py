@@ -72,7 +72,6 @@ class Driver(NamedTuple):
     capability: int
 
     def get_current_target(self) -> GPUTarget:
-        """The compilation target."""
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:

@@ -254,7 +254,6 @@ class Ledger:
         self.pack()
 
     def pack(self) -> None:
-        """Write the archive, if there is to be one."""
         if self._archive is not None:
             pack(self.place, self._archive)
 

@@ -104,7 +104,6 @@ class Case:
     samples: Counter[Place] = field(default_factory=Counter)
 
     def of(self, layer: str) -> int:
-        """The samples of a layer."""
         return sum(times for place, times in self.samples.items() if place.layer == layer)
 
 

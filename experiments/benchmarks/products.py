@@ -120,7 +120,6 @@ class Weight(NamedTuple):
     scale: torch.Tensor | None
 
     def plain(self, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix in another dtype."""
         if self.scale is None:
             return self.values.to(dtype)
         return (self.values.to(torch.float32) * self.scale[:, None]).to(dtype)
@@ -150,7 +149,6 @@ class Layer:
         self.known = RowNorm(self.norms[0], squares, EPS)  # from the previous layer
 
     def ours(self) -> torch.Tensor:
-        """The layer's output by our kernels."""
         qkv, out, gate_up, down = (
             (weight.values, None, weight.scale) for weight in self.weights.values()
         )
@@ -185,7 +183,6 @@ class Layer:
         return x + (functional.silu(gate) * up) @ down.T
 
     def reset(self) -> None:
-        """Restore the input of the layer."""
         self.residual.copy_(self.tokens)
 
     def _weight(self, rows: int, columns: int, weights: str) -> Weight:

@@ -85,19 +85,16 @@ class Case:
 
     @property
     def contexts(self) -> list[int]:
-        """The context of each sequence."""
         return [self.context] * self.batch + ([self.beside] if self.beside else [])
 
     @property
     def kind(self) -> str:
-        """Whether it is a decode, a prefill or a chunk."""
         if self.queries == 1:
             return "decode"
         return "prefill" if self.queries == self.context else "chunk"
 
     @property
     def shape(self) -> ModelShape:
-        """The model's."""
         return shape_of(self.model)
 
     @property
@@ -210,7 +207,6 @@ class Problem:
         )
 
     def ours(self) -> torch.Tensor:
-        """The engine's attention."""
         return attend_cached(self.q, self.k_cache, self.v_cache, self.batch, scale=self.scale)
 
     @cached_property

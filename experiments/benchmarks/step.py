@@ -191,7 +191,6 @@ class Bench:
         self._tokens: dict[Arm, dict[Any, list[int]]] = {}
 
     def measured(self, arm: Arm) -> Line:
-        """The line of an arm."""
         engine = self.engine(arm)
         if arm.graphs and engine.runner.graphs is None:
             raise RuntimeError("no graph was captured")
@@ -361,7 +360,6 @@ class Judge:
         self._known: dict[tuple[str, tuple[int, ...]], tuple[Tensor, float]] = {}
 
     def verdict(self, tokens: Sequence[int], cache: str, logits: Tensor) -> Verdict:
-        """On the logits after some tokens."""
         key = (cache, tuple(tokens))
         if key not in self._known:
             exact = _logits(self._exact, tokens, cache)

@@ -363,7 +363,6 @@ def product_race(
         x = torch.randn(len(layer.tokens), values.shape[1], **kind)
 
     def run(own: ProductTiles) -> torch.Tensor:
-        """The timed call."""
         if added:
             product.add_product(layer.residual, x, values, None, scale, tiles=own)
             return layer.residual

@@ -162,7 +162,6 @@ class Side:
 
     @property
     def every(self) -> dict[str, ClientService]:
-        """All of them, by name."""
         named = {"measured": self.measured, "simulated": self.simulated}
         return {**named, **self.elsewise, **self.policies}
 

@@ -76,11 +76,9 @@ class Sweep:
     """Whether values are drawn at equal distances."""
 
     def name(self, value: float) -> str:
-        """A value in words."""
         return self.text.format(value)
 
     def changes(self, value: float) -> list[str]:
-        """The overrides that set it."""
         own = [] if self.setting is None else [f"{self.setting}={value:g}"]
         return [*own, *self.overrides.get(value, ())]
 
@@ -143,7 +141,6 @@ class Figure:
 
     @property
     def cases_and_variants(self) -> dict[str, Case]:
-        """Both, by name."""
         return {**self.cases, **self.variants}
 
     def _full(self, case: Case) -> Case:
@@ -169,7 +166,6 @@ class Figure:
         return self.cases[case.of] if case.of is not None else next(iter(self.cases.values()))
 
     def systems_of(self, case: Case) -> list[str]:
-        """The systems that are run in a case."""
         full = self._full(case)
         every = {**self.systems, **(full.own or {})}
         return list(full.only or full.values_of or every)

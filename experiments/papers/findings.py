@@ -126,7 +126,6 @@ class Findings:
         return one.estimates(lines, system) if len(lines) == len(names) else {}
 
     def unit(self, one: Comparison) -> str:
-        """The unit of a comparison's results."""
         if one.of_sweep:
             return self.figure.sweep.unit if self.figure.sweep is not None else ""
         if one.growth or one.percent:
@@ -229,7 +228,6 @@ class Findings:
             yield Optimum(case, system, best, min(near), max(near), told)
 
     def rows(self, one: Comparison) -> Iterator[Row]:
-        """The rows of a comparison."""
         if one.good is None:
             yield from (line.row for line in self.lines(one))
         else:

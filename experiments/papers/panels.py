@@ -59,7 +59,6 @@ class Panel:
     """Draws what is beyond that."""
 
     def draw(self, axes: Axes, styles: Mapping[str, Style]) -> None:
-        """All of it."""
         for name, (x, y) in self.lines.items():
             axes.plot(x, y, **styles[name] if len(x) < _DENSE else _plain(styles[name]))
         for name, (x, y) in self.published.items():

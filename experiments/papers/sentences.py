@@ -43,7 +43,6 @@ class _Sentence:
     lines: Sequence[Line]
 
     def text(self) -> str:
-        """The sentence."""
         systems = quoted([line.system for line in self.lines], self.one.over)
         cases = quoted([line.case for line in self.lines])
         by_case, several, swept = (len({line[i] for line in self.lines}) > 1 for i in range(3))

@@ -151,7 +151,6 @@ class Search(Bisection):
         self.tell(rate, not self.missed(rate))
 
     def missed(self, rate: float) -> list[str]:
-        """The bounds that were missed at a rate."""
         summary = self.runs[rate].summary
         if not summary["finished"]:
             return ["every bound: nothing was served"]

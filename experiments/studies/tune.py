@@ -289,7 +289,6 @@ class Tuning:
 
     @property
     def more(self) -> bool:
-        """Whether more of the goal is better."""
         return metric_of(self.goal).better > 0
 
     @property
@@ -302,7 +301,6 @@ class Tuning:
 
     @property
     def found(self) -> float:
-        """Its mean."""
         return mean(self.values[self.best])
 
     @property

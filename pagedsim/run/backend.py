@@ -83,7 +83,6 @@ class RunConfig:
 
     @cached_property
     def backend(self) -> Backend:
-        """What serves the requests."""
         return make("backend", self.settings["backend"], Backend)
 
     def prepare(self) -> BackendRun:
@@ -100,7 +99,6 @@ class RunConfig:
 
     @cached_property
     def slo(self) -> Slo | None:
-        """The objective, if one is set."""
         return slo_of(self.settings["slo"])
 
     @cached_property
@@ -133,16 +131,13 @@ class RunConfig:
 
     @cached_property
     def model(self) -> ModelShape:
-        """The shape of the model."""
         return make("model", self.settings["model"], ModelShape)
 
     @cached_property
     def hardware(self) -> Hardware:
-        """The data sheet of the GPU."""
         return make("hardware", self.settings["hardware"], Hardware)
 
     def cost(self, replica: Replica) -> CostModel:
-        """The model of step times of a replica."""
         settings = self.settings["cost"]
         try:
             taken = takes(str(settings["_target_"]), "replica")
@@ -182,7 +177,6 @@ class RunConfig:
         return make("router", seeded("router", self.settings["router"], self.seed), Router)
 
     def pool(self, name: str) -> RunConfig:
-        """The configuration of one replica of a pool."""
         pools = self.settings["fleet"].get("pools") or {}
         return RunConfig({**self.settings, **pools.get(name, {}).get(POOL_CONFIG, {})}, self.seed)
 
@@ -397,7 +391,6 @@ class StoppableRecorder(Recorder):
 
     @property
     def left_count(self) -> int:
-        """Requests that have left."""
         return len(self._ids)
 
     @property

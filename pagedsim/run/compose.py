@@ -76,17 +76,14 @@ class Command:
 
     @property
     def choices(self) -> Mapping[str, str | None]:
-        """The option of each group that was chosen."""
         return self.composition.choices
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the experiment sets for other options than the chosen, a line for each group."""
         return self.composition.notes
 
     @property
     def seeds(self) -> list[int]:
-        """Those of the study."""
         first: int = self.config["seed"]
         return list(range(first, first + self.config["seeds"]))
 
@@ -339,7 +336,6 @@ class Unmeant:
     """The group without it."""
 
     def note(self, choices: Mapping[str, str | None]) -> str:
-        """What is left out, and why."""
         there = flat(OmegaConf.to_container(self.alone))
         sets = ", ".join(
             f"{self.group}.{key}={'null' if value is None else value}"

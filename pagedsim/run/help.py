@@ -181,7 +181,6 @@ class Experiment:
 
     @property
     def backends(self) -> Sequence[str]:
-        """Those that can serve it."""
         return self.kind.backends
 
     @property

@@ -120,11 +120,9 @@ class Way:
 
     @property
     def url(self) -> str:
-        """Where requests go."""
         return self.address.base + PATHS[self.endpoint]
 
     def bodies(self, seed: int) -> Bodies:
-        """How they are written."""
         contents = Contents(seed)
         return Bodies(self.address.model, contents, self.endpoint, self.as_ids, self.extra)
 

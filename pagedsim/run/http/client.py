@@ -156,7 +156,6 @@ class Answer:
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """More of it has come."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:

@@ -162,7 +162,6 @@ class Seen(Request):
 
     @property
     def usage(self) -> dict[str, Any]:
-        """What the server counted."""
         return self.answer.usage
 
     @property
@@ -279,7 +278,6 @@ class Load:
             await asyncio.sleep(0)
 
     def _taken(self) -> Job | None:
-        """The next in line."""
         if not self._ready:
             self._prepared()
         return self._ready.popleft() if self._ready else None
