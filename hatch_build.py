@@ -46,7 +46,7 @@ INTERPRETED = {
     "pagedsim/core/policy.py",  # whatever a user's class may do with it is to work
 }
 LISTED = "pagedsim/compiled.txt"
-"""What was compiled, and a digest of each source; `pagedsim/run/compilation.py` reads it."""
+"""What was compiled, and a digest of each source; `pagedsim/run/provenance.py` reads it."""
 NOTICE = "pagedsim/interpreted.txt"
 """Why nothing was compiled although nothing forbade it; the same module reads it."""
 

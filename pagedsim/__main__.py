@@ -224,8 +224,7 @@ def command() -> None:
         _refuse_no_command(words)
     sys.argv[1:] = in_order(words)
     if "--version" in words:
-        from pagedsim.run.compilation import built
-        from pagedsim.run.provenance import in_words
+        from pagedsim.run.provenance import built, in_words
 
         print(f"pagedsim {in_words()}, {built()}")
     elif {"--help", "-h"} & set(words):

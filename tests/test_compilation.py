@@ -10,7 +10,7 @@ import pytest
 
 from pagedsim.core import Batching, Memory, PagedMemory, Unified
 from pagedsim.core.memory import PrefixMemory
-from pagedsim.run.compilation import COMPILING, LISTED, NOTICE, built
+from pagedsim.run.provenance import COMPILING, LISTED, NOTICE, built
 from pagedsim.sglang import RadixMemory, SGLang
 from pagedsim.sim.cost import CostModel, Roofline
 

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from pagedsim.run.compilation import built
-from pagedsim.run.provenance import in_words
+from pagedsim.run.provenance import built, in_words
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ("requests.parquet", "steps.parquet", "summary.json")

@@ -44,7 +44,7 @@ from pagedsim.experiments.benchmarks.simulator import (
 )
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import BackendRun, policy_of
-from pagedsim.run.compilation import built
+from pagedsim.run.provenance import built
 
 # -- one step --------------------------------------------------------------------------------------
 

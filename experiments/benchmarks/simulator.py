@@ -40,7 +40,7 @@ from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.summary import summarise
 from pagedsim.options import Options
 from pagedsim.run.backend import BackendRun, RunConfig, StoppableRecorder
-from pagedsim.run.compilation import built
+from pagedsim.run.provenance import built
 from pagedsim.workload import Workload
 
 # -- workloads, as words of a command line ---------------------------------------------------------

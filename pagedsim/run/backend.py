@@ -39,6 +39,7 @@ from pagedsim.policies.routing.router import Router
 from pagedsim.run.objects import (
     KEPT,
     UNPICKLED,
+    autoscale_of,
     draws,
     make,
     refuse_no_class,
@@ -47,7 +48,6 @@ from pagedsim.run.objects import (
     seeded,
     takes,
 )
-from pagedsim.run.scaling import autoscale_of
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.hardware import Hardware

@@ -22,7 +22,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.result import Notice, as_records, notice_of
-from pagedsim.metrics.steps import Batches, Steps
+from pagedsim.metrics.steps import Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.run.backend import Settings, StoppableRecorder, Stopped
 from pagedsim.run.folder import full_disk_named
@@ -165,7 +165,9 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
         steps = steps.append_column(name, values)
     for name, values in parts.run.request_columns(requests["request"].to_pylist()).items():
         requests = requests.append_column(name, values)
-    summary = _summary(parts, job.config.get("study"), requests, steps, recorder.time)
+    known: Settings = {"slo": parts.slo, "reader": parts.reader, "end": recorder.time}
+    known |= {"percentiles": further_percentiles(job.config.get("study")), **parts.run.sizes()}
+    summary = summarise(requests, steps, **(known | dict(parts.run.work(steps))))
     summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
     summary |= parts.run.extra_summary()
     if facts := parts.run.facts():
@@ -174,16 +176,6 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
     if not partial:
         parts.run.leave(job.folder, parts.workload, requests)
     return Run(job.arm, job.number, job.folder, job.config, summary)
-
-
-def _summary(
-    parts: Parts, study: object, requests: pa.Table, steps: Batches, end: float
-) -> Settings:
-    """The summary, with all percentiles that the settings of the study name."""
-    run = parts.run
-    known: Settings = {"end": end, "slo": parts.slo, "reader": parts.reader}
-    known["percentiles"] = further_percentiles(study)
-    return summarise(requests, steps, **(known | run.sizes() | dict(run.work(steps))))
 
 
 def notices(parts: Parts, requests: pa.Table) -> list[Notice]:

@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
+from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +25,7 @@ from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.report.console import fitting
-from pagedsim.run.pool import on_terminal
+from pagedsim.run.pool import TextOf, on_terminal
 from pagedsim.run.publish import Published, block_size_notes
 from pagedsim.user_error import Interruption, UserError, line, shown
 
@@ -57,9 +57,12 @@ class Multirun(Callback):
         filters = filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))
         os.environ["PYTHONWARNINGS"] = ",".join(filters)
         if on_terminal():
-            columns = (_Ended(folder), TimeElapsedColumn())
+            ended = TextOf(lambda _: f"{sum(1 for _ in folder.glob(f'*/{_NAME}'))} jobs done")
             Multirun.bar = Progress(
-                *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
+                *(ended, TimeElapsedColumn()),
+                console=Console(stderr=True),
+                transient=True,
+                refresh_per_second=2,
             )
             Multirun.bar.add_task("jobs", total=None)
             Multirun.bar.start()
@@ -70,17 +73,6 @@ class Multirun(Callback):
         if Multirun.bar is not None:
             Multirun.bar.stop()
             Multirun.bar = None
-
-
-class _Ended(ProgressColumn):
-    """How many jobs have left their results."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{sum(1 for _ in self.folder.glob(f'*/{_NAME}'))} jobs done")
 
 
 def record_job(

@@ -291,26 +291,15 @@ class Board:
         return min(self.done / self.requests, 1.0) if self.requests else 0.0
 
 
-class _Runs(ProgressColumn):
-    """Runs done, of all."""
+class TextOf(ProgressColumn):
+    """What a function says of the task."""
 
-    def __init__(self, over: Sequence[object], runs: int) -> None:
+    def __init__(self, text: Callable[[Task], str], style: str = "") -> None:
         super().__init__()
-        self.over, self.runs = over, runs
+        self.text, self.style = text, style
 
     def render(self, task: Task) -> Text:
-        return Text(f"{len(self.over)}/{self.runs} runs")
-
-
-class _Words(ProgressColumn):
-    """Requests done, time in the runs, time left."""
-
-    def __init__(self, board: Board) -> None:
-        super().__init__()
-        self.board = board
-
-    def render(self, task: Task) -> Text:
-        return Text(words_of(self.board, task.elapsed or 0.0), style="dim")
+        return Text(self.text(task), style=self.style)
 
 
 def words_of(board: Board, spent: float) -> str:
@@ -352,7 +341,11 @@ def bar(board: Board | None, over: Sequence[object]) -> Iterator[None]:
         with _line(board, over):
             yield
         return
-    columns = (_Runs(over, board.runs), _Bar(board), _Words(board))
+    columns = (
+        TextOf(lambda _: f"{len(over)}/{board.runs} runs"),
+        _Bar(board),
+        TextOf(lambda task: words_of(board, task.elapsed or 0.0), "dim"),
+    )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
         progress.add_task("runs", total=1.0)

@@ -310,11 +310,14 @@ def unused_words(
     """What was typed and changes nothing, a line each."""
     if study.reads is not None:
         whose = f"the settings are those of run={command.config['run']}"
-        return [f"{word} changes nothing: {whose}" for word in _idle(study, command)]
+        taken = ("experiment", "tracking", "report", *study.reads)
+        idle = (word for word in command.words if group_of(word) not in taken)
+        return [f"{word} changes nothing: {whose}" for word in idle]
+    keys = [{change.partition("=")[0] for change in arm.overrides} for arm in arms]
     told = [
         f"{word} changes nothing: every arm of experiment={command.experiment} sets it"
         for word in command.words
-        if arms and all(word.partition("=")[0] in _keys(arm) for arm in arms)
+        if keys and all(word.partition("=")[0] in own for own in keys)
     ]
     told += [
         f"{word} changes nothing: {why}"
@@ -344,16 +347,6 @@ def unused_words(
             if group_of(word) == "router"
         ]
     return told
-
-
-def _idle(study: Study, command: Command) -> Iterator[str]:
-    for word in command.words:
-        if group_of(word) not in ("experiment", "tracking", "report", *(study.reads or ())):
-            yield word
-
-
-def _keys(arm: Arm) -> set[str]:
-    return {change.partition("=")[0] for change in arm.overrides}
 
 
 def _check(job: Job, workloads: dict[str, Workload]) -> None:

@@ -152,7 +152,8 @@ class Runs:
         several = wanted or cores()
         if inside_a_worker() or len(jobs) <= 1 or several <= 1:
             return 1
-        alone = "" if way_to_begin() == "fork" else next(filter(None, map(_alone, jobs)), "")
+        reasons = (needs_this_process(job.config) for job in jobs)
+        alone = "" if way_to_begin() == "fork" else next(filter(None, reasons), "")
         if alone and (line := f"runs took turns in one process: {alone}") not in self.noted:
             self.note(line)
         return 1 if alone else several
@@ -166,7 +167,7 @@ class Runs:
 
     def of(self, arm: str) -> list[Run]:
         """The complete runs of an arm, seed by seed."""
-        return [self.finished[key] for key in self._keys(arm)]
+        return [self.finished[key] for key in sorted(self.finished) if key[0] == arm]
 
     @property
     def comparable(self) -> list[Run]:
@@ -191,9 +192,6 @@ class Runs:
         """The arms that have a run, in order."""
         there = {arm for arm, _ in self.finished}
         return [arm for arm in dict.fromkeys(job.arm for job in self.jobs) if arm in there]
-
-    def _keys(self, arm: str) -> list[Key]:
-        return sorted(key for key in self.finished if key[0] == arm)
 
     @property
     def reasons(self) -> dict[str, Failure]:
@@ -244,10 +242,6 @@ class Runs:
             failed={(a[cut:], n): f for (a, n), f in self.failed.items() if a.startswith(prefix)},
             repeated={(a[cut:], n) for a, n in self.repeated if a.startswith(prefix)},
         )
-
-
-def _alone(job: Job) -> str:
-    return needs_this_process(job.config)
 
 
 def changed_note(arms: set[str]) -> str:

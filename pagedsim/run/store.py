@@ -14,7 +14,7 @@ import shutil
 import sys
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
@@ -48,9 +48,19 @@ Recipe = dict[str, Any]
 class Store(ABC):
     """What remains of a run."""
 
-    @abstractmethod
     def stored(self, job: Job, made_of: Recipe) -> Run | None:
         """The run as it was left, if it is complete and made of the same."""
+        try:
+            summary = self.summary(job, made_of)
+        except (OSError, ValueError, TypeError):  # not there, or not whole
+            return None
+        if summary is None or lacks_percentiles(summary, job.config.get("study")):
+            return None
+        return Run(job.arm, job.number, job.folder, job.config, summary)
+
+    @abstractmethod
+    def summary(self, job: Job, made_of: Recipe) -> dict[str, Any] | None:
+        """That of the run as it was left, if it is made of the same."""
 
     def forget(self, job: Job) -> None:
         """What is in the folder is about to be written over."""
@@ -68,16 +78,10 @@ class Store(ABC):
 class Tables(Store):
     """A folder a run: its tables, its summary, and in run.json what it was made from."""
 
-    def stored(self, job: Job, made_of: Recipe) -> Run | None:
-        try:
-            record = json.loads((job.folder / _NAME).read_text(encoding="utf-8"))
-            same = {**record, _COMMIT: None} == {**made_of, _COMMIT: None}
-            summary = read_summary(job.folder) if same else None
-        except (OSError, ValueError, TypeError):  # not there, or not whole
-            return None
-        if summary is None or _lacks(summary, job):
-            return None
-        return Run(job.arm, job.number, job.folder, job.config, summary)
+    def summary(self, job: Job, made_of: Recipe) -> dict[str, Any] | None:
+        record = json.loads((job.folder / _NAME).read_text(encoding="utf-8"))
+        same = {**record, _COMMIT: None} == {**made_of, _COMMIT: None}
+        return read_summary(job.folder) if same else None
 
     def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
         if recipe(job) != made_of:
@@ -90,16 +94,9 @@ class Tables(Store):
 class Summaries(Store):
     """A file a run, so that a search of hundreds stays small: its summary, and a digest."""
 
-    def stored(self, job: Job, made_of: Recipe) -> Run | None:
-        try:
-            record = read_json(_summary_file(job))
-        except (OSError, ValueError):  # not there, or not whole
-            return None
-        if record.get("made_of") != _recipe_digest(made_of):
-            return None
-        if _lacks(record["summary"], job):
-            return None
-        return Run(job.arm, job.number, job.folder, job.config, record["summary"])
+    def summary(self, job: Job, made_of: Recipe) -> dict[str, Any] | None:
+        record = read_json(_summary_file(job))
+        return record["summary"] if record.get("made_of") == _recipe_digest(made_of) else None
 
     def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
         """Put a file in the place of the folder, whose tables come back when the run is typed."""
@@ -110,11 +107,6 @@ class Summaries(Store):
             write_json(_summary_file(job), kept, ordered=True)
         shutil.rmtree(job.folder, ignore_errors=True)  # it may be asked twice
         return same
-
-
-def _lacks(summary: Mapping[str, Any], job: Job) -> bool:
-    """Whether the study names percentiles by now that a summary has not."""
-    return lacks_percentiles(summary, job.config.get("study"))
 
 
 def recipe(job: Job) -> Recipe:
@@ -146,12 +138,9 @@ def _named(value: Any, *keys: str) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key in keys:
-                yield from (one for one in _listed(inner) if isinstance(one, str))
+                every = inner if isinstance(inner, (list, tuple)) else [inner]
+                yield from (one for one in every if isinstance(one, str))
             yield from _named(inner, *keys)
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def _stamp(path: str) -> list[int] | None:
@@ -178,7 +167,7 @@ _OURS = (
     *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels"),
     "pagedsim.policies",
     *("pagedsim.run.backend", "pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
-    *("pagedsim.run.simulated", "pagedsim.run.serving", "pagedsim.run.scaling"),
+    *("pagedsim.run.simulated", "pagedsim.run.serving"),
     *("pagedsim.fidelity.engine_model", "pagedsim.fidelity.sheets"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""
