@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ from pagedsim.run.backend import (
     Stopped,
     refuse_sessions,
 )
-from pagedsim.run.http.client import Address, Client
+from pagedsim.run.http.client import Address, connected
 from pagedsim.run.http.load import PATHS, Bodies, Contents, Load, Seen
 from pagedsim.run.http.results import benchmark, failures, lateness, notes
 from pagedsim.workload import Workload
@@ -146,10 +146,10 @@ class Sending(BackendRun):
             raise Stopped
 
     async def _run(self, workload: Workload, recorder: StoppableRecorder) -> None:
-        async with Client(self.way.url, self.way.timeout, self._now) as client:
+        async with connected(self.way.url, self.way.timeout, self._now) as send:
 
             async def ask(seen: Seen, body: bytes) -> None:
-                await client.ask(body, seen.answer)
+                await send(body, seen.answer)
 
             def left(seen: Seen) -> None:
                 self._seen[seen.id] = seen
@@ -159,7 +159,7 @@ class Sending(BackendRun):
                 recorder.now = self._now()
                 return recorder.stopping
 
-            await self._warm_up(workload, client)
+            await self._warm_up(workload, send)
             write = self.way.bodies(self.seed).of
             load = Load(workload, write, ask, self._now, self.way.concurrency)
             load.prepare()
@@ -173,11 +173,11 @@ class Sending(BackendRun):
     def _now(self) -> float:
         return time.perf_counter() - self._begun
 
-    async def _warm_up(self, workload: Workload, client: Client) -> None:
+    async def _warm_up(self, workload: Workload, send: Callable[..., Awaitable[None]]) -> None:
         """A few requests before the clock starts; ConfigError for what the server refuses."""
         bodies = self.way.bodies(self.seed + OTHERS)
         some = [Seen(*job) for job in islice(workload.requests(), self.way.warmup)]
-        asked = (client.ask(bodies.of(one, min(one.output_len, WARM)), one.answer) for one in some)
+        asked = (send(bodies.of(one, min(one.output_len, WARM)), one.answer) for one in some)
         await asyncio.gather(*asked)
         for one in some:
             if one.answer.error:

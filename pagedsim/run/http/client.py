@@ -6,11 +6,11 @@ import asyncio
 import json
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
@@ -94,19 +94,14 @@ def _models(base: str, needed: bool) -> list[str]:
             raise ConfigError(
                 f"{where}: refuses us (HTTP {error.code}); it takes the key in {KEY}"
             ) from None
-        if not needed:
-            return []
-        raise ConfigError(
-            f"{where}: /v1/models gives HTTP {error.code}; name the model: backend.model=..."
-        ) from None
+        wrong = f"gives HTTP {error.code}"
     except ValueError:
-        if not needed:
-            return []
-        raise ConfigError(
-            f"{where}: /v1/models is not what OpenAI's is; name the model: backend.model=..."
-        ) from None
+        wrong = "is not what OpenAI's is"
     except (URLError, OSError, HTTPException) as error:
         raise ConfigError(f"{where}: cannot be reached: {_why(error)}") from None
+    if needed:
+        raise ConfigError(f"{where}: /v1/models {wrong}; name the model: backend.model=...")
+    return []
 
 
 def _names(said: Any) -> list[str]:
@@ -229,60 +224,48 @@ SAID = 4096
 """Bytes of an error that are read."""
 
 
-class Client:
-    """Connections to one server, as many as there are requests at once."""
+@asynccontextmanager
+async def connected(
+    url: str, timeout: float, clock: Callable[[], float]
+) -> AsyncIterator[Callable[[bytes, Answer], Awaitable[None]]]:
+    """What sends a request to the endpoint `url` and fills its answer as it comes, on as many
+    connections as there are requests at once; what goes wrong is noted in the answer.
 
-    def __init__(self, url: str, timeout: float, clock: Callable[[], float]) -> None:
-        """`url` is that of the endpoint; an answer may take `timeout` seconds."""
-        self._url, self._timeout, self._clock = url, timeout, clock
-        self._session: aiohttp.ClientSession | None = None
+    An answer may take `timeout` seconds.
+    """
+    import aiohttp
 
-    async def __aenter__(self) -> Self:
-        import aiohttp
+    async with aiohttp.ClientSession(
+        # Servers close what is idle for 5 s: not while a request is on its way there.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
+        timeout=aiohttp.ClientTimeout(total=timeout),
+        # A compressed stream would come when a buffer is full.
+        headers={
+            **headers(),
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        },
+    ) as session:
 
-        self._session = aiohttp.ClientSession(
-            # Servers close what is idle for 5 s: not while a request is on its way there.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
-            timeout=aiohttp.ClientTimeout(total=self._timeout),
-            # A compressed stream would come when a buffer is full.
-            headers={
-                **headers(),
-                "Content-Type": "application/json",
-                "Accept-Encoding": "identity",
-            },
-        )
-        return self
+        async def ask(body: bytes, answer: Answer) -> None:
+            try:
+                async with session.post(url, data=body) as response:
+                    if response.status != 200 or "event-stream" not in response.content_type:
+                        await _refused(response, answer)
+                        return
+                    async for data in response.content.iter_any():
+                        answer.feed(data, clock())
+            except TimeoutError:
+                answer.error = "no answer within backend.timeout"
+            except aiohttp.ClientConnectorError as error:
+                answer.error = "no connection"
+                number = error.os_error.errno
+                answer.detail = os.strerror(number) if number else str(error)
+            except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+                answer.error, answer.detail = "the connection broke", type(error).__name__
+            answer.close()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._session is not None
-        await self._session.close()
-
-    async def ask(self, body: bytes, answer: Answer) -> None:
-        """Send a request and fill `answer` as it comes; what goes wrong is noted there."""
-        import aiohttp
-
-        assert self._session is not None
-        try:
-            async with self._session.post(self._url, data=body) as response:
-                if response.status != 200 or "event-stream" not in response.content_type:
-                    await _refused(response, answer)
-                    return
-                async for data in response.content.iter_any():
-                    answer.feed(data, self._clock())
-        except TimeoutError:
-            answer.error = "no answer within backend.timeout"
-        except aiohttp.ClientConnectorError as error:
-            answer.error = "no connection"
-            number = error.os_error.errno
-            answer.detail = os.strerror(number) if number else str(error)
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            answer.error, answer.detail = "the connection broke", type(error).__name__
-        answer.close()
+        yield ask
 
 
 async def _refused(response: aiohttp.ClientResponse, answer: Answer) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from math import isfinite
 from typing import Any
@@ -138,15 +139,15 @@ def _latencies(whole: Sequence[Seen]) -> dict[str, float]:
         "itl": [gap for one in whole for gap in _gaps(one)],
         "e2el": [_e2e(one) for one in whole],
     }
-    found: dict[str, float] = {}
-    for name, seconds in spans.items():
-        values = 1e3 * np.asarray(seconds)
-        some = len(values) > 0
-        found[f"mean_{name}_ms"] = float(values.mean()) if some else NAN
-        found[f"median_{name}_ms"] = float(np.median(values)) if some else NAN
-        found[f"std_{name}_ms"] = float(values.std()) if some else NAN
-        found[f"p99_{name}_ms"] = float(np.percentile(values, 99)) if some else NAN
-    return found
+    kinds: dict[str, Callable[..., Any]] = {
+        **{"mean": np.mean, "median": np.median, "std": np.std},
+        "p99": partial(np.percentile, q=99),
+    }
+    return {
+        f"{kind}_{name}_ms": float(of(1e3 * np.asarray(seconds))) if seconds else NAN
+        for name, seconds in spans.items()
+        for kind, of in kinds.items()
+    }
 
 
 def _output_len(one: Seen) -> int:
