@@ -52,29 +52,24 @@ class Simulation(BackendRun):
         replica: Replica,
         cost: CostModel,
         server: ServerSpec,
-        beams: Beams,
-        tiers: Tiers | None = None,
-        *,
-        fast_forward: bool = True,
-        overlap: bool = False,
-        copy_seconds: float = 0.0,
-        power: EnergyRoofline | None = None,
-        decodes_only: bool = False,
+        tiers: Tiers | None,
+        backend: Simulated,
+        seed: int,
     ) -> None:
         """`server` has all its sizes, and `tiers` what its memory may have below the GPU."""
-        self.replica = replica
-        self.cost = cost
-        self.server = server
+        self.replica, self.cost, self.server, self.tiers = replica, cost, server, tiers
+        self.fast_forward, self.power = backend.fast_forward, backend.power
         self.scheduler = server.scheduler()
-        self.tiers = tiers
-        self.fast_forward = fast_forward
-        self.power = power
-        self.decodes_only = decodes_only
+        self.decodes_only = backend.only == "decode"
         """Whether prompts are computed by another server."""
+        copy_seconds = 0.0
+        if backend.copy_efficiency is not None:  # a block is read, and written elsewhere on the GPU
+            bandwidth = replica.hardware.bandwidth * backend.copy_efficiency
+            copy_seconds = 2 * replica.block_bytes / bandwidth
         self.settings: Settings = {
-            "overlap": overlap,
+            "overlap": backend.overlap,
             "copy_seconds": copy_seconds,
-            "beams": beams,
+            "beams": Beams(backend.beam_turnover, seed),
             "tiers": tiers,
         }
         """The arguments of a `Server` beside its scheduler and its costs."""
@@ -245,13 +240,12 @@ class FleetRun(BackendRun):
 
     def _unit(self, place: Place) -> Unit:
         one = place.simulation
-        settings = {"fast_forward": one.fast_forward, **one.settings}
         return Unit(
             place.name,
             place.role,
             one.scheduler,
             one.cost,
-            settings,
+            {"fast_forward": one.fast_forward, **one.settings},
             token_bytes=one.replica.kv_bytes_per_token,
             layers=one.replica.model.layers,
         )
@@ -415,7 +409,8 @@ class Simulated(Backend):
         with config.errors_of("server", "memory"):
             server, tiers = self._tiered(server.priced(cost.prices()), replica, cost)
             reserved = config.settings["memory"].get("reserved_gib", RESERVED_GIB)
-            return self._simulation(replica, cost, sized(server, replica, reserved), config, tiers)
+            server = sized(server, replica, reserved)
+            return Simulation(replica, cost, server, tiers, self, config.seed)
 
     def _tiered(
         self, server: ServerSpec, replica: Replica, cost: CostModel, beside: Tiers | None = None
@@ -423,31 +418,6 @@ class Simulated(Backend):
         if not issubclass(server.memory_class, TieredMemory):
             return server, None
         return tiered(server, replica, cost, beside)
-
-    def _simulation(
-        self,
-        replica: Replica,
-        cost: CostModel,
-        server: ServerSpec,
-        config: RunConfig,
-        tiers: Tiers | None,
-    ) -> Simulation:
-        copy_seconds = 0.0
-        if self.copy_efficiency is not None:  # a block is read, and written elsewhere on the GPU
-            bandwidth = replica.hardware.bandwidth * self.copy_efficiency
-            copy_seconds = 2 * replica.block_bytes / bandwidth
-        return Simulation(
-            replica,
-            cost,
-            server,
-            Beams(self.beam_turnover, config.seed),
-            tiers,
-            fast_forward=self.fast_forward,
-            overlap=self.overlap,
-            copy_seconds=copy_seconds,
-            power=self.power,
-            decodes_only=self.only == "decode",
-        )
 
     def _places(self, name: str, pool: Pool, config: RunConfig) -> Iterator[Place]:
         """The replicas of a pool; what fits and what a step takes is worked out once for all."""
@@ -464,4 +434,4 @@ class Simulated(Backend):
         server = config.server.priced(one.cost.prices())
         server, tiers = self._tiered(server, one.replica, one.cost, one.tiers)
         server = server.of_sizes(one.server.sizes())
-        return self._simulation(one.replica, one.cost, server, config, tiers)
+        return Simulation(one.replica, one.cost, server, tiers, self, config.seed)
