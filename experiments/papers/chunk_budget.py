@@ -17,7 +17,6 @@ from pagedsim.experiments.papers.study import Figures
 from pagedsim.experiments.studies.bisection import Bisection
 from pagedsim.experiments.studies.capacity import WITHOUT_RATE
 from pagedsim.experiments.studies.compare import check_overrides
-from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
@@ -108,14 +107,12 @@ class Capacity:
         while (rate := search.next()) is not None:
             if (run := runs.finished.get(search.key(rate))) is None:
                 break
-            search.tell(rate, self._met(run, gap))
+            told = run.summary
+            met = told["finished"] and not (
+                told["itl_p99"] > gap or told["queue_time_p50"] > self.queue_time
+            )
+            search.tell(rate, bool(met))
         return search
-
-    def _met(self, run: Run, gap: float) -> bool:
-        summary = run.summary
-        if not summary["finished"]:
-            return False
-        return not (summary["itl_p99"] > gap or summary["queue_time_p50"] > self.queue_time)
 
     def analyse(self, runs: Runs) -> Analysis:
         """Sustained rates, and each published budget's over the baseline's."""
@@ -163,10 +160,12 @@ class Capacity:
 
     def _gains(self, found: Mapping[Where, Sequence[float]], case: str) -> dict[str, Estimate]:
         """By objective, what the paper's budget gains over the baseline."""
-        return {
-            objective: self._gain(found, case, its.budget, objective)
-            for objective, its in self.cases[case].objectives.items()
-        }
+        gains = {}
+        for objective, its in self.cases[case].objectives.items():
+            ours, theirs = (found[case, name, objective] for name in (its.budget, self.baseline))
+            pairs = [pair for pair in zip(ours, theirs, strict=True) if not math.isnan(sum(pair))]
+            gains[objective] = paired_ratio([one for one, _ in pairs], [two for _, two in pairs])
+        return gains
 
     def _sentence(self, name: str, gains: Mapping[str, Estimate]) -> str:
         case = self.cases[name]
@@ -198,13 +197,6 @@ class Capacity:
             return rows
         what, told = f"{name}: largest gain of a budget", case.published
         return [Row(what, max(known), told, "×", up_to=told is not None), *rows]
-
-    def _gain(
-        self, found: Mapping[Where, Sequence[float]], case: str, budget: str, objective: str
-    ) -> Estimate:
-        ours, theirs = found[case, budget, objective], found[case, self.baseline, objective]
-        pairs = [pair for pair in zip(ours, theirs, strict=True) if not math.isnan(sum(pair))]
-        return paired_ratio([one for one, _ in pairs], [other for _, other in pairs])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
-from pagedsim.experiments.papers.comparison import Comparison
-from pagedsim.experiments.papers.curves import Curve
+from pagedsim.experiments.papers.comparison import Comparison, Curve
 from pagedsim.experiments.papers.reproduction import ByArm, arm
 from pagedsim.experiments.papers.settings import Count, In, Names
 from pagedsim.run.objects import locate

@@ -79,6 +79,8 @@ class Panel:
 
 def draw_panels(rows: Sequence[Sequence[Panel]]) -> Figure:
     """A grid of panels, whose last row may be shorter than the others."""
+    from matplotlib.lines import Line2D
+
     figure = new_figure(0.9 + 2.5 * len(rows))
     grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)
     panels = [panel for row in rows for panel in row]
@@ -89,7 +91,9 @@ def draw_panels(rows: Sequence[Sequence[Panel]]) -> Figure:
         for axes in axes_of[len(row) :]:
             axes.set_visible(False)
     dense = all(len(x) >= _DENSE for panel in panels for x, _ in panel.lines.values())
-    return _keyed(figure, _handles({n: _plain(s) if dense else s for n, s in styles.items()}))
+    keyed = {name: _plain(style) if dense else style for name, style in styles.items()}
+    lines = {name: Line2D([], [], label=short(name, 48), **style) for name, style in keyed.items()}
+    return _keyed(figure, lines)
 
 
 def _styles(names: Sequence[str]) -> dict[str, Style]:
@@ -111,13 +115,6 @@ def _styles(names: Sequence[str]) -> dict[str, Style]:
 
 def _plain(style: Style) -> Style:
     return {**style, "lw": _NARROW, "marker": None}
-
-
-def _handles(styles: Mapping[str, Style]) -> dict[str, Line2D]:
-    """Entries of the legend."""
-    from matplotlib.lines import Line2D
-
-    return {name: Line2D([], [], label=short(name, 48), **style) for name, style in styles.items()}
 
 
 def draw_bar_panels(panels: Mapping[str, Groups], text: str = "{:.3g}") -> Figure:

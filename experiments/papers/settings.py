@@ -83,8 +83,7 @@ def check_settings(of: Any, where: str = "", around: Sequence[Any] = ()) -> None
     hints = get_type_hints(type(of), include_extras=True)
     before, owners = (f"{where}." if where else ""), (of, *around)
     for field in fields(of):
-        hint = _plain(hints[field.name])
-        made = _made(getattr(of, field.name), hint, before + field.name, owners)
+        made = _made(getattr(of, field.name), hints[field.name], before + field.name, owners)
         object.__setattr__(of, field.name, made)
     for field in fields(of):
         _require(before + field.name, getattr(of, field.name), hints[field.name], owners)
@@ -94,9 +93,10 @@ def _require(where: str, value: Any, hint: Any, owners: Sequence[Any]) -> None:
     """The constraints of an annotation, and of those inside it."""
     if value is None:
         return
-    for one in _constraints(hint):
+    plain, constraints = _split(hint)
+    for one in constraints:
         one.require(where, value, owners)
-    inside = get_args(_plain(hint))
+    inside = get_args(plain)
     if isinstance(value, Mapping) and len(inside) == 2:
         for key, one in value.items():
             _require(f"{where}.{key}", one, inside[1], owners)
@@ -107,47 +107,26 @@ def _require(where: str, value: Any, hint: Any, owners: Sequence[Any]) -> None:
 
 def _made(value: Any, hint: Any, where: str, owners: Sequence[Any]) -> Any:
     """`value` with the dataclasses that its annotation names in the place of their settings."""
+    hint, _ = _split(hint)
     inside = get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
         refuse_settings(where.rpartition(".")[2], value, hint, where)
         made = hint(**value)
         check_settings(made, where, owners)
         return made
-    if isinstance(value, Mapping) and len(inside) == 2 and _holds_settings(inside[1]):
-        return {
-            key: _made(one, _plain(inside[1]), f"{where}.{key}", owners)
-            for key, one in value.items()
-        }
-    if isinstance(value, (list, tuple)) and len(inside) == 1 and _holds_settings(inside[0]):
-        return [_made(one, _plain(inside[0]), where, owners) for one in value]
+    if isinstance(value, Mapping) and len(inside) == 2:
+        return {key: _made(one, inside[1], f"{where}.{key}", owners) for key, one in value.items()}
+    if isinstance(value, (list, tuple)) and len(inside) == 1:
+        return [_made(one, inside[0], where, owners) for one in value]
     return value
 
 
-def _holds_settings(hint: Any) -> bool:
-    return (isinstance(hint, type) and is_dataclass(hint)) or any(
-        map(_holds_settings, get_args(hint))
-    )
-
-
-def _constraints(hint: Any) -> list[Constraint]:
-    """Those of `Annotated[X, ...]`, also where None is allowed besides."""
+def _split(hint: Any) -> tuple[Any, Sequence[Constraint]]:
+    """X and the constraints of `Annotated[X, ...]`, also where None is allowed besides."""
     if get_origin(hint) is Annotated:
-        return list(hint.__metadata__)
-    return [one for inner in _options(hint) for one in _constraints(inner)]
-
-
-def _plain(hint: Any) -> Any:
-    """An annotation without its constraints, and without None."""
-    if get_origin(hint) is Annotated:
-        return _plain(get_args(hint)[0])
-    options = _options(hint)
-    return _plain(options[0]) if len(options) == 1 else hint
-
-
-def _options(hint: Any) -> list[Any]:
-    """X of `X | None`."""
-    options = get_args(hint)
-    return [one for one in options if one is not NoneType] if NoneType in options else []
+        return _split(get_args(hint)[0])[0], hint.__metadata__
+    kinds = [one for one in get_args(hint) if one is not NoneType]
+    return _split(kinds[0]) if NoneType in get_args(hint) and len(kinds) == 1 else (hint, ())
 
 
 def _leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:

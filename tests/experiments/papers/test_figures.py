@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.papers.curves import sustained
+from pagedsim.experiments.papers.comparison import sustained
 from pagedsim.experiments.papers.study import Figures
 from pagedsim.metrics.arms import Run
 from pagedsim.report.style import drawing
