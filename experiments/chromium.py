@@ -87,15 +87,10 @@ class Chromium:
 
     # -- the page --------------------------------------------------------------------------------
 
-    def shape(self, width: int, height: int, scale: float = 1) -> None:
-        """The size of the page; `scale` is how many pixels of a screen a CSS pixel has."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=scale,
-            mobile=False,
-        )
+    def shape(self, width: int, height: int) -> None:
+        """The size of the page."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1}
+        self.call("Emulation.setDeviceMetricsOverride", **size, mobile=False)
 
     def open(self, url: str) -> None:
         """Go there, and wait until it is loaded."""
@@ -144,11 +139,6 @@ class Chromium:
         """Replace what stands in a field."""
         self.evaluate(f"document.querySelector({json.dumps(selector)}).select()")
         self.call("Input.insertText", text=text)
-
-    def press(self, key: str) -> None:
-        """Press and release a key, named as in KeyboardEvent.key."""
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key)
 
     def picture(self, path: Path) -> None:
         """The whole page as a PNG."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,10 +20,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from pagedsim.experiments.chromium import find_browser
+
 RESULTS = Path(__file__).parent / "results" / "front_door"
 COMMAND = ("-m", "pagedsim", "experiment=fcfs_vs_priority")
 COLUMNS = 100
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def run(folder: Path) -> str:
@@ -52,14 +52,8 @@ def draw_page(report: Path, path: Path, browser: str) -> None:
     """The page as a PNG, as a browser shows it."""
     subprocess.run(
         [
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            "--window-size=1100,2640",
-            f"--screenshot={path}",
-            report.as_uri(),
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            *("--window-size=1100,2640", f"--screenshot={path}", report.as_uri()),
         ],
         stderr=subprocess.DEVNULL,
         check=True,
@@ -69,8 +63,7 @@ def draw_page(report: Path, path: Path, browser: str) -> None:
 def main() -> None:
     """Draw both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    found = next((name for name in BROWSERS if shutil.which(name)), None)
-    parser.add_argument("--browser", default=found, help="a Chromium's program")
+    parser.add_argument("--browser", default=find_browser(), help="a Chromium's program")
     browser = parser.parse_args().browser
     RESULTS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:

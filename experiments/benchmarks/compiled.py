@@ -224,7 +224,4 @@ def _bytes(launch: Launch, logits: torch.Tensor) -> int:
     return launch.moved - moved([logits]) + tile
 
 
-main = main_of(kernels, sampling)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, kernels, sampling)

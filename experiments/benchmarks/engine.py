@@ -377,7 +377,4 @@ def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
     return clock() - begin
 
 
-main = main_of(engine, cpu)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, engine, cpu)

@@ -517,7 +517,4 @@ def carried_out(part: Part, place: Path, seconds: float, meanwhile: Callable[[],
     return Outcome(code, round(time.monotonic() - begun, 1), lines)
 
 
-main = main_of(gpu)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, gpu)

@@ -104,8 +104,11 @@ def _type(default: float | str) -> Callable[[str], Any]:
     return positive_int if default else non_negative_int
 
 
-def main_of(*commands: Command) -> Callable[..., None]:
-    """The `main` of a module: runs the command that the first word names, or the first command."""
+def main_of(module: str, *commands: Command) -> Callable[..., None]:
+    """The `main` of a module: runs the command that the first word names, or the first command.
+
+    It is called at once if the module is the program.
+    """
     named = {one.__name__: one for one in commands}
 
     def main(words: Sequence[str] | None = None) -> None:
@@ -115,6 +118,8 @@ def main_of(*commands: Command) -> Callable[..., None]:
         else:
             commands[0](words)
 
+    if module == "__main__":
+        main()
     return main
 
 

@@ -217,7 +217,4 @@ def batch_with_long(model: LoadedModel, running: int, blocks: int, steps: int) -
     )
 
 
-main = main_of(step, tables)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, step, tables)

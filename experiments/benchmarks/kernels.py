@@ -306,7 +306,4 @@ def right(cache: Cache, mover: Mover, pairs: Pairs) -> bool:
     return gone and torch.equal(gpu.cpu(), expected)
 
 
-main = main_of(kernels, swap)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, kernels, swap)

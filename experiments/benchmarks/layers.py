@@ -149,16 +149,9 @@ def measure(case: Case) -> None:
 def sampled_run(words: Sequence[str], folder: Path, interval: float) -> float | None:
     """Processor time of a command; None if the sampler ended it."""
     file = folder.with_suffix(".txt")
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "pagedsim.experiments.benchmarks.stack_sampler",
-            str(file),
-            str(interval),
-        ),
-        *(*SERVER, *words, f"hydra.run.dir={folder}"),
-    ]
+    sampler = "pagedsim.experiments.benchmarks.stack_sampler"
+    command = [sys.executable, "-m", sampler, str(file), str(interval), *SERVER, *words]
+    command.append(f"hydra.run.dir={folder}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and not interval:
         raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
@@ -283,7 +276,4 @@ def run(words: Sequence[str]) -> float:
     return children_cpu_seconds() - before
 
 
-main = main_of(layers, commands)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, layers, commands)

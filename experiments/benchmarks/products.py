@@ -300,7 +300,4 @@ def latent(
     )
 
 
-main = main_of(products, experts)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, products, experts)

@@ -364,7 +364,4 @@ def run_costs(case: Words, chosen: Sequence[str], rounds: int) -> dict[str, RunC
     return found
 
 
-main = main_of(steps, policies, policy_runs)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, steps, policies, policy_runs)

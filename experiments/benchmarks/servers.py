@@ -191,7 +191,4 @@ def serve(name: str, place: str, dtype: str, rounds: int) -> None:
     (folder / f"{name}.result.json").write_text(json.dumps(result))
 
 
-main = main_of(servers)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, servers)

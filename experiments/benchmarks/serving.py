@@ -296,7 +296,4 @@ def gauges(url: str) -> dict[str, float]:
     return {name: values[f"vllm:{name}"] for name in wanted if values[f"vllm:{name}"]}
 
 
-main = main_of(rates, soak)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, rates, soak)

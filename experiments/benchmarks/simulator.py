@@ -202,7 +202,4 @@ def whole_run(run: BackendRun, workload: Workload) -> int:
     return steps.num_rows
 
 
-main = main_of(loop, scale)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, loop, scale)

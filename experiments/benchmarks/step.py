@@ -497,7 +497,4 @@ def by_name(call: Callable[[], object], device: torch.device) -> dict[str, tuple
     return sums
 
 
-main = main_of(step, profile)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, step, profile)

@@ -165,19 +165,16 @@ def step(
     what: str, then: str, bar: str = "", goal: str = "", cache: str = AUTO, sampled: bool = False
 ) -> list[Row]:
     """The rows of a step without and with `async_scheduling`."""
-    line: dict[str, Any] = {
-        "cache": cache,
-        "model_impl": "native",
-        "graphs": True,
-        "sampled": sampled,
-    }
     both = ((what, False), (then, True))
-    return [row(name, "step", bar, goal, **line, ahead=ahead) for name, ahead in both]
+    same: dict[str, Any] = {"cache": cache, "model_impl": "native", "graphs": True}
+    return [
+        row(name, "step", bar, goal, **same, sampled=sampled, ahead=ahead) for name, ahead in both
+    ]
 
 
-def rate(what: str, name: str, bar: str = "≥ 2 ×", goal: str = "4 ×") -> Row:
+def rate(what: str, name: str) -> Row:
     """The row of a rate of the engine."""
-    return row(what, "engine", bar, goal, partial(over_peer, name=name))
+    return row(what, "engine", "≥ 2 ×", "4 ×", partial(over_peer, name=name))
 
 
 SWAP: dict[str, Any] = {"model": BASE, "block_size": 16, "layout": "block"}
@@ -209,7 +206,4 @@ ROWS = (
 """All of Llama-3.1-8B's shape: 8 KV heads of 128."""
 
 
-main = main_of(table)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, table)

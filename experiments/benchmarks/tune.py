@@ -380,7 +380,4 @@ def product_race(
     return medians({own: partial(run, own) for own in there}, device, rounds)
 
 
-main = main_of(attention, products)
-
-if __name__ == "__main__":
-    main()
+main = main_of(__name__, attention, products)

@@ -57,7 +57,9 @@ def commands() -> set[str]:
     """The benchmarks in the tree; a command with the name of its module is its first."""
     found = set()
     for path in sorted(FOLDER.glob("*.py")):
-        several = re.search(r"^main = main_of\((.*)\)", path.read_text("utf-8"), re.MULTILINE)
+        several = re.search(
+            r"^main = main_of\(__name__, (.*)\)", path.read_text("utf-8"), re.MULTILINE
+        )
         for name in several[1].split(", ") if several else ():
             found.add(path.stem if name == path.stem else f"{path.stem} {name}")
     return found
