@@ -30,18 +30,8 @@ from typing import NamedTuple
 from pagedsim.build import POLICIES, accepts, make_memory, make_scheduler
 from pagedsim.core import Policy, Request, SamplingParams, Scheduler
 from pagedsim.core.policy import overrides
+from pagedsim.experiments.benchmarks import simulator
 from pagedsim.experiments.benchmarks.harness import Cost, cpu_seconds, main_of, parse, row, table
-from pagedsim.experiments.benchmarks.simulator import (
-    TRACE,
-    URGENT,
-    Words,
-    composed,
-    conversation,
-    prepared,
-    serve,
-    short,
-    workload_of,
-)
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import BackendRun, policy_of
 from pagedsim.run.provenance import built
@@ -162,7 +152,7 @@ def arms() -> list[str]:
     ]
 
 
-def policy_words(arm: str, running: int) -> Words:
+def policy_words(arm: str, running: int) -> simulator.Words:
     """The words that choose an arm for so many running requests."""
     name, *settings = arm.split()
     if accepts(POLICIES[name], "most") and accepts(POLICIES[name], "of"):
@@ -240,7 +230,7 @@ def times_by_policy(crowd: Crowd, spare: int, rounds: int) -> dict[str, Steps]:
     found: dict[str, Steps] = {}
     for _ in range(rounds):
         for name in arms():
-            policy = policy_of(composed(policy_words(name, crowd.running))["policy"])
+            policy = policy_of(simulator.composed(policy_words(name, crowd.running))["policy"])
             scheduler = crowded(policy, crowd, spare, memory_for(name, policy))
             gc.collect()
             gc.disable()
@@ -290,7 +280,7 @@ def ratio(costs: Mapping[str, Steps], policy: str) -> float | None:
 MOST = 256
 """Requests that run at once, at most."""
 LABELS = (
-    *(URGENT, "workload.client={a:0.25,b:0.25,c:0.25,d:0.25}", "workload.deadline=60"),
+    *(simulator.URGENT, "workload.client={a:0.25,b:0.25,c:0.25,d:0.25}", "workload.deadline=60"),
     "predictor=oracle",
 )
 
@@ -309,11 +299,11 @@ class RunCost(NamedTuple):
 def policy_runs(words: Sequence[str]) -> None:
     """Print a line for each policy, the most expensive first."""
     only = {"nargs": "+", "help": "of the policies and compositions"}
-    options = {"--trace": TRACE, "--requests": 2000, "--rounds": 3, "--only": only}
+    options = {"--trace": simulator.TRACE, "--requests": 2000, "--rounds": 3, "--only": only}
     asked = parse(__doc__, words, options)
     cases = {
-        "conversations": conversation(asked.trace, asked.requests),
-        "short": short(asked.requests, 154, 312, 1000),
+        "conversations": simulator.conversation(asked.trace, asked.requests),
+        "short": simulator.short(asked.requests, 154, 312, 1000),
     }
     names = asked.only or [name for name in POLICIES if name in arms()]
     if unknown := set(names) - set(arms()):
@@ -338,21 +328,21 @@ def policy_runs(words: Sequence[str]) -> None:
     print(table(head, rows))
 
 
-def run_costs(case: Words, chosen: Sequence[str], rounds: int) -> dict[str, RunCost]:
+def run_costs(case: simulator.Words, chosen: Sequence[str], rounds: int) -> dict[str, RunCost]:
     """The cost of the case under each policy; policies take turns in each round."""
     costs = {name: Cost() for name in chosen}
     recorders: dict[str, Recorder] = {}
-    workload = workload_of((*case, *LABELS))
+    workload = simulator.workload_of((*case, *LABELS))
     for _ in range(rounds):
         for name in chosen:
             words = (*case, *LABELS, *policy_words(name, MOST))
-            memory = memory_for(name, policy_of(composed(words)["policy"]))
+            memory = memory_for(name, policy_of(simulator.composed(words)["policy"]))
             if memory != "paged":
                 words = (*words, f"memory={memory}")
-            simulation = prepared(words)
+            simulation = simulator.prepared(words)
 
             def run(name: str = name, simulation: BackendRun = simulation) -> None:
-                recorders[name] = serve(simulation, workload)
+                recorders[name] = simulator.serve(simulation, workload)
 
             costs[name].add(partial(cpu_seconds, run))
     found = {}

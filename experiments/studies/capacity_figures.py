@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pagedsim.experiments.studies.zoo_pareto import pareto_front
 from pagedsim.metrics.catalogue import Scale
 from pagedsim.metrics.compare import Estimate
-from pagedsim.report.style import (
-    INK,
-    PAPER,
-    QUEUED,
-    Look,
-    key,
-    looks,
-    margins,
-    new_figure,
-    plain_log_ticks,
-    short,
-    tidy,
-)
+from pagedsim.report import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,9 +19,9 @@ if TYPE_CHECKING:
 def draw_capacity(data: Mapping[str, Any], scales: Mapping[str, Scale]) -> Figure:
     """The capacity of each arm; below, a panel per bound with the latency at every probed rate."""
     arms, bounds = data["arms"], data["objective"]
-    look = looks(list(arms))
+    look = style.looks(list(arms))
     heights = [0.3 + 0.22 * len(arms), *[2.3] * len(bounds)]
-    figure = new_figure(1.6 + sum(heights) + 0.35 * len(bounds))
+    figure = style.new_figure(1.6 + sum(heights) + 0.35 * len(bounds))
     first, *panels = figure.subplots(len(heights), 1, height_ratios=heights)
     _draw_rates(
         first, {name: Estimate(**arm["requests_per_s"]) for name, arm in arms.items()}, look
@@ -47,26 +35,26 @@ def draw_capacity(data: Mapping[str, Any], scales: Mapping[str, Scale]) -> Figur
         }
         _draw_latencies(axes, points, seconds * factor, look)
         axes.set_title(name)
-        tidy(axes, y=scales[name].suffix)
-    tidy(panels[-1], x="requests/s")
-    margins(figure, left=1.7, top=0.55)
+        style.tidy(axes, y=scales[name].suffix)
+    style.tidy(panels[-1], x="requests/s")
+    style.margins(figure, left=1.7, top=0.55)
     figure.subplots_adjust(hspace=0.38)
-    key(figure, dict(look))
+    style.key(figure, dict(look))
     return figure
 
 
-def _draw_rates(axes: Axes, rates: Mapping[str, Estimate], look: Mapping[str, Look]) -> None:
+def _draw_rates(axes: Axes, rates: Mapping[str, Estimate], look: Mapping[str, style.Look]) -> None:
     for place, (arm, rate) in enumerate(rates.items()):
         colour = look[arm].colour
         if rate.known:
             axes.plot([rate.low, rate.high], [place, place], color=colour, lw=2)
         axes.plot(rate.mean, place, "o", ms=6, color=colour)
-    axes.set_yticks(range(len(rates)), [short(arm, 24) for arm in rates], color=INK)
+    axes.set_yticks(range(len(rates)), [style.short(arm, 24) for arm in rates], color=style.INK)
     axes.set_ylim(len(rates) - 0.5, -0.5)
     most = max([rate.high if rate.known else rate.mean for rate in rates.values()], default=0)
     axes.set_xlim(0, 1.05 * most if most > 0 else 1)
     axes.set_title("Requests/s within the objective (bars: 95 % confidence)")
-    tidy(axes)
+    style.tidy(axes)
 
 
 Probe = tuple[float, float, Sequence[str]]
@@ -74,21 +62,21 @@ Probe = tuple[float, float, Sequence[str]]
 
 
 def _draw_latencies(
-    axes: Axes, probes: Mapping[str, Sequence[Probe]], bound: float, look: Mapping[str, Look]
+    axes: Axes, probes: Mapping[str, Sequence[Probe]], bound: float, look: Mapping[str, style.Look]
 ) -> None:
     every = [probe for each in probes.values() for probe in each if not math.isnan(probe[1])]
     front = pareto_front({n: (rate, -value) for n, (rate, value, _) in enumerate(every)})
     axes.set_xscale("log")
     axes.set_yscale("log")
     rates, values = ([every[number][part] for number in reversed(front)] for part in (0, 1))
-    axes.step(rates, values, where="pre", color=QUEUED, lw=5, zorder=1)
+    axes.step(rates, values, where="pre", color=style.QUEUED, lw=5, zorder=1)
     for arm, each in probes.items():
         own = look[arm]
         rates, values = ([probe[part] for probe in each] for part in (0, 1))
         axes.plot(rates, values, lw=1, color=own.colour, linestyle=own.dashes)
         for rate, value, missed in each:
-            fill = PAPER if missed else own.colour
+            fill = style.PAPER if missed else own.colour
             axes.plot(rate, value, "o", ms=4, color=own.colour, mfc=fill, mew=1)
-    axes.axhline(bound, color=INK, lw=1, ls=(0, (4, 2)))
+    axes.axhline(bound, color=style.INK, lw=1, ls=(0, (4, 2)))
     for axis in (axes.xaxis, axes.yaxis):
-        plain_log_ticks(axis)
+        style.plain_log_ticks(axis)

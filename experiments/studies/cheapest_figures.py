@@ -11,20 +11,10 @@ from pagedsim.experiments.studies.zoo_pareto import pareto_front, scale_axis, st
 from pagedsim.metrics.catalogue import label_of, scale_of
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing
+from pagedsim.report import style
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.labels import Label, Point, place
 from pagedsim.report.numbers import percent, signed
-from pagedsim.report.style import (
-    INK,
-    MUTED,
-    PAPER,
-    key,
-    looks,
-    margins,
-    new_figure,
-    short,
-    tidy,
-)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -208,31 +198,31 @@ def front_of(fleets: Sequence[Fleet]) -> list[Fleet]:
 def draw(done: Cheapest) -> Figure:
     """SLO attainment over cost, coloured by GPU type."""
     shown = [one for one in done.fleets if one.attained.mean >= _FLOOR]
-    look = looks(list(dict.fromkeys(one.gpu for one in done.fleets)))
-    figure = new_figure(4.2)
+    look = style.looks(list(dict.fromkeys(one.gpu for one in done.fleets)))
+    figure = style.new_figure(4.2)
     axes = figure.subplots()
-    margins(figure, left=0.75)
-    key(figure, dict(look))
+    style.margins(figure, left=0.75)
+    style.key(figure, dict(look))
     scale_axis(axes, "x", [one.euros_per_hour for one in shown])
     lowest = min(one.attained.mean for one in shown)
     room = 0.12 * (1.0 - min(lowest, 0.9))
     axes.set_ylim(100 * (lowest - room), 100 * (1 + room))
-    axes.axhline(100 * done.attainment, color=INK, lw=1, ls=(0, (4, 2)))
+    axes.axhline(100 * done.attainment, color=style.INK, lw=1, ls=(0, (4, 2)))
     front = front_of([one for one in shown if one.long])
     line = stairs([_point(one) for one in front])
-    axes.plot(*zip(*line, strict=True), color=MUTED, lw=1.2, zorder=2)
+    axes.plot(*zip(*line, strict=True), color=style.MUTED, lw=1.2, zorder=2)
     for one in shown:
         colour = look[one.gpu].colour
         met = one.attained.mean >= done.attainment
         size = 6.5 if one.long else 3.5
-        face = colour if met else PAPER
+        face = colour if met else style.PAPER
         axes.plot(*_point(one), "o", ms=size, mec=colour, mfc=face, zorder=4 if one.long else 3)
     # Dots without a name are placed as empty labels, so that names avoid them.
-    names = {id(one): short(one.name, 44) for one in front}
+    names = {id(one): style.short(one.name, 44) for one in front}
     ordered = sorted(shown, key=lambda one: id(one) not in names)
     labels = [Label(names.get(id(one), ""), _point(one), {"fontsize": 8}) for one in ordered]
     place(axes, labels, line)
-    tidy(axes, x="cost (€ an hour)", y="within the objective (%)")
+    style.tidy(axes, x="cost (€ an hour)", y="within the objective (%)")
     return figure
 
 

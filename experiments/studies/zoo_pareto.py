@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import Scale, label_of, metric_of, scale_of
 from pagedsim.metrics.compare import Comparison, baseline_of, compare_two, estimate, values_of
+from pagedsim.report import style
 from pagedsim.report.labels import Label, Point, place
-from pagedsim.report.style import (
-    INK,
-    MUTED,
-    YIELD,
-    looks,
-    margins,
-    new_figure,
-    short,
-    tidy,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -199,7 +190,7 @@ _PANEL, _LINE = 3.5, 0.17
 _WIDE = 3.0
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""
 _COLUMNS = 5
-FRONT = looks(["front"])["front"].colour
+FRONT = style.looks(["front"])["front"].colour
 _MARGIN = 0.75
 """Inches left of the panels."""
 _ROOM = 0.09
@@ -211,9 +202,9 @@ def draw_pareto(ranking: Ranking, planes: Sequence[Plane]) -> Figure:
     numbers = {arm: number for number, arm in enumerate(ranking.arms.arms, 1)}
     lines = -(-len(numbers) // _COLUMNS)
     foot = 0.75 + _LINE * lines
-    figure = new_figure(0.3 + (_PANEL + 0.6) * len(planes) + foot)
+    figure = style.new_figure(0.3 + (_PANEL + 0.6) * len(planes) + foot)
     panels = figure.subplots(len(planes), 1, squeeze=False)[:, 0]
-    margins(figure, left=_MARGIN, top=0.35, bottom=foot)
+    style.margins(figure, left=_MARGIN, top=0.35, bottom=foot)
     figure.subplots_adjust(hspace=0.24)
     _list(figure, numbers)
     for axes, plane in zip(panels, planes, strict=True):
@@ -233,16 +224,20 @@ def _draw(axes: Axes, ranking: Ranking, plane: Plane, numbers: Mapping[str, int]
     labels = []
     for arm in sorted(points, key=lambda one: (one not in front, one != ranking.baseline)):
         named = arm in front or arm == ranking.baseline
-        ink = FRONT if arm in front else YIELD if named else MUTED
+        ink = FRONT if arm in front else style.YIELD if named else style.MUTED
         axes.plot(*points[arm], "o", ms=6 if named else 4, color=ink, zorder=3)
-        look = {"fontsize": 8.5, "color": INK} if named else {"fontsize": 6.5, "color": MUTED}
-        text = short(arm, 24) if named else str(numbers[arm])
+        look = (
+            {"fontsize": 8.5, "color": style.INK}
+            if named
+            else {"fontsize": 6.5, "color": style.MUTED}
+        )
+        text = style.short(arm, 24) if named else str(numbers[arm])
         labels.append(Label(text, points[arm], look))
     place(axes, labels, line)
     for name, one in zip("xy", plane, strict=True):
         better = "more is better" if one.way > 0 else "less is better"
         unit = _scale(ranking, one).suffix
-        tidy(
+        style.tidy(
             axes, **{name: f"{one.label} ({unit}), {better}" if unit else f"{one.label}, {better}"}
         )
 
@@ -301,4 +296,6 @@ def _list(figure: Figure, numbers: Mapping[str, int]) -> None:
         column, line = divmod(number - 1, lines)
         x = (_MARGIN + column * (width - _MARGIN) / _COLUMNS) / width
         y = (_LINE * (lines - line) - 0.02) / height
-        figure.text(x, y, f"{number}  {short(arm, 24)}", fontsize=8, color=INK, va="top")
+        figure.text(
+            x, y, f"{number}  {style.short(arm, 24)}", fontsize=8, color=style.INK, va="top"
+        )

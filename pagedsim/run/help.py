@@ -15,20 +15,7 @@ from typing import Any, cast, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 import pagedsim
-from pagedsim.build import (
-    BATCHINGS,
-    POLICIES,
-    PREEMPTIONS,
-    accepts,
-    make_batching,
-    make_memory,
-    make_policy,
-    make_preemption,
-    make_scheduler,
-    plugin_policy,
-    plugin_sources,
-    plugins,
-)
+from pagedsim import build
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
 from pagedsim.options import Options
@@ -244,15 +231,15 @@ def policies_page() -> str:
 
 def _policy_lines() -> Iterator[str]:
     yield "policy=NAME      which request goes first, and which are admitted"
-    for name, kind in POLICIES.items():
+    for name, kind in build.POLICIES.items():
         yield ""
         yield from _entry(name, kind)
-        for origin in plugin_sources(name):
+        for origin in build.plugin_sources(name):
             yield from hanging("", _INDENT, f"not that of {origin}: the name is taken")
-    for name in plugins("policy"):
+    for name in build.plugins("policy"):
         yield ""
         try:
-            yield from _entry(name, plugin_policy(name))
+            yield from _entry(name, build.plugin_policy(name))
         except ConfigError as error:
             yield from hanging(name, _INDENT, f"not there: {error}")
     yield ""
@@ -267,7 +254,7 @@ def _policy_lines() -> Iterator[str]:
 def _entry(name: str, kind: type[Policy]) -> Iterator[str]:
     rule = " ".join((getdoc(kind) or "").split("\n\n")[0].split())
     yield from hanging(name, _INDENT, rule)
-    if accepts(kind, "of"):
+    if build.accepts(kind, "of"):
         yield from hanging("", _INDENT, "around: any other, policy.of=NAME")
     if kind.paper:
         yield from hanging("", _INDENT, f"from: {kind.paper}")
@@ -280,9 +267,9 @@ def _entry(name: str, kind: type[Policy]) -> Iterator[str]:
 def incompatible(name: str) -> list[str]:
     """What a policy does not combine with, and why, found by trying."""
     found: dict[str, list[str]] = {}
-    for batching in BATCHINGS:
-        for preemption, make in PREEMPTIONS.items():
-            if accepts(make, "prices"):
+    for batching in build.BATCHINGS:
+        for preemption, make in build.PREEMPTIONS.items():
+            if build.accepts(make, "prices"):
                 continue  # as swap
             error = _refusal(name, batching, preemption)
             if error and error != _refusal("fcfs", batching, preemption):
@@ -293,11 +280,11 @@ def incompatible(name: str) -> list[str]:
 def _refusal(policy: str, batching: str, preemption: str) -> str | None:
     """Why a scheduler cannot have these together, or None."""
     try:
-        make_scheduler(
-            memory=make_memory("paged", blocks=8, cpu_blocks=8),
-            policy=make_policy(policy),
-            batching=make_batching(batching),
-            preemption=make_preemption(preemption),
+        build.make_scheduler(
+            memory=build.make_memory("paged", blocks=8, cpu_blocks=8),
+            policy=build.make_policy(policy),
+            batching=build.make_batching(batching),
+            preemption=build.make_preemption(preemption),
         )
     except ConfigError as error:
         return str(error)
@@ -307,7 +294,11 @@ def _refusal(policy: str, batching: str, preemption: str) -> str | None:
 def _where(batchings: Sequence[str]) -> str:
     """What a policy does not go with: no batching at all means the memory that was tried."""
     different = list(dict.fromkeys(batchings))
-    return "memory=paged" if len(different) == len(BATCHINGS) else f"batching={','.join(different)}"
+    return (
+        "memory=paged"
+        if len(different) == len(build.BATCHINGS)
+        else f"batching={','.join(different)}"
+    )
 
 
 # -- bench -----------------------------------------------------------------------------------------
