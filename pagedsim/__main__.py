@@ -137,7 +137,7 @@ def _carry_out(root: str, config: DictConfig, failures: list[Exception]) -> None
             drop_replaced(config, [parse(word) for word in HydraConfig.get().overrides.task])
             serve(config)
         else:
-            from pagedsim.run.hydra_job import run_experiment
+            from pagedsim.run.multirun import run_experiment
 
             run_experiment()
     except Exception as error:  # Hydra would print words of its own around it

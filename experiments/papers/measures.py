@@ -15,7 +15,7 @@ from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.experiments.papers.memory_observed import KINDS
 from pagedsim.experiments.studies import block_sizes
-from pagedsim.experiments.studies.swap_map import Priced
+from pagedsim.experiments.studies.swap_map import price_of
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.metric import token_gaps
 from pagedsim.run.backend import RunConfig
@@ -286,7 +286,7 @@ def swap_prices(run: Run, lengths: Sequence[int], batch: Sequence[int]) -> Numbe
     decodes, and the tokens of their contexts."""
     found: Numbers = {}
     for length in lengths:
-        price = Priced(run.config)(length, *batch)
+        price = price_of(run.config, length, *batch)
         found |= {
             f"swap_{length}": price.swap,
             f"recompute_{length}": price.recompute,

@@ -190,15 +190,12 @@ class SwapMap(Reproduction):
         for model, machine, bus in product(self.models, self.machines, self.buses):
             config = runs[f"{model}, {machine}, {batching}: recompute"][0].config
             for layout in COPIES:
-                yield (
-                    Place(model, machine, bus, layout),
-                    [
-                        Priced(config, block_size=size, layout=layout, pcie_gb_s=self.buses[bus])(
-                            self.length, *self.batch
-                        )
-                        for size in self.sizes
-                    ],
-                )
+                settings: dict[str, Any] = {"layout": layout, "pcie_gb_s": self.buses[bus]}
+                prices = [
+                    price_of(config, self.length, *self.batch, block_size=size, **settings)
+                    for size in self.sizes
+                ]
+                yield Place(model, machine, bus, layout), prices
 
     def _at(self, prices: Sequence[Price]) -> Price:
         return prices[list(self.sizes).index(self.usual)]
@@ -396,43 +393,38 @@ class Price(NamedTuple):
     """Recomputation added to a step of decodes."""
 
 
-class Priced:
-    """The prices that a configuration gives; nothing is run.
+def price_of(
+    config: Mapping[str, Any],
+    tokens: int,
+    decodes: int = 1,
+    context: int = 0,
+    *,
+    block_size: int | None = None,
+    layout: str | None = None,
+    pcie_gb_s: float | None = None,
+) -> Price:
+    """The price of `tokens`, beside so many decodes that attend to so much in all; nothing is run.
 
     Block size, layout and bus may be others than the configuration's.
     """
-
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        *,
-        block_size: int | None = None,
-        layout: str | None = None,
-        pcie_gb_s: float | None = None,
-    ) -> None:
-        memory = config["memory"]
-        server = ServerSpec(
-            block_size=block_size or memory["block_size"],
-            kv_layout=layout or memory["kv_layout"],
-            kv_cache_dtype=config["kv_cache_dtype"],
-            tensor_parallel=config["tensor_parallel"],
-        )
-        hardware = make("hardware", config["hardware"], Hardware)
-        if pcie_gb_s is not None:
-            hardware = replace(hardware, pcie_gb_s=pcie_gb_s)
-        model = make("model", config["model"], ModelShape)
-        self.replica = Replica.of(server, model, hardware)
-        self.cost = make("cost", config["cost"], CostModel, replica=self.replica)
-
-    def __call__(self, tokens: int, decodes: int = 1, context: int = 0) -> Price:
-        """The price of `tokens`, beside so many decodes that attend to so much in all."""
-        blocks = -(-tokens // self.replica.block_size)
-        beside = self.cost.step_seconds(step(tokens, decodes, context))
-        return Price(
-            self.cost.prices().swap_seconds(blocks),
-            self.cost.recompute_seconds(tokens),
-            beside - self.cost.decode_seconds(decodes, context),
-        )
+    memory = config["memory"]
+    server = ServerSpec(
+        block_size=block_size or memory["block_size"],
+        kv_layout=layout or memory["kv_layout"],
+        kv_cache_dtype=config["kv_cache_dtype"],
+        tensor_parallel=config["tensor_parallel"],
+    )
+    hardware = make("hardware", config["hardware"], Hardware)
+    if pcie_gb_s is not None:
+        hardware = replace(hardware, pcie_gb_s=pcie_gb_s)
+    replica = Replica.of(server, make("model", config["model"], ModelShape), hardware)
+    cost = make("cost", config["cost"], CostModel, replica=replica)
+    beside = cost.step_seconds(step(tokens, decodes, context))
+    return Price(
+        cost.prices().swap_seconds(-(-tokens // replica.block_size)),
+        cost.recompute_seconds(tokens),
+        beside - cost.decode_seconds(decodes, context),
+    )
 
 
 # -- figure ----------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import dumps, loads
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -274,17 +274,12 @@ def _is_ours(file: str) -> bool:
     return Path(file).is_relative_to(Path(pagedsim.__file__).parent)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """A part of a run that users may write, and where its code is."""
 
     setting: str
-    classes: Mapping[str, str]
-    """Its class and those that it derives from, ours left out: qualified names, and their files."""
-
-    @property
-    def files(self) -> Collection[str]:
-        return self.classes.values()
+    files: Mapping[str, str]
+    """By the qualified names of its class and those that it derives from, ours left out."""
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[_Part]:
@@ -331,9 +326,9 @@ def _file(made: Any) -> str:
 
 def _owner(parts: Sequence[_Part], code: CodeType) -> _Part | None:
     """The part that a function is of: of several in one file, the one of its class."""
-    there = [part for part in parts if code.co_filename in part.files]
+    there = [part for part in parts if code.co_filename in part.files.values()]
     kind = code.co_qualname.rpartition(".")[0]
-    of_class = [part for part in there if part.classes.get(kind) == code.co_filename]
+    of_class = [part for part in there if part.files.get(kind) == code.co_filename]
     found = of_class or there
     return found[-1] if found else None
 
@@ -342,7 +337,7 @@ def _within(
     part: _Part, places: Sequence[tuple[CodeType, int]], place: tuple[CodeType, int]
 ) -> str:
     """Where in a part an error was raised, and from which of its hooks."""
-    outermost = next(code for code, _ in places if code.co_filename in part.files)
+    outermost = next(code for code, _ in places if code.co_filename in part.files.values())
     through = "" if outermost is place[0] else f", called from {outermost.co_name}"
     return _at(*place) + through
 

@@ -1,4 +1,7 @@
-"""Many studies in one command (`-m`): each leaves a line, and the end is a table of them all."""
+"""A job of Hydra's: the study that its words describe, alone or as one of a sweep.
+
+With `-m` there are many in one command: each leaves a line, and the end is a table of them all.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,87 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from time import time
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 from rich import box
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from pagedsim.core.errors import require_flag
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.result import Notice, of_one_kind
+from pagedsim.options import Options
 from pagedsim.report.console import fitting
+from pagedsim.run.compose import ROOT
+from pagedsim.run.folder import claimed
 from pagedsim.run.pool import TextOf, on_terminal
 from pagedsim.run.publish import Published, block_size_notes
+from pagedsim.run.runner import Execution, begun
 from pagedsim.user_error import Interruption, UserError, line, shown
 
 _NAME = "job.json"
 _BETWEEN, _EDGES = 3, 2
 """Characters between two columns of a table, and at its edges."""
 Job = dict[str, Any]
+
+
+def run_experiment() -> None:
+    """Run the study; everything that it leaves is in Hydra's output folder.
+
+    As one job of several it prints nothing: its result or its error is kept for the end.
+    """
+    hydra = HydraConfig.get()
+    require_flag("hydra.verbose", hydra.verbose)
+    folder = Path(hydra.runtime.output_dir)
+    # As typed: what ${...} names is looked up where the words are composed, and in each arm.
+    words = cast(list[str], OmegaConf.to_container(hydra.overrides.task))
+    root = str(hydra.job.config_name or ROOT)
+    options = _options()
+    if hydra.mode != RunMode.MULTIRUN:
+        own = any(one.startswith("hydra.run.dir=") for one in hydra.overrides.hydra)
+        with claimed(folder, own) as folder:
+            begun(words, folder, options, root).execute()
+        return
+    life: Execution | None = None
+    error: Exception | None = None
+    try:
+        with claimed(folder, own=True):
+            life = begun(words, folder, options, root, quiet=True)
+            life.execute()
+    except Exception as other:
+        error = other
+    record_job(folder, words, life.published if life else None, error)
+
+
+def _options() -> Options:
+    """The options in the folders that Hydra composes of: --config-dir and hydra.searchpath add to
+    them."""
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    places = [source.full_path() for source in sources]
+    folders: list[Traversable] = []
+    for path in [*places, *HydraConfig.get().searchpath]:
+        kind, _, place = path.partition("://")
+        if kind == "file":
+            folders.append(Path(place))
+        elif kind == "pkg" and place != "hydra.conf":
+            folders.append(files(place))
+    return Options(folders)
+
+
+# -- a sweep ---------------------------------------------------------------------------------------
 
 
 class Multirun(Callback):

@@ -20,7 +20,6 @@ from pagedsim.report.table import Columns, columns_of, comparison_of, write_colu
 from pagedsim.report.timeline import write_timeline
 from pagedsim.run.backend import memory_target
 from pagedsim.run.compose import key_of
-from pagedsim.run.job import Failure
 from pagedsim.run.provenance import made_by
 from pagedsim.run.runs import Runs, changed_note, goes_on
 from pagedsim.run.study import Analysis, Study
@@ -40,11 +39,6 @@ class Published:
     """The runs side by side; None where their tables are not kept, or there are none."""
     reading: Analysis
     block_sizes: BlockSizes
-
-    @property
-    def wrong(self) -> Mapping[str, Failure]:
-        """What makes the command fail."""
-        return self.reading.wrong
 
     @property
     def drawings(self) -> Mapping[str, FigureSpec]:

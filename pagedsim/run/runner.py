@@ -120,8 +120,8 @@ class Execution:
         runs, folder = self.runs, self.command.folder
         if runs.interrupted:
             raise Interruption(f"{self._told(runs)}; {goes_on(folder)}")
-        if self.published and self.published.wrong:
-            raise error_of(self.published.wrong)
+        if self.published and (wrong := self.published.reading.wrong):
+            raise error_of(wrong)
         if runs.failed:
             raise error_of(runs.reasons)
         arms = self.published.arms if self.published else None

@@ -76,16 +76,13 @@ class Http(Backend):
         if find_spec("aiohttp") is None:
             raise not_installed("backend=http", "serve", "aiohttp")
         refuse_older("serve")
-        way = Way(
-            Address.found(self.url, self.model),
-            self.endpoint,
-            as_ids=self.endpoint == "completions" and self.prompt != "text",
-            concurrency=self.concurrency,
-            warmup=self.warmup,
-            timeout=self.timeout,
-            extra=self.extra or {},
-        )
-        return Sending(way, config.settings, config.seed)
+        address = Address.found(self.url, self.model)
+        return Sending(self, address, config.settings, config.seed)
+
+    @property
+    def as_ids(self) -> bool:
+        """Whether prompts are sent as token ids."""
+        return self.endpoint == "completions" and self.prompt != "text"
 
     def traffic(self, settings: Settings, seed: int) -> Workload:
         workload = super().traffic(settings, seed)
@@ -106,34 +103,14 @@ NO_IDS = (400, 415, 422)
 """What a server says that does not take token ids, if it says no more."""
 
 
-@dataclass(frozen=True)
-class Way:
-    """How requests get to a server; the fields are those of conf/backend/http.yaml."""
-
-    address: Address
-    endpoint: str
-    as_ids: bool
-    concurrency: int | None
-    warmup: int
-    timeout: float
-    extra: Mapping[str, Any]
-
-    @property
-    def url(self) -> str:
-        return self.address.base + PATHS[self.endpoint]
-
-    def bodies(self, seed: int) -> Bodies:
-        contents = Contents(seed)
-        return Bodies(self.address.model, contents, self.endpoint, self.as_ids, self.extra)
-
-
 class Sending(BackendRun):
     """A run against a server elsewhere. Nothing is known of its steps."""
 
     ours = False
 
-    def __init__(self, way: Way, config: Settings, seed: int) -> None:
-        self.way, self.config, self.seed = way, config, seed
+    def __init__(self, way: Http, address: Address, config: Settings, seed: int) -> None:
+        """`way` is how requests get to the server."""
+        self.way, self.address, self.config, self.seed = way, address, config, seed
         self._seen: dict[RequestId, Seen] = {}
         self._late: Sequence[float] = ()
         self._begun = 0.0
@@ -146,7 +123,8 @@ class Sending(BackendRun):
             raise Stopped
 
     async def _run(self, workload: Workload, recorder: StoppableRecorder) -> None:
-        async with connected(self.way.url, self.way.timeout, self._now) as send:
+        url = self.address.base + PATHS[self.way.endpoint]
+        async with connected(url, self.way.timeout, self._now) as send:
 
             async def ask(seen: Seen, body: bytes) -> None:
                 await send(body, seen.answer)
@@ -160,7 +138,7 @@ class Sending(BackendRun):
                 return recorder.stopping
 
             await self._warm_up(workload, send)
-            write = self.way.bodies(self.seed).of
+            write = self._bodies(self.seed).of
             load = Load(workload, write, ask, self._now, self.way.concurrency)
             load.prepare()
             self._date = time.strftime("%Y%m%d-%H%M%S")
@@ -173,9 +151,14 @@ class Sending(BackendRun):
     def _now(self) -> float:
         return time.perf_counter() - self._begun
 
+    def _bodies(self, seed: int) -> Bodies:
+        """How requests are written."""
+        way, model = self.way, self.address.model
+        return Bodies(model, Contents(seed), way.endpoint, way.as_ids, way.extra or {})
+
     async def _warm_up(self, workload: Workload, send: Callable[..., Awaitable[None]]) -> None:
         """A few requests before the clock starts; ConfigError for what the server refuses."""
-        bodies = self.way.bodies(self.seed + OTHERS)
+        bodies = self._bodies(self.seed + OTHERS)
         some = [Seen(*job) for job in islice(workload.requests(), self.way.warmup)]
         asked = (send(bodies.of(one, min(one.output_len, WARM)), one.answer) for one in some)
         await asyncio.gather(*asked)
@@ -185,7 +168,7 @@ class Sending(BackendRun):
 
     def _refused(self, seen: Seen) -> str:
         """Why there is no run at all."""
-        answer, where = seen.answer, f"backend.url={self.way.address.base}"
+        answer, where = seen.answer, f"backend.url={self.address.base}"
         said = f"{answer.error}: {answer.detail}" if answer.detail else answer.error
         refused = any(answer.error == f"HTTP {code}" for code in NO_IDS)
         ids = refused and self.way.as_ids and not self.way.extra  # else these may be the reason
@@ -215,21 +198,21 @@ class Sending(BackendRun):
     def leave(self, folder: Path, workload: Workload, requests: pa.Table) -> None:
         """Write `vllm_bench.json`, what `vllm bench serve` would have written."""
         seen = [self._seen[one] for one in requests["request"].to_pylist()]
-        found = benchmark(seen, workload, self.way.endpoint, self.way.address.model, self.config)
+        found = benchmark(seen, workload, self.way.endpoint, self.address.model, self.config)
         found |= {"date": self._date, "max_concurrency": self.way.concurrency or workload.users}
         write_json(folder / VLLM_BENCH, found, ordered=True)
 
     def facts(self) -> Settings:
         return {
-            "server": self.way.address.base,
-            "model": self.way.address.model,
+            "server": self.address.base,
+            "model": self.address.model,
             "endpoint": self.way.endpoint,
             "prompts": "ids" if self.way.as_ids else "text",
             **lateness(self._late),
         }
 
     def notices(self) -> list[str]:
-        address = self.way.address
+        address = self.address
         told = f"requests were sent to {address.base}, which served {address.model}"
         seen = [*self._seen.values()]
         return [*failures(seen), told, *notes(seen, self._late)]

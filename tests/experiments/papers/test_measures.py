@@ -30,7 +30,7 @@ from pagedsim.experiments.papers.measures import (
     while_waiting,
 )
 from pagedsim.experiments.papers.memory_observed import KINDS, Observed
-from pagedsim.experiments.studies.swap_map import Priced
+from pagedsim.experiments.studies.swap_map import price_of
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.compose import Command
@@ -178,13 +178,13 @@ def test_swap_pays_eighty_copies_a_block_both_ways() -> None:
     found = swap_prices(run, [512], [25, 8000])
     block = 16 * 819_200 / (32e9 * 0.8) + 80 * 5e-6
     assert found["swap_512"] == pytest.approx(2 * 32 * block)
-    assert Priced(config())(497).swap == found["swap_512"] > Priced(config())(496).swap
+    assert price_of(config(), 497).swap == found["swap_512"] > price_of(config(), 496).swap
     compute = 1e-3 * (512 * 0.1405 + 512**2 * 8.08e-6)
     assert found["recompute_512"] == pytest.approx(1e-3 * 22.05 + compute)
     assert found["beside_512"] == pytest.approx(compute), "the weights are read already"
     assert found["ratio_512"] == found["recompute_512"] / found["swap_512"]
     assert found["ratio_beside_512"] == found["beside_512"] / found["swap_512"]
-    given = Priced(config(), block_size=1, layout="block", pcie_gb_s=64.0)(100)
+    given = price_of(config(), 100, block_size=1, layout="block", pcie_gb_s=64.0)
     assert given.swap == pytest.approx(2 * 100 * (819_200 / (64e9 * 0.8) + 5e-6))
 
 
