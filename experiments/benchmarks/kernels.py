@@ -29,7 +29,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product, starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -226,10 +226,8 @@ def of_pinned(line: Line) -> str:
 
 def swaps(quick: bool) -> Iterator[Swap]:
     """Every model, block size and layout."""
-    for model in (TINY.name,) if quick else SHAPES:
-        for size in FEW_SIZES if quick else SIZES:
-            for layout in LAYOUTS:
-                yield Swap(model, size, layout)
+    models, sizes = ((TINY.name,), FEW_SIZES) if quick else (SHAPES, SIZES)
+    yield from starmap(Swap, product(models, sizes, LAYOUTS))
 
 
 def swapped(swap: Swap, dtype: torch.dtype, device: torch.device, moved: int, rounds: int) -> Line:

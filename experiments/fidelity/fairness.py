@@ -345,13 +345,12 @@ def elsewise(pairs: Sequence[Paired]) -> Listing:
 
 def others(pairs: Sequence[Paired]) -> Listing:
     """Policies without a log."""
-    lines = []
-    for pair in pairs:
-        side = pair.other
-        for name, one in {side.policy: side.simulated, **side.policies}.items():
-            light, gap, rate = _main(one)
-            cells = [f"{light:.2f}", f"{gap:,.0f}", f"{rate:.1f}"]
-            lines.append([f"{pair.name}, {name.upper()}", *cells])
+    lines = [
+        [f"{pair.name}, {name.upper()}", f"{light:.2f}", f"{gap:,.0f}", f"{rate:.1f}"]
+        for pair in pairs
+        for name, one in {pair.other.policy: pair.other.simulated, **pair.other.policies}.items()
+        for light, gap, rate in [_main(one)]
+    ]
     head = ["simulated", "light client's TTFT, s", "largest difference", "tokens/s"]
     return Listing("Other policies on the same requests", head, lines)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,10 +205,8 @@ class Pair:
         found = fitted(first, min(known, len(self.first)), FIT, self.rules.moves)
         weights = found.weights
         measured = [ClientService(log, log.latencies) for log in (self.first, self.other)]
-        ours, other = (
-            self._served(self.first, "fcfs", weights),
-            self._served(self.other, self.policy, weights),
-        )
+        ours = self._served(self.first, "fcfs", weights)
+        other = self._served(self.other, self.policy, weights)
         pace = measured[1].tpot / other.tpot
         more = {name: self._served(self.other, name, weights) for name in self.more}
         return Paired(
@@ -221,16 +220,14 @@ class Pair:
 
     def _elsewise(self, weights: Weights, pace: float) -> dict[str, ClientService]:
         """The other log, simulated with one assumption changed."""
-        rules, serve = self.rules, self._served
-        log, policy = self.other, self.policy
-        asked = {"batching": {"max_wait_tokens": 0}}
-        roomy = {"server": {"max_batched_tokens": 1 << 20}}
+        rules, serve = self.rules, partial(self._served, self.other, self.policy)
         slower = Weights(*(weight * pace for weight in weights))
-        found = {"steps as long as in this log": serve(log, policy, slower)}
+        found = {"steps as long as in this log": serve(slower)}
         if self.config["batching"].get("max_wait_tokens"):
-            found["admission at every step"] = serve(log, policy, weights, asked)
+            found["admission at every step"] = serve(weights, batching={"max_wait_tokens": 0})
         if self.config["server"]["max_batched_tokens"] is None:
-            found["prompts of a step without bound"] = serve(log, policy, weights, roomy)
+            most = {"max_batched_tokens": 1 << 20}
+            found["prompts of a step without bound"] = serve(weights, server=most)
         plain: dict[str, Mapping[str, Any]] = {
             "prompts as long as clients say": {"more_prompt": 0},
             "no memory for adapters": {"adapter": 0},
@@ -239,18 +236,17 @@ class Pair:
         for name, change in plain.items():
             other = replace(self, rules=replace(rules, **change))
             if other.rules != rules:
-                found[name] = other._served(log, policy, weights)
+                found[name] = other._served(self.other, self.policy, weights)
         return found
 
     def _served(
-        self, log: Log, policy: str, weights: Weights, changes: Settings | None = None
+        self, log: Log, policy: str, weights: Weights, **changes: Settings
     ) -> ClientService:
-        server = self._server(log, policy, changes or {})
+        server = self._server(log, policy, **changes)
         return ClientService(log, server.serve(weights.settings).latencies)
 
-    def _server(
-        self, log: Log, policy: str, changes: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> ExternalServer:
+    def _server(self, log: Log, policy: str, **changes: Settings) -> ExternalServer:
+        """The server of a log, with other settings in these groups."""
         config, rules = deepcopy(self.config), self.rules
         server, memory = config["server"], config["memory"]
         config["policy"]["of"] = policy
@@ -266,7 +262,7 @@ class Pair:
                 f"memory.blocks: a pool of {pool:,} tokens holds no more than the adapters of "
                 f"{clients} clients, {adapters:,} (study.adapter={rules.adapter})"
             )
-        for group, values in (changes or {}).items():
+        for group, values in changes.items():
             config[group] |= values
         longer = replace(log, prompt=log.prompt + rules.more_prompt)
         first = float(log.latencies.ttft[0]) if rules.cold else 0.0

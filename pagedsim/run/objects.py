@@ -315,17 +315,17 @@ def _require(where: str, value: object, hint: Any) -> None:
 
 def _wanted(value: object, kind: Any) -> str:
     """What it must be and is not; empty if it is, or may be anything."""
-    if kind is Mapping:
-        return "" if isinstance(value, Mapping) else "a mapping of names to settings"
-    if kind is Sequence:
-        return "" if isinstance(value, (list, tuple)) else "a list"
-    if kind is int:
-        return "" if is_whole(value) else "a whole number"
-    if kind is float:
-        return "" if is_number(value) else "a number"
-    if kind is str:
-        return "" if isinstance(value, str) else "a text"
-    return ""
+    fits, wanted = _KINDS.get(kind, (lambda _: True, ""))
+    return "" if fits(value) else wanted
+
+
+_KINDS: Mapping[Any, tuple[Callable[[object], bool], str]] = {
+    Mapping: (lambda value: isinstance(value, Mapping), "a mapping of names to settings"),
+    Sequence: (lambda value: isinstance(value, (list, tuple)), "a list"),
+    int: (is_whole, "a whole number"),
+    float: (is_number, "a number"),
+    str: (lambda value: isinstance(value, str), "a text"),
+}
 
 
 # -- fleet.autoscale -------------------------------------------------------------------------------
