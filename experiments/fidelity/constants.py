@@ -6,6 +6,7 @@ left out are then off, and which constants the tables decide.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -115,7 +116,7 @@ def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refi
         tasks.append(partial(fitted, rest, standing, begin))
     for name, value in held_elsewhere(begin):
         tasks.append(partial(fitted, points, standing, {**begin, name: value}, held=[name]))
-    fits = in_processes(_carried_out, tasks, jobs)
+    fits = in_processes(operator.call, tasks, jobs)
 
     left_out = []
     for name, _, of in folds:
@@ -137,10 +138,6 @@ def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refi
         ],
         dict(zip(begin, zip(rises[::2], rises[1::2], strict=True), strict=False)),
     )
-
-
-def _carried_out(task: Callable[[], Fit]) -> Fit:
-    return task()
 
 
 def _model_of(cell: Cell) -> str:

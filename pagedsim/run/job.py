@@ -266,12 +266,10 @@ def _of_a_user(error: BaseException) -> BaseException | None:
     while inner.__cause__ is not None:
         inner = inner.__cause__
     places = list(_places(inner))
-    ours = isinstance(inner, PagedsimError | ImportError) or not places
-    return None if ours or _is_ours(places[-1][0].co_filename) else inner
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(Path(pagedsim.__file__).parent)
+    if isinstance(inner, PagedsimError | ImportError) or not places:
+        return None
+    ours = Path(places[-1][0].co_filename).is_relative_to(Path(pagedsim.__file__).parent)
+    return None if ours else inner
 
 
 class _Part(NamedTuple):
@@ -292,8 +290,12 @@ def _parts(config: Mapping[str, Any]) -> Iterator[_Part]:
             made = locate(path)
         except PagedsimError:
             continue  # it was never made
-        kinds = [made, *(kind for kind in getattr(made, "__mro__", ()) if _foreign(kind))]
-        names = {getattr(kind, "__qualname__", ""): _file(kind) for kind in kinds}
+        bases = (
+            kind
+            for kind in getattr(made, "__mro__", ())
+            if kind.__module__.split(".")[0] not in ("pagedsim", "builtins", "abc")
+        )
+        names = {getattr(kind, "__qualname__", ""): _file(kind) for kind in (made, *bases)}
         files = {name: file for name, file in names.items() if name and file}
         yield _Part(f"{setting}={path}", files)
 
@@ -308,10 +310,6 @@ def _paths(settings: Any, where: str = "") -> Iterator[tuple[str, str]]:
             yield where if key == "_target_" else inside, value
         elif key == "classes" and isinstance(value, list):  # of an object that a script gave
             yield from ((where, path) for path in value)
-
-
-def _foreign(kind: type) -> bool:
-    return kind.__module__.split(".")[0] not in ("pagedsim", "builtins", "abc")
 
 
 def _file(made: Any) -> str:

@@ -99,7 +99,8 @@ class Runs:
         return sorted(new, key=lambda job: job.seed) if own else new
 
     def _under_seeds(self, arm: Arm, config: Settings) -> Iterator[Job]:
-        place = self.command.folder / "runs" / _as_file_name(arm.name)
+        name = re.sub(r"^\.", "%2E", quote(arm.name, safe=" =,+@"))  # whatever is in it
+        place = self.command.folder / "runs" / name
         seeds = self.command.seeds if arm.seeds is None else arm.seeds
         first = arm.first if arm.first is not None else seeds[0]
         for seed in seeds:
@@ -255,11 +256,6 @@ def changed_note(arms: set[str]) -> str:
 def goes_on(folder: Path) -> str:
     """How a study that was stopped is taken up."""
     return f"the same command with hydra.run.dir={shown(folder)} goes on from there"
-
-
-def _as_file_name(arm: str) -> str:
-    """An arm's name as that of a folder, whatever is in it."""
-    return re.sub(r"^\.", "%2E", quote(arm, safe=" =,+@"))
 
 
 def cores() -> int:
