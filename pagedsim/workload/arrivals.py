@@ -147,14 +147,14 @@ CONTRACT = Contract(
 )
 
 
-# Settings of each process. The last two ignore a rate instead of refusing it, since every workload
-# has one and sweeps set it.
-_TAKES: Mapping[str, tuple[str, ...]] = {
-    "poisson": ("rate",),
-    "gamma": ("rate", "cv"),
-    "fixed": ("rate",),
-    "burst": (),
-    "closed": ("users", "think_time"),
+# Processes and their settings. The last two ignore a rate instead of refusing it, since every
+# workload has one and sweeps set it.
+_PROCESSES: Mapping[str, tuple[Callable[..., Arrivals], tuple[str, ...]]] = {
+    "poisson": (Poisson, ("rate",)),
+    "gamma": (Gamma, ("rate", "cv")),
+    "fixed": (FixedInterval, ("rate",)),
+    "burst": (Burst, ()),
+    "closed": (ClosedLoop, ("users", "think_time")),
 }
 
 
@@ -173,28 +173,18 @@ def make_arrivals(
     """
     if isinstance(kind, Arrivals):
         return vet(kind, CONTRACT)
-    if kind not in _TAKES:
-        raise unknown("arrivals", str(kind), _TAKES)
-    takes = _TAKES[kind]
-    for key, value in (("cv", cv), ("users", users), ("think_time", think_time)):
-        if value is not None and key not in takes:
-            owner = next(name for name, keys in _TAKES.items() if key in keys)
+    if kind not in _PROCESSES:
+        raise unknown("arrivals", str(kind), _PROCESSES)
+    process, takes = _PROCESSES[kind]
+    given = {"rate": rate, "cv": cv, "users": users, "think_time": think_time}
+    for key, value in given.items():
+        if value is not None and key not in takes and key != "rate":
+            owner = next(name for name, (_, keys) in _PROCESSES.items() if key in keys)
             raise ConfigError(f"{key}={value}: only arrivals={owner} takes it, not {kind}")
-    given = {"rate": rate, "cv": cv, "users": users}
     for key in takes:
-        if key in given and given[key] is None:
+        if given[key] is None and key != "think_time":
             raise ConfigError(f"{key}: must be given, for arrivals={kind}")
-    if kind == "poisson":
-        return Poisson(require_number("rate", rate, above=0))
-    if kind == "gamma":
-        cv = require_number("cv", cv, low=0.001, high=1000)
-        return Gamma(require_number("rate", rate, above=0), cv)
-    if kind == "fixed":
-        return FixedInterval(require_number("rate", rate, above=0))
-    if kind == "burst":
-        return Burst()
-    pause = 0.0 if think_time is None else require_number("think_time", think_time, low=0)
-    return ClosedLoop(require_whole("users", users, 1), pause)
+    return process(**{key: given[key] for key in takes if given[key] is not None})
 
 
 Floats = NDArray[np.float64]

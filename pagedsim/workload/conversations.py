@@ -121,11 +121,6 @@ SHAPES: Mapping[str, Callable[..., Shape]] = {
 }
 
 
-def make_shape(name: str, settings: dict[str, Any]) -> Shape:
-    """A session shape by name."""
-    return make("shape", name, SHAPES, settings)
-
-
 Floats = NDArray[np.float64]
 
 
@@ -435,7 +430,7 @@ def _made(
 ) -> Program:
     return Program(
         name=name,
-        shape=make_shape(str(shape), of_shape),
+        shape=make("shape", str(shape), SHAPES, of_shape),
         lengths=make_lengths(lengths, max_len),
         pause=make_draw("tool", tool),
         prefixes=make_prefixes(prefixes),

@@ -6,6 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -48,11 +49,22 @@ TOKENS: Field = (_is_count, "a whole number of tokens")
 
 
 class JsonLines(Format):
-    """A JSON Lines format: its `fields` by name, and the conversion of rows to columns."""
+    """A JSON Lines format: its fields by name, and the conversion of rows to columns."""
 
-    fields: ClassVar[Mapping[str, Field]]
     time: str
     per_second: ClassVar[int] = 1  # time units per second
+    first: ClassVar[Mapping[str, Field]] = {}
+    """Fields in front of the time and the lengths."""
+    last: ClassVar[Mapping[str, Field]] = {}
+    """Fields behind them."""
+    options: tuple[str, ...] = ()
+
+    @cached_property
+    def fields(self) -> dict[str, Field]:
+        """All fields."""
+        unit = "seconds" if self.per_second == 1 else "milliseconds"
+        own = {self.time: (is_number, f"a number of {unit}")}
+        return {**self.first, **own, self.prompt: TOKENS, self.output: TOKENS, **self.last}
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -102,18 +114,23 @@ class JsonLines(Format):
                 raise wrong(path, line, f"{name}={json.dumps(row[name]):.60}: must be {wanted}")
 
     def _object(self, path: Path, line: int, text: str) -> dict[str, Any]:
-        try:
-            row = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise wrong(
-                path, line, f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
-            ) from None
-        except (ValueError, RecursionError):
-            raise wrong(path, line, "not JSON: a number too long, or lists too deep") from None
+        row = _parsed(path, line, text)
         if not isinstance(row, dict):
             fields = ", ".join(self.fields)
             raise wrong(path, line, f"{text.strip():.60}: must be an object of {fields}")
         return row
+
+
+def _parsed(path: Path, line: int | None, text: str) -> Any:
+    """JSON on a line of a file; None: over all of its lines."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        raise wrong(path, line or error.lineno, what) from None
+    except (ValueError, RecursionError):
+        what = "not JSON: a number too long, or lists too deep"
+        raise wrong(path, line or 1, what) from None
 
 
 def _extra(
@@ -136,13 +153,7 @@ class Log(JsonLines):
     time = "arrived_at"
     prompt = "num_prefill_tokens"
     output = "num_decode_tokens"
-    options = ()
     epoch = True
-    fields: ClassVar[Mapping[str, Field]] = {
-        time: (is_number, "a number of seconds"),
-        prompt: TOKENS,
-        output: TOKENS,
-    }
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
         return self.columns(lines, rows, unread=unread_contents(rows[0]))
@@ -155,16 +166,14 @@ class VllmLog(Log):
     time = "arrival_time"
     prompt = "input_toks"
     output = "output_toks"
-    fields: ClassVar[Mapping[str, Field]] = {
-        time: (is_number, "a number of seconds"),
-        prompt: TOKENS,
-        output: TOKENS,
-    }
 
 
 def names_blocks(value: Any) -> bool:
     """Whether a value is a list of block ids."""
     return type(value) is list and not set(map(type, value)) - {int}
+
+
+BLOCKS: Field = (names_blocks, "a list of whole numbers")
 
 
 class Mooncake(JsonLines):
@@ -182,12 +191,7 @@ class Mooncake(JsonLines):
     output = "output_length"
     blocks = "hash_ids"
     options = ("block_tokens",)
-    fields: ClassVar[Mapping[str, Field]] = {
-        time: (is_number, "a number of milliseconds"),
-        prompt: TOKENS,
-        output: TOKENS,
-        blocks: (names_blocks, "a list of whole numbers"),
-    }
+    last: ClassVar[Mapping[str, Field]] = {blocks: BLOCKS}
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
         ids = [row[self.blocks] for row in rows]
@@ -209,8 +213,7 @@ def check_blocks(path: Path, chunk: Chunk) -> None:
 BLOCK = 16
 
 
-def _is_id(value: Any) -> bool:
-    return type(value) is int
+ID: Field = (lambda value: type(value) is int, "a whole number")
 
 
 class Bailian(JsonLines):
@@ -225,15 +228,8 @@ class Bailian(JsonLines):
     time = "timestamp"
     prompt = "input_length"
     output = "output_length"
-    options = ()
-    fields: ClassVar[Mapping[str, Field]] = {
-        "chat_id": (_is_id, "a whole number"),
-        "parent_chat_id": (_is_id, "a whole number"),
-        time: (is_number, "a number of seconds"),
-        prompt: TOKENS,
-        output: TOKENS,
-        "hash_ids": (names_blocks, "a list of whole numbers"),
-    }
+    first: ClassVar[Mapping[str, Field]] = {"chat_id": ID, "parent_chat_id": ID}
+    last: ClassVar[Mapping[str, Field]] = {"hash_ids": BLOCKS}
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
         links = [(row["chat_id"], row["parent_chat_id"]) for row in rows]
@@ -244,8 +240,7 @@ class Bailian(JsonLines):
         return chunk
 
 
-def _is_name(value: Any) -> bool:
-    return type(value) in (int, str)
+NAME: Field = (lambda value: type(value) in (int, str), "a name or a whole number")
 
 
 class Turns(JsonLines):
@@ -260,13 +255,7 @@ class Turns(JsonLines):
     per_second = 1000
     prompt = "input_length"
     output = "output_length"
-    options = ()
-    fields: ClassVar[Mapping[str, Field]] = {
-        "session_id": (_is_name, "a name or a whole number"),
-        time: (is_number, "a number of milliseconds"),
-        prompt: TOKENS,
-        output: TOKENS,
-    }
+    first: ClassVar[Mapping[str, Field]] = {"session_id": NAME}
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
         return self.columns(lines, rows, links=[(row["session_id"],) * 2 for row in rows])
@@ -290,14 +279,8 @@ class ShareGPT(Format):
 
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         count = _counter(options.tokenizer)
-        try:
-            with opened(path) as file:
-                entries = json.load(file)
-        except json.JSONDecodeError as error:
-            what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
-            raise wrong(path, error.lineno, what) from None
-        except (ValueError, RecursionError):
-            raise wrong(path, 1, "not JSON: a number too long, or lists too deep") from None
+        with opened(path) as file:
+            entries = _parsed(path, None, file.read())
         if not isinstance(entries, list):
             raise wrong(path, 1, "must be a list of objects with conversations")
         pairs = [self._pair(path, number, entry) for number, entry in enumerate(entries, 1)]
@@ -316,38 +299,29 @@ class ShareGPT(Format):
 
     def _pair(self, path: Path, number: int, entry: Any) -> tuple[str, str] | None:
         """The first two turns; None if there are fewer."""
-        turns = entry.get("conversations", entry.get("conversation")) if _object(entry) else None
+        turns = None
+        if isinstance(entry, dict):
+            turns = entry.get("conversations", entry.get("conversation"))
         if not isinstance(turns, list):
             raise self.wrong(path, number, "must be an object with a list conversations")
         if len(turns) < 2:
             return None
-        first, second = (turn.get("value") if _object(turn) else None for turn in turns[:2])
+        first, second = (
+            turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]
+        )
         if not (isinstance(first, str) and isinstance(second, str)):
             raise self.wrong(path, number, "each turn must have a text as its value")
         return first, second
 
 
-def _object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-class _Counter:
-    def __init__(self, tokenize: Tokenizer) -> None:
-        self._tokenize = tokenize
-
-    def __call__(self, text: str) -> int:
-        found = self._tokenize(text)
-        return found if isinstance(found, int) else len(found)
-
-
-def _counter(tokenizer: str | Tokenizer | None) -> _Counter:
+def _counter(tokenizer: str | Tokenizer | None) -> Callable[[str], int]:
     if tokenizer is None:
         raise ConfigError(
             "tokenizer: format sharegpt holds text, so it needs one: a model's name on the "
             "Hugging Face Hub, a tokenizer.json, or a function"
         )
     if not isinstance(tokenizer, str):
-        return _Counter(tokenizer)
+        return lambda text: found if isinstance(found := tokenizer(text), int) else len(found)
     try:
         # Imported by name: an optional dependency, installed with transformers.
         library = import_module("tokenizers")
@@ -363,4 +337,4 @@ def _counter(tokenizer: str | Tokenizer | None) -> _Counter:
     except Exception as error:  # the library raises bare Exception for every error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"tokenizer={tokenizer}: cannot be loaded: {reason}") from None
-    return _Counter(lambda text: len(loaded.encode(text, add_special_tokens=False).ids))
+    return lambda text: len(loaded.encode(text, add_special_tokens=False).ids)
