@@ -72,7 +72,12 @@ def attention(
         queries = q[:decodes] if len(seen.sizes) == 1 else q.index_select(0, seen.order)
         found = []
         for own, sight in zip(queries.split(seen.sizes), seen.sights, strict=True):
-            keys, values = _gathered(k_cache, v_cache, sight.rows, apart)
+            if apart is None:
+                keys = rows_of(k_cache).index_select(0, sight.rows)
+                values = rows_of(v_cache).index_select(0, sight.rows)
+            else:
+                both = rows_of_both(k_cache, apart)
+                keys, values = both.index_select(0, sight.rows).chunk(2)
             found.append(_decode(own, keys, values, sight, scale, softcap))
         parts.append(found[0] if len(found) == 1 else torch.cat(found).index_select(0, seen.back))
     begin = decodes
@@ -158,16 +163,6 @@ def _see_decodes(
     rows = rows.flatten()
     both = rows if apart is None else torch.cat((rows, rows + apart))
     return Sight(both, bias[:, None, None], blind)
-
-
-def _gathered(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, rows: torch.Tensor, apart: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values, row after row."""
-    if apart is None:
-        return rows_of(k_cache).index_select(0, rows), rows_of(v_cache).index_select(0, rows)
-    keys, values = rows_of_both(k_cache, apart).index_select(0, rows).chunk(2)
-    return keys, values
 
 
 def _decode(

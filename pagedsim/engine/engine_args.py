@@ -292,7 +292,9 @@ def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name in WITHOUT_EFFECT or (value is None and name in NONE_IS_UNSET):
             continue
         if name in REFUSED:
-            _refuse(name, value)
+            off = isinstance(value, bool | int | float | str | list | tuple | dict | set)
+            if not (value is None or (off and not value) or value in ("auto", DEFAULTS.get(name))):
+                raise ConfigError(f"{name}={shown(value)}: {REFUSED[name]}")
             continue
         known, meant = name, value
         if name in TRANSLATED:
@@ -308,26 +310,15 @@ def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, (_, value) in found.items()}
 
 
-def _refuse(name: str, value: Any) -> None:
-    """Raise ConfigError unless it is off."""
-    off = isinstance(value, bool | int | float | str | list | tuple | dict | set) and not value
-    if value is None or off or value == "auto" or value == DEFAULTS.get(name):
-        return
-    raise ConfigError(f"{name}={shown(value)}: {REFUSED[name]}")
-
-
 @contextmanager
 def vllm_errors() -> Iterator[None]:
     """Within, errors have vLLM's names of settings, as in num_gpu_blocks=3."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(_to_vllm(str(error))) from error
-
-
-def _to_vllm(text: str) -> str:
-    names = "|".join(VLLM_NAMES)
-    return re.sub(rf"\b({names})(?=[=:])", lambda found: VLLM_NAMES[found[1]], text)
+        named = rf"\b({'|'.join(VLLM_NAMES)})(?=[=:])"
+        text = re.sub(named, lambda found: VLLM_NAMES[found[1]], str(error))
+        raise ConfigError(text) from error
 
 
 class EngineArgs(SimpleNamespace):

@@ -64,10 +64,6 @@ def _one_each(
     return given
 
 
-def _is_params(one: object) -> bool:
-    return isinstance(one, SamplingParams)
-
-
 def _listed(name: str, prompts: Any) -> list[str | Tokens]:
     if isinstance(prompts, str | Mapping):
         return [_prompt(name, prompts)]
@@ -155,8 +151,13 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         if isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params] * count
-        what = "SamplingParams, or a list of them"
-        params = _one_each("sampling_params", sampling_params, count, _is_params, what)
+        params = _one_each(
+            "sampling_params",
+            sampling_params,
+            count,
+            lambda one: isinstance(one, SamplingParams),
+            "SamplingParams, or a list of them",
+        )
         ranks: Sequence[float] = [0] * count
         if priority is not None:
             ranks = _one_each("priority", priority, count, is_number, "a list of numbers")

@@ -237,7 +237,7 @@ class TableRows:
 
     def _placed(self, now: _Decoding) -> _Decoding:
         """The same sequences at any lengths."""
-        contexts = _contexts(now.requests)
+        contexts = np.array([one.num_tokens for one in now.requests for _ in one.tables])
         blocks, offsets = np.divmod(contexts - 1, self.block_size)
         written = []
         for seat, table, block in zip(now.seats, now.tables, blocks.tolist(), strict=True):
@@ -330,8 +330,3 @@ class _Decoding(NamedTuple):
 
 
 _tables_of = attrgetter("tables")
-
-
-def _contexts(requests: Sequence[Request]) -> Column:
-    """The length of each sequence."""
-    return np.array([request.num_tokens for request in requests for _ in request.tables])

@@ -158,7 +158,10 @@ def chat_tokens(
     >>> bytes(chat_tokens(ByteTokenizer(), [{"role": "user", "content": "Hello"}]))
     b'user: Hello\\nassistant:'
     """
-    given = _checked(messages)
+    some: Any = messages
+    if not isinstance(some, Sequence) or isinstance(some, str) or not some:
+        raise RequestError(f"messages={some!r}: must be a list of at least one message")
+    given = [_message(f"messages[{place}]", one) for place, one in enumerate(messages)]
     chat: Callable[..., list[int]] | None = getattr(tokenizer, "chat", None)
     if chat is None:
         raise RequestError(NO_TEMPLATE)
@@ -168,13 +171,6 @@ def chat_tokens(
         raise
     except Exception as error:  # a template may raise anything
         raise RequestError(f"messages: the template refuses them: {brief(error)}") from error
-
-
-def _checked(messages: Any) -> list[dict[str, Any]]:
-    """The messages with their contents as texts."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise RequestError(f"messages={messages!r}: must be a list of at least one message")
-    return [_message(f"messages[{place}]", one) for place, one in enumerate(messages)]
 
 
 def _message(where: str, message: Any) -> dict[str, Any]:

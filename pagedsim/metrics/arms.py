@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.metrics.files import PREEMPTIONS, REQUESTS, STEPS, read_table
@@ -150,13 +149,10 @@ class Arms:
         """A note if the arms finished different requests."""
         if not self.same_requests:
             return []
-        finished: dict[int, list[pa.ChunkedArray]] = {}
+        finished: dict[int, list[NDArray[np.bool_]]] = {}
         for run in self.runs:
-            states = run.requests("state")["state"].cast(
-                pa.string()
-            )  # the type of an empty column is null
-            finished.setdefault(run.seed, []).append(pc.equal(states, "finished"))
-        if all(one.equals(arms[0]) for arms in finished.values() for one in arms):
+            finished.setdefault(run.seed, []).append(run.by_column().in_state("finished"))
+        if all(np.array_equal(one, arms[0]) for arms in finished.values() for one in arms):
             return []
         counts = ", ".join(f"{arm} {self._finished(arm):,}" for arm in self.arms)
         return [

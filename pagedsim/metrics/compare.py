@@ -295,18 +295,16 @@ def _percent(share: float) -> str:
 def _telling(one: Comparison, study: Arms) -> bool:
     """Whether to report it: with several clients, latencies per client and the rest overall.
 
-    A difference of 0.0 % is not reported.
+    A difference of 0.0 %, between values that are printed alike, is not reported.
     """
     several = len(groups_of(study)) > 1
     if several and metric_of(one.key).latency == (one.client is None):
         return False
-    return one.gain is not None and not _unseen(one)
-
-
-def _unseen(one: Comparison) -> bool:
-    """Whether two values differ but would be printed as equal."""
+    if one.gain is None:
+        return False
     alike = text_of(one.key, one.ours) == text_of(one.key, one.theirs)
-    return alike and one.ours != one.theirs and _percent(abs(one.ratio.mean - 1)) == "0.0"
+    unseen = alike and one.ours != one.theirs and _percent(abs(one.ratio.mean - 1)) == "0.0"
+    return not unseen
 
 
 def _strongest(found: Sequence[Comparison]) -> list[Comparison]:

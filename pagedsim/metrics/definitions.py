@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics, token_gaps
 from pagedsim.metrics.service import jain
@@ -488,23 +487,16 @@ def _session_times(group: RequestGroup) -> SessionTimes | None:
     rows, arrival, finished = rows[order], arrival[order], finished[order]
     begins = np.flatnonzero(np.diff(session[rows], prepend=-1))
     whole = np.logical_and.reduceat(group.finished[rows], begins) if len(rows) else begins > 0
-    last = _latest(finished, begins)
-    ends = np.append(begins[1:], len(rows)) - 1
+    stops, last = np.append(begins[1:], len(rows)), np.empty(len(rows))
+    for begin, stop in zip(begins, stops, strict=True):  # the latest end within the session so far
+        last[begin:stop] = np.maximum.accumulate(finished[begin:stop])
     gaps = np.concatenate([[0.0], np.maximum(arrival[1:] - last[:-1], 0.0)])[: len(rows)]
     gaps[begins] = 0.0
     generated = group.requests.generated[rows].astype(np.float64)
     away, tokens = (
         np.add.reduceat(each, begins) if len(rows) else each for each in (gaps, generated)
     )
-    return SessionTimes((last[ends] - arrival[begins])[whole], away[whole], tokens[whole])
-
-
-def _latest(finished: Floats, begins: NDArray[np.int64]) -> Floats:
-    """The running maximum of the ends within each session."""
-    latest = np.empty(len(finished))
-    for begin, end in zip(begins, np.append(begins[1:], len(finished)), strict=True):
-        latest[begin:end] = np.maximum.accumulate(finished[begin:end])
-    return latest
+    return SessionTimes((last[stops - 1] - arrival[begins])[whole], away[whole], tokens[whole])
 
 
 def _answered(run: RunTables) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from pagedsim.core import Request, Scheduler, StepPlan
 
@@ -11,7 +11,7 @@ def described(plan: StepPlan, scheduler: Scheduler) -> str:
     """All decisions of a step, and the free blocks after it."""
     parts = {
         "out": _pairs(plan.swap_out),
-        "copies": _copies(plan.copies),
+        "copies": _pairs((source, target) for target, source in plan.copies.items()),
         "in": _pairs(plan.swap_in),
         "chunks": " ".join(
             f"{chunk.request.id}{f'.{chunk.sequence}' * bool(chunk.sequence)}"
@@ -40,7 +40,3 @@ def _ids(requests: Iterable[Request]) -> str:
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> str:
     return " ".join(f"{source}>{target}" for source, target in pairs)
-
-
-def _copies(copies: Mapping[int, int]) -> str:
-    return _pairs((source, target) for target, source in copies.items())

@@ -13,7 +13,6 @@ visiting every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -112,15 +111,11 @@ def widest_gap(one: Curve, other: Curve) -> float | None:
             here = Looks(looks.times[some], looks.clock[some], looks.values[some], looks.before)
             groups.append(group[some])
             values.append(sign * (here.values - its.at(here)))
-    return _widest(np.concatenate(groups), np.concatenate(values))
-
-
-def _widest(group: NDArray[np.int64], values: Floats) -> float:
-    """The largest range of values within a group."""
+    group = np.concatenate(groups)
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    some = values[order]
-    return float((np.maximum.reduceat(some, starts) - np.minimum.reduceat(some, starts)).max())
+    every = np.concatenate(values)[order]
+    return float((np.maximum.reduceat(every, starts) - np.minimum.reduceat(every, starts)).max())
 
 
 PROMPT, OUTPUT = 1.0, 2.0
@@ -203,8 +198,9 @@ class ServiceOverTime:
         every = self._times[self._times <= until]
         every = np.append(every, until) if np.isfinite(until) else every
         every = every[:: -(-2 * self.clients * len(every) // LOOKS)] if len(every) else every
-        largest = 0.0
-        for times in _parts(every, max(AT_ONCE // self.clients, 1)):
+        largest, size = 0.0, max(AT_ONCE // self.clients, 1)
+        for begin in range(0, len(every), size):
+            times = every[begin : begin + size]
             for before in (True, False):
                 values = self.at(np.arange(self.clients)[:, None], times[None, :], before)
                 largest = max(largest, float(np.ptp(values, axis=0).max()))
@@ -296,10 +292,6 @@ def jain(rates: Floats) -> float | None:
     if len(there) < 2 or not squares:
         return None
     return float(there.sum()) ** 2 / (len(there) * squares)
-
-
-def _parts(values: Floats, size: int) -> Iterator[Floats]:
-    return (values[begin : begin + size] for begin in range(0, len(values), size))
 
 
 def _last(values: Floats | None) -> float:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.metrics.arms import Arms, Run
@@ -107,7 +105,7 @@ def busiest(run: Run, count: int) -> NDArray[np.int64]:
 
     Rejected requests are skipped unless all were rejected.
     """
-    columns, rejected = _columns(run), _rejected(run)
+    columns, rejected = _columns(run), run.by_column().in_state("rejected")
     order = np.argsort(columns["arrival"], kind="stable")
     if not rejected.all():
         order = order[~rejected[order]]
@@ -202,11 +200,6 @@ def _bars(
     corners = ((begin, y - half), (end, y - half), (end, y + half), (begin, y + half))
     shapes = np.stack([np.stack(corner, axis=1) for corner in corners], axis=1)
     return PolyCollection(list(shapes), facecolors=colour, linewidths=0)
-
-
-def _rejected(run: Run) -> NDArray[np.bool_]:
-    states = run.requests("state")["state"].cast(pa.string())  # the type of an empty column is null
-    return np.asarray(pc.equal(states, "rejected"), dtype=np.bool_)
 
 
 def _columns(run: Run) -> dict[str, NDArray[Any]]:

@@ -197,7 +197,8 @@ def draw_replicas(study: Arms) -> Figure:
     for axes, (title, values) in zip(every, panels, strict=True):
         for line, (arm, some) in enumerate(zip(arms, values, strict=True)):
             known = np.asarray(some)[~np.isnan(some)]
-            places = line + _spread(len(known))
+            # Dots are spread across their row, the same way each time.
+            places = line + 0.5 * ((np.arange(len(known)) * 0.618034) % 1 - 0.5)
             dots = {"alpha": 0.75 if len(known) <= 64 else 0.3, "mew": 0}
             axes.plot(known, places, "o", ms=4.5, color=look[arm].colour, ls="", **dots)
             if len(known):
@@ -230,11 +231,6 @@ def _panels(every: list[list[dict[str, Any]]]) -> list[tuple[str, list[list[floa
         scaled = [[one * scale.factor for one in some] for some in values]
         found.append((f"{label_of(name)} ({scale.suffix})", scaled))
     return found
-
-
-def _spread(count: int) -> NDArray[np.float64]:
-    """Deterministic jitter of dots across their row."""
-    return np.asarray(0.5 * ((np.arange(count) * 0.618034) % 1 - 0.5), dtype=np.float64)
 
 
 def draw_balance(study: Arms) -> Figure:

@@ -272,17 +272,12 @@ def _requests(run: Run, process: int, table: pa.Table, first: int) -> Events:
         told = {n: one for n, one in row.items() if n == "request" or one not in ("", 0, None)}
         arguments = _text(told)
         for name, begin, until, cause in life.stages:
-            start, length = _span(begin, until)
+            start = round(begin * 1e6, 3)
+            length = round(round(until * 1e6, 3) - start, 3)
             why = arguments if cause is None else _text(told | {"cause": cause_of(cause)})
             yield _slice(process, track, name, start, length, why)
         for one in life.preemptions:
             yield _mark(process, track, "t", one)
-
-
-def _span(begin: float, until: float) -> tuple[float, float]:
-    """Seconds as a start and a duration in microseconds."""
-    start = round(begin * 1e6, 3)
-    return start, round(round(until * 1e6, 3) - start, 3)
 
 
 def _mark(process: int, track: int, scope: str, preemption: Preemption) -> str:

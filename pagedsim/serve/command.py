@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,20 +27,15 @@ def completed(words: Sequence[str]) -> list[str]:
         if group_of(word) in ("fleet", "router"):
             raise ConfigError(f"{word}: serve is one replica; a study has many")
     if "backend=engine" in words:
-        _refuse_unread(words)
+        from pagedsim.run.serving import Engine
+
+        for word in words:
+            if group_of(word) in Engine.unread:  # it would have no effect
+                why = Engine.unread_since
+                raise ConfigError(f"{word}: changes nothing with backend=engine: {why}")
     keys = [word.partition("=")[0] for word in words]
     engine = "backend=engine" in words and not {"model", "backend.model"} & set(keys)
     return ["model=tiny"] * engine + list(words)
-
-
-def _refuse_unread(words: Sequence[str]) -> None:
-    """Raise ConfigError for overrides that have no effect with backend=engine."""
-    from pagedsim.run.serving import Engine
-
-    for word in words:
-        if group_of(word) in Engine.unread:
-            why = Engine.unread_since
-            raise ConfigError(f"{word}: changes nothing with backend=engine: {why}")
 
 
 def serve(config: DictConfig) -> None:
@@ -52,17 +47,14 @@ def serve(config: DictConfig) -> None:
     # which costs hundreds of MB. The variable is read once, at torch's first computation.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     refuse_older("serve")
-    if settings["backend"].get("_target_") == ENGINE:
+    on_engine = settings["backend"].get("_target_") == ENGINE
+    if on_engine:
         refuse_older("engine")
     try:
         from pagedsim.serve.listen import listen
     except ModuleNotFoundError as error:
-        raise _not_installed(error.name, settings["backend"]) from error
+        if on_engine and find_spec("torch") is None:
+            both = error.name, "torch"
+            raise not_installed("serve backend=engine", "engine,serve", *both) from error
+        raise not_installed("serve", "serve", error.name) from error
     listen(settings)
-
-
-def _not_installed(package: str | None, backend: Mapping[str, Any]) -> ConfigError:
-    """The error for a missing package, and for torch if that is required and missing too."""
-    if backend.get("_target_") == ENGINE and find_spec("torch") is None:
-        return not_installed("serve backend=engine", "engine,serve", package, "torch")
-    return not_installed("serve", "serve", package)

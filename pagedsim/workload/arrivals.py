@@ -226,8 +226,9 @@ class Merged:
         """
         if self._places is None:
             return columns[0]
-        if all(column.ndim == 0 and _same(column, columns[0]) for column in columns):
-            return columns[0]
+        first = columns[0]
+        if all(c.ndim == 0 and np.array_equal(c, first, equal_nan=True) for c in columns):
+            return first
         full = [np.broadcast_to(c, n) for c, n in zip(columns, self.counts, strict=True)]
         stacked = np.concatenate(full)
         joined = np.empty_like(stacked)
@@ -309,7 +310,3 @@ def _cut(drawn: Sequence[Floats], requests: int | None, duration: float | None) 
 def _kept(arrival: Floats, requests: int | None, duration: float | None) -> int:
     kept = len(arrival) if duration is None else int(np.searchsorted(arrival, duration, "left"))
     return kept if requests is None else min(kept, requests)
-
-
-def _same(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
-    return bool(one == other) or (one != one and other != other)

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -266,7 +267,9 @@ def sessions_of(
     drafts = [
         iter(one.drafts(starts[which == number], seed)) for number, one in enumerate(programs)
     ]
-    rows, firsts = _Rows(max_len), _first_prefixes(programs)
+    rows = _Rows(max_len)
+    counts = [0 if one.prefixes is None else one.prefixes.count for one in programs]
+    firsts = list(accumulate(counts, initial=0))
     for number in which.tolist():
         rows.add(next(drafts[number]), firsts[number])
     labels = [one.labelled(starts[which == number], seed) for number, one in enumerate(programs)]
@@ -319,12 +322,6 @@ def _starts(process: Arrivals, sessions: int | None, duration: float | None, see
         starts = merge([Source(times, rate)], sessions, duration).arrival
     refuse_late(f"rate={rate:g}", starts[-1])
     return starts
-
-
-def _first_prefixes(programs: Sequence[Program]) -> list[int]:
-    """The first prefix number of each program."""
-    counts = [0 if one.prefixes is None else one.prefixes.count for one in programs]
-    return [sum(counts[:number]) for number in range(len(programs))]
 
 
 def _ended(rows: _Rows) -> list[str]:

@@ -128,8 +128,7 @@ def trace(
         notices=(
             *_changed(table, arrivals, rate_scale, rate, requests),
             *notice(clipped, rows, max_len),
-            *_dropped(table.dropped),
-            *_unlike(table),
+            *_left_out(table),
         ),
     )
 
@@ -270,8 +269,10 @@ def _prompts(
     )
 
 
-def _unlike(table: Table) -> Iterator[str]:
-    """The notice on columns of prompt contents that this format does not read."""
+def _left_out(table: Table) -> Iterator[str]:
+    """Notices on rows without tokens, and on columns of prompt contents that are not read."""
+    if table.dropped:
+        yield f"{table.dropped:,} rows without tokens were left out"
     if table.unread:
         yield (
             f"{' and '.join(table.unread)} of the trace are not read, so that all its prompts are "
@@ -295,7 +296,3 @@ def _changed(
         yield f"the trace's {usual:.4g} requests/s are served at {rate:g} (rate={rate:g})"
     elif rate_scale != 1:
         yield f"the trace is served at {rate_scale:g} times its rate (rate_scale={rate_scale:g})"
-
-
-def _dropped(rows: int) -> tuple[str, ...]:
-    return (f"{rows:,} rows without tokens were left out",) if rows else ()

@@ -403,8 +403,10 @@ def max_length(config: Any, wanted: int | None, where: str) -> int:
     """
     stated = getattr(config, "max_position_embeddings", None)
     limit, why = stated, "its max_position_embeddings"
-    for rope in _ropes(config):
-        if rope.get("rope_type") in SWITCHING:
+    every = getattr(config, "rope_parameters", None)
+    ropes = [every, *every.values()] if isinstance(every, dict) else []
+    for rope in ropes:  # of all layers, or of each kind of layer
+        if isinstance(rope, dict) and rope.get("rope_type") in SWITCHING:
             begins = rope.get("original_max_position_embeddings") or stated
             if begins is not None and (limit is None or begins < limit):
                 limit, why = begins, f"where its {rope['rope_type']} rotary scaling begins"
@@ -432,11 +434,3 @@ def fix_rotary_frequencies(module: nn.Module) -> None:
             part.rope_type = {
                 layers: "held" if kind in SWITCHING else kind for layers, kind in kinds.items()
             }
-
-
-def _ropes(config: Any) -> list[dict[str, Any]]:
-    """The rotary settings: of all layers, or of each kind of layer."""
-    rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict):
-        return []
-    return [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]

@@ -31,7 +31,11 @@ class Shard:
     def check(self, config: Any, name: str) -> None:
         """Raise ConfigError unless every rank gets as many heads as the others."""
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        fitting = [str(size) for size in range(1, heads + 1) if _splits(heads, kv_heads, size)]
+        fitting = [
+            str(size)
+            for size in range(1, heads + 1)
+            if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+        ]
         if str(self.size) not in fitting:
             raise ConfigError(
                 f"tensor_parallel={self.size}: model={name} with {heads} heads and {kv_heads} "
@@ -116,10 +120,6 @@ def put(module: Any, name: str, weight: torch.Tensor) -> None:
     """Make a tensor the parameter of that name."""
     place, _, kind = name.rpartition(".")
     setattr(module.get_submodule(place), kind, torch.nn.Parameter(weight, requires_grad=False))
-
-
-def _splits(heads: int, kv_heads: int, size: int) -> bool:
-    return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
 
 
 def _head_dim(config: Any) -> int:

@@ -119,8 +119,10 @@ def main() -> NoReturn:
     except RankLost:
         code = EXIT_LOST
     except BaseException as error:
-        code = 1
-        _report(connection, error)
+        code, ours = 1, isinstance(error, PagedsimError)
+        text = str(error) if ours else f"{type(error).__name__}: {error}"
+        with suppress(OSError):  # rank 0 may be gone
+            connection.send(Failure(ours, (text.splitlines() or [""])[0]))
     os._exit(code)  # at once: libraries may wait for other ranks
 
 
@@ -134,13 +136,6 @@ def _serve(connection: Connection, rank: int) -> NoReturn:
         result = getattr(worker, name)(*values, **settings)
         if name not in SILENT:
             connection.send((result,))
-
-
-def _report(connection: Connection, error: BaseException) -> None:
-    ours = isinstance(error, PagedsimError)
-    text = str(error) if ours else f"{type(error).__name__}: {error}"
-    with suppress(OSError):  # rank 0 may be gone
-        connection.send(Failure(ours, (text.splitlines() or [""])[0]))
 
 
 def _exit_with(parent: int) -> None:

@@ -41,11 +41,10 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e18  # false for NaN
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**62
-
-
-TOKENS: Field = (_is_count, "a whole number of tokens")
+TOKENS: Field = (
+    lambda value: type(value) is int and abs(value) < 2**62,
+    "a whole number of tokens",
+)
 
 
 class JsonLines(Format):

@@ -218,10 +218,13 @@ def on_host(part: Any, copies: bool) -> Any:
     if isinstance(part, Linear):
         values = {each.name: getattr(part, each.name) for each in fields(Linear)}
         tiled = copies and part.scale is None and part.weight.dtype == torch.float32
+        tiles: Any = None
+        if tiled:
+            tiles = torch.ops.mkldnn._reorder_linear_weight(part.weight.detach(), TILE_ROWS)
         ones = None
         if part.weight.dtype == torch.int8 and part.weight.shape[1] % INT8_INPUTS == 0:
             ones = torch.ones(len(part.weight), dtype=torch.bfloat16)
-        return HostLinear(**values, tiles=_tiles(part.weight) if tiled else None, ones=ones)
+        return HostLinear(**values, tiles=tiles, ones=ones)
     values = {each.name: getattr(part, each.name) for each in fields(part)}
     linears = {name: each for name, each in values.items() if isinstance(each, Linear)}
     return replace(part, **{name: on_host(each, copies) for name, each in linears.items()})
@@ -233,8 +236,3 @@ def may_copy(module: Any) -> bool:
         return False
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return COPY_SHARE * sum(weight.nbytes for weight in module.parameters()) <= there
-
-
-def _tiles(weight: torch.Tensor) -> torch.Tensor:
-    made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), TILE_ROWS)
-    return made
