@@ -121,12 +121,6 @@ def requests_of(folder: Path, arm: str = "recompute") -> int:
     return requests
 
 
-def test_the_experiments_own_workload_keeps_what_it_sets() -> None:
-    own = study("experiment=fcfs_vs_priority", "workload=chat_and_batch", "tracking=none")
-    assert own.command.config["workload"]["rate"] == 8
-    assert not own.command.notes
-
-
 def test_options_fitted_for_another_model_are_refused() -> None:
     execution = study("experiment=placement", "model=llama-3.1-70b", "tracking=none")
     jobs = execution.runs.jobs_of(execution.study.next_runs(execution.runs), execution.study.key_of)

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
 from pagedsim.options import Options
-from pagedsim.overrides import parse, text_of
+from pagedsim.overrides import parse
 from pagedsim.run.compose import Composition, single
 from pagedsim.run.job import Job
 from pagedsim.run.objects import require_kinds
@@ -199,19 +199,6 @@ def test_defaults_that_depend_on_the_gpu(hardware: str, vllm: tuple[int, int], c
     assert batching.batching.chunked_prefill_size == chunk
 
 
-@pytest.mark.parametrize("word", ["hardware.memory_gib=abc", "~hardware"])
-def test_a_gpu_without_a_size_has_the_defaults_of_a_small_one(word: str) -> None:
-    made = Options().compose("config", ["server=vllm-0.33", word]).config.server
-    assert (made.max_seqs, made.max_batched_tokens) == (256, 2048)
-
-
-def test_points_of_a_sweep_leave_each_other_alone() -> None:
-    several = Composition(["experiment=fcfs_vs_priority", "workload.rate=6"])
-    sizes = [several.of([f"memory.block_size={size}"]).memory.block_size for size in (8, 16, 32)]
-    assert sizes == [8, 16, 32]
-    assert several.of([]).workload.rate == 6
-
-
 def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy/mine.yaml").write_text("defaults: [priority]\nextra: 1\n")
@@ -239,13 +226,6 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
 
 
 # -- the configurations of arms --------------------------------------------------------------------
-
-
-def test_an_arm_may_set_a_long_mapping(tmp_path: Path) -> None:
-    shares = {f"client {number}": 0.02 for number in range(50)}
-    words = ("experiment=single", "workload=sharegpt")
-    made = command(tmp_path, *words).configured("a", [f"workload={text_of({'client': shares})}"])
-    assert made["workload"]["client"] == shares
 
 
 @pytest.mark.parametrize(
@@ -309,12 +289,6 @@ def test_what_a_study_set_itself_is_typed_so_that_it_can_be_composed(tmp_path: P
     assert again["workload"] == made["workload"]
 
 
-@pytest.mark.parametrize("pools", ["3", "{a: 3}", "{a: {set: x}}", "{a: {replicas: 2}}"])
-def test_pools_without_overrides_are_left_to_the_fleet(tmp_path: Path, pools: str) -> None:
-    asked = command(tmp_path, f"fleet.pools={pools}")
-    assert asked.configured("a", []) == asked.config
-
-
 def test_of_what_was_typed_a_run_s_command_leaves_out_what_is_the_study_s(tmp_path: Path) -> None:
     asked = command(tmp_path, "seeds=3", "+study.note=x", "workload=alpaca", "policy=vtc")
     job = Job("a", 7, asked.configured("a", ["server.max_seqs=9"]), tmp_path)
@@ -343,11 +317,6 @@ class Study:
 
     def __post_init__(self) -> None:
         require_kinds(self)
-
-
-def test_what_fits_is_taken() -> None:
-    Study(rate=2, sizes=[], arms={"a": []}, loads={"b": {"c": 1}}, variants={"d": 1}, anything="x")
-    Study(variants=None, maker=3)
 
 
 @pytest.mark.parametrize(

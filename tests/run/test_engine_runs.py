@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +16,6 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.fidelity.engine_model import replica_of
-from pagedsim.fidelity.replay import replayed
 from pagedsim.metrics.arms import Run
 from pagedsim.run import serving
 from pagedsim.run.backend import RunConfig, StoppableRecorder
@@ -25,7 +23,6 @@ from pagedsim.run.job import Failure, Interrupted, Job, run_job
 from pagedsim.run.parts import build
 from pagedsim.run.serving import ModelCache, Serving, the_machine
 from pagedsim.server import CACHE_DTYPES
-from tests.experiments.fidelity.test_replay import drawn, record
 from tests.run.studies import compose
 from tests.workload.files import MOONCAKE, written
 
@@ -328,22 +325,6 @@ def test_errors_name_settings_of_the_command_line(tmp_path: Path) -> None:
     assert found.reason.endswith("; backend.load_format=dummy makes random ones")
 
 
-def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    found = run_job(job(tmp_path, "backend.device=cuda"), StoppableRecorder())
-    assert isinstance(found, Failure)
-    assert found.reason.startswith("backend.device=cuda: torch finds no GPU here")
-
-
-def test_stages_are_cheap_until_they_run() -> None:
-    """A study builds every arm before anything runs; no model is loaded for that."""
-    stage = build(configured("model=opt-175b", "scale=full"), seed=0).run
-    assert isinstance(stage, Serving)
-    assert not hasattr(stage, "scheduler")
-
-
 def test_one_engine_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one waits, and gives up waiting when it is asked to stop."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
@@ -402,40 +383,7 @@ def test_a_model_is_loaded_once_while_it_is_the_same(loads: list[Any]) -> None:
     assert loads == [0, 1, 0]
 
 
-def test_an_engine_takes_a_model_that_is_loaded_already() -> None:
-    from pagedsim.engine.engine import LLMEngine
-    from pagedsim.engine.models import load_model
-    from tests.engine.architectures import fresh
-
-    model = load_model(fresh("llama"), max_model_len=64)
-    for length in (None, 32):
-        engine = LLMEngine(model=model, device="cpu", blocks=8, max_model_len=length)
-        assert engine.model.module is model.module
-        assert engine.scheduler.max_model_len == (length or 64)
-    with pytest.raises(ConfigError, match="max_model_len=65: was loaded for 64"):
-        LLMEngine(model=model, device="cpu", blocks=8, max_model_len=65)
-
-
 # -- a study over several processes of one model ---------------------------------------------------
 
 
 pytest.importorskip("torch")
-
-
-@pytest.mark.slow
-def test_the_simulator_plans_what_two_processes_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "CACHE", ModelCache())
-    monkeypatch.setattr(serving, "the_machine", nullcontext)
-    config = drawn(random.Random(1), "fcfs", "swap", "unified", "prefix")
-    config["tensor_parallel"] = 2
-    runs = [record(tmp_path, config, seed) for seed in range(2)]  # the second with what was kept
-    for run in runs:
-        assert run.steps.num_rows > 5
-        assert sum(run.requests["preemptions"].to_pylist()) > 0
-        assert replayed(run) is None
-    machine = runs[0].machine
-    replica = replica_of(config, machine)
-    assert replica.tensor_parallel == 2
-    assert machine["block_bytes"] == 2 * replica.block_bytes  # in float32, not in 16 bits

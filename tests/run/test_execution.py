@@ -197,21 +197,6 @@ def test_two_studies_of_one_name_get_a_folder_each(tmp_path: Path) -> None:
     assert found == ["10-00-00-single", "10-00-00-single-2", "10-00-00-single-3"]
 
 
-def test_nothing_is_left_of_a_study_that_did_not_begin(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError), claimed(tmp_path / "x", own=False):
-        raise ConfigError("refused")
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_named_folder_is_resumed(tmp_path: Path) -> None:
-    for changes in ({}, {"seeds": 5}, {"seed": 7}):
-        with claimed(tmp_path, own=True) as folder:
-            keep_configuration({**BASE, **changes}, folder)
-        assert folder == tmp_path
-    more = {"study": {"arms": {"a": ["policy=fcfs"], "b": []}, "title": "t"}}
-    keep_configuration({**BASE, **more}, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
@@ -303,9 +288,3 @@ def test_code_that_cannot_be_read_has_one(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "lab_unclosed.py").write_text("def broken(\n")
     assert store.of_target("lab_unclosed.Mine") is not None
-
-
-def test_the_code_of_a_wrapped_policy_counts() -> None:
-    inner = {"_target_": "lab.Inner", "of": "sjf"}
-    config = {"policy": {"_target_": "lab.Mine", "of": "lab.Other"}, "more": {"of": inner}}
-    assert sorted(store._paths(config)) == ["lab.Inner", "lab.Mine", "lab.Other"]

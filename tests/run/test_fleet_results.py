@@ -58,13 +58,6 @@ def test_its_summary_has_a_row_a_replica(tmp_path: Path) -> None:
     assert np.isnan(run.summary["block_size"])
 
 
-def test_a_pool_of_one_replica_is_a_server(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "pool", WORDS, ("fleet.pools={one: {replicas: 1}}",))
-    alone = run_of(tmp_path / "alone", WORDS)
-    assert run.summary == alone.summary
-    assert run.steps().equals(alone.steps()) and run.requests().equals(alone.requests())
-
-
 def test_a_rejected_request_was_at_no_replica() -> None:
     recorder = Recorder()
     replicas = [recorder.add_replica() for _ in range(2)]

@@ -91,16 +91,6 @@ def test_incompatible_settings_are_found_by_trying() -> None:
     assert line.startswith("memory=paged: Continuum pins blocks of a prefix cache")
 
 
-def test_a_plugin_goes_by_its_name(offers: Any) -> None:
-    offers(mine=f"{__name__}:Offered")
-    assert type(make_policy("mine")).__name__ == "Offered"
-
-
-def test_a_name_that_is_taken_is_left_as_it_is(offers: Any) -> None:
-    offers(fcfs=f"{__name__}:Offered")
-    assert policies()["fcfs"] is POLICIES["fcfs"]
-
-
 def test_a_plugin_that_cannot_be_imported(offers: Any) -> None:
     offers(mine="no_such_module:Policy")
     with pytest.raises(ConfigError, match=r"policy=no_such_module\.Policy: cannot be imported"):

@@ -151,10 +151,6 @@ def test_a_weight_of_an_unknown_client_is_refused(policy: Policy, key: str) -> N
         assert str(error.value) == f"{key}.weights.c: no such client in the workload; {there}"
 
 
-def test_a_weight_of_a_known_client_is_accepted() -> None:
-    refuse_unmet(VTC(weights={"a": 2}), three(**CLIENTS))
-
-
 # -- what a study over block sizes says of simulated kernels ---------------------------------------
 
 

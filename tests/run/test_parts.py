@@ -22,10 +22,6 @@ def parts(*overrides: str) -> Parts:
     return build(plain, seed=0)
 
 
-def test_the_longest_request_is_the_model_s() -> None:
-    assert parts().run.scheduler.max_model_len == 4096
-
-
 @pytest.mark.parametrize("memory", ["paged", "reserved_max", "reserved_pow2"])
 def test_the_longest_request_leaves_room_for_its_own_activations(memory: str) -> None:
     """A step of 131,072 tokens takes so much of an A10 that no such request fits beside it."""
@@ -34,12 +30,6 @@ def test_the_longest_request_leaves_room_for_its_own_activations(memory: str) ->
     assert 1024 < longest < 131_072
     assert made.run.scheduler.memory.longest >= longest
     assert made.run.scheduler.max_batched_tokens >= longest
-
-
-def test_a_given_length_gives_the_rest_to_the_blocks() -> None:
-    short = parts("model=llama-3.1-8b", "hardware=a10", "server.max_model_len=2048")
-    auto = parts("model=llama-3.1-8b", "hardware=a10")
-    assert short.run.scheduler.memory.total > auto.run.scheduler.memory.total
 
 
 def test_a_reservation_is_of_the_length_that_was_settled() -> None:
@@ -53,10 +43,6 @@ def test_a_cpu_pool_only_where_something_swaps() -> None:
     block = 16 * 2 * 32 * 4096 * 2  # tokens, keys and values, layers, hidden, bytes
     assert parts("preemption=swap").run.scheduler.memory.cpu_total == 4 * 2**30 // block
     assert parts("preemption=swap", "memory.cpu_blocks=7").run.scheduler.memory.cpu_total == 7
-
-
-def test_cheapest_gets_the_cost_model_s_prices() -> None:
-    assert hasattr(parts("preemption=cheapest").run.scheduler.preemption, "prices")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import LESS
 from pagedsim.report.plots import PLOTS
-from pagedsim.run.store import recipe
-from tests.run.studies import carried_out, job_of
 
 MODULE = """
 import matplotlib.pyplot as plt
@@ -109,14 +107,6 @@ def test_a_script_needs_no_setting(tmp_path: Path) -> None:
     assert int(count) > 0 and plot == "lengths"
 
 
-def test_a_changed_module_makes_other_runs(module: Path, tmp_path: Path) -> None:
-    words = ["experiment=single", "plugins=[own_parts]"]
-    before = recipe(job_of(tmp_path, words))
-    assert set(before["code"]) >= {"own_parts"} and before == recipe(job_of(tmp_path, words))
-    module.write_text(MODULE + "\n")
-    assert recipe(job_of(tmp_path, words)) != before
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -202,26 +192,6 @@ def test_a_plot_that_fails_to_draw_is_named() -> None:
         assert spec is not None
         with pytest.raises(ConfigError, match=said):
             spec.draw()
-
-
-def test_one_s_own_may_be_defined_again() -> None:
-    """As a notebook does."""
-    for label in ("First", "Second"):
-
-        @ps.metric.group(label, "count", LESS)
-        def again(group: Any) -> int:
-            return 1
-
-    assert METRICS["again"].label == "Second" and METRICS.own == {__name__}
-
-
-def test_arms_share_their_plugins(tmp_path: Path) -> None:
-    words = ["experiment=compare", "study.title=a", "study.question=b"]
-    words.append("+study.arms.a=['plugins=[x]']")
-    with pytest.raises(PagedsimError, match=r"study\.arms\.a: .*plugins"):
-        carried_out(tmp_path, *words)
-    with pytest.raises(PagedsimError, match="plugins"):
-        ps.compare(plugins={"a": ["x"], "b": []}, **FEW)
 
 
 def test_those_of_a_script_stand_beside_those_that_are_given() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.experiments.studies.compare import Compare, sweep
-from pagedsim.metrics.arms import DEFAULT_METRICS, Run
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import read_summary
 from pagedsim.run import store as of_store
 from pagedsim.run.backend import StoppableRecorder
-from pagedsim.run.job import Failure, Interrupted, Job, run_job
+from pagedsim.run.job import Interrupted, Job, run_job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runner import unused_words
 from pagedsim.run.runs import Runs
@@ -57,23 +57,6 @@ def run_plan(folder: Path, *more: str, plan: Study = PLAN) -> Runs:
 # -- plans -----------------------------------------------------------------------------------------
 
 
-def test_a_job_for_every_arm_and_seed(tmp_path: Path) -> None:
-    made = jobs(tmp_path, "seed=5")
-    assert [(job.arm, job.seed) for job in made] == [
-        (arm, seed) for seed in (5, 6) for arm in ("fcfs", "urgent", "small")
-    ]
-    assert len({job.folder for job in made}) == len(made)
-    assert made[0].folder == tmp_path / "runs/fcfs/seed-5"
-
-
-def test_an_arm_is_the_base_with_its_overrides(tmp_path: Path) -> None:
-    fcfs, urgent, small = (job.config for job in jobs(tmp_path, "seeds=1"))
-    assert urgent["policy"]["_target_"] == "pagedsim.policies.ordering.Priority"
-    assert small["server"]["max_seqs"] == 4
-    assert fcfs | {"server": small["server"]} == small
-    assert fcfs["workload"]["requests"] == 30  # what was typed holds for all
-
-
 def test_what_every_arm_sets_need_not_be_typed() -> None:
     plan = Compare("t", "q", {"a": ["policy=fcfs", "memory=prefix"], "b": ["policy=priority"]})
     assert told(plan, "policy=priority", "memory=paged", "seeds=2") == ["policy=priority"]
@@ -92,13 +75,6 @@ def test_a_router_needs_replicas() -> None:
     assert told(routers, *QUICK) == ["router=sticky", "router=random"]
     assert told(routers, *QUICK, "fleet.replicas=2") == []
     assert told(PLAN, *QUICK, "router=sticky") == ["router=sticky"]
-
-
-@pytest.mark.parametrize("name", ["../up", "a b", "käse"])
-def test_any_name_of_an_arm_is_a_folder_below_runs(tmp_path: Path, name: str) -> None:
-    [job, _] = jobs(tmp_path, plan=Compare("t", "q", {name: [], "other": []}))[:2]
-    assert job.folder.parent.parent == tmp_path / "runs"
-    assert job.folder.resolve() == job.folder
 
 
 @pytest.mark.parametrize(
@@ -157,17 +133,7 @@ def test_arms_see_the_same_requests_and_seeds_others(tmp_path: Path) -> None:
     assert asked(runs.finished["fcfs", 0]) != asked(runs.finished["fcfs", 1])
 
 
-def test_goodput_joins_the_metrics_where_there_is_an_objective(tmp_path: Path) -> None:
-    assert arms_of(PLAN, run_plan(tmp_path, "slo.ttft=1")).metrics[-1] == "goodput_per_s"
-
-
 CLASSES = ("workload=chat_and_batch", "workload.requests=40")
-
-
-def test_a_study_has_the_metrics_of_each_client(tmp_path: Path) -> None:
-    study = arms_of(PLAN, run_plan(tmp_path, *CLASSES))
-    assert set(study.clients) == {"batch", "interactive"}
-    assert study.metrics == (*DEFAULT_METRICS, "service", "service_gap", "service_jain")
 
 
 def test_columns_that_a_study_chose_are_joined_by_its_objective_alone(tmp_path: Path) -> None:
@@ -189,14 +155,6 @@ def test_only_seeds_that_every_arm_has_are_compared(tmp_path: Path) -> None:
         "interrupted": "5 of 6 runs are complete",
         "left out": "2 complete runs, under seeds that not every arm has completed",
     }
-
-
-def test_an_arm_without_a_run_holds_back_no_other(tmp_path: Path) -> None:
-    runs = run_plan(tmp_path)
-    del runs.finished["small", 0], runs.finished["small", 1]
-    assert [(run.arm, run.seed) for run in runs.comparable] == [
-        (arm, seed) for arm in ("fcfs", "urgent") for seed in (0, 1)
-    ]
 
 
 def test_an_arm_that_draws_nothing_is_run_once(tmp_path: Path) -> None:
@@ -222,28 +180,6 @@ def test_a_policy_or_router_that_draws_is_run_under_each_seed(tmp_path: Path) ->
     runs = served(Compare("t", "q", {"plain": [], **drawing}), tmp_path, trace)
     wanted = {("plain", 0), *((arm, seed) for arm in drawing for seed in range(2))}
     assert runs.finished.keys() == wanted
-
-
-def test_one_arm_s_failure_stops_no_other(tmp_path: Path) -> None:
-    plan = Compare("t", "q", {"good": [], "bad": ["workload.rate=-1"]})
-    runs = run_plan(tmp_path, plan=plan)
-    assert [run.arm for run in runs.comparable] == ["good", "good"]
-    study = arms_of(plan, runs)
-    assert study.failed == {"bad": "workload.rate=-1: must be a number above 0"}
-
-
-# -- reasons ---------------------------------------------------------------------------------------
-
-
-def test_a_reason_is_listed_once_with_its_arms(tmp_path: Path) -> None:
-    runs = Runs(command(tmp_path, *QUICK), jobs(tmp_path))
-    for keys, whose in (
-        ([(arm, seed) for arm in ARMS for seed in (0, 1)], ""),
-        ([("fcfs", 0), ("fcfs", 1)], "fcfs"),
-        ([("fcfs", 1), ("small", 0), ("small", 1)], "fcfs (seed 1), small"),
-    ):
-        runs.failed = {key: Failure("why") for key in keys}
-        assert list(runs.reasons) == [whose]
 
 
 # -- stopping, and runs that are there already -----------------------------------------------------

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pagedsim.experiments.studies.compare import Compare
-from pagedsim.experiments.studies.hit_rate import HitRate
 from pagedsim.run.help import Experiment
 from pagedsim.run.multirun import _tables
 from tests.conftest import Call
@@ -67,20 +65,6 @@ def test_a_job_that_fails_leaves_the_others_and_is_listed(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "pagedsim: job 1 (workload.rate=-1): workload.rate=-1: must be" in done.stderr
     assert [row["workload.rate"] for row in rows(tmp_path)] == ["10", "20"]
-
-
-@pytest.mark.slow
-def test_a_sweep_goes_on_and_keeps_what_is_done(tmp_path: Path) -> None:
-    words = ("workload.rate=10,20",)
-    assert sweep(tmp_path, "joblib", *words).returncode == 0
-    marks = sorted((tmp_path / "out").glob("*/runs/run/seed-0/run.json"))
-    assert len(marks) == 2
-    marks[1].unlink()  # as if it had been stopped before this run was whole
-    times = [mark.stat().st_mtime_ns for mark in marks[:1]]
-    assert sweep(tmp_path, "joblib", *words).returncode == 0
-    assert marks[1].exists()
-    assert [mark.stat().st_mtime_ns for mark in marks[:1]] == times
-    assert len(rows(tmp_path)) == 2
 
 
 @pytest.mark.slow
@@ -137,17 +121,6 @@ def test_no_cell_is_cut_and_no_metric_left_out(width: int) -> None:
 
 
 QUICK = ("experiment=single", "workload.requests=10", "workload.rate=20", "seeds=1", "jobs=1")
-
-
-def test_a_study_of_another_kind_wants_another_folder(tmp_path: Path, call: Call) -> None:
-    call(*QUICK, "tracking=none", "report=false", "hydra.run.dir=out")
-    tables = sorted(Path("out/runs").rglob("*.parquet"))
-    words = ("workload.requests=10", "workload.rate=20", "seeds=1", "workload=sharegpt")
-    own = ("+workload.prefixes={tokens: 64}", "tracking=none", "hydra.run.dir=out")
-    code, _, errors = call("experiment=hit_rate", *words, *own)
-    assert code == 1
-    assert f"study._target_={Compare.__module__}.Compare, not {HitRate.__module__}" in errors
-    assert sorted(Path("out/runs").rglob("*.parquet")) == tables and tables
 
 
 def test_a_sweep_without_tables_prints_each_finding(call: Call) -> None:

@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.papers.comparison import sustained
 from pagedsim.experiments.papers.study import Figures
 from pagedsim.metrics.arms import Run
 from pagedsim.report.style import drawing
-from pagedsim.run.compose import Command
-from pagedsim.run.job import Job
-from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 
 LATENCY = {"latency": {"of": "latency", "label": "latency", "unit": "ms", "scale": 1000}}
@@ -158,31 +154,6 @@ def test_results_of_a_comparison(comparison: dict[str, Any], expected: dict[str,
     assert found == expected
 
 
-def test_a_ratio_that_grows() -> None:
-    ratio = {"measure": "latency", "over": "new", "systems": ["old"]}
-    made = study(comparisons=[{**ratio, "ratio_bound": 4.0}, {**ratio, "at": "most"}])
-    reading = read(made, lambda case, system, rate, seed: rate ** (3 if system == "old" else 1))
-    crossing, most = reading.rows
-    assert crossing.ours == pytest.approx(2) and crossing.unit == "/s"
-    assert most.ours == pytest.approx(16) and most.why == "at 4 per s"
-
-
-def test_a_published_curve_is_compared_as_ours_is() -> None:
-    published = {"latency": {"old": {1: 0.2, 2: 2.0, 8: 20.0}, "new": {1: 0.1, 2: 0.2, 8: 8.0}}}
-    ratio = {"measure": "latency", "over": "new"}
-    comparisons = [
-        {**ratio, "at": "most"},
-        {**ratio, "at": [2]},
-        {"measure": "latency", "at": [1]},
-        {"measure": "latency", "bound": 1.0},
-    ]
-    found = rows(read(study(published=published, comparisons=comparisons), doubles))
-    assert found["latency, compared with new, at most: old"] == (10, 10)
-    assert found["latency, compared with new: old, 2 per s"] == (10, 10)
-    assert found["latency: old, 1 per s"] == (100, 200)
-    assert found["latency within 1 ms: old"] == (2, pytest.approx(sustained({1: 0.2, 2: 2.0}, 1.0)))
-
-
 def test_a_row_says_its_spread_and_what_other_assumptions_make_of_it() -> None:
     cases: dict[str, Any] = {"chat": {}}
     variants = {"slow": {"of": "chat", "only": ["old"]}}
@@ -212,24 +183,6 @@ def test_a_row_says_its_spread_and_what_other_assumptions_make_of_it() -> None:
     ]
 
 
-def test_of_many_variants_the_extremes_are_quoted() -> None:
-    variants: dict[str, Any] = {name: {} for name in "abcd"}
-    made = study(variants=variants, comparisons=[{"measure": "latency", "at": [1], "published": 1}])
-    first = read(made, lambda case, *_: float("abcd".find(case)) if case else 9.0).rows[0]
-    assert first.why == "0 ms with a; 3,000 ms with d"
-
-
-def test_ratios_of_pairs_have_an_interval_and_unknown_rates_no_row() -> None:
-    def drifts(case: str, system: str, rate: float, seed: int) -> float:
-        return rate * (2 + seed if system == "new" else 1)
-
-    ratio = {"measure": "latency", "over": "old", "paired": True}
-    made = study(comparisons=[{**ratio, "at": [1]}, {**ratio, "bound": 99.0}])
-    reading = read(made, drifts, seeds=2)
-    (row,) = reading.rows
-    assert row.ours == pytest.approx(math.sqrt(6)) and row.why.endswith("with 95 % confidence")
-
-
 def test_measures_are_divided_scaled_and_the_worst_of_all_seeds() -> None:
     measures = {
         "each": {"of": "total", "per": "requests", "label": "each"},
@@ -257,24 +210,6 @@ def said(value: Value = doubles, seeds: int = 1, **figure: Any) -> list[str]:
     return list(read(study(**figure), value, seeds).finding)
 
 
-def test_sentences_say_once_what_all_results_share() -> None:
-    cases: dict[str, Any] = {"a": {}, "b": {}}
-    one = {"measure": "latency", "at": [2], "published": {"old": [1, 2]}}
-    comparisons = [one, {**one, "published": None, "at": [1, 2]}]
-    assert said(cases=cases, comparisons=comparisons) == [
-        "Latency with old at 2 per s: 1,000 ms (published: 1 to 2 ms) for a, "
-        "1,000 ms (published: 1 to 2 ms) for b.",
-        *(
-            f"Latency for {case}: 100 ms with old at 1 per s, 1,000 ms with old at 2 per s, "
-            "10 ms with new at 1 per s, 100 ms with new at 2 per s."
-            for case in "ab"
-        ),
-    ]
-    assert said(comparisons=[{**one, "published": None}]) == [
-        "Latency at 2 per s: 1,000 ms with old, 100 ms with new."
-    ]
-
-
 @pytest.mark.parametrize(
     ("comparison", "sentence"),
     [
@@ -299,47 +234,6 @@ def test_a_sentence_says_what_is_compared(comparison: dict[str, Any], sentence: 
     assert found == ([] if sentence is None else [sentence])
 
 
-def test_names_that_would_not_be_read_as_such_are_quoted_with_those_beside_them() -> None:
-    systems: Any = {"old": [], "swap, PCIe 4": [], "after the prefill": []}
-    ratio = {"measure": "latency", "at": [1], "over": "old"}
-    comparisons = [ratio, {**ratio, "inverse": True}, {"measure": "latency", "systems": ["old"]}]
-    same, inverse, _ = said(systems=systems, comparisons=comparisons, values=[1])
-    assert same == (
-        "Latency, compared with “old” at 1 per s: 1 × with “swap, PCIe 4”, "
-        "1 × with “after the prefill”."
-    )
-    assert inverse == (
-        "Latency with “old” at 1 per s: 1 × that with “swap, PCIe 4”, "
-        "1 × that with “after the prefill”."
-    )
-    crossing = {"measure": "latency", "ratio_bound": 4.0, "over": "new", "inverse": True}
-    assert said(
-        lambda case, system, rate, seed: rate ** (3 if system == "new" else 1),
-        cases={"a, b": {}},
-        comparisons=[crossing],
-    ) == ["Latency against old for “a, b”: 2 /s."]
-
-
-def test_a_ratio_whose_interval_includes_one_is_said_to_be_unsure() -> None:
-    def drifts(case: str, system: str, rate: float, seed: int) -> float:
-        return 3.0 if system == "old" else 1.0 + seed if case == "a" else 9.0 + seed / 10
-
-    cases: dict[str, Any] = {"a": {}, "b": {}}
-    ratio = {"measure": "latency", "over": "old", "paired": True, "at": [1], "published": 2}
-    assert said(drifts, 3, cases=cases, comparisons=[ratio]) == [
-        "Latency with new, compared with old at 1 per s: 0.606 × (published: 2 ×; no sure "
-        "difference) for a, 3.03 × (published: 2 ×) for b."
-    ]
-
-
-def test_a_finding_has_the_range_under_other_assumptions() -> None:
-    one = {"measure": "latency", "at": [2], "systems": ["old"], "published": 9}
-    assert said(comparisons=[{**one, "sensitivity": True}], variants={"slow": {}, "same": {}}) == [
-        "Latency with old at 2 per s: 1,000 ms (published: 9 ms; 1,000 to 2,000 under other "
-        "assumptions)."
-    ]
-
-
 @pytest.mark.parametrize(
     "figure",
     [
@@ -357,29 +251,3 @@ def test_every_kind_of_plot_is_drawn(figure: Mapping[str, Any]) -> None:
     with drawing():
         axes = reading.drawings["load"].draw().axes
     assert any(one.lines or one.patches for one in axes)
-
-
-def test_a_figure_without_measures_to_draw_has_no_plot() -> None:
-    assert read(study(draw=[]), doubles).drawings == {}
-
-
-# -- notes -----------------------------------------------------------------------------------------
-
-
-def test_overrides_that_change_the_comparison_are_named_first() -> None:
-    def notes(*words: str) -> list[str]:
-        figure: Any = {"title": "t", "systems": {"a": []}, "measures": LATENCY}
-        made = Figures(
-            **WORDS,
-            figures={"load": figure},
-            remarks=["a choice"],
-            idle={"workload.rate": "it is closed"},
-        )
-        run = Run("a", 0, Path(), {}, {"latency": 1.0, "notices": [{"what": "it is hot"}]})
-        command = Command(list(words), {}, Path())
-        return list(made.analyse(Runs(command, [Job("a", 0, {}, Path())], {("a", 0): run})).notes)
-
-    alike = ("experiment=x", "seeds=2", "tracking=none", "workload.rate=2", "~study.figures.y")
-    assert notes(*alike) == ["a choice", "it is hot"]
-    first = notes(*alike, "model=tiny", "study.figures.load.values=[1]")[0]
-    assert first.startswith("model=tiny, study.figures.load.values=[1]: what was published belongs")

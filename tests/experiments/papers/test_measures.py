@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.papers.chunk_budget import ChunkBudget
 from pagedsim.experiments.papers.measures import (
-    answers,
     batch,
     ends_of_batches,
     full_budget,
@@ -26,11 +24,9 @@ from pagedsim.experiments.papers.measures import (
     shared,
     stage_loads,
     stalls,
-    swap_prices,
     while_waiting,
 )
 from pagedsim.experiments.papers.memory_observed import KINDS, Observed
-from pagedsim.experiments.studies.swap_map import price_of
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.compose import Command
@@ -38,7 +34,6 @@ from pagedsim.run.job import Job, run_job
 from pagedsim.run.runs import Runs
 from tests.metrics.tables import NAN, requests_of, steps_of
 from tests.run.studies import job_of, run_of
-from tests.sim.shapes import CONF
 
 
 class Tables(Run):
@@ -159,35 +154,6 @@ def test_averages_are_over_the_time_that_counts() -> None:
         batch(run, 8)
 
 
-def config(size: int = 16, rate: float = 32.0) -> dict[str, Any]:
-    def option(group: str, name: str) -> Any:
-        return OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
-
-    return {
-        "model": option("model", "opt-13b"),
-        "hardware": {**option("hardware", "a100-40gb"), "pcie_gb_s": rate},
-        "cost": option("cost", "distserve-opt-13b-tp1"),
-        "memory": {"block_size": size, "kv_layout": "layer"},
-        "tensor_parallel": 1,
-        "kv_cache_dtype": "auto",
-    }
-
-
-def test_swap_pays_eighty_copies_a_block_both_ways() -> None:
-    run = Tables("x", 0, Path(), config(), {})
-    found = swap_prices(run, [512], [25, 8000])
-    block = 16 * 819_200 / (32e9 * 0.8) + 80 * 5e-6
-    assert found["swap_512"] == pytest.approx(2 * 32 * block)
-    assert price_of(config(), 497).swap == found["swap_512"] > price_of(config(), 496).swap
-    compute = 1e-3 * (512 * 0.1405 + 512**2 * 8.08e-6)
-    assert found["recompute_512"] == pytest.approx(1e-3 * 22.05 + compute)
-    assert found["beside_512"] == pytest.approx(compute), "the weights are read already"
-    assert found["ratio_512"] == found["recompute_512"] / found["swap_512"]
-    assert found["ratio_beside_512"] == found["beside_512"] / found["swap_512"]
-    given = price_of(config(), 100, block_size=1, layout="block", pcie_gb_s=64.0)
-    assert given.swap == pytest.approx(2 * 100 * (819_200 / (64e9 * 0.8) + 5e-6))
-
-
 # -- sharing ---------------------------------------------------------------------------------------
 
 
@@ -261,25 +227,6 @@ def test_goodput_is_of_requests_that_met_all_bounds() -> None:
     assert goodput(run, 4.5, [9.0], 9.0)["tokens"] == pytest.approx(7 / 5.5)
     with pytest.raises(ConfigError, match="x: no request finishes between warm_up=7 and the last"):
         goodput(run, 7.0, [9.0], 9.0)
-
-
-def test_answers_are_of_finished_requests_and_classes_are_equal_parts_by_length() -> None:
-    rows: list[dict[str, Any]] = [
-        {"arrival": 1.0, "finished": 5.0, "output_tokens": 2},
-        {"arrival": 2.0, "finished": 11.0, "output_tokens": 3},
-        {"arrival": 3.0, "finished": NAN, "output_tokens": 3, "state": "rejected"},
-    ]
-    found = answers(run_with(rows))
-    assert found["e2e"] == 6.5 and found["token_mean"] == 2.5
-    assert found["token_p90"] == pytest.approx(2.9) and found["token_p95"] == pytest.approx(2.95)
-    assert math.isnan(found["tau"])
-    with pytest.raises(ConfigError, match="x: no request was finished"):
-        answers(run_with([{"finished": NAN, "state": "rejected"}]))
-    rows = [{"finished": 10.0 * n, "output_tokens": n, "arrival": 0.0} for n in (1, 2, 3, 4)]
-    halves = answers(run_with(rows), classes=2)
-    assert (halves["class_1"], halves["class_2"], halves["p99_2"]) == (15, 35, 39.9)
-    alike = [{"finished": f, "output_tokens": 5, "arrival": 0.0} for f in (1.0, 3.0)]
-    assert answers(run_with(alike), classes=1)["class_1"] == 2
 
 
 # -- chunk budgets ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -55,37 +54,6 @@ def test_unused_slots_are_weighted_by_time_and_of_steps_in_which_all_decode() ->
     assert isnan(unused_slots(run(steps={**STEPS, "running": [3, 3, 3]}), 16))
 
 
-def test_the_finding_names_the_size_that_answers_soonest() -> None:
-    times = dict(zip(SIZES, (4.0, 2.0, 3.0), strict=True))
-    runs = {f"blocks of {size}": [run(e2e), run(e2e, seed=1)] for size, e2e in times.items()}
-    reading = study().read_arms(runs)
-    assert reading.finding[0] == (
-        "Requests are answered soonest with blocks of 16, after 2.00 s on average; it takes 2.00 "
-        "times as long with 1 and 1.50 times as long with 256."
-    )
-    assert [row.published for row in reading.rows] == [0, 7.5, 127.5]
-    assert [row[0] for row in reading.listings[0].rows][-1] == "E2E mean (s)"
-    assert "kernel" not in reading.data
-
-
-def test_sizes_that_are_not_surely_slower_are_named_too() -> None:
-    times = {1: (4.0, 6.1), 16: (2.0, 3.0), 256: (1.9, 3.5)}
-    runs = {
-        f"blocks of {size}": [run(e2e, seed=seed) for seed, e2e in enumerate(each)]
-        for size, each in times.items()
-    }
-    assert (
-        study()
-        .read_arms(runs)
-        .finding[0]
-        .startswith(
-            "Requests are answered soonest with blocks of 16 (not surely slower: 256), after"
-        )
-    )
-    alone = {arm: each[:1] for arm, each in runs.items()}
-    assert "not surely" not in study().read_arms(alone).finding[0]
-
-
 def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     from pagedsim.experiments.studies import block_sizes
 
@@ -113,17 +81,6 @@ def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     assert (
         "with blocks of 1, 1.00 times that with 1 and 256.00 times with 256" in reading.finding[2]
     )
-
-
-def test_a_kernel_is_timed_by_the_clock_it_is_given() -> None:
-    pytest.importorskip("torch")
-    from pagedsim.experiments.studies.block_sizes import CALLS, Decodes, attention_seconds
-    from tests.sim.shapes import model
-
-    ticks = count()
-    decodes = Decodes(model("tiny"), 2, 40, "float32", "cpu")
-    times = attention_seconds(decodes, (1, 16), lambda: float(next(ticks)))
-    assert times == {1: 1 / CALLS, 16: 1 / CALLS}
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from pagedsim.experiments.studies import cheapest
-from pagedsim.experiments.studies.cheapest_figures import COLUMNS, Cheapest, Fleet, draw, front_of
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.compare import Estimate
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.store import Store
-from tests.run.studies import command
 
 Call = Callable[..., tuple[int, str, str]]
 BASE = ("experiment=cheapest_fleet", "tracking=none", "hydra.run.dir=out")
@@ -176,52 +172,3 @@ def test_the_command_finds_a_fleet_and_a_stopped_one_goes_on(call: Call) -> None
     assert (code, errors) == (0, ""), text
     assert "runs were there already" in text
     assert Path("out/result.json").read_bytes() == whole
-
-
-def fleet(name: str, euros: float, attained: float, gpu: str = "l4", long: bool = True) -> Fleet:
-    interval = Estimate(attained, attained - 0.01, attained + 0.01)
-    means = dict.fromkeys(COLUMNS, 1.0)
-    return Fleet(name, f"of {name}", gpu, "r", long, (1,), 1, euros, interval, means)
-
-
-def found(fleets: Sequence[Fleet], least: Sequence[str]) -> Cheapest:
-    return Cheapest(
-        attainment=0.95,
-        traffic="5 requests/s take",
-        objective="TTFT 1 s",
-        fleets=fleets,
-        least={f"of {name}": name for name in least},
-        dropped={"another": 9.0},
-        nowhere=[],
-        limit=8.0,
-        most=4,
-        interrupted=False,
-    )
-
-
-def test_the_finding_names_the_winner_and_what_is_unsure() -> None:
-    """Of fleets that cost the same, the one that serves more."""
-    fleets = [
-        fleet("a", 2, 0.955),
-        fleet("b", 2, 0.99),
-        fleet("c", 3, 1.0, "h100"),
-        fleet("d", 1, 0.7, long=False),
-    ]
-    done = found(fleets, ["a", "b", "c"])
-    assert done.winner is fleets[1] and [one.name for one in front_of(fleets)] == ["d", "b", "c"]
-    lines = " ".join(done.lines())
-    assert "5 requests/s take b, 1 GPU for 2.00 € an hour: 99.0 %" in lines
-    assert "c costs 3.00 € (+50 %)." in lines and "is not sure" not in lines
-    assert "1 of 4 options were dropped: each would cost more than 8.00 €" in lines
-    assert draw(done).axes and len(done.table()) == 4
-    assert "is not sure" in " ".join(found(fleets[:1], ["a"]).lines())
-
-
-@pytest.mark.usefixtures("hydra")
-def test_short_runs_have_no_more_requests_than_long_ones(tmp_path: Path) -> None:
-    study = cheapest.Cheapest("t", "q", ["l4"], {"one": []}, ["round_robin"], short=300)
-    for words, many in ((("workload.requests=100",), 100), (("workload.requests=900",), 300)):
-        runs = Runs(command(tmp_path, BASE[0], *words))
-        (option,) = study.options(runs)
-        arm = study.arm(cheapest.Probe(option, (2,), long=False), runs)
-        assert arm.changes == {"fleet.replicas": 2, "workload.requests": many}

@@ -166,27 +166,6 @@ def test_experts_on_eight_gpus(call: Call) -> None:
         assert skewed["steps"][name]["seconds"] > found["steps"][name]["seconds"]
 
 
-def test_blocks_and_contexts_follow_from_the_settings(call: Call) -> None:
-    words = ("model=llama-2-7b", "hardware=a100-80gb", "prompt=1000")
-    base = data(call, *words)["memory"]
-    assert base["contexts_of_prompt"] == base["blocks"] // 63  # ⌈1000 / 16⌉
-    larger = data(call, *words, "memory.block_size=256")["memory"]
-    assert larger["block_bytes"] == 16 * base["block_bytes"]
-    assert larger["contexts_of_prompt"] == larger["blocks"] // 4
-    less = data(call, *words, "memory.gpu_memory_utilization=0.5")["memory"]
-    missing = 0.4 * base["memory_bytes"] / base["block_bytes"]
-    assert less["blocks"] == pytest.approx(base["blocks"] - missing, abs=1)
-    assert data(call, *words, "memory.blocks=777")["memory"]["blocks"] == 777
-
-
-def test_the_bottleneck_by_size(call: Call) -> None:
-    decode = data(call, "cost.host_step_ms=100")["bounds"]["decode"]
-    assert decode[0] == {"from": 1, "bound": "host", "term": "host"}
-    words = ("model=llama-2-70b", "hardware=a100-80gb", "tensor_parallel=8")
-    slow = data(call, *words, "hardware.interconnect_us=1000")["steps"]["decode_one"]
-    assert (slow["bound"], slow["term"]) == ("interconnect", "all-reduce")
-
-
 # -- what it says and refuses ----------------------------------------------------------------------
 
 

@@ -46,14 +46,6 @@ def test_with_room_for_everything_the_ideal_comes_out(call: Call, tmp_path: Path
     assert found()["cached_tokens"] == 5 * 512
 
 
-def test_a_small_memory_forgets(call: Call, tmp_path: Path) -> None:
-    path = f"workload.path={written(tmp_path)}"
-    few = ("memory.block_size=256", "memory.blocks=12", "server.max_model_len=2800")
-    code, _, errors = call(*STUDY, path, *few)
-    assert (code, errors) == (0, "")
-    assert 0 < found()["share_of_blocks"] < found()["ideal_share_of_blocks"]
-
-
 def test_workloads_without_prefixes_are_refused_in_a_line(call: Call, tmp_path: Path) -> None:
     code, out, errors = call(*STUDY, "workload=sharegpt")
     assert (code, out) == (1, "")

@@ -95,20 +95,6 @@ def test_nothing_is_returned_that_long_runs_miss_whatever_chance_does(
                 assert (less, True) in asked and less not in long
 
 
-def test_long_runs_that_miss_lead_upwards() -> None:
-    lattice, asked = searched([1.0], above([(3,)]), above([(6,)]))
-    assert lattice.best == (6,)
-    assert [counts for counts, long in asked if long] == [(3,), (4,), (5,), (6,)]
-
-
-def test_what_costs_too_much_is_not_asked() -> None:
-    enough = above([(7,)])
-    lattice, asked = searched([1.0], enough, enough, limit=5.0)
-    assert all(counts <= (5,) for counts, _ in asked)
-    assert lattice.best is None
-    assert lattice.bound > 5.0
-
-
 def test_what_roles_take_alone_is_where_both_begin() -> None:
     lattice = Lattice([1.0, 1.0], MOST)
     lattice.take(0, 2)

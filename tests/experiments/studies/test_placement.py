@@ -61,19 +61,3 @@ def test_invalid_settings_are_refused_in_one_line(call: Call, word: str, complai
     assert code == 1, text
     assert len(errors.splitlines()) == 1
     assert complaint in errors
-
-
-@pytest.mark.slow
-def test_where_no_rate_misses_the_objective_the_highest_is_taken_for_a_bound(call: Call) -> None:
-    words = "study.arms={TP 1: ['cost=distserve-own-opt-13b-tp1']}", "workload.requests=6"
-    code, text, errors = call(*FEW, *words, "study.bounds.ttft_p90=60", "study.bounds.tpot_p90=9")
-    assert (code, errors) == (0, ""), text
-    options = json.loads(Path("out/result.json").read_text())["data"]["placement"]["options"]
-    assert all(each["TP 1"]["requests_per_s"] > 1000 for each in options.values())
-    assert "no rate misses the objective of prefill, TP 1" in " ".join(text.split())
-
-
-def test_a_phase_is_one_of_two(call: Call) -> None:
-    code, _, errors = call("experiment=single", "backend.only=swap", "hydra.run.dir=out")
-    assert code == 1
-    assert "backend.only=swap: unknown; choose from decode, prefill" in errors

@@ -87,37 +87,6 @@ def test_prices_are_the_cost_models_over_the_whole_grid() -> None:
     assert one["recompute"] > one["beside"] > 0
 
 
-def test_the_published_claim_stands_beside_the_modern_case() -> None:
-    simulated = study(Simulated())
-    rows = {row.what: row for row in simulated.read_arms(runs(simulated)).rows}
-    what = "{}, a copy a {}: recompute over swap, at most"
-    assert rows[what.format("opt-13b, A100, PCIe 3", "layer")].difference == 0
-    modern = rows[what.format("llama-3.1-8b, H100, PCIe 5", "block")]
-    assert modern.published == (0.0, 1.2)
-    assert modern.difference > 2
-
-
-def test_the_finding_says_which_way_is_cheaper() -> None:
-    simulated = study(Simulated())
-    then, now, *_ = simulated.read_arms(runs(simulated)).finding
-    assert "182 ms (PCIe 3), 117 ms (PCIe 4)" in then
-    assert "so swap is 4.2 times cheaper" in now
-    assert now.endswith("7.9 times as long, and recompute is cheaper: the layout decides.")
-    slow = study(Simulated(), buses={"PCIe 3": 1.0, "PCIe 4": 2.0, "PCIe 5": 2.0})
-    now = slow.read_arms(runs(slow)).finding[1]
-    assert "so recompute is" in now and now.endswith("and recompute is cheaper.")
-
-
-def test_whole_runs_are_held_against_recompute_seed_by_seed() -> None:
-    simulated = study(Simulated())
-    reading = simulated.read_arms(runs(simulated))
-    assert "it serves +10.0 % to +10.0 % tokens (surely more in 6 of 6" in reading.finding[-1]
-    row = reading.listings[1].rows[0]
-    assert row[:2] == ["opt-13b, A100, unified", "1,500"]
-    assert row[2] == "+0.0"
-    assert row[3].startswith("+10.0 (+9.9…")
-
-
 def test_the_engine_measures_prices_and_serves_each_way_once() -> None:
     arms = study(Engine(cache_tokens=1024)).arms()
     assert set(arms) == {

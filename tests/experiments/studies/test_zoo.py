@@ -172,37 +172,6 @@ def test_a_mistake_in_a_plugin_arm_is_an_error(call: Call) -> None:
     assert code == 1 and errors.startswith("pagedsim: study.arms.mine: policy=srtp")
 
 
-def test_criteria_without_values_are_noted(hydra: None, tmp_path: Path) -> None:
-    words = ("workload=sharegpt", "study.only=[fcfs,past_future,vtc]")
-    found = carried_out(tmp_path / "out", *FEW, *words)
-    assert [one["of"] for one in found["data"]["frontiers"]] == [["e2e_mean", "e2e_p99"]]
-    assert found["notes"][0].startswith("left out: vtc: VTC goes by clients")
-    told = "nothing to judge by in these requests: SLO attainment, Service gap, Service Jain"
-    assert found["notes"][1] == told
-    assert set(found["data"]["means"]) == {"all"}
-    assert not any("share" in one for one in found["notes"])  # prompts have no contents
-
-
-def test_notes_and_an_arm_that_sheds(hydra: None, tmp_path: Path) -> None:
-    words = ("workload.rate=60", "workload.classes.interactive.deadline=1", "memory.blocks=300")
-    only = 'study.only=[fcfs,past_future,"edf that sheds","sjf by noisy"]'
-    found = carried_out(tmp_path / "out", *FEW, *words, only)
-    holds, shared, *others = found["notes"]
-    assert holds.startswith("who wins holds for these requests on this server")
-    assert shared.startswith("past_future: memory=prefix keeps a beginning that requests share")
-    (guesses,) = (one for one in others if "predicted lengths" in one)  # of two seeds
-    assert re.fullmatch(
-        r"sjf by noisy: predicted lengths are off by \d+% (to \d+% )?in .*", guesses
-    )
-    assert any(
-        one.startswith("Fewer requests than others finished edf that sheds (")
-        for one in found["finding"]
-    )
-    assert "edf that sheds" not in found["data"]["frontiers"][0]["arms"]
-    best = {one["arm"] for label, one in found["data"]["best"].items() if "E2E" in label}
-    assert best and "edf that sheds" not in best
-
-
 def test_a_typed_objective_of_no_class_is_refused(hydra: None, tmp_path: Path) -> None:
     says = "study.objectives.interactve: unknown class 'interactve': did you mean 'interactive'?"
     with pytest.raises(ConfigError, match=re.escape(says)):

@@ -92,13 +92,6 @@ def test_a_chat_has_words(fake: Fake, tmp_path: Path) -> None:
     assert any("prompts had 27.0 tokens" in what for what in notices(run))
 
 
-def test_several_sequences_are_one_request(fake: Fake, tmp_path: Path) -> None:
-    run = run_of(tmp_path, words(fake, "workload.n=3"))
-    table = run.requests().to_pydict()
-    assert set(table["output_tokens"]) == {5} and set(table["sequences"]) == {3}
-    assert {len(times) for times in table["token_times"]} == {5}
-
-
 def test_without_usage_parts_are_counted(fake: Fake, tmp_path: Path) -> None:
     fake.usage = False
     run = run_of(tmp_path, words(fake))
@@ -257,12 +250,6 @@ def test_bad_settings_are_one_line(typed: str, told: str, fake: Fake, tmp_path: 
     assert failed(fake, tmp_path, typed).startswith(told)
 
 
-def test_chats_take_no_ids(fake: Fake, tmp_path: Path) -> None:
-    more = ("backend.endpoint=chat", "backend.prompt=ids")
-    told = "backend.prompt=ids: must be text with backend.endpoint=chat"
-    assert failed(fake, tmp_path, *more) == told
-
-
 # -- a server that is not there, or does not say what it serves, gives one line --------------------
 
 
@@ -289,11 +276,6 @@ def test_a_key_in_an_address_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigError, match="OPENAI_API_KEY is for keys") as told:
         base_of("http://me:secret@host")
     assert "secret" not in str(told.value)
-
-
-def test_the_model_is_the_first_that_is_served_unless_it_is_named(fake: Fake) -> None:
-    assert Address.found(fake.url, None).model == "fake"
-    assert Address.found(fake.url, "mine").model == "mine"
 
 
 def test_a_server_without_a_list_of_models_serves_one_that_is_named(fake: Fake) -> None:
@@ -352,9 +334,3 @@ def test_peaks_are_of_whole_seconds_from_the_first_request_on() -> None:
     found = told(*one_after_another, seen(1.45, 1.55, 1.6, 1.7), seen(0.5, 1.2, 1.3, error="x"))
     assert found["max_concurrent_requests"] == 5  # in second 0.5 to 1.5; the last begins in it, too
     assert found["max_output_tokens_per_s"] == 8
-
-
-def test_tokens_of_what_failed_are_not_counted() -> None:
-    found = told(seen(0.0, 0.1, 0.2), seen(0.0, 0.1, 0.2, 0.3, error="x"))
-    assert found["output_lens"] == [2, 0] and found["total_output_tokens"] == 2
-    assert (found["completed"], found["failed"]) == (1, 1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pagedsim.core import Request, SamplingParams
+from pagedsim.core import Request
 from pagedsim.core.source import Job, Mode
 from pagedsim.core.symbolic_prompt import SymbolicPrompt
 from pagedsim.run.http.client import Answer
@@ -46,17 +46,6 @@ def test_attributes_of_the_workload_are_sent() -> None:
     assert (body["priority"], body["user"], body["deadline"]) == (2, "chat", 1.5)
     assert type(body["priority"]) is int
     assert body_of(Request(0, 3, priority=0.5))["priority"] == 0.5
-
-
-def test_several_sequences_are_not_greedy() -> None:
-    body = body_of(Request(0, 3, SamplingParams(n=3, temperature=0.0)))
-    assert (body["n"], body["temperature"]) == (3, 1.0)
-
-
-def test_words_go_where_ids_do_not() -> None:
-    assert len(body_of(Request(0, 30), as_ids=False)["prompt"].split()) == 30
-    (message,) = body_of(Request(0, 30), as_ids=False, endpoint="chat")["messages"]
-    assert message["role"] == "user" and len(message["content"].split()) == 30
 
 
 def test_extra_fields_are_added_and_null_takes_one_away() -> None:
@@ -166,12 +155,6 @@ def test_an_open_loop_sends_each_at_its_time_and_waits_for_no_answer() -> None:
     assert [one.arrival for one in ended] == [0.0, 0.01, 0.02, 0.03]
     assert all(one.sent is not None and one.sent >= (one.arrival or 0) for one in ended)
     assert server.most > 1 and len(load.late) == 4 and min(load.late) >= 0
-
-
-def test_a_burst_is_due_at_once() -> None:
-    server = Server(seconds=0.05)
-    ended, _ = sent(Some((0.0, 1.0, 2.0), mode="burst"), server)
-    assert [one.arrival for one in ended] == [0, 0, 0] and server.most == 3
 
 
 def test_users_wait_for_answers_and_think() -> None:
