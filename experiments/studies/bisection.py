@@ -1,4 +1,4 @@
-"""Bisection for the highest rate that meets an objective, and the bounds that make one."""
+"""Bisection for the highest request rate that meets latency bounds, and these bounds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from math import inf, sqrt
 from typing import Any
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number
+from pagedsim.core.errors import require_number, unknown_client
 from pagedsim.metrics.catalogue import label_of, metric_of, text_of
 from pagedsim.metrics.compare import value_of
 
 DOUBLINGS = 12
-"""Maximum number of doublings or halvings of the first rate."""
-_ASIDE = 2
-"""Distances, in tolerances, of the rates that verify the edge."""
+"""The first rate is doubled or halved until it has changed by more than 2 to this power."""
+_VERIFY_STEPS = 2
+"""Distance, in tolerances, of the rates that verify the edge."""
 
 
 @dataclass
@@ -24,9 +24,9 @@ class Bisection:
 
     What it asks next depends on the answers alone, so the same answers ask the same. From
     `start` the rate is doubled or halved until one rate meets the objective and one misses it, and
-    the ratio between them is then halved until it is at most 1 + `tolerance`. At last a rate a
-    little below and one a little above the edge are asked for: if one of them contradicts, chance
-    decides there. A miss below means that the edge is looked for further down.
+    they are then bisected geometrically until their ratio is at most 1 + `tolerance`. At last
+    a rate a little below and one a little above the edge verify it: if one of them contradicts, the
+    result is noise there. A miss below means that the edge is looked for further down.
     """
 
     start: float
@@ -50,7 +50,7 @@ class Bisection:
         return sorted(rate for rate in self._met if self.high is not None and rate > self.high)
 
     @property
-    def surely_missed(self) -> float | None:
+    def missed_from(self) -> float | None:
         """The lowest rate at which it was missed, and met at none above."""
         most = max(self._met, default=0.0)
         misses = (rate for rate, met in self.answers.items() if not met and rate > most)
@@ -73,7 +73,7 @@ class Bisection:
             middle = rounded(sqrt(low * high))
             if low < middle < high:
                 return middle
-        step = (1 + self.tolerance) ** _ASIDE
+        step = (1 + self.tolerance) ** _VERIFY_STEPS
         below, above = rounded(low / step), rounded(high * step)
         if not any(below <= rate < low for rate in self.answers):
             return below
@@ -150,16 +150,13 @@ def _read(settings: object, where: str, client: str | None) -> list[Bound]:
 
 def missed(bounds: Sequence[Bound], summary: Mapping[str, Any]) -> list[Bound]:
     """The bounds that a run did not meet; what was not measured, such as a TPOT of answers of one
-    token, misses none.
+    token, counts as met.
     """
     return [bound for bound in bounds if bound.of(summary) > bound.seconds]
 
 
-def refuse_strangers(bounds: list[Bound], clients: Sequence[str]) -> None:
+def validate_clients(bounds: list[Bound], clients: Sequence[str]) -> None:
     """Raise ConfigError for a client that the workload lacks."""
     for bound in bounds:
         if bound.client is not None and bound.client not in clients:
-            there = ", ".join(filter(None, clients)) or "none with a name"
-            raise ConfigError(
-                f"study.bounds.{bound.client}: no such client in the workload; it has {there}"
-            )
+            raise unknown_client(f"study.bounds.{bound.client}", bound.client, clients)

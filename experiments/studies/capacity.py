@@ -16,7 +16,7 @@ from pagedsim.experiments.studies.bisection import (
     Bound,
     bounds_of,
     missed,
-    refuse_strangers,
+    validate_clients,
 )
 from pagedsim.experiments.studies.capacity_figures import draw_capacity
 from pagedsim.experiments.studies.compare import check_baseline, check_overrides, ordinary
@@ -103,7 +103,7 @@ class Capacity(Study):
             require_rate(job, "a search needs")
             if any(bound.client is not None for bound in bounds):
                 asked = RunConfig(job.config, job.seed).workload()
-                refuse_strangers(bounds, asked.clients)
+                validate_clients(bounds, asked.clients)
 
     def analyse(self, runs: Runs) -> Analysis | None:
         return Searches(self, runs).reading() if runs.finished else None
@@ -184,7 +184,7 @@ class Found:
     @property
     def missed_from(self) -> float:
         """Mean rate from which on all probes missed it: the other end of the bracket."""
-        return _mean([one.surely_missed or math.nan for one in self.searches])
+        return _mean([one.missed_from or math.nan for one in self.searches])
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -364,7 +364,7 @@ class Searches:
     def _of_seed(self, search: Search) -> dict[str, Any]:
         return {
             "met_up_to": search.low,
-            "missed_from": search.surely_missed,
+            "missed_from": search.missed_from,
             "contradictions": search.contradictions,
             "probes": [
                 {

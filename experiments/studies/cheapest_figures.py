@@ -100,7 +100,7 @@ class Cheapest:
                 f"Whether it has {percent(self.attainment, 0)} within is not sure: more "
                 "requests or seeds would tell."
             )
-        if self.dropped:
+        if self.dropped and not self.interrupted:
             options = len(self.least) + len(self.dropped) + len(self.nowhere)
             lines.append(
                 f"{len(self.dropped)} of {options} options were dropped: each would cost "
@@ -197,7 +197,8 @@ def front_of(fleets: Sequence[Fleet]) -> list[Fleet]:
 
 def draw(done: Cheapest) -> Figure:
     """SLO attainment over cost, coloured by GPU type."""
-    shown = [one for one in done.fleets if one.attained.mean >= _FLOOR]
+    floor = min(_FLOOR, done.attainment)
+    shown = [one for one in done.fleets if one.attained.mean >= floor]
     look = style.looks(list(dict.fromkeys(one.gpu for one in done.fleets)))
     figure = style.new_figure(4.2)
     axes = figure.subplots()

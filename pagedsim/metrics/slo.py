@@ -74,7 +74,7 @@ def slo_of(settings: Mapping[str, Any]) -> Slo | None:
     return slo if bounded else None
 
 
-def refuse_strangers(slo: Slo, clients: Iterable[str]) -> None:
+def validate_clients(slo: Slo, clients: Iterable[str]) -> None:
     """Raise ConfigError for bounds of a client that the workload lacks."""
     there = set(clients)
     for client in slo.clients:

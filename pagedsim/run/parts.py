@@ -10,7 +10,7 @@ import numpy as np
 from pagedsim.core import ConfigError, Policy, PolicyWrapper, Scheduler
 from pagedsim.core.errors import unknown_client
 from pagedsim.core.policy import Need
-from pagedsim.metrics.slo import Reader, Slo, refuse_strangers
+from pagedsim.metrics.slo import Reader, Slo, validate_clients
 from pagedsim.policies.fairness import DRR, VTC
 from pagedsim.policies.slo import SLO
 from pagedsim.policies.victims import VictimRule
@@ -48,7 +48,7 @@ def build(settings: Settings, seed: int, workload: Workload | None = None) -> Pa
     for policy in run.policies:
         refuse_unmet(policy, workload)
     if slo is not None:
-        refuse_strangers(slo, workload.clients)
+        validate_clients(slo, workload.clients)
     return Parts(workload, run, slo, reader, workload.drawn or run.drawn)
 
 

@@ -171,7 +171,7 @@ class FleetRun(BackendRun):
             raise ConfigError(
                 "fleet.link=null: must be given where requests go from replica to replica"
             )
-        self._refuse_strangers(moving)
+        self._validate_likeness(moving)
         for place in self.places:
             migration = place.simulation.scheduler.migration
             gives = migration.detach_error if moving or place.role == "prefill" else None
@@ -180,9 +180,9 @@ class FleetRun(BackendRun):
                 why = "its router moves requests" if moving else f"role={place.role}"
                 raise ConfigError(f"fleet.pools.{place.pool or place.name}: {why}: {reason}")
 
-    def _refuse_strangers(self, moving: bool) -> None:
-        """Raise ConfigError where keys and values go to whom they mean nothing, or requests come
-        through one door at unlike times."""
+    def _validate_likeness(self, moving: bool) -> None:
+        """Raise ConfigError where a KV cache would go to a replica of another model or format, or
+        replicas behind one router differ in `stack.server_ms`."""
         roles = {place.role for place in self.places}
         first = self.places[0].simulation
         for place in self.places[1:] if moving or roles != {"both"} else ():
@@ -201,7 +201,7 @@ class FleetRun(BackendRun):
             if own_way != way:
                 raise ConfigError(
                     f"fleet.pools.{place.pool}: stack.server_ms={1e3 * own_way:g}: must be "
-                    f"{1e3 * way:g}, as that of {self.places[0].name}: requests come by one door"
+                    f"{1e3 * way:g}, as that of {self.places[0].name}: one frontend serves all"
                 )
 
     def refuse(self, workload: Workload) -> None:

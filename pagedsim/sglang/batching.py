@@ -21,7 +21,7 @@ from pagedsim.core.plan import StepPlan, sampled_in
 from pagedsim.core.policy import Policy, overrides
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Rank, Request
-from pagedsim.sglang.budget import CLIP, Budget, FixedLengths, Verdict
+from pagedsim.sglang.budget import CLIP, AddResult, IgnoreEosCheck, PrefillBudget
 
 RATIO = 0.7
 """The new-token ratio at first, times the conservativeness."""
@@ -217,14 +217,14 @@ class SGLang(Batching):
                 memory.cached_tokens(request)
         self._refreshes += 1
 
-    def _budget(self, queues: Queues, plan: StepPlan) -> Budget:
+    def _budget(self, queues: Queues, plan: StepPlan) -> PrefillBudget:
         running = self._running(queues, plan)
-        beside = len(running) if self.mixed_chunk else 0
-        return Budget(
+        mixed_decodes = len(running) if self.mixed_chunk else 0
+        return PrefillBudget(
             queues.memory,
             tokens=queues.max_batched_tokens,
             chunk=self.chunked_prefill_size,
-            beside=beside,
+            mixed_decodes=mixed_decodes,
             reserved=self._reserved(queues, running),
         )
 
@@ -271,7 +271,9 @@ class SGLang(Batching):
         room = capacity - -(-prompt // page) * page - page - 1
         return max(most if most < room else room, 0)
 
-    def _continue(self, queues: Queues, plan: StepPlan, budget: Budget, request: Request) -> None:
+    def _continue(
+        self, queues: Queues, plan: StepPlan, budget: PrefillBudget, request: Request
+    ) -> None:
         """The next chunk of the prompt that was cut; it must advance, so that it ends and frees
         its memory."""
         assert budget.chunk is not None
@@ -284,14 +286,14 @@ class SGLang(Batching):
         if whole:
             self.chunked = None
 
-    def _admit(self, queues: Queues, plan: StepPlan, budget: Budget) -> None:
+    def _admit(self, queues: Queues, plan: StepPlan, budget: PrefillBudget) -> None:
         """Admit requests in the order of the queue, until one does not fit."""
-        fixed = FixedLengths(
+        fixed = IgnoreEosCheck(
             lambda one: self._answer(queues, one) * self._ratio_of(one),
             lambda one: self._known(queues, one),
         )
         candidates = len(queues.waiting)
-        while candidates and budget.verdict() is not Verdict.FULL:
+        while candidates and budget.result() is not AddResult.FULL:
             candidates -= 1
             request = queues.waiting.head
             if reason := self.refused(queues, request):
@@ -304,10 +306,10 @@ class SGLang(Batching):
                 queues.displacing and self._displace(queues, plan, budget, request)
             ):
                 return
-            verdict = self._admit_one(queues, plan, budget, request, fixed)
-            if verdict is Verdict.OPEN:
+            result = self._admit_one(queues, plan, budget, request, fixed)
+            if result is AddResult.OPEN:
                 continue
-            if verdict is Verdict.NO_MEMORY:
+            if result is AddResult.NO_MEMORY:
                 self.full = bool(plan.chunks) or self._decoding > 0
             return
 
@@ -315,41 +317,41 @@ class SGLang(Batching):
         self,
         queues: Queues,
         plan: StepPlan,
-        budget: Budget,
+        budget: PrefillBudget,
         request: Request,
-        fixed: FixedLengths,
-    ) -> Verdict:
-        """Admit a request if it fits; the verdict is on the next one."""
+        fixed: IgnoreEosCheck,
+    ) -> AddResult:
+        """Admit a request if it fits; the result is on the next one."""
         memory, page = queues.memory, queues.memory.block_size
         hit = memory.touch(request)
         cached = len(hit) * page
         if queues.displacing:
             self._matched[request] = (request.num_tokens, cached)
         if (most := self.prefill_max_requests) is not None and len(plan.chunks) >= most:
-            return Verdict.FULL
+            return AddResult.FULL
         left = request.num_tokens - cached
         answer = self._answer(queues, request)
         if request.params.ignore_eos and not self._caches:
             if budget.paged(left) + page > min(budget.memory, budget.memory_now):
-                return Verdict.NO_MEMORY
+                return AddResult.NO_MEMORY
             others = [*self._running(queues, plan), *(chunk.request for chunk in plan.chunks)]
             if not fixed.fits(request, others, budget):
-                return Verdict.NO_MEMORY
+                return AddResult.NO_MEMORY
             count = left if budget.chunk is None else min(left, budget.chunk)
         else:
             wanted = left + min(max(answer - request.generated, 0), CLIP) + page
             if wanted >= budget.memory - memory.unheld(request, hit) * page:
-                return Verdict.NO_MEMORY
+                return AddResult.NO_MEMORY
             count = self._count(plan, budget, cached, left)
         if count <= 0 or not queues.admits(request):
-            return Verdict.FULL
+            return AddResult.FULL
         queues.start(plan, count, hit, allocate=False)
         budget.take(count, min(answer, CLIP) if count == left else 0)
         if count < left:
             self.chunked = request
-        return budget.verdict()
+        return budget.result()
 
-    def _count(self, plan: StepPlan, budget: Budget, cached: int, left: int) -> int:
+    def _count(self, plan: StepPlan, budget: PrefillBudget, cached: int, left: int) -> int:
         """Tokens that a request computes now, of those that are `left`; 0 if none."""
         paged, page = budget.paged(left), budget.page
         if budget.chunk is None:
@@ -385,7 +387,9 @@ class SGLang(Batching):
 
     # -- priorities --------------------------------------------------------------------------------
 
-    def _displace(self, queues: Queues, plan: StepPlan, budget: Budget, request: Request) -> bool:
+    def _displace(
+        self, queues: Queues, plan: StepPlan, budget: PrefillBudget, request: Request
+    ) -> bool:
         """Preempt running requests whose ranks are far behind, if that makes room for `request`."""
         rank = queues.order(request)[0]
         tokens, cached = self._matched.get(request, (0, 0))

@@ -1,4 +1,4 @@
-"""What a prefill batch of SGLang may still take: tokens of memory, of a step, and of a chunk."""
+"""The budgets of one prefill batch of SGLang, which has them in its `PrefillAdder`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pagedsim.core.memory import Memory
 from pagedsim.core.request import Request
 
 CLIP = 4096
-"""Tokens of an answer that are reserved at most; it may be longer."""
+"""Cap on the output tokens that are reserved for a request, whose answer may be longer."""
 
 
-class Verdict(Enum):
+class AddResult(Enum):
     """Whether a prefill batch takes another request."""
 
     OPEN = "open"
@@ -20,12 +20,12 @@ class Verdict(Enum):
     FULL = "full"
 
 
-class Budget:
-    """The budgets of one prefill batch, all in tokens.
+class PrefillBudget:
+    """Tokens that a prefill batch may still take: of memory, of the step, and of a chunk.
 
-    Memory: what is free or can be evicted, less a reservation for what the batch and the admitted
-    requests may still generate. Reserved is the new-token ratio of it, or all where requests ignore
-    the end of sequence.
+    Memory is what is free or can be evicted, less reservations: for each running request a share of
+    its remaining output, which the caller computes (the new-token ratio, or all where requests
+    ignore the end of sequence); for each one admitted here its full output, up to `CLIP`.
     """
 
     def __init__(
@@ -34,20 +34,20 @@ class Budget:
         *,
         tokens: int,
         chunk: int | None,
-        beside: int,
+        mixed_decodes: int,
         reserved: Sequence[float],
     ) -> None:
-        """`tokens` and `chunk` bound what the step computes, `beside` decodes included; `reserved`
-        is of the requests in the batch."""
+        """`tokens` and `chunk` bound what the step computes, with the decode tokens that are mixed
+        into it; `reserved` has the reservation of each running request."""
         self._memory = memory
         self.page = memory.block_size
-        self.tokens = tokens - beside
-        self.chunk = None if chunk is None else chunk - beside
+        self.tokens = tokens - mixed_decodes
+        self.chunk = None if chunk is None else chunk - mixed_decodes
         kept = 0.0
-        for one in reserved:  # as sum() does before Python 3.12, which rounds otherwise
+        for one in reserved:  # sum() rounds otherwise from Python 3.12 on
             kept += one
-        self.reserved: float = beside + kept
-        self._taken = beside  # of it, what this step allocates
+        self.reserved: float = mixed_decodes + kept
+        self._taken = mixed_decodes  # the part of `reserved` that this step allocates
 
     @property
     def memory(self) -> float:
@@ -56,7 +56,7 @@ class Budget:
 
     @property
     def memory_now(self) -> int:
-        """Tokens of memory that this step does not take."""
+        """Tokens of memory that are still free after this step's allocations."""
         return self._memory.free * self.page - self._taken
 
     def paged(self, tokens: int) -> int:
@@ -72,33 +72,36 @@ class Budget:
         if self.chunk is not None:
             self.chunk -= paged
 
-    def verdict(self) -> Verdict:
+    def result(self) -> AddResult:
         """Whether there is room for another request."""
         if self.memory <= 0 or self.memory_now <= 0:
-            return Verdict.NO_MEMORY
+            return AddResult.NO_MEMORY
         if self.tokens <= 0 or (self.chunk is not None and self.chunk <= 0):
-            return Verdict.FULL
-        return Verdict.OPEN
+            return AddResult.FULL
+        return AddResult.OPEN
 
 
-class FixedLengths:
-    """Whether the answers of all requests fit, where no cache is shared and answers do not end
-    before their limit: memory is followed to the ends of all requests, the shortest first."""
+class IgnoreEosCheck:
+    """Whether the answers of all requests fit, where there is no prefix cache and answers do not
+    end before their limit: memory is followed to the ends of all requests, the shortest first.
+    An object serves one prefill batch."""
 
     def __init__(
         self, answer_of: Callable[[Request], float], known: Callable[[Request], int]
     ) -> None:
-        """`answer_of` gives the tokens of an answer that are expected, all of it, `known` those
-        that are there."""
+        """`answer_of` gives the expected output length of a request, `known` the number of output
+        tokens that it has."""
         self._answer_of, self._known = answer_of, known
         self._ends: list[tuple[float, int]] | None = None
 
-    def fits(self, request: Request, others: Iterable[Request], budget: Budget) -> bool:
-        """Whether it still does with `request`; `others` run or were admitted before."""
+    def fits(self, request: Request, others: Iterable[Request], budget: PrefillBudget) -> bool:
+        """Whether they still fit with `request`; `others`, which run or were admitted before, are
+        read by the first call alone."""
         if self._ends is None:
             ends = [self._end_of(one) for one in (request, *others)]
             self._ends = sorted([end for end in ends if end], key=lambda end: end[0])
         elif end := self._end_of(request):
+            # As in SGLang: the longest goes before the last.
             places = [place for place, other in enumerate(self._ends) if end[0] <= other[0]]
             self._ends.insert(places[0] if places else max(len(self._ends) - 1, 0), end)
         left = budget.memory_now - budget.paged(request.num_tokens) - budget.page

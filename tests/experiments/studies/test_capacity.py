@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pagedsim.__main__ import main
 from pagedsim.core import ConfigError
-from pagedsim.experiments.studies.bisection import Bisection, bounds_of, missed, refuse_strangers
+from pagedsim.experiments.studies.bisection import Bisection, bounds_of, missed, validate_clients
 from pagedsim.experiments.studies.capacity import Found, Search
 from pagedsim.metrics.arms import Run
 from pagedsim.run.runs import Runs
@@ -42,7 +42,7 @@ def test_an_edge_is_found_from_anywhere(edge: float, start: float, tolerance: fl
     assert low is not None and high is not None
     assert low <= edge < high
     assert high / low <= 1 + tolerance
-    assert search.surely_missed == high
+    assert search.missed_from == high
     assert search.contradictions == []
     # Both sides are looked at beyond the bracket itself.
     assert any(rate < low for rate in search.answers)
@@ -53,7 +53,7 @@ def test_a_rate_that_is_met_above_a_miss_widens_the_bracket() -> None:
     search = searched(lambda rate: rate < 5.6 or 5.7 < rate < 6)
     assert (search.low, search.high) == (5.596, 5.657)
     assert search.contradictions == [5.886]
-    assert search.surely_missed == 8
+    assert search.missed_from == 8
 
 
 def test_a_miss_below_moves_the_edge_down() -> None:
@@ -79,9 +79,9 @@ def test_bounds_are_of_all_requests_or_of_a_client() -> None:
     ]
     summary = {"ttft_p99": 2.0, "clients": {"batch": {"e2e_mean": 61.0}}}
     assert [bound.name for bound in missed(bounds, summary)] == ["batch: E2E mean"]
-    with pytest.raises(ConfigError, match="no such client in the workload; it has a, b"):
-        refuse_strangers(bounds, ["a", "b"])
-    refuse_strangers(bounds, ["batch"])
+    with pytest.raises(ConfigError, match="no such client in the workload; choose from a, b"):
+        validate_clients(bounds, ["a", "b"])
+    validate_clients(bounds, ["batch"])
     [bound] = bounds_of({"e2e_p99.9": 2})
     assert (bound.name, missed([bound], {"e2e_p99_9": 2.1})) == ("E2E P99.9", [bound])
     assert missed(bounds_of({"tpot_p99": 0.1}), {"tpot_p99": float("nan")}) == []
