@@ -12,8 +12,8 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.estimate_arithmetic import weights
 from pagedsim.server import ServerSpec
-from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
-from pagedsim.sim.hardware import GIB, Hardware
+from pagedsim.sim.capacity import capacity, cpu_blocks
+from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.replica import Replica
 from tests.sim.shapes import hardware, model, replica
 
@@ -33,76 +33,10 @@ def test_tensor_parallelism_divides_weights_and_heads() -> None:
     assert where.kv_bytes_per_token == 576 * 2 * 61
 
 
-@pytest.mark.parametrize(("shape", "name"), [("llama-3.1-8b", "fp8"), ("deepseek-v3", "fp8_e5m2")])
-def test_8_bits_of_keys_and_values_halve_blocks_and_nothing_else(shape: str, name: str) -> None:
-    """Of compressed vectors as of heads; DeepSeek-V3's weights have 8 bits themselves."""
-    gpus = 8 if shape == "deepseek-v3" else 1
-    whole, half = (
-        replica(shape, "h200", tensor_parallel=gpus, kv_cache_dtype=one) for one in ("auto", name)
-    )
-    assert half.block_bytes == whole.block_bytes / 2
-    assert half.weight_bytes == whole.weight_bytes
-    assert half.copies_per_block == whole.copies_per_block
-    found = [capacity(where) for where in (whole, half)]
-    assert found[1].kv_bytes == found[0].kv_bytes
-    assert found[1].blocks // 2 == found[0].blocks
-    assert cpu_blocks(half, 4.0) // 2 == cpu_blocks(whole, 4.0)
-    # 8 bits are 8, whatever the model has.
-    four = replace(whole.model, kv_dtype_bytes=4.0)
-    assert Replica(four, hardware("h200"), kv_cache_dtype="fp8").kv_bytes_per_token == (
-        Replica(four, hardware("h200")).kv_bytes_per_token / 4
-    )
-
-
-@pytest.mark.parametrize("name", ["int8", "fp8"])
-def test_weights_of_8_bits_halve_layers_and_nothing_else(name: str) -> None:
-    shape, gpu = model("llama-3.1-8b"), hardware("h200")
-    whole, half = (Replica.of(ServerSpec(quantization=one), shape, gpu) for one in (None, name))
-    ends = 2 * 2 * shape.vocab * shape.hidden
-    assert half.weight_bytes - ends == (whole.weight_bytes - ends) / 2
-    assert half.block_bytes == whole.block_bytes
-    assert capacity(half).blocks > capacity(whole).blocks
-    eight = replace(shape, dtype_bytes=1.0)  # a checkpoint that has them already
-    assert Replica.of(ServerSpec(quantization=name), eight, gpu).weight_bytes == half.weight_bytes
-
-
-def test_more_memory_and_fewer_activations_give_more_blocks() -> None:
-    where = replica("llama-3.1-8b", "a100-40gb")
-    base = capacity(where)
-    assert capacity(where, gpu_memory_utilization=0.95).blocks > base.blocks
-    assert capacity(where, max_batched_tokens=16384).blocks < base.blocks
-    for found in (base, capacity(where, gpu_memory_utilization=0.5)):
-        used = found.weight_bytes + found.activation_bytes + found.blocks * where.block_bytes
-        assert used <= 0.9 * 39.5 * GIB - 0.5 * GIB
-    none, one = (capacity(where, reserved_gib=gib).blocks for gib in (0.0, 1.0))
-    assert none - one == pytest.approx(GIB / where.block_bytes, abs=1)
-    smallest = capacity(replica("tiny", "a10"), max_batched_tokens=1, max_seqs=1)
-    assert smallest.blocks > 0 == cpu_blocks(where, 0.0)
-
-
 def test_blocks_are_those_that_vllm_found_on_a_4090() -> None:
     """vLLM 0.19: Llama-3.1-8B, 2,048 tokens and 256 sequences a step, 0.9 of the memory."""
     where = replica("llama-3.1-8b", "rtx4090")
     assert capacity(where).blocks == pytest.approx(2588, rel=0.03)
-
-
-def test_activations_are_what_the_widest_layer_and_the_sampler_hold() -> None:
-    # A token: residual and normalised input, then gate, up and product; a sequence: 4 × logits.
-    expected = 2048 * (2 * 4096 + 3 * 14336) * 2 + 256 * 128256 * 16
-    assert activation_bytes(model("llama-3.1-8b"), 1, 2048, 256) == expected
-    halved = 2048 * (2 * 4096 + 3 * 14336 / 2) * 2 + 256 * 128256 * 16
-    assert activation_bytes(model("llama-3.1-8b"), 2, 2048, 256) == halved
-    # All experts of a token; and where the MLP is slim: queries, what they find, keys and values.
-    expected = 2048 * (2 * 4096 + 3 * 2 * 14336) * 2
-    mixtral = model("mixtral-8x7b")
-    assert activation_bytes(mixtral, 1, 2048, 0) == expected
-    assert mixtral.moe is not None
-    shared = replace(mixtral, moe=replace(mixtral.moe, shared_experts=1))
-    assert activation_bytes(shared, 1, 2048, 0) == 2048 * (2 * 4096 + 3 * 3 * 14336) * 2
-    slim = replace(model("llama-3.1-8b"), intermediate=64)
-    assert activation_bytes(slim, 1, 2048, 0) == 2048 * (2 * 4096 + (64 + 16) * 128) * 2
-    plain = replace(model("opt-13b"), head_dim=1)
-    assert activation_bytes(plain, 1, 2048, 0) == 2048 * (2 * 5120 + 2 * 20480) * 2
 
 
 def test_a_model_too_large_is_refused_with_advice() -> None:

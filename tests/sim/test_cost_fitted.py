@@ -17,7 +17,6 @@ from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import Fitted, Roofline, Sample
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, Matrix, fit, nnls
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.stack import Stack
 from tests.sim.shapes import plan, replica, shipped
 
 DISTSERVE = {
@@ -38,29 +37,6 @@ def distserve(name: str) -> Fitted:
     )
     assert isinstance(cost, Fitted)
     return cost
-
-
-# Computed by hand: a + 1500 b + (1000² + 500²) c; 10 sequences and 95 of 500 tokens each.
-@pytest.mark.parametrize(
-    ("name", "prefill", "small", "large"),
-    [
-        ("distserve-opt-13b-tp1", 22.05 + 210.75 + 10.1, 23.48 + 2.965 + 0.607, 54.9325),
-        ("distserve-opt-13b-tp2", 27.44 + 135.9 + 10.5625, 24.54 + 1.12 + 0.872, 50.2975),
-        ("distserve-opt-66b-tp4", 42.97 + 319.35 + 57.5, 39.58 + 3.475 + 1.36, 79.6675),
-        ("distserve-own-opt-13b-tp1", 21.10 + 153.0 + 8.9, 21.93 + 3.635 + 0.385, 56.5085),
-        ("distserve-own-opt-13b-tp2", 17.74 + 103.05 + 3.0625, 15.29 + 2.205 + 0.63, 40.342),
-        ("distserve-own-opt-13b-tp4", 15.06 + 57.3 + 0.65375, 12.26 + 1.44 + 0.327, 29.694),
-    ],
-)
-def test_distserve_coefficients_give_the_times_of_its_formula(
-    name: str, prefill: float, small: float, large: float
-) -> None:
-    cost = distserve(name)
-    assert 1e3 * cost.step_seconds(plan(1000, 500)) == pytest.approx(prefill)
-    assert 1e3 * cost.decode_seconds(10, 5000) == pytest.approx(small)
-    assert 1e3 * cost.decode_seconds(95, 95 * 500) == pytest.approx(large)
-    told = str(distserve("distserve-opt-13b-tp1").explain(plan(decodes=10, context=5000)))
-    assert told == "decode: 27.1 ms, fitted (constant 87 %, decode count 2 %, decode context 11 %)"
 
 
 def test_blis_coefficients_give_the_times_of_its_formula() -> None:
@@ -98,34 +74,6 @@ def test_the_other_set_counts_from_a_large_batch_on(
     ):
         assert 1e3 * cost.step_seconds(step) == pytest.approx(expected)
         assert 1e3 * cost.explain(step).seconds == pytest.approx(expected)
-
-
-def test_swaps_come_from_the_data_sheet_and_recompute_from_the_prefill_set() -> None:
-    cost = distserve("distserve-opt-13b-tp1")
-    assert cost.swap_seconds(10) == Roofline(cost.replica).swap_seconds(10)
-    assert cost.recompute_seconds(300) == pytest.approx(cost.step_seconds(plan(300)))
-    assert cost.recompute_seconds(0) == cost.decode_seconds(0, 0) == 0.0
-
-
-def test_the_roofline_has_the_form_of_what_was_measured() -> None:
-    """With 0.6 of the FLOP, 0.8 of the bandwidth, 8 ms a step and 60 µs a sequence for its host."""
-    measured = distserve("distserve-opt-13b-tp1")
-    modelled = Roofline(
-        measured.replica,
-        stack=Stack(layer_us=0.0),
-        compute_efficiency=0.6,
-        bandwidth_efficiency=0.8,
-        host_step_ms=8.0,
-        host_request_us=60.0,
-    )
-    for tokens in (512, 1024, 2048):
-        expected = measured.recompute_seconds(tokens)
-        assert modelled.recompute_seconds(tokens) == pytest.approx(expected, rel=0.2)
-    for sequences in (1, 32, 94, 200):
-        expected = measured.decode_seconds(sequences, 500 * sequences)
-        assert modelled.decode_seconds(sequences, 500 * sequences) == pytest.approx(
-            expected, rel=0.1
-        )
 
 
 @pytest.mark.parametrize(

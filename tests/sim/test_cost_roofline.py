@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -116,55 +115,12 @@ def terms(cost: Roofline, **totals: Any) -> dict[str, float]:
     return {term.name: term.seconds for term in found.terms}
 
 
-@pytest.mark.parametrize("name", ["llama-2-70b", "deepseek-v3", "mixtral-8x7b"])
-def test_gpus_divide_the_work_and_add_all_reduces(name: str) -> None:
-    step = {"chunks": (16384,), "decodes": 64, "context": 64_000}
-    costs = [Roofline(replica(name, "h200", tensor_parallel=n)) for n in (1, 2, 4, 8)]
-    parts = [terms(cost, **step) for cost in costs]
-    for fewer, more in pairwise(parts):
-        assert more["matrix products"] == pytest.approx(fewer["matrix products"] / 2)
-        assert more["attention"] <= fewer["attention"]
-        assert more["all-reduce"] > fewer.get("all-reduce", 0.0)
-        assert more["host"] == fewer["host"]
-        assert sum(more.values()) < sum(fewer.values())
-
-
 def test_an_all_reduce_follows_the_formula_of_a_ring() -> None:
     where = replica("llama-2-70b", "a100-80gb", tensor_parallel=4)
     cost = Roofline(where, interconnect_efficiency=1.0)
     vector = 8192 * 2  # bytes of one token's hidden state
     each = 2 * (4 - 1) / 4 * 100 * vector / 300e9 + 18e-6
     assert terms(cost, decodes=100, context=100)["all-reduce"] == pytest.approx(2 * 80 * each)
-
-
-def test_mixed_steps_read_the_weights_once() -> None:
-    cost = Roofline(replica("llama-2-7b", "a10"))
-    chunk, decodes = plan(16), plan(decodes=16, context=1600)
-    together = cost.step_seconds(plan(16, decodes=16, context=1600))
-    apart = cost.step_seconds(chunk) + cost.step_seconds(decodes)
-    weights = terms(cost, decodes=16, context=1600)["weights"]
-    host = cost.decode_seconds(0, 0)
-    layers = terms(cost, decodes=16, context=1600)["layers"]
-    assert apart - together == pytest.approx(weights + layers + host)
-
-
-def test_products_of_8_bits_take_the_units_for_them() -> None:
-    where = replica("llama-3.1-8b", "h100")
-    eight = replace(where, model=replace(where.model, products="fp8"))
-    share = FAMILIES["hopper"].eight_bits * 1978.9 / 989.4
-    plain, quick = (terms(Roofline(one), chunks=(4096,)) for one in (where, eight))
-    assert Roofline(eight).flop_rate == pytest.approx(share * Roofline(where).flop_rate)
-    assert plain["matrix products"] > quick["matrix products"]
-    assert plain["attention"] == quick["attention"]
-    samples = plan(decodes=4096, context=4096)
-    head = 4096 * eight.model.flop_per_sample / (FAMILIES["hopper"].compute * 989.4e12)
-    body = 4096 * eight.model.flop_per_token / Roofline(eight).flop_rate
-    (products, *_) = Roofline(eight).explain(samples).terms
-    assert products.seconds == pytest.approx(body + head)
-    # An A100 has none: products are in 16 bits, whatever the weights are.
-    older = replace(eight, hardware=hardware("a100-80gb"))
-    same = replace(where, hardware=hardware("a100-80gb"))
-    assert Roofline(older).recompute_seconds(999) == Roofline(same).recompute_seconds(999)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -205,16 +161,6 @@ def test_one_efficiency_stands_for_both_where_the_other_is_not_given() -> None:
     assert (apart.bandwidth, apart.cache_bandwidth) == (0.6 * 600e9, 0.3 * 600e9)
     ampere = FAMILIES["ampere"]
     assert apart.flop_rate == ampere.compute * 125e12
-
-
-def test_swapping_costs_bytes_and_copies() -> None:
-    block = Roofline(replica("opt-13b", "a100-40gb"), bus_efficiency=0.5)
-    layer = Roofline(replica("opt-13b", "a100-40gb", kv_layout="layer"), bus_efficiency=0.5)
-    transfer = 100 * 16 * 819_200 / 16e9
-    assert block.swap_seconds(100) == pytest.approx(transfer + 100 * 5e-6)
-    assert layer.swap_seconds(100) == pytest.approx(transfer + 100 * 80 * 5e-6)
-    assert block.swap_seconds(0) == 0.0
-    assert block.prices().swap_seconds(100) == 2 * block.swap_seconds(100)
 
 
 def test_8_bits_of_keys_and_values_are_read_and_moved_in_half_the_time() -> None:
@@ -295,7 +241,6 @@ def test_only_what_decodes_read_takes_longer_from_small_blocks() -> None:
 # -- the table of terms ----------------------------------------------------------------------------
 
 
-WHERE = replica("llama-3.1-8b", "h100")
 STEP = plan(100, (50, 20), decodes=30, context=9000)
 
 
@@ -304,23 +249,6 @@ class Table(ByTerms):
 
     def swap_seconds(self, blocks: int) -> float:
         return 0.0
-
-
-def test_a_term_of_its_own_kernel_adds_to_every_answer() -> None:
-    base = Roofline(WHERE)
-    term = CostTerm("norms", "norms", "bandwidth", Totals(token=1e-6, sequence=1e-5, step=1e-4))
-    more = Table(WHERE, (*base.terms, term))
-    added = 150 * 1e-6 + 32 * 1e-5 + 1e-4
-    assert more.step_seconds(STEP) - base.step_seconds(STEP) == pytest.approx(added)
-    decodes = more.decode_seconds(30, 9000) - base.decode_seconds(30, 9000)
-    assert decodes == pytest.approx(30 * 1e-6 + 30 * 1e-5 + 1e-4)
-    again = more.recompute_seconds(777) - base.recompute_seconds(777)
-    assert again == pytest.approx(777e-6 + 1e-5 + 1e-4)
-    told = {term.name: term.seconds for term in more.explain(STEP).terms}
-    assert told["norms"] == pytest.approx(added)
-    assert more.explain(STEP).seconds == pytest.approx(more.step_seconds(STEP))
-    # A step that computes nothing does not pay for it.
-    assert more.step_seconds(plan()) == base.step_seconds(plan())
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -20,6 +20,7 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import (
     Admitted,
     Arrived,
+    ConfigError,
     Event,
     Left,
     PagedsimError,
@@ -34,6 +35,7 @@ from pagedsim.core.batch_state import ServerState
 from pagedsim.core.source import Mode
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.policies.ordering import Priority
+from pagedsim.sim.beams import Beams
 from pagedsim.sim.cost import Fitted, Roofline
 from pagedsim.sim.simulate import simulate
 from tests.core.odd_policies import Witness
@@ -96,20 +98,6 @@ def test_a_predictable_end_costs_no_extra_step(by: str) -> None:
 
 
 @BOTH
-def test_an_idle_server_starts_at_the_next_arrival(ahead: bool) -> None:
-    requests, steps = run(scheduler(ahead), Jobs([(0.1, 4, 2), (10.3, 4, 2)]))
-    assert requests["scheduled"].to_pylist() == [0.1, 10.3]
-    assert requests["finished"].to_pylist() == pytest.approx([2.1, 12.3])
-    assert steps.num_rows == 4 + 2 * ahead
-
-
-@BOTH
-def test_a_request_that_can_never_be_served_is_rejected(ahead: bool) -> None:
-    requests, _ = run(scheduler(ahead, max_model_len=16), Jobs([(0.0, 40, 2), (0.0, 4, 2)]))
-    assert requests["state"].to_pylist() == ["rejected", "finished"]
-
-
-@BOTH
 def test_a_policy_that_admits_no_request_is_an_error(ahead: bool) -> None:
     class Closed(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:
@@ -139,25 +127,6 @@ def test_users_in_a_closed_loop_send_again_after_thinking(ahead: bool) -> None:
     requests, _ = run(scheduler(ahead), jobs, way=0.25)  # of every request
     assert requests["arrival"].to_pylist() == [0.0, 7.25, 14.5]
     assert requests["scheduled"].to_pylist() == [0.25, 7.5, 14.75]
-
-
-@BOTH
-@pytest.mark.parametrize("way", [0.0, 0.02, 5.0])
-def test_a_request_in_transit_is_served_after_the_last_job_is_drawn(
-    way: float, ahead: bool
-) -> None:
-    jobs = Jobs([(0.0, 4, 2)] * 3, mode="closed", users=2, think_time=0.0)
-    requests, _ = run(scheduler(ahead), jobs, way=way)
-    assert requests.num_rows == 3
-
-
-@pytest.mark.parametrize(("mode", "arrival"), [("closed", [0, 7, 14]), ("burst", [0, 0, 0])])
-def test_a_deadline_moves_with_the_arrival(mode: Mode, arrival: list[float]) -> None:
-    policy = Witness()
-    rows = [(0.0, 4, 2), (1.0, 4, 2), (2.0, 4, 2)]
-    run(scheduler(policy=policy), Jobs(rows, mode=mode, users=1, think_time=5.0, due=1.5))
-    came = [event.request for event in policy.events if isinstance(event, Arrived)]
-    assert [(one.arrival, one.deadline) for one in came] == [(at, at + 1.5) for at in arrival]
 
 
 def test_a_closed_loop_serves_requests_left_when_the_first_user_stops() -> None:
@@ -317,3 +286,30 @@ def test_fast_forward_changes_no_byte_with_max_wait_tokens(policy: Policy, preem
         return [content(one) for one in run(server, jobs, Affine(block=1e-3), fast_forward=fast)]
 
     assert tables(True) == tables(False)
+
+
+# -- a simulated beam search: the law of surviving beams, and its effects on memory and time -------
+
+
+def search(name: int | str, width: int) -> Request:
+    return Request(name, 8, SamplingParams(n=width, beam_search=True))
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_beams_die_out_at_the_expected_rate(width: int) -> None:
+    """A beam has no child if its own place is refilled and no place draws it."""
+    turnover, steps = 0.6, 10_000
+    beams, request = Beams(turnover), search("a", width)
+    dead = 0
+    for _ in range(steps):
+        dead += width - len(set(beams.chosen(request) or range(width)))
+    drawn = turnover / width  # the chance that a place draws this beam
+    expected = (turnover - drawn) * (1 - drawn) ** (width - 1)
+    assert dead / steps / width == pytest.approx(expected, rel=0.05)
+
+
+def test_without_turnover_every_beam_continues() -> None:
+    assert Beams(0.0).chosen(search("a", 4)) is None
+    for turnover in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="beam_turnover"):
+            Beams(turnover)

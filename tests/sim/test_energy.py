@@ -86,14 +86,6 @@ HOT = replace(POWER, compute=3.0)
 A100 = hardware("a100-80gb")
 
 
-def test_watts_by_hand() -> None:
-    where = replica("llama-2-7b", "a100-80gb", tensor_parallel=2)
-    work = Work(flop=0.1 * A100.flop_rate, bytes=0.4 * A100.bandwidth)
-    assert POWER.watts(where, work, 1.0) == pytest.approx((0.3 + 0.12 + 0.28) * 400 * 2)
-    assert POWER.watts(where, work, 2.0) == pytest.approx((0.3 + 0.06 + 0.14) * 400 * 2)
-    assert POWER.idle_watts(where) == pytest.approx(0.1 * 400 * 2)
-
-
 def test_a_gpu_draws_at_least_what_it_does_idle_and_at_most_its_tdp() -> None:
     draw = random.Random(0)
     for _ in range(300):
@@ -138,15 +130,6 @@ def test_the_energy_of_a_run_is_that_of_its_steps(name: str, gpus: int) -> None:
     assert 0 < slow.capped < steps.num_rows
     assert HOT.joules(where, steps) == pytest.approx(slow.joules)
     assert HOT.joules(where, fast.steps()) == pytest.approx(slow.joules)
-
-
-def test_a_step_that_computes_nothing_is_idle() -> None:
-    where = replica("llama-2-7b", "a100-80gb")
-    recorder = Recorder()
-    scheduler = make_scheduler(memory=make_memory(blocks=8, block_size=4))
-    recorder.step(StepPlan(number=0, now=0.0), 0.0, 3.0, scheduler)
-    assert POWER.joules(where, recorder.steps_table()) == pytest.approx(3 * 0.1 * 400)
-    assert POWER.joules(where, Recorder().steps_table()) == 0
 
 
 def test_without_a_tdp_there_is_no_power() -> None:

@@ -92,11 +92,6 @@ def test_the_price_of_a_replica_counts_all_gpus() -> None:
     assert replica("llama-2-7b", "a30").euros_per_hour is None
 
 
-def test_a_node_of_ascend_holds_16() -> None:
-    where = replica("llama-3.1-70b", "ascend-910b", tensor_parallel=16)
-    assert where.weight_bytes == where.model.weight_bytes / 16
-
-
 def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
     gpu = Hardware("plain", memory_gib=24, bandwidth_gb_s=600, fp16_tflops=125, pcie_gb_s=32)
     assert gpu.interconnect == gpu.pcie == 32e9

@@ -8,21 +8,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError
-from pagedsim.metrics.recorder import Recorder
 from pagedsim.server import ServerSpec
-from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
+from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import Breakdown
 from pagedsim.sim.cost.terms import Busiest
-from pagedsim.sim.cost.work import total_work
-from pagedsim.sim.hardware import GIB
 from pagedsim.sim.model import MoE
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.simulate import simulate
 from pagedsim.sim.stack import Stack
-from tests.sim.harness import Jobs
 from tests.sim.shapes import ideal_stack, model, plan, replica, shipped
 
 LLAMA_70B = replica("llama-2-70b", "h100", tensor_parallel=2, pipeline_parallel=4)
@@ -56,24 +50,6 @@ def test_of_uneven_stages_the_largest_counts() -> None:
     assert (
         replica("llama-2-7b", "a10", kv_layout="layer", pipeline_parallel=3).copies_per_block == 22
     )
-
-
-def test_one_sequence_passes_stage_after_stage_and_is_no_faster() -> None:
-    one, four = (ideal(replica("llama-2-7b", "h100", pipeline_parallel=n)) for n in (1, 4))
-    hop = 4096 * 2 / 450e9 + 18e-6
-    assert four.decode_seconds(1, 1000) == pytest.approx(one.decode_seconds(1, 1000) + 3 * hop)
-    told = four.explain(plan(decodes=1, context=1000))
-    assert seconds(told, "bubbles") == pytest.approx(0.75 * told.seconds)
-    assert told.bound == "pipeline"
-
-
-def test_decodes_keep_all_stages_busy() -> None:
-    """A quarter of the sequences passes all layers, while three other quarters do."""
-    one, four = (ideal(replica("llama-2-7b", "h100", pipeline_parallel=n)) for n in (1, 4))
-    hop = 16 * 4096 * 2 / 450e9 + 18e-6
-    found = four.decode_seconds(64, 64_000)
-    assert found == pytest.approx(one.decode_seconds(16, 16_000) + 3 * hop)
-    assert seconds(four.explain(plan(decodes=64, context=64_000)), "bubbles") == 0.0
 
 
 @pytest.mark.parametrize("stages", [2, 8])
@@ -113,17 +89,6 @@ def test_launches_and_the_host_are_counted_once_for_each_round() -> None:
         assert cost.step_seconds(step) == pytest.approx(rounds * launching + 2e-3)
 
 
-def test_the_work_of_recorded_steps_counts_every_reading_of_the_weights() -> None:
-    recorder = Recorder()
-    scheduler = make_scheduler(memory=make_memory(blocks=64, block_size=16), max_model_len=128)
-    simulate(scheduler, Jobs([(0.0, 50, 3)]), Roofline(LLAMA_70B), recorder)
-    total = total_work(LLAMA_70B, recorder.steps_table())
-    # A prompt of four micro-batches, then two decodes of one each; 8 GPUs have the weights.
-    read = LLAMA_70B.model.read_bytes(1) * (4 + 1 + 1) / 8
-    kept = (51 + 52) * LLAMA_70B.model.kv_bytes_per_token / 8
-    assert total.bytes == pytest.approx(read + kept)
-
-
 def test_a_published_fit_is_dealt_to_stages_as_in_its_authors_simulator() -> None:
     """A stage takes its part of a + b Σcontext + c batch, of a quarter of the batch."""
     made = shipped("cost", "distserve-opt-13b-tp1")
@@ -158,14 +123,6 @@ def test_experts_are_dealt_and_all_else_stands_in_each_group() -> None:
     shared = replica("deepseek-v3", "h200", tensor_parallel=8, expert_parallel=8)
     assert shared.weight_bytes == pytest.approx(whole.weight_bytes / 8)
     assert shared.groups == 1
-
-
-def test_blocks_are_those_of_one_group() -> None:
-    found = capacity(DEEPSEEK, max_batched_tokens=2048, max_seqs=64)
-    left = 0.9 * DEEPSEEK.hardware.memory_bytes - 0.5 * GIB - DEEPSEEK.weight_bytes
-    left -= activation_bytes(DEEPSEEK.model, 1, 2048, 64)
-    assert found.blocks == int(left // (576 * 2 * 61 * 16))
-    assert cpu_blocks(DEEPSEEK, 4.0) == int(4 * GIB // (576 * 2 * 61 * 16))
 
 
 def test_limits_and_sizes_are_those_of_each_group_as_in_vllm() -> None:

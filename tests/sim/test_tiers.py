@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import simpy
 from omegaconf import OmegaConf
 
 from pagedsim.build import make_scheduler
@@ -31,30 +29,6 @@ FREE = Way(0.0, 0.0)
 
 
 # -- links -----------------------------------------------------------------------------------------
-
-
-def test_a_way_is_a_simpy_resource_of_capacity_one() -> None:
-    random = Random(3)
-    times = sorted(random.uniform(0, 100) for _ in range(200))
-    asked = [(time, [random.randrange(40) for _ in range(random.randint(1, 9))]) for time in times]
-    way = Way(latency=0.3, block=0.11)
-    environment = simpy.Environment()
-    turn, ends = simpy.Resource(environment, capacity=1), []
-
-    def transfer(at: float, blocks: int) -> Any:
-        yield environment.timeout(at)
-        with turn.request() as mine:
-            yield mine
-            yield environment.timeout(way.latency + blocks * way.block)
-        ends.append(environment.now)
-
-    for time, blocks in asked:
-        environment.process(transfer(time, len(blocks)))
-    environment.run()
-    link = Link(way, way)
-    assert [link.write(blocks, time) for time, blocks in asked] == pytest.approx(ends)
-    link = Link(way, way)
-    assert [link.read(blocks, time) for time, blocks in asked] == pytest.approx(ends)
 
 
 def test_reads_and_writes_go_beside_each_other_but_what_is_read_must_have_come() -> None:
@@ -136,12 +110,6 @@ def test_a_step_waits_for_what_it_loads_and_not_for_what_it_writes(ahead: bool) 
     assert [row["loaded_cpu"] for row in rows] == [0, 0, 3]
     assert [row["written_cpu"] for row in rows] == [0, 3, 3]
     assert requests["cached_tokens"].to_pylist() == [0, 0, 12]
-
-
-def test_loads_go_beside_the_computing_of_layers() -> None:
-    scheduler, tiers = server(Link(read=SECOND, write=SECOND), layers=2)
-    _, steps = run(scheduler, TWICE, Constant(2.0), tiers=tiers)
-    assert lasted(steps) == [2.0, 2.0, 4.0]  # 3 s of loading, and half of the 2 s of computing
 
 
 def test_a_load_waits_for_the_write_of_its_blocks() -> None:
