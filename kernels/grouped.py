@@ -12,14 +12,12 @@ launch depends on the number of tokens alone, so that a CUDA graph can hold it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from pagedsim.kernels import tuning
-from pagedsim.kernels.tiles import MIN_ROWS, power_of_two
+from pagedsim.kernels.tiles import MIN_ROWS, ProductTiles, power_of_two
 
 CHUNK = 1024
 """Choices that are looked at at a time."""
@@ -28,31 +26,20 @@ FEW, SOME = 512, 32
 that takes less than another launch."""
 
 
-@dataclass(frozen=True)
-class Grouped:
-    """Sizes of one program's work in both products."""
-
-    rows: int
-    """Tokens, all of one expert."""
-    columns: int
-    """Dims of the result; of gate and up so many each."""
-    depth: int
-    """Dims that are summed over in one iteration."""
-    warps: int
-    stages: int
-
-
 def grouped_tiles(
     choices: int, experts: int, itemsize: int, capability: tuple[int, int]
-) -> Grouped:
-    """Tiles of about as many rows as an expert has tokens, if all are chosen equally often."""
+) -> ProductTiles:
+    """Tiles of about as many rows as an expert has tokens, if all are chosen equally often.
+
+    They are those of both products; the tokens of one are all of one expert.
+    """
     if itemsize > 2:  # tensor cores do no full fp32: small tiles, kept in registers
-        return Grouped(rows=16, columns=32, depth=32, warps=4, stages=2)
+        return ProductTiles(rows=16, columns=32, depth=32, warps=4, stages=2)
     rows = max(MIN_ROWS, min(128, power_of_two(-(-choices // experts))))
     stages = 4 if capability >= (9, 0) else 3
     if rows < 64:  # bound by the weights: many programs, each with much on its way
-        return Grouped(rows, columns=32, depth=128, warps=4, stages=stages)
-    return Grouped(rows, columns=64, depth=64, warps=rows // 16, stages=stages)
+        return ProductTiles(rows, columns=32, depth=128, warps=4, stages=stages)
+    return ProductTiles(rows, columns=64, depth=64, warps=rows // 16, stages=stages)
 
 
 def experts(
@@ -63,7 +50,7 @@ def experts(
     weights: torch.Tensor,
     shared: torch.Tensor | None = None,
     *,
-    tiles: Grouped | None = None,
+    tiles: ProductTiles | None = None,
 ) -> torch.Tensor:
     """As `ops.experts`, which says what the arguments are; `tiles` overrides the choice."""
     (tokens, size), each = x.shape, chosen.shape[1]

@@ -14,8 +14,6 @@ hold the launch. A context of one part needs no merge.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -23,7 +21,7 @@ import triton.language as tl
 from pagedsim.kernels import softmax, tuning
 from pagedsim.kernels.attention import _first_tile, _owner
 from pagedsim.kernels.softmax import place, rows
-from pagedsim.kernels.tiles import MIN_ROWS, power_of_two
+from pagedsim.kernels.tiles import MIN_ROWS, Tiles, power_of_two
 
 SEGMENTS = 32
 """Parts of a decode's context at most."""
@@ -32,27 +30,15 @@ LEAST = 512
 some 450 keys for 128 heads, so that fewer would not be worth it."""
 
 
-@dataclass(frozen=True)
-class Latents:
-    """Sizes of one program's work."""
-
-    rows: int
-    """Query tokens × heads."""
-    keys: int
-    """Keys of one iteration."""
-    warps: int
-    stages: int
-
-
-def latent_tiles(itemsize: int, rank: int, capability: tuple[int, int]) -> Latents:
+def latent_tiles(itemsize: int, rank: int, capability: tuple[int, int]) -> Tiles:
     """Tiles for latents of up to 512 elements; nothing here depends on a batch or a length."""
     if itemsize > 2:  # tensor cores do no full fp32: small tiles, kept in registers
-        return Latents(rows=16, keys=16, warps=8, stages=1)
+        return Tiles(rows=16, keys=16, warps=8, stages=1)
     # Stages: in flight are 96 keys of 576 (110 kB), or 48 before 9.0. With one more, narrow latents
     # spill, as they do before 9.0 with 8 warps.
     if capability >= (9, 0):  # the latents of 64 heads take half of the registers
-        return Latents(rows=64, keys=32, warps=8, stages=4)
-    return Latents(rows=32, keys=16, warps=4 if rank <= 64 else 8, stages=4)
+        return Tiles(rows=64, keys=32, warps=8, stages=4)
+    return Tiles(rows=32, keys=16, warps=4 if rank <= 64 else 8, stages=4)
 
 
 def attend(
@@ -66,7 +52,7 @@ def attend(
     query_start: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
     out: torch.Tensor,
-    tiles: Latents | None = None,
+    tiles: Tiles | None = None,
 ) -> None:
     """As `ops.attend_latent`, for decodes, or for chunks if `query_start` says where they begin.
 

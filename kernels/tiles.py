@@ -18,7 +18,7 @@ class Tiles:
     """Sizes of one program's work."""
 
     rows: int
-    """Query rows: query tokens × the query heads that share a KV head."""
+    """Query rows: query tokens × the query heads that share a KV head, or a latent."""
     keys: int
     """Keys of one loop iteration, whatever the size of a cache block."""
     warps: int
@@ -171,7 +171,7 @@ def _warps(rows: int, keys: int, dim: int, eight: bool) -> int:
 
 @dataclass(frozen=True)
 class ProductTiles:
-    """Sizes of one program's work in `product`."""
+    """Sizes of one program's work in `product`, and in those of experts."""
 
     rows: int
     """Tokens."""

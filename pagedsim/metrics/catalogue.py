@@ -11,7 +11,7 @@ from typing import Any
 
 from pagedsim.core.errors import ConfigError, choices, unknown
 from pagedsim.metrics.definitions import METRICS
-from pagedsim.metrics.metric import STATISTICS, Latency, Metric
+from pagedsim.metrics.metric import STATISTICS, Metric
 from pagedsim.metrics.tables import Floats, Requests
 
 HEADLINE = ("mean", "p99")
@@ -99,10 +99,10 @@ def _texts(settings: object) -> set[str]:
 
 def latency_of(name: str, requests: Requests) -> Floats:
     """A latency with one value per request; NaN if it has none."""
-    kind = metric_of(name).kind
-    if not isinstance(kind, Latency):
+    metric = metric_of(name)
+    if metric.kind != "latency":
         raise ConfigError(f"metric {name}: has no value for each request")
-    return requests.per_request(kind.of)
+    return requests.per_request(metric.of)
 
 
 def keys_of(names: Iterable[str]) -> list[str]:

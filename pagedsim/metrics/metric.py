@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -143,50 +142,13 @@ _NO_METRICS = {
 """Keys of the summary that are no metrics."""
 
 
-@dataclass(frozen=True)
-class Latency:
-    """One duration per finished request, summarised as mean and percentiles."""
-
-    of: EachRequest
-
-    def values(self, group: RequestGroup) -> tuple[Floats, Floats]:
-        """The values, and how often each came."""
-        values = group.requests.per_request(self.of)[group.finished]
-        values = values[~np.isnan(values)]
-        return values, np.ones(len(values))
+Kind = Literal["latency", "distribution", "group", "run"]
+"""One duration per finished request, or any number of them, summarised as mean and percentiles; a
+count or rate of requests, of all and of each client; a number of the whole run."""
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """Any number of durations per request, summarised as mean and percentiles."""
-
-    of: EachValue
-
-    def values(self, group: RequestGroup) -> tuple[Floats, Floats] | None:
-        """The values, and how often each came; None where it cannot be told."""
-        return self.of(group)
-
-
-@dataclass(frozen=True)
-class GroupMetric:
-    """A count or rate of requests, of all and of each client."""
-
-    of: OfRequests
-
-
-@dataclass(frozen=True)
-class RunMetric:
-    """A number of the whole run.
-
-    Steps are processed in chunks, since a run may have millions: `sums` returns the contributions
-    of a chunk, which are added up, and `of` is called with the run and these sums.
-    """
-
-    of: OfRun
-    sums: Sums
-
-
-Kind = Latency | Distribution | GroupMetric | RunMetric
+def _no_sums(steps: StepPart) -> Sequence[float]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -200,21 +162,31 @@ class Metric:
     better: Way
     meaning: str
     kind: Kind
+    of: Function
+    sums: Sums = _no_sums
+    """Steps are processed in chunks, since a run may have millions: this returns the contributions
+    of a chunk, which are added up, and `of` is called with the run and these sums."""
 
     @property
     def latency(self) -> bool:
         """Whether it has a key for each of `STATISTICS`."""
-        return isinstance(self.kind, Latency | Distribution)
+        return self.kind in ("latency", "distribution")
 
     def of_requests(self, group: RequestGroup, more: Percents = _NO_MORE) -> dict[str, Number]:
         """Its summary entries for a group of requests, with `more` percentiles of a latency; empty
         for a metric of the whole run."""
-        if isinstance(self.kind, RunMetric):
+        if self.kind == "run":
             return {}
         with self._named():
-            if isinstance(self.kind, GroupMetric):
-                return _entry(self.name, self.kind.of(group))
-            if (told := self.kind.values(group)) is None:
+            if self.kind == "group":
+                return _entry(self.name, self.of(group))
+            if self.kind == "latency":
+                values = group.requests.per_request(self.of)[group.finished]
+                values = values[~np.isnan(values)]
+                told = values, np.ones(len(values))
+            else:
+                told = self.of(group)
+            if told is None:
                 return {}
             values, weights = told
         percents = {**_PERCENTS, **more}
@@ -226,9 +198,8 @@ class Metric:
 
     def of_run(self, run: RunTables, sums: Sequence[float]) -> dict[str, Number]:
         """Its summary entry, if it is a metric of the whole run."""
-        kind = self.kind
         with self._named():
-            return _entry(self.name, kind.of(run, *sums)) if isinstance(kind, RunMetric) else {}
+            return _entry(self.name, self.of(run, *sums)) if self.kind == "run" else {}
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -238,7 +209,7 @@ class Metric:
         except PagedsimError:
             raise
         except Exception as error:  # whatever it raises
-            if is_ours(self.kind.of):
+            if is_ours(self.of):
                 raise
             raise ConfigError(f"metric {self.name} failed: {raised(error, __file__)}") from error
 
@@ -256,28 +227,28 @@ class Metrics(dict[str, Metric]):
 
     def latency(self, label: str) -> Callable[[EachRequest], EachRequest]:
         """One duration per finished request."""
-        return self._defining(label, "s", LESS, Latency)
+        return self._defining("latency", label, "s", LESS)
 
     def distribution(self, label: str) -> Callable[[EachValue], EachValue]:
         """Any number of durations per request."""
-        return self._defining(label, "s", LESS, Distribution)
+        return self._defining("distribution", label, "s", LESS)
 
     def group(self, label: str, unit: Unit, better: Way) -> Callable[[OfRequests], OfRequests]:
         """One number of a group of requests."""
-        return self._defining(label, unit, better, GroupMetric)
+        return self._defining("group", label, unit, better)
 
     def run(
-        self, label: str, unit: Unit, better: Way, sums: Sums = lambda steps: ()
+        self, label: str, unit: Unit, better: Way, sums: Sums = _no_sums
     ) -> Callable[[OfRun], OfRun]:
         """One number of the run."""
-        return self._defining(label, unit, better, partial(RunMetric, sums=sums))
+        return self._defining("run", label, unit, better, sums)
 
     def _defining(
-        self, label: str, unit: Unit, better: Way, kind: Callable[[Function], Kind]
+        self, kind: Kind, label: str, unit: Unit, better: Way, sums: Sums = _no_sums
     ) -> Callable[[Function], Any]:
         def define(of: Function) -> Function:
             name, meaning = of.__name__, " ".join((of.__doc__ or "").split())
-            metric = Metric(name, label, unit, better, meaning, kind(of))
+            metric = Metric(name, label, unit, better, meaning, kind, of, sums)
             if not is_ours(of):
                 self._check(name, unit, better, metric.latency)
             self[name] = metric
@@ -289,7 +260,7 @@ class Metrics(dict[str, Metric]):
         """Raise ConfigError for a metric of a user's own that cannot be."""
         keys = [f"{name}_{one}" for one in STATISTICS] if latency else [name]
         of_latency = _STATISTIC.fullmatch(name)
-        others = {one for one in self if is_ours(self[one].kind.of)} | _NO_METRICS
+        others = {one for one in self if is_ours(self[one].of)} | _NO_METRICS
         if not others.isdisjoint((name, *keys)) or (
             of_latency and of_latency[1] in self and self[of_latency[1]].latency
         ):
@@ -303,7 +274,7 @@ class Metrics(dict[str, Metric]):
     @property
     def own(self) -> set[str]:
         """The modules of metrics that are not pagedsim's."""
-        return own_modules(one.kind.of for one in self.values())
+        return own_modules(one.of for one in self.values())
 
 
 def _entry(name: str, value: Number | None) -> dict[str, Number]:

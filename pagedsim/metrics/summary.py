@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.metrics.definitions import METRICS, e2e, tpot, ttft
-from pagedsim.metrics.metric import Percents, RunMetric
+from pagedsim.metrics.metric import Percents
 from pagedsim.metrics.replica_columns import ReplicaFacts, ReplicaSums
 from pagedsim.metrics.slo import Reader
 from pagedsim.metrics.steps import CAME_FROM, REPLICA, Batches, tiers_of
@@ -200,12 +200,12 @@ def _of_requests(run: RunTables, more: Mapping[str, Percents], mask: Mask) -> di
 
 def _over_steps(
     steps: Batches, block_size: float, replica_sums: ReplicaSums | None, end: float
-) -> tuple[list[Floats], float, dict[str, Sequence[float]]]:
+) -> tuple[list[Floats], float, dict[str, list[float]]]:
     """Ends of the steps with decodes by replica, the end of the last step, and the metrics' sums;
     also adds all steps to `replica_sums`."""
-    metrics = {name: one.kind for name, one in METRICS.items() if isinstance(one.kind, RunMetric)}
+    metrics = {name: one for name, one in METRICS.items() if one.kind == "run"}
     nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0)
-    sums = {name: _sums(metric, nothing) for name, metric in metrics.items()}
+    sums = {name: [float(one) for one in metric.sums(nothing)] for name, metric in metrics.items()}
     decodes, last = [[np.empty(0)] for _ in (replica_sums.facts if replica_sums else [None])], end
     for batch in steps.to_batches():
         index, size = 0, block_size
@@ -219,12 +219,8 @@ def _over_steps(
         ended = float(part["end"][-1])
         last = last if last > ended else ended  # NaN is not
         for name, metric in metrics.items():
-            sums[name] = tuple(map(add, sums[name], _sums(metric, part)))
+            sums[name] = list(map(add, sums[name], map(float, metric.sums(part))))
     return [np.concatenate(ends) for ends in decodes], last, sums
-
-
-def _sums(metric: RunMetric, part: StepPart) -> Sequence[float]:
-    return tuple(map(float, metric.sums(part)))
 
 
 def _by_urgency(requests: Requests) -> list[str]:

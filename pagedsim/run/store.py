@@ -222,7 +222,7 @@ def _source_of(made: Any) -> str:
 
 def _registered(module: str) -> list[Any]:
     """The metrics and plots that a module has registered."""
-    every = [*(one.kind.of for one in METRICS.values()), *map(unwrap, PLOTS.values())]
+    every = [*(one.of for one in METRICS.values()), *map(unwrap, PLOTS.values())]
     return [one for one in every if one.__module__ == module]
 
 
