@@ -161,8 +161,7 @@ class Chromium:
             self._note(heard)
         if "error" in heard:
             raise BrowserError(f"{method}: {heard['error']['message']}")
-        result: dict[str, Any] = heard["result"]
-        return result
+        return heard["result"]
 
     def _read(self, method: str) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE
@@ -173,8 +172,7 @@ class Chromium:
                 raise BrowserError(f"{method}: the browser does not answer")
             self._rest += part
         message, self._rest = self._rest.split(b"\0", 1)
-        heard: dict[str, Any] = json.loads(message)
-        return heard
+        return json.loads(message)
 
     def _note(self, event: dict[str, Any]) -> None:
         params = event.get("params", {})

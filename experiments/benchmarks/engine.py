@@ -336,8 +336,7 @@ def uneven_rates(
         found = measure(askers, model.dtype, rounds, clock)
     if not found["right"]:
         sys.exit(f"{count} requests: answers as of {PEER}: {found['alike']}")
-    rates: dict[str, float] = found["rates"]
-    return rates
+    return found["rates"]
 
 
 def padded(module: Any, load: Load) -> Answers:

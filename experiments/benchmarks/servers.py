@@ -176,8 +176,7 @@ def elsewhere(name: str, folder: Path, dtype: str, load: Load, rounds: int) -> d
     if ended.returncode or not result.exists():
         last = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise RuntimeError(last[:200])
-    answer: dict[str, Any] = json.loads(result.read_text())
-    return answer
+    return json.loads(result.read_text())
 
 
 def serve(name: str, place: str, dtype: str, rounds: int) -> None:

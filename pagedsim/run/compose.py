@@ -316,8 +316,7 @@ class Composition:
     def _alone(self, group: str, words: Sequence[str]) -> DictConfig:
         """A group as its option and `words` have it."""
         own = [word for word in words if _sets(word, group)]
-        alone: DictConfig = self._composed(_PLAIN, *own)[group]
-        return alone
+        return self._composed(_PLAIN, *own)[group]
 
     def _own(self, group: str) -> str | None:
         """The option of a group that the experiment chooses."""

@@ -206,8 +206,7 @@ def locate(path: str) -> Callable[..., Any]:
             found = getattr(found, name)
         if not callable(found):
             raise ConfigError(f"{path}: is {_a(type(found).__name__)}, must be a class")
-        made: Callable[..., Any] = found
-        return made
+        return found
     if len(parts) == 1:
         raise ConfigError(f"{path}: must be the path of a class, in the form module.Class")
     raise ConfigError(f"{path}: there is no module {parts[0]!r} here")

@@ -123,8 +123,7 @@ def recipe(job: Job) -> Recipe:
         },
         "files": {path: _stamp(path) for path in sorted(set(_named(config, "path", "config")))},
     }
-    plain: Recipe = json.loads(json.dumps(made, default=str))
-    return plain
+    return json.loads(json.dumps(made, default=str))
 
 
 def _paths(config: Any) -> Iterator[str]:
