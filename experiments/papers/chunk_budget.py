@@ -11,8 +11,7 @@ from typing import Annotated
 from pagedsim.core import ConfigError
 from pagedsim.experiments.papers.comparison import unsure
 from pagedsim.experiments.papers.panels import draw_bar_panels
-from pagedsim.experiments.papers.reproduction import arm
-from pagedsim.experiments.papers.settings import In, Names, Number, Positive
+from pagedsim.experiments.papers.reproduction import In, Names, Number, Positive, arm
 from pagedsim.experiments.papers.study import Figures
 from pagedsim.experiments.studies.bisection import Bisection
 from pagedsim.experiments.studies.capacity import WITHOUT_RATE

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pagedsim.experiments.papers.settings import In, Number, Positive
+from pagedsim.experiments.papers.reproduction import In, Number, Positive
 from pagedsim.metrics.compare import Estimate, paired_ratio
 
 Curve = Mapping[float, float]

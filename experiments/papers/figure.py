@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.experiments.papers.comparison import Comparison, Curve
-from pagedsim.experiments.papers.reproduction import ByArm, arm
-from pagedsim.experiments.papers.settings import Count, In, Names
+from pagedsim.experiments.papers.reproduction import ByArm, Count, In, Names, arm
 from pagedsim.run.objects import locate
 
 Curves = Mapping[str, Mapping[str, Sequence[Curve]]]

@@ -8,8 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.papers.reproduction import Reproduction
-from pagedsim.experiments.papers.settings import Count, In, Number
+from pagedsim.experiments.papers.reproduction import Count, In, Number, Reproduction
 from pagedsim.experiments.studies.block_sizes import require_sizes
 from pagedsim.fidelity.engine_model import RecordedPrices
 from pagedsim.metrics.arms import Run

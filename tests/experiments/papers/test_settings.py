@@ -11,7 +11,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.papers.settings import Count, In, Names, Number, Positive, check_settings
+from pagedsim.experiments.papers.reproduction import (
+    Count,
+    In,
+    Names,
+    Number,
+    Positive,
+    check_settings,
+)
 from pagedsim.run.objects import make
 from pagedsim.run.study import Study
 from tests.run.studies import carried_out, compose
