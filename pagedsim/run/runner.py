@@ -338,12 +338,13 @@ def unused_words(
         for word in command.words
         if group_of(word) in everywhere
     ]
-    if "router" not in everywhere and all(RunConfig(job.config).fleet.alone for job in jobs):
+    searched = any(key.startswith("fleet.") for arm in arms for key in arm.changes)
+    alone = not searched and all(RunConfig(job.config).fleet.alone for job in jobs)
+    if "router" not in everywhere and alone:
+        words = dict.fromkeys([*command.words, *(one for arm in arms for one in arm.overrides)])
         told += [
             f"{word} changes nothing: fleet.replicas=1 is a server without a router"
-            for word in dict.fromkeys(
-                [*command.words, *(one for arm in arms for one in arm.overrides)]
-            )
+            for word in words
             if group_of(word) == "router"
         ]
     return told
