@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pagedsim.experiments.benchmarks.code_digest import LENGTH, digest
-from pagedsim.experiments.benchmarks.harness import ROOT, keep, parse
+from pagedsim.experiments.benchmarks.harness import LENGTH, ROOT, digest, keep, parse
 from pagedsim.experiments.benchmarks.timing import TIMED, Line, failure, free_memory, lost
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS

@@ -39,7 +39,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pagedsim.experiments.benchmarks.code_digest import digest
 from pagedsim.experiments.benchmarks.device import (
     OPTIONS,
     facts,
@@ -48,7 +47,7 @@ from pagedsim.experiments.benchmarks.device import (
     version_of,
 )
 from pagedsim.experiments.benchmarks.device import gpu as require_gpu
-from pagedsim.experiments.benchmarks.harness import ROOT, keep, main_of, parse, table
+from pagedsim.experiments.benchmarks.harness import ROOT, digest, keep, main_of, parse, table
 from pagedsim.experiments.benchmarks.shapes import BASE
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.metrics.files import read_json

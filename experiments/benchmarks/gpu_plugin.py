@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pagedsim.experiments.benchmarks.code_digest import digest
+from pagedsim.experiments.benchmarks.harness import digest
 
 BEGUN, PASSED = "begun", "passed"
 LONGEST = 4000

@@ -18,9 +18,9 @@ from pagedsim.engine import graphs, runner  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
 from pagedsim.experiments.benchmarks import (  # noqa: E402
-    code_digest,
     device,
     engine,
+    harness,
     kernels,
     products,
     step,
@@ -198,9 +198,9 @@ SMALL = {
 
 def test_a_digest_is_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def digest(root: Path) -> str:
-        monkeypatch.setattr(code_digest, "ROOT", root)
-        code_digest._imported.cache_clear()
-        return code_digest.digest.__wrapped__("pagedsim.experiments.a")
+        monkeypatch.setattr(harness, "ROOT", root)
+        harness._imported.cache_clear()
+        return harness.digest.__wrapped__("pagedsim.experiments.a")
 
     here, run = tmp_path / "here", 0
     for name, text in SMALL.items():
@@ -216,7 +216,7 @@ def test_a_digest_is_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.M
         run += changed
         (here / name).write_text(text)
     assert run == 5
-    code_digest._imported.cache_clear()
+    harness._imported.cache_clear()
 
 
 def test_lines_measured_the_same_way_are_kept(
