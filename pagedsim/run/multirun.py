@@ -5,7 +5,6 @@ With `-m` there are many in one command: each leaves a line, and the end is a ta
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -35,6 +34,7 @@ from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.options import Options
 from pagedsim.report.console import fitting
+from pagedsim.report.table import columns_of, write_columns
 from pagedsim.run.compose import ROOT
 from pagedsim.run.folder import claimed
 from pagedsim.run.pool import TextOf, on_terminal
@@ -219,7 +219,7 @@ def _show(folder: Path, jobs: Mapping[int, Job]) -> None:
     console = Console()
     rows = _rows(jobs, varying)
     if rows:
-        _write_csv(folder / "sweep.csv", rows)
+        write_columns(columns_of(rows), folder / "sweep.csv")
         console.print()
         for table in _tables(rows, varying, console.width):
             console.print(table)
@@ -296,14 +296,6 @@ def _rows(jobs: Mapping[int, Job], varying: Sequence[str]) -> list[dict[str, Any
             row |= {"arm": arm} if several else {}
             rows.append(row | {key: means.get(key) for key in job["metrics"]})
     return rows
-
-
-def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _tables(
