@@ -132,7 +132,7 @@ def decode_tiles(
         stages = 1 if eight else 2
     else:  # on Blackwell, 8 bits and a tile in flight take more registers than there are
         stages = 5 if roomy(capability) and not (eight and capability >= (10, 0)) else 3
-    return Tiles(decode_rows(group), keys, 4, stages)
+    return Tiles(max(MIN_ROWS, power_of_two(group)), keys, 4, stages)
 
 
 def decode_split(kv_heads: int) -> Split:
@@ -156,11 +156,6 @@ def resident(tiles: Tiles, head_dim: int, itemsize: int, capability: tuple[int, 
     shared = max(1, (tiles.stages - 1) // 2) * tile + 8192  # K and V in flight, and what is summed
     there = (228 if roomy(capability) else 164 if capability == (8, 0) else 100) * 1024
     return max(1, min(there // shared, 8 // tiles.warps))
-
-
-def decode_rows(group: int) -> int:
-    """Rows of a decode's tile: the query heads of a KV head, and no fewer than a product takes."""
-    return max(MIN_ROWS, power_of_two(group))
 
 
 def _warps(rows: int, keys: int, dim: int, eight: bool) -> int:

@@ -127,6 +127,11 @@ class Arms:
         return list(dict.fromkeys(run.arm for run in self.runs))
 
     @property
+    def swept_key(self) -> str:
+        """The last word of the swept setting; empty if there is none."""
+        return (self.swept or "").rpartition(".")[2]
+
+    @property
     def same_requests(self) -> bool:
         """Whether all arms have the same workload; arms may override it."""
         workloads = [run.config.get("workload") for run in self.runs]

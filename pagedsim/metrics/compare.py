@@ -345,7 +345,6 @@ def absent(study: Arms) -> list[str]:
 
 def _extremes(study: Arms) -> list[str]:
     """The best and the worst arm in each metric."""
-    what = study.swept.rpartition(".")[2] if study.swept else ""
     sentences = []
     for key in keys_of(study.metrics):
         way = metric_of(key).better
@@ -361,10 +360,10 @@ def _extremes(study: Arms) -> list[str]:
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
         best, worst = (high, low) if way > 0 else (low, high)
         words = ("best", "worst") if way else ("lowest", "highest")
-        at = f"{what} " if what else ""
         doubt = _doubt(study, key, best, means) if way else ""
+        at = f"{study.swept_key} {best}".lstrip()
         sentences.append(
-            f"{label_of(key)}: {words[0]} with {at}{best} ({scale.text(means[best])}{doubt}), "
+            f"{label_of(key)}: {words[0]} with {at} ({scale.text(means[best])}{doubt}), "
             f"{words[1]} with {worst} ({scale.text(means[worst])})."
         )
     if study.metrics and len(absent(study)) == len(keys_of(study.metrics)):

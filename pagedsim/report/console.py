@@ -162,7 +162,7 @@ def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
     """One table, or several with a subset of the columns each if the terminal is narrow."""
     titles = [part.title for part in parts] if len(parts) > 1 else []
     indent = 2 if titles else 0
-    names = max(*(len(arm) + indent for arm in study.arms), *map(len, titles), len(_swept(study)))
+    names = max(*(len(arm) + indent for arm in study.arms), *map(len, (*titles, study.swept_key)))
     names = min(names, _NAME) + 2  # table edges
     keys = parts[-1].keys  # the section of all requests has every column
     for some in fitting([_width(parts, key) + _BORDER for key in keys], width - names):
@@ -186,7 +186,7 @@ def _width(parts: list[Section], key: str) -> int:
 
 def _table(study: Arms, parts: list[Section], keys: list[str], titled: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column(Text(_swept(study)), max_width=_NAME, overflow="fold")
+    table.add_column(Text(study.swept_key), max_width=_NAME, overflow="fold")
     for key in keys:
         width = _width(parts, key)
         label = fill(label_of(key), width, break_long_words=False)
@@ -196,11 +196,6 @@ def _table(study: Arms, parts: list[Section], keys: list[str], titled: bool) -> 
             table.add_row(Text(part.title, style="bold"))
         _add_rows(table, part, keys, indent=2 if titled else 0)
     return table
-
-
-def _swept(study: Arms) -> str:
-    """The heading of the arms' names: the key that a sweep goes over."""
-    return study.swept.rpartition(".")[2] if study.swept else ""
 
 
 def _add_rows(table: Table, part: Section, keys: list[str], indent: int) -> None:

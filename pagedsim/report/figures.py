@@ -78,13 +78,9 @@ def _for_page(name: str, svg: str) -> str:
     svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', svg, count=1)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
-    svg = re.sub(r'="[^"]*\.\d{3}[^"]*"', _shortened, svg)
+    # Paths and other attributes to two decimals: a hundredth of a point.
+    svg = re.sub(r'="[^"]*\.\d{3}[^"]*"', lambda m: re.sub(r"(?<=\d\.\d\d)\d+", "", m[0]), svg)
     svg = re.sub(
         r"#[0-9a-f]{6}\b", lambda m: f"var({COLOURS[m[0]]})" if m[0] in COLOURS else m[0], svg
     )
     return svg.replace("'DejaVu Sans'", "inherit")
-
-
-def _shortened(attribute: re.Match[str]) -> str:
-    """Round an attribute such as a path to two decimals (a hundredth of a point)."""
-    return re.sub(r"(?<=\d\.\d\d)\d+", "", attribute[0])

@@ -70,8 +70,7 @@ def draw_gantt(study: Arms) -> Figure:
     panels = figure.subplots(1, len(arms), squeeze=False, sharex=True, sharey=True)[0]
     for axes, arm in zip(panels, arms, strict=True):
         _panel(axes, study, runs[arm], chosen[arm], first=axes is panels[0])
-        name = f"{study.swept.rpartition('.')[2]} {arm}" if study.swept else arm
-        axes.set_title(short(name, 96 // len(arms)))
+        axes.set_title(short(f"{study.swept_key} {arm}".lstrip(), 96 // len(arms)))
     margins(figure, left=0.9)
     figure.subplots_adjust(wspace=0.05)
     entries: dict[str, Any] = {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE}

@@ -62,9 +62,13 @@ def _table(listing: Listing) -> str:
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in listing.rows
     )
     note = f'<p class="note">{escape(listing.note)}</p>' if listing.note else ""
+    return f"<h2>{escape(listing.title or 'Results')}</h2>{_grid('results', top, body)}{note}"
+
+
+def _grid(kind: str, head: str, body: str) -> str:
     return (
-        f'<h2>{escape(listing.title or "Results")}</h2><div class="scroll"><table class="results">'
-        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>{note}"
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -128,12 +132,8 @@ def _results(study: Arms) -> Iterable[str]:
     if len(study.arms) > 1:
         note += f" Bold: best mean. Below: against {escape(baseline_of(study))}"
         note += "; grey where that is not sure, or neither way is better." if seeds > 1 else "."
-    swept = escape(study.swept.rpartition(".")[2]) if study.swept else ""
     yield "<h2>Results</h2>"
-    yield (
-        f'<div class="scroll"><table class="results"><thead><tr><th>{swept}</th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    yield _grid("results", f"<th>{escape(study.swept_key)}</th>{head}", rows)
     yield f'<p class="note">{note}</p>'
 
 
@@ -196,10 +196,7 @@ def _plain_table(name: str, head: str, rows: dict[str, list[str]]) -> str:
         f"<tr><th>{escape(key)}</th>{''.join(f'<td>{escape(v)}</td>' for v in values)}</tr>"
         for key, values in rows.items()
     )
-    return (
-        f'<div class="scroll"><table class="{name}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{lines}</tbody></table></div>"
-    )
+    return _grid(name, head, lines)
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, str]:

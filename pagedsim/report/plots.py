@@ -164,7 +164,11 @@ def latency(study: Arms) -> FigureSpec:
 @plot
 def load(study: Arms) -> FigureSpec:
     """Queued and running requests over time."""
-    caption = f"{_load_caption(study)}; seed {study.runs[0].seed}."
+    told = "Queued (including swapped) and running requests, and KV-cache utilisation"
+    if not _inside(study):
+        told = "Requests without a token yet, and those that have one and wait for more"
+        told += ", as clients see it"
+    caption = f"{told}; seed {study.runs[0].seed}."
     return FigureSpec("Load", caption, partial(draw_load, study))
 
 
@@ -216,29 +220,18 @@ def requests(study: Arms) -> FigureSpec:
     count = len(busiest(study.of(baseline)[0], ROWS))
     whose = f"those under {baseline}" if study.same_requests else "those of each arm's own"
     several = f"{count} requests in a row, where {whose} waited longest"
-    return FigureSpec(
-        "Requests, one by one",
-        f"{several if count > 1 else 'One request'}; seed {study.runs[0].seed}."
-        + _bars_caption(study),
-        partial(draw_gantt, study),
-    )
+    caption = f"{several if count > 1 else 'One request'}; seed {study.runs[0].seed}."
+    if _inside(study):
+        caption += (
+            " A mark says when a request was preempted; where few were, words beside the bar say "
+            "which and for which (5 for 3: 5 made room for 3). timeline.json names all, with "
+            "causes."
+        )
+    return FigureSpec("Requests, one by one", caption, partial(draw_gantt, study))
 
 
-def _load_caption(study: Arms) -> str:
-    if all(run.inside for run in study.runs):
-        return "Queued (including swapped) and running requests, and KV-cache utilisation"
-    return (
-        "Requests without a token yet, and those that have one and wait for more, as clients see it"
-    )
-
-
-def _bars_caption(study: Arms) -> str:
-    if not all(run.inside for run in study.runs):
-        return ""
-    return (
-        " A mark says when a request was preempted; where few were, words beside the bar say which "
-        "and for which (5 for 3: 5 made room for 3). timeline.json names all, with causes."
-    )
+def _inside(study: Arms) -> bool:
+    return all(run.inside for run in study.runs)
 
 
 def without_ratio(study: Arms) -> list[str]:

@@ -237,17 +237,13 @@ def cells(held: Held, size: int) -> tuple[list[int], int]:
 
 def _owners(held: Held) -> tuple[Ints, Flags]:
     """Owner of each block, and whether it is in several block tables."""
-    blocks = _ints(held.blocks)
+    blocks = np.array(held.blocks, np.int32)
     owner = np.full(held.total, FREE, np.int32)
     whose = np.repeat(np.arange(len(held.lengths), dtype=np.int32), held.lengths)
     owner[blocks[::-1]] = whose[::-1]  # backwards: the first holder is written last, and stays
-    known = _ints(held.known)
+    known = np.array(held.known, np.int32)
     owner[known[owner[known] == FREE]] = CACHED
     return owner, np.bincount(blocks, minlength=held.total) > 1
-
-
-def _ints(numbers: list[int]) -> Ints:
-    return np.fromiter(numbers, np.int32, len(numbers))
 
 
 def _rows(values: npt.NDArray[np.generic], size: int, rest: int) -> npt.NDArray[np.generic]:

@@ -62,7 +62,11 @@ def unpacked(model: str | os.PathLike[str]) -> Path:
     folder = _place(name, file)
     if folder.is_dir():
         return folder
-    _require_packages(name)
+    if any(find_spec(needed) is None for needed in NEEDED):
+        raise ConfigError(
+            f"model={name}: a GGUF file is read with {' and '.join(NEEDED)}: "
+            "pip install -c constraints.txt '.[gguf]'"
+        )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
@@ -73,7 +77,11 @@ def unpacked(model: str | os.PathLike[str]) -> Path:
         ) from error
     try:
         _unpack(name, file, made)
-        _publish(made, folder)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # of another process, which was first
+                raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder
@@ -115,14 +123,6 @@ def _known_as(file: Path, size: int, changed: int) -> str:
         return f"{file} {size} {changed}"
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _require_packages(name: str) -> None:
-    if any(find_spec(needed) is None for needed in NEEDED):
-        raise ConfigError(
-            f"model={name}: a GGUF file is read with {' and '.join(NEEDED)}: "
-            "pip install -c constraints.txt '.[gguf]'"
-        )
 
 
 def _unpack(name: str, file: Path, folder: Path) -> None:
@@ -172,12 +172,3 @@ def _read(file: Path, name: str) -> bool:
             "does not read from GGUF; give the folder of the model itself"
         )
     return "tokenizer.ggml.tokens" in reader.fields
-
-
-def _publish(made: Path, folder: Path) -> None:
-    """Put a finished folder in its place, unless another process was first."""
-    try:
-        made.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
