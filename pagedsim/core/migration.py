@@ -51,8 +51,12 @@ class Migration:
         """Why no request can leave with its keys and values, or None."""
         if self._memory.can_hold:
             return None
-        name = type(self._memory).__name__
-        return f"{name} holds nothing for requests that are elsewhere: choose paged or prefix"
+        name, batching = type(self._memory).__name__, type(self._batching).__name__
+        also = "" if self._batching.joins_midway else f", and another batching than {batching}"
+        return (
+            f"{name} holds nothing for requests that are elsewhere: choose memory=paged or "
+            f"prefix{also}"
+        )
 
     @property
     def attach_error(self) -> str | None:

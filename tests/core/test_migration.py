@@ -209,7 +209,7 @@ def test_servers_without_migration() -> None:
     with pytest.raises(ConfigError, match="Static cannot accept a migrated request"):
         static.scheduler.migration.reserve(request, 0.0)
     reserved = Server(memory=ReservedMax(16, max_model_len=16))
-    message = "ReservedMax holds nothing for requests that are elsewhere: choose paged or prefix"
+    message = "ReservedMax holds nothing for requests that are elsewhere: choose memory=paged"
     with pytest.raises(ConfigError, match=message):
         reserved.scheduler.migration.detach(decoding(reserved), 0.0)
     with pytest.raises(ConfigError, match=message):
