@@ -263,9 +263,6 @@ def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
         (lambda: ps.compare(policy={"a": "fcfs", "b": "x"}), "study.arms.b: policy=x: unknown"),
         (lambda: ps.simulate(policy=3), "policy=3: must be the name of an option"),
         (lambda: ps.simulate(workload=ps.synthetic(rat=3)), "workload.rat: no such setting of"),
-        (lambda: ps.simulate(policy=ps.option("sjf", victm="last")), "policy.victm: no such set"),
-        (lambda: ps.simulate(memory=ps.option("paged", block_sise=1)), "memory.block_sise: no su"),
-        (lambda: ps.simulate(memory=Sizeless), f"memory._target_={__name__}.Sizeless: Sizele"),
         (lambda: ps.simulate(policy=(one for one in "ab")), "policy: generator cannot be copied"),
         (lambda: ps.simulate(policy=Drawing(3)), "policy: Drawing takes a seed, to which each run"),
         (lambda: ps.simulate(SIZED, memory=PrefixMemory(9, 4)), "memory.blocks=8: must be 9, as"),
@@ -457,8 +454,3 @@ def test_a_cost_model_need_not_take_the_replica(cost: Any) -> None:
     steps = ps.simulate(cost=cost, **{**SMALL, "seeds": 1}).steps.to_pydict()
     lengths = {round(b - a, 6) for a, b in zip(steps["start"], steps["end"], strict=True)}
     assert lengths == {0.01}
-
-
-def test_the_bounds_of_a_capacity_are_those_that_are_given() -> None:
-    result = ps.capacity({"e2e_p90": 60.0}, **{**SMALL, "seeds": 1})
-    assert "E2E P90" in repr(result) and "TPOT" not in " ".join(result.finding)

@@ -8,24 +8,15 @@ from typing import Any
 import pytest
 
 from pagedsim.build import (
-    BATCHINGS,
-    MEMORIES,
     POLICIES,
-    PREEMPTIONS,
-    make_batching,
     make_memory,
     make_policy,
     make_preemption,
-    make_scheduler,
 )
 from pagedsim.core import (
     ConfigError,
     Policy,
-    PrefillFirst,
-    Request,
-    ReservedMax,
     Scheduler,
-    ServerState,
     Unified,
 )
 from pagedsim.policies.ordering import FCFS, Priority
@@ -40,76 +31,11 @@ def says(message: str) -> Any:
     return pytest.raises(ConfigError, match=f"^{re.escape(message)}$")
 
 
-class ShortestPromptFirst(Policy):
-    """A policy of a user's own, reached by its path."""
-
-    def __init__(self, sign: int = 1) -> None:
-        self.sign = sign
-
-    def rank(self, request: Request, state: ServerState) -> float:
-        return self.sign * request.prompt_len
-
-
 class Anything(Policy):
     """Takes whatever settings it is given."""
 
     def __init__(self, **settings: int) -> None:
         self.settings = settings
-
-
-MINE = f"{__name__}.ShortestPromptFirst"
-
-
-def test_settings_reach_the_object() -> None:
-    policy = make_policy("priority", displace=True)
-    assert policy.displacing is True
-    batching = make_batching("prefill_first", watermark=0.5)
-    assert isinstance(batching, PrefillFirst)
-    assert batching.watermark == 0.5
-    memory = make_memory("reserved_max", blocks=64, max_model_len=16)
-    assert isinstance(memory, ReservedMax)
-    assert (memory.total, memory.max_model_len) == (64, 16)
-
-
-def test_a_class_of_a_user_goes_by_its_path() -> None:
-    policy = make_policy(MINE, sign=-1)
-    assert type(policy).__name__ == "ShortestPromptFirst"
-    state = make_scheduler(memory=make_memory(blocks=8), policy=policy).queues.state
-    assert policy.rank(Request("a", 7), state) == -7
-
-
-@pytest.mark.parametrize(
-    ("make", "name", "message"),
-    [
-        (
-            make_policy,
-            "prioritty",
-            "unknown policy 'prioritty': did you mean 'priority'? "
-            f"choose from {', '.join(sorted(POLICIES))}",
-        ),
-        (
-            make_preemption,
-            "drop",
-            f"unknown preemption 'drop': choose from {', '.join(sorted(PREEMPTIONS))}",
-        ),
-        (
-            make_batching,
-            "prefill-first",
-            "unknown batching 'prefill-first': did you mean 'prefill_first'? "
-            f"choose from {', '.join(sorted(BATCHINGS))}",
-        ),
-        (
-            make_memory,
-            "page",
-            "unknown memory 'page': did you mean 'paged'? "
-            f"choose from {', '.join(sorted(MEMORIES))}",
-        ),
-    ],
-    ids=["policy", "preemption", "batching", "memory"],
-)
-def test_an_unknown_name_lists_what_there_is(make: Any, name: str, message: str) -> None:
-    with says(message):
-        make(name)
 
 
 def test_an_unknown_setting_lists_those_there_are() -> None:
@@ -123,11 +49,6 @@ def test_an_unknown_setting_lists_those_there_are() -> None:
 def test_settings_for_an_object_that_is_made_already() -> None:
     with pytest.raises(ConfigError):
         make_policy(Priority(), displace=True)
-
-
-def test_a_class_of_a_user_may_take_any_settings() -> None:
-    policy = make_policy(f"{__name__}.Anything", depth=3)
-    assert getattr(policy, "settings", None) == {"depth": 3}
 
 
 def test_a_missing_setting_is_named() -> None:
@@ -235,18 +156,6 @@ def test_every_setting_reaches_the_scheduler() -> None:
     assert type(memory).__name__ == "PrefixMemory"
 
 
-def test_reserved_memory_receives_the_greatest_length() -> None:
-    memory = ServerSpec(memory="reserved_max", blocks=64, max_model_len=16).make_memory()
-    assert memory.longest == 16
-
-
-def test_two_schedulers_share_nothing() -> None:
-    spec = ServerSpec(blocks=4)
-    first, second = spec.scheduler(), spec.scheduler()
-    assert first.memory is not second.memory
-    assert first.policy is not second.policy
-
-
 @pytest.mark.parametrize(
     "preemption", ["cheapest", Cheapest, "pagedsim.policies.preemption.Cheapest"]
 )
@@ -266,12 +175,6 @@ def test_prices_reach_the_preemption_that_weighs_them(preemption: Any) -> None:
 def test_a_preemption_that_weighs_prices_needs_them() -> None:
     with pytest.raises(ConfigError, match=r"^preemption: needs its prices first$"):
         ServerSpec(preemption=Cheapest, blocks=4, cpu_blocks=4).scheduler()
-
-
-def test_swaps_are_for_memory_that_can() -> None:
-    assert ServerSpec(preemption="swap").may_swap
-    assert not ServerSpec(preemption="recompute").may_swap
-    assert not ServerSpec(preemption="swap", memory="reserved_max").may_swap
 
 
 def test_sizes_go_to_a_file_and_back() -> None:

@@ -324,32 +324,6 @@ def test_a_sweep_over_an_unknown_option_begins_nothing(call: Call) -> None:
     )
 
 
-@pytest.mark.slow
-def test_a_sweep_into_a_folder_of_another_shows_its_own_jobs(call: Call) -> None:
-    words = ("-m", "hydra/launcher=basic", "experiment=single", *QUICK, "seeds=1", "jobs=1")
-    assert call(*words, "hydra.sweep.dir=out", "server.max_seqs=1,2,3")[0] == 0
-    assert call(*words, "hydra.sweep.dir=out", "server.max_seqs=1,2")[0] == 0
-    assert len(Path("out/sweep.csv").read_text().splitlines()) == 3
-
-
-def test_a_stopped_sweep_names_the_command_that_resumes_it(call: Call, tmp_path: Path) -> None:
-    process = begin(
-        tmp_path,
-        *("-m", "experiment=single", "tracking=none", "report=false", "workload.rate=20"),
-        *("seeds=1", "hydra.sweep.dir=out", "workload.requests=400000", "server.max_seqs=4,5"),
-    )
-    wait_for(tmp_path / "out/0/config.yaml")
-    code, *_ = call("experiment=single", *QUICK, "seeds=1", "jobs=1", "hydra.run.dir=out/7")
-    assert code == 0  # as if a seed of a job had ended
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors == (
-        "pagedsim: interrupted: no jobs had ended, with 1 complete run in all; the same command "
-        "with hydra.sweep.dir=out goes on from there\n"
-    )
-
-
 def test_options_may_stand_anywhere(call: Call) -> None:
     code, text, _ = call("experiment=single", "--help", "seeds=1")
     assert code == 0

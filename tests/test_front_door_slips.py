@@ -7,10 +7,8 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyarrow import parquet
 
 from pagedsim.run import job as of_job
 
@@ -74,11 +72,6 @@ def test_a_bound_in_milliseconds_is_noted(call: Call, word: str, note: str) -> N
     assert f"note: {note}\n" in told
 
 
-def test_bounds_in_seconds_are_not_noted(call: Call) -> None:
-    _, told, _ = call(*SHORT, "slo.ttft=20", "slo.tpot=0.5", "slo.e2e=600")
-    assert "is a bound of" not in told
-
-
 @pytest.mark.parametrize("arrived", [0.0, 1.76e12], ids=["from 0", "since 1970"])
 def test_a_log_in_milliseconds(call: Call, arrived: float) -> None:
     rows = (f"{arrived + 400 * row},100,20,60,700" for row in range(40))
@@ -100,28 +93,6 @@ def test_a_failed_study_binds_no_folder(call: Call) -> None:
     assert (code, errors) == (0, "")
     code, _, errors = call(*SHORT, "server.max_seqs=7", *there[2:])
     assert "has a study with server.max_seqs=256, not 7" in errors
-
-
-@pytest.mark.parametrize(
-    ("time", "prompt", "output"),
-    [
-        ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
-        ("arrival_time", "input_toks", "output_toks"),
-    ],
-)
-def test_a_log_in_json_lines_is_a_trace(call: Call, time: str, prompt: str, output: str) -> None:
-    rows: list[dict[str, Any]] = [
-        {time: 1000.0 + row, prompt: 10 + row, output: 4, "other": "x"} for row in range(3)
-    ]
-    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, errors = call(
-        *("experiment=single", "workload=trace", "workload.path=log.jsonl", "hydra.run.dir=out"),
-        *SHORT[3:],
-    )
-    assert (code, errors) == (0, "")
-    requests = parquet.read_table("out/runs/run/seed-0/requests.parquet")
-    assert requests["prompt_tokens"].to_pylist() == [10, 11, 12]
-    assert requests["arrival"].to_pylist() == [0.0, 1.0, 2.0]
 
 
 def test_a_full_disk_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,16 +160,6 @@ def test_outages_are_named_beside_load(call: Call, words: tuple[str, ...], cause
     )
     assert code == 0
     assert f"requests had not begun when the last one arrived, {cause}\n" in told
-
-
-def test_columns_of_shared_prefixes_that_are_not_read_are_noted(call: Call) -> None:
-    Path("t.csv").write_text(
-        "arrived_at,num_prefill_tokens,num_decode_tokens,hash_ids\n0,5,2,4\n1,5,2,4\n"
-    )
-    words = "experiment=single", "workload=trace", "workload.path=t.csv"
-    code, told, errors = call(*words, *SHORT[3:])
-    assert (code, errors) == (0, "")
-    assert "note: hash_ids of the trace are not read, so that all its prompts are unlike" in told
 
 
 @pytest.mark.slow

@@ -169,12 +169,6 @@ def test_an_error_of_a_class_is_the_cause_of_the_line() -> None:
     assert repr(error.value.__cause__) == "ValueError('not so')"
 
 
-def test_a_name_that_is_wrong_has_no_cause() -> None:
-    with pytest.raises(PagedsimError, match=r"policy=fcsf: unknown") as error:
-        ps.simulate(policy="fcsf", **SMALL)
-    assert error.value.__cause__ is None
-
-
 def test_a_notebook_has_a_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,10 +178,3 @@ def test_a_notebook_has_a_bar(
     told = capsys.readouterr().out
     assert re.search(r"\r[012]/2 runs, ", told)
     assert told.endswith("\r" + " " * pool._WIDTH + "\r")
-
-
-def test_a_notebook_is_told_by_what_takes_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not pool.in_notebook()
-    kind = type("OutStream", (), {"__module__": "ipykernel.iostream"})
-    monkeypatch.setattr(sys, "stdout", kind())
-    assert pool.in_notebook()

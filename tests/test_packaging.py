@@ -1,6 +1,9 @@
 """What an installation gets: pinned versions that fit the open ranges, and a complete wheel."""
 
+from __future__ import annotations
+
 import ast
+import json
 import os
 import re
 import shlex
@@ -10,10 +13,14 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+import pagedsim
 from pagedsim.requirements import numbers
 from pagedsim.run.provenance import answered, asked
 from tests import bounds
@@ -41,13 +48,6 @@ def direct_dependencies() -> list[str]:
 def test_constraints_pin_every_direct_dependency() -> None:
     names = {normalised(re.split(r"[^\w.-]", line)[0]) for line in direct_dependencies()}
     assert names - set(pins()) == set()
-
-
-def test_one_constraints_file_serves_machines_with_and_without_a_gpu() -> None:
-    # triton 3.7.1 is what torch 2.13.0's CUDA build demands; a local version such as +cpu
-    # would fit one kind of machine alone.
-    assert (pins()["torch"], pins()["triton"]) == ("2.13.0", "3.7.1")
-    assert [version for version in pins().values() if "+" in version] == []
 
 
 def test_a_plain_installation_is_not_asked_for_torch() -> None:
@@ -315,10 +315,6 @@ import kernels, pagedsim.kernels.ops
 from pathlib import Path
 print(Path(kernels.__file__).parents[1], Path(pagedsim.kernels.ops.__file__).parents[1])
 """
-AVAILABLE = """
-from transformers.utils.import_utils import is_kernels_available
-print(is_kernels_available())
-"""
 
 
 def hub_kernels(folder: Path) -> Path:
@@ -353,8 +349,61 @@ def test_hugging_face_s_kernels_are_not_hidden_by_ours(tmp_path: Path) -> None:
     assert python(KERNELS, ROOT, there) == f"{there} {ROOT}"
 
 
-@pytest.mark.slow
-def test_transformers_does_not_take_ours_for_theirs(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    assert python(AVAILABLE, ROOT) == "False"
-    assert python(AVAILABLE, ROOT, hub_kernels(tmp_path)) == "True"
+# -- beside the package: its citation and its container -------------------------------------------
+
+
+CITATION: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_the_citation_is_of_this_package() -> None:
+    assert CITATION["version"] == pagedsim.__version__
+    assert CITATION["license"] == PROJECT["license"]
+    assert CITATION["title"].startswith(f"{PROJECT['name']}: ")
+    assert set(CITATION["keywords"]) < set(PROJECT["keywords"])
+
+
+# -- the container ---------------------------------------------------------------------------------
+
+
+def entry_points() -> dict[str, list[str]]:
+    """The command of each stage that has one."""
+    found: dict[str, list[str]] = {}
+    stage = ""
+    for line in DOCKERFILE.splitlines():
+        if named := re.match(r"FROM \S+ AS (\w+)", line):
+            stage = named[1]
+        elif line.startswith("ENTRYPOINT "):
+            found[stage] = json.loads(line.removeprefix("ENTRYPOINT "))
+    return found
+
+
+@pytest.mark.parametrize(("stage", "words"), entry_points().items())
+def test_a_container_s_command_is_a_server(
+    stage: str, words: list[str], call: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert words[0] in PROJECT["scripts"]
+    code, shown, errors = call(*words[1:], "--cfg", "job")
+    assert (code, errors) == (0, "")
+    config = yaml.safe_load(shown)
+    assert config["host"] == "0.0.0.0"
+    assert stage == ("sim" if "Simulated" in config["backend"]["_target_"] else "engine")
+    [extras] = re.findall(rf"AS {stage}\n(?:.+\n)*?RUN pip install .*'\.\[(.+)\]'", DOCKERFILE)
+    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+    port = config["port"]
+    assert f"EXPOSE {port}\n" in DOCKERFILE
+    assert f"http://127.0.0.1:{port}/health" in DOCKERFILE
+
+
+def test_a_container_serves_without_rights() -> None:
+    for stage in DOCKERFILE.split("\nFROM ")[1:]:
+        assert stage.startswith("python") or "\nUSER pagedsim\n" in stage
+
+
+def test_what_the_container_copies_is_there_and_sent_to_the_builder() -> None:
+    copied = [
+        word for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.M) for word in line.split()
+    ]
+    assert [one for one in copied if not (ROOT / one).exists()] == []
+    sent = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"), re.M)
+    assert sorted(sent) == sorted(copied)

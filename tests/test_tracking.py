@@ -15,7 +15,6 @@ import pytest
 
 from pagedsim import report
 from pagedsim.metrics.arms import Arms, Run
-from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.plots import drawings_of
 from pagedsim.report.table import comparison_rows
@@ -125,17 +124,6 @@ def test_the_tables_of_a_result_are_tables_of_the_comparison(
     assert "tables/2/path" not in history_of(records(folders[-1]))[-1]
 
 
-def test_the_data_of_a_result_is_the_summary_of_the_comparison(
-    tracked: tuple[Arms, Sequence[Path]],
-) -> None:
-    study, folders = tracked
-    kept = summary_of(records(folders[-1]))
-    for arm in study.arms:
-        mean = estimate(list(values_of(study, arm, "ttft_mean").values())).mean
-        assert kept[f"means/{arm}/ttft_mean"] == pytest.approx(mean, rel=1e-5)
-    assert (kept["title"], kept["question"]) == (study.title, study.question)
-
-
 SEARCH = Result("search", "How much?", "At which rate?", "python -m pagedsim", ["Much."])
 
 
@@ -189,12 +177,6 @@ def test_rows_of_the_study_s_own_are_the_comparison(tmp_path: Path) -> None:
     found = table_of(comparison, "comparison")
     assert found["columns"] == ["arm", "requests_per_s", "binds", "seeds"]
     assert found["data"] == [["fcfs", 2.5, "ttft", None], ["urgent", None, 3, 1]]
-
-
-def test_a_result_without_runs_is_tracked(tmp_path: Path) -> None:
-    (comparison,) = whole(track(SEARCH, tmp_path))
-    assert name_of(comparison) == "comparison"
-    assert summary_of(records(comparison))["title"] == "How much?"
 
 
 def test_a_study_that_goes_on_takes_the_place_of_its_runs(tmp_path: Path) -> None:

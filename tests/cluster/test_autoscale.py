@@ -107,16 +107,6 @@ def test_the_last_that_drains_is_taken_back() -> None:
     assert back[1] == [15.0] and (not back[0] or back[0][0] > 15.0)
 
 
-def test_a_replica_that_dies_while_it_starts_is_up_when_it_is_repaired() -> None:
-    """It starts at 2 and would be up at 5, but dies at 3 and is repaired at 9."""
-    rows = [*[(0.0, 3, 4)] * 8, (6.0, 3, 4), (9.5, 3, 4)]
-    rule = queue(up=2.0, down=0.1, interval_s=2.0, startup_s=3.0)
-    dispatcher, paid, requests = scaled(rows, rule, outages={1: [(3.0, 6.0)]})
-    assert dispatcher.states.down()[1] == [(3.0, 9.0)]
-    assert [number for number, where in enumerate(requests["replica"]) if where] == [9]
-    assert (paid[1][0], paid[1][1][0]) == ((2.0, 3.0), 9.0)
-
-
 def test_a_replica_a_step_ahead_stops_when_its_last_step_has_ended() -> None:
     """It drains from 2.5 on. Its request ends with the step that ends at 5, when another is under
     way; at 7.5 that has ended, too."""
@@ -161,20 +151,6 @@ def test_what_waits_to_decode_starts_a_replica_that_decodes() -> None:
     _, paid, _ = scaled([(0.0, 8, 20)] * 8, rule, *four, roles=APART, **more)
     first = began(paid)
     assert first[3] and (first[1] is None or first[3] > first[1])
-
-
-@pytest.mark.parametrize(("up", "starts"), [(3.0, [False, False]), (2.0, [True, False])])
-def test_held_requests_count_once_where_two_roles_may_take_them(
-    up: float, starts: list[bool]
-) -> None:
-    """Five wait for one of two replicas, prefill and both: two and a half each. When a third one
-    starts, fewer than two each."""
-    roles = (*APART, "both", "both")
-    rule = queue(up=up, down=0.1, interval_s=0.5, startup_s=0.25)
-    six = [scheduler(max_seqs=4, batching="unified") for _ in roles]
-    more: dict[str, Any] = {"router": Central(slots=1), "network": Network(1e9)}
-    _, paid, _ = scaled([(0.0, 8, 6)] * 7, rule, *six, roles=roles, **more)
-    assert [began(paid)[index] == 0.5 for index in (1, 5)] == starts
 
 
 def test_at_least_so_many_of_each_role() -> None:

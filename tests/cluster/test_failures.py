@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pagedsim.cluster.dispatcher import Dispatcher
 from pagedsim.cluster.failures import ListedOutages, RandomOutages, failures_of
 from pagedsim.core import ConfigError, PagedsimError, Request
 from pagedsim.metrics.steps import FleetSteps
@@ -68,18 +67,6 @@ def test_a_router_sees_what_a_lost_request_carries() -> None:
     assert seen == ["a", "a"]
 
 
-def test_outages_back_to_back_are_one() -> None:
-    """Replica 0 is down from 1.5 to 6, and what was lost waits for it all the time."""
-    rows = [{"replica": 0, "at": 1.5, "for": 2.5}, {"replica": 0, "at": 4.0, "for": 2}]
-    made = failures_of(rows, 1)
-    dispatcher, recorder = whole(
-        [scheduler()], Jobs([(0.0, 3, 4)]), RoundRobin(), Constant(), failures=made
-    )
-    [row] = recorder.requests_table().to_pylist()
-    assert (row["first_token"], row["finished"], dispatcher.retries[0]) == (7.0, 10.0, 1)
-    assert dispatcher.states.down() == [[(1.5, 6.0)]]
-
-
 def test_outages_back_to_back_are_one_in_any_numbers() -> None:
     """0.1 + 0.2 is not 0.3 as numbers are kept."""
     for rows in ([(0.1, 0.1), (0.2, 1.0), (1.2, 1.0)], [(0.1, 0.2), (0.3, 0.4)]):
@@ -128,18 +115,6 @@ def test_a_failed_replica_restarts_with_an_empty_cache(ahead: bool) -> None:
         failures=ListedOutages({0: [(15.0, 1.0)]}),
     )
     assert requests["cached_tokens"].to_pylist() == [0, 12, 0]
-
-
-def test_a_replica_that_was_off_restarts_with_a_cold_cache() -> None:
-    def begin(dispatcher: Dispatcher) -> None:
-        (replica,) = dispatcher.replicas
-        dispatcher.environment.at(2.0).callbacks.append(lambda _: dispatcher.drain(replica))
-        dispatcher.environment.at(3.0).callbacks.append(lambda _: dispatcher.bring_up(replica))
-
-    one = server("prefix", 16, batching="unified")
-    jobs = Same([(0.0, 8, 1), (1.0, 8, 1), (4.0, 8, 1)])
-    _, recorder = whole([one], jobs, RoundRobin(), Constant(), begins=begin, together=True)
-    assert recorder.requests_table()["cached_tokens"].to_pylist() == [0, 4, 0]
 
 
 KINDS: list[dict[str, Any]] = [
@@ -210,14 +185,6 @@ def test_a_run_that_only_fails_is_ended() -> None:
     with pytest.raises(PagedsimError, match=r"1 at the router \(OnlyFirst returned no replica\)"):
         jobs = Jobs([(0.0, 3, 4), (0.0, 3, 4)])
         served([scheduler()], jobs, OnlyFirst(), failures=RandomOutages(10.0, 1.0))
-
-
-def test_a_run_continues_though_no_request_is_served_for_long() -> None:
-    """Four outages pass while the fleet is empty, and while a user thinks."""
-    jobs = Jobs([(0.0, 3, 4), (0.0, 3, 4)], "closed", users=1, think_time=100.0)
-    outages = [(20.0 * n, 1.0) for n in range(1, 5)]
-    requests, _ = served([scheduler()], jobs, RoundRobin(), failures=ListedOutages({0: outages}))
-    assert requests["state"].unique().to_pylist() == ["finished"]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import pytest
-
 from pagedsim.cluster.link import Network
 from pagedsim.core import Request, Scheduler
 from pagedsim.policies.routing.router import Move, Refusal, Replica, Replicas, Router
-from pagedsim.policies.routing.simple import Central, LeastRequests, RoundRobin
+from pagedsim.policies.routing.simple import LeastRequests, RoundRobin
 from tests.cluster.fleets import NETWORK, served, server
 from tests.sim.harness import Constant, Jobs
 
@@ -119,21 +117,6 @@ def test_a_placed_request_is_visible_to_the_next_routing_decision() -> None:
     assert sorted(requests["replica"]) == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_migrated_prompt_frees_a_prefill_slot() -> None:
-    """One slot each: the second prompt begins when the first has gone, not when it is answered."""
-    requests, _ = moved([(0.0, 4, 10)] * 3, router=Central(slots=1), token_bytes=0.0)
-    assert requests["first_token"] == [1.0, 2.0, 3.0]
-
-
-def test_an_answer_ends_where_it_fits() -> None:
-    """It is not cut where its prompt is computed; if it fits nowhere else, it ends there."""
-    requests, _ = moved([(0.0, 8, 30)], scheduler(max_model_len=12), scheduler())
-    assert requests["output_tokens"] == [30]
-    requests, _ = moved([(0.0, 15, 9)], scheduler(), scheduler(max_model_len=16))
-    found = [requests[name][0] for name in ("state", "reason", "output_tokens", "replica")]
-    assert found == ["finished", "length", 1, 0]
-
-
 def test_a_request_that_ends_at_prefill_frees_a_slot_for_decode() -> None:
     """Two prompts end in one step, and the only slot is free again when the first fits nowhere."""
 
@@ -158,14 +141,6 @@ def test_a_request_that_is_refused_before_it_decodes_leaves_nothing_behind() -> 
     requests, _ = moved([(0.0, 4, 3)], first, second, router=Refuses())
     assert requests["state"] == ["rejected"]
     assert not first.migration.held and first.memory.used == 0
-
-
-@pytest.mark.parametrize("token_bytes", [(1.0, 2.0), (2.0, 1.0)])
-def test_a_transfer_takes_as_long_as_the_end_with_more_bytes_a_token(
-    token_bytes: tuple[float, float],
-) -> None:
-    requests, _ = moved([(0.0, 4, 3)], token_bytes=token_bytes)
-    assert requests["finished"] == [1.0 + 8 / 8 + 2.0]
 
 
 def test_of_a_request_on_its_way_no_memory_is_wanted_once_it_is_reserved() -> None:

@@ -68,15 +68,6 @@ def test_two_transfers_on_one_link(sharing: str, expected: list[float]) -> None:
     assert ends(two_channels, sent)[0] == pytest.approx([2, 1.5])
 
 
-def test_a_transfer_takes_a_link_at_both_ends() -> None:
-    """Two senders to one receiver wait for each other; both ways at once do not."""
-    assert ends(Network(1.0), [(0, 0, 2, 1), (0, 1, 2, 1)])[0] == pytest.approx([1, 2])
-    assert ends(Network(1.0), [(0, 0, 1, 1), (0, 1, 0, 1)])[0] == pytest.approx([1, 1])
-    # Who waits for the receiver's link keeps the sender's.
-    sent = [(0, 0, 2, 1), (0, 1, 2, 1), (0, 1, 3, 1)]
-    assert ends(Network(1.0), sent)[0] == pytest.approx([1, 2, 3])
-
-
 def test_fair_shares_are_max_min() -> None:
     """Three into replica 9 get a third each, which leaves a sender two thirds for another."""
     sent = [(0, 0, 9, 1 / 3), (0, 1, 9, 1 / 3), (0, 2, 9, 1 / 3), (0, 0, 8, 2 / 3)]
@@ -114,29 +105,6 @@ def test_layers_are_sent_while_they_are_computed(
         assert environment.now == pytest.approx(expected)
         assert fabric.facts()["busy_s"] == pytest.approx(gb)
         assert fabric.facts()["waiting_s"] == 0
-
-
-def test_what_is_computed_together_shares_the_idle_time_of_a_link() -> None:
-    """Four prompts in a step of 2 s, each of 0.8 GB in four layers: while it lasts go the first
-    three but for their last layers, 0.6 GB each, and 0.2 GB of the fourth."""
-    environment = Environment()
-    fabric = Fabric(environment, Network(1.0, layerwise=True))
-    over = []
-
-    def one() -> Events:
-        yield environment.timeout(2.0)
-        yield from fabric.send(0, 1, 0.8 * GB, since=0.0, layers=4)
-        over.append(environment.now)
-
-    for _ in range(4):
-        environment.process(one())
-    environment.run()
-    assert over == pytest.approx([2.2, 2.4, 2.6, 3.2])
-    assert fabric.facts()["busy_s"] == pytest.approx(3.2)
-    # Idle time that is over before a step begins is not used, nor that in which others sent.
-    late = environment.process(_after(environment, fabric, since=5.0, now=6.0))
-    environment.run(late)
-    assert environment.now == pytest.approx(6.0 + 3.0)
 
 
 def _after(environment: Environment, fabric: Fabric, since: float, now: float) -> Events:

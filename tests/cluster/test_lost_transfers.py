@@ -18,7 +18,7 @@ from pagedsim.cluster.link import Network
 from pagedsim.core import Request, Scheduler
 from pagedsim.core.errors import AnswerError
 from pagedsim.policies.routing.router import Event, Move, Replica, Replicas, Router
-from pagedsim.policies.routing.simple import Central, RoundRobin
+from pagedsim.policies.routing.simple import RoundRobin
 from tests.cluster.fleets import NETWORK, Watching, server, whole
 from tests.sim.harness import Constant, Jobs
 
@@ -252,39 +252,6 @@ def test_a_request_under_which_replicas_die_too_often_is_rejected(
         assert (row["state"], row["finished"]) == ("finished", finished)
     for replica in dispatcher.replicas:
         assert not replica.scheduler.migration.held and replica.scheduler.memory.used == 0
-
-
-# -- the order of lost requests --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("deaths", "rows", "roles", "router", "first"),
-    [
-        pytest.param(
-            *({0: [(1.5, 1.0)]}, [(0.0, 4, 3)] * 3, ("both",), RoundRobin(), [3.5, 6.5, 9.5]),
-            id="of those that arrived at once the second was placed first in the queues",
-        ),
-        pytest.param(
-            {0: [(0.5, 2.0)]},
-            [(0.0, 4, 2), (0.25, 4, 2), (1.0, 4, 2), (1.5, 4, 2)],
-            *(("both",), RoundRobin(), [3.5, 5.5, 7.5, 9.5]),
-            id="before those that came while all were down",
-        ),
-        pytest.param(
-            {0: [(1.5, 20.0)], 1: [(1.75, 0.75)]},
-            [(0.0, 4, 2), (0.0, 4, 2), (1.0, 4, 2), (1.0, 4, 2)],
-            *(BOTH, Central(slots=1), [3.5, 5.5, 7.5, 9.5]),
-            id="between what the first death lost, which waits in front, and what came last",
-        ),
-    ],
-)
-def test_lost_requests_keep_their_order(
-    deaths: Deaths, rows: Rows, roles: tuple[str, ...], router: Router, first: list[float]
-) -> None:
-    seats = 1 if len(roles) == 1 else 4
-    schedulers = [scheduler(max_seqs=seats) for _ in roles]
-    _, found = killed(deaths, rows, schedulers, roles, router)
-    assert [row["first_token"] for row in found] == first
 
 
 # -- draining replicas -----------------------------------------------------------------------------

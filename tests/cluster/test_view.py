@@ -171,12 +171,6 @@ def test_a_request_held_by_old_counts_is_routed_when_they_are_renewed(
     assert finished(rows, Central(slots=1), staleness) == [4.0, starts + 4.0]
 
 
-def test_a_request_held_before_decode_is_routed_when_counts_are_renewed() -> None:
-    """The decode replica is seen full at 3.5; it is empty from 5 on, which is seen at 6."""
-    rows = [(0.0, 3, 5), (2.5, 3, 2)]
-    assert finished(rows, Central(slots=1), 2.5, ("prefill", "decode")) == [5.0, 7.0]
-
-
 class ShortFirst(Router):
     """Prompts of more than 3 tokens are held back while replica 0 has requests."""
 
@@ -184,12 +178,6 @@ class ShortFirst(Router):
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
         return None if replicas[0].requests and request.prompt_len > 3 else replicas[0]
-
-
-def test_a_request_held_after_the_last_departure_is_routed_when_counts_are_renewed() -> None:
-    """The counts of 4.5 have request 1, which leaves at 6; they are renewed at 8.5."""
-    rows = [(0.0, 3, 4), (3.5, 3, 2), (4.5, 3, 1), (6.5, 4, 1)]
-    assert finished(rows, ShortFirst(), 4.0) == [4.0, 6.0, 6.0, 9.5]
 
 
 class Never(Router):
@@ -204,23 +192,3 @@ class Never(Router):
 def test_renewals_end_where_the_router_holds_a_request_for_ever() -> None:
     with pytest.raises(PagedsimError, match=r"1 at the router \(Never returned no replica\)"):
         finished([(0.0, 3, 4), (2.5, 3, 4)], Never(), 2.0)
-
-
-def test_a_held_request_is_routed_again_when_the_first_of_several_counts_is_renewed() -> None:
-    """Request 3 finds replica 1 as it was at 1.6 s and replica 0 as it was at 2.5 s, when replica 1
-    is free. That shows at 2.6 s."""
-
-    class Own(Router):
-        holds = True
-
-        def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
-            own = int(request.id) % 2
-            return next(
-                (one for one in (replicas[own], replicas[1 - own]) if not one.requests), None
-            )
-
-    jobs = Jobs([(0.0, 4, 20), (0.5, 4, 1), (1.2, 4, 1), (1.6, 4, 1)])
-    pair = [server(max_seqs=4) for _ in range(2)]
-    requests, _ = served(pair, jobs, Own(), Constant(), staleness=1.0)
-    assert requests["replica"].to_pylist() == [0, 1, 1, 1]
-    assert requests["first_token"].to_pylist()[3] == pytest.approx(3.6)

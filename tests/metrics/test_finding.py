@@ -11,7 +11,7 @@ import pytest
 
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import Comparison, Estimate, compare, finding, in_words
-from pagedsim.metrics.result import Notice, added_up, as_records, notice_of, of_one_kind
+from pagedsim.metrics.result import Notice, added_up, as_records, notice_of
 from tests.metrics.tables import study_of
 
 NAN = math.nan
@@ -92,37 +92,6 @@ def ttft(arms: dict[str, list[float]], **more: Any) -> Arms:
 def test_two_arms_in_a_sentence(arms: dict[str, list[float]], said: str) -> None:
     (found,) = finding(ttft(arms))[:1]
     assert re.fullmatch(said, found), found
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (
-            {"1": [3.0, 3.1], "8": [2.9, 3.15], "64": [5.0, 5.0]},
-            "8 (3.02 s, not surely better than 1), worst",
-        ),
-        # The best arm may be the baseline.
-        (
-            {"1": [2.9, 3.15], "8": [3.0, 3.1], "64": [5.0, 5.0]},
-            "1 (3.02 s, not surely better than 8), worst",
-        ),
-        # Surely better than the runner-up, always 2 % behind, but not than the erratic third.
-        (
-            {"a": [3.0, 3.1, 3.2], "b": [3.06, 3.162, 3.264], "c": [2.0, 3.5, 5.0]},
-            "a (3.10 s, not surely better than c), worst with c",
-        ),
-        # Twice as slow under nine seeds; only under the last and heaviest it is quicker.
-        (
-            {"a": [1.0] * 9 + [100.0], "b": [2.0] * 9 + [90.0]},
-            "b (10.8 s, not surely better than a)",
-        ),
-        # One seed leaves nothing to doubt, and an equal is named.
-        ({"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [3.0, 3.5]}, "a (1.50 s, as with b), worst"),
-    ],
-)
-def test_a_sweep_names_best_and_worst(values: dict[str, list[float]], said: str) -> None:
-    found = finding(ttft(values, swept="memory.block_size"))[0]
-    assert found.startswith(f"TTFT mean: best with block_size {said}")
 
 
 def test_what_is_gained_and_what_it_costs() -> None:
@@ -258,11 +227,3 @@ OFF = [
 )
 def test_notices_of_seeds_are_added_up(seeds: list[list[Notice]], lines: list[str]) -> None:
     assert added_up([summary(*notices) for notices in seeds]) == lines
-
-
-def test_counts_names_and_settings_keep_their_words() -> None:
-    for told in (
-        [Notice("rows come after 3 s", 2), Notice("rows come after 4 s", 1)],
-        [Notice("hardware=a10, at max_len=2"), Notice("hardware=a100, at max_len=4")],
-    ):
-        assert of_one_kind(told) == told

@@ -6,7 +6,6 @@ from math import isnan
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
@@ -108,21 +107,6 @@ def test_imbalance_over_time_is_of_the_requests_that_are_there() -> None:
     assert summary["imbalance_over_time"] == (0 + 1) / (1 + 2)
 
 
-def test_roles_are_not_held_against_each_other() -> None:
-    """Those that compute prompts have all the tokens, and those that decode all the requests."""
-    roles = ("prefill", "prefill", "decode", "decode")
-    sizes = FLEET | {"replicas": [ReplicaFacts(role, 9, 4, 4, role=role) for role in roles]}
-    busy = steps_of({"end": 1.0, "running": 4, "prefill_tokens": 60})
-    light = steps_of({"end": 1.0, "running": 1, "decode_seqs": 1})
-    more = steps_of({"end": 1.0, "running": 3, "decode_seqs": 3})
-    requests = requests_of({"replica": 0})
-    summary = summarise(requests, fleet_steps(busy, busy, light, light), **sizes)
-    assert (summary["load_imbalance"], summary["imbalance_over_time"]) == (1, 0)
-    summary = summarise(requests, fleet_steps(busy, busy, light, more), **sizes)
-    assert summary["load_imbalance"] == 1.5
-    assert summary["imbalance_over_time"] == pytest.approx(2 * 1 / 12)
-
-
 def test_prompts_belong_to_the_replica_that_computed_them() -> None:
     requests = requests_of(
         {"replica": 1, "came_from": 0.0, "output_tokens": 3, "finished": 3.0},
@@ -142,26 +126,9 @@ def test_prompts_belong_to_the_replica_that_computed_them() -> None:
     assert isnan(prefill["tpot_mean"]) and decode["tpot_mean"] == 1.0
 
 
-def test_requests_refused_by_the_router_belong_to_no_replica() -> None:
-    refused = {"replica": -1, "state": "rejected", "scheduled": float("nan")}
-    requests = requests_of({"replica": 0}, refused, {"replica": 1, "state": "unfinished"})
-    summary = summarise(requests, fleet_steps(*FLEET_STEPS), **FLEET)
-    assert [one["requests"] for one in summary["replicas"]] == [1, 1]
-    assert [one["prompt_tokens"] for one in summary["replicas"]] == [10, 10]
-    assert summary["requests"] == 3 and summary["rejected"] == 1
-
-
 def test_one_server_has_none_of_it() -> None:
     summary = summarise(requests_of({}), ALONE, **SIZES)
     assert not {"replicas", "load_imbalance", "imbalance_over_time"} & summary.keys()
-
-
-def test_a_fleet_that_served_no_request() -> None:
-    empty = requests_of().append_column("replica", pa.array([], pa.int32()))
-    summary = summarise(empty, fleet_steps(steps_of(), steps_of()), **FLEET)
-    assert isnan(summary["load_imbalance"]) and isnan(summary["imbalance_over_time"])
-    assert [one["requests"] for one in summary["replicas"]] == [0, 0]
-    assert isnan(summary["replicas"][0]["busy"])
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100)), max_size=30), st.floats(0, 100))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pagedsim.core import Request
@@ -47,15 +46,6 @@ def test_latencies_and_gaps_by_hand() -> None:
     assert {key: summary[key] for key in expected} == pytest.approx(expected)
     clients = summary["clients"]
     assert (clients["a"]["itl_mean"], clients["b"]["itl_p99"]) == (1.75, 0.5)
-
-
-def test_rates_count_over_the_makespan() -> None:
-    summary = summarise(REQUESTS, STEPS, **SIZES, slo=Slo(ttft=2.0))
-    rates = ("makespan", "requests_per_s", "output_tokens_per_s", "goodput_per_s")
-    assert [summary[key] for key in rates] == pytest.approx([5, 2 / 5, 6 / 5, 1 / 5])
-    clients = summary["clients"]
-    assert [clients[name]["requests_per_s"] for name in "ab"] == [0.2, 0.2]
-    assert [clients[name]["goodput_per_s"] for name in "ab"] == [0.2, 0.0]
 
 
 def test_the_makespan_begins_when_the_first_arrives() -> None:
@@ -105,31 +95,6 @@ def test_an_objective_without_bounds_is_none() -> None:
     assert own == Slo(clients={"a": Slo(e2e=1)})
 
 
-def test_use_is_weighted_by_time() -> None:
-    summary = summarise(REQUESTS, STEPS, **SIZES)
-    # Idle time counts for memory, which lies there unused, but not for batches.
-    assert summary["kv_utilisation_mean"] == pytest.approx(
-        (1.0 * 2 + 0.5 * 4 + 2.0 * 6 + 0.5 * 8 + 0.5 * 4) / (5.0 * 10)
-    )
-    assert summary["batch_size_mean"] == pytest.approx((1 + 0.5 + 2 + 0.5 * 2 + 0.5) / 4.5)
-    assert summary["batch_fill_mean"] == pytest.approx(summary["batch_size_mean"] / 4)
-    # 12 tokens in 16 slots, 24 in 32, 12 in 16.
-    assert summary["kv_waste_mean"] == pytest.approx(0.25)
-
-
-def test_an_interrupted_run_lasted_until_its_last_step() -> None:
-    """One of two has finished when it is stopped; the other held its memory until then."""
-    stopped = requests_of(
-        {"finished": 0.01}, {"state": "unfinished", "first_token": NAN, "finished": NAN}
-    )
-    steps = steps_of({"end": 10.0, "used_blocks": 10, "prefill_requests": 1, "running": 1})
-    summary = summarise(stopped, steps, **SIZES)
-    assert (summary["makespan"], summary["kv_utilisation_mean"]) == (10.0, 1.0)
-    assert summary["requests_per_s"] == 0.1
-    unfinished = summarise(requests_of({"state": "unfinished", "finished": NAN}), steps, **SIZES)
-    assert (unfinished["makespan"], unfinished["requests_per_s"]) == (10.0, 0.0)
-
-
 def test_waste_is_of_steps_in_which_all_holders_decode() -> None:
     steps = steps_of(
         {"end": 1.0, "decode_seqs": 1, "decode_context": 12, "used_blocks": 4, "running": 1},
@@ -153,14 +118,6 @@ def test_a_request_of_several_sequences_has_the_latencies_of_one() -> None:
     for name in ("tpot_mean", "normalized_latency_mean", "itl_mean"):
         assert four[name] == one[name] == 1.0
     assert (one["output_tokens_per_s"], four["output_tokens_per_s"]) == (1.0, 4.0)
-
-
-def test_millions_of_tokens_are_counted() -> None:
-    rows = requests_of(*({"output_tokens": 2**30, "sequences": 1} for _ in range(8)))
-    for name in ("output_tokens", "sequences"):
-        place = rows.column_names.index(name)
-        rows = rows.set_column(place, name, rows[name].cast(pa.int32()))
-    assert summarise(rows, STEPS, **SIZES)["output_tokens_per_s"] == 2**33
 
 
 def test_utilisation_of_the_hardware() -> None:
@@ -205,15 +162,6 @@ def test_unfinished_requests_are_counted_and_nothing_else() -> None:
     assert summary["preemptions"] == 2
     assert math.isnan(summary["clients"]["b"]["ttft_mean"])
     assert math.isnan(summary["clients"]["b"]["itl_p99"])
-
-
-@pytest.mark.parametrize("requests", [requests_of(), requests_of({"state": "rejected"})])
-@pytest.mark.parametrize("steps", [steps_of(), STEPS])
-def test_a_run_without_results_does_not_crash(requests: pa.Table, steps: pa.Table) -> None:
-    summary = summarise(requests, steps, **SIZES, slo=Slo(ttft=1), flops=1.0, peak_flops=1.0)
-    assert summary["finished"] == 0
-    assert math.isnan(summary["e2e_p99"])
-    assert math.isnan(summary["requests_per_s"])
 
 
 def test_littles_law_by_hand() -> None:
@@ -294,12 +242,6 @@ def test_time_per_token_by_hand() -> None:
     slower = requests_of(row("a", 0.0, 8.0, output_tokens=4), row("b", 0.0, 3.0, output_tokens=30))
     per_token = summarise(slower, STEPS, **SIZES)["session_time_per_token_mean"]
     assert per_token == pytest.approx((2.0 + 0.1) / 2)  # of sessions, not of tokens
-
-
-def test_there_is_nothing_of_sessions_where_there_are_none() -> None:
-    summary = summarise(requests_of({}), STEPS, **SIZES)
-    assert not [key for key in summary if "session" in key]
-    assert "session" not in Recorder().requests_table().column_names
 
 
 def test_a_table_has_sessions_and_turns_where_requests_have_them() -> None:

@@ -48,14 +48,6 @@ def test_a_request_that_missed_steps_has_one_long_gap_a_preemption() -> None:
     assert total[-1] == pytest.approx((4.0, 1.0))
 
 
-def test_a_request_that_was_held_back_has_a_long_gap_for_each_step_missed() -> None:
-    # Eight steps of a second and five gaps, although it was not preempted.
-    total = gaps([float(t) for t in range(1, 9)], (0.0, 8.0, 6, 0))
-    assert total[-1] == (2.0, 3.0)
-    assert sum(weight for value, weight in total if value == 1.0) == pytest.approx(2)
-    assert sum(value * weight for value, weight in total) == pytest.approx(8.0)
-
-
 @pytest.mark.parametrize(
     ("ends", "request_", "found"),
     [
@@ -116,19 +108,6 @@ READER = Reader(ttft=1.0, tokens_per_s=0.5)  # tokens at best 1, 3, 5 ... second
 def qoe(*rows: dict[str, Any], ends: list[float], reader: Reader = READER) -> dict[str, Any]:
     steps = steps_of(*({"end": end, "decode_seqs": 1} for end in ends))
     return summarise(requests_of(*rows), steps, **SIZES, reader=reader)
-
-
-def test_a_late_first_token_delays_all_that_follow() -> None:
-    """Tokens at 2, 2.1 and 2.2 are read at 2, 4 and 6, where 1, 3 and 5 were best."""
-    row = {"first_token": 2.0, "finished": 2.2, "output_tokens": 3}
-    assert qoe(row, ends=[2.1, 2.2])["qoe"] == pytest.approx(1 - 3 / (2 + 4 + 6))
-
-
-def test_an_answer_of_one_token_is_late_by_its_ttft_alone() -> None:
-    assert qoe({"first_token": 4.0, "finished": 4.0}, ends=[])["qoe"] == pytest.approx(1 / 4)
-    at_once = Reader(ttft=0.0, tokens_per_s=1.0)
-    row = {"arrival": 1.0, "first_token": 1.0}
-    assert qoe(row, ends=[], reader=at_once)["qoe"] == 1
 
 
 def test_qoe_is_the_mean_over_finished_requests_and_of_each_client() -> None:
@@ -223,9 +202,3 @@ def test_times_that_a_client_saw_give_what_steps_give(first: float, gaps: list[f
     ends, around = times[1:], (times[:1], times[-1:])
     steps = READER.qoe(arrival, *around, tokens, *decoded(ends, *around), ends)
     assert READER.qoe_of_times(arrival, tokens, [times]) == pytest.approx(steps)
-
-
-def test_tokens_that_come_together_are_there_together() -> None:
-    """Of four in two parts, at 1 and 7, two are read at 1 and 3, two at 7 and 9."""
-    found = READER.qoe_of_times(np.zeros(1), np.array([4]), [np.array([1.0, 7.0])])
-    assert found == pytest.approx([1 - (2 + 2) / (1 + 3 + 7 + 9)])

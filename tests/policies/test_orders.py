@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from pagedsim.build import POLICIES
 from pagedsim.core import ConfigError, Policy, Request, ServerState, State
-from pagedsim.core.request import Rank
 from pagedsim.policies.aging import Aging
 from pagedsim.policies.ordering import EDF, HRRN, Priority
-from pagedsim.policies.prefix_order import LongestPrefix
 from pagedsim.policies.slo import SLO
 from tests.policies.served import Job, served, started
 
@@ -167,35 +165,6 @@ def test_a_beginning_that_waiting_requests_share_is_computed_once() -> None:
     outcome = served(jobs, "lpm", memory="prefix", max_seqs=2)
     assert started(outcome) == [0, 2, 1]
     assert [request.cached_tokens for request in outcome.requests] == [0, 32, 0]
-
-
-class Watched(LongestPrefix):
-    """Counts the steps in which a preempted request waits, and those with stale ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = self.stale_steps = 0
-        self.queued: set[Request] = set()
-
-    def rank(self, request: Request, state: ServerState) -> Rank:
-        if request.preemptions:
-            self.queued.add(request)
-        return super().rank(request, state)
-
-    def stale(self, state: ServerState) -> bool:
-        answer = super().stale(state)
-        if any(one.state.value == "waiting" for one in self.queued):
-            self.steps += 1
-            self.stale_steps += answer
-        return answer
-
-
-def test_a_preempted_request_that_waits_does_not_expire_all_ranks_in_each_step() -> None:
-    policy = Watched()
-    jobs = [job(1, [], 40, output=24), job(2, [], 40, output=24)]
-    served(jobs, policy, memory="prefix", blocks=7, block_size=16, batching="unified")
-    assert policy.steps > 10
-    assert policy.stale_steps <= 2
 
 
 # Under a load that never ends

@@ -13,13 +13,12 @@ from rich.console import Console
 
 from pagedsim import report
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.compare import compare
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.files import SUMMARY
 from pagedsim.metrics.metric import LESS, MORE, Metrics
 from pagedsim.metrics.tables import Floats, RequestGroup, Requests, RunTables, StepPart
-from pagedsim.report.table import COLUMNS, columns_of, comparison_of, sections, write_columns
-from tests.metrics.tables import result_of, study_of, with_rejected
+from pagedsim.report.table import columns_of, comparison_of, sections, write_columns
+from tests.metrics.tables import result_of, study_of
 
 
 def shown(study: Arms, width: int = 100) -> str:
@@ -78,17 +77,6 @@ def test_a_change_is_no_more_than_it_is(tmp_path: Path, ratio: float, change: st
     assert cell.change == change
 
 
-def test_missing_results_are_shown(tmp_path: Path) -> None:
-    assert "No run was completed." in shown(study_of(tmp_path, arms=()))
-    assert "One seed, no confidence intervals" in shown(study_of(tmp_path, seeds=1))
-    study = study_of(tmp_path, seeds=1, arms=("run",))
-    study.runs = [with_rejected(run, 40) for run in study.runs]
-    study.metrics = ("ttft", "tpot")
-    text = shown(study)
-    assert "No request finished." in text
-    assert "──" not in text and "run:" not in text
-
-
 def test_what_is_best_is_marked_and_the_change_judged(tmp_path: Path) -> None:
     chat = next(part for part in sections(study_of(tmp_path)) if part.client == "chat")
     column = chat.keys.index("ttft_mean")
@@ -99,24 +87,6 @@ def test_what_is_best_is_marked_and_the_change_judged(tmp_path: Path) -> None:
 
 
 # -- comparison.csv --------------------------------------------------------------------------------
-
-
-def test_every_comparison_is_a_row(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    write_columns(comparison_of(study), tmp_path / "comparison.csv")
-    with (tmp_path / "comparison.csv").open(newline="") as file:
-        header, *rows = csv.reader(file)
-    assert header == list(COLUMNS)
-    found = compare(study)
-    assert len(rows) == len(found)
-    for row, one in zip(rows, found, strict=True):
-        named = dict(zip(header, row, strict=True))
-        assert (named["client"], named["metric"]) == (one.client or "all", one.key)
-        assert float(named["ours"]) == one.ours
-        assert float(named["difference_low"] or "nan") == pytest.approx(
-            one.difference.low, nan_ok=True
-        )
-        assert named["sure"] == str(one.sure)
 
 
 def test_rows_of_any_kind_are_written_and_what_is_not_known_is_empty(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pagedsim.experiments.studies.zoo_pareto import Criterion, Ranking, draw_par
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.report.gantt import draw_gantt
-from pagedsim.report.load import draw_load, draw_service, tells_of_service
+from pagedsim.report.load import draw_load
 from pagedsim.report.plots import draw_sweep
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, drawing
 from tests.metrics.tables import (
@@ -91,30 +91,6 @@ def test_panels_of_load_are_as_high_where_the_memory_is_not_known(tmp_path: Path
     assert (len(known.axes), len(seen.axes)) == (3, 2)
     heights = [one.axes[0].get_window_extent().height for one in (known, seen)]
     assert heights[0] == pytest.approx(heights[1], rel=0.05)
-
-
-def test_service_is_a_line_a_client_and_grey_while_several_wait(tmp_path: Path) -> None:
-    figure = draw_service(three_clients(tmp_path))
-    axes: Any = figure.axes[0]
-    assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx([1, 3, 1])
-    [grey] = [path.vertices for path in axes.collections[0].get_paths()]
-    assert [*grey.min(0), *grey.max(0)] == pytest.approx([0, 0, 3, 1], abs=0.02)
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["a", "unnamed client", "c"]
-
-
-@pytest.mark.parametrize(
-    ("arms", "clients", "drawn"), [(6, 12, True), (7, 12, False), (6, 13, False)]
-)
-def test_service_is_drawn_of_as_many_as_fit(
-    arms: int, clients: int, drawn: bool, tmp_path: Path
-) -> None:
-    study = study_of(tmp_path, seeds=1, arms=tuple(map(str, range(arms))))
-    study.clients = tuple(map(str, range(clients)))
-    assert tells_of_service(study) is drawn
-    for run in study.runs:
-        run.summary.pop("service_gap", None)
-    assert not tells_of_service(study)
 
 
 def bars(axes: Any, colour: str) -> np.ndarray:

@@ -199,14 +199,6 @@ def written(folder: Path, result: Result = RESULT_OF_TWO) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_files_are_the_same_whenever_they_are_written(tmp_path: Path) -> None:
-    written(tmp_path / "a")
-    written(tmp_path / "b")
-    for name in (RESULT, "report.html", "plots/line.png"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert (tmp_path / "a" / "plots/line.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_file_is_json_that_every_reader_takes(tmp_path: Path) -> None:
     written(tmp_path)
 

@@ -20,12 +20,9 @@ from pagedsim.policies.ordering import Priority
 from pagedsim.report.timeline import lives_of, write_timeline
 from pagedsim.sim.simulate import simulate
 from tests.metrics.tables import (
-    NAN,
     REQUESTS,
     SIZES,
     STEPS,
-    requests_of,
-    steps_of,
     study_of,
     with_tables,
 )
@@ -75,30 +72,6 @@ def test_steps_and_requests_are_tracks(tmp_path: Path) -> None:
     ]
     numbers = [one["args"].get("request") for one in events(study, "X", 2)]
     assert numbers == [0, 0, 1, 1, 1]
-
-
-def test_counters(tmp_path: Path) -> None:
-    steps = steps_of(
-        {"end": 1.0, "decode_seqs": 3, "used_blocks": 5, "waiting": 2},
-        {"end": 2.0, "decode_seqs": 2, "used_blocks": 2, "swap_out": 4},
-        {"end": 3.0, "swap_in": 4},
-    )
-    study = of(REQUESTS, steps, tmp_path)
-    counts: dict[str, list[float]] = {}
-    for one in events(study, "C", 1):
-        counts.setdefault(one["name"], []).append(one["args"]["value"])
-    assert counts["KV use (%)"] == [50.0, 20.0, 0.0]
-    assert (counts["batch size"], counts["waiting"]) == ([3, 2, 0], [2, 0, 0])
-    assert slices(study, 1)[-1][1] == "swap"
-
-
-def test_requests_that_never_ran_are_shown_waiting(tmp_path: Path) -> None:
-    requests = requests_of(
-        {"state": "unfinished", "scheduled": NAN, "first_token": NAN, "finished": NAN},
-        {"state": "rejected", "scheduled": NAN, "first_token": NAN, "finished": 1.5, "client": "x"},
-    )
-    study = of(requests, STEPS, tmp_path)
-    assert slices(study, 2) == [(1, "queued", 0, 5), (2, "rejected", 0, 1.5)]
 
 
 def test_long_runs_are_capped_and_the_page_says_so(tmp_path: Path) -> None:

@@ -82,25 +82,6 @@ def test_each_of_many_clients_gets_its_tokens_once_and_in_order(settings: dict[s
     assert said == ["".join(f" {n}" for n in range(1, 2 + i % 40)) for i in range(100)]
 
 
-def test_outputs_hold_all_so_far_unless_deltas_are_asked_for() -> None:
-    async def clients(serving: AsyncLLMEngine) -> list[str]:
-        params = SamplingParams(max_tokens=3)
-        return [one.outputs[0].text async for one in serving.generate("a text", params, "a")]
-
-    assert run(paced(), clients) == [" 1", " 1 2", " 1 2 3"]
-
-
-def test_a_request_without_streaming_gets_one_output() -> None:
-    async def clients(serving: AsyncLLMEngine) -> int:
-        with serving.open([1], SamplingParams(max_tokens=4), stream=False) as stream:
-            outputs = await stream.take()
-            assert await stream.take() == []
-        assert outputs[0].finished and outputs[0].outputs[0].text == " 1 2 3 4"
-        return len(outputs)
-
-    assert run(paced(), clients) == 1
-
-
 @with_sglang
 def test_a_request_can_be_aborted_by_its_name(settings: dict[str, Any]) -> None:
     async def clients(serving: AsyncLLMEngine) -> str | None:
@@ -113,14 +94,6 @@ def test_a_request_can_be_aborted_by_its_name(settings: dict[str, Any]) -> None:
         return await reading
 
     assert run(paced(**settings), clients) == "abort"
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_a_request_beyond_its_timeout_is_aborted(own: bool) -> None:
-    async def clients(serving: AsyncLLMEngine) -> str | None:
-        return await reason_of(serving, 1000, timeout=0.02 if own else None)
-
-    assert run(paced(), clients, timeout=None if own else 0.02) == "timeout"
 
 
 def test_policies_see_client_priority_deadline_and_more() -> None:
@@ -140,20 +113,6 @@ def test_policies_see_client_priority_deadline_and_more() -> None:
     assert (request.priority, request.client, request.extra) == (-3, "me", {"tenant": "a"})
     assert request.deadline is not None and request.arrival is not None
     assert request.deadline == request.arrival + 2.5
-
-
-def test_ask_runs_between_two_steps() -> None:
-    async def clients(serving: AsyncLLMEngine) -> int:
-        reading = asyncio.create_task(reason_of(serving, 1500, request_id="a"))
-        await until_it_runs(serving)
-        with pytest.raises(ZeroDivisionError):
-            await serving.ask(lambda engine: 1 / 0)
-        running = await serving.ask(lambda engine: len(engine.scheduler.running))
-        await serving.abort("a")
-        await reading
-        return running
-
-    assert run(paced(), clients) == 1
 
 
 def test_a_draining_server_answers_its_requests() -> None:

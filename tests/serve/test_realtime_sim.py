@@ -156,41 +156,6 @@ def test_tokens_come_when_their_steps_end() -> None:
     assert not engine.has_unfinished_requests()
 
 
-def test_a_speed_of_ten_lets_ten_seconds_pass_in_one() -> None:
-    clock = Clock()
-    engine = RealtimeSimulator(scheduler(), Constant(1.0), clock=clock, speed=10)
-    engine.add_request("a", [1, 2], SamplingParams(max_tokens=3))
-    engine.step()
-    assert engine.pause == pytest.approx(0.1)
-    clock.time = 0.35
-    (answer,) = engine.step()
-    assert list(answer.outputs[0].token_ids) == [1, 2, 3] and answer.metrics.finished == 3.0
-
-
-def test_an_answer_without_a_bound_stops_by_itself() -> None:
-    clock = Clock()
-    engine = RealtimeSimulator(scheduler(), Constant(1.0), clock=clock, answer_tokens=5)
-    engine.add_request("a", "some text")
-    engine.step()
-    clock.time = 10.0
-    (answer,) = engine.step()
-    assert answer.outputs[0].finish_reason == "stop"
-    assert answer.outputs[0].text == " 1 2 3 4 5"
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_an_answer_stops_at_its_stop_string(ahead: bool) -> None:
-    clock = Clock()
-    engine = RealtimeSimulator(scheduler(async_scheduling=ahead), Constant(1.0), clock=clock)
-    engine.add_request("a", [1], SamplingParams(max_tokens=20, stop=("5",)))
-    engine.step()
-    clock.time = 30.0
-    (answer,) = engine.step()
-    (said,) = answer.outputs
-    assert (said.text, said.finish_reason, said.stop_reason) == (" 1 2 3 4 ", "stop", "5")
-    assert answer.metrics.finished == 5.0
-
-
 @pytest.mark.parametrize("settings", [{}, SGLANG], ids=["prefill_first", "sglang"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_request_is_aborted_wherever_it_is(ahead: bool, settings: dict[str, Any]) -> None:
@@ -324,21 +289,3 @@ def test_a_step_returns_though_the_model_is_far_behind() -> None:
     clock.time = 1.0
     assert len(engine.step()) < 5
     assert engine.pause == 0
-
-
-@pytest.mark.parametrize(
-    ("prompt", "params", "error"),
-    [
-        ([1] * 999, {}, "prompt"),
-        ([], {}, "at least 1"),
-        ([1], {"logprobs": 1}, "logprobs"),
-        ([1], {"n": 999}, "sequences"),
-    ],
-)
-def test_infeasible_requests_are_refused(
-    prompt: list[int], params: dict[str, Any], error: str
-) -> None:
-    engine = RealtimeSimulator(scheduler(), Constant(1.0), clock=Clock())
-    with pytest.raises(RequestError, match=error):
-        engine.add_request("a", prompt, SamplingParams(**params))
-    assert not engine.has_unfinished_requests()

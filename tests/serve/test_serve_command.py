@@ -11,7 +11,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.config import Serve
 
@@ -43,25 +42,6 @@ def test_every_key_of_the_schema_is_on_the_page(call: Call) -> None:
     groups = set(re.findall(r"^  ([a-z]+)  ", page, re.MULTILINE))
     assert settings | groups >= {field.name for field in fields(Serve)}
     assert groups >= set(GROUPS)
-
-
-def test_the_page_shows_the_defaults_that_are_composed(call: Call) -> None:
-    _, page, _ = call("serve", "--help")
-    config = OmegaConf.create(call("serve", "--cfg", "job")[1])
-    shown = re.findall(r"^    ([a-z_.]+)=(\S+)  ", page, re.MULTILINE)
-    assert len(shown) > 15
-    for key, value in shown:
-        there = OmegaConf.select(config, key)
-        assert value == ("null" if there is None else str(there).lower()), key
-    for group in GROUPS:
-        assert re.search(rf"^  {group} .*\n( +.*\n)*?.*\*", page, re.MULTILINE), group
-
-
-def test_the_page_offers_what_serve_takes_and_says_what_it_needs(call: Call) -> None:
-    _, page, _ = call("serve", "--help")
-    [options] = re.findall(r"^  backend .*\n +(.*)$", page, re.MULTILINE)
-    assert options == "engine, sim*"
-    assert "pip install -c constraints.txt '.[serve]'" in page
 
 
 def test_every_example_of_the_page_composes(call: Call) -> None:

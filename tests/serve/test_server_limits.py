@@ -8,28 +8,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import socket
 import threading
 import types
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import pytest
 
-from pagedsim.core import PagedsimError, RequestError, StepPlan
+from pagedsim.core import StepPlan
 from pagedsim.serve.api import validation
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.api.errors import APIError
-from pagedsim.serve.api.handlers import PIECE
 from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
-from pagedsim.serve.api.tokenise import AsyncTokenizer
 from pagedsim.serve.api.validation import LONGEST_STOP, excerpt, fields_of
 from pagedsim.serve.async_engine import AsyncLLMEngine
-from pagedsim.serve.backend import Backend
 from pagedsim.serve.factory import ServedModel
 from pagedsim.serve.listen import HeapTrimmer
 from pagedsim.serve.realtime_sim import RealtimeSimulator
@@ -132,22 +128,6 @@ def test_a_step_that_fails_is_an_error_of_its_own_requests() -> None:
         assert server.http.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_a_disconnect_frees_the_blocks(stream: bool) -> None:
-    with serving(paced(speed=1.0, step=0.01)) as server:
-        memory = server.served.scheduler.memory
-        asked = {"prompt": ["a" * 400] * 3, "max_tokens": 3000, "stream": stream}
-        body = json.dumps(asked).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-        address = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((address[0], int(address[1]))) as client:
-            client.sendall(head + body)
-            until(lambda: memory.used > 0)
-            if stream:
-                assert client.recv(100).startswith(b"HTTP/1.1 200")
-        until(lambda: memory.free == memory.total and server.engine.unfinished == 0)
-
-
 def test_a_closing_server_answers_503(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(paced()) as server:
         monkeypatch.setattr(server.engine, "_closing", True)
@@ -193,25 +173,6 @@ def state(server: Server, name: str) -> Any:
 
 def events(text: str) -> list[str]:
     return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-
-
-def test_many_short_prompts_are_encoded_beside_the_loop_as_a_long_one_is() -> None:
-    class Where:
-        threads: ClassVar[list[str]] = []
-
-        def encode(self, text: str) -> list[int]:
-            self.threads.append(threading.current_thread().name)
-            return [len(text)]
-
-        def decode(self, ids: Sequence[int]) -> str:
-            return ""
-
-    words = AsyncTokenizer(Where(), "model")
-    assert asyncio.run(words.tokens(["a", [7], "bc"])) == [[1], [7], [2]]
-    assert set(Where.threads) == {"MainThread"}
-    Where.threads.clear()
-    asyncio.run(words.tokens(["a" * 100] * 100))
-    assert all(name.startswith("tokenizer") for name in Where.threads)
 
 
 def test_default_sampling_is_that_of_the_model() -> None:
@@ -297,23 +258,6 @@ def test_a_stop_string_is_of_bounded_length() -> None:
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "stop"
 
 
-def test_all_tokens_of_a_long_text_are_listed() -> None:
-    class Letters:
-        def encode(self, text: str) -> list[int]:
-            return list(map(ord, text))
-
-        def decode(self, ids: Sequence[int]) -> str:
-            return "".join(map(chr, ids))
-
-    engine = paced()
-    engine.tokenizer = Letters()
-    text = '"é\n' * PIECE
-    with serving(engine) as server:
-        found = server.post("/tokenize", prompt=text, return_token_strs=True).json()
-    assert found["tokens"] == list(map(ord, text)) and found["count"] == 3 * PIECE
-    assert found["token_strs"] == list(text)
-
-
 LONG = {"prompt": "a", "max_tokens": 4000}
 
 
@@ -392,24 +336,6 @@ def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: boo
                 await posted(app, fields, leave)
                 while engine.unfinished:
                     await asyncio.sleep(0.01)
-        await engine.close()
-        return found
-
-    assert asyncio.run(some()) == {}
-
-
-def test_a_failing_ask_leaves_no_cycle() -> None:
-    def fail(served: Backend) -> None:
-        raise PagedsimError("no answer")
-
-    async def some() -> Counter[str]:
-        engine = AsyncLLMEngine(paced())
-        with garbage() as found:
-            with pytest.raises(PagedsimError, match="no answer"):
-                await engine.ask(fail)
-            with pytest.raises(RequestError, match="max_model_len"):
-                async for _ in engine.generate([1] * 5000):
-                    pass
         await engine.close()
         return found
 

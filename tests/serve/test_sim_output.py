@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedsim.core import Request, SamplingParams
 from pagedsim.engine.tokenizer import first_stop
-from pagedsim.serve.sim_output import SEQUENCE, SimOutput, first_end, position, said
+from pagedsim.serve.sim_output import SimOutput, first_end, position, said
 
 
 def answered(tokens: int, delta: bool = False, **params: Any) -> tuple[list[str], Any, int]:
@@ -51,38 +49,6 @@ def test_it_stops(params: dict[str, Any], text: str, stopped: Any, tokens: int) 
     assert (whole[-1], reason, count) == (text, stopped, tokens)
     parts, reason, count = answered(12, delta=True, **params)
     assert ("".join(parts), reason, count) == (text, stopped, tokens)
-
-
-def calls_of(tokens: int, **params: Any) -> int:
-    """Calls of functions, Python's and C's, that a new answer takes."""
-    request, calls = Request("a", [1], SamplingParams(**params)), 0
-
-    def count(frame: FrameType, event: str, of: Any) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        SimOutput(request, None, tokens, streams=True, delta=True)
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-def test_looking_for_stops_does_not_grow_with_max_tokens() -> None:
-    stops = [f"no{place}" for place in range(32)] + [f"{place} 0" for place in range(32)]
-    kept = len(SEQUENCE)
-    few, many = (calls_of(tokens, stop=stops) for tokens in (100, 100_000_000))
-    assert many < 3 * few
-    assert len(SEQUENCE) == kept
-
-
-def test_texts_of_tokens_are_made_once() -> None:
-    for _ in range(2):
-        answered(500, delta=True)
-        kept = len(SEQUENCE)
-        SimOutput(Request("a", [1]), None, 10**9, streams=True, delta=True).grow()
-        assert len(SEQUENCE) == kept
 
 
 MOST = 1300

@@ -6,7 +6,6 @@ import json
 from itertools import chain
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +26,6 @@ from pagedsim.serve.snapshot import (
     SECONDS,
     Held,
     RollingStats,
-    cell_size,
     cells,
     encode,
     snapshot,
@@ -94,14 +92,6 @@ def test_a_long_silence_leaves_no_more_than_a_minute() -> None:
     assert len(server.tally.seconds) == SECONDS + 1
 
 
-def test_a_rate_is_the_mean_of_the_last_whole_seconds() -> None:
-    server = Driven()
-    server.add("a", 6, 21)
-    assert server.tally.rate("output_tokens") == 0
-    server.run()  # ends at 5.25
-    assert server.tally.rate("output_tokens") == pytest.approx(4)
-
-
 def scheduler_over(memory: Memory, **settings: Any) -> Scheduler:
     return Scheduler(memory=memory, batching=Unified(), max_batched_tokens=4096, **settings)
 
@@ -136,19 +126,6 @@ def test_each_block_is_shown_in_the_cell_of_its_number() -> None:
         (table,) = request.tables
         assert [block for block, one in enumerate(whose) if one == request.id] == sorted(table)
     assert (blocks["total"], blocks["used"], blocks["cell"]) == (10, 5, 1)
-
-
-def test_a_block_in_two_tables_is_shared() -> None:
-    scheduler = scheduler_over(PagedMemory(10, 4))
-    scheduler.add(Request("a", 8, SamplingParams(n=2)), 0.0, 9)
-    step(scheduler)
-    (request,) = scheduler.running
-    both = set(request.tables[0]) & set(request.tables[1])
-    found = shown(scheduler)
-    marked = {at for at, (_, _, shared) in enumerate(unrolled(found["blocks"])) if shared}
-    assert marked == both
-    assert found["blocks"]["shared"] == len(both) == 2
-    assert found["running"]["first"][0]["blocks"] == len(set(chain(*request.tables)))
 
 
 def test_free_blocks_of_the_prefix_cache_are_cached() -> None:
@@ -189,12 +166,6 @@ def test_long_queues_are_cut_and_counted() -> None:
 
 
 # -- many blocks ---------------------------------------------------------------------------------
-
-
-def test_of_many_blocks_a_cell_stands_for_several() -> None:
-    assert [cell_size(total) for total in (1, 4096, 4097, 30000)] == [1, 1, 2, 8]
-    runs, _ = cells(Held(30000, list(range(12)), [9, 3], []), 8)
-    assert runs == [0, 8, 0, 1, 1, 4, 0, 1, FREE, 0, 0, 3748]  # the first has 1 of 4 in the second
 
 
 @st.composite

@@ -56,9 +56,3 @@ def test_settings_from_a_command_line() -> None:
     assert made.clients == ("a",) and made.prompts is not None
     scaled = built("chat_and_batch", "workload.rate=30", "workload.classes.batch.lengths=alpaca")
     assert scaled.rate == pytest.approx(30, rel=0.2)
-
-
-def test_rows_of_a_trace_may_be_chosen_on_a_command_line(tmp_path: Path) -> None:
-    path = f"workload.path={written(tmp_path, BURSTGPT)}"
-    made = built("burstgpt", path, "workload.where={Model: GPT-4, Log Type: Conversation log}")
-    assert made.prompt_len.tolist() == [906]

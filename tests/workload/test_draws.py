@@ -14,7 +14,6 @@ from pagedsim.run.objects import make
 from pagedsim.workload import (
     Arrivals,
     Bucket,
-    Fixed,
     FixedInterval,
     Gamma,
     Lengths,
@@ -24,7 +23,6 @@ from pagedsim.workload import (
     Poisson,
     Predictor,
     Rank,
-    Uniform,
     Workload,
     make_arrivals,
     make_lengths,
@@ -47,19 +45,6 @@ def test_rate_and_burstiness(process: Arrivals, cv: float) -> None:
     assert gaps.mean() == pytest.approx(1 / 4.0, rel=4 * error + 1e-9)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1, abs=1e-9)
     assert (gaps >= 0).all()
-
-
-@pytest.mark.parametrize("process", [Poisson(2.0), Gamma(2.0, 3.0), FixedInterval(2.0)])
-def test_more_arrivals_begin_with_the_fewer(process: Arrivals) -> None:
-    few, many = (process.times(count, stream(1, "a")) for count in (10, 1000))
-    assert few.tolist() == many[:10].tolist()
-
-
-def test_streams_of_other_names_and_seeds_differ() -> None:
-    drawn = {stream(seed, name).random() for seed in (0, 1) for name in ("arrivals", "lengths")}
-    assert len(drawn) == 4
-    with pytest.raises(ConfigError, match="seed=-1"):
-        stream(-1, "arrivals")
 
 
 @pytest.mark.parametrize(
@@ -111,25 +96,11 @@ def test_sharegpt_answers_spread_as_the_papers_memory_figure_implies() -> None:
     assert (output**2).mean() / (output * prompt).mean() == pytest.approx(3.88, rel=0.03)
 
 
-@pytest.mark.parametrize(("mean", "cv", "max_len"), [(500, 2.0, 2048), (30, 1, 80)])
-def test_any_lognormal_keeps_its_mean_when_cut(mean: float, cv: float, max_len: int) -> None:
-    drawn = sample(LogNormal(mean, cv, mean, cv, max_len), 0)
-    assert close(drawn[0], mean) and close(drawn[1], mean)
-
-
 def test_a_mean_that_the_cut_forbids_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lengths.prompt_mean=1500: max_len=2048 cuts prompts"):
         LogNormal(1500, 1.0, 100, 1.0, 2048)
     with pytest.raises(ConfigError, match=r"lengths.output_mean=2000: max_len=2048"):
         LogNormal(500, 1.0, 2000, 1.0, 2048)
-
-
-def test_fixed_and_uniform() -> None:
-    prompt, output = sample(Fixed(7, 9), 0, 5)
-    assert prompt.tolist() == [7] * 5 and output.tolist() == [9] * 5
-    prompt, output = sample(Uniform(1, 4, 10, 10), 0, 10_000)
-    assert np.bincount(prompt)[1:] == pytest.approx(2500, abs=250)
-    assert set(output.tolist()) == {10}
 
 
 def test_quantiles_are_met_and_straight_between() -> None:
@@ -236,11 +207,6 @@ def test_noise_is_off_by_a_known_factor(workload: Workload) -> None:
     error = errors(Noisy(0.5), workload)[workload.output_len > 20]
     assert np.median(error) == pytest.approx(0, abs=0.01)
     assert error.std() == pytest.approx(0.5, abs=0.01)
-
-
-def test_noise_without_bounds_is_still_a_number(workload: Workload) -> None:
-    with np.errstate(over="raise"):
-        assert np.isfinite(Noisy(5000.0).applied(workload, 0).predicted_len).all()
 
 
 def test_the_accuracy_of_buckets(workload: Workload) -> None:

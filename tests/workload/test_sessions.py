@@ -45,12 +45,6 @@ def test_the_prompt_of_a_turn_has_all_turns_before() -> None:
         assert runs(made)[row + 1][-2] == (said[0], 5)
 
 
-def test_requests_know_their_session_and_turn() -> None:
-    made = chat_sessions(sessions=2, arrivals="burst", turns=2, lengths=FIXED)
-    known = [(one.session, one.turn) for one, _ in made.requests()]
-    assert known == [("0", 1), ("0", 2), ("1", 1), ("1", 2)]
-
-
 def test_a_reducer_waits_for_all_parts_and_reads_their_answers() -> None:
     made = program(shape="map_reduce", width=3)
     assert waits(made) == [[], [], [], [0, 1, 2]]
@@ -126,11 +120,6 @@ def test_programs_have_their_shares_and_their_names_as_clients() -> None:
     assert (made.priority == np.where(made.client == 0, 0, 2)).all()
 
 
-def test_a_deadline_counts_from_each_arrival() -> None:
-    made = chat_sessions(sessions=1, rate=1.0, turns=2, lengths=FIXED, deadline=7)
-    assert (made.deadline - made.arrival).tolist() == [7, 7]
-
-
 @pytest.mark.parametrize(
     ("given", "mean", "spread"),
     [
@@ -144,14 +133,6 @@ def test_draws_have_their_mean_and_spread(given: Any, mean: float, spread: float
     drawn = make_draw("turns", given).sample(200_000, np.random.default_rng(1))
     assert drawn.mean() == pytest.approx(mean, rel=0.01)
     assert drawn.std() == pytest.approx(spread, rel=0.02, abs=1e-9)
-
-
-def test_counts_are_whole_and_at_least_one() -> None:
-    rng = np.random.default_rng(1)
-    drawn = make_draw("turns", {"shape": "lognormal", "mean": 1, "cv": 2}).counts(1000, rng)
-    assert drawn.min() == 1 and drawn.max() > 5
-    width = make_draw("width", {"shape": "uniform", "min": 4, "max": 6}).counts(9000, rng)
-    assert np.bincount(width)[4:].tolist() == pytest.approx([3000] * 3, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError, Request
 from pagedsim.workload import (
     Poisson,
-    PrefixedPrompts,
     Workload,
     mix,
     shared_prefix,
@@ -143,14 +142,6 @@ def test_each_prompt_gets_so_many_answers(
     assert {(params.width, params.beam_search) for params in asked} == {(width, beams)}
 
 
-def test_classes_of_a_mix_differ_in_answers() -> None:
-    classes = {"a": {**CHAT, "n": 3}, "b": CHAT, "c": {**CHAT, "beam": 2}, "d": CHAT}
-    made = mix(classes=classes, requests=200)
-    widths = {(request.client, request.params.width) for request, _ in made.requests()}
-    assert widths == {("a", 3), ("b", 1), ("c", 2), ("d", 1)}
-    assert len(made.asked) == 3
-
-
 def test_shared_prefixes() -> None:
     made = synthetic(
         requests=10_000, rate=1.0, prefixes={"tokens": 32, "count": 4, "share": 0.6}, **TINY
@@ -182,21 +173,6 @@ def test_long_requests_are_cut_and_counted() -> None:
     assert (shortest.prompt_len.tolist(), shortest.output_len.tolist()) == ([1], [1])
 
 
-def test_cuts_are_noted_by_class() -> None:
-    classes = {
-        "a": {"rate": 1.0, "max_len": 50, **TINY},
-        "b": {"rate": 1.0, "max_len": 70, **TINY},
-        "c": {"rate": 1.0, **TINY},
-    }
-    made = mix(classes=classes, requests=300, max_len=2048)
-    a, b, _ = np.bincount(made.client)
-    assert made.notices == (
-        f"{a} of 300 requests were cut to max_len=50 tokens in all (class a)",
-        f"{b} of 300 requests were cut to max_len=70 tokens in all (class b)",
-    )
-    assert made.clipped == a + b
-
-
 def test_a_distribution_that_its_bound_cuts_often_says_so() -> None:
     assert synthetic(requests=2000, rate=1.0, max_len=2048).notices == ()
     made = synthetic(requests=2000, rate=1.0, max_len=1024)
@@ -220,22 +196,6 @@ def test_a_mix_merges_its_classes_by_arrival() -> None:
     scaled = chat_and_batch(rate=40.0)  # together
     assert scaled.rate == pytest.approx(40.0, rel=0.15)
     assert (scaled.client == 1).mean() == pytest.approx(0.75, abs=0.06)
-
-
-def test_changing_one_class_leaves_the_others() -> None:
-    chat = {"rate": 3.0, "lengths": "alpaca"}
-    calm = mix(classes={"chat": chat, "batch": {"rate": 1.0}}, duration=50.0)
-    wild = mix(classes={"batch": {"rate": 9.0, "lengths": "alpaca"}, "chat": chat}, duration=50.0)
-    for name in ("arrival", "prompt_len", "output_len"):
-        one, other = (getattr(made, name)[made.client == 1].tolist() for made in (calm, wild))
-        assert one == other
-
-
-def test_more_of_a_mix_begins_with_the_fewer() -> None:
-    few, many = chat_and_batch(requests=100), chat_and_batch(requests=1500)
-    assert few.arrival.tolist() == many.arrival[:100].tolist()
-    assert few.output_len.tolist() == many.output_len[:100].tolist()
-    assert chat_and_batch(requests=None, duration=20.0).duration < 20
 
 
 def test_a_burst_in_a_mix_begins_at_its_start() -> None:
@@ -271,14 +231,6 @@ def test_a_million_requests_are_small_and_lazy() -> None:
     )  # fmt: skip
     assert made.nbytes <= 60e6
     assert [request.id for request, _ in islice(made.requests(), 3)] == [0, 1, 2]
-
-
-def test_a_workload_of_arrays() -> None:
-    made = Workload.of([0, 1, 1], [5, 6, 7], 8, client=[0, 1, 0], clients=["a", "b"])
-    assert made.output_len.tolist() == [8, 8, 8]
-    assert (made.duration, made.rate, len(made)) == (1.0, 2.0, 3)
-    with pytest.raises(ValueError, match="read-only"):
-        made.arrival[0] = 5
 
 
 @pytest.mark.parametrize(
@@ -361,16 +313,6 @@ def every(gap: float, claimed: float, limit: int | None = None) -> Source:
     return Source(times, claimed, limit=limit)
 
 
-def test_a_source_that_said_too_little_is_asked_again() -> None:
-    # A thousand times faster than it claims, so that its first draw ends long before the other.
-    fast, slow = every(0.001, 1.0), every(1.0, 1.0)
-    merged = merge([slow, fast], 5000, None)
-    assert merged.counts == (4, 4996)
-    assert merged.arrival[-1] == pytest.approx(4.996)
-    assert merge([slow, fast], None, 3.0005).counts == (3, 3000)
-    assert merge([every(0.001, 1.0)], None, 3.0005).counts == (3000,)
-
-
 @given(
     st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=4),
     st.integers(1, 300),
@@ -434,14 +376,6 @@ def test_stages_that_cannot_work_are_refused(settings: dict[str, Any], message: 
 
 
 # -- prompts ---------------------------------------------------------------------------------------
-
-
-def test_prefixed_prompts_share_their_prefix_and_nothing_else() -> None:
-    prefix, lengths = np.array([0, -1, 0], np.int32), np.array([40, 30, 20], np.int32)
-    prompts = PrefixedPrompts(prefix, np.array([32, 0, 32], np.int32), lengths)
-    assert [len(prompts[row]) for row in range(3)] == [40, 30, 20]
-    assert prompts[0][:16] == prompts[2][:16]  # the third is cut within its prefix
-    assert prompts[0][32:40] != prompts[1][:8]
 
 
 OPEN: dict[str, Any] = {"rate": 1.0, "lengths": "sharegpt"}

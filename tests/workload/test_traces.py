@@ -33,14 +33,6 @@ def rows(made: Workload) -> list[tuple[float, int, int]]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def test_plain_keeps_its_times(tmp_path: Path) -> None:
-    made = trace(path=written(tmp_path, PLAIN))
-    assert rows(made) == [(0.5, 100, 10), (1.0, 200, 20), (1.0, 300, 30), (3.5, 400, 40)]
-    assert (made.mode, made.prompts, made.notices) == ("open", None, ())
-    floats = trace(path=written(tmp_path, PLAIN.replace("200,20", "200.0,2e1")))
-    assert rows(floats) == rows(made)
-
-
 @pytest.mark.parametrize(
     ("text", "gaps"),
     [
@@ -66,15 +58,6 @@ def test_burstgpt_leaves_out_failures_when_asked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"csv:4: Response tokens=0: .*drop_empty=true"):
         trace(path=path)
     assert trace(path=path, drop_empty=True, requests=2).dropped == 0
-
-
-@pytest.mark.parametrize("cell", ["", " ", "0", "0.0"])
-def test_a_cell_without_tokens_is_0(tmp_path: Path, cell: str) -> None:
-    path = written(tmp_path, OWN.format(0, 1) + f"2,{cell},9\n3,4,5\n")
-    made = trace(path=path, columns=COLUMNS, drop_empty=True)
-    assert rows(made) == [(0.0, 5, 6), (1.0, 7, 8), (3.0, 4, 5)] and made.dropped == 1
-    with pytest.raises(ConfigError, match=r"csv:4: in=0: .* empty cell counts as 0; drop_empty"):
-        trace(path=path, columns=COLUMNS)
 
 
 def test_rows_of_a_csv_may_be_filtered(tmp_path: Path) -> None:
@@ -103,13 +86,6 @@ def test_mooncake_keeps_its_prompts_through_slices_and_cuts(tmp_path: Path) -> N
     assert made.prompts is not None
     assert made.prompts[0] == SymbolicPrompt([(0, 512), (1, 288)])
     assert made.prompts[1] == SymbolicPrompt([(0, 512), (2, 287)])
-
-
-def test_mooncake_blocks_may_be_named_by_any_hash(tmp_path: Path) -> None:
-    text = MOONCAKE.replace("[0,", f"[{2**64 - 1},").replace("4]", "-1]")
-    named, plain = trace(path=written(tmp_path, text)), trace(path=written(tmp_path, MOONCAKE, "b"))
-    assert named.prompts is not None and plain.prompts is not None
-    assert [named.prompts[row] for row in range(3)] == [plain.prompts[row] for row in range(3)]
 
 
 def test_sharegpt_counts_tokens_of_the_first_two_turns(tmp_path: Path) -> None:
@@ -158,18 +134,6 @@ def test_reading_stops_where_the_slice_ends(tmp_path: Path) -> None:
         trace(path=path)
 
 
-def test_a_slice_is_read_on_for_where_rows_before_it_are_many(tmp_path: Path) -> None:
-    rows_ = "".join(f"{i}.0,5,{i % 7 + 1}\n" for i in range(70_000))
-    path = written(tmp_path, PLAIN.splitlines()[0] + "\n" + rows_)
-    found = [(0.0, 5, 69_000 % 7 + 1), (1.0, 5, 69_001 % 7 + 1)]
-    assert rows(trace(path=path, start=69_000, requests=2)) == found
-    assert rows(trace(path=path, start=69_000, window=2)) == found
-    dated = "".join(f"{1_000_000 + i},5,{i % 7 + 1}\n" for i in range(70_000))
-    path = written(tmp_path, "Timestamp,Request tokens,Response tokens\n" + dated)
-    assert rows(trace(path=path, start=69_000, requests=2)) == found
-    assert rows(trace(path=path, start=69_000, window=2)) == found
-
-
 def test_time_0_is_that_of_the_file_whatever_rows_are_wanted(tmp_path: Path) -> None:
     header, *lines = BURSTGPT.splitlines()
     wanted: dict[str, Any] = {"where": {"Log Type": "API log"}, "drop_empty": True}
@@ -204,12 +168,6 @@ def test_clipping_says_how_many(tmp_path: Path) -> None:
     assert made.clipped == 2
     assert made.notices == ("2 of 4 requests were cut to max_len=221 tokens in all",)
     assert rows(trace(path=written(tmp_path, PLAIN), max_len=21))[3] == (3.5, 1, 20)
-
-
-def test_sorting_when_asked(tmp_path: Path) -> None:
-    lines = PLAIN.splitlines()
-    path = written(tmp_path, "\n".join([lines[0], lines[4], *lines[1:4]]))
-    assert rows(trace(path=path, sort=True)) == rows(trace(path=written(tmp_path, PLAIN, "b")))
 
 
 def test_labels_and_columns(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ import pytest
 
 import pagedsim
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.calibration import Calibration, fitted, residuals, weakest
+from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.engine_model import data_sheet
-from pagedsim.fidelity.recorded import StepLog, log_of, predicted, recorded_runs
-from pagedsim.run.serving import CpuClock
+from pagedsim.fidelity.recorded import StepLog, log_of, recorded_runs
 from pagedsim.sim.cost import Fitted, Sample
 from tests.run.studies import carried_out
 from tests.sim.shapes import plan, replica
@@ -229,31 +228,3 @@ def test_invalid_settings_are_refused(words: list[str], message: str, tmp_path: 
     with pytest.raises(ConfigError) as error:
         carried_out(tmp_path, "experiment=calibrate", *words)
     assert str(error.value).startswith(message)
-
-
-def test_the_worst_range_is_found() -> None:
-    """Of 40 steps those of one sequence take twice as long as is predicted."""
-    samples = [Sample(2.0 if n < 10 else 1.0, decode_count=1 + n // 10) for n in range(40)]
-    seconds = [1.0] * 40
-    found = weakest(samples, seconds)
-    assert found is not None
-    assert (found.kind, found.feature, found.low, found.high) == ("decode", "decode_count", 1, 1)
-    assert found.total == pytest.approx(-0.5)
-    assert residuals(samples, seconds)["decode"].total == pytest.approx(40 / 50 - 1)
-
-
-def test_a_prediction_holds_the_swaps_of_both_ways() -> None:
-    one = {"constant": 1.0}
-    swap = {"constant": 0.5, "blocks": 0.01}
-    cost = Fitted(replica("tiny", "cpu"), prefill=one, decode=one, swap=swap, unit="s")
-    assert predicted(cost, Sample(1.0, decode_count=2)) == 1.0
-    moved = Sample(1.0, decode_count=2, swap_out=3, swap_in=7)
-    assert predicted(cost, moved) == pytest.approx(1.0 + 2 * 0.5 + 10 * 0.01)
-    assert predicted(cost, Sample(1.0, swap_out=3)) == pytest.approx(0.53)
-
-
-def test_a_pause_takes_no_real_time_by_the_processors_clock() -> None:
-    clock = CpuClock()
-    before = clock()
-    clock.sleep(1e6)
-    assert 1e6 <= clock() - before < 2e6

@@ -48,19 +48,6 @@ def cut(name: str, folder: Path, rows: int) -> Path:
     return path
 
 
-def test_service_of_clients_by_hand() -> None:
-    """a gets 10 and 2 for each of its tokens from second 1 on; b begins as a ends, after 10."""
-    service = log([(0.0, "a", 10, 10, 1.0, 10.0), (0.0, "b", 10, 10, 10.0, 20.0)])
-    told = ClientService(replace(service, arrived=np.array([0.0, 5.0])), service.latencies)
-    assert told.clients == ["a", "b"]
-    assert told.light == "a"
-    assert (told.ttft("a"), told.ttft("b")) == (1.0, 10.0)
-    # Until second 5, a has its prompt, the first token, and 4 of the 9 seconds of the others.
-    assert told.gap == pytest.approx(10 + 2 + 4 / 9 * 18)
-    assert told.rate_to_the_end == pytest.approx(20 / 25)
-    assert told.at_once == pytest.approx(4 / 5)
-
-
 @pytest.mark.parametrize(
     ("name", "light", "gap"),
     [

@@ -20,7 +20,7 @@ from pagedsim.config import register
 from pagedsim.core import ConfigError
 from pagedsim.experiments.child import listening
 from pagedsim.fidelity.logs import fit
-from pagedsim.fidelity.logs.consistency_checks import load_over_time, signs
+from pagedsim.fidelity.logs.consistency_checks import signs
 from pagedsim.fidelity.logs.fit import Cold, cold_start, search
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.report import about_log
@@ -266,22 +266,6 @@ def test_invalid_settings_are_refused(
     assert str(error.value).startswith(line.format(log))
 
 
-def test_scores_say_where_they_are_worst() -> None:
-    log = asked(40)
-    measured = Latencies(np.full(40, 1.0), np.full(40, 2.0), log.output)
-    predicted = Latencies(
-        np.where(log.arrived < log.arrived[10], 1.5, 1.0), measured.e2e, log.output
-    )
-    log = replace(log, latencies=measured)
-    found = score(log, predicted, np.arange(40))
-    assert found.errors["ttft"].off.mean == pytest.approx(0.125)
-    assert found.errors["ttft"].off.p50 == 0
-    assert found.errors["ttft"].off.p99 == pytest.approx(0.5)
-    assert found.worst.metric in ("ttft", "tpot")
-    assert found.worst.by == "arrival"
-    assert found.worst.high == log.arrived[9]
-
-
 # -- predictions ---------------------------------------------------------------------------------
 
 
@@ -438,28 +422,6 @@ def test_the_queue_is_read_and_scored(tmp_path: Path) -> None:
     path.write_text(f"{head}\n0,5,3,1,2,0.5\n1,5,3,1,2,-1\n")
     with pytest.raises(ConfigError, match=r"log.csv:3: queue=-1: the request is -1 s in the queue"):
         read_log(path)
-
-
-# -- over time -------------------------------------------------------------------------------------
-
-
-def test_load_over_time_by_hand() -> None:
-    log = asked(2)
-    log = replace(
-        log,
-        arrived=np.array([0.0, 1.0]),
-        prompt=np.array([100, 50]),
-        latencies=Latencies(
-            np.array([1.0, 4.0]), np.array([4.0, 9.0]), np.array([30, 10]), np.array([0.0, 2.0])
-        ),
-    )
-    load = load_over_time(log, log.latencies, server(log).scheduler)
-    at = int(np.searchsorted(load["times"], 3.5))
-    now = float(load["times"][at])
-    assert (load["running"][at], load["waiting"][at]) == (2, 0)
-    tokens = 100 + 30 * (now - 1) / 3 + 50
-    assert load["kv"][at] == pytest.approx(100 * tokens / (450 * 16))
-    assert load["waiting"][int(np.searchsorted(load["times"], 2.0))] == 1
 
 
 # -- observe, calibrate, simulate ------------------------------------------------------------------

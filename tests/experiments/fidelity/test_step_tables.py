@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.experiments.fidelity.truth_data import ALONE, DATA, FITTED, tables
 from pagedsim.experiments.regenerate import RESULTS
-from pagedsim.fidelity.logs.log import Latencies, Log
 from pagedsim.fidelity.sheets import hardware_named, model_named, stack_named
 from pagedsim.fidelity.step_tables.schedule import (
     PREEMPTS,
@@ -22,7 +20,7 @@ from pagedsim.fidelity.step_tables.schedule import (
     scheduled,
     server_of,
 )
-from pagedsim.fidelity.step_tables.tables import SHAPELESS, Cell, alone, read_table
+from pagedsim.fidelity.step_tables.tables import SHAPELESS, Cell, read_table
 from pagedsim.fidelity.step_tables.times import LINK, Constants, Points
 from pagedsim.metrics.files import RESULT, read_json
 from pagedsim.sim.capacity import sized
@@ -68,20 +66,6 @@ def test_the_committed_result_is_of_the_tables_that_there_are() -> None:
     names = [table.name for table in tables(None, None)]
     assert {*FITTED, "distserve"} <= set(names)
     assert {path.stem for path in EVERY} == set(names) - {*ALONE, "distserve"}
-
-
-def test_who_was_alone_at_a_server() -> None:
-    """The first two may have found it cold, the fourth comes too early and the last has no gap."""
-    arrived = np.array([0.0, 2.0, 4.0, 6.0, 7.0, 9.0, 12.0])
-    e2e = np.array([1.0, 1.0, 2.0, 1.5, 1.0, 2.0, 1.0])
-    output = np.array([5, 5, 5, 5, 5, 5, 1])
-    times = Latencies(e2e / 2, e2e, output)
-    places = [f"log:{row}" for row in range(7)]
-    log = Log(Path("log"), places, arrived, output + 100, times, [""] * 7)
-    rows = [*alone(log, "log", model_named("llama-2-7b"), hardware_named("h100"), "vllm-2026")]
-    assert [row.place for row in rows] == ["log:2", "log:5"]
-    assert (rows[0].prompt, rows[0].output, rows[0].at_once) == (105, 5, 1)
-    assert rows[0].measured == {"ttft": 1.0, "token": 0.25}
 
 
 def test_a_row_of_each_layout(tmp_path: Path) -> None:
@@ -188,33 +172,6 @@ def test_a_schedule_tells_what_a_simulation_does(
     else:
         means = [sum(of) / len(of) for of in (latencies.ttft, latencies.tpot)]
         assert predicted == pytest.approx(means, rel=1e-3)
-
-
-def test_two_steps_are_those_of_the_prompts_and_of_the_middle_of_the_answers(
-    tmp_path: Path,
-) -> None:
-    one = cell(SPLITWISE, "llama2-70b,h100-80gb,4,512,8,128,100,30", tmp_path)
-    cost = Roofline(one.replica)
-    prompt, token = Points([(one, scheduled(one))]).predicted(lambda replica, stack: cost).tolist()
-    assert prompt == pytest.approx(cost.step_seconds(plan(*[512] * 8)))
-    assert token == pytest.approx(cost.decode_seconds(8, 8 * (512 + 64)))
-    large = cell(SPLITWISE, "llama2-70b,a100-80gb,2,512,64,128,100,30", tmp_path)
-    assert scheduled(large).mark == TOO_LARGE
-    # Longer than the model was trained for.
-    assert not scheduled(cell(SPLITWISE, "llama2-70b,a100-80gb,8,8192,1,9,9,9", tmp_path)).mark
-
-
-def test_ttft_has_the_way_through_the_server(tmp_path: Path) -> None:
-    one = cell(LOOP, "qwen3-8b,h100,,64,8,2,1,1,1", tmp_path)
-    points = Points([(one, scheduled(one))])
-
-    def ttft_and_tpot(server_ms: float) -> list[float]:
-        return points.predicted(
-            lambda replica, stack: Roofline(replica, stack=Stack(server_ms=server_ms))
-        ).tolist()
-
-    none, long = ttft_and_tpot(0.0), ttft_and_tpot(50.0)
-    assert long == pytest.approx([none[0] + 0.05, none[1]])
 
 
 # -- constants -------------------------------------------------------------------------------------

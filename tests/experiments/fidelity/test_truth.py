@@ -26,21 +26,19 @@ from pagedsim.experiments.fidelity.constants import (
 )
 from pagedsim.experiments.fidelity.truth_data import (
     DATA,
-    FIRST,
     FITTED,
     ONE,
     PROMPTS,
     SEVERAL,
     WITHIN,
     Rows,
-    Score,
     kind_of,
     planned,
     tables,
 )
 from pagedsim.experiments.regenerate import RESULTS
 from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled
-from pagedsim.fidelity.step_tables.tables import Cell, read_table
+from pagedsim.fidelity.step_tables.tables import Cell
 from pagedsim.fidelity.step_tables.times import Constants, Point, Points
 from pagedsim.metrics.files import RESULT, read_json
 from tests.run.studies import carried_out
@@ -118,21 +116,6 @@ def test_invalid_settings_are_refused(words: list[str], says: str, tmp_path: Pat
     assert says in str(error.value)
 
 
-def test_scores_by_hand(own: Path) -> None:
-    predicted = (1.1, 0.5, 3.6)  # 10, −50 and 20 % off
-    points = [
-        Point(cell, "latency", "", seconds)
-        for cell, seconds in zip(read_table(own).cells, predicted, strict=True)
-    ]
-    assert [kind_of(point) for point in points] == [ONE, SEVERAL, ONE]
-    assert kind_of(points[0]._replace(metric="ttft")) == FIRST
-    assert kind_of(points[0]._replace(metric="prompt")) == PROMPTS
-    found = Score.of(points)
-    assert (found.rows, found.worst) == (3, points[1])
-    assert [found.median, found.bias] == pytest.approx([0.2, 0.1])
-    assert found.p90 == pytest.approx(0.44)
-
-
 # -- constants -------------------------------------------------------------------------------------
 
 LOOSER = 1.5
@@ -181,32 +164,6 @@ def test_a_fit_finds_the_constants_of_a_server_that_goes_by_them() -> None:
         assert fit.values[name] == pytest.approx(value, rel=0.05), name
     # What no row tells of stays where it begins.
     assert fit.values["vllm-2026.host_step_ms"] == pytest.approx(BEGIN["vllm-2026.host_step_ms"])
-
-
-def test_no_share_is_beyond_what_a_kernel_reaches() -> None:
-    standing = Constants.standing()
-    faster = measured_by(standing.but({"ampere.bandwidth": 1.4, "hopper.bandwidth": 1.4}), few())
-    fit = fitted(Points(faster), standing)
-    shares = [fit.values[f"{family}.bandwidth"] for family in ("ampere", "hopper")]
-    assert shares == pytest.approx([MOST_SHARE, MOST_SHARE])
-    assert moved("hopper.bandwidth", 1.04) == MOST_SHARE
-    assert moved("ampere.launch", 2.4) == 2.4
-    with pytest.raises(KeyError, match="no such constant"):
-        standing.but({"turing.cache": 0.5})
-
-
-def test_a_wild_row_moves_a_fit_little() -> None:
-    """A measurement that is ten times off pulls about as one that is somewhat off."""
-    standing = Constants.standing()
-    rows = measured_by(standing, few())
-    cell, steps = rows[0]
-    wild = replace(cell, measured={name: 10 * value for name, value in cell.measured.items()})
-    points = Points(rows[1:])
-    plain, pulled = (
-        points.predicted(standing.but(fitted(Points(each), standing).values).cost_of)
-        for each in (rows, [(wild, steps), *rows[1:]])
-    )
-    assert float(np.abs(pulled / plain - 1).mean()) < 0.01
 
 
 # -- all tables ------------------------------------------------------------------------------------

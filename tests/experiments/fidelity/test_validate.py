@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
@@ -19,15 +18,12 @@ from pagedsim.fidelity import step_grid as profile
 from pagedsim.fidelity.recorded import recorded_runs
 from pagedsim.fidelity.replay import Difference
 from pagedsim.fidelity.step_grid import Cell, profiled
-from pagedsim.fidelity.validation import KEYS, Regime, doubts
-from pagedsim.metrics.files import read_summary
+from pagedsim.fidelity.validation import KEYS, Regime
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
-from pagedsim.sim.cost import Fitted
 from pagedsim.user_error import UserError
 from tests.run.studies import carried_out, compose
-from tests.sim.shapes import replica
 
 pytest.importorskip("torch")
 
@@ -68,40 +64,6 @@ def validated(folder: Path, study: Validate | None = None, *words: str) -> dict[
     """What a small validation leaves."""
     found: dict[str, Any] = carried_out(folder, *WORDS, *OWN, *words, study=study or small_study())
     return found
-
-
-def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = validated(tmp_path)["data"]
-    told = capsys.readouterr().out
-    assert found["machine"]["device"] and found["machine"]["blocks"] == 8
-    assert found["replayed_steps"] > 20
-    regimes = found["regimes"]
-    assert [regimes[name]["runs"] for name in ("half load", "overload")] == [2, 2]
-    for regime in regimes.values():
-        assert set(regime["metrics"]) == set(KEYS)
-        assert set(regime["verdicts"]) == {"ttft_mean", "tpot_mean", "output_tokens_per_s"}
-        assert regime["metrics"]["e2e_mean"]["simulator"] > 0
-        assert len(regime["pace"]) == 2
-        assert abs(regime["metrics"]["output_tokens_per_s"]["at_pace"]) < 1
-        assert set(regime["by_request"]) == {"ttft", "tpot", "e2e"}
-    assert "half load: " in told and "Pearson r" in told
-    page = (tmp_path / "report.html").read_text()
-    assert "<svg" in page and "overload" in page
-    assert (tmp_path / "plots/validation.png").stat().st_size > 1000
-    assert {"comparison.csv", "timeline.json"} <= {path.name for path in tmp_path.iterdir()}
-    Fitted.load(tmp_path / "cost.json", replica("tiny", "cpu"))
-    # Both sides are runs with the same requests, and the result has what their files have.
-    for name, found in regimes.items():
-        engine, simulator = (
-            tmp_path / "runs" / f"{name}, {side}" / "seed-0" for side in ("engine", "simulator")
-        )
-        tables = [pq.read_table(one / "requests.parquet") for one in (engine, simulator)]
-        for column in ("request", "arrival", "prompt_tokens", "output_tokens"):
-            assert tables[0][column].to_pylist() == tables[1][column].to_pylist(), column
-        summary = read_summary(simulator)
-        assert "machine" not in summary
-        for key in KEYS:
-            assert found["metrics"][key]["simulator"] == pytest.approx(summary[key], rel=1e-5)
 
 
 def test_it_goes_on_where_it_was_stopped(
@@ -278,27 +240,6 @@ def regime(
 )
 def test_verdicts_by_hand(engine: list[float], simulator: float, verdict: str) -> None:
     assert set(regime(engine, simulator).verdicts.values()) == {verdict}
-
-
-def test_errors_by_hand() -> None:
-    """Against 0.5, 1.25 and 2, a simulator at 1 is off by 1, -0.2 and -0.5. By request, medians
-    of 0.2 and 0.2 against 0.2 and 0.3; single runs are off by 0.1 of 0.2, twice in six.
-    """
-    found = regime([0.5, 1.25, 2.0], 3.0, paced=1.0).agreements["e2e_mean"]
-    assert found.at_pace == pytest.approx(-0.2)
-    assert found.error == pytest.approx(3.0 / 1.25 - 1)
-    near = regime([1.0], 1.0).nearness["ttft"]
-    assert [near.mape, near.bias, near.spread] == pytest.approx([0.25, 0.25, 1 / 6])
-    assert np.isnan(near.pearson)  # the engine's do not differ
-
-
-def test_doubts_about_a_validation() -> None:
-    even, uneven = regime([1.0, 1.0], 1.0), regime([1.0, 2.0], 1.0)
-    assert list(doubts([even])) == []
-    (doubt,) = doubts([even, uneven])
-    assert doubt.startswith("the engine is far from itself: under half the ")
-    (doubt,) = doubts([regime([0.0, 0.0], 0.0)])
-    assert doubt == "no request was preempted under half: memory.blocks is too large"
 
 
 # -- a grid of validations -------------------------------------------------------------------------
