@@ -15,12 +15,13 @@ from pagedsim.engine.engine_args import Arguments
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.load import check_shards
 from pagedsim.engine.models.shard import Shard
+from pagedsim.engine.output import Tokenizer
 from pagedsim.engine.parallel.ranks import Leader, Ranks
 from pagedsim.engine.profile import MeasuredPrices, fitting_blocks
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.runtime import GIB, in_memory, require_host
 from pagedsim.engine.sampler import warm_up_sampling
-from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
+from pagedsim.engine.tokenizer import load_tokenizer
 from pagedsim.kernels.float8 import is_float8, name_of
 from pagedsim.server import ServerSpec
 

@@ -62,9 +62,9 @@ class Beams:
                     f"request {request.id!r}: SamplingParams.{name}={value}: not with beam_search"
                 )
         self.request = request
-        self.plain = False
-        self.deltas = False
-        """Never, as `ranked`."""
+        self.ranked = True
+        """The returned sequences are known only at the end."""
+        self.plain = self.deltas = False
         self.ends = ends_of(params, eos)
         """Tokens that end a beam."""
         self._eos = frozenset(eos)
@@ -75,11 +75,6 @@ class Beams:
         self._logprobs = [0.0] + [-1e9] * (request.width - 1)
         self._finished: list[Finished] = []  # best first
         self._contenders = 0  # running beams that would be finished if this were the last step
-
-    @property
-    def ranked(self) -> bool:
-        """Whether the returned sequences are known only at the end."""
-        return True
 
     def take(self, logits: Tensor) -> tuple[Continuation, str | None]:
         """Take the logits of this step, [width, vocab], or [1, vocab] before the first token.

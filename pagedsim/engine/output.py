@@ -1,4 +1,4 @@
-"""What an engine returns of requests, and the observers of its steps."""
+"""What an engine returns of requests, its tokenizers, and the observers of its steps."""
 
 from __future__ import annotations
 
@@ -98,6 +98,16 @@ class RequestOutput:
         ids = list(request.prompt or ())
         metrics = RequestMetrics.of(request)
         return cls(request.id, prompt, ids, outputs, finished, metrics)
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back; a method `chat`, as those of `tokenizer.py` have, is optional."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a prompt, special tokens around it included."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
 
 
 class Observer(Protocol):

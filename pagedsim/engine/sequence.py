@@ -13,9 +13,15 @@ from functools import partial
 
 from pagedsim.core import Continuation, Request, RequestError
 from pagedsim.engine.beam import Beams
-from pagedsim.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from pagedsim.engine.output import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    Tokenizer,
+)
 from pagedsim.engine.sampler import COLDEST, Row, Sample, stream_key, wants_logprob
-from pagedsim.engine.tokenizer import Detokenizer, Text, Tokenizer, ends_of
+from pagedsim.engine.tokenizer import Detokenizer, Text, ends_of
 
 
 @dataclass(slots=True, eq=False)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pagedsim.core import SamplingParams
 from pagedsim.core.errors import ConfigError, RequestError
 from pagedsim.engine.models.source import brief, folder_of
 from pagedsim.engine.models.weights import TINY, TINY_EOS
+from pagedsim.engine.output import Tokenizer
 
 VOCABULARIES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json",
@@ -23,20 +24,6 @@ VOCABULARIES = (
 """The files of which a folder with a tokenizer has at least one."""
 
 NO_TEMPLATE = "chat: the model's tokenizer has no chat template"
-
-
-class Tokenizer(Protocol):
-    """A tokenizer for the engine; `chat`, as below, is optional."""
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The token that ends a text."""
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt, special tokens around it included."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, without special ones."""
 
 
 class ByteTokenizer:

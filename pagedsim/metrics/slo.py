@@ -132,8 +132,25 @@ class Reader:
         Exact for requests that decoded in each of those steps. The tokens of one that missed some,
         because it was preempted or held, are spread evenly over the steps.
         """
-        late = self._late(arrival + self.ttft, first, last, tokens, begin, steps, ends)
-        return self._share(late, tokens)
+        best, pace = arrival + self.ttft, 1 / self.tokens_per_s
+        delay = np.maximum(first - best, 0)
+        # Without steps, all tokens after the first count as arriving with the last.
+        rest = np.where(steps > 0, delay, np.maximum(delay, last - best - pace))
+        total = delay + (tokens - 1) * rest
+        # If no step was missed, a token's delay is the end of its step against reading speed; only
+        # requests with a step beyond the delay so far need the token-by-token computation.
+        ahead = np.arange(len(ends) + 1.0)
+        ahead *= pace
+        np.subtract(ends, ahead[:-1], out=ahead[:-1])
+        ahead[-1] = -np.inf  # sentinel: an end may be one past the last
+        due = best + pace - begin * pace
+        odd = (steps != tokens - 1) | (_highest(ahead, begin, steps) - due > delay)
+        some = np.flatnonzero(odd & (tokens > 1) & (steps > 0))
+        some = some[np.argsort(-tokens[some], kind="stable")]
+        if len(some):
+            late = _Spread(tokens[some], steps[some], begin[some], last[some], best[some])
+            total[some] = late.sums(delay[some], pace, ends)
+        return self._share(total, tokens)
 
     def qoe_of_times(self, arrival: Floats, tokens: Counts, came: Sequence[Floats]) -> Floats:
         """QoE of requests with known arrival times of their output chunks.
@@ -153,38 +170,6 @@ class Reader:
         reading = tokens * (tokens - 1.0) / (2 * self.tokens_per_s)
         whole = tokens * self.ttft + reading + late
         return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)
-
-    def _late(
-        self,
-        best: Floats,
-        first: Floats,
-        last: Floats,
-        tokens: Counts,
-        begin: Counts,
-        steps: Counts,
-        ends: Floats,
-    ) -> Floats:
-        """Delay against the ideal times in seconds, summed over the tokens of each request."""
-        pace = 1 / self.tokens_per_s
-        delay = np.maximum(first - best, 0)
-        # Without steps, all tokens after the first count as arriving with the last.
-        rest = np.where(steps > 0, delay, np.maximum(delay, last - best - pace))
-        total = delay + (tokens - 1) * rest
-        # If no step was missed, a token's delay is the end of its step against reading speed; only
-        # requests with a step beyond the delay so far need the token-by-token computation.
-        ahead = np.arange(len(ends) + 1.0)
-        ahead *= pace
-        np.subtract(ends, ahead[:-1], out=ahead[:-1])
-        ahead[-1] = -np.inf  # sentinel: an end may be one past the last
-        due = best + pace - begin * pace
-        odd = (steps != tokens - 1) | (_highest(ahead, begin, steps) - due > delay)
-        some = np.flatnonzero(odd & (tokens > 1) & (steps > 0))
-        some = some[np.argsort(-tokens[some], kind="stable")]
-        if not len(some):
-            return total
-        late = _Spread(tokens[some], steps[some], begin[some], last[some], best[some])
-        total[some] = late.sums(delay[some], pace, ends)
-        return total
 
 
 class _Spread(NamedTuple):

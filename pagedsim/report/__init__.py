@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagedsim.metrics.files import REPORT
 from pagedsim.report.console import show
 
 if TYPE_CHECKING:
@@ -23,8 +24,12 @@ def write(
 
     With `arms` the page compares them. matplotlib is imported here, not at module level.
     """
-    from pagedsim.report.figures import drawn, write_page
+    from pagedsim.report.figures import drawn
     from pagedsim.report.html import page
 
-    plots = drawn(drawings)
-    return write_page(folder, page(result, plots, arms), plots)
+    plots, report = drawn(drawings), folder / REPORT
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        (folder / "plots" / f"{plot.name}.png").write_bytes(plot.png)
+    report.write_text(page(result, plots, arms), encoding="utf-8")
+    return report

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedsim.report.style import DARK, DPI, drawing
@@ -47,16 +46,6 @@ def drawn(drawings: Mapping[str, FigureSpec]) -> list[Plot]:
             Plot(name, one.title, one.caption, *render(name, one.draw()))
             for name, one in drawings.items()
         ]
-
-
-def write_page(folder: Path, text: str, plots: Sequence[Plot]) -> Path:
-    """Write plots/<name>.png and report.html; returns the path of the report."""
-    (folder / "plots").mkdir(parents=True, exist_ok=True)
-    for plot in plots:
-        (folder / "plots" / f"{plot.name}.png").write_bytes(plot.png)
-    report = folder / "report.html"
-    report.write_text(text, encoding="utf-8")
-    return report
 
 
 def render(name: str, figure: Figure) -> tuple[bytes, str]:

@@ -104,26 +104,27 @@ def busiest(run: Run, count: int) -> NDArray[np.int64]:
 
     Rejected requests are skipped unless all were rejected.
     """
-    columns, rejected = _columns(run), run.by_column().in_state("rejected")
-    order = np.argsort(columns["arrival"], kind="stable")
+    requests = run.by_column()
+    arrival, rejected = requests["arrival"], requests.in_state("rejected")
+    order = np.argsort(arrival, kind="stable")
     if not rejected.all():
         order = order[~rejected[order]]
     if len(order) <= count:
         return order
-    begun = columns["scheduled" if run.inside else "first_token"]
-    wait = np.nan_to_num((begun - columns["arrival"])[order])
+    begun = requests["scheduled" if run.inside else "first_token"]
+    wait = np.nan_to_num((begun - arrival)[order])
     sums = np.convolve(wait, np.ones(count), mode="valid")
     first = int(np.argmax(sums))
     return order[first : first + count]
 
 
 def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bool) -> None:
-    columns = {name: values[rows] for name, values in _columns(run).items()}
-    clients = np.asarray(run.requests("client")["client"].take(rows).to_pylist(), dtype=object)
+    requests = run.by_column()
+    arrival, clients = requests["arrival"][rows], requests["client"][rows]
     names = [*study.clients, *sorted(set(clients) - set(study.clients))]
     names = [name for name in names if name in clients]
     group = np.asarray([names.index(client) for client in clients])
-    order = np.lexsort((columns["arrival"], group))
+    order = np.lexsort((arrival, group))
     clients = clients[order]
     gap = 1.5  # rows of space between clients
     y = np.arange(len(rows)) + gap * group[order]
@@ -199,9 +200,3 @@ def _bars(
     corners = ((begin, y - half), (end, y - half), (end, y + half), (begin, y + half))
     shapes = np.stack([np.stack(corner, axis=1) for corner in corners], axis=1)
     return PolyCollection(list(shapes), facecolors=colour, linewidths=0)
-
-
-def _columns(run: Run) -> dict[str, NDArray[Any]]:
-    names = ("arrival", "scheduled", "first_token", "finished", "preemptions")
-    requests = run.requests(*names)
-    return {name: np.asarray(requests[name].to_numpy()) for name in names}

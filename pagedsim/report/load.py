@@ -100,11 +100,8 @@ def mean_by_replica(run: Run, bins: int) -> tuple[NDArray[np.float64], NDArray[n
 def _seen_from_outside(
     run: Run, bins: int
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    edges = np.linspace(0, run.end or 1.0, bins + 1)
-    arrival, first, last = (
-        np.asarray(run.requests(name)[name].to_numpy())
-        for name in ("arrival", "first_token", "finished")
-    )
+    edges, each = np.linspace(0, run.end or 1.0, bins + 1), run.by_column()
+    arrival, first, last = (each[name] for name in ("arrival", "first_token", "finished"))
     left = np.where(np.isnan(last), run.end, last)
     begun = np.where(np.isnan(first), left, first)
     waiting, running = _present(arrival, begun, edges), _present(begun, left, edges)

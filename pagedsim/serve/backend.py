@@ -6,17 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pagedsim.core import RequestId, SamplingParams, Scheduler
-from pagedsim.engine.output import RequestOutput
-
-
-class Tokenizer(Protocol):
-    """Text to tokens and back."""
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
+from pagedsim.engine.output import RequestOutput, Tokenizer
 
 
 class Backend(Protocol):

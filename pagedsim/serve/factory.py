@@ -10,11 +10,11 @@ from typing import Any
 from pagedsim.config import Serve
 from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.core.errors import not_installed, require_number, require_whole, shown
-from pagedsim.engine.output import Observer
+from pagedsim.engine.output import Observer, Tokenizer
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.serving import Serving
 from pagedsim.run.simulated import Simulation
-from pagedsim.serve.backend import Backend, Tokenizer
+from pagedsim.serve.backend import Backend
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 
 OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")

@@ -11,8 +11,7 @@ import simpy
 
 from pagedsim.core import Request, RequestError, RequestId, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.plan import sampled_in
-from pagedsim.engine.output import Observer, RequestOutput
-from pagedsim.serve.backend import Tokenizer
+from pagedsim.engine.output import Observer, RequestOutput, Tokenizer
 from pagedsim.serve.sim_output import FillerTokenizer, SimOutput
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import AheadServer, Costs, Server

@@ -22,29 +22,25 @@ from pagedsim.serve.backend import Backend
 class Stream:
     """An ordered output stream; written and read on one event loop."""
 
-    __slots__ = ("_ended", "_outputs", "_reader", "error", "request_id")
+    __slots__ = ("_outputs", "_reader", "ended", "error", "request_id")
 
     def __init__(self, request_id: RequestId) -> None:
         self.request_id = request_id
         self.error: PagedsimError | None = None
+        self.ended = False
+        """Whether the stream is complete."""
         self._outputs: deque[RequestOutput] = deque()
         self._reader: asyncio.Future[None] | None = None
-        self._ended = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether the stream is complete."""
-        return self._ended
 
     def put(self, output: RequestOutput) -> None:
         """Append an output."""
         self._outputs.append(output)
-        self._ended = self._ended or output.finished
+        self.ended = self.ended or output.finished
         self._wake()
 
     def fail(self, error: PagedsimError) -> None:
         """End the stream with an error."""
-        self.error, self._ended = error, True
+        self.error, self.ended = error, True
         self._wake()
 
     def _wake(self) -> None:
@@ -65,7 +61,7 @@ class Stream:
                     raise error
                 finally:
                     del error
-            if self._ended:
+            if self.ended:
                 return []
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -105,7 +101,8 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._inbox: deque[Work] = deque()
         self._bell = threading.Condition()
-        self._stop = False
+        self.ended = False
+        """Whether the thread was stopped."""
 
     # -- for the event loop --------------------------------------------------------------------
 
@@ -120,15 +117,10 @@ class Worker:
             self._inbox.append(work)
             self._bell.notify()
 
-    @property
-    def ended(self) -> bool:
-        """Whether the thread was stopped."""
-        return self._stop
-
     async def end(self) -> None:
         """Stop after the current step, and join the thread."""
         with self._bell:
-            self._stop = True
+            self.ended = True
             self._bell.notify()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
@@ -141,11 +133,11 @@ class Worker:
         try:
             self.loop.call_soon_threadsafe(what, *values)
         except RuntimeError:  # the event loop is closed
-            self._stop = True
+            self.ended = True
 
     def _run(self) -> None:
         try:
-            while not self._stop:
+            while not self.ended:
                 self._wait()
                 self._take_turn()
                 if self._engine.has_unfinished_requests() and self._engine.pause == 0:
@@ -166,7 +158,7 @@ class Worker:
         """Sleep until a step is due or work is posted."""
         with self._bell:
             pause = self._engine.pause if self._engine.has_unfinished_requests() else inf
-            if pause > 0 and not self._inbox and not self._stop:
+            if pause > 0 and not self._inbox and not self.ended:
                 self._bell.wait(None if pause == inf else min(pause, threading.TIMEOUT_MAX))
 
     def _step(self) -> None:

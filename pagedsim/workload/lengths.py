@@ -48,7 +48,13 @@ def mean_of(mu: float, sigma: float, caps: Weighted) -> float:
 def solve_mu(mean: float, sigma: float, caps: Weighted) -> float | None:
     """The location parameter that gives this mean, or None if none does."""
     low, high = log(mean) - 8 * sigma - 2, log(mean) + 8 * sigma + 2
-    mu = _bisect(lambda mu: mean_of(mu, sigma, caps), mean, low, high)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if mean_of(middle, sigma, caps) < mean:
+            low = middle
+        else:
+            high = middle
+    mu = (low + high) / 2
     return mu if abs(mean_of(mu, sigma, caps) / mean - 1) < 1e-6 else None
 
 
@@ -60,16 +66,6 @@ def caps_left(mu: float, sigma: float, first_cap: float, total: float) -> Weight
     scale = sum(weights)
     drawn = [min(max(exp(mu + sigma * z), 1.0), first_cap) for z in grid]
     return tuple((weight / scale, total - x) for weight, x in zip(weights, drawn, strict=True))
-
-
-def _bisect(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
-    for _ in range(60):
-        middle = (low + high) / 2
-        if rising(middle) < target:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
 
 
 def _below(bound: float, mu: float, sigma: float) -> float:

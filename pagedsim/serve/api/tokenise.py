@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pagedsim.core import PagedsimError
+from pagedsim.engine.output import Tokenizer
 from pagedsim.serve.api.errors import BadRequest, brief
-from pagedsim.serve.backend import Tokenizer
 
 T = TypeVar("T")
 
