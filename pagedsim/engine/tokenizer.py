@@ -61,7 +61,6 @@ class HuggingFaceTokenizer:
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
-        self.eos_token_id: int | None = backend.eos_token_id
 
     def encode(self, text: str) -> list[int]:
         return list(self.backend.encode(text))

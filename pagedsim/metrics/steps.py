@@ -114,10 +114,6 @@ class Steps:
         more = self._more | {name: values}
         return Steps(self._rows, self._first, self._ends, self._used, more)
 
-    def table(self) -> pa.Table:
-        """All steps as one table."""
-        return pa.Table.from_batches(self.to_batches(), self.schema)
-
     def to_batches(self, max_chunksize: int = PART) -> Iterator[pa.RecordBatch]:
         """All rows in order, at most `max_chunksize` per batch."""
         for begin in range(0, self.num_rows, max_chunksize):

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pagedsim.core import PagedsimError, RequestError, RequestId, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.engine.output import RequestOutput
-from pagedsim.serve.backend import Backend
-from pagedsim.serve.worker import Stream, Worker
+from pagedsim.serve.worker import Backend, Stream, Worker
 
 
 class Overloaded(PagedsimError):

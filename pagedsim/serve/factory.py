@@ -14,8 +14,8 @@ from pagedsim.engine.output import Observer, Tokenizer
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.serving import Serving
 from pagedsim.run.simulated import Simulation
-from pagedsim.serve.backend import Backend
 from pagedsim.serve.realtime_sim import RealtimeSimulator
+from pagedsim.serve.worker import Backend
 
 OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")
 

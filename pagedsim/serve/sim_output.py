@@ -40,10 +40,6 @@ class Numerals:
     def __init__(self) -> None:
         self._text, self._numbers = bytearray(), 0
 
-    def __len__(self) -> int:
-        """Numbers whose text is kept."""
-        return self._numbers
-
     def reach(self, number: int) -> None:
         """Keep the text as far as `number`."""
         while self._numbers < number:

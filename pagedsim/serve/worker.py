@@ -1,4 +1,4 @@
-"""The engine thread, which steps the engine, and the output streams that it fills.
+"""The engine thread, the interface of what it steps, and the output streams that it fills.
 
 Posted work runs in the thread between two steps; outputs are passed to an event loop.
 """
@@ -10,13 +10,68 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
-from pagedsim.core import PagedsimError, RequestId
-from pagedsim.engine.output import RequestOutput
-from pagedsim.serve.backend import Backend
+from pagedsim.core import PagedsimError, RequestId, SamplingParams, Scheduler
+from pagedsim.engine.output import RequestOutput, Tokenizer
+
+
+class Backend(Protocol):
+    """Serves requests step by step; `LLMEngine` is one. Not thread-safe."""
+
+    scheduler: Scheduler
+    failure: str
+    """Error of the last failed step."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None if prompts must be token ids."""
+
+    @property
+    def now(self) -> float:
+        """The engine's clock in seconds; the only thread-safe member."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next step is due: 0 if now, infinity if idle."""
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        """Defaults of SamplingParams for fields that a request leaves out."""
+
+    @property
+    def lag(self) -> float:
+        """Wall-clock seconds by which the last step ended late; 0 for a real engine."""
+
+    def add_request(
+        self,
+        request_id: RequestId,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        delta: bool = False,
+        **labels: Any,
+    ) -> None:
+        """Queue a prompt; raises RequestError if it can never be served.
+
+        With `stream` every step that samples a token returns an output, cumulative, or with `delta`
+        only what is new.
+        """
+
+    def abort_request(self, request_id: RequestId) -> RequestOutput:
+        """Abort a request in any state; returns its final output."""
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request is unfinished."""
+
+    def step(self) -> list[RequestOutput]:
+        """Execute a step; returns outputs of finished and of streaming requests."""
+
+    def close(self) -> None:
+        """End its other processes."""
 
 
 class Stream:
@@ -91,13 +146,11 @@ class Worker:
         engine: Backend,
         deliver: Callable[[Sequence[RequestOutput], float], None],
         died: Callable[[BaseException], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Both callbacks run on the event loop given to `start`: `deliver` with the outputs of a
-        step and the time at which they were due (on `clock`), `died` with a fatal error."""
+        step and the monotonic time at which they were due, `died` with a fatal error."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._engine, self._deliver, self._died = engine, deliver, died
-        self._clock = clock
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._inbox: deque[Work] = deque()
         self._bell = threading.Condition()
@@ -148,10 +201,10 @@ class Worker:
 
     def _take_turn(self) -> None:
         """Run posted work in order, within the time budget."""
-        until = self._clock() + TURN
+        until = time.monotonic() + TURN
         while self._inbox:
             self._inbox.popleft()()
-            if self._clock() >= until:
+            if time.monotonic() >= until:
                 return
 
     def _wait(self) -> None:
@@ -170,7 +223,7 @@ class Worker:
             log.exception("a step could not be planned; all requests end with it")
             outputs = self._lose_all()
         if outputs:
-            self.post(self._deliver, outputs, self._clock() - self._engine.lag)
+            self.post(self._deliver, outputs, time.monotonic() - self._engine.lag)
 
     def _lose_all(self) -> list[RequestOutput]:
         outputs = []

@@ -140,18 +140,12 @@ class Workload:
         deadline: ArrayLike = np.nan,
         sampling: ArrayLike = 0,
         asked: Sequence[SamplingParams] = (GREEDY,),
-        prompts: Prompts | None = None,
-        turns: Sessions | None = None,
         extra: Sequence[Mapping[str, Any]] | None = None,
-        mode: Mode = "open",
-        users: int | None = None,
-        think_time: float = 0.0,
-        drawn: bool = True,
-        clipped: int = 0,
-        dropped: int = 0,
         notices: Sequence[str] = (),
+        **fields: Any,
     ) -> Workload:
-        """A workload from array-likes; a scalar is the value of a whole column.
+        """A workload from array-likes; a scalar is the value of a whole column. `fields` are the
+        others, as they are.
 
         >>> Workload.of([0.0, 0.5], [100, 200], [10, 20], priority=1)
         Workload(2 requests over 0.5 s, 150 tokens in and 15 out on average)
@@ -176,16 +170,9 @@ class Workload:
             deadline=_column("deadline", deadline, np.float64, rows),
             sampling=_column("sampling", sampling, np.int32, rows),
             asked=tuple(asked),
-            prompts=prompts,
-            turns=turns,
             extra=None if extra is None else list(map(_frozen, extra)),
-            mode=mode,
-            users=users,
-            think_time=think_time,
-            drawn=drawn,
-            clipped=clipped,
-            dropped=dropped,
             notices=tuple(notices),
+            **fields,
         )
         for name, tokens in (("prompt_len", made.prompt_len), ("output_len", made.output_len)):
             if tokens.min() < 1:
@@ -198,8 +185,8 @@ class Workload:
             raise ConfigError(f"client: must be an index into {len(made.clients)} names")
         if made.sampling.min() < 0 or made.sampling.max() >= len(made.asked):
             raise ConfigError(f"sampling: must be an index into {len(made.asked)} settings")
-        if turns is not None and len(turns) != rows:
-            raise ConfigError(f"turns: {len(turns)} for {rows} requests")
+        if made.turns is not None and len(made.turns) != rows:
+            raise ConfigError(f"turns: {len(made.turns)} for {rows} requests")
         if extra is not None and len(extra) != rows:
             raise ConfigError(f"extra: {len(extra)} for {rows} requests")
         return made

@@ -104,7 +104,7 @@ def test_parts_of_any_size_make_the_same_steps(size: int) -> None:
 def test_parts_are_made_one_at_a_time() -> None:
     """A run's steps may be more than there is room for, unfolded."""
     steps = served(4 * PACKED // 40).own_steps()
-    whole = steps.table().nbytes
+    whole = pa.Table.from_batches(steps.to_batches()).nbytes
     tracemalloc.start()
     for part in steps.to_batches(PACKED // 16):
         assert part.nbytes < whole / 60

@@ -12,8 +12,8 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, RequestError, SamplingParams
 from pagedsim.core.batch_state import ServerState
 from pagedsim.serve.async_engine import AsyncLLMEngine, Closing, EngineDead, Overloaded
-from pagedsim.serve.backend import Backend
 from pagedsim.serve.realtime_sim import RealtimeSimulator
+from pagedsim.serve.worker import Backend
 from tests.sim.harness import Constant
 
 T = TypeVar("T")

@@ -59,7 +59,7 @@ class JsonLines(Format):
     options: tuple[str, ...] = ()
 
     @cached_property
-    def fields(self) -> dict[str, Field]:
+    def fields(self) -> Mapping[str, Field]:
         """All fields."""
         unit = "seconds" if self.per_second == 1 else "milliseconds"
         own = {self.time: (is_number, f"a number of {unit}")}
