@@ -75,7 +75,7 @@ TRIALS: Mapping[str, Sequence[Sequence[str]]] = {
     "tqdm": (RECORD, tests("engine", "llm")),
     "gguf": (tests("engine/models", "gguf"),),
     "accelerate": (tests("engine/models", "gguf"),),
-    "fastapi": (API,),
+    "fastapi": (API, tests("serve", "live", "server_limits")),
     "pydantic": (API,),
     "uvicorn": (tests("serve", "listen", "server_limits"), API),
     "httptools": (tests("serve", "listen"),),
