@@ -16,8 +16,6 @@ from pagedsim.build import (
 from pagedsim.core import (
     ConfigError,
     Policy,
-    Scheduler,
-    Unified,
 )
 from pagedsim.policies.ordering import FCFS, Priority
 from pagedsim.policies.preemption import Cheapest
@@ -125,35 +123,6 @@ class Free:
 
     def swap_seconds(self, blocks: int) -> float:
         return 0.0
-
-
-class Louder(Scheduler):
-    """One that does more."""
-
-
-def test_every_setting_reaches_the_scheduler() -> None:
-    scheduler = ServerSpec(
-        policy="priority",
-        preemption="swap",
-        batching="unified",
-        max_seqs=5,
-        max_batched_tokens=7,
-        max_model_len=11,
-        async_scheduling=True,
-        memory="prefix",
-        block_size=4,
-        blocks=64,
-        cpu_blocks=8,
-    ).scheduler(Louder)
-    assert type(scheduler) is Louder
-    assert isinstance(scheduler.policy, Priority)
-    assert isinstance(scheduler.batching, Unified)
-    assert scheduler.preemption.swaps
-    assert (scheduler.max_seqs, scheduler.max_batched_tokens, scheduler.max_model_len) == (5, 7, 11)
-    assert scheduler.async_scheduling
-    memory = scheduler.memory
-    assert (memory.total, memory.block_size, memory.cpu_total) == (64, 4, 8)
-    assert type(memory).__name__ == "PrefixMemory"
 
 
 @pytest.mark.parametrize(

@@ -111,31 +111,6 @@ def test_results_lie_in_a_folder_named_after_time_and_experiment(call: Call) -> 
     assert Path(folder, "runs/run/seed-0/steps.parquet").is_file()
 
 
-def test_a_policy_in_the_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "longest.py").write_text(
-        "from pagedsim.core import Policy\n\n\n"
-        "class Longest(Policy):\n"
-        '    rank_changes = "never"\n\n'
-        "    def __init__(self, weight=1):\n"
-        "        self.weight = weight\n\n"
-        "    def rank(self, request, state):\n"
-        "        return -self.weight * request.prompt_len\n"
-    )
-    done = command(
-        tmp_path,
-        "experiment=compare",
-        "study.arms={fcfs: ['policy=fcfs'], own: ['policy._target_=longest.Longest']}",
-        *QUICK,
-        "server.max_seqs=2",
-        "jobs=2",
-        "seeds=1",
-        "hydra.run.dir=out",
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    tables = [tmp_path / "out/runs" / arm / "seed-0/requests.parquet" for arm in ("fcfs", "own")]
-    assert tables[0].read_bytes() != tables[1].read_bytes()
-
-
 def test_cut_and_rejected_requests_are_noted_once_and_recorded(call: Call) -> None:
     rows = ["arrived_at,num_prefill_tokens,num_decode_tokens"]
     rows += ["0,100,100", "1,900,50", "2,100,700", "3,100,10"]
@@ -275,20 +250,6 @@ def test_a_process_that_dies_ends_the_others(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "a process died, perhaps for want of memory; fewer jobs= take less" in errors
     assert "Traceback" not in errors
-
-
-def test_a_study_goes_on_where_it_ended(call: Call) -> None:
-    words = ("experiment=single", "jobs=1", *QUICK, "hydra.run.dir=out")
-    assert "kept" not in call(*words, "seeds=2")[1]
-    run = Path("out/runs/run")
-    before = {seed: (run / f"seed-{seed}/run.json").stat().st_mtime_ns for seed in (0, 1)}
-    (run / "seed-1/run.json").unlink()  # as if it had been interrupted
-    code, text, _ = call(*words, "seeds=3")
-    assert code == 0
-    assert text.startswith("1 of 3 runs were there already, and the same: kept\n")
-    assert "Means over 3 seeds" in text
-    assert (run / "seed-0/run.json").stat().st_mtime_ns == before[0]
-    assert (run / "seed-1/run.json").stat().st_mtime_ns > before[1]
 
 
 # -- sweeps ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pagedsim import report
-from pagedsim.metrics.arms import Arms, Run
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.plots import drawings_of
 from pagedsim.report.table import comparison_rows
@@ -24,10 +24,8 @@ from tests.metrics.tables import fleet_study, result_of, study_of
 from tests.wandb_files import (
     config_of,
     history_of,
-    name_of,
     records,
     run_of,
-    steps_of_metrics,
     summary_of,
     table_of,
     whole,
@@ -125,46 +123,6 @@ def test_the_tables_of_a_result_are_tables_of_the_comparison(
 
 
 SEARCH = Result("search", "How much?", "At which rate?", "python -m pagedsim", ["Much."])
-
-
-def test_runs_that_keep_no_tables_have_their_summaries(tmp_path: Path) -> None:
-    runs = [
-        Run(
-            f"rate {rate}",
-            seed,
-            tmp_path / "nowhere",
-            {"workload": {"rate": rate}},
-            {"ttft_mean": rate + seed, "clients": {"chat": {"ttft_mean": math.nan}}},
-        )
-        for seed in (1, 0)  # as they were completed
-        for rate in range(30 if seed == 0 else 1)
-    ]
-    result = replace(SEARCH, data={"highest": {"a": 2.5, "b": math.nan}})
-    folders = whole(track(result, tmp_path, runs, series=False))
-    assert [name_of(folder) for folder in folders] == [
-        *(f"rate {rate}" for rate in range(30)),
-        "comparison",
-    ]
-    for rate, folder in enumerate(folders[:-1]):
-        config = config_of(folder)
-        assert config["workload"] == {"rate": rate}
-        assert (config["arm"], config["seed"]) == (f"rate {rate}", 0)
-        found = records(folder)
-        kept = summary_of(found)
-        assert kept["ttft_mean"] == (0.5 if rate == 0 else rate)
-        assert kept["seed_count"] == (2 if rate == 0 else 1)
-        assert "clients/chat/ttft_mean" not in kept
-        assert steps_of_metrics(found) == {}
-        history = history_of(found)
-        assert not any(name.startswith("load/") for row in history for name in row)
-        assert len(history) == (rate == 0)
-    seeds = table_of(folders[0], "seeds")
-    assert seeds["columns"] == ["seed", "ttft_mean"]
-    assert seeds["data"] == [[0, 0], [1, 1]]
-    kept = summary_of(records(folders[-1]))
-    assert kept["highest/a"] == 2.5
-    assert "highest/b" not in kept
-    assert kept["finding"] == "Much."
 
 
 def test_rows_of_the_study_s_own_are_the_comparison(tmp_path: Path) -> None:

@@ -62,16 +62,6 @@ def test_one_starts_where_many_wait_and_drains_where_few_do() -> None:
     assert paid == [[(0.0, inf)], [(2.0, 18.0)]]
 
 
-def test_a_draining_replica_serves_its_requests_and_receives_no_others() -> None:
-    """At 4 s no request waits, so the second stops; what it has goes on until 12.5 s."""
-    rows = [(0.0, 3, 2)] * 3 + [(2.5, 3, 10), (4.5, 3, 1), (5.0, 3, 1)]
-    rule = queue(up=1.0, down=0.75, interval_s=2.0, startup_s=0.0)
-    _, paid, requests = scaled(rows, rule, scheduler(), scheduler(max_seqs=9))
-    assert requests["replica"] == [0, 0, 0, 1, 0, 0]
-    assert requests["finished"][3] == 12.5
-    assert paid[1] == [(2.0, 12.5)]
-
-
 @pytest.mark.parametrize(("rule", "up", "down"), [("kv", 0.5, 0.1), ("freeness", 8.0, 30.0)])
 def test_memory_that_fills_starts_another(rule: str, up: float, down: float) -> None:
     rows = [(0.1 * n, 40, 10) for n in range(90)]

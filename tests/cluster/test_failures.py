@@ -13,7 +13,7 @@ from pagedsim.cluster.failures import ListedOutages, RandomOutages, failures_of
 from pagedsim.core import ConfigError, PagedsimError, Request
 from pagedsim.metrics.steps import FleetSteps
 from pagedsim.policies.routing.router import Replica, Replicas, Router
-from pagedsim.policies.routing.simple import LeastRequests, RoundRobin
+from pagedsim.policies.routing.simple import RoundRobin
 from tests.cluster.fleets import Watching, served, server, whole
 from tests.sim.harness import Constant, Jobs
 
@@ -208,21 +208,3 @@ def test_bad_settings_are_one_line(settings: Any, said: str) -> None:
         failures_of(settings, 2)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("glides", [False, True])
-def test_a_recorder_takes_the_last_step_back(glides: bool) -> None:
-    """Beyond where rows are packed, too, and where the last is one of many quiet ones."""
-    jobs = Jobs([(0.0, 3, 40)])
-    for died, rows in ((7.5, 7), (8.0, 7), (8.01, 8)):
-        units = [scheduler(), scheduler()]
-        _, steps = served(
-            units,
-            jobs,
-            LeastRequests(),
-            Constant(),
-            failures=ListedOutages({0: [(died, 1.0)]}),
-            server={"fast_forward": glides},
-        )
-        assert steps.replicas[0].num_rows == rows
-        assert steps.replicas[0].table()["end"].to_pylist() == [float(n + 1) for n in range(rows)]

@@ -12,7 +12,7 @@ from typing import Any
 from pagedsim.cluster.link import Network
 from pagedsim.core import Request, Scheduler
 from pagedsim.policies.routing.router import Move, Refusal, Replica, Replicas, Router
-from pagedsim.policies.routing.simple import LeastRequests, RoundRobin
+from pagedsim.policies.routing.simple import RoundRobin
 from tests.cluster.fleets import NETWORK, served, server
 from tests.sim.harness import Constant, Jobs
 
@@ -103,32 +103,6 @@ def test_a_request_attached_as_a_replica_goes_idle_is_served() -> None:
         network=Network(4e-8, sharing="fair", layerwise=True),
     )
     assert requests["output_tokens"] == [output for _, _, output in jobs]
-
-
-def test_a_placed_request_is_visible_to_the_next_routing_decision() -> None:
-    """Six prompts end in one step; each of three that decode gets two of them."""
-    requests, _ = moved(
-        [(0.0, 4, 3)] * 6,
-        scheduler(blocks=64, max_batched_tokens=64),
-        *(scheduler() for _ in range(3)),
-        router=LeastRequests(),
-        roles=("prefill", "decode", "decode", "decode"),
-    )
-    assert sorted(requests["replica"]) == [1, 1, 2, 2, 3, 3]
-
-
-def test_a_request_that_ends_at_prefill_frees_a_slot_for_decode() -> None:
-    """Two prompts end in one step, and the only slot is free again when the first fits nowhere."""
-
-    class OneDecodes(RoundRobin):
-        holds = True
-
-        def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:  # type: ignore[override]
-            return None if replicas.role == "decode" and replicas[0].requests else replicas[0]
-
-    pair = (scheduler(), scheduler(max_model_len=16))
-    requests, _ = moved([(0.0, 15, 9)] * 2, *pair, router=OneDecodes())
-    assert (requests["state"], requests["finished"]) == (["finished"] * 2, [1.0, 1.0])
 
 
 def test_a_request_that_is_refused_before_it_decodes_leaves_nothing_behind() -> None:

@@ -80,50 +80,9 @@ def test_within_a_node_there_are_links_of_its_own() -> None:
     assert ends(network, sent)[0] == pytest.approx([1, 1, 1, 2, 0])
 
 
-@pytest.mark.parametrize("sharing", ["fifo", "fair"])
-@pytest.mark.parametrize(
-    ("gb", "step", "end"),
-    [
-        (1.0, 2.0, 2.0 + 0.25),  # all but the last of four layers is hidden
-        (4.0, 2.0, 4.0),  # from its beginning to its end the link is busy
-        (2.2, 2.0, 2.0 + 0.55),
-    ],
-)
-def test_layers_are_sent_while_they_are_computed(
-    sharing: str, gb: float, step: float, end: float
-) -> None:
-    """max(end of the step + the last layer's part, its beginning + bytes / bandwidth)."""
-    for layerwise, expected in ((True, end), (False, step + gb)):
-        environment = Environment()
-        fabric = Fabric(environment, Network(1.0, sharing=sharing, layerwise=layerwise))
-
-        def one(fabric: Fabric = fabric, environment: Environment = environment) -> Events:
-            yield environment.timeout(step)
-            yield from fabric.send(0, 1, gb * GB, since=0.0, layers=4)
-
-        environment.run(environment.process(one()))
-        assert environment.now == pytest.approx(expected)
-        assert fabric.facts()["busy_s"] == pytest.approx(gb)
-        assert fabric.facts()["waiting_s"] == 0
-
-
 def _after(environment: Environment, fabric: Fabric, since: float, now: float) -> Events:
     yield environment.at(now)
     yield from fabric.send(0, 1, 4.0 * GB, since=since, layers=40)
-
-
-def test_transfers_fail_at_the_failure_rate() -> None:
-    network = Network(1.0, topology="shared", failure_rate=0.3, timeout_s=0.5, retries=2)
-    sent = [(10.0 * each, 0, 1, 1.0) for each in range(1000)]
-    over, fabric = ends(network, sent)
-    took = {round(end - at, 9) for end, (at, *_) in zip(over, sent, strict=True)}
-    assert took == {1.0, 2.5, 4.0, 4.5}  # at once; after one; after two failures; never
-    facts = fabric.facts()
-    assert facts["lost"] / 1000 == pytest.approx(0.3**3, abs=0.02)
-    assert facts["retries"] / 1000 == pytest.approx(0.3 + 0.3**2, abs=0.06)
-    assert facts["bytes"] == (1000 - facts["lost"]) * GB
-    assert ends(network, sent)[0] == over
-    assert ends(network, sent, seed=1)[0] != over
 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair"])

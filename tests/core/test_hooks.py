@@ -23,7 +23,7 @@ from pagedsim.core import (
 )
 from pagedsim.core.batching.prefill_first import PrefillFirst
 from pagedsim.policies.ordering import FCFS
-from tests.core.drive import Server, shown
+from tests.core.drive import Server
 
 # When hooks are called
 
@@ -97,42 +97,6 @@ def test_hooks_are_called_at_their_moments() -> None:
     server.add("c", 99)
     server.step()
     assert policy.logged() == ["arrived c at 3", "left c, rejected at 3", "served 3 at 4"]
-
-
-def test_a_refused_admission_blocks_requests_behind_it() -> None:
-    class AfterTwo(Policy):
-        def admit(self, request: Request, state: ServerState) -> bool:
-            return request.id != "b" or state.now >= 2
-
-    server = Server(policy=AfterTwo(), batching="unified")
-    for name in "abc":
-        server.add(name, 4)
-    assert server.steps(3) == [
-        {"prefill": {"a": 4}},
-        {"decode": ["a"]},
-        {"prefill": {"b": 4, "c": 4}, "decode": ["a"]},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("cpu_blocks", "prompt", "swapped"), [(8, 8, 2), (8, 6, 0), (0, 8, 0), (1, 8, 0)], ids=str
-)
-def test_swap_or_recompute_overrules_the_preemption_in_force(
-    cpu_blocks: int, prompt: int, swapped: int
-) -> None:
-    """Without room on the CPU for the victim there is no swap, and no choice."""
-
-    class SwapLong(Policy):
-        def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
-            assert cpu_blocks == 8, "called without a choice"
-            return PreemptionMode.SWAP if victim.prompt_len > 6 else None
-
-    server = Server(4, cpu_blocks=cpu_blocks, policy=SwapLong(), preemption="recompute")
-    server.add("a", 6)
-    server.add("b", prompt)
-    server.step()
-    plan = server.plan()
-    assert (shown(plan)["preempted"], len(plan.swap_out)) == (["b"], swapped)
 
 
 # What a policy may know

@@ -12,7 +12,6 @@ from pagedsim.core import (
     ReservedMax,
     State,
 )
-from pagedsim.policies.ordering import Priority
 from tests.core.drive import Server
 from tests.core.travel import OneWay, Travel, Trip, trips
 
@@ -90,37 +89,7 @@ def test_a_reservation_is_deferred_or_refused_for_good() -> None:
     assert there.scheduler.infeasible(longer) == "it has 16 tokens, and would end here at 16"
 
 
-def test_cached_blocks_are_not_transferred() -> None:
-    prompt = list(range(11))
-    here, there = Server(), Server(cache=True)
-    there.add("before", prompt, 1)
-    there.drain()
-    request = here.add("r", prompt, 9)
-    here.step()
-    assert there.scheduler.migration.reserve(request, 1.0)
-    assert there.scheduler.migration.kv_transfer(request) == (11 - 8, 1)
-    move(request, here, there)
-    assert there.drain() == ["r"]
-    later = there.add("later", [*prompt, 5, 6], 1)
-    there.step()
-    assert later.cached_tokens == 8
-
-
 # -- order ---------------------------------------------------------------------------------------
-
-
-def test_a_displacing_request_precedes_reservations() -> None:
-    here, there = Server(), Server(blocks=4, policy=Priority(displace=True))
-    request = decoding(here, prompt=3)
-    lazy = there.add("lazy", 9, 30, priority=5)
-    there.step()
-    there.add("urgent", 9, 1, priority=1)
-    assert there.step()["displaced"] == ["lazy"]
-    assert there.free == 4
-    assert not there.scheduler.migration.reserve(request, there.now)
-    assert there.step() == {"prefill": {"urgent": 9}, "finished": ["urgent"]}
-    assert there.scheduler.migration.reserve(request, there.now)
-    assert lazy.alive
 
 
 def test_deferred_reservations_are_granted_by_rank() -> None:

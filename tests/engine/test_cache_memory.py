@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from pagedsim.core import ConfigError, SamplingParams, StepPlan
-from pagedsim.engine import cache as cache_module
-from pagedsim.engine import profile, runtime
+from pagedsim.core import SamplingParams, StepPlan
+from pagedsim.engine import profile
 from pagedsim.engine.cache import (
     Bus,
     Cache,
@@ -165,34 +164,6 @@ def test_memory_is_registered_as_it_is_and_given_back(cuda: Cudart) -> None:
     del owner
     gc.collect()
     assert cuda.calls[1:] == [("wait", CUDA), ("unregister", place)]
-
-
-def test_what_cannot_be_registered_is_torch_s_if_the_next_power_of_two_is_there(
-    cuda: Cudart, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cuda.code = 2
-    asked: list[Any] = []
-
-    def of_torch(*what: Any) -> torch.Tensor:
-        asked.append(what)
-        return torch.zeros(1)
-
-    monkeypatch.setattr(cache_module, "_of_torch", of_torch)
-    monkeypatch.setattr(
-        cache_module, "_forget", lambda device: cuda.calls.append(("forget", device))
-    )
-    rounded = 4096
-    assert NEEDED < rounded < 2 * NEEDED
-    monkeypatch.setattr(runtime, "host_bytes", lambda: rounded)
-    owner = Owner()
-    pinned((20, *SHAPE.block), SHAPE.dtype, CUDA, owner)
-    assert asked == [((20, *SHAPE.block), SHAPE.dtype)]
-    monkeypatch.setattr(runtime, "host_bytes", lambda: rounded - 1)
-    with pytest.raises(ConfigError, match=r"power of two.*lower swap_space_gib or cpu_blocks"):
-        pinned((20, *SHAPE.block), SHAPE.dtype, CUDA, owner)
-    assert len(asked) == 1
-    del owner
-    assert [call[0] for call in cuda.calls] == ["register", "forget"] * 2
 
 
 # How many blocks fit

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from pagedsim.core import ConfigError
-from pagedsim.engine import profile
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.models import quantization
 from pagedsim.engine.models.quantization import LARGEST, EightBit, check_quantization
@@ -78,22 +77,6 @@ def test_tokens_with_rounded_keys_and_values(
     if memory == "prefix":
         again = served(engine)
         assert tokens(again) == wanted(name, form) and total(again, "cached_tokens") > 0
-
-
-def test_memory_holds_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what there is by default, and in the room for swapping; floats have 4 bytes."""
-    monkeypatch.setattr(profile, "HOST_POOL", 2**20)
-    room: dict[str, Any] = {
-        "blocks": None, "cpu_blocks": None, "swap_space_gib": 2**-10, "preemption": "swap",
-        "max_seqs": 4000, "max_batched_tokens": 4000,
-    }  # fmt: skip
-    whole, half = (small("llama", kv_cache_dtype=name, **room) for name in ("auto", "fp8_e5m2"))
-    assert half.scheduler.memory.total // 4 == whole.scheduler.memory.total
-    assert half.scheduler.memory.cpu_total // 4 == whole.scheduler.memory.cpu_total
-    for engine in (whole, half):
-        each = engine.runner.cache.gpu[0].nbytes
-        assert each == engine.runner.cache.shape.block_bytes
-        assert engine.scheduler.memory.total == 2**20 // each
 
 
 def test_formats_that_are_refused() -> None:

@@ -5,13 +5,11 @@ What an 8-bit cache holds of a number is the nearest there is, found by looking 
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 
 import pytest
 import torch
 
-from pagedsim.kernels import batch
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import FORMATS, rounded
@@ -132,13 +130,6 @@ def test_copies_read_before_they_write(device: str, dtype: torch.dtype) -> None:
 
 
 @REFERENCE
-def test_a_view_of_one_layer_is_no_cache_to_copy_in() -> None:
-    kv = torch.zeros(4, 2, 2, 8, 1, 16)
-    with pytest.raises(ValueError, match="contiguous run"):
-        kernels.copy_blocks(kv[:, :, 0], torch.tensor([1]), torch.tensor([2]))
-
-
-@REFERENCE
 def test_a_batch_from_lists_is_that_of_the_case() -> None:
     case = replace(CASE, sequences=((1, 40), (1, 33), (5, 30), (23, 23), (1, 2)), tail=0)
     i = case.inputs
@@ -155,17 +146,6 @@ def test_a_batch_from_lists_is_that_of_the_case() -> None:
         assert torch.equal(batch.block_tables[row, :used], i.block_tables[row, :used])
     assert (batch.num_decodes, batch.chunks) == (2, ((5, 30), (23, 23), (1, 2)))
     assert (batch.num_tokens, batch.max_query_len) == (31, 23)
-
-
-@REFERENCE
-def test_an_empty_batch() -> None:
-    batch = AttentionBatch.build([], [], [], block_size=16)
-    assert (batch.num_decodes, batch.num_tokens, batch.max_query_len) == (0, 0, 1)
-
-
-@REFERENCE
-def test_the_example() -> None:
-    assert doctest.testmod(batch) == (0, 2)
 
 
 def _values(held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:

@@ -67,29 +67,6 @@ def test_short_queries_get_fewer_rows_and_the_same_keys() -> None:
     assert tuning.prefill(CPU, LLAMA, 5) == Tiles(32, 128, 4, 3)
 
 
-@pytest.mark.usefixtures("table")
-@pytest.mark.parametrize(
-    "change", [{"kv_heads": 4}, {"group": 2}, {"head_dim": 64}, {"cache": "fp8_e4m3"}]
-)
-def test_another_shape_is_not_that_one(change: dict[str, Any]) -> None:
-    heads = LLAMA._replace(**change)
-    assert tuning.decode(CPU, heads).split == decode_split(heads.kv_heads)
-    assert tuning.prefill(CPU, heads, 4000) != PREFILL.tiles
-
-
-def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    file = tmp_path / "tuned.json"
-    tuning.write([PREFILL, DECODE], file)
-    assert sorted(tuning.read(file), key=lambda one: one.kernel) == [DECODE, PREFILL]
-
-
-def test_the_later_of_two_measurements_stays(tmp_path: Path) -> None:
-    file = tmp_path / "tuned.json"
-    later = Entry("", (9, 0), "prefill", LLAMA, Tiles(128, 64, 8, 5))
-    tuning.write([PREFILL, later], file)
-    assert tuning.read(file) == [later]
-
-
 def test_the_committed_table_can_be_used() -> None:
     """What a kernel would refuse, or misread, at its first launch on that GPU."""
     for entry in tuning.read():
@@ -157,11 +134,6 @@ def test_parts_cover_a_context(split: Split) -> None:
         size, parts = split.size(context), split.parts(context)
         assert size % split.part == 0 and 1 <= parts <= split.bound(context) <= split.most
         assert (parts - 1) * size < max(context, 1) <= parts * size
-
-
-def test_long_contexts_make_work_for_a_whole_gpu() -> None:
-    for kv_heads in (1, 2, 4, 8, 12, 32):
-        assert kv_heads * decode_split(kv_heads).parts(131072) >= 256
 
 
 # Products

@@ -21,7 +21,6 @@ from pagedsim.metrics.catalogue import (
 )
 from pagedsim.metrics.compare import value_of
 from pagedsim.metrics.definitions import METRICS
-from pagedsim.metrics.metric import STATISTICS
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Span
@@ -42,12 +41,6 @@ def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     summary = summarise(waiting, steps, **FLEET, slo=Slo(), swapped_peak=0, **peaks)
     known = {metric_of(key).name for key in summary.keys() - SETTINGS}
     assert known == set(METRICS)
-
-
-def test_a_bare_latency_stands_for_mean_and_p99() -> None:
-    assert keys_of(["ttft", "tpot_p50", "mfu"]) == ["ttft_mean", "ttft_p99", "tpot_p50", "mfu"]
-    assert [label_of(key) for key in ("ttft", "ttft_p99", "mfu")] == ["TTFT", "TTFT P99", "MFU"]
-    assert set(STATISTICS) == {"mean", "p50", "p90", "p99"}
 
 
 @pytest.mark.parametrize(

@@ -84,17 +84,6 @@ def test_one_seed_has_no_interval() -> None:
     assert (one.seeds, one.theirs) == (2, 3.0)
 
 
-def test_zero_or_negative_values_have_no_ratio() -> None:
-    (one,) = compare(study({"a": [0.0, 0.0], "b": [3.0, 3.1]}, key="preemptions"))
-    assert math.isnan(one.ratio.mean)
-    assert one.sure and one.gain is False
-    values = {"a": [-0.91, -0.92, -0.90], "b": [-0.81, -0.80, -0.79]}
-    (one,) = compare(study(values, key="kv_waste_mean"))
-    assert math.isnan(one.ratio.mean)
-    assert one.difference.mean == pytest.approx(0.11)
-    assert one.sure and one.gain is False  # more of it is wasted
-
-
 def test_an_unknown_metric_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"unknown metric 'ttft_max'.*did you mean"):
         compare(study({"a": [1.0], "b": [1.0]}), metrics=["ttft_max"])

@@ -127,12 +127,6 @@ def test_gains_and_costs_of_each_client(tmp_path: Path) -> None:
     assert said.endswith("; nothing that it loses is sure.")
 
 
-def test_one_seed_is_admitted() -> None:
-    first, second = finding(ttft({"a": [2.0], "b": [1.0]}))
-    assert first.startswith("Against a, b cuts the TTFT mean by 50 % (2.00 s to 1.00 s)")
-    assert second.startswith("One seed gives no confidence interval")
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -164,15 +158,6 @@ def test_nothing_finished_or_ran() -> None:
     assert finding(none)[0] == "There is nothing to compare by: no run has a value of TTFT mean."
     assert finding(ttft({})) == ["No run was completed."]
     assert compare(ttft({})) == []
-
-
-@pytest.mark.parametrize(("arms", "each"), [(4, True), (5, False)])
-def test_up_to_four_arms_have_a_sentence_each(arms: int, each: bool) -> None:
-    found = finding(ttft({f"n{i}": [1.0 + i, 1.1 + i] for i in range(arms)}))
-    if each:
-        assert [said.split()[2] for said in found] == ["n1", "n2", "n3"]
-    else:
-        assert found == ["TTFT mean: best with n0 (1.05 s), worst with n4 (5.05 s)."]
 
 
 # -- notices ---------------------------------------------------------------------------------------

@@ -94,14 +94,6 @@ def test_classes_take_the_place_of_clients_and_have_the_workload_s_names() -> No
 # -- comparable arms -------------------------------------------------------------------------------
 
 
-def test_arms_are_fed_alike_unless_they_set_the_workload(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    assert study.same_requests
-    first = study.runs[0]
-    study.runs[0] = replace(first, config={**first.config, "workload": {"rate": 2}})
-    assert not study.same_requests
-
-
 def test_arms_that_finished_different_requests_are_pointed_out(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     assert study.notes == []

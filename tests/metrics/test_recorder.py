@@ -88,19 +88,6 @@ def served(requests: int) -> Recorder:
     return recorder
 
 
-@pytest.mark.parametrize("size", [2, 1000])
-def test_parts_of_any_size_make_the_same_steps(size: int) -> None:
-    """Quiet steps that one row stands for may lie in several parts."""
-    recorder = Recorder()
-    jobs = Jobs([(0.0, 4, 30), (3.5, 6, 9), (50.25, 4, 12)])
-    simulate(scheduler(), jobs, Constant(), recorder)
-    parts = list(recorder.own_steps().to_batches(size))
-    assert max(part.num_rows for part in parts) == min(size, recorder.own_steps().num_rows)
-    one_by_one = Recorder()
-    simulate(scheduler(), jobs, Constant(), one_by_one, fast_forward=False)
-    assert pa.Table.from_batches(parts).equals(one_by_one.steps_table())
-
-
 def test_parts_are_made_one_at_a_time() -> None:
     """A run's steps may be more than there is room for, unfolded."""
     steps = served(4 * PACKED // 40).own_steps()

@@ -21,12 +21,10 @@ from tests.metrics.tables import (
     FLEET,
     FLEET_REQUESTS,
     FLEET_STEPS,
-    SIZES,
     fleet_steps,
     requests_of,
     steps_of,
 )
-from tests.metrics.tables import STEPS as ALONE
 from tests.sim.harness import Jobs
 
 SAME = (
@@ -95,18 +93,6 @@ def test_blocks_of_unlike_sizes_count_by_their_slots() -> None:
     assert summary["kv_shared_mean"] == 40 / (140 + 40)
 
 
-def test_imbalance_over_time_is_of_the_requests_that_are_there() -> None:
-    # Numbers are 2, 0; 1, 1; 0, 2; 0, 2: deviations of 1, 0, 1, 1, and means of 1 throughout.
-    summary = summarise(FLEET_REQUESTS, fleet_steps(*FLEET_STEPS), **FLEET)
-    assert summary["imbalance_over_time"] == 3 / 4
-    assert summary["load_imbalance"] == 16 / 14.5
-    # While all are idle, nothing counts.
-    waits = steps_of({"end": 1.0, "running": 1}, {"start": 9.0, "end": 10.0, "waiting": 1})
-    works = steps_of({"end": 1.0, "running": 1}, {"start": 9.0, "end": 10.0, "swapped": 3})
-    summary = summarise(FLEET_REQUESTS, fleet_steps(waits, works), **FLEET)
-    assert summary["imbalance_over_time"] == (0 + 1) / (1 + 2)
-
-
 def test_prompts_belong_to_the_replica_that_computed_them() -> None:
     requests = requests_of(
         {"replica": 1, "came_from": 0.0, "output_tokens": 3, "finished": 3.0},
@@ -124,11 +110,6 @@ def test_prompts_belong_to_the_replica_that_computed_them() -> None:
     assert [one["output_tokens"] for one in (prefill, decode)] == [0, 6]
     assert [one["ttft_mean"] for one in (prefill, decode)] == [1.0, 3.0]
     assert isnan(prefill["tpot_mean"]) and decode["tpot_mean"] == 1.0
-
-
-def test_one_server_has_none_of_it() -> None:
-    summary = summarise(requests_of({}), ALONE, **SIZES)
-    assert not {"replicas", "load_imbalance", "imbalance_over_time"} & summary.keys()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100)), max_size=30), st.floats(0, 100))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.metrics import service as module
-from pagedsim.metrics.service import Floats, ServiceOverTime, jain, service_of
+from pagedsim.metrics.service import Floats, ServiceOverTime, service_of
 from pagedsim.metrics.summary import summarise
 from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of, steps_of
 
@@ -57,13 +57,6 @@ def test_the_gap_is_that_of_times_in_which_both_wait() -> None:
 def test_one_client_or_none_that_waits_has_no_gap() -> None:
     for rows in (requests_of(ROWS[0], ROWS[1]), REQUESTS, requests_of()):
         assert not {"service_gap", "service_jain"} & summarise(rows, STEPS, **SIZES).keys()
-
-
-def test_jains_index_by_hand() -> None:
-    assert jain(np.array([2.0, 2.0, NAN])) == 1
-    assert jain(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
-    assert jain(np.array([1.0, 3.0])) == pytest.approx(16 / 20)
-    assert jain(np.array([1.0, NAN])) is None
 
 
 ANSWERS = st.lists(

@@ -48,12 +48,6 @@ def test_latencies_and_gaps_by_hand() -> None:
     assert (clients["a"]["itl_mean"], clients["b"]["itl_p99"]) == (1.75, 0.5)
 
 
-def test_the_makespan_begins_when_the_first_arrives() -> None:
-    late = requests_of({"arrival": 4.0, "finished": 9.0}, {"arrival": 3.0, "finished": 5.0})
-    summary = summarise(late, STEPS, **SIZES)
-    assert (summary["makespan"], summary["in_system_mean"]) == (6.0, (5 + 2) / 6)
-
-
 @pytest.mark.parametrize(
     ("slo", "met"),
     [
@@ -102,22 +96,6 @@ def test_waste_is_of_steps_in_which_all_holders_decode() -> None:
         {"end": 9.0, "decode_seqs": 1, "decode_context": 13, "used_blocks": 8, "running": 2},
     )
     assert summarise(REQUESTS, steps, **SIZES)["kv_waste_mean"] == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize("sharing", [{"cached_tokens": 4}, {"sequences": 2}])
-def test_waste_is_unknown_where_blocks_are_shared(sharing: dict[str, int]) -> None:
-    found = summarise(requests_of({}, sharing), STEPS, **SIZES)["kv_waste_mean"]
-    assert math.isnan(found)
-
-
-def test_a_request_of_several_sequences_has_the_latencies_of_one() -> None:
-    """Three tokens each, in step: its user waits no less for each than for those of one."""
-    steps = steps_of({"end": 1.0}, *({"end": end, "decode_seqs": 4} for end in (2.0, 3.0)))
-    request = {"finished": 3.0, "output_tokens": 3}
-    one, four = (summarise(requests_of(request | {"sequences": n}), steps, **SIZES) for n in (1, 4))
-    for name in ("tpot_mean", "normalized_latency_mean", "itl_mean"):
-        assert four[name] == one[name] == 1.0
-    assert (one["output_tokens_per_s"], four["output_tokens_per_s"]) == (1.0, 4.0)
 
 
 def test_utilisation_of_the_hardware() -> None:

@@ -30,15 +30,6 @@ def gaps(ends: list[float], *requests: tuple[float, float, int, int]) -> list[tu
     return list(zip(values[order].tolist(), weights[order].tolist(), strict=True))
 
 
-def test_no_request_has_no_gap() -> None:
-    empty, none = np.zeros(0), np.zeros(0, dtype=np.int64)
-    for ends in (empty, np.asarray([1.0, 2.0])):
-        values, weights = token_gaps(ends, empty, empty, none, none)
-        assert (len(values), len(weights)) == (0, 0)
-        assert np.isnan(weighted_mean(values, weights))
-        assert np.isnan(weighted_percentiles(values, weights, (50.0,))).all()
-
-
 def test_a_request_that_missed_steps_has_one_long_gap_a_preemption() -> None:
     # Eight steps of a second, of which it missed three in one pause.
     total = gaps([10.0 + t for t in range(1, 9)], (10.0, 18.0, 6, 1))

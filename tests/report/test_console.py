@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,9 @@ from rich.console import Console
 from pagedsim import report
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.definitions import METRICS
-from pagedsim.metrics.files import SUMMARY
 from pagedsim.metrics.metric import LESS, MORE, Metrics
 from pagedsim.metrics.tables import Floats, RequestGroup, Requests, RunTables, StepPart
-from pagedsim.report.table import columns_of, comparison_of, sections, write_columns
+from pagedsim.report.table import columns_of, sections, write_columns
 from tests.metrics.tables import result_of, study_of
 
 
@@ -136,36 +134,3 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, metric in made.items():
         monkeypatch.setitem(METRICS, name, metric)
-
-
-@pytest.mark.usefixtures("declared")
-def test_a_new_metric_is_found_everywhere(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    study.metrics = ("answer_time", "long_answers", "queue_mean")
-    result = result_of(study)
-    page = report.write(result, {}, study.folder, study).read_text(encoding="utf-8")
-    write_columns(comparison_of(study), tmp_path / "comparison.csv")
-    printed = io.StringIO()
-    report.show(result, study, Console(file=printed, width=120))
-
-    run = study.runs[0]
-    summary = json.loads((run.folder / SUMMARY).read_text(encoding="utf-8"))
-    requests = run.requests()
-    tokens = requests["output_tokens"].to_numpy()
-    assert summary["answer_time_mean"] == pytest.approx(float(np.mean(0.1 * (tokens - 1))))
-    assert summary["long_answers"] == int((tokens > 4).sum())
-    assert summary["queue_mean"] == pytest.approx(2.0)
-    clients = summary["clients"].values()
-    assert sum(client["long_answers"] for client in clients) == summary["long_answers"]
-    assert not any("queue_mean" in client for client in clients)
-
-    with (tmp_path / "comparison.csv").open(newline="") as file:
-        compared = {row["metric"] for row in csv.DictReader(file)}
-    assert compared == set(KEYS)
-
-    told = printed.getvalue().split()  # headings are broken into lines there
-    for label in ("Answer time P99", "Long answers", "Queue"):
-        assert set(label.split()) <= set(told)
-        assert f"<th>{label}</th>" in page
-    assert "<dd>From the first token to the last.</dd>" in page
-    assert "<dd>Answers of more than four tokens.</dd>" in page

@@ -20,7 +20,6 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.report.gantt import draw_gantt
 from pagedsim.report.load import draw_load
-from pagedsim.report.plots import draw_sweep
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, drawing
 from tests.metrics.tables import (
     ranking_of,
@@ -45,17 +44,6 @@ def negative(study: Arms) -> Arms:
     for run in study.runs:
         run.summary["kv_waste_mean"] = -0.9 + 0.1 * study.arms.index(run.arm)
     return study
-
-
-def test_a_sweep_s_lines_are_the_means_below_zero_as_well(tmp_path: Path) -> None:
-    study = negative(study_of(tmp_path, arms=("1", "2", "4")))
-    study.swept, study.metrics = "server.max_seqs", ("ttft_mean", "kv_waste_mean")
-    first, second = draw_sweep(study).axes[:2]
-    assert first.lines[0].get_xdata() == pytest.approx([1, 2, 4])
-    assert first.lines[0].get_ydata() == pytest.approx(1e3 * np.array(means(study, "ttft_mean")))
-    assert (first.get_title(loc="left"), first.get_ylim()[0]) == ("TTFT mean (ms)", 0)
-    assert second.lines[0].get_ydata() == pytest.approx([-90, -80, -70])
-    assert second.get_ylim()[0] < -90
 
 
 def three_clients(folder: Path) -> Arms:
@@ -161,17 +149,3 @@ def test_no_name_covers_another_or_a_dot(count: int) -> None:
     assert set(names(axes)) == front | numbers
     listed = {text.get_text() for text in figure.texts}
     assert listed == {f"{i}  {arm}" for i, arm in enumerate(ranking.arms.arms, 1)}
-
-
-def test_the_line_joins_the_frontier_and_stays_on_its_side() -> None:
-    ranking = crowd(27)
-    (axes,) = draw_pareto(ranking, [PLANE]).axes
-    line = np.asarray(axes.lines[0].get_xydata())
-    points = {
-        (ranking.mean(arm, PLANE[0]), ranking.mean(arm, PLANE[1])) for arm in ranking.arms.arms
-    }
-    front = {(float(x), float(y)) for x, y in line} & points
-    assert len(front) == len(ranking.frontier(*PLANE))
-    # No arm is beyond the line in both criteria: each of its points is reached by an arm.
-    assert all(any(x <= at[0] and y <= at[1] for x, y in front) for at in line)
-    assert not any(x < at[0] and y < at[1] for at in line for x, y in points)

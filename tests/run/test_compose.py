@@ -252,14 +252,6 @@ def test_an_arm_may_take_back_what_its_server_sets(tmp_path: Path) -> None:
     assert own["memory"] == plain["memory"] and own["batching"] != plain["batching"]
 
 
-def test_changes_of_an_arm_are_set_as_they_are(tmp_path: Path) -> None:
-    asked = command(tmp_path, "workload.rate=3")
-    rate = asked.configured("a", ["policy=priority"], {"workload.rate": 4.5, "slo.new": {"x": 1}})
-    assert (rate["workload"]["rate"], rate["slo"]["new"]) == (4.5, {"x": 1})
-    plain = asked.configured("b", ["policy=priority"])
-    assert (plain["workload"]["rate"], "new" in plain["slo"]) == (3, False)
-
-
 def test_a_fault_is_an_arm_s_only_where_the_words_alone_have_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^workload.path: must be given"):
         command(tmp_path, "workload=trace").configured("arm a", ["seed=2"])

@@ -24,7 +24,7 @@ from pagedsim.core import ConfigError, PagedMemory, Policy
 from pagedsim.core.policy import Need
 from pagedsim.policies.autoscaling import Autoscaler, ScalingView
 from pagedsim.policies.victims import VICTIMS
-from pagedsim.run.help import NEEDS, incompatible, policies_page
+from pagedsim.run.help import NEEDS, policies_page
 from pagedsim.user_error import UserError
 
 
@@ -81,14 +81,6 @@ def test_every_policy_and_every_victim_is_on_the_page_once() -> None:
     assert all(f"\n  {victim} " in page for victim in VICTIMS)
     assert max(map(len, page.splitlines())) <= 96
     assert NEEDS.keys() == set(get_args(Need))
-
-
-def test_incompatible_settings_are_found_by_trying() -> None:
-    assert incompatible("fcfs") == []
-    (line,) = incompatible("srpt")
-    assert line.startswith("batching=static: SRPT displaces running requests")
-    (line,) = incompatible("continuum")
-    assert line.startswith("memory=paged: Continuum pins blocks of a prefix cache")
 
 
 def test_a_plugin_that_cannot_be_imported(offers: Any) -> None:

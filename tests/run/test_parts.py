@@ -32,12 +32,6 @@ def test_the_longest_request_leaves_room_for_its_own_activations(memory: str) ->
     assert made.run.scheduler.max_batched_tokens >= longest
 
 
-def test_a_reservation_is_of_the_length_that_was_settled() -> None:
-    made = parts("memory=reserved_max", "memory.blocks=1500")
-    assert made.run.scheduler.max_model_len == 1024  # the largest run of a buddy system of 1,500
-    assert made.run.scheduler.memory.max_model_len == 1024  # type: ignore[attr-defined]
-
-
 def test_a_cpu_pool_only_where_something_swaps() -> None:
     assert parts().run.scheduler.memory.cpu_total == 0
     block = 16 * 2 * 32 * 4096 * 2  # tokens, keys and values, layers, hidden, bytes

@@ -295,11 +295,3 @@ def test_code_that_changes_while_it_runs_is_kept_under_neither_digest(
     runs = run_plan(tmp_path, plan=plan)
     assert (len(runs.finished), runs.changed) == (4, {"edited"})
     assert [job.arm for job in runs.jobs if kept(job)] == ["same", "same"]
-
-
-def test_a_broken_folder_is_run_again(tmp_path: Path) -> None:
-    job = jobs(tmp_path)[0]
-    run_job(job, StoppableRecorder())
-    store(job, recipe(job))
-    (job.folder / "steps.parquet").write_bytes(b"")
-    assert kept(job) is None

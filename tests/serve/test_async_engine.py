@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Policy, Request, RequestError, SamplingParams
+from pagedsim.core import Policy, Request, SamplingParams
 from pagedsim.core.batch_state import ServerState
 from pagedsim.serve.async_engine import AsyncLLMEngine, Closing, EngineDead, Overloaded
 from pagedsim.serve.realtime_sim import RealtimeSimulator
@@ -80,20 +80,6 @@ def test_each_of_many_clients_gets_its_tokens_once_and_in_order(settings: dict[s
 
     said = run(paced(**settings), clients)
     assert said == ["".join(f" {n}" for n in range(1, 2 + i % 40)) for i in range(100)]
-
-
-@with_sglang
-def test_a_request_can_be_aborted_by_its_name(settings: dict[str, Any]) -> None:
-    async def clients(serving: AsyncLLMEngine) -> str | None:
-        reading = asyncio.create_task(reason_of(serving, 1000, request_id="a"))
-        await asyncio.sleep(0.01)
-        with pytest.raises(RequestError, match="already here"):
-            await reason_of(serving, 1, request_id="a")
-        await serving.abort("a")
-        await serving.abort("absent")
-        return await reading
-
-    assert run(paced(**settings), clients) == "abort"
 
 
 def test_policies_see_client_priority_deadline_and_more() -> None:

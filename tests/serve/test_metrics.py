@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagedsim.core import SamplingParams
-from pagedsim.serve.async_engine import LagMonitor
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.serve.serving import Server, paced, serving, until
@@ -123,15 +120,3 @@ def test_a_step_that_ends_late_is_a_lag() -> None:
     clock.time += engine.pause + 0.5
     engine.step()
     assert engine.lag == pytest.approx(0.5)
-
-
-def test_a_large_lag_is_warned_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    lag = LagMonitor()
-    with caplog.at_level(logging.WARNING):
-        for tenth in range(1200):  # two minutes
-            lag.note(0.5 if tenth % 2 else 0.01, now=tenth / 10)
-        assert len(caplog.records) == 2 and "0.50 s after they are due" in caplog.text
-        assert lag.worst(120.0) == 0.5
-        caplog.clear()
-        LagMonitor().note(0.02, now=0.0)
-        assert not caplog.records

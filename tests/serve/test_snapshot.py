@@ -21,9 +21,6 @@ from pagedsim.core import (
 from pagedsim.serve.snapshot import (
     CACHED,
     FREE,
-    MOST_RUNNING,
-    MOST_WAITING,
-    SECONDS,
     Held,
     RollingStats,
     cells,
@@ -79,17 +76,6 @@ def test_latencies_are_forgotten_when_they_are_old() -> None:
     assert server.tally.ttft_ms(server.now + 9) is not None
     assert server.tally.ttft_ms(server.now + 11) is None
     assert server.tally.tpot_ms(server.now + 11) is None
-
-
-def test_a_long_silence_leaves_no_more_than_a_minute() -> None:
-    server = Driven()
-    server.add("a", 6, 5)
-    server.run()
-    server.tally.look(1e9, server.scheduler)
-    assert len(server.tally.seconds) == SECONDS + 1
-    assert sum(second.output_tokens for second in server.tally.seconds) == 0
-    server.tally.look(3.0, server.scheduler)  # a clock that goes back changes nothing
-    assert len(server.tally.seconds) == SECONDS + 1
 
 
 def scheduler_over(memory: Memory, **settings: Any) -> Scheduler:
@@ -151,18 +137,6 @@ def test_a_watched_request_is_in_the_snapshot() -> None:
     assert (running["state"], running["place"], running["client"]) == ("running", 1, "x")
     assert running["cells"] == sorted(scheduler.requests["a"].tables[0])
     assert (waiting["state"], waiting["place"], waiting["cells"]) == ("waiting", 2, [])
-
-
-def test_long_queues_are_cut_and_counted() -> None:
-    scheduler = scheduler_over(PagedMemory(1000, 4), max_seqs=MOST_RUNNING + 1)
-    for number in range(MOST_RUNNING + MOST_WAITING + 3):
-        scheduler.add(Request(f"r{number}", 3), 0.0, 9)
-    step(scheduler)
-    found = shown(scheduler)
-    assert (found["running"]["count"], found["waiting"]["count"]) == (201, 52)
-    assert len(found["running"]["first"]) == MOST_RUNNING
-    assert [row["id"] for row in found["waiting"]["first"]] == [f"r{201 + at}" for at in range(50)]
-    assert len(found["blocks"]["owners"]) == 201
 
 
 # -- many blocks ---------------------------------------------------------------------------------

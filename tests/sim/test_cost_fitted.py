@@ -59,24 +59,6 @@ def test_on_a_machine_half_as_fast_every_step_takes_twice_as_long(step: StepPlan
 
 
 @pytest.mark.parametrize(
-    ("sequences", "constant", "each"), [(94, 23.48, 0.0607), (95, 20.21, 0.120)]
-)
-def test_the_other_set_counts_from_a_large_batch_on(
-    sequences: int, constant: float, each: float
-) -> None:
-    """Of decodes and of mixed steps, of times and of breakdowns."""
-    cost = distserve("distserve-opt-13b-tp1")
-    decode = constant + sequences * each
-    mixed = max(22.05, constant) + 100 * 0.1405 + 100**2 * 8.08e-6 + sequences * each
-    for step, expected in (
-        (plan(decodes=sequences, context=0), decode),
-        (plan(100, decodes=sequences, context=0), mixed),
-    ):
-        assert 1e3 * cost.step_seconds(step) == pytest.approx(expected)
-        assert 1e3 * cost.explain(step).seconds == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
     ("settings", "fitted", "served"),
     [
         ({"tensor_parallel": 2}, "tensor_parallel=1", "tensor_parallel=2"),

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.experiments.studies.estimate_arithmetic import products
 from pagedsim.sim.cost import CostModel, Roofline
-from pagedsim.sim.cost.base import Bound
 from pagedsim.sim.cost.roofline import slowdown
-from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
+from pagedsim.sim.cost.terms import ByTerms
 from pagedsim.sim.cost.work import step_work
 from pagedsim.sim.hardware import FAMILIES, family_of
 from pagedsim.sim.huggingface import read_shape
@@ -152,17 +151,6 @@ def test_a_gpu_without_fitted_constants_has_a_notice() -> None:
     assert not Roofline(where, compute_efficiency=0.5, bandwidth_efficiency=0.8).notices
 
 
-def test_one_efficiency_stands_for_both_where_the_other_is_not_given() -> None:
-    where = replica("llama-2-7b", "a10")
-    both = Roofline(where, compute_efficiency=0.5, bandwidth_efficiency=0.6)
-    assert (both.flop_rate, both.attention_rate) == (0.5 * 125e12, 0.5 * 125e12)
-    assert (both.bandwidth, both.cache_bandwidth) == (0.6 * 600e9, 0.6 * 600e9)
-    apart = Roofline(where, bandwidth_efficiency=0.6, cache_efficiency=0.3)
-    assert (apart.bandwidth, apart.cache_bandwidth) == (0.6 * 600e9, 0.3 * 600e9)
-    ampere = FAMILIES["ampere"]
-    assert apart.flop_rate == ampere.compute * 125e12
-
-
 def test_8_bits_of_keys_and_values_are_read_and_moved_in_half_the_time() -> None:
     """Where bytes are what is waited for, and no FLOP is fewer."""
     whole, half = (
@@ -181,14 +169,6 @@ def test_8_bits_of_keys_and_values_are_read_and_moved_in_half_the_time() -> None
     step = plan(decodes=8, context=40_000)
     assert half.work(step).flop == whole.work(step).flop
     assert half.work(step).bytes < whole.work(step).bytes
-
-
-def test_attention_of_unlike_chunks_is_that_of_each() -> None:
-    """The end of a long prompt beside a whole one: no sum of products stands for both."""
-    cost = Roofline(replica("llama-3.1-8b", "h100"))
-    chunks = [(0, 1800), (30_000, 248)]
-    apart = [terms(cost, chunks=[chunk])["attention"] for chunk in chunks]
-    assert terms(cost, chunks=chunks)["attention"] == pytest.approx(sum(apart))
 
 
 @pytest.mark.parametrize(
@@ -249,20 +229,6 @@ class Table(ByTerms):
 
     def swap_seconds(self, blocks: int) -> float:
         return 0.0
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("total", Totals._fields)
-@pytest.mark.parametrize("bound", ["host", "compute"])
-def test_a_term_may_grow_with_any_total(bound: Bound, total: str, ahead: bool) -> None:
-    """All answers for a step hold for its decodes and for async scheduling as well."""
-    where = replica("mixtral-8x7b", "h100", tensor_parallel=2)
-    base = Roofline(where)
-    term = CostTerm("new", "new", bound, Totals(**{total: 1.0}))
-    more = Table(where, (*base.terms, term), unchosen=0.75)
-    for step in (plan(100, (50, 20), decodes=30, context=900), plan(decodes=3, context=90)):
-        step.ahead = ahead
-        assert more.explain(step).seconds == pytest.approx(more.step_seconds(step), rel=1e-12)
 
 
 @pytest.mark.parametrize("stack", [Stack(), Stack(launch_us=200.0, layer_us=0.0)])

@@ -32,7 +32,6 @@ from pagedsim.core import (
     Scheduler,
 )
 from pagedsim.core.batch_state import ServerState
-from pagedsim.core.source import Mode
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.policies.ordering import Priority
 from pagedsim.sim.beams import Beams
@@ -88,15 +87,6 @@ class With(Jobs):
             yield Request(request.id, request.prompt_len, params, arrival=request.arrival), output
 
 
-@pytest.mark.parametrize("by", ["max_tokens", "max_model_len"])
-def test_a_predictable_end_costs_no_extra_step(by: str) -> None:
-    limited = {0: SamplingParams(max_tokens=2)} if by == "max_tokens" else {}
-    server = scheduler(ahead=True, max_model_len=6 if by == "max_model_len" else None)
-    requests, steps = run(server, With([(0.0, 4, 9 if not limited else 2)], params=limited))
-    assert requests["output_tokens"].to_pylist() == [2]
-    assert steps["start"].to_pylist() == [0.0, 1.0]
-
-
 @BOTH
 def test_a_policy_that_admits_no_request_is_an_error(ahead: bool) -> None:
     class Closed(Policy):
@@ -108,15 +98,6 @@ def test_a_policy_that_admits_no_request_is_an_error(ahead: bool) -> None:
 
 
 # -- feeds -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["open", "burst", "closed"])
-def test_requests_are_queued_when_they_have_come_their_way(mode: Mode) -> None:
-    """They arrive as before, and wait for their first token from then on."""
-    jobs = Jobs([(0.0, 4, 2)] * 2, mode=mode, users=2)
-    requests, _ = run(scheduler(), jobs, way=0.25)
-    assert columns(requests, "arrival", "scheduled") == [[0.0, 0.0], [0.25, 0.25]]
-    assert requests["first_token"].to_pylist() == [1.25, 1.25]
 
 
 @BOTH

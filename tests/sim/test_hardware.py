@@ -8,7 +8,7 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import shown
 from pagedsim.sim.hardware import Hardware
-from tests.sim.shapes import HARDWARE, hardware, replica
+from tests.sim.shapes import HARDWARE, hardware
 
 
 class Sheet(NamedTuple):
@@ -84,17 +84,6 @@ def test_a_shipped_gpu_is_that_of_its_data_sheet(name: str) -> None:
             _ = gpu.network
     else:
         assert gpu.network == sheet.network * 1e9
-
-
-def test_the_price_of_a_replica_counts_all_gpus() -> None:
-    one, four = (replica("llama-2-7b", "h100", tensor_parallel=n).euros_per_hour for n in (1, 4))
-    assert (one, four) == (3.393, 4 * 3.393)
-    assert replica("llama-2-7b", "a30").euros_per_hour is None
-
-
-def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
-    gpu = Hardware("plain", memory_gib=24, bandwidth_gb_s=600, fp16_tflops=125, pcie_gb_s=32)
-    assert gpu.interconnect == gpu.pcie == 32e9
 
 
 @pytest.mark.parametrize(

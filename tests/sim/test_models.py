@@ -68,15 +68,6 @@ def test_active_parameters_are_those_published(name: str, active: float) -> None
     assert shape.body_params + shape.head_params + embedding == pytest.approx(active, rel=0.02)
 
 
-def test_a_step_reads_no_input_embedding_unless_it_is_the_head_too() -> None:
-    untied = model("llama-2-7b")
-    embedding, norms = 32_000 * 4096, (2 * 32 + 1) * 4096
-    assert untied.read_bytes(1) == 2 * (untied.weight_params - embedding - norms)
-    tied = replace(untied, tied_embeddings=True)
-    assert tied.read_bytes(1) == untied.read_bytes(1)
-    assert tied.weight_params == untied.weight_params - embedding
-
-
 def test_experts_read_grow_with_the_batch_up_to_all() -> None:
     shape = model("mixtral-8x7b")
     one, two, many = (shape.read_bytes(tokens) for tokens in (1, 2, 1e6))
@@ -117,16 +108,6 @@ def test_impossible_shapes_are_refused(change: dict[str, Any], message: str) -> 
 def test_impossible_experts_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(MoE(experts=8, experts_per_token=2, intermediate=1), **change)
-
-
-def test_experts_may_be_of_fewer_bits_than_the_rest() -> None:
-    full = model("mixtral-8x7b")
-    assert full.moe is not None
-    half = replace(full, moe=replace(full.moe, dtype_bytes=1.0))
-    experts = 32 * 8 * 3 * 4096 * 14336
-    assert full.weight_bytes - half.weight_bytes == experts
-    assert full.read_bytes(1e6) - half.read_bytes(1e6) == pytest.approx(experts)
-    assert full.read_bytes(1) - half.read_bytes(1) == pytest.approx(experts / 4)
 
 
 # -- config.json -----------------------------------------------------------------------------------

@@ -159,13 +159,6 @@ def test_the_busiest_is_as_busy_as_by_throwing_dice(
     assert 1 - found.unchosen(tokens) == pytest.approx(np.mean(read), rel=within)
 
 
-def test_skew_is_the_load_of_the_busiest_in_the_long_run() -> None:
-    even, skewed = (Busiest(MoE(256, 8, 1), 8, skew=one) for one in (1.0, 1.5))
-    assert even.routed(1e8) == pytest.approx(1e8, rel=1e-3)
-    assert skewed.routed(1e8) == pytest.approx(1.5e8, rel=1e-3)
-    assert Busiest(MoE(8, 2, 1), 8, skew=100.0).routed(10) == 10.0  # each token goes there once
-
-
 def test_a_decode_reads_all_but_experts_whole_and_its_own_experts_as_chosen() -> None:
     """Every GPU decodes one of eight sequences, and all eight choose among its 32 experts."""
     told = ideal(DEEPSEEK).explain(plan(decodes=8, context=8000))
@@ -178,31 +171,6 @@ def test_a_decode_reads_all_but_experts_whole_and_its_own_experts_as_chosen() ->
     assert seconds(told, "decode attention") == pytest.approx(
         1000 * whole.decode_pair_flop / 989.4e12
     )
-
-
-def test_a_prompt_is_computed_by_its_group_and_its_experts_by_all() -> None:
-    told = ideal(DEEPSEEK).explain(plan(4096))
-    whole, rate = DEEPSEEK.model, 1978.9e12  # products in 8 bits
-    expert = 2 * LAYERS * EXPERT
-    routed = Busiest(MoE(256, 8, 1), 8, 1.0).routed(4096)
-    assert routed == pytest.approx(4096, rel=0.03)
-    flop = 4096 * (whole.flop_per_token - 8 * expert) + routed * expert
-    head = whole.flop_per_sample / 989.4e12
-    assert seconds(told, "matrix products") == pytest.approx(flop / rate + head)
-    pairs = 4096 * 4097 / 2 * whole.prefill_pair_flop
-    assert seconds(told, "attention") == pytest.approx(pairs / 989.4e12)
-    eight = ideal(DEEPSEEK).explain(plan(*[4096] * 8))  # each group has one of its own
-    assert seconds(eight, "attention") == pytest.approx(pairs / 989.4e12)
-
-
-def test_each_choice_of_an_expert_elsewhere_travels_there_and_back() -> None:
-    """7 of 8 experts are elsewhere; there in 8 bits, since products are, and back in 16."""
-    told = ideal(DEEPSEEK).explain(plan(decodes=512, context=512))
-    sent = 64 * 8 * 7 / 8 * 7168 * (1 + 2)
-    assert seconds(told, "all-to-all") == pytest.approx(LAYERS * (sent / 450e9 + 2 * 18e-6))
-    shared = ideal(replica("mixtral-8x7b", "h100", tensor_parallel=2, expert_parallel=2))
-    told = shared.explain(plan(decodes=4, context=400))
-    assert {"all-reduce"} == {term.name for term in told.terms if term.bound == "interconnect"}
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -39,18 +39,6 @@ def test_reads_and_writes_go_beside_each_other_but_what_is_read_must_have_come()
     assert link.read([2], now=30.0) == 31.0
 
 
-def test_layers_are_computed_while_the_next_are_loaded() -> None:
-    for load, compute, layers in ((8.0, 4.0, 4), (4.0, 8.0, 4), (3.0, 3.0, 1), (5.0, 0.0, 2)):
-        there = done = 0.0
-        for _ in range(layers):  # one after the other, as a device would
-            there += load / layers
-            done = max(done, there) + compute / layers
-        tiers = Tiers([Level(Tier("cpu", 8), Link(Way(0.0, load), FREE))], layers)
-        assert tiers.end(plan_of(loads=1), 0.0, 0.0, compute) == pytest.approx(done)
-        tiers = Tiers([Level(Tier("cpu", 8), Link(Way(0.0, load), FREE))])
-        assert tiers.end(plan_of(loads=1), 0.0, 0.0, compute) == load + compute
-
-
 def plan_of(loads: int) -> Any:
     memory = TieredMemory(4, 4, [Tier("cpu", 8)])
     memory.claim(lambda request: 100)

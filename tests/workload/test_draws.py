@@ -19,7 +19,6 @@ from pagedsim.workload import (
     Lengths,
     LogNormal,
     Noisy,
-    Oracle,
     Poisson,
     Predictor,
     Rank,
@@ -128,18 +127,6 @@ def test_empirical_keeps_pairs_together(tmp_path: Path) -> None:
         assert np.bincount(prompt // 100)[1:] == pytest.approx(1000, abs=150)
 
 
-@pytest.mark.parametrize("shape", ["sharegpt", "quantiles", "empirical"])
-def test_fewer_are_the_beginning_of_more(shape: str, tmp_path: Path) -> None:
-    settings: dict[str, dict[str, Any]] = {
-        "sharegpt": {},
-        "quantiles": {"prompt": {0: 1, 100: 9}, "output": {0: 1, 100: 9}},
-        "empirical": {"path": written(tmp_path, LENGTHS)},
-    }
-    lengths = make_lengths({"shape": shape, **settings[shape]}, 2048)
-    few, many = sample(lengths, 0, 10), sample(lengths, 0, 1000)
-    assert [c.tolist() for c in few] == [c[:10].tolist() for c in many]
-
-
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
@@ -200,13 +187,6 @@ def test_every_predictor_guesses_alike_for_a_seed_and_leaves_all_else(
         assert "Kendall's tau" in one.notices[-1]
     for column in ("arrival", "prompt_len", "output_len", "priority", "client"):
         assert getattr(one, column) is getattr(workload, column)
-
-
-def test_noise_is_off_by_a_known_factor(workload: Workload) -> None:
-    assert (errors(Oracle(), workload) == 0).all()
-    error = errors(Noisy(0.5), workload)[workload.output_len > 20]
-    assert np.median(error) == pytest.approx(0, abs=0.01)
-    assert error.std() == pytest.approx(0.5, abs=0.01)
 
 
 def test_the_accuracy_of_buckets(workload: Workload) -> None:

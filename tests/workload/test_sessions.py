@@ -45,13 +45,6 @@ def test_the_prompt_of_a_turn_has_all_turns_before() -> None:
         assert runs(made)[row + 1][-2] == (said[0], 5)
 
 
-def test_a_reducer_waits_for_all_parts_and_reads_their_answers() -> None:
-    made = program(shape="map_reduce", width=3)
-    assert waits(made) == [[], [], [], [0, 1, 2]]
-    assert made.prompt_len.tolist() == [10, 10, 10, 10 + 3 * 5]
-    assert len({run for one in runs(made) for run, _ in one}) == 4, "nothing is shared"
-
-
 def test_a_tree_goes_on_from_the_best_when_all_of_a_level_are_answered() -> None:
     made = program(shape="tree", breadth=2, depth=2, keep=2)
     assert waits(made) == [[], [], *[[0, 1]] * 4, [2, 3, 4, 5]]

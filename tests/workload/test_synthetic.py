@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pagedsim.core import ConfigError, Request
+from pagedsim.core import ConfigError
 from pagedsim.workload import (
-    Poisson,
     Workload,
     mix,
     shared_prefix,
@@ -105,20 +104,6 @@ def test_burst_and_closed_loop() -> None:
     assert [request.arrival for request, _ in closed.requests()] == [None] * 5
 
 
-def test_requests_carry_their_columns() -> None:
-    made = synthetic(
-        requests=3, arrivals=Poisson(1.0), priority=2, client="me", deadline=1.5, **TINY
-    )
-    for row, (request, output) in enumerate(made.requests()):
-        assert isinstance(request, Request)
-        assert (request.id, request.prompt_len, output) == (row, 64, 8)
-        assert request.arrival == made.arrival[row]
-        assert (request.priority, request.client) == (2, "me")
-        assert request.deadline == pytest.approx(made.arrival[row] + 1.5)
-    bare, _ = next(synthetic(requests=1, rate=1.0, **TINY).requests())
-    assert (bare.deadline, bare.predicted_len, bare.client, bare.prompt) == (None, None, "", None)
-
-
 def test_priorities_and_clients_by_probability() -> None:
     made = synthetic(
         requests=20_000, rate=1.0, priority={-1: 0.25, 5: 0.75}, client={"a": 0.1, "b": 0.9}, **TINY
@@ -127,19 +112,6 @@ def test_priorities_and_clients_by_probability() -> None:
     assert set(made.priority.tolist()) == {-1, 5}
     assert made.clients == ("a", "b")
     assert (made.client == 0).mean() == pytest.approx(0.1, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("settings", "width", "beams"), [({"n": 4}, 4, False), ({"beam": 1}, 1, True)]
-)
-def test_each_prompt_gets_so_many_answers(
-    settings: dict[str, Any], width: int, beams: bool
-) -> None:
-    alone = synthetic(requests=20, rate=1.0, lengths="alpaca")
-    made = synthetic(requests=20, rate=1.0, lengths="alpaca", **settings)
-    assert changed(made, alone) == set()
-    asked = [request.params for request, _ in made.requests()]
-    assert {(params.width, params.beam_search) for params in asked} == {(width, beams)}
 
 
 def test_shared_prefixes() -> None:
@@ -173,17 +145,6 @@ def test_long_requests_are_cut_and_counted() -> None:
     assert (shortest.prompt_len.tolist(), shortest.output_len.tolist()) == ([1], [1])
 
 
-def test_a_distribution_that_its_bound_cuts_often_says_so() -> None:
-    assert synthetic(requests=2000, rate=1.0, max_len=2048).notices == ()
-    made = synthetic(requests=2000, rate=1.0, max_len=1024)
-    at_cut = (made.prompt_len == 512) | (made.prompt_len + made.output_len == 1024)
-    assert made.notices == (
-        f"{at_cut.sum()} of 2,000 requests have the longest prompt or answer that max_len=1024 "
-        "lets them draw",
-    )
-    assert made.clipped == 0
-
-
 def test_a_mix_merges_its_classes_by_arrival() -> None:
     made = chat_and_batch()
     assert made.clients == ("batch", "chat")
@@ -209,19 +170,6 @@ def test_a_burst_in_a_mix_begins_at_its_start() -> None:
     # A class that ends early ends the mix only if all do.
     alone = mix(classes={"job": classes["job"]})
     assert (len(alone), alone.mode, set(alone.arrival.tolist())) == (30, "open", {5.0})
-
-
-def test_prefixes_of_two_classes_are_not_each_others() -> None:
-    prefixes = {"tokens": 32, "count": 2}
-    classes = {name: {"rate": 1.0, "prefixes": prefixes, **TINY} for name in ("a", "b")}
-    made = mix(classes={**classes, "c": {"rate": 1.0, **TINY}}, requests=300)
-    assert made.prompts is not None
-    first: dict[str, set[int]] = {}
-    for row in range(300):
-        first.setdefault(made.clients[made.client[row]], set()).add(made.prompts[row].runs[0][0])
-    assert first["a"] | first["b"] == {0, 1, 2, 3}
-    assert not first["a"] & first["b"]
-    assert not (first["a"] | first["b"]) & first["c"]
 
 
 def test_a_million_requests_are_small_and_lazy() -> None:

@@ -13,8 +13,6 @@ from pagedsim.workload.traces import read
 from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
 from pagedsim.workload.traces.rows import Chunk, Clock, Options
 from tests.workload.files import (
-    AZURE_2023,
-    AZURE_2024,
     BAILIAN,
     BURSTGPT,
     EVERY,
@@ -31,22 +29,6 @@ from tests.workload.files import (
 def rows(made: Workload) -> list[tuple[float, int, int]]:
     columns = (made.arrival, made.prompt_len, made.output_len)
     return list(zip(*(column.tolist() for column in columns), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("text", "gaps"),
-    [
-        (AZURE_2023, [0, 4.314579, 4.541877]),
-        (AZURE_2023.replace("2023-", "1999-"), [0, 4.314579, 4.541877]),
-        (AZURE_2024, [0, 0.99007, 2.75]),
-        # Of mixed zones.
-        (AZURE_2024.replace("00:00:02.759930+00:00", "02:00:02.759930+02:00"), [0, 0.99007, 2.75]),
-    ],
-)
-def test_azure_counts_from_its_first_row(tmp_path: Path, text: str, gaps: list[float]) -> None:
-    made = trace(path=written(tmp_path, text))
-    assert made.arrival.tolist() == pytest.approx(gaps, abs=1e-6)
-    assert made.arrival[0] == 0.0
 
 
 def test_burstgpt_leaves_out_failures_when_asked(tmp_path: Path) -> None:
@@ -161,15 +143,6 @@ def test_rates(tmp_path: Path) -> None:
     assert (np.diff(drawn.arrival) > 0).all()
 
 
-def test_clipping_says_how_many(tmp_path: Path) -> None:
-    made = trace(path=written(tmp_path, PLAIN), max_len=221)
-    assert made.prompt_len.tolist() == [100, 200, 191, 181]
-    assert made.output_len.tolist() == [10, 20, 30, 40]
-    assert made.clipped == 2
-    assert made.notices == ("2 of 4 requests were cut to max_len=221 tokens in all",)
-    assert rows(trace(path=written(tmp_path, PLAIN), max_len=21))[3] == (3.5, 1, 20)
-
-
 def test_labels_and_columns(tmp_path: Path) -> None:
     text = "arrived_at,num_prefill_tokens,num_decode_tokens,who,urgency\n0,5,5,z,2\n1,5,5,y,-1.5\n"
     path = written(tmp_path, text)
@@ -197,20 +170,6 @@ def test_columns_of_one_s_own(tmp_path: Path, first: str, second: str) -> None:
     for format in ("auto", "plain"):
         made = trace(path=path, columns=COLUMNS, format=format)
         assert rows(made) == [(0.0, 5, 6), (2.5, 7, 8)]
-
-
-def test_columns_of_a_format_may_be_others(tmp_path: Path) -> None:
-    """Those that are not named are as ever, and so is all that the format means by them."""
-    own = PLAIN.replace("num_prefill", "in")
-    columns = {"prompt": "in_tokens", "client": None}
-    given = trace(path=written(tmp_path, own), columns=columns, format="plain")
-    assert rows(given) == rows(trace(path=written(tmp_path, PLAIN, "b")))
-    azure = AZURE_2023.replace("ContextTokens", "in")
-    found = trace(path=written(tmp_path, azure), columns={"prompt": "in"})
-    assert rows(found) == rows(trace(path=written(tmp_path, AZURE_2023, "b")))
-    lengths = written(tmp_path, LENGTHS.replace("num_prefill_tokens", "in"))
-    burst = trace(path=lengths, columns={"prompt": "in"}, arrivals="burst")
-    assert rows(burst) == rows(trace(path=written(tmp_path, LENGTHS, "b"), arrivals="burst"))
 
 
 @pytest.mark.parametrize(
@@ -281,15 +240,6 @@ def turns(made: Workload) -> list[tuple[str | None, int, list[int]]]:
     return [(*one, after) for one, after in zip(known, waits, strict=True)]
 
 
-def test_bailian_says_what_each_request_goes_on_from(tmp_path: Path) -> None:
-    made = trace(path=written(tmp_path, BAILIAN))
-    assert rows(made) == [(1.5, 40, 5), (2.0, 16, 6), (3.0, 64, 7), (9.0, 48, 8)]
-    assert turns(made) == [("0", 1, []), ("1", 1, []), ("0", 2, [0]), ("0", 2, [0])]
-    assert made.prompts is not None
-    assert made.prompts[0][0:32] == made.prompts[2][0:32]
-    assert made.prompts[2][32:48] != made.prompts[3][32:48]
-
-
 def test_turns_begin_with_all_that_was_said_if_they_are_long_enough(tmp_path: Path) -> None:
     made = trace(path=written(tmp_path, TURNS))
     assert made.arrival.tolist() == [0.0, 0.5, 4.0, 9.0]
@@ -306,11 +256,6 @@ def test_a_column_of_a_csv_file_may_say_whose_turn_it_is(tmp_path: Path) -> None
     assert [session for session, *_ in turns(made)] == ["0", "1", "2"]
     whole = trace(path=path, columns={"session": "Log Type"}, drop_empty=True)
     assert turns(whole) == [("0", 1, []), ("0", 2, [0]), ("1", 1, [])]
-
-
-def test_a_slice_begins_sessions_whose_first_turns_it_has_not(tmp_path: Path) -> None:
-    made = trace(path=written(tmp_path, BAILIAN), start=1.9)
-    assert turns(made) == [("0", 1, []), ("1", 1, []), ("2", 1, [])]
 
 
 def test_turns_do_not_wait_where_configured(tmp_path: Path) -> None:

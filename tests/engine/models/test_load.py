@@ -96,28 +96,6 @@ def test_the_longest_sequence() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_one_long_sequence_does_not_change_the_frequencies_of_others(kind: str) -> None:
-    """As it would in transformers, which goes by the longest of a batch. (The native decoder has
-    worked all angles out beforehand.)"""
-    ropes: dict[str, dict[str, Any]] = {
-        "dynamic": {"factor": 2.0},
-        "longrope": {
-            "short_factor": [1.0] * 4,
-            "long_factor": [9.0] * 4,
-            "original_max_position_embeddings": 128,
-            "factor": 2.0,
-        },
-    }
-    rope = {"rope_type": kind, "rope_theta": 1e4, **ropes[kind]}
-    config = LlamaConfig(**SHAPE, rope_parameters=rope)
-    model = load_model(config, model_impl="transformers")
-    assert model.max_model_len == 128
-    before = logits(model)
-    served(model, texts([140], VOCAB), chunked([140], 140))
-    assert torch.equal(logits(model), before)
-
-
 # What is refused, word for word.
 
 

@@ -138,25 +138,6 @@ def test_the_rank_with_the_least_room_decides(
     assert counts == [counts[0], counts[0] - 1, counts[0]]
 
 
-def test_an_interrupt_leaves_the_ranks_together(both: list[LoadedModel]) -> None:
-    one, two = (engine(model) for model in both)
-    move = two.runner.mover.move
-
-    def interrupted(*moves: Any) -> Any:
-        signal.raise_signal(
-            signal.SIGINT
-        )  # the other gets the request, and this has computed nothing yet
-        return move(*moves)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(two.runner.mover, "move", interrupted)
-        two.add_request("a", [5, 6, 7], GREEDY)
-        with pytest.raises(KeyboardInterrupt):
-            two.step()
-    assert not two.has_unfinished_requests()
-    assert tokens(served(two)) == tokens(served(one))
-
-
 # Graphs: without a GPU what is replayed is the work itself, and the other rank is a thread
 
 

@@ -170,23 +170,6 @@ def test_settings_of_requests() -> None:
         assert got == want and all(len(line) >= 6 for line in got)
 
 
-def test_reasons_and_scores_of_beams() -> None:
-    model = tiny("llama", 0)
-    end = end_of(model)
-    engine = engine_of(model, (end,))
-    engine.add_request("a", PROMPT, SamplingParams(n=4, beam_search=True, max_tokens=14))
-    outputs = run(engine)["a"].outputs
-    assert [output.index for output in outputs] == [0, 1, 2, 3]
-    scores = [output.score or 0 for output in outputs]
-    assert scores == sorted(scores, reverse=True)
-    for output in outputs:
-        ended = output.token_ids[-1] == end
-        assert output.finish_reason == ("stop" if ended else "length")
-        assert output.stop_reason is None
-        assert output.cumulative_logprob is not None and output.score is not None
-        assert output.score == pytest.approx(output.cumulative_logprob / len(output.token_ids))
-
-
 def test_while_it_runs_the_output_is_that_of_the_running_beams() -> None:
     request = Request("a", PROMPT, SamplingParams(n=2, beam_search=True, max_tokens=5))
     group = make_group(request, eos=(3,))

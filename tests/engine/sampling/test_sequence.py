@@ -89,14 +89,6 @@ def test_streams_belong_to_the_engines_seed_and_the_request_unless_it_has_a_seed
     assert keys(own, 1, 2) == keys(own, 7, 8) == [stream_key(9, 0), stream_key(9, 1)]
 
 
-def test_ends_are_forbidden_until_min_tokens() -> None:
-    params = SamplingParams(temperature=0, min_tokens=8, max_tokens=20, stop_token_ids=(3, 9))
-    assert set(group(params, eos=(0,)).rows()[0].forbidden) == {0, 3, 9}
-    (line,) = lines(served(params, eos=range(0, VOCAB, 2)))
-    assert not {*range(0, VOCAB, 2), 3, 9} & set(line[:8])
-    assert len(line) >= 9
-
-
 def test_sequences_that_end_leave_the_group() -> None:
     a = group(SamplingParams(n=4, max_tokens=9), eos=(0,))
     assert a.take([Sample(5), Sample(0), Sample(6), Sample(7)]) == (
@@ -135,22 +127,6 @@ def test_why_a_sequence_ended(params: SamplingParams, reason: str, stop: Any, te
     (output,) = a.output(finished=True).outputs
     assert (output.finish_reason, output.stop_reason, output.text) == (reason, stop, text)
     assert output.token_ids == [token]
-
-
-@pytest.mark.parametrize("reason", ["length", "abort", "rejected"])
-def test_sequences_that_go_on_end_with_their_request(reason: str) -> None:
-    a = group(SamplingParams(n=2), eos=(0,))
-    a.take([Sample(0), Sample(3)])
-    a.request.outputs = [[3]]
-    a.close(reason)
-    first, second = a.output(finished=True).outputs
-    assert (first.finish_reason, second.finish_reason) == ("stop", reason)
-    assert (second.text, second.token_ids) == ("d", [3])
-    a = group(SamplingParams(n=2))  # which never ran
-    a.close(reason)
-    assert [(o.token_ids, o.finish_reason) for o in a.output(finished=True).outputs] == [
-        ([], reason)
-    ] * 2
 
 
 def test_stop_strings_wait_for_min_tokens() -> None:

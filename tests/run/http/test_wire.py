@@ -176,21 +176,6 @@ def test_a_request_beyond_the_concurrency_keeps_its_arrival() -> None:
     assert sum(load.late) <= waits[-1] - 3 * server.seconds
 
 
-def test_a_stopped_load_names_its_running_requests() -> None:
-    server, ended = Server(seconds=60), list[Seen]()
-
-    async def go() -> Load:
-        begun = time.perf_counter()
-        clock = lambda: time.perf_counter() - begun  # noqa: E731
-        load = Load(Some((0.0, 0.0, 50.0)), lambda one, _: str(one.id).encode(), server.ask, clock)
-        await load.run(ended.append, lambda: server.running == 2)
-        return load
-
-    load = asyncio.run(go())
-    assert ended == [] and {one.id for one in load.running} == {0, 1}
-    assert all(one.alive for one in load.running)
-
-
 # -- answers are read from Server-Sent Events however their bytes are cut --------------------------
 
 
@@ -230,20 +215,9 @@ def test_bytes_may_be_cut_anywhere(size: int, ends: bytes) -> None:
     assert answer.reason == "length" and answer.done
 
 
-def test_times_are_those_at_which_parts_came() -> None:
-    answer = read(part(" a"), part(" b") + part(" c"), part(" d", reason="stop"))
-    assert list(answer.times) == [1, 2, 2, 3]
-    assert (answer.first, answer.last, answer.error) == (1, 3, "")
-
-
 def test_roles_and_finish_reasons_are_no_tokens() -> None:
     answer = read(delta(role="assistant", content=""), delta(content="a"), delta("stop"))
     assert (list(answer.times), answer.first, answer.last) == ([2], 2, 2)
-
-
-def test_thoughts_are_tokens() -> None:
-    answer = read(delta(role="assistant"), delta(reasoning_content="hm"), delta("stop"))
-    assert (answer.texts, answer.first) == (["hm"], 2)
 
 
 def test_a_token_may_have_no_text_yet() -> None:
