@@ -146,7 +146,6 @@ def _see_decodes(
     dtype: torch.dtype,
     apart: int | None,
 ) -> Sight:
-    """What the decodes `own` see."""
     contexts = batch.context_lens[own, None].long()
     first = torch.zeros_like(contexts) if window is None else (contexts - window).clamp_(min=0)
     seen = (contexts - first).clamp_(min=1)

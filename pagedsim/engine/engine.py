@@ -490,7 +490,6 @@ class LLMEngine:
     def _complete(
         self, plan: StepPlan, start: float, results: StepResults, outputs: list[RequestOutput]
     ) -> None:
-        """Complete a step that has ended, and collect the outputs."""
         if self.observer is not None:
             self.observer.step(plan, start, self.end, self.scheduler)
         self._in_flight.remove(plan)

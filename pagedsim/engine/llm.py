@@ -86,7 +86,6 @@ def _prompt(name: str, one: Any) -> str | Tokens:
 
 
 def _named(name: str, prompt: Mapping[str, Any]) -> Any:
-    """The value of a prompt that is a mapping."""
     given = {key: value for key, value in prompt.items() if value is not None}
     if len(given) != 1 or next(iter(given)) not in NAMES:
         keys = ", ".join(map(str, given)) or "nothing"

@@ -111,7 +111,6 @@ def in_memory(what: str, device: torch.device, knobs: str) -> Iterator[None]:
 
 
 def _state(device: torch.device) -> str:
-    """The use of a device's memory."""
     if device.type != "cuda":
         return f"the host, with {host_bytes() / GIB:.1f} GiB left"
     free, total = torch.cuda.mem_get_info(device)

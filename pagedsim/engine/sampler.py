@@ -222,7 +222,6 @@ class Sampler:
         return Draw(picked, _scored(logits, picked, settings), settings)
 
     def _adjusted(self, logits: Tensor, rows: Sequence[Row], settings: BatchSettings) -> Tensor:
-        """The logits after penalties and without forbidden tokens."""
         if (at := settings.penalised).rows:
             chosen = [rows[i] for i in at.rows]
             prompts, outputs = [row.prompt for row in chosen], [row.output for row in chosen]

@@ -210,7 +210,6 @@ class Sequences:
         return None if token in self._eos and not self._params.ignore_eos else token
 
     def _text(self, one: SampledSequence, tokens: Sequence[int]) -> Text | None:
-        """The text of a sequence up to these tokens."""
         text = one.text
         if text is None:
             return None

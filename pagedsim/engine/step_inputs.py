@@ -105,11 +105,6 @@ def samplers_of(plan: StepPlan) -> Samplers:
     return samplers + [(chunk.request, 1) for chunk in plan.chunks if chunk.samples]
 
 
-def places_of(plan: StepPlan) -> dict[Request, int]:
-    """Index of each request's sampled token, where each samples one sequence."""
-    return {request: place for place, (request, _) in enumerate(samplers_of(plan))}
-
-
 def flat(
     plan: StepPlan, rows: TableRows, before: StepPlan | None = None
 ) -> tuple[BatchColumns, MixedLayout]:
@@ -142,7 +137,7 @@ def _last_tokens(plan: StepPlan, before: StepPlan | None) -> Column:
         return np.array([output[-1] for request in plan.decodes for output in request.outputs])
     if before.decodes is plan.decodes:  # one sequence each, in the same order
         return ~np.arange(len(plan.decodes))
-    picked = places_of(before)
+    picked = {request: place for place, (request, _) in enumerate(samplers_of(before))}
     return np.array(
         [
             ~picked[request] if request in picked else request.outputs[0][-1]

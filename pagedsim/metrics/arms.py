@@ -189,18 +189,13 @@ def by_class(arms: Arms) -> Arms:
     A priority that belongs to a single class of the workload is named after that class.
     """
     names = _class_names(arms)
-    runs = [
-        replace(run, summary=run.summary | {"clients": _renamed(run.summary, names)})
-        for run in arms.runs
-    ]
+    runs = []
+    for run in arms.runs:
+        classes = run.summary.get("classes", {})
+        named = {names.get(one, f"priority {one}"): numbers for one, numbers in classes.items()}
+        runs.append(replace(run, summary=run.summary | {"clients": named}))
     there = (name for run in runs for name in run.summary["clients"])
     return replace(arms, runs=runs, clients=tuple(dict.fromkeys(there)))
-
-
-def _renamed(summary: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:
-    found = summary.get("classes", {})
-    assert isinstance(found, Mapping)
-    return {names.get(level, f"priority {level}"): one for level, one in found.items()}
 
 
 def _class_names(arms: Arms) -> dict[str, str]:

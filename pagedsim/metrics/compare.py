@@ -333,7 +333,6 @@ def _alone(study: Arms, arm: str) -> str:
 
 
 def _named(study: Arms) -> str:
-    """The study's metrics by their labels."""
     return ", ".join(map(label_of, keys_of(study.metrics)))
 
 
@@ -344,7 +343,6 @@ def absent(study: Arms) -> list[str]:
 
 
 def _extremes(study: Arms) -> list[str]:
-    """The best and the worst arm in each metric."""
     sentences = []
     for key in keys_of(study.metrics):
         way = metric_of(key).better

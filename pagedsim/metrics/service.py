@@ -157,7 +157,8 @@ class ServiceOverTime:
     ) -> None:
         self.clients = int(client.max(initial=-1)) + 1
         self._ends = ends
-        over = np.nanmax([0.0, *(_last(some) for some in (arrival, first_token, finished, ends))])
+        known = [np.zeros(1), arrival, first_token, finished]
+        over = np.nanmax(np.concatenate(known if ends is None else [*known, ends]))
         left = np.where(np.isnan(finished), over, finished)
         out = np.where(np.isnan(first_token), left, first_token)
         began = out if scheduled is None else np.where(np.isnan(scheduled), left, scheduled)
@@ -292,8 +293,3 @@ def jain(rates: Floats) -> float | None:
     if len(there) < 2 or not squares:
         return None
     return float(there.sum()) ** 2 / (len(there) * squares)
-
-
-def _last(values: Floats | None) -> float:
-    there = np.zeros(0) if values is None else values[~np.isnan(values)]
-    return float(there.max(initial=0.0))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,6 @@ def validate_clients(slo: Slo, clients: Iterable[str]) -> None:
 
 
 def _own(where: str, bounds: object, whole: Slo) -> Slo:
-    """The bounds of one client."""
     if not isinstance(bounds, Mapping):
         raise ConfigError(f"{where}={bounds}: must be bounds such as {{ttft: 0.5}}")
     for name, bound in bounds.items():
@@ -148,8 +147,8 @@ class Reader:
         some = np.flatnonzero(odd & (tokens > 1) & (steps > 0))
         some = some[np.argsort(-tokens[some], kind="stable")]
         if len(some):
-            late = _Spread(tokens[some], steps[some], begin[some], last[some], best[some])
-            total[some] = late.sums(delay[some], pace, ends)
+            own = (each[some] for each in (tokens, steps, begin, last, best, delay))
+            total[some] = _spread_delays(own, pace, ends)
         return self._share(total, tokens)
 
     def qoe_of_times(self, arrival: Floats, tokens: Counts, came: Sequence[Floats]) -> Floats:
@@ -172,37 +171,30 @@ class Reader:
         return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)
 
 
-class _Spread(NamedTuple):
-    """Requests with several tokens spread evenly over their steps, longest first."""
-
-    tokens: Counts
-    steps: Counts
-    begin: Counts
-    last: Floats
-    best: Floats
-
-    def sums(self, delay: Floats, pace: float, ends: Floats) -> Floats:
-        """The sum of the delays of all tokens of each request, in chunks of tokens."""
-        gaps, sums = self.tokens - 1, delay.copy()
-        most, number = int(gaps[0]), 1
-        longer = np.searchsorted(-gaps, -np.arange(1, most + 1), side="right")
-        while number <= most:
-            some = int(longer[number - 1])
-            end = min(number + max(_AT_ONCE // some, 1), most + 1)
-            numbers = np.arange(number, end)[:, None]
-            left = gaps[:some] - numbers
-            # The last token arrives at `last`, all others with a step.
-            step = self.begin[:some] - (-numbers * self.steps[:some] // gaps[:some]) - 1
-            came = np.where(left > 0, ends[np.where(left > 0, step, 0)], self.last[:some])
-            late = came - self.best[:some] - numbers * pace
-            late[0] = np.maximum(late[0], delay[:some])
-            np.maximum.accumulate(late, axis=0, out=late)
-            delay[:some] = late[-1]
-            late[left < 0] = 0.0
-            late[0] += sums[:some]
-            sums[:some] = np.add.accumulate(late, axis=0)[-1]
-            number = end
-        return sums
+def _spread_delays(own: Iterable[Counts], pace: float, ends: Floats) -> Floats:
+    """The delays of requests, longest first, whose several tokens are spread evenly over their
+    steps, summed over these tokens in chunks."""
+    tokens, steps, begin, last, best, delay = own
+    gaps, sums = tokens - 1, delay.copy()
+    most, number = int(gaps[0]), 1
+    longer = np.searchsorted(-gaps, -np.arange(1, most + 1), side="right")
+    while number <= most:
+        some = int(longer[number - 1])
+        end = min(number + max(_AT_ONCE // some, 1), most + 1)
+        numbers = np.arange(number, end)[:, None]
+        left = gaps[:some] - numbers
+        # The last token arrives at `last`, all others with a step.
+        step = begin[:some] - (-numbers * steps[:some] // gaps[:some]) - 1
+        came = np.where(left > 0, ends[np.where(left > 0, step, 0)], last[:some])
+        late = came - best[:some] - numbers * pace
+        late[0] = np.maximum(late[0], delay[:some])
+        np.maximum.accumulate(late, axis=0, out=late)
+        delay[:some] = late[-1]
+        late[left < 0] = 0.0
+        late[0] += sums[:some]
+        sums[:some] = np.add.accumulate(late, axis=0)[-1]
+        number = end
+    return sums
 
 
 def decoded(ends: Floats, first: Floats, last: Floats) -> tuple[Counts, Counts]:

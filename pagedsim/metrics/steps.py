@@ -124,7 +124,6 @@ class Steps:
             yield pa.record_batch([*own, *more], schema=self.schema)
 
     def _unfolded(self, part: slice) -> dict[str, Column]:
-        """The columns of a range of steps."""
         begin, end = part.start, part.stop
         rows = slice(
             int(np.searchsorted(self._first, begin, side="right")) - 1,

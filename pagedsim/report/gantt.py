@@ -185,7 +185,6 @@ def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
 
 
 def _named(preemptions: Sequence[Preemption]) -> str:
-    """A preempted request, and those that benefited."""
     request = str(preemptions[0]["request"])
     others = [str(one["by"]) for one in preemptions if one["by"] is not None]
     return f"{request} for {', '.join(others)}" if others else request

@@ -56,7 +56,6 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 
 def _table(listing: Listing) -> str:
-    """A listing as an HTML table."""
     top = "".join(f"<th>{escape(name)}</th>" for name in listing.head)
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in listing.rows
@@ -92,7 +91,6 @@ def _finding(result: Result, arms: Arms | None) -> str:
 
 
 def _how_sure(study: Arms, intervals: bool) -> str:
-    """Explanation of seeds and intervals of the comparison."""
     seeds = max((len(study.of(arm)) for arm in study.arms), default=0)
     if seeds < 2 or len(study.arms) < 2:
         return ""

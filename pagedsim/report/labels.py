@@ -87,7 +87,6 @@ def _around_point(at: Point, free: float) -> _Box:
 
 
 def _between(first: Point, last: Point) -> Iterator[Point]:
-    """Densely spaced points on a line."""
     steps = int(dist(first, last) / _AIR) + 1
     for step in range(steps + 1):
         share = step / steps

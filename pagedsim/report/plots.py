@@ -423,7 +423,6 @@ def _curves(study: Arms, groups: list[str | None]) -> dict[str, dict[str | None,
 def _values(
     requests: Requests, groups: list[str | None]
 ) -> dict[tuple[str, str | None], NDArray[np.float64]]:
-    """One run's latencies by group."""
     found = {}
     whose = {group: requests.where("client", group) for group in groups if group is not None}
     for name in _NAMES:

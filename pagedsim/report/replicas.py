@@ -143,7 +143,6 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _ranges(runs: Sequence[Run]) -> Listing:
-    """One row of ranges per arm."""
     every = [{one.label: one.span() for one in _columns(run.replicas)} for run in runs]
     head = list(dict.fromkeys(label for one in every for label in one))
     rows = [
@@ -319,7 +318,6 @@ def _names(replicas: list[dict[str, Any]]) -> list[tuple[float, str]]:
 
 
 def _scale_beside(figure: Figure, axes: Axes, right: float) -> None:
-    """Draw the colour bar."""
     box, width = axes.get_position(), figure.get_size_inches()[0]
     beside = figure.add_axes((1 - (right - 0.12) / width, box.y0, 0.11 / width, box.height))
     scale = figure.colorbar(axes.images[0], cax=beside)

@@ -194,7 +194,6 @@ class RealtimeSimulator:
         self._announce(answer)
 
     def _announce(self, answer: SimOutput) -> None:
-        """Schedule its arrival."""
         request = answer.request
 
         def arrive(event: simpy.Event) -> None:

@@ -306,7 +306,6 @@ def sessions_of(
 
 
 def _starts(process: Arrivals, sessions: int | None, duration: float | None, seed: int) -> Floats:
-    """Start times of the sessions."""
     if sessions is not None:
         require_whole("sessions", sessions, 1, MOST)
     elif duration is None or not isinstance(process, Timed):

@@ -44,27 +44,22 @@ class Predictor(ABC):
         """Predicted output length of each request, in tokens."""
 
 
-def _guesses(answer: object, count: int) -> Floats | None:
-    """Validate predictions: `count` positive numbers, NaN where there is none."""
+def _guessed(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    """Validate predictions: a positive number for each request, NaN where there is none."""
     try:
         guess = np.asarray(answer)
     except ValueError:  # rows of unlike lengths
-        return None
-    numbers = guess.dtype.kind in "iuf" and guess.shape == (count,)
+        return WRONG
+    numbers = guess.dtype.kind in "iuf" and guess.shape == (len(asked[0]),)
     if not numbers or ((guess <= 0) | np.isinf(guess)).any():
-        return None
+        return WRONG
     return guess.astype(np.float64, copy=False)
-
-
-def _guessed(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
-    guess = _guesses(answer, len(asked[0]))
-    return WRONG if guess is None else guess
 
 
 def _applied(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
     """Validate that a workload equals the given one except for its predictions."""
     given = asked[0]
-    if not isinstance(answer, Workload) or _guesses(answer.predicted_len, len(given)) is None:
+    if not isinstance(answer, Workload) or _guessed(part, answer.predicted_len, asked) is WRONG:
         return WRONG
     names = ("arrival", "prompt_len", "output_len", "priority", "deadline")
     same = (
@@ -178,7 +173,6 @@ class Rank(Predictor):
 
 
 def _told(output_len: NDArray[np.int32], guess: Floats) -> str:
-    """The notice on prediction accuracy."""
     off = np.median(np.abs(guess - output_len) / output_len)
     tau = kendall(output_len[:SAMPLE].astype(np.float64), guess[:SAMPLE])
     return f"{PREDICTED} {off:.0%} in the median; Kendall's tau of their order is {tau:.2f}"

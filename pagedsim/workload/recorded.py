@@ -194,7 +194,6 @@ def _slice(start: float, window: float | None, requests: int | None) -> Slice:
 
 
 def _scaled(path: str | None, table: Table, rate_scale: float, rate: float | None) -> Floats:
-    """The trace's times, scaled to the requested rate."""
     arrival = table.arrival
     assert arrival is not None
     if rate is None:

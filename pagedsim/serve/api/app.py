@@ -89,7 +89,6 @@ def make_app(
 
 
 def _guard(api_key: str | None) -> Callable[..., Awaitable[None]]:
-    """A dependency that checks the API key."""
 
     async def check(
         given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
