@@ -1,11 +1,12 @@
-"""Attention metadata of one step, built once and shared by all layers."""
+"""What kernels take besides tensors: a step's attention metadata, built once and shared by all
+layers, a norm, and sampling parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -117,3 +118,41 @@ def _slots(table: Sequence[int], begin: int, end: int, block_size: int) -> list[
         first, last = max(begin - i * block_size, 0), min(end - i * block_size, block_size)
         slots += range(table[i] * block_size + first, table[i] * block_size + last)
     return slots
+
+
+class RowNorm(NamedTuple):
+    """An RMS norm of tokens whose squares are known: x / √(mean of x² + eps) × weight, token by
+    token."""
+
+    weight: torch.Tensor
+    """[size]"""
+    squares: torch.Tensor
+    """[tokens, any number]: sums of x² in float32, which together are those of a token."""
+    eps: float
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """Sampling parameters, one value per row; a row without a filter has its neutral value.
+
+    Applied in transformers' order: temperature, top-k, top-p of the remaining tokens, min-p.
+    """
+
+    temperature: torch.Tensor
+    """[rows] float32; 0 for a greedy row, whose filters are ignored."""
+    top_k: torch.Tensor
+    """[rows] int32: the k largest stay, and what equals the last of them; 0 for all."""
+    top_p: torch.Tensor
+    """[rows] float64: the smallest set of most probable tokens that reaches p; 1 for all."""
+    min_p: torch.Tensor
+    """[rows] float32: the logarithm of how probable a token must be, for each time that the most
+    probable one is; -inf for all."""
+    some_top_k: bool
+    """Whether any row uses top-k; likewise the next two. Known on the host, to skip launches."""
+    some_top_p: bool
+    some_min_p: bool
+
+    @property
+    def filtered(self) -> bool:
+        """Whether any row has a filter."""
+        return self.some_top_k or self.some_top_p or self.some_min_p

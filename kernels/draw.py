@@ -19,8 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from pagedsim.kernels.batch import SamplingTensors
 from pagedsim.kernels.reference import sampling
-from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.top_k_top_p import Cut, Shape, cut, kept, of_tiles, scaled
 
 LEFT, RIGHT = tl.constexpr(sampling.LEFT), tl.constexpr(sampling.RIGHT)

@@ -18,10 +18,8 @@ from typing import Any
 import torch
 
 from pagedsim.kernels import reference
-from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.batch import AttentionBatch, RowNorm, SamplingTensors
 from pagedsim.kernels.float8 import FORMATS
-from pagedsim.kernels.row_norm import RowNorm
-from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import FEW
 
 

@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from pagedsim.kernels.batch import RowNorm
 from pagedsim.kernels.product_tuning import Matrix, tiles_of
 from pagedsim.kernels.rounding import readable, widened
-from pagedsim.kernels.row_norm import RowNorm
 from pagedsim.kernels.tiles import ProductTiles
 
 

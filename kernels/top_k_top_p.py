@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
+from pagedsim.kernels.batch import SamplingTensors
 from pagedsim.kernels.reference import sampling as plain
 from pagedsim.kernels.reference.sampling import steps
-from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import power_of_two
 
 LOG2_E, SMALLEST = tl.constexpr(plain.LOG2_E), tl.constexpr(plain.SMALLEST)

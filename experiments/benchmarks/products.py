@@ -35,8 +35,7 @@ from pagedsim.experiments.benchmarks.harness import main_of
 from pagedsim.experiments.benchmarks.shapes import BASE, TINY, shape_of
 from pagedsim.experiments.benchmarks.timing import Bench, Rival, Work, limits_table, norm_error
 from pagedsim.kernels import ops
-from pagedsim.kernels.batch import AttentionBatch
-from pagedsim.kernels.row_norm import RowNorm
+from pagedsim.kernels.batch import AttentionBatch, RowNorm
 from pagedsim.kernels.tiles import FEW
 from pagedsim.sim.model import MLA, ModelShape
 

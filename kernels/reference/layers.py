@@ -6,9 +6,8 @@ import torch
 from torch.nn import functional
 from torch.nn.functional import linear
 
-from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.batch import AttentionBatch, RowNorm
 from pagedsim.kernels.reference.cache import write_step
-from pagedsim.kernels.row_norm import RowNorm
 
 
 def rms_norm(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pagedsim.kernels.sampling_params import SamplingTensors
+from pagedsim.kernels.batch import SamplingTensors
 
 LEFT, RIGHT = 0x7FEB352D, 0x846CA68B - (1 << 32)
 """The two multipliers, a good pair for 32 bits, as signed numbers."""

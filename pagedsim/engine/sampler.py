@@ -22,9 +22,9 @@ from torch import Tensor
 from pagedsim.core import SamplingParams
 from pagedsim.engine.runtime import Fetch, sent
 from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.batch import SamplingTensors
 from pagedsim.kernels.reference.sampling import gumbel as gumbel_of
 from pagedsim.kernels.reference.sampling import hashed, token_hashes
-from pagedsim.kernels.sampling_params import SamplingTensors
 
 Tokens = Sequence[int]
 _MASK = (1 << 64) - 1

@@ -29,9 +29,8 @@ from pagedsim.kernels import (
     route,
 )
 from pagedsim.kernels import cache as kv_cache
+from pagedsim.kernels.batch import RowNorm, SamplingTensors
 from pagedsim.kernels.float8 import FORMATS
-from pagedsim.kernels.row_norm import RowNorm
-from pagedsim.kernels.sampling_params import SamplingTensors
 from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
 from tests.kernels.test_products import WEIGHTS
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagedsim.kernels import draw
-from pagedsim.kernels.sampling_params import SamplingTensors
+from pagedsim.kernels.batch import SamplingTensors
 from pagedsim.kernels.top_k_top_p import Shape, cut, kept, scaled
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.batch import SamplingTensors
 from pagedsim.kernels.reference.sampling import gumbel, hashed, keep_top_p, token_hashes, weights
-from pagedsim.kernels.sampling_params import SamplingTensors
 
 # -- sets ------------------------------------------------------------------------------------------
 

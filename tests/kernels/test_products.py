@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagedsim.kernels import ops as kernels
-from pagedsim.kernels.row_norm import RowNorm
+from pagedsim.kernels.batch import RowNorm
 from tests.kernels.harness import HALF, REFERENCE, everywhere
 
 WEIGHTS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}

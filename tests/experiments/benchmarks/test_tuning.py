@@ -181,7 +181,7 @@ import torch
 from pagedsim.experiments.benchmarks.fake_gpu import compiled_kernels, usage, use_target
 from pagedsim.engine.sampler import words_of
 from pagedsim.kernels import draw
-from pagedsim.kernels.sampling_params import SamplingTensors
+from pagedsim.kernels.batch import SamplingTensors
 use_target(90)
 
 def sample(filtered):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from pagedsim.kernels.batch import RowNorm
 from pagedsim.kernels.ops import add_product, few, product, rms_norm, silu_mul
-from pagedsim.kernels.row_norm import RowNorm
 
 if TYPE_CHECKING:
     from pagedsim.engine.parallel.group import RankGroup
