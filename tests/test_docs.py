@@ -24,8 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import pagedsim
 import pagedsim.policies as policies
-from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Policy, Request
+from pagedsim.core import Policy
 from pagedsim.run.help import BENCH_HELP, bench_words
 from pagedsim.testing import check_autoscaler, check_batching, check_cost_model, check_memory
 from tests.run.studies import compose as composed_without_hydra
@@ -447,23 +446,6 @@ def policy() -> Policy:
 
 def test_the_policy_takes_about_ten_lines() -> None:
     assert len([line for line in shown().splitlines() if line.strip()]) <= 10
-
-
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
-def test_the_policy_serves_the_shortest_first(batching: str) -> None:
-    scheduler = make_scheduler(
-        memory=make_memory(blocks=64, block_size=4),
-        batching=batching,
-        policy=policy(),
-        max_seqs=1,
-        max_model_len=128,
-    )
-    for name, length in (("long", 30), ("short", 3), ("middle", 9)):
-        scheduler.add(Request(name, 5, predicted_len=length), now=0.0, output_len=length)
-    ended: list[Any] = []
-    while scheduler.unfinished:
-        ended += [request.id for request in scheduler.commit(scheduler.plan(0.0), 0.0)]
-    assert ended == ["short", "middle", "long"]
 
 
 # -- the gallery of scripts: each runs, prints something, and stands in its index ------------------

@@ -30,58 +30,11 @@ from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
 from tests.engine.architectures import reference
 from tests.engine.test_engine import engine
 
-NONE = """
-    served_model_name tokenizer download_dir max_model_len distributed_executor_backend
-    max_parallel_loading_workers block_size enable_prefix_caching max_num_batched_tokens
-    max_num_seqs revision code_revision rope_scaling rope_theta hf_overrides tokenizer_revision
-    quantization enforce_eager tokenizer_pool_extra_config limit_mm_per_prompt mm_processor_kwargs
-    long_lora_scaling_factors max_cpu_loras num_gpu_blocks_override model_loader_extra_config
-    ignore_patterns preemption_mode enable_chunked_prefill logits_processor_pattern
-    speculative_model speculative_model_quantization speculative_draft_tensor_parallel_size
-    num_speculative_tokens speculative_max_model_len speculative_disable_by_batch_size
-    ngram_prompt_lookup_max ngram_prompt_lookup_min typical_acceptance_sampler_posterior_threshold
-    typical_acceptance_sampler_posterior_alpha qlora_adapter_name_or_path
-    disable_logprobs_during_spec_decoding otlp_traces_endpoint collect_detailed_traces
-    override_neuron_config override_pooler_config compilation_config kv_transfer_config
-    generation_config override_generation_config calculate_kv_scales quantization_param_path
-"""
 
-FALSE = """
-    skip_tokenizer_init trust_remote_code disable_sliding_window disable_log_stats
-    disable_custom_all_reduce disable_mm_preprocessor_cache enable_lora enable_lora_bias
-    enable_prompt_adapter fully_sharded_loras ray_workers_use_nsight
-    speculative_disable_mqa_scorer disable_async_output_proc enable_sleep_mode worker_use_ray
-    disable_log_requests
-"""
-
-AUTO = """
-    task tokenizer_mode load_format config_format dtype kv_cache_dtype lora_dtype device worker_cls
-    model_impl
-"""
-
-OLD: dict[str, Any] = {
-    **dict.fromkeys(NONE.split()),
-    **dict.fromkeys(FALSE.split(), False),
-    **dict.fromkeys(AUTO.split(), "auto"),
-    **{"allowed_local_media_path": "", "seed": 0, "cpu_offload_gb": 0, "num_lookahead_slots": 0},
-    **{"scheduler_delay_factor": 0.0, "tokenizer_pool_size": 0, "max_prompt_adapter_token": 0},
-    **{"pipeline_parallel_size": 1, "tensor_parallel_size": 1, "max_loras": 1},
-    **{"max_prompt_adapters": 1, "num_scheduler_steps": 1, "max_lora_rank": 16},
-    **{"intial_incremental_detokenization_offset": 5, "swap_space": 4, "max_logprobs": 20},
-    **{"gpu_memory_utilization": 0.9, "max_seq_len_to_capture": 8192, "tokenizer_pool_type": "ray"},
-    **{"use_v2_block_manager": True, "lora_extra_vocab_size": 256, "scheduling_policy": "fcfs"},
-    **{"multi_step_stream_outputs": True, "guided_decoding_backend": "xgrammar"},
-    **{"spec_decoding_acceptance_method": "rejection_sampler"},
-}
-"""What EngineArgs of 0.6 and 0.7 took, and the default of each."""
-
-
-def test_an_argument_has_its_place_in_one_table_and_takes_the_default_of_vllm() -> None:
+def test_an_argument_has_its_place_in_one_table() -> None:
     tables = OURS, TRANSLATED, WITHOUT_EFFECT, REFUSED
-    for name in {*TRANSLATED, *WITHOUT_EFFECT, *REFUSED, *OLD}:
+    for name in {*TRANSLATED, *WITHOUT_EFFECT, *REFUSED}:
         assert sum(name in table for table in tables) == 1, name
-    for name, default in OLD.items():
-        EngineArgs("tiny", **{name: default})
 
 
 def test_arguments_are_refused_with_the_reason_or_left_out() -> None:

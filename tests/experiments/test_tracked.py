@@ -79,21 +79,6 @@ def test_a_validation_is_a_run_of_each_side_for_each_load(
     assert "plots/validation/path" in history_of(records(runs["comparison"]))[-1]
 
 
-def test_block_sizes_are_runs_to_plot_by_their_configuration(tmp_path: Path) -> None:
-    runs = compared(tmp_path, carried_out(tmp_path, *BLOCKS))
-    assert set(runs) == {"comparison", "blocks of 8", "blocks of 32"}
-    for size in (8, 32):
-        run = runs[f"blocks of {size}"]
-        assert config_of(run)["memory"]["block_size"] == size
-        seeds = [
-            read_summary(tmp_path / "runs" / f"blocks of {size}" / f"seed-{seed}")
-            for seed in (0, 1)
-        ]
-        summary = summary_of(records(run))
-        for key in ("kv_waste_mean", "e2e_mean"):
-            assert summary[key] == pytest.approx(sum(one[key] for one in seeds) / 2)
-
-
 def test_probes_are_runs_to_plot_by_rate(tmp_path: Path) -> None:
     found = carried_out(tmp_path, *CAPACITY)
     runs = compared(tmp_path, found)

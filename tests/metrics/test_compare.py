@@ -1,17 +1,49 @@
+"""However much seeds differ in load: `load` is the deviation of its logarithm."""
+
 from __future__ import annotations
 
 import math
+import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError
-from pagedsim.metrics.arms import Arms, Run
-from pagedsim.metrics.compare import _ratio, compare, estimate, paired_ratio, student_t
-from tests.metrics.tables import study_of
+from pagedsim.experiments.studies.zoo_pareto import Criterion, Dominated, pareto_front
+from pagedsim.metrics.arms import Arms, Run, by_class
+from pagedsim.metrics.catalogue import (
+    further_percentiles,
+    keys_of,
+    label_of,
+    lacks_percentiles,
+    metric_of,
+    scale_of,
+    text_of,
+)
+from pagedsim.metrics.compare import _ratio, compare, estimate, paired_ratio, student_t, value_of
+from pagedsim.metrics.definitions import METRICS
+from pagedsim.metrics.slo import Slo
+from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.tables import Span
+from tests.metrics.tables import (
+    FLEET,
+    FLEET_STEPS,
+    SIZES,
+    arms_with,
+    fleet_steps,
+    ranking_of,
+    requests_of,
+    steps_of,
+    study_of,
+    with_rejected,
+)
 
 
 def study(values: dict[str, list[float]], key: str = "ttft_mean", **more: Any) -> Arms:
@@ -115,3 +147,187 @@ def test_a_ratio_of_means_has_an_interval_in_proportion() -> None:
     # One that a single seed decides gives none.
     assert not _ratio(np.array([0.0, 0.0, 6.0]), np.array([0.0, 0.0, 5.0])).known
     assert _ratio(np.array([1.0, 1.0, 6.0]), np.array([1.0, 1.0, 5.0])).known
+
+
+# -- best and dominated arms, against values by hand or brute force, and which arms are comparab----
+
+
+E2E, TTFT = Criterion("e2e_mean"), Criterion("ttft_p99")
+SLOW = {"e2e_mean": [10.0, 12.0, 11.0], "ttft_p99": [5.0, 6.0, 5.5]}
+FAST = {"e2e_mean": [5.0, 6.0, 5.4], "ttft_p99": [9.0, 11.0, 10.2]}
+LATE = {"e2e_mean": [12.0, 14.0, 13.3], "ttft_p99": [5.0, 6.0, 5.5]}
+ABOUT = {"e2e_mean": [5.5, 5.2, 6.1], "ttft_p99": [9.5, 10.5, 12.0]}
+
+
+@given(st.dictionaries(st.text(max_size=3), st.tuples(st.integers(0, 6), st.integers(0, 6))))
+def test_unbeaten_are_those_that_no_other_is_as_good_as(
+    points: dict[str, tuple[float, float]],
+) -> None:
+    found = pareto_front(points)
+    assert sorted(found) == sorted(
+        name
+        for name, (x, y) in points.items()
+        if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in points.values())
+    )
+    assert [points[one][0] for one in found] == sorted((points[o][0] for o in found), reverse=True)
+
+
+def test_the_frontier_goes_the_better_way_of_each_metric() -> None:
+    more = {"e2e_mean": [5.0], "output_tokens_per_s": [9.0]}
+    arms = {
+        "best": more,
+        "fast": {"e2e_mean": [4.0], "output_tokens_per_s": [8.0]},
+        "neither": {"e2e_mean": [6.0], "output_tokens_per_s": [8.5]},
+    }
+    ranking = ranking_of(arms, "e2e_mean", "output_tokens_per_s")
+    assert ranking.frontier(E2E, Criterion("output_tokens_per_s")) == ["fast", "best"]
+
+
+def test_the_best_arm_its_equals_and_what_it_costs() -> None:
+    ranking = ranking_of({"slow": SLOW, "fast": FAST, "about": ABOUT}, "e2e_mean", "ttft_p99")
+    assert ranking.best(E2E) == "fast"
+    assert ranking.as_good(E2E) == ["about"]
+    assert ranking.surely_better("fast", "slow", E2E)
+    cost = ranking.price("fast")
+    assert cost is not None and (cost.key, cost.baseline) == ("ttft_p99", "slow")
+    assert ranking.price("slow") is None
+    assert ranking.best(Criterion("mfu")) is None
+
+
+def test_dominated_arms_are_nowhere_better_and_somewhere_surely_worse() -> None:
+    ranking = ranking_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean", "ttft_p99")
+    assert ranking.dominated() == {"late": Dominated("slow", 1)}
+    by_one = ranking_of({"slow": SLOW, "fast": FAST, "late": LATE}, "e2e_mean")
+    assert by_one.dominated().keys() == {"slow", "late"}
+    alike = ranking_of({"slow": SLOW, "twin": SLOW, "late": LATE}, "e2e_mean", "ttft_p99")
+    assert alike.same() == ["twin"]
+
+
+def test_an_arm_that_only_seems_worse_is_not_dominated() -> None:
+    near = {"e2e_mean": [10.1, 11.9, 11.2]}
+    assert ranking_of({"slow": SLOW, "near": near}, "e2e_mean").dominated() == {}
+
+
+def test_an_arm_that_finished_fewer_is_in_no_comparison_of_latencies() -> None:
+    few = {"e2e_mean": [1.0, 1.1, 1.2], "output_tokens_per_s": [3.0, 3.1, 3.2]}
+    all_ = SLOW | {"output_tokens_per_s": [1.0, 1.1, 1.2]}
+    arms = {"all": all_, "few": few | {"finished": [9, 10, 9]}}
+    ranking = ranking_of(arms, "e2e_mean", "output_tokens_per_s")
+    assert ranking.selective == {"few": 2}
+    assert ranking.best(E2E) == "all" and ranking.best(Criterion("output_tokens_per_s")) == "few"
+    assert ranking.compared("few", "all", E2E) is None
+    assert ranking.frontier(E2E, Criterion("output_tokens_per_s")) == ["all"]
+    assert ranking.dominated() == {}
+
+
+def test_classes_take_the_place_of_clients_and_have_the_workload_s_names() -> None:
+    config = {"workload": {"classes": {"chat": {"priority": 0}, "a": {"priority": 1}, "b": {}}}}
+    arms = arms_with({"one": {"e2e_mean": [1.0]}}, config)
+    arms.runs[0].summary["classes"] = {"0": {"e2e_mean": 2.0}, "1": {"e2e_mean": 3.0}}
+    found = by_class(arms)
+    # Two classes have priority 0: b says none.
+    assert found.clients == ("priority 0", "a")
+    assert found.runs[0].summary["clients"]["a"] == {"e2e_mean": 3.0}
+    assert arms.clients == ()
+
+
+# -- comparable arms -------------------------------------------------------------------------------
+
+
+def test_arms_that_finished_different_requests_are_pointed_out(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    assert study.notes == []
+    study.runs[4] = with_rejected(study.runs[4], 3)  # the second seed of the second arm
+    [note] = study.notes
+    assert note == (
+        "the arms finished different requests (fcfs 120, urgent 117), and their latencies are of "
+        "those alone: compare them with care"
+    )
+    run = study.runs[4]  # unless they were sent different ones
+    study.runs[4] = replace(run, config={**run.config, "workload": {"rate": 2}})
+    assert study.notes == []
+
+
+# -- names, units and percentiles of metrics -------------------------------------------------------
+
+
+SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients", "replicas", "tiers"}
+
+
+def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
+    peaks: dict[str, Any] = {"flops": 1.0, "peak_flops": 1.0, "bytes": 1.0, "peak_bandwidth": 1.0}
+    peaks |= {"joules": 1.0, "idle_watts": 1.0, "euros_per_hour": 1.0}
+    peaks |= {"spans": [Span(0.0, 1.0, True, 1.0, 1.0)]}
+    row = {"scheduled": 1.0, "session": "0", "replica": 0, "retries": 0}
+    waiting = requests_of(*({"client": client, **row} for client in "ab"))
+    steps = fleet_steps(*FLEET_STEPS)
+    for name in ("loaded_cpu", "written_cpu"):
+        steps = steps.append_column(name, pa.array([0] * steps.num_rows))
+    summary = summarise(waiting, steps, **FLEET, slo=Slo(), swapped_peak=0, **peaks)
+    known = {metric_of(key).name for key in summary.keys() - SETTINGS}
+    assert known == set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "label"),
+    [
+        ("ttft_p95", "ttft_p95", "TTFT P95"),
+        ("e2e_p99_9", "e2e_p99_9", "E2E P99.9"),
+    ],
+)
+def test_any_percentile_of_a_latency_is_a_metric(name: str, key: str, label: str) -> None:
+    assert (keys_of([name]), label_of(name)) == ([key], label)
+    assert metric_of(name).unit == "s"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ttft_p101", "unknown metric 'ttft_p101': percentiles are from p0 to p100"),
+        ("preemptions_p95", "preemptions is one number, without percentiles"),
+        ("tftt_p95", "unknown metric 'tftt_p95': did you mean 'ttft'"),
+    ],
+)
+def test_invalid_percentiles_are_refused(name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        keys_of([name])
+
+
+def test_a_summary_has_the_percentiles_that_settings_name() -> None:
+    settings = {"metrics": ["ttft", "ttft_p95"], "bounds": {"a": {"tpot_p99.9": 1}}, "goal": "mfu"}
+    more = further_percentiles(settings)
+    assert more == {"ttft": {"p95": 95.0}, "tpot": {"p99_9": 99.9}}
+    rows = [{"first_token": 0.3 * i**2, "finished": 900.0, "output_tokens": 9} for i in range(50)]
+    table = requests_of(*({"client": "ab"[i % 2], **row} for i, row in enumerate(rows)))
+    summary = summarise(table, steps_of(), **SIZES, percentiles=more)
+    assert not lacks_percentiles(summary, settings)
+    ttft = np.array([row["first_token"] for row in rows])
+    assert value_of(summary, "ttft_p95") == pytest.approx(np.percentile(ttft, 95))
+    assert value_of(summary, "ttft_p95", "b") == pytest.approx(np.percentile(ttft[1::2], 95))
+    tpot = (900 - ttft) / 8
+    assert value_of(summary, "tpot_p99.9") == pytest.approx(np.percentile(tpot, 99.9))
+    without = summarise(table, steps_of(), **SIZES)
+    assert lacks_percentiles(without, settings)
+    assert {"ttft_p95", "tpot_p99_9"} == summary.keys() - without.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("ttft_mean", 1.0, "1.00 s"),
+        ("itl_p50", 0.00004, "40.0 µs"),
+        ("ttft_p99", float("nan"), "–"),
+        ("output_tokens_per_s", 1234.5, "1,234 /s"),
+        ("energy_j", 24_600.0, "24.6 kJ"),
+        ("mean_watts", 5600.0, "5.60 kW"),
+        ("cost_eur", 0.00471, "0.471 ct"),
+        ("preemptions", 0, "0"),
+    ],
+)
+def test_units_are_chosen_for_reading(key: str, value: float, text: str) -> None:
+    assert text_of(key, value) == text
+
+
+def test_a_column_has_one_unit() -> None:
+    for values, suffix in (((0.5, 0.9, 3.0), "ms"), ((0.5, 0.9, 30.0), "s"), ((), "s")):
+        assert scale_of("ttft_mean", values).suffix == suffix

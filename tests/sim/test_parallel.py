@@ -173,6 +173,16 @@ def test_a_decode_reads_all_but_experts_whole_and_its_own_experts_as_chosen() ->
     )
 
 
+def test_each_choice_of_an_expert_elsewhere_travels_there_and_back() -> None:
+    """7 of 8 experts are elsewhere; there in 8 bits, since products are, and back in 16."""
+    told = ideal(DEEPSEEK).explain(plan(decodes=512, context=512))
+    sent = 64 * 8 * 7 / 8 * 7168 * (1 + 2)
+    assert seconds(told, "all-to-all") == pytest.approx(LAYERS * (sent / 450e9 + 2 * 18e-6))
+    shared = ideal(replica("mixtral-8x7b", "h100", tensor_parallel=2, expert_parallel=2))
+    told = shared.explain(plan(decodes=4, context=400))
+    assert {"all-reduce"} == {term.name for term in told.terms if term.bound == "interconnect"}
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 

@@ -71,15 +71,6 @@ def test_a_broken_invariant_is_named() -> None:
         check_batching(Leaking)
 
 
-def test_a_batching_that_refuses_every_server_is_not_passed() -> None:
-    class Picky(Unified):
-        def validate_limits(self, queues: Queues) -> None:
-            raise ConfigError("Picky: refused")
-
-    with pytest.raises(ConfigError, match="Picky: refused"):
-        check_batching(Picky, cases=3)
-
-
 def blocked(batching: Batching) -> Scheduler:
     """One request decodes; another waits for memory."""
     scheduler = make_scheduler(memory=make_memory(blocks=30, block_size=4), batching=batching)

@@ -11,7 +11,7 @@ from pagedsim.build import make_memory
 from pagedsim.core import Memory, PagedMemory, Request, SamplingParams
 from pagedsim.core.memory import Copies
 from pagedsim.testing import check_memory
-from pagedsim.testing.cases import Case, difference, outcome
+from pagedsim.testing.cases import Case
 
 
 class Plain(Memory):
@@ -97,17 +97,6 @@ def test_the_first_broken_promise_is_named(kind: type[Memory], told: str) -> Non
     with pytest.raises(AssertionError, match=rf"^{told}") as error:
         check_memory(kind)
     assert "\n" not in str(error.value)
-
-
-def test_four_methods_are_paged_memory_for_requests_of_one_sequence() -> None:
-    for number in range(20):
-        case = replace(Case.drawn(1, number), preemption="recompute")
-        for fast_forward in (False, True):
-            each = (
-                outcome(case, case.scheduler(memory=kind(**case.sizes)), fast_forward=fast_forward)
-                for kind in (Plain, PagedMemory)
-            )
-            assert difference(next(each), next(each)) == ""
 
 
 def test_several_sequences_are_refused_by_default() -> None:

@@ -22,12 +22,6 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:50.9951690,396,109
 2023-11-16 18:15:51.2224670,879,55
 """
-AZURE_2024 = """\
-TIMESTAMP,ContextTokens,GeneratedTokens
-2024-05-10 00:00:00.009930+00:00,2162,5
-2024-05-10 00:00:01+00:00,2399,6
-2024-05-10 00:00:02.759930+00:00,76,15
-"""
 BURSTGPT = """\
 Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
 19440110.0,a,43,GPT-4,906,446,1352,Conversation log

@@ -145,6 +145,17 @@ def test_long_requests_are_cut_and_counted() -> None:
     assert (shortest.prompt_len.tolist(), shortest.output_len.tolist()) == ([1], [1])
 
 
+def test_a_distribution_that_its_bound_cuts_often_says_so() -> None:
+    assert synthetic(requests=2000, rate=1.0, max_len=2048).notices == ()
+    made = synthetic(requests=2000, rate=1.0, max_len=1024)
+    at_cut = (made.prompt_len == 512) | (made.prompt_len + made.output_len == 1024)
+    assert made.notices == (
+        f"{at_cut.sum()} of 2,000 requests have the longest prompt or answer that max_len=1024 "
+        "lets them draw",
+    )
+    assert made.clipped == 0
+
+
 def test_a_mix_merges_its_classes_by_arrival() -> None:
     made = chat_and_batch()
     assert made.clients == ("batch", "chat")

@@ -19,7 +19,6 @@ from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
 from pagedsim.experiments.benchmarks import (  # noqa: E402
     device,
-    engine,
     harness,
     kernels,
     products,
@@ -154,27 +153,6 @@ def test_wrong_logits_are_not_timed(
         assert ("seconds" in one) == (one["model_impl"] == "transformers")
     error = capsys.readouterr().err
     assert "native, graphs: off by" in error and "there is nothing to compare" in error
-
-
-# -- engines ---------------------------------------------------------------------------------------
-
-
-def test_other_tokens_of_an_engine_are_not_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    agreement = engine.agreement
-
-    def wrong(found: engine.Answers, wanted: engine.Answers, dtype: Any) -> float:
-        *others, last = found
-        return agreement([*others, [*last[:-1], last[-1] + 1]], wanted, dtype)
-
-    monkeypatch.setattr(engine, "agreement", wrong)
-    few = ["--prompts", "5", "--tokens", "6", "--rounds", "1"]
-    with pytest.raises(SystemExit, match="not give the same tokens"):
-        engine.main([*few, "--out", str(tmp_path)])
-    result = json.loads((tmp_path / "engine.json").read_text())
-    assert not result["right"] and "rates" not in result
-    assert "| pagedsim | 80% |" in capsys.readouterr().out
 
 
 # -- what results are valid for --------------------------------------------------------------------

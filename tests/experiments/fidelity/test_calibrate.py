@@ -16,7 +16,6 @@ import pytest
 import pagedsim
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.calibration import Calibration, fitted
-from pagedsim.fidelity.engine_model import data_sheet
 from pagedsim.fidelity.recorded import StepLog, log_of, recorded_runs
 from pagedsim.sim.cost import Fitted, Sample
 from tests.run.studies import carried_out
@@ -117,16 +116,6 @@ def test_the_coefficients_of_a_log_are_recovered_and_reported(
     assert "larger than any that was fitted" in cost.notices[0]
 
 
-def test_stalls_are_in_the_level_and_not_in_the_shape(tmp_path: Path) -> None:
-    """Of a hundred steps three take four times as long: 9 % of all time, if none were left out."""
-    cost = calibrated(recorded(tmp_path / "run", 600, stall=4.0), tmp_path / "out")
-    found = cost.settings["decode"]
-    assert 4e-3 < found["constant"] < 1.1 * 4e-3
-    assert found["decode_count"] / found["constant"] == pytest.approx(5e-5 / 4e-3, rel=0.02)
-    assert found["decode_context"] / found["constant"] == pytest.approx(2e-7 / 4e-3, rel=0.02)
-    assert cost.settings["swap"]["blocks"] == pytest.approx(2e-4, rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("counts", "machine", "message"),
     [
@@ -176,22 +165,6 @@ def test_impossible_steps_are_refused(
     with pytest.raises(ConfigError) as error:
         log_of(recorded_runs(str(tmp_path)), "one")
     assert str(error.value).startswith(f"{file}: {message}")
-
-
-@pytest.mark.parametrize(
-    ("device", "cuda", "hardware"),
-    [
-        ("x86_64", None, "cpu"),
-        ("NVIDIA H100 80GB HBM3", "12.8", "h100"),
-        ("NVIDIA A100-SXM4-40GB", "12.8", "a100-40gb"),
-        ("NVIDIA GeForce RTX 4090", "12.8", "rtx4090"),
-        ("Something New", "12.8", None),
-    ],
-)
-def test_the_data_sheet_is_that_of_the_device(
-    device: str, cuda: str | None, hardware: str | None
-) -> None:
-    assert data_sheet({"device": device, "cuda": cuda}) == hardware
 
 
 def test_the_configured_hardware_stands_for_an_unknown_device(tmp_path: Path) -> None:

@@ -358,31 +358,6 @@ def test_a_cold_start_is_recognised() -> None:
     assert cold.warm == pytest.approx(0.12)
 
 
-def test_two_replicas_behind_one_log_are_noted() -> None:
-    """Two servers at once are faster than one can be; one of them is not."""
-    log, roomy = asked(30, rate=20.0, longest=60), ("memory.blocks=9000",)
-    rows = [np.arange(first, 30, 2) for first in (0, 1)]
-    ttft, e2e = np.empty(30), np.empty(30)
-    for part in rows:
-        half = replace(
-            log,
-            places=[log.places[row] for row in part.tolist()],
-            arrived=log.arrived[part],
-            prompt=log.prompt[part],
-            latencies=Latencies(ttft[part], e2e[part], log.output[part]),
-            client=[""] * len(part),
-        )
-        times = serve(server(half, *roomy), {**TRUE, "bandwidth_efficiency": 0.9}).latencies
-        ttft[part], e2e[part] = times.ttft, times.e2e
-    both = replace(log, latencies=Latencies(ttft, e2e, log.output))
-    of = server(both, *roomy)
-    told = list(signs(of, serve(of, TRUE), TRUE))
-    assert any("more than one replica may be behind this log" in line for line in told)
-    one = serve(server(log, *roomy), TRUE)
-    alone = server(replace(log, latencies=one.latencies), *roomy)
-    assert list(signs(alone, one, TRUE)) == []
-
-
 def test_settings_that_the_log_fits_better_are_named() -> None:
     """A log of 8 sequences at most and chunked prompts, taken for one of 256 and whole prompts."""
     log = asked(80, rate=30.0)

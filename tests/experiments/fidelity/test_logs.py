@@ -15,7 +15,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.consistency_checks import signs
-from pagedsim.fidelity.logs.log import check_log, read_log, write_log
+from pagedsim.fidelity.logs.log import check_log, read_log
 from tests.experiments.fidelity.test_fit import TRUE, serve, server
 
 pytestmark = pytest.mark.usefixtures("hydra")
@@ -105,20 +105,6 @@ def test_unreadable_logs_are_refused(name: str, text: str, line: str, tmp_path: 
 
 
 # -- recording -------------------------------------------------------------------------------------
-
-
-def test_recorded_requests_are_a_log(tmp_path: Path) -> None:
-    columns = {
-        "state": ["finished", "failed", "finished"],
-        **{"sent": [2.0, 1.0, 0.5], "prompt_tokens": [5, 6, 7], "output_tokens": [3, 1, 2]},
-        **{"first_token": [2.5, None, 1.0], "finished": [4.0, None, 1.5], "client": ["b", "", "a"]},
-    }
-    path = tmp_path / "log.csv"
-    assert write_log(path, pa.table(columns)) == 2
-    log = read_log(path)
-    assert log.arrived.tolist() == [0, 1.5] and log.prompt.tolist() == [7, 5]
-    assert log.latencies.e2e.tolist() == [1, 2] and list(log.client) == ["a", "b"]
-    check_log(path)  # one that was recorded so may be written over
 
 
 @pytest.mark.parametrize(

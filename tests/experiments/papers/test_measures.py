@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.compose import Command
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.runs import Runs
+from tests.experiments.papers.reference import FILE, REDUCED, numbers
 from tests.metrics.tables import NAN, requests_of, steps_of
 from tests.run.studies import job_of, run_of
 
@@ -298,3 +300,18 @@ def test_no_gap_is_longer_than_a_full_budget_costs(tmp_path: Path) -> None:
     assert stalls(run)["gap_share"] == longest_gap(run) / full_budget(run)
     whole = stalls(run_of(tmp_path / "whole", words, ["batching=prefill_first"]))
     assert math.isnan(whole["full_budget"]) and whole["longest_gap"] > 0
+
+
+# -- the numbers of reduced studies are those in reference.json ------------------------------------
+
+
+KNOWN = json.loads(FILE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_a_reduced_study_finds_the_numbers_of_the_reference(name: str, tmp_path: Path) -> None:
+    found = numbers(name, tmp_path)
+    assert found == KNOWN[name], (
+        "the simulator or the papers' arithmetic gives other numbers; if that is meant: "
+        "python -m tests.experiments.papers.reference, and pagedsim.experiments.regenerate"
+    )

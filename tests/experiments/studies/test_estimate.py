@@ -119,25 +119,6 @@ def test_seven_billion_on_an_a10(call: Call) -> None:
     assert one["tokens_per_joule"] == pytest.approx(one["tokens_per_s"] / 150)
 
 
-def test_tokens_per_euro_and_joule(call: Call) -> None:
-    words = "experiment=estimate", "model=llama-2-7b", "tensor_parallel=2", "hydra.run.dir=out"
-    code, text, _ = call(*words, "hardware=h100", "batch=8")
-    steps = written("out")["steps"]
-    for step in steps.values():
-        per_euro = step["tokens_per_s"] / (2 * 3.393 / 3600)
-        assert step["tokens_per_euro"] == pytest.approx(per_euro, rel=1e-5)
-    many, one = (
-        f"{steps[key]['tokens_per_euro'] / 1e6:,.2f}" for key in ("decode_batch", "decode_one")
-    )
-    told = " ".join(text.split())
-    assert "An hour of 2 × h100 costs 6.79 €: " in told and "tokens per joule" in told
-    assert f"{many} million tokens per euro in a decode for 8, against {one} for one" in told
-    code, text, _ = call(*words, "hardware=ascend-910b")
-    assert (code, "per euro" in text, "joule" in text) == (0, False, False)
-    assert "hardware=ascend-910b has no price_per_hour, without which" in " ".join(text.split())
-    assert written("out")["steps"]["decode_one"]["watts"] is None
-
-
 def test_a_pipeline_of_two(call: Call) -> None:
     words = "model=llama-2-70b", "hardware=h100", "tensor_parallel=2"
     found = data(call, *words, "pipeline_parallel=2")

@@ -101,24 +101,6 @@ def test_the_engine_measures_prices_and_serves_each_way_once() -> None:
     )
 
 
-def test_measured_prices_are_reported() -> None:
-    engine = study(Engine())
-    machine = {
-        **{"block_size": 16, "blocks": 64, "model": "tiny", "device": "CPU"},
-        "prices": {"prefill": (0.0, 1e-3), "transfer": (0.0, 2e-3)},
-    }
-    made = {
-        arm: [
-            Run(arm, 0, Path(), {}, {"output_tokens_per_s": 100.0, "machine": dict(machine)}),
-            Run(arm, 1, Path(), {}, {"output_tokens_per_s": 100.0, "machine": dict(machine)}),
-        ]
-        for arm in engine.arms()
-    }
-    reading = engine.read_arms(made)
-    assert reading.listings[0].rows[0][1:] == ["1024", "256", "1,024"]
-    assert "0.25 times with" in reading.finding[0]
-
-
 @pytest.mark.parametrize(
     ("more", "text"),
     [

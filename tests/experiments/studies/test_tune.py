@@ -13,7 +13,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.studies import tune
-from pagedsim.experiments.studies.tune import DEFAULT, Setting, Tuning, space_of
+from pagedsim.experiments.studies.tune import Setting, space_of
 from pagedsim.run.runs import Runs
 
 Call = Callable[..., tuple[int, str, str]]
@@ -60,21 +60,6 @@ def test_a_missing_optuna_is_reported(call: Call, monkeypatch: pytest.MonkeyPatc
     code, out, errors = call(*QUICK)
     assert (code, out) == (1, "")
     assert errors.startswith("pagedsim: experiment=tune: needs Optuna") and errors.count("\n") == 1
-
-
-def test_the_best_is_confirmed_under_held_out_seeds() -> None:
-    done = Tuning(
-        "goodput_per_s",
-        values={DEFAULT: {0: 1.0, 1: 1.0}, "a": {0: 2.0, 1: 2.0}, "b": {0: 0.5, 1: 0.5}},
-        changes={DEFAULT: [], "a": ["a=1"], "b": ["a=2"]},
-        trials=["a", "b"],
-        confirmed={DEFAULT: {1000: 1.0, 1001: 2.0}, "a": {1000: 1.1, 1001: 2.2}},
-    )
-    assert done.found == 2.0
-    assert done.ratio.mean == pytest.approx(1.1)
-    _, confirmed, search = done.lines()
-    assert "+10.0 %" in confirmed
-    assert search.endswith("the best of many is partly luck.")
 
 
 @needs_optuna

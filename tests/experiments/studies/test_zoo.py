@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import pytest
 
 from pagedsim.build import POLICIES
 from pagedsim.core import ConfigError
-from pagedsim.experiments.studies.zoo import Zoo, listings, sentences
+from pagedsim.experiments.studies.zoo import Zoo
 from pagedsim.run.runs import Runs
 from tests.conftest import Call
-from tests.metrics.tables import ranking_of
 from tests.run.studies import carried_out, command
 
 FEW = ("experiment=policy_zoo", "workload.requests=60", "seeds=2", "report=false")
@@ -132,19 +130,6 @@ def test_a_selection_that_leaves_no_arm_is_refused(hydra: None, tmp_path: Path) 
 
 
 # -- what is said ----------------------------------------------------------------------------------
-
-
-def test_sentences_of_a_ranking() -> None:
-    """A long Pareto front is cut; without finished requests there is nothing to find."""
-    alike = {f"arm{number}": {"e2e_mean": [1.0], "ttft_mean": [1.0]} for number in range(14)}
-    ranking = ranking_of(alike, "e2e_mean", "ttft_mean")
-    plane = (ranking.criteria[0], ranking.criteria[1])
-    (front, *_) = sentences(ranking, [plane], ["oracle"])
-    assert front.endswith("arm8, arm9 and 4 more.")
-    nothing = {"e2e_mean": [nan], "finished": [0.0]}
-    ranking = ranking_of({"a": nothing, "b": nothing}, "e2e_mean")
-    assert sentences(ranking, [], ["oracle"]) == ["No request finished."]
-    assert listings(ranking) == []
 
 
 def test_a_plugin_policy_joins(call: Call) -> None:
