@@ -109,6 +109,10 @@ class Steps:
         types = {name: pa.from_numpy_dtype(kind) for name, kind in STEP_COLUMNS.items()}
         return pa.schema(types | {name: values.type for name, values in self._more.items()})
 
+    def table(self) -> pa.Table:
+        """All steps as one table."""
+        return pa.Table.from_batches(self.to_batches(), self.schema)
+
     def append_column(self, name: str, values: pa.Array) -> Steps:
         """A copy with another column, which has a value per step."""
         more = self._more | {name: values}

@@ -11,23 +11,10 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.run.objects import make
-from pagedsim.workload import (
-    Arrivals,
-    Bucket,
-    FixedInterval,
-    Gamma,
-    Lengths,
-    LogNormal,
-    Noisy,
-    Poisson,
-    Predictor,
-    Rank,
-    Workload,
-    make_arrivals,
-    make_lengths,
-    stream,
-    synthetic,
-)
+from pagedsim.workload import Bucket, Noisy, Predictor, Rank, Workload, synthetic
+from pagedsim.workload.arrivals import Arrivals, FixedInterval, Gamma, Poisson, make_arrivals
+from pagedsim.workload.draws import stream
+from pagedsim.workload.lengths import Lengths, LogNormal, make_lengths
 from pagedsim.workload.predictor import kendall
 from tests.workload.files import LENGTHS, written
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.workload import SymbolicPrompt, Workload, trace
+from pagedsim.core.symbolic_prompt import SymbolicPrompt
+from pagedsim.workload import Workload, trace
 from pagedsim.workload.traces import read
 from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
 from pagedsim.workload.traces.rows import Chunk, Clock, Options
