@@ -11,7 +11,7 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,7 @@ import pagedsim.policies as policies
 from pagedsim.core import Policy
 from pagedsim.run.help import BENCH_HELP, bench_words
 from pagedsim.testing import check_autoscaler, check_batching, check_cost_model, check_memory
+from tests.conftest import Call
 from tests.run.studies import compose as composed_without_hydra
 
 # -- the pages' own words, tried: their Python runs, their commands compose, what they name exis-
@@ -39,7 +40,6 @@ PAGES = {
     for path in sorted(ROOT.glob(pattern))
 }
 FOLDERS = tuple(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
-Call = Callable[..., tuple[int, str, str]]
 ELSEWHERE = ("outputs/", "studies/")
 """Folders of a reader's own."""
 

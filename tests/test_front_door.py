@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,13 +17,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from pagedsim.run.provenance import built, in_words
+from tests.conftest import Call
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ("requests.parquet", "steps.parquet", "summary.json")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 QUICK = ("tracking=none", "report=false", "workload.requests=40", "workload.rate=20")
-
-Call = Callable[..., tuple[int, str, str]]
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

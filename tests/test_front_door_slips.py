@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pagedsim.run import job as of_job
+from tests.conftest import Call
 
-Call = Callable[..., tuple[int, str, str]]
 SHORT = (
     *("experiment=single", "workload=fixed", "workload.requests=3", "seeds=1"),
     *("report=false", "tracking=none"),

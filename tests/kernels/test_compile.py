@@ -288,22 +288,3 @@ def test_every_product(dtype: str) -> None:
             *(() if weights == "auto" else ((64, ""), (512, ""))),
         ]
     )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_every_depth_of_the_pipeline() -> None:
-    """The depths that a sweep on a GPU tries, on Llama-3-8B's shape, fit."""
-    calls: list[Call] = [
-        {
-            "kernel": kernel, "dtype": "bfloat16", "cache": cache, "capability": capability,
-            "tiles": tiles | {"stages": stages},
-        }
-        # Tiles of 128 keys have room for three of them; the tuner screens what has none.
-        for kernel, tiles in (("attention", {"keys": 64}), ("decode", {}))
-        for cache in ("auto", "fp8_e4m3")
-        for stages in (2, 3, 5, 7)
-        for capability in BOTH
-    ]  # fmt: skip
-    for call, launched in zip(calls, taken(calls), strict=True):
-        for kernel in launched:
-            assert kernel["shared"] <= SHARED[call["capability"]], (call, kernel)

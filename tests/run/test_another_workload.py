@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ from pagedsim.core import ConfigError
 from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.compose import key_of
 from pagedsim.run.runner import Execution, begun
+from tests.conftest import Call
 from tests.run.studies import EXPERIMENTS, compose
 
-Call = Callable[..., tuple[int, str, str]]
 NAMES = [one.name for one in EXPERIMENTS]
 QUICK = ("fairness", "fcfs_vs_priority", "paper_fig16", "prefix_routing", "preemption", "truth")
 """Of lengths, rates, programs, stages, other models and no requests of their own."""

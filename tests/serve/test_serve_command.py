@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from pagedsim.config import Serve
 pytest.importorskip("fastapi")
 
 from pagedsim.serve.factory import told
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.conftest import Call
 
 GROUPS = ("policy", "preemption", "batching", "memory", "model", "hardware", "cost", "backend")
 KEYS = ", ".join(sorted(field.name for field in fields(Serve)))

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from pagedsim.__main__ import main
 from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.bisection import Bisection, bounds_of, missed, validate_clients
-from pagedsim.experiments.studies.capacity import Found, Search
-from pagedsim.metrics.arms import Run
-from pagedsim.run.runs import Runs
+from tests.conftest import Call
 
 # -- the search ------------------------------------------------------------------------------------
 
@@ -54,12 +52,6 @@ def test_a_rate_that_is_met_above_a_miss_widens_the_bracket() -> None:
     assert (search.low, search.high) == (5.596, 5.657)
     assert search.contradictions == [5.886]
     assert search.missed_from == 8
-
-
-def test_a_miss_below_moves_the_edge_down() -> None:
-    search = searched(lambda rate: rate < 3.8 or 3.9 < rate < 4.02)
-    assert search.low is not None and 3.7 < search.low < 3.8
-    assert search.contradictions == [4.0]
 
 
 def test_a_search_without_an_edge_ends() -> None:
@@ -102,29 +94,8 @@ def test_bad_bounds_are_named(bounds: object, text: str) -> None:
         bounds_of(bounds)
 
 
-# -- what is reported ------------------------------------------------------------------------------
-
-
-def edge(seed: int, low: float, high: float, binds: str = "ttft_p99") -> Search:
-    search = Search("a", seed, bounds_of({"ttft_p99": 2, "tpot_p99": 2}), low, 0.02)
-    for rate, value in ((low, 1.0), (high, 3.0)):
-        summary = {"finished": 9, "ttft_p99": 1.0, "tpot_p99": 1.0, binds: value}
-        search.answer(rate, Run("a", seed, Path(), {}, summary))
-    return search
-
-
-def test_arms_are_compared_seed_by_seed() -> None:
-    base = Found("a", [edge(0, 1.0, 1.1), edge(1, 2.0, 2.1)])
-    more = Found("b", [edge(0, 1.1, 1.2), edge(1, 2.2, 2.3, "tpot_p99")])
-    assert more.ratio_to(base).mean == pytest.approx(1.1)
-    assert base.rate.mean == pytest.approx(1.5)
-    assert more.binds == "TTFT P99 (1 of 2), TPOT P99 (1 of 2)"
-    assert base.binds == "TTFT P99"
-
-
 # -- the experiment --------------------------------------------------------------------------------
 
-Call = Callable[..., tuple[int, str, str]]
 QUICK = ("experiment=capacity", "tracking=none", "seeds=2", "jobs=1", "study.bounds.ttft_p99=0.5")
 ARMS = "study.arms={fcfs: [], small: ['server.max_seqs=4']}"
 
@@ -175,61 +146,6 @@ def test_a_search_ends_with_a_result_and_commands_that_repeat_probes(
     assert summary["ttft_p99"] == pytest.approx(probe["values"]["TTFT P99"], rel=1e-5)
     assert summary["tpot_p99"] == pytest.approx(probe["values"]["TPOT P99"], rel=1e-5)
     assert summary["output_tokens_per_s"] == pytest.approx(probe["output_tokens_per_s"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_search_goes_on_where_it_ended(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = 0
-
-    serve = Runs.serve
-
-    def interrupted(*args: Any) -> None:
-        nonlocal rounds
-        rounds += 1
-        if rounds == 4:
-            raise KeyboardInterrupt
-        serve(*args)
-
-    monkeypatch.setattr(Runs, "serve", interrupted)
-    code, _, errors = call(ARMS, "report=false")
-    assert code == 130
-    assert "0 of 2 arms are searched to the end, after 12 runs" in errors
-    monkeypatch.setattr(Runs, "serve", serve)
-    code, out, _ = call(ARMS, "report=false")
-    assert code == 0
-    assert out.startswith("12 of ") and " runs were there already, and the same: kept" in out
-    first = result()["arms"]
-    for path in Path("out/runs").glob("*/*.json"):
-        path.unlink()
-    call(ARMS, "report=false")
-    assert result()["arms"] == first
-
-
-def test_an_arm_that_fails_leaves_the_others(call: Call) -> None:
-    Path("lost.py").write_text(
-        "from pagedsim.core import Policy\n\n\nclass Lost(Policy):\n"
-        "    def rank(self, request, state):\n        raise RuntimeError('lost')\n"
-    )
-    arms = "study.arms={fcfs: [], bad: ['policy._target_=lost.Lost']}"
-    code, out, errors = call(arms, "report=false", "seeds=1", "study.tolerance=0.2")
-    assert code == 1
-    assert "pagedsim: bad: policy=lost.Lost failed: RuntimeError: lost" in errors
-    assert list(result()["arms"]) == ["fcfs"]
-    assert "lost" in result()["failed"]["bad"]
-    assert "fcfs" in out
-
-
-def test_a_trace_is_searched_once_whatever_the_seeds(call: Call, tmp_path: Path) -> None:
-    rows = [f"{at / 2},100,{20 + at % 7}" for at in range(60)]
-    head = "arrived_at,num_prefill_tokens,num_decode_tokens"
-    (tmp_path / "trace.csv").write_text("\n".join([head, *rows]) + "\n")
-    code, out, _ = call(
-        *("workload=trace", "workload.path=trace.csv"),
-        *("study.arms={fcfs: []}", "report=false", "study.tolerance=0.2"),
-    )
-    assert code == 0
-    assert list(result()["arms"]["fcfs"]["seeds"]) == ["0"]
-    assert "under every seed the workload is the same" in out
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -18,8 +18,8 @@ from pagedsim.metrics.arms import Run
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.store import Store
+from tests.conftest import Call
 
-Call = Callable[..., tuple[int, str, str]]
 BASE = ("experiment=cheapest_fleet", "tracking=none", "hydra.run.dir=out")
 FEW = (
     *(*BASE, "report=false", "jobs=1", "seeds=2", "workload.requests=120", "study.short=60"),

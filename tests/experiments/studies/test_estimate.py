@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pagedsim.sim.hardware import FAMILIES
+from tests.conftest import Call
 from tests.sim.shapes import HARDWARE, MODELS
-
-Call = Callable[..., tuple[int, str, str]]
 
 IDEAL = (
     *("cost.compute_efficiency=1", "cost.bandwidth_efficiency=1"),

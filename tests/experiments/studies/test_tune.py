@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from pagedsim.core import ConfigError
 from pagedsim.experiments.studies import tune
 from pagedsim.experiments.studies.tune import Setting, space_of
 from pagedsim.run.runs import Runs
+from tests.conftest import Call
 
-Call = Callable[..., tuple[int, str, str]]
 HAS_OPTUNA = importlib.util.find_spec("optuna") is not None
 needs_optuna = pytest.mark.skipif(not HAS_OPTUNA, reason="the tune extra is not installed")
 QUICK = (
