@@ -87,14 +87,6 @@ def test_a_phase_alone_takes_the_time_of_that_phase(tmp_path: Path) -> None:
         assert any(word in notice["what"] for notice in summary["notices"])
 
 
-def test_cost_is_that_of_all_gpus_over_the_makespan(tmp_path: Path) -> None:
-    words = ["experiment=single", "workload.requests=3", "hardware=h100"]
-    one, two = (_summary(tmp_path, *words, f"tensor_parallel={n}") for n in (1, 2))
-    assert two["cost_eur"] == pytest.approx(2 * 3.393 * two["makespan"] / 3600)
-    assert one["cost_eur"] == pytest.approx(3.393 * one["makespan"] / 3600)
-    assert "cost_eur" not in _summary(tmp_path, *words[:2], "hardware=a30")
-
-
 def _summary(folder: Path, *words: str) -> dict[str, Any]:
     config: Any = OmegaConf.to_container(compose("config", overrides=[*words]), resolve=True)
     run = run_job(Job("arm", 0, config, folder), StoppableRecorder())

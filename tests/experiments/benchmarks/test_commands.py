@@ -41,12 +41,12 @@ SLOW = {
     "engine": "--device cpu --prompts 3 --tokens 3 --rounds 1",
     "host step": "--running 64 --steps 2 --rounds 1",
     "servers": "--device cpu",
+    "step": "--device cpu --quick --rounds 1",
 }
 ELSEWHERE = {
     "compiled kernels": "test_tuning.py",
     "compiled sampling": "test_tuning.py",
     "gpu": "test_gpu_hour.py",
-    "step": "test_device.py",
     "tune attention": "test_tuning.py",
     "tune products": "test_tuning.py",
 }

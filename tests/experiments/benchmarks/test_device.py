@@ -1,4 +1,4 @@
-"""Benchmarks of a device: wrong outputs are not timed, peers, and what results are valid for."""
+"""Benchmarks of a device: wrong outputs are not timed, and what results are valid for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagedsim.engine import graphs, runner  # noqa: E402
-from pagedsim.engine.models import load_model  # noqa: E402
-from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
 from pagedsim.experiments.benchmarks import (  # noqa: E402
     device,
     harness,
     kernels,
     products,
-    step,
 )
 from pagedsim.experiments.benchmarks.shapes import Problem, grid  # noqa: E402
-from pagedsim.experiments.benchmarks.step import Arm, arms  # noqa: E402
 from pagedsim.kernels import ops  # noqa: E402
 
-ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 QUICK = ["--device", "cpu", "--quick", "--rounds", "1"]
 
@@ -73,7 +66,7 @@ def test_a_case_that_fails_leaves_the_others(
     assert "of the norm, not timed" in error
 
 
-# -- products, experts and swapping ----------------------------------------------------------------
+# -- products and experts ---------------------------------------------------------------------------
 
 
 def test_wrong_products_are_not_timed(
@@ -93,66 +86,6 @@ def test_wrong_products_are_not_timed(
     with pytest.raises(SystemExit, match=r"^not timed: latents, 1 × 1 of 64; latents, 2"):
         products.main(["experts", *QUICK])
     assert "experts, mixtral" in capsys.readouterr().out
-
-
-# -- steps -----------------------------------------------------------------------------------------
-
-
-class Repeats:
-    """Repeats recorded work, where no GPU does."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        work()
-        return work
-
-
-def steps(
-    place: Path, monkeypatch: pytest.MonkeyPatch, some: list[Arm], *words: str
-) -> list[dict[str, Any]]:
-    """The lines of these arms."""
-    for module in (graphs, runner):
-        monkeypatch.setattr(module, "recorder_of", lambda device: Repeats())
-    monkeypatch.setattr(step, "arms", lambda graphs: some)
-    step.main([*QUICK, "--out", str(place), *words])
-    return lines(place, "step")
-
-
-def test_every_arm_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = list(arms(graphs=True))
-    assert whole[0] == Arm("auto", "native", graphs=True) and len(whole) == 18
-    some = [arm for arm in whole if arm.model_impl == "native" and arm.graphs]
-    found = steps(tmp_path, monkeypatch, some)
-    assert [one["case"] for one in found] == [str(arm) for arm in some]
-    full, eight = sorted({one["kv_bytes"] for one in found if not one["sampled"]}, reverse=True)
-    # 3 requests of 60 tokens, in 2 layers of 2 heads of 16, keys and values, bf16.
-    assert full == 2 * eight == pytest.approx(3 * 60 * 2 * 2 * 16 * 2 * 2, rel=0.05)
-    # Arms that are compared are measured together again.
-    kept = json.loads((tmp_path / "step.json").read_text())
-    del kept["cases"][1]
-    (tmp_path / "step.json").write_text(json.dumps(kept))
-    again = {one["case"]: one for one in steps(tmp_path, monkeypatch, some, "--resume")}
-    assert [one for one in found if again[one["case"]] == one] == found[2:]
-
-
-def test_wrong_logits_are_not_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The native forward pass rotates by wrong angles, once the model is loaded."""
-    right = Rotation.of
-
-    def loaded(*given: Any, **settings: Any) -> Any:
-        model = load_model(*given, **settings)
-        monkeypatch.setattr(Rotation, "of", lambda self, positions: right(self, positions // 2))
-        return model
-
-    monkeypatch.setattr(step, "load_model", loaded)
-    some = [Arm("auto", impl, True, bool(a)) for impl in step.IMPLEMENTATIONS for a in (0, 1)]
-    with pytest.raises(SystemExit, match=r"^not timed: native, graphs; native, graphs, async"):
-        steps(tmp_path, monkeypatch, some)
-    for one in lines(tmp_path, "step"):
-        assert ("seconds" in one) == (one["model_impl"] == "transformers")
-    error = capsys.readouterr().err
-    assert "native, graphs: off by" in error and "there is nothing to compare" in error
 
 
 # -- what results are valid for --------------------------------------------------------------------

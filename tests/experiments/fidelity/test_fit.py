@@ -21,7 +21,7 @@ from pagedsim.core import ConfigError
 from pagedsim.experiments.child import listening
 from pagedsim.fidelity.logs import fit
 from pagedsim.fidelity.logs.consistency_checks import signs
-from pagedsim.fidelity.logs.fit import Cold, cold_start, search
+from pagedsim.fidelity.logs.fit import Cold, search
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.report import about_log
 from pagedsim.fidelity.logs.score import score
@@ -343,19 +343,6 @@ def test_unreadable_fits_are_refused(tmp_path: Path, text: Any, line: str) -> No
 
 
 # -- the log ---------------------------------------------------------------------------------------
-
-
-def test_a_cold_start_is_recognised() -> None:
-    log = asked(10, rate=1.0)
-    warm = Latencies(np.full(10, 0.1), np.full(10, 2.0), log.output)
-    usual = replace(log, latencies=Latencies(np.full(10, 0.12), np.full(10, 2.0), log.output))
-    assert cold_start(usual, warm).requests == 0
-    late = np.full(10, 0.12)
-    late[0] = 1.0
-    cold = cold_start(replace(log, latencies=Latencies(late, late + 2, log.output)), warm)
-    assert cold.requests == int((log.arrived < 1.0).sum()) >= 1
-    assert cold.seconds == 1.0
-    assert cold.warm == pytest.approx(0.12)
 
 
 def test_settings_that_the_log_fits_better_are_named() -> None:

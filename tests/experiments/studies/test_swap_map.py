@@ -12,7 +12,6 @@ from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.swap_map import WAYS, SwapMap
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import Backend
-from pagedsim.run.serving import Engine
 from pagedsim.run.simulated import Simulated
 from tests.sim.shapes import CONF
 
@@ -85,20 +84,6 @@ def test_prices_are_the_cost_models_over_the_whole_grid() -> None:
         [2 * 1024 * (tokens / 16 + 5e-6), 2 * 64 * (tokens + 5e-6), 2 * 4 * (16 * tokens + 5e-6)]
     )
     assert one["recompute"] > one["beside"] > 0
-
-
-def test_the_engine_measures_prices_and_serves_each_way_once() -> None:
-    arms = study(Engine(cache_tokens=1024)).arms()
-    assert set(arms) == {
-        *WAYS,
-        "cheapest, a copy a layer, blocks of 4",
-        "cheapest, a copy a block, blocks of 4",
-    }
-    assert "workload.requests=1" in arms["cheapest, a copy a block, blocks of 4"]
-    assert "memory.cpu_blocks=256" in arms["swap, a copy a block"]
-    assert not any(
-        change.startswith(("model=", "hardware=")) for arm in arms.values() for change in arm
-    )
 
 
 @pytest.mark.parametrize(

@@ -119,16 +119,6 @@ def test_unbuildable_arms_are_left_out(hydra: None, tmp_path: Path) -> None:
     assert "srpt by oracle, srpt by noisy: SRPT displaces running requests: a static" in left_out
 
 
-def test_settings_that_are_wrong_for_all_are_an_error(hydra: None, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_model_len=2048: memory of 10 blocks"):
-        asked(tmp_path, "memory.blocks=10")
-
-
-def test_a_selection_that_leaves_no_arm_is_refused(hydra: None, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^left out: edf: EDF goes by deadlines, and no request"):
-        asked(tmp_path, "workload=sharegpt", "study.only=[edf]")
-
-
 # -- what is said ----------------------------------------------------------------------------------
 
 
@@ -149,12 +139,6 @@ def test_a_plugin_policy_joins(call: Call) -> None:
     with Path("out/comparison.csv").open() as file:
         groups = {row["client"] for row in csv.DictReader(file)}
     assert groups == {"interactive", "batch", "shop", "school", "archive", "lab", "all"}
-
-
-def test_a_mistake_in_a_plugin_arm_is_an_error(call: Call) -> None:
-    own = '+study.arms.mine=["policy=srtp"]'
-    code, _, errors = call(*FEW, "study.only=[fcfs,mine]", own, "tracking=none")
-    assert code == 1 and errors.startswith("pagedsim: study.arms.mine: policy=srtp")
 
 
 def test_a_typed_objective_of_no_class_is_refused(hydra: None, tmp_path: Path) -> None:
