@@ -66,7 +66,7 @@ def test_a_case_that_fails_leaves_the_others(
     assert "of the norm, not timed" in error
 
 
-# -- products and experts ---------------------------------------------------------------------------
+# -- products and experts --------------------------------------------------------------------------
 
 
 def test_wrong_products_are_not_timed(
