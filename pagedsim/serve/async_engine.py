@@ -212,13 +212,37 @@ class AsyncLLMEngine:
         `timeout` seconds, or this object's if that is less. Raises Overloaded, Closing or
         EngineDead.
         """
-        opened = self._enter(
-            prompt, params, request_id, stream, delta,
-            {"priority": priority, "client": client, "deadline": deadline, "extra": extra,
-             "arrival": self._engine.now if arrival is None else arrival},
-        )  # fmt: skip
+        self.refuse_dead()
+        if self._closing:
+            raise Closing("the server is shutting down")
+        if self.waiting >= self.max_waiting:
+            raise Overloaded(
+                f"{self.waiting} requests wait, and no more may (max_waiting)", self._retry_after()
+            )
+        name = request_id if request_id is not None else f"request-{next(self._numbers)}"
+        if name in self._streams:
+            raise RequestError(f"request {name!r} is already here; ids must be unique")
+        loop = self._started()
+        opened = self._streams[name] = Stream(name)
+        self._entering += 1
+        arrival = self._engine.now if arrival is None else arrival
+        labels: dict[str, Any] = {"priority": priority, "client": client, "extra": extra}
+        labels["deadline"] = None if deadline is None else arrival + deadline
+        labels["arrival"] = arrival
+
+        def work() -> None:
+            error: PagedsimError | None = None
+            try:
+                self._engine.add_request(name, prompt, params, stream=stream, delta=delta, **labels)
+            except PagedsimError as problem:
+                error = _bare(problem)
+            except Exception as problem:  # a policy's own
+                log.exception("request %r could not be queued", name)
+                error = EngineDead(f"request {name!r}: {type(problem).__name__}: {problem}")
+            self._worker.post(self._entered, opened, error)
+
+        self._worker.send(work)
         seconds = min((one for one in (timeout, self.timeout) if one is not None), default=None)
-        loop = asyncio.get_running_loop()
         alarm = loop.call_later(seconds, self._give_up, opened, "timeout") if seconds else None
         try:
             yield opened
@@ -283,45 +307,6 @@ class AsyncLLMEngine:
             _settle(answer, None, Closing("the server has ended"))
 
     # -- inside ---------------------------------------------------------------------------------
-
-    def _enter(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None,
-        request_id: RequestId | None,
-        stream: bool,
-        delta: bool,
-        labels: dict[str, Any],
-    ) -> Stream:
-        self.refuse_dead()
-        if self._closing:
-            raise Closing("the server is shutting down")
-        if self.waiting >= self.max_waiting:
-            raise Overloaded(
-                f"{self.waiting} requests wait, and no more may (max_waiting)", self._retry_after()
-            )
-        name = request_id if request_id is not None else f"request-{next(self._numbers)}"
-        if name in self._streams:
-            raise RequestError(f"request {name!r} is already here; ids must be unique")
-        self._started()
-        if labels["deadline"] is not None:
-            labels["deadline"] += labels["arrival"]
-        opened = self._streams[name] = Stream(name)
-        self._entering += 1
-
-        def work() -> None:
-            error: PagedsimError | None = None
-            try:
-                self._engine.add_request(name, prompt, params, stream=stream, delta=delta, **labels)
-            except PagedsimError as problem:
-                error = _bare(problem)
-            except Exception as problem:  # a policy's own
-                log.exception("request %r could not be queued", name)
-                error = EngineDead(f"request {name!r}: {type(problem).__name__}: {problem}")
-            self._worker.post(self._entered, opened, error)
-
-        self._worker.send(work)
-        return opened
 
     def _entered(self, stream: Stream, error: PagedsimError | None) -> None:
         self._entering -= 1
