@@ -264,12 +264,8 @@ class RunTables:
     def decode_start(self) -> Floats:
         """When each request started to decode on its last replica: at its first token, or at its
         arrival there after a migration."""
-        first = self.requests["first_token"]
-        try:
-            left, boarded = self.requests["left"], self.requests["boarded"]
-        except KeyError:
-            return first
-        return np.where(left == first, boarded, first)
+        first, left = self.requests["first_token"], self.requests.optional("left")
+        return first if left is None else np.where(left == first, self.requests["boarded"], first)
 
     @cached_property
     def makespan(self) -> float:
