@@ -120,22 +120,22 @@ def test_a_dead_engine_is_shown() -> None:
 
 
 def test_streams_end_when_the_server_closes() -> None:
-    async def look() -> list[str]:
+    async def look() -> None:
         shared = live(Engine())
-        events = shared.look([])
+        events, read_later = shared.look([]), asyncio.Event()
         await read(events)
 
-        async def rest() -> list[str]:
-            return [event async for event in events]
+        async def rest() -> None:
+            async for _ in events:
+                read_later.set()
 
         reading = asyncio.create_task(rest())
-        await asyncio.sleep(0.02)
+        await asyncio.wait_for(read_later.wait(), 5)
         shared.close()
-        left = await asyncio.wait_for(reading, 5)
+        await asyncio.wait_for(reading, 5)
         assert [event async for event in shared.look([])] == []
-        return left
 
-    assert asyncio.run(look())
+    asyncio.run(look())
 
 
 # -- over HTTP -----------------------------------------------------------------------------------
