@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import assume, given
 
@@ -37,6 +38,7 @@ from pagedsim.policies.ordering import Priority
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.cost import Fitted, Roofline
 from pagedsim.sim.simulate import simulate
+from pagedsim.workload import Workload, agents, chat_sessions
 from tests.core.odd_policies import Witness
 from tests.fuzz import Load, Simulation, simulations
 from tests.sim.harness import Affine, Constant, Jobs, content, run
@@ -294,3 +296,42 @@ def test_without_turnover_every_beam_continues() -> None:
     for turnover in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match="beam_turnover"):
             Beams(turnover)
+
+
+# -- requests that are sent once others are answered -----------------------------------------------
+
+
+FIXED = {"shape": "fixed", "prompt": 8, "output": 4}
+
+
+def served(made: Workload, **settings: Any) -> pa.Table:
+    memory = make_memory("prefix", blocks=64, block_size=4)
+    requests, _ = run(make_scheduler(memory=memory, **settings), made)  # type: ignore[arg-type]
+    return requests
+
+
+def test_two_requests_that_continue_one_answer_both_hit_it() -> None:
+    kind = {"shape": "tree", "breadth": 2, "depth": 2, "keep": 2, "lengths": FIXED}
+    made = agents(programs={"one": kind}, sessions=1, arrivals="burst")
+    requests = served(made, batching="one_by_one")
+    assert requests["cached_tokens"].to_pylist() == [0, 4, 8, 16, 8, 16, 20]
+
+
+def test_a_request_waits_for_all_its_predecessors() -> None:
+    kind = {"shape": "map_reduce", "width": 3, "tool": 2, "lengths": FIXED}
+    made = agents(programs={"one": kind}, sessions=1, arrivals="burst")
+    requests = served(made, max_seqs=2)
+    finished = requests["finished"].to_pylist()
+    assert len(set(finished[:3])) > 1
+    assert requests["arrival"].to_pylist() == [0.0, 0.0, 0.0, max(finished[:3]) + 2]
+
+
+def test_each_user_has_one_session_at_a_time() -> None:
+    made = chat_sessions(
+        sessions=3, arrivals="closed", users=2, think_time=100, turns=2, lengths=FIXED
+    )
+    requests = served(made)
+    arrival, finished = requests["arrival"].to_pylist(), requests["finished"].to_pylist()
+    assert arrival[0] == arrival[2] == 0.0
+    assert arrival[4] == min(finished[1], finished[3]) + 100
+    assert arrival[5] == finished[4]

@@ -15,6 +15,7 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.experiments.papers.chunk_budget import ChunkBudget
 from pagedsim.experiments.papers.measures import (
+    answers,
     batch,
     ends_of_batches,
     full_budget,
@@ -229,6 +230,25 @@ def test_goodput_is_of_requests_that_met_all_bounds() -> None:
     assert goodput(run, 4.5, [9.0], 9.0)["tokens"] == pytest.approx(7 / 5.5)
     with pytest.raises(ConfigError, match="x: no request finishes between warm_up=7 and the last"):
         goodput(run, 7.0, [9.0], 9.0)
+
+
+def test_answers_are_of_finished_requests_and_classes_are_equal_parts_by_length() -> None:
+    rows: list[dict[str, Any]] = [
+        {"arrival": 1.0, "finished": 5.0, "output_tokens": 2},
+        {"arrival": 2.0, "finished": 11.0, "output_tokens": 3},
+        {"arrival": 3.0, "finished": NAN, "output_tokens": 3, "state": "rejected"},
+    ]
+    found = answers(run_with(rows))
+    assert found["e2e"] == 6.5 and found["token_mean"] == 2.5
+    assert found["token_p90"] == pytest.approx(2.9) and found["token_p95"] == pytest.approx(2.95)
+    assert math.isnan(found["tau"])
+    with pytest.raises(ConfigError, match="x: no request was finished"):
+        answers(run_with([{"finished": NAN, "state": "rejected"}]))
+    rows = [{"finished": 10.0 * n, "output_tokens": n, "arrival": 0.0} for n in (1, 2, 3, 4)]
+    halves = answers(run_with(rows), classes=2)
+    assert (halves["class_1"], halves["class_2"], halves["p99_2"]) == (15, 35, 39.9)
+    alike = [{"finished": f, "output_tokens": 5, "arrival": 0.0} for f in (1.0, 3.0)]
+    assert answers(run_with(alike), classes=1)["class_1"] == 2
 
 
 # -- chunk budgets ---------------------------------------------------------------------------------
