@@ -149,7 +149,7 @@ def test_a_ratio_of_means_has_an_interval_in_proportion() -> None:
     assert _ratio(np.array([1.0, 1.0, 6.0]), np.array([1.0, 1.0, 5.0])).known
 
 
-# -- best and dominated arms, against values by hand or brute force, and which arms are comparab----
+# -- best and dominated arms, and which arms are comparable ----------------------------------------
 
 
 E2E, TTFT = Criterion("e2e_mean"), Criterion("ttft_p99")

@@ -159,7 +159,7 @@ def test_one_that_refuses_every_server_is_not_passed() -> None:
         check_policy(Picky)
 
 
-# -- the checks refuse what they cannot check, in one line that names it, in the place of passin----
+# -- what the checks of any component refuse -------------------------------------------------------
 
 
 CHECKS = [getattr(testing, name) for name in testing.__all__]
