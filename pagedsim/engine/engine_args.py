@@ -292,9 +292,7 @@ def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name in WITHOUT_EFFECT or (value is None and name in NONE_IS_UNSET):
             continue
         if name in REFUSED:
-            off = isinstance(value, bool | int | float | str | list | tuple | dict | set)
-            if not (value is None or (off and not value) or value in ("auto", DEFAULTS.get(name))):
-                raise ConfigError(f"{name}={shown(value)}: {REFUSED[name]}")
+            _refuse(name, value)
             continue
         known, meant = name, value
         if name in TRANSLATED:
@@ -308,6 +306,14 @@ def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name}={shown(value)}: {before[0]}={shown(settings[before[0]])} says otherwise"
             )
     return {name: value for name, (_, value) in found.items()}
+
+
+def _refuse(name: str, value: Any) -> None:
+    """Raise ConfigError unless it is off."""
+    off = isinstance(value, bool | int | float | str | list | tuple | dict | set) and not value
+    if value is None or off or value == "auto" or value == DEFAULTS.get(name):
+        return
+    raise ConfigError(f"{name}={shown(value)}: {REFUSED[name]}")
 
 
 @contextmanager

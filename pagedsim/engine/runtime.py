@@ -64,8 +64,8 @@ class Threads:
         torch.set_num_threads(count)
 
     def give_back(self) -> None:
-        """An engine is closed: after the last one restore the number before, unless it was changed
-        since."""
+        """An engine or its ranks are closed: after the last ones restore the number before, unless
+        it was changed since."""
         self._engines -= 1
         if not self._engines and torch.get_num_threads() == self._set:
             torch.set_num_threads(self._before)

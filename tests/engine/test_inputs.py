@@ -155,6 +155,22 @@ def test_only_what_is_new_is_sent() -> None:
     ]  # fmt: skip
 
 
+def test_a_block_that_becomes_another_is_sent_again() -> None:
+    """Where a plan copies blocks a table may change in place, without forks or arrivals."""
+    scheduler = server()
+    scheduler.add(Request("a", range(10, 15)), now=0)
+    rows = TableRows(rows=8, blocks=8, block_size=4)
+    for step in range(3):
+        plan = scheduler.plan(0)
+        if step == 2:
+            table = scheduler.requests["a"].tables[0]
+            plan.copies, table[1] = {11: table[1]}, 11
+        inputs = inputs_of(plan, rows)
+        scheduler.commit(plan, 0, {"a": 50})
+    assert inputs.changes.places.tolist() == [1] and inputs.changes.blocks.tolist() == [11]
+    assert inputs.computing is not None and inputs.computing.slots.tolist() == [11 * 4 + 2]
+
+
 def test_inputs_are_the_same_in_another_process_and_on_a_device() -> None:
     scheduler = server()
     scheduler.add(Request("a", [10, 11, 12]), now=0)

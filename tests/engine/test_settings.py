@@ -214,6 +214,16 @@ def test_one_thread_unless_others_are_asked_for(
     assert torch.get_num_threads() == 3
 
 
+def test_threads_that_stay(threads: None) -> None:
+    with pytest.raises(ConfigError):
+        LLMEngine(model="/nonexistent", device="cpu")
+    assert torch.get_num_threads() == 3
+    one = engine()
+    torch.set_num_threads(2)  # a number that was chosen since
+    one.close()
+    assert torch.get_num_threads() == 2
+
+
 def test_the_setting_of_studies_and_of_the_server_is_the_engine_s(hydra: None) -> None:
     from omegaconf import OmegaConf
 

@@ -98,6 +98,12 @@ def test_waste_is_of_steps_in_which_all_holders_decode() -> None:
     assert summarise(REQUESTS, steps, **SIZES)["kv_waste_mean"] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("sharing", [{"cached_tokens": 4}, {"sequences": 2}])
+def test_waste_is_unknown_where_blocks_are_shared(sharing: dict[str, int]) -> None:
+    found = summarise(requests_of({}, sharing), STEPS, **SIZES)["kv_waste_mean"]
+    assert math.isnan(found)
+
+
 def test_utilisation_of_the_hardware() -> None:
     peaks: dict[str, Any] = {"flops": 9e12, "peak_flops": 4e12}
     peaks |= {"bytes": 4.5e12, "peak_bandwidth": 2e12}

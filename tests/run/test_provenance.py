@@ -51,6 +51,13 @@ def test_changed_and_new_code_is_no_commit_s(checkout: Path, name: str) -> None:
     assert answered(asked(checkout)) == git(checkout, "rev-parse", "HEAD") + "+changes"
 
 
+def test_a_worktree_has_a_commit_of_its_own(checkout: Path, tmp_path: Path) -> None:
+    git(checkout, "worktree", "add", "-q", str(tmp_path / "other"))
+    git(tmp_path / "other", "commit", "-q", "--allow-empty", "-m", "second")
+    there = answered(asked(tmp_path / "other"))
+    assert there == git(tmp_path / "other", "rev-parse", "HEAD") != answered(asked(checkout))
+
+
 def test_another_repository_s_commit_is_not_taken(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

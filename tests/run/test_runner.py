@@ -70,6 +70,13 @@ def test_an_engine_reads_no_data_sheet() -> None:
     assert told(mixed, *QUICK, *typed) == []
 
 
+@pytest.mark.parametrize("name", ["../up", "a b", "käse"])
+def test_any_name_of_an_arm_is_a_folder_below_runs(tmp_path: Path, name: str) -> None:
+    [job, _] = jobs(tmp_path, plan=Compare("t", "q", {name: [], "other": []}))[:2]
+    assert job.folder.parent.parent == tmp_path / "runs"
+    assert job.folder.resolve() == job.folder
+
+
 def test_a_router_needs_replicas() -> None:
     routers = Compare("A title", "A question?", {"a": ["router=sticky"], "b": ["router=random"]})
     assert told(routers, *QUICK) == ["router=sticky", "router=random"]

@@ -176,6 +176,11 @@ def test_every_predictor_guesses_alike_for_a_seed_and_leaves_all_else(
         assert getattr(one, column) is getattr(workload, column)
 
 
+def test_noise_without_bounds_is_still_a_number(workload: Workload) -> None:
+    with np.errstate(over="raise"):
+        assert np.isfinite(Noisy(5000.0).applied(workload, 0).predicted_len).all()
+
+
 def test_the_accuracy_of_buckets(workload: Workload) -> None:
     guess = Bucket(buckets=10, width=100, accuracy=0.8).applied(workload, 0).predicted_len
     right = np.minimum((workload.output_len - 1) // 100, 9)

@@ -187,6 +187,19 @@ def test_a_burst_in_a_mix_begins_at_its_start() -> None:
     assert (len(alone), alone.mode, set(alone.arrival.tolist())) == (30, "open", {5.0})
 
 
+def test_prefixes_of_two_classes_are_not_each_others() -> None:
+    prefixes = {"tokens": 32, "count": 2}
+    classes = {name: {"rate": 1.0, "prefixes": prefixes, **TINY} for name in ("a", "b")}
+    made = mix(classes={**classes, "c": {"rate": 1.0, **TINY}}, requests=300)
+    assert made.prompts is not None
+    first: dict[str, set[int]] = {}
+    for row in range(300):
+        first.setdefault(made.clients[made.client[row]], set()).add(made.prompts[row].runs[0][0])
+    assert first["a"] | first["b"] == {0, 1, 2, 3}
+    assert not first["a"] & first["b"]
+    assert not (first["a"] | first["b"]) & first["c"]
+
+
 def test_a_million_requests_are_small_and_lazy() -> None:
     made = synthetic(
         requests=1_000_000, rate=1.0, priority={0: 0.5, 1: 0.5}, deadline=1.0,
@@ -194,6 +207,14 @@ def test_a_million_requests_are_small_and_lazy() -> None:
     )  # fmt: skip
     assert made.nbytes <= 60e6
     assert [request.id for request, _ in islice(made.requests(), 3)] == [0, 1, 2]
+
+
+def test_a_workload_of_arrays() -> None:
+    made = Workload.of([0, 1, 1], [5, 6, 7], 8, client=[0, 1, 0], clients=["a", "b"])
+    assert made.output_len.tolist() == [8, 8, 8]
+    assert (made.duration, made.rate, len(made)) == (1.0, 2.0, 3)
+    with pytest.raises(ValueError, match="read-only"):
+        made.arrival[0] = 5
 
 
 @pytest.mark.parametrize(

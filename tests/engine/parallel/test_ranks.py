@@ -31,7 +31,7 @@ from pagedsim.engine.profile import fitting_blocks
 from pagedsim.metrics.plans import described
 from pagedsim.run.serving import ModelCache
 from tests.engine.architectures import CONFIGS, SHAPE, reference
-from tests.engine.parallel.together import OneProcess, groups
+from tests.engine.parallel.together import OneProcess, groups, shards
 from tests.engine.test_equality import (
     BLOCK,
     BLOCKS,
@@ -138,6 +138,25 @@ def test_the_rank_with_the_least_room_decides(
     assert counts == [counts[0], counts[0] - 1, counts[0]]
 
 
+def test_an_interrupt_leaves_the_ranks_together(both: list[LoadedModel]) -> None:
+    one, two = (engine(model) for model in both)
+    move = two.runner.mover.move
+
+    def interrupted(*moves: Any) -> Any:
+        signal.raise_signal(
+            signal.SIGINT
+        )  # the other gets the request, and this has computed nothing yet
+        return move(*moves)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(two.runner.mover, "move", interrupted)
+        two.add_request("a", [5, 6, 7], GREEDY)
+        with pytest.raises(KeyboardInterrupt):
+            two.step()
+    assert not two.has_unfinished_requests()
+    assert tokens(served(two)) == tokens(served(one))
+
+
 # Graphs: without a GPU what is replayed is the work itself, and the other rank is a thread
 
 
@@ -160,6 +179,14 @@ def test_ranks_replay_the_same_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = recorders.values()
     assert one.recorded == other.recorded == len(SIZES)
     assert one.replayed == other.replayed and len(set(one.replayed)) > 1
+
+
+def test_a_rank_without_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "recorder_of", lambda device: Replayer(waits_at=0))
+    with groups(1) as made:
+        (model,) = shards(CONFIGS["llama"](), made)
+        with pytest.raises(ConfigError, match="give enforce_eager=True"):
+            engine(model)
 
 
 # Ranks live as long as their engine, and a failed rank is named in the error

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pagedsim.engine import graphs, runner  # noqa: E402
+from pagedsim.engine.cache import LAYOUTS, copy_runs  # noqa: E402
+from pagedsim.engine.models import load_model  # noqa: E402
+from pagedsim.engine.models.native.decoder import Rotation  # noqa: E402
 from pagedsim.experiments.benchmarks import (  # noqa: E402
     device,
+    engine,
     harness,
+    host,
     kernels,
     products,
+    step,
 )
 from pagedsim.experiments.benchmarks.shapes import Problem, grid  # noqa: E402
+from pagedsim.experiments.benchmarks.step import Arm  # noqa: E402
 from pagedsim.kernels import ops  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -66,7 +75,7 @@ def test_a_case_that_fails_leaves_the_others(
     assert "of the norm, not timed" in error
 
 
-# -- products and experts --------------------------------------------------------------------------
+# -- products, experts and swapping ----------------------------------------------------------------
 
 
 def test_wrong_products_are_not_timed(
@@ -86,6 +95,100 @@ def test_wrong_products_are_not_timed(
     with pytest.raises(SystemExit, match=r"^not timed: latents, 1 × 1 of 64; latents, 2"):
         products.main(["experts", *QUICK])
     assert "experts, mixtral" in capsys.readouterr().out
+
+
+def one_too_far(source: Any, target: Any, pairs: Any) -> None:
+    copy_runs(source, target, pairs)
+    (origin, place) = pairs[0]
+    target[(place + 1) % len(target)] = source[origin]
+
+
+def test_wrong_swaps_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LAYOUTS, "block", one_too_far)
+    with pytest.raises(
+        SystemExit, match=r"^not timed: little, blocks of 8, a copy a block; [^;]*block$"
+    ):
+        kernels.main(["swap", *QUICK, "--out", str(tmp_path)])
+    for one in lines(tmp_path, "swap"):
+        assert ("seconds" in one) == (one["layout"] == "layer")
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+class Repeats:
+    """Repeats recorded work, where no GPU does."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return work
+
+
+def steps(
+    place: Path, monkeypatch: pytest.MonkeyPatch, some: list[Arm], *words: str
+) -> list[dict[str, Any]]:
+    """The lines of these arms."""
+    for module in (graphs, runner):
+        monkeypatch.setattr(module, "recorder_of", lambda device: Repeats())
+    monkeypatch.setattr(step, "arms", lambda graphs: some)
+    step.main([*QUICK, "--out", str(place), *words])
+    return lines(place, "step")
+
+
+def test_wrong_logits_are_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The native forward pass rotates by wrong angles, once the model is loaded."""
+    right = Rotation.of
+
+    def loaded(*given: Any, **settings: Any) -> Any:
+        model = load_model(*given, **settings)
+        monkeypatch.setattr(Rotation, "of", lambda self, positions: right(self, positions // 2))
+        return model
+
+    monkeypatch.setattr(step, "load_model", loaded)
+    some = [Arm("auto", impl, True, bool(a)) for impl in step.IMPLEMENTATIONS for a in (0, 1)]
+    with pytest.raises(SystemExit, match=r"^not timed: native, graphs; native, graphs, async"):
+        steps(tmp_path, monkeypatch, some)
+    for one in lines(tmp_path, "step"):
+        assert ("seconds" in one) == (one["model_impl"] == "transformers")
+    error = capsys.readouterr().err
+    assert "native, graphs: off by" in error and "there is nothing to compare" in error
+
+
+# -- engines ---------------------------------------------------------------------------------------
+
+
+def test_other_tokens_of_an_engine_are_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agreement = engine.agreement
+
+    def wrong(found: engine.Answers, wanted: engine.Answers, dtype: Any) -> float:
+        *others, last = found
+        return agreement([*others, [*last[:-1], last[-1] + 1]], wanted, dtype)
+
+    monkeypatch.setattr(engine, "agreement", wrong)
+    few = ["--prompts", "5", "--tokens", "6", "--rounds", "1"]
+    with pytest.raises(SystemExit, match="not give the same tokens"):
+        engine.main([*few, "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "engine.json").read_text())
+    assert not result["right"] and "rates" not in result
+    assert "| pagedsim | 80% |" in capsys.readouterr().out
+
+
+def test_wrong_tokens_of_the_host_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward = host.Nothing.forward
+
+    def shifted(self: host.Nothing, ids: Any, *rest: Any) -> Any:
+        return forward(self, ids, *rest).roll(int(len(rest[-1]) > 1), 1)
+
+    monkeypatch.setattr(host.Nothing, "forward", shifted)
+    with pytest.raises(SystemExit, match=r"^not timed: 3; 3, ahead$"):
+        host.main(["--running", "1", "3", "--steps", "4", "--rounds", "1"])
+    assert "| 3 | – | – | – | – | – | – |" in capsys.readouterr().out
 
 
 # -- what results are valid for --------------------------------------------------------------------

@@ -197,6 +197,29 @@ def waited_for(known: Callable[[], bool], path: Path | None = None) -> str:
     raise AssertionError("it is not so within a minute")
 
 
+def test_an_archive_is_small_and_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "out"
+    (place / "validate" / "runs").mkdir(parents=True)
+    study = ("validate/result.json", "validate/config.yaml", "validate/runs/run.json")
+    for name in ("gpu.json", "a.png", "c.md", "trace.gz", ".d.json", *study):
+        (place / name).write_text('{"device": "Pretend"}')
+    (place / "large.json").write_bytes(bytes(gpu.LARGEST + 1))
+    (place / "random.json").write_bytes(os.urandom(10**5))
+    monkeypatch.setattr(gpu, "MOST", 50_000)
+    gpu.pack(place, tmp_path / "a.tar.gz")
+    assert (tmp_path / "a.tar.gz").stat().st_size < 50_000
+    unpack(tmp_path / "a.tar.gz", tmp_path / "new", "Pretend")
+    new = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    names = {path.relative_to(tmp_path / "new").as_posix() for path in new}
+    assert names == {"gpu.json", "a.png", "c.md", "validate/result.json"}
+    with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is of Pretend, and this is Another"):
+        unpack(tmp_path / "a.tar.gz", tmp_path / "new", "Another")
+    for content in (b"", b"no archive"):
+        (tmp_path / "a.tar.gz").write_bytes(content)
+        with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is none that this [^\n]*$"):
+            unpack(tmp_path / "a.tar.gz", tmp_path / "new")
+
+
 # -- the archive, and tuned tiles ------------------------------------------------------------------
 
 

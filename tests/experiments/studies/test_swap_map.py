@@ -12,6 +12,7 @@ from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.swap_map import WAYS, SwapMap
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import Backend
+from pagedsim.run.serving import Engine
 from pagedsim.run.simulated import Simulated
 from tests.sim.shapes import CONF
 
@@ -84,6 +85,38 @@ def test_prices_are_the_cost_models_over_the_whole_grid() -> None:
         [2 * 1024 * (tokens / 16 + 5e-6), 2 * 64 * (tokens + 5e-6), 2 * 4 * (16 * tokens + 5e-6)]
     )
     assert one["recompute"] > one["beside"] > 0
+
+
+def test_the_engine_measures_prices_and_serves_each_way_once() -> None:
+    arms = study(Engine(cache_tokens=1024)).arms()
+    assert set(arms) == {
+        *WAYS,
+        "cheapest, a copy a layer, blocks of 4",
+        "cheapest, a copy a block, blocks of 4",
+    }
+    assert "workload.requests=1" in arms["cheapest, a copy a block, blocks of 4"]
+    assert "memory.cpu_blocks=256" in arms["swap, a copy a block"]
+    assert not any(
+        change.startswith(("model=", "hardware=")) for arm in arms.values() for change in arm
+    )
+
+
+def test_measured_prices_are_reported() -> None:
+    engine = study(Engine())
+    machine = {
+        **{"block_size": 16, "blocks": 64, "model": "tiny", "device": "CPU"},
+        "prices": {"prefill": (0.0, 1e-3), "transfer": (0.0, 2e-3)},
+    }
+    made = {
+        arm: [
+            Run(arm, 0, Path(), {}, {"output_tokens_per_s": 100.0, "machine": dict(machine)}),
+            Run(arm, 1, Path(), {}, {"output_tokens_per_s": 100.0, "machine": dict(machine)}),
+        ]
+        for arm in engine.arms()
+    }
+    reading = engine.read_arms(made)
+    assert reading.listings[0].rows[0][1:] == ["1024", "256", "1,024"]
+    assert "0.25 times with" in reading.finding[0]
 
 
 @pytest.mark.parametrize(
