@@ -82,6 +82,14 @@ def test_each_of_many_clients_gets_its_tokens_once_and_in_order(settings: dict[s
     assert said == ["".join(f" {n}" for n in range(1, 2 + i % 40)) for i in range(100)]
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_request_beyond_its_timeout_is_aborted(own: bool) -> None:
+    async def clients(serving: AsyncLLMEngine) -> str | None:
+        return await reason_of(serving, 1000, timeout=0.02 if own else None)
+
+    assert run(paced(), clients, timeout=None if own else 0.02) == "timeout"
+
+
 def test_policies_see_client_priority_deadline_and_more() -> None:
     seen: list[Request] = []
 

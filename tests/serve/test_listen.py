@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import signal
 import socket
@@ -119,12 +120,32 @@ def test_invalid_http_is_not_answered_within_a_stream(server: Server) -> None:
         assert b"HTTP/1.1 400" not in begun + received(client)
 
 
+def test_an_answer_may_take_longer_than_a_request(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedsim.serve.listen.READ_SECONDS", 0.05)
+    with connected(server) as client:
+        body = json.dumps({"prompt": "a", "max_tokens": 1000}).encode()
+        client.sendall(post(body, more=b"Connection: close\r\n"))
+        assert received(client).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_body_that_is_too_large_is_not_read(server: Server) -> None:
     with connected(server) as client:
         client.sendall(post(b"", 190_000_000))
         assert sent(client, b"a" * 50_000, 190_000_000) < 60_000_000
         answer = received(client)
         assert answer.startswith(b"HTTP/1.1 413 ") and b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize("stream", [b"", b', "stream": true'], ids=["whole", "stream"])
+def test_a_client_that_closed_its_sending_side_is_answered(server: Server, stream: bytes) -> None:
+    with connected(server) as client:
+        client.sendall(post(SHORT[:-1] + stream + b"}"))
+        client.shutdown(socket.SHUT_WR)
+        answer = received(client)
+        assert b"HTTP/1.1 200 OK" in answer
+        assert b'"finish_reason":"length"' in answer
 
 
 def test_a_closed_connection_frees_its_blocks() -> None:
@@ -134,6 +155,19 @@ def test_a_closed_connection_frees_its_blocks() -> None:
             client.sendall(post(json.dumps({"prompt": "a", "max_tokens": 4000}).encode()))
             until(lambda: memory.used > 0)
         until(lambda: memory.used == 0)
+
+
+@pytest.mark.parametrize("second", [post(), post(b"{", 100)])
+def test_an_abort_with_a_request_behind_another_leaves_nothing(
+    second: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(paced(speed=1.0)) as slow:
+        memory = slow.served.scheduler.memory
+        with caplog.at_level(logging.ERROR), connected(slow) as client:
+            client.sendall(post(LONG) + second)
+            until(lambda: memory.used > 0)
+        until(lambda: memory.used == 0 and not slow.engine.unfinished)
+    assert not caplog.records
 
 
 def test_requests_behind_one_another_are_answered_in_order(server: Server) -> None:

@@ -68,6 +68,22 @@ def test_a_viewer_sees_what_the_server_is_and_what_it_does() -> None:
     assert found["blocks"]["cells"] == [0, 1, 0, 2, -1, 0, 0, 6]
 
 
+def test_viewers_share_snapshots_and_each_gets_its_watched_requests() -> None:
+    async def look() -> tuple[int, int, list[list[str]]]:
+        engine = Engine()
+        shared = live(engine)
+        one, other = shared.look([]), shared.look(["a", "who?"])
+        first = [await read(one), await read(other)]
+        for _ in range(4):
+            await read(one)
+        watched = [[row["id"] for row in found["watched"]] for found in (*first, await read(one))]
+        return engine.asked, shared.made, watched
+
+    asked, made, watched = asyncio.run(look())
+    assert asked <= made + 1 <= 9
+    assert watched[-1] == ["a"]
+
+
 def test_nothing_is_made_without_a_viewer() -> None:
     async def look() -> tuple[int, int, int]:
         engine = Engine()

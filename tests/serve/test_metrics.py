@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagedsim.core import SamplingParams
+from pagedsim.serve.async_engine import LagMonitor
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.serve.serving import Server, paced, serving, until
@@ -109,6 +113,27 @@ def test_prefix_cache_lookups_are_counted() -> None:
     assert (found["prefix_cache_queries_total"], found["prefix_cache_hits_total"]) == (80, 32)
 
 
+def test_finish_reasons_are_those_of_the_answers() -> None:
+    metrics = Metrics()
+    with serving(paced(metrics=metrics), metrics=metrics) as server:
+        told = [
+            server.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], **more)
+            for more in ({}, {"max_tokens": 3}, {})
+        ]
+        assert [one.json()["choices"][0]["finish_reason"] for one in told] == [
+            "stop", "length", "stop",
+        ]  # fmt: skip
+        assert numbers(server, finished_reason="stop") == {"request_success_total": 2}
+        assert numbers(server, finished_reason="length") == {"request_success_total": 1}
+
+
+def test_the_cache_configuration() -> None:
+    metrics = Metrics()
+    with serving(paced(metrics=metrics), metrics=metrics) as server:
+        found = numbers(server, block_size="16", num_gpu_blocks="256", num_cpu_blocks="0")
+    assert found == {"cache_config_info": 1}
+
+
 def test_a_step_that_ends_late_is_a_lag() -> None:
     clock = Clock()
     engine = RealtimeSimulator(paced().scheduler, Constant(1.0), speed=10.0, clock=clock)
@@ -120,3 +145,24 @@ def test_a_step_that_ends_late_is_a_lag() -> None:
     clock.time += engine.pause + 0.5
     engine.step()
     assert engine.lag == pytest.approx(0.5)
+
+
+def test_a_large_lag_is_warned_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    lag = LagMonitor()
+    with caplog.at_level(logging.WARNING):
+        for tenth in range(1200):  # two minutes
+            lag.note(0.5 if tenth % 2 else 0.01, now=tenth / 10)
+        assert len(caplog.records) == 2 and "0.50 s after they are due" in caplog.text
+        assert lag.worst(120.0) == 0.5
+        caplog.clear()
+        LagMonitor().note(0.02, now=0.0)
+        assert not caplog.records
+
+
+def test_the_lag_is_a_metric() -> None:
+    metrics = Metrics()
+    with serving(paced(metrics=metrics), metrics=metrics) as server:
+        server.engine._lag.note(0.75, now=time.monotonic())
+        assert 'pagedsim:pacing_lag_seconds{engine="0",model_name="model"} 0.75' in (
+            server.http.get("/metrics").text
+        )

@@ -110,6 +110,17 @@ def test_errors_are_those_of_the_client(server: Server) -> None:
     assert bad.value.type == "invalid_request_error" and bad.value.param == "max_tokens"
 
 
+def test_a_later_answer_is_fetched_by_its_id(server: Server) -> None:
+    name = server.post("/generate", prompt="Once", max_tokens=3).json()["request_id"]
+    for _ in range(500):
+        result = server.http.get(f"/result/{name}").json()
+        if result["state"] == "finished":
+            break
+        assert result["state"] in ("queued", "running")
+    assert result["text"] == " 1 2 3" and result["token_ids"] == [1, 2, 3]
+    assert result["finish_reason"] == "length" and result["error"] is None
+
+
 PATHS = {
     "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/generate",
     "/result/{name}", "/tokenize", "/detokenize", "/health", "/ping", "/version",

@@ -156,6 +156,17 @@ def test_tokens_come_when_their_steps_end() -> None:
     assert not engine.has_unfinished_requests()
 
 
+def test_a_speed_of_ten_lets_ten_seconds_pass_in_one() -> None:
+    clock = Clock()
+    engine = RealtimeSimulator(scheduler(), Constant(1.0), clock=clock, speed=10)
+    engine.add_request("a", [1, 2], SamplingParams(max_tokens=3))
+    engine.step()
+    assert engine.pause == pytest.approx(0.1)
+    clock.time = 0.35
+    (answer,) = engine.step()
+    assert list(answer.outputs[0].token_ids) == [1, 2, 3] and answer.metrics.finished == 3.0
+
+
 @pytest.mark.parametrize("settings", [{}, SGLANG], ids=["prefill_first", "sglang"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_request_is_aborted_wherever_it_is(ahead: bool, settings: dict[str, Any]) -> None:

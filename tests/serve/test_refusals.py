@@ -11,12 +11,14 @@ import httpx
 import pytest
 
 from pagedsim.core import Request
+from pagedsim.serve.api.errors import BadRequest
 from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
 from pagedsim.serve.api.validation import (
     ANYTHING,
     NEUTRAL,
     fields_of,
     messages,
+    refuse_strange,
 )
 from pagedsim.serve.listen import _hosts
 from pagedsim.serve.realtime_sim import RealtimeSimulator
@@ -166,6 +168,30 @@ def test_neutral_fields_of_other_servers_are_accepted(
             fields_of(json.dumps({**fields, name: value}).encode(), ChatRequest)  # does not raise
     answer = server.post("/v1/chat/completions", **{**every, **fields})
     assert answer.status_code == 200, answer.text
+
+
+AS_IF_ABSENT = {
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "add_special_tokens": True,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "include_reasoning": True,
+    "detokenize": True,
+    "use_beam_search": False,
+    "early_stopping": False,
+    "return_tokens_as_token_ids": False,
+}
+"""What the switches of other servers are here where a request has none."""
+
+
+def test_switches_are_accepted_as_they_are_and_refused_otherwise() -> None:
+    named = {name for name, allowed in NEUTRAL.items() if {*map(type, allowed)} == {bool}}
+    assert named == AS_IF_ABSENT.keys()
+    for name, value in AS_IF_ABSENT.items():
+        refuse_strange(name, value)
+        with pytest.raises(BadRequest, match=f"^{name}={not value}: .*; allowed: {value} or null"):
+            refuse_strange(name, not value)
 
 
 def test_no_field_is_both_ours_and_neutral() -> None:

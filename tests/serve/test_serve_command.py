@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 import sys
@@ -9,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from pagedsim.config import Serve
 
@@ -31,6 +33,26 @@ def test_help_is_a_manual_page_of_the_server(call: Call, words: tuple[str, ...])
     assert max(map(len, page.splitlines())) <= 96
     assert "serve a model over HTTP" in page
     assert "$" not in page
+
+
+def test_every_key_of_the_schema_is_on_the_page(call: Call) -> None:
+    _, page, _ = call("serve", "--help")
+    settings = {key.split(".")[0] for key in re.findall(r"^    ([a-z_.]+)=", page, re.MULTILINE)}
+    groups = set(re.findall(r"^  ([a-z]+)  ", page, re.MULTILINE))
+    assert settings | groups >= {field.name for field in fields(Serve)}
+    assert groups >= set(GROUPS)
+
+
+def test_the_page_shows_the_defaults_that_are_composed(call: Call) -> None:
+    _, page, _ = call("serve", "--help")
+    config = OmegaConf.create(call("serve", "--cfg", "job")[1])
+    shown = re.findall(r"^    ([a-z_.]+)=(\S+)  ", page, re.MULTILINE)
+    assert len(shown) > 15
+    for key, value in shown:
+        there = OmegaConf.select(config, key)
+        assert value == ("null" if there is None else str(there).lower()), key
+    for group in GROUPS:
+        assert re.search(rf"^  {group} .*\n( +.*\n)*?.*\*", page, re.MULTILINE), group
 
 
 def test_every_example_of_the_page_composes(call: Call) -> None:

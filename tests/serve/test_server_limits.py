@@ -1,27 +1,37 @@
-"""Keys, full queues, timeouts, failures, and bodies of very many values."""
+"""Keys, full queues, timeouts, failures, and bodies of very many values.
+
+Requests that fail leave no cycles behind, which only a garbage collection would free.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
+import threading
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 
-from pagedsim.core import StepPlan
+from pagedsim.core import PagedsimError, RequestError, StepPlan
 from pagedsim.serve.api import validation
+from pagedsim.serve.api.app import make_app
 from pagedsim.serve.api.errors import APIError
+from pagedsim.serve.api.handlers import PIECE
 from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
-from pagedsim.serve.api.validation import excerpt, fields_of
+from pagedsim.serve.api.tokenise import AsyncTokenizer
+from pagedsim.serve.api.validation import LONGEST_STOP, excerpt, fields_of
+from pagedsim.serve.async_engine import AsyncLLMEngine
+from pagedsim.serve.factory import ServedModel
 from pagedsim.serve.listen import HeapTrimmer
 from pagedsim.serve.realtime_sim import RealtimeSimulator
+from pagedsim.serve.worker import Backend
 from tests.serve.serving import Server, paced, serving, until
 from tests.sim.harness import Constant
 
@@ -168,6 +178,25 @@ def events(text: str) -> list[str]:
     return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
 
 
+def test_many_short_prompts_are_encoded_beside_the_loop_as_a_long_one_is() -> None:
+    class Where:
+        threads: ClassVar[list[str]] = []
+
+        def encode(self, text: str) -> list[int]:
+            self.threads.append(threading.current_thread().name)
+            return [len(text)]
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return ""
+
+    words = AsyncTokenizer(Where(), "model")
+    assert asyncio.run(words.tokens(["a", [7], "bc"])) == [[1], [7], [2]]
+    assert set(Where.threads) == {"MainThread"}
+    Where.threads.clear()
+    asyncio.run(words.tokens(["a" * 100] * 100))
+    assert all(name.startswith("tokenizer") for name in Where.threads)
+
+
 def test_default_sampling_is_that_of_the_model() -> None:
     engine = paced()
     engine.default_sampling = {"max_tokens": 5, "temperature": 0.5}
@@ -227,6 +256,47 @@ def test_an_excerpt_is_the_beginning_of_what_is_written(value: Any) -> None:
     assert excerpt(value) == (text if len(text) <= 80 else f"{text[:80]}…")
 
 
+def test_a_long_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[str]()
+    parse = validation.fields_of
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse(*given)
+
+    monkeypatch.setattr(validation, "fields_of", watched)
+    with serving(paced()) as server:
+        assert server.post("/tokenize", prompt="a" * 100_000).json()["count"] == 25_000
+        assert server.post("/v1/completions", prompt="a", stop=[""]).status_code == 400
+    long, short = threads
+    assert long.startswith("body") and not short.startswith("body")
+
+
+def test_a_stop_string_is_of_bounded_length() -> None:
+    with serving(paced()) as server:
+        fine = server.post("/v1/completions", prompt="a", max_tokens=3, stop="9" * LONGEST_STOP)
+        assert fine.status_code == 200
+        answer = server.post("/v1/completions", prompt="a", stop=["b", "9" * (LONGEST_STOP + 1)])
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "stop"
+
+
+def test_all_tokens_of_a_long_text_are_listed() -> None:
+    class Letters:
+        def encode(self, text: str) -> list[int]:
+            return list(map(ord, text))
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return "".join(map(chr, ids))
+
+    engine = paced()
+    engine.tokenizer = Letters()
+    text = '"é\n' * PIECE
+    with serving(engine) as server:
+        found = server.post("/tokenize", prompt=text, return_token_strs=True).json()
+    assert found["tokens"] == list(map(ord, text)) and found["count"] == 3 * PIECE
+    assert found["token_strs"] == list(text)
+
+
 LONG = {"prompt": "a", "max_tokens": 4000}
 
 
@@ -280,6 +350,53 @@ async def posted(app: Any, fields: dict[str, Any], leave: bool) -> list[Any]:
     }
     await app(scope, receive, send)
     return sent
+
+
+@pytest.mark.parametrize("leave", [False, True], ids=["stays", "leaves"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        LONG | {"max_tokens": 10**6, "stream": True},
+        LONG | {"timeout": 0.03},
+        LONG | {"timeout": 0.05, "stream": True, "prompt": ["a"] * 3},
+        LONG | {"temperature": -1},
+    ],
+    ids=["infeasible stream", "timeout", "three", "field"],
+)
+def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: bool) -> None:
+    served = paced(speed=1.0)
+
+    async def some() -> Counter[str]:
+        engine = AsyncLLMEngine(served)
+        app = make_app(engine, ServedModel(served, "sim", "model"))
+        await posted(app, fields, leave)  # what is made once and stays
+        with garbage() as found:
+            for _ in range(3):
+                await posted(app, fields, leave)
+                while engine.unfinished:
+                    await asyncio.sleep(0.01)
+        await engine.close()
+        return found
+
+    assert asyncio.run(some()) == {}
+
+
+def test_a_failing_ask_leaves_no_cycle() -> None:
+    def fail(served: Backend) -> None:
+        raise PagedsimError("no answer")
+
+    async def some() -> Counter[str]:
+        engine = AsyncLLMEngine(paced())
+        with garbage() as found:
+            with pytest.raises(PagedsimError, match="no answer"):
+                await engine.ask(fail)
+            with pytest.raises(RequestError, match="max_model_len"):
+                async for _ in engine.generate([1] * 5000):
+                    pass
+        await engine.close()
+        return found
+
+    assert asyncio.run(some()) == {}
 
 
 def test_an_idle_server_collects_once_and_trims() -> None:

@@ -6,6 +6,7 @@ import json
 from itertools import chain
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from pagedsim.core import (
 from pagedsim.serve.snapshot import (
     CACHED,
     FREE,
+    SECONDS,
     Held,
     RollingStats,
     cells,
@@ -76,6 +78,25 @@ def test_latencies_are_forgotten_when_they_are_old() -> None:
     assert server.tally.ttft_ms(server.now + 9) is not None
     assert server.tally.ttft_ms(server.now + 11) is None
     assert server.tally.tpot_ms(server.now + 11) is None
+
+
+def test_a_long_silence_leaves_no_more_than_a_minute() -> None:
+    server = Driven()
+    server.add("a", 6, 5)
+    server.run()
+    server.tally.look(1e9, server.scheduler)
+    assert len(server.tally.seconds) == SECONDS + 1
+    assert sum(second.output_tokens for second in server.tally.seconds) == 0
+    server.tally.look(3.0, server.scheduler)  # a clock that goes back changes nothing
+    assert len(server.tally.seconds) == SECONDS + 1
+
+
+def test_a_rate_is_the_mean_of_the_last_whole_seconds() -> None:
+    server = Driven()
+    server.add("a", 6, 21)
+    assert server.tally.rate("output_tokens") == 0
+    server.run()  # ends at 5.25
+    assert server.tally.rate("output_tokens") == pytest.approx(4)
 
 
 def scheduler_over(memory: Memory, **settings: Any) -> Scheduler:
