@@ -5,14 +5,16 @@ import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from inspect import isabstract
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pagedsim.core import Batching, Memory, PagedMemory, Unified
+from pagedsim.core import Batching, Memory, PagedMemory, Request, Unified
 from pagedsim.core.memory import PrefixMemory
 from pagedsim.run.provenance import COMPILING, LISTED, NOTICE, built
 from pagedsim.sglang import RadixMemory, SGLang
 from pagedsim.sim.cost import CostModel, Roofline
+from pagedsim.sim.environment import Environment
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "pagedsim/core/one.py"
@@ -88,3 +90,18 @@ def test_classes_of_a_user_derive_from_ours() -> None:
 def test_what_is_abstract_says_so() -> None:
     assert isabstract(Memory) and isabstract(Batching) and isabstract(CostModel)
     assert not isabstract(Few) and not isabstract(Unified) and not isabstract(Roofline)
+    assert CostModel.__abstractmethods__ == {"step_seconds"}
+    assert Memory.__abstractmethods__ == {"free", "admit", "extend", "release"}
+    assert Batching.__abstractmethods__ == {"compose"}
+
+
+def test_what_a_user_s_class_lacks_is_named() -> None:
+    half: Any = type("Half", (Memory,), {"admit": PagedMemory.admit, "free": 1})
+    assert isabstract(half) and half.__abstractmethods__ == {"extend", "release"}
+    with pytest.raises(TypeError, match="abstract"):
+        half(8, 4).release(Request("a", 1))
+    assert isabstract(type("Free", (CostModel,), {}))
+
+
+def test_the_environment_may_be_subclassed() -> None:
+    assert type("Paced", (Environment,), {})().now == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from _abc import _abc_init  # type: ignore[import-not-found]
+from abc import abstractmethod
+from inspect import signature
 from types import GetSetDescriptorType
 from typing import TYPE_CHECKING, Any
 
@@ -34,20 +36,33 @@ def stopped(error: StopIteration) -> RuntimeError:
     return failure
 
 
-def own_abc_registry(root: type) -> None:
-    """Give an abstract class and its subclasses a registry of instances each; to be called again
-    where more of them are defined.
+def own_abc_registry(root: type, *abstract: str) -> None:
+    """Give an abstract class and its subclasses a registry of instances each, and mark its
+    `abstract` methods as such; to be called again where more subclasses are defined.
 
-    Compiled ones share one, so that `isinstance` errs from the second call on; and `root` is not
-    marked as abstract.
+    Compiled classes share a registry, so that `isinstance` errs from the second call on. Their
+    abstract methods have no mark, so that an incomplete subclass would not be one, and its calls of
+    what it lacks would end the process.
     """
     if "_abc_impl" not in vars(root):  # else Python made it, or this was called before
+        for name in abstract:
+            setattr(root, name, _marked(name, vars(root)[name]))
         _abc_init(root)
-        # Compiled methods are not marked as abstract. The text stands where Python's message, that
-        # a class cannot be instantiated, would have their names.
-        marked: Any = root
-        marked.__abstractmethods__ = frozenset({"what it leaves open"})
     _own(root)
+
+
+def _marked(name: str, compiled: Any) -> Any:
+    """A method or property that says what a subclass lacks."""
+
+    def lacking(self: object, *args: object, **settings: object) -> Any:
+        raise TypeError(f"{type(self).__name__} is abstract; it must define {name}")
+
+    lacking.__name__, lacking.__doc__ = name, compiled.__doc__
+    if isinstance(compiled, GetSetDescriptorType):
+        return property(abstractmethod(lacking))
+    made: Any = abstractmethod(lacking)
+    made.__signature__ = signature(compiled)
+    return made
 
 
 def _own(kind: type) -> None:

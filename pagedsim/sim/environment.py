@@ -8,9 +8,12 @@ from math import inf
 import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
 
+from pagedsim.core.compiled import mypyc_attr
+
 __all__ = ["NORMAL", "URGENT", "Environment"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Environment(simpy.Environment):
     """An environment with events at absolute times.
 

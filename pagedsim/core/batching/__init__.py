@@ -8,4 +8,4 @@ from pagedsim.core.compiled import own_abc_registry
 
 __all__ = ["Batching", "OneByOne", "PrefillFirst", "Static", "Unified"]
 
-own_abc_registry(Batching)
+own_abc_registry(Batching, "compose")

@@ -4,7 +4,12 @@ from pagedsim.core.compiled import own_abc_registry
 from pagedsim.core.memory.base import Copies, Fit, Memory, Move, Pairs, Place, PrefixNode, Usage
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.memory.prefix import PrefixMemory
-from pagedsim.core.memory.reserved import ReservedMax, ReservedOracle, ReservedPow2
+from pagedsim.core.memory.reserved import (
+    ReservedMax,
+    ReservedMemory,
+    ReservedOracle,
+    ReservedPow2,
+)
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.memory.tiered import LoadPrices, TieredMemory
 
@@ -27,4 +32,5 @@ __all__ = [
     "Usage",
 ]
 
-own_abc_registry(Memory)
+own_abc_registry(ReservedMemory, "reservation")
+own_abc_registry(Memory, "free", "admit", "extend", "release")

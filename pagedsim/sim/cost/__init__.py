@@ -21,4 +21,4 @@ __all__ = [
     "Term",
 ]
 
-own_abc_registry(CostModel)
+own_abc_registry(CostModel, "step_seconds")
