@@ -11,6 +11,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -483,6 +484,14 @@ def _published(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: 
 # -- results ---------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _written(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # no such folder, or a suffix that matplotlib lacks
+        raise ConfigError(f"{path}: cannot be written: {error}") from error
+
+
 class Plot:
     """A figure of a result; a notebook shows it."""
 
@@ -498,7 +507,8 @@ class Plot:
 
     def save(self, path: str | Path) -> None:
         """Write the figure in the format of the file's suffix."""
-        self.figure.savefig(path)
+        with _written(path):
+            self.figure.savefig(path)
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -589,7 +599,8 @@ class Result:
         """Write all that the command leaves, with plots and report.html, whose path is returned."""
         place = Path(folder)
         if place.resolve() != self.folder.resolve():
-            copytree(self.folder, place, dirs_exist_ok=True)
+            with _written(place):
+                copytree(self.folder, place, dirs_exist_ok=True)
         return self._published.write_report(place)
 
     def __repr__(self) -> str:

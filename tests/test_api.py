@@ -139,6 +139,9 @@ def test_a_plot_is_a_figure(tmp_path: Path) -> None:
     assert plot.svg == plot._repr_svg_() and "<svg" in plot.svg
     with pytest.raises(ConfigError, match=r"unknown plot 'latencies'.*did you mean 'latency'"):
         result.plot("latencies")
+    for place in (tmp_path / "plot.xyz", tmp_path / "absent" / "plot.svg"):
+        with pytest.raises(ConfigError, match=r"plot\.\w+: cannot be written: "):
+            plot.save(place)
 
 
 def test_a_temporary_folder_ends_with_its_result() -> None:

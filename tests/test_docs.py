@@ -163,7 +163,7 @@ PRESSED = (
     [
         ("README.md", "sjf"),
         ("docs/policies.md", "mine"),
-        ("docs/routing.md", "mine"),
+        ("docs/routing.md", "by_length"),
         ("docs/tutorial.md", "short_first"),
         ("docs/components.md", "parts"),
     ],

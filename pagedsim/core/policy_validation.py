@@ -70,12 +70,18 @@ def validate_policy(policy: Policy) -> None:
     own_names = vars(type(policy))
     for method, value in own_names.items():
         kind = "hook" if callable(value) else "attribute"
-        close = get_close_matches(method, HOOKS if kind == "hook" else ATTRIBUTES, 1, cutoff=0.75)
-        if not close or close[0] == method or method.startswith("_"):
+        close = _close(method, HOOKS if kind == "hook" else ATTRIBUTES)
+        if close in (None, method) or method.startswith("_"):
             continue
-        if close[0] not in own_names:
-            raise ConfigError(f"{name}.{method}: no such {kind}; did you mean {close[0]!r}?")
+        if close not in own_names:
+            raise ConfigError(f"{name}.{method}: no such {kind}; did you mean {close!r}?")
     refuse_signatures(policy, Policy)
+
+
+def _close(name: str, known: tuple[str, ...]) -> str | None:
+    """The known name that `name` is, or is a slip of; two letters of a short one may be swapped."""
+    swapped = [one for one in known if sorted(one) == sorted(name)]
+    return next(iter(swapped or get_close_matches(name, known, 1, cutoff=0.8)), None)
 
 
 def validate_preemption(preemption: Preemption) -> None:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -223,25 +224,13 @@ class AsyncLLMEngine:
         if name in self._streams:
             raise RequestError(f"request {name!r} is already here; ids must be unique")
         loop = self._started()
-        opened = self._streams[name] = Stream(name)
-        self._entering += 1
         arrival = self._engine.now if arrival is None else arrival
         labels: dict[str, Any] = {"priority": priority, "client": client, "extra": extra}
         labels["deadline"] = None if deadline is None else arrival + deadline
-        labels["arrival"] = arrival
-
-        def work() -> None:
-            error: PagedsimError | None = None
-            try:
-                self._engine.add_request(name, prompt, params, stream=stream, delta=delta, **labels)
-            except PagedsimError as problem:
-                error = _bare(problem)
-            except Exception as problem:  # a policy's own
-                log.exception("request %r could not be queued", name)
-                error = EngineDead(f"request {name!r}: {type(problem).__name__}: {problem}")
-            self._worker.post(self._entered, opened, error)
-
-        self._worker.send(work)
+        labels |= {"arrival": arrival, "stream": stream, "delta": delta}
+        opened = self._streams[name] = Stream(name)
+        self._entering += 1
+        self._worker.send(partial(self._add, opened, prompt, params, labels))
         seconds = min((one for one in (timeout, self.timeout) if one is not None), default=None)
         alarm = loop.call_later(seconds, self._give_up, opened, "timeout") if seconds else None
         try:
@@ -307,6 +296,26 @@ class AsyncLLMEngine:
             _settle(answer, None, Closing("the server has ended"))
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _add(
+        self,
+        stream: Stream,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Add a request to the engine, in its thread."""
+        error: PagedsimError | None = None
+        try:
+            self._engine.add_request(stream.request_id, prompt, params, **settings)
+        except PagedsimError as problem:
+            error = _bare(problem)
+        except Exception as problem:  # a policy's own
+            log.exception("request %r could not be queued", stream.request_id)
+            error = EngineDead(
+                f"request {stream.request_id!r}: {type(problem).__name__}: {problem}"
+            )
+        self._worker.post(self._entered, stream, error)
 
     def _entered(self, stream: Stream, error: PagedsimError | None) -> None:
         self._entering -= 1

@@ -130,10 +130,11 @@ def maker_of(
     returns a new `base` each time."""
     wanted = f"a class derived from {base.__name__}, or a function that returns a new one"
     name = getattr(make, "__name__", printed(make))
-    right = callable(make)
-    if isinstance(make, type):
-        right = issubclass(make, base) and not isabstract(make)
-    if not right:
+    if isinstance(make, type) and issubclass(make, base) and isabstract(make):
+        abstract: Any = make
+        lacking = ", ".join(sorted(abstract.__abstractmethods__))
+        raise ConfigError(f"{check}({name}): is abstract; a class must define {lacking}")
+    if not (issubclass(make, base) if isinstance(make, type) else callable(make)):
         raise ConfigError(f"{check}({name}): must be {wanted}")
     try:
         signature(make).bind(*given, **named)
