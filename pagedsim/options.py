@@ -456,6 +456,8 @@ def reason(error: BaseException | None) -> str:
         section = next((one for one in (Server, Slo, Qoe) if one.__name__ == match[1]), None)
         names = ", ".join(one.name for one in fields(section)) if section else "name"
         return f"must be a mapping of settings: {names}"
+    if "is not a ListConfig" in text:
+        return "must be a list, such as [a,b]"
     if re.match(r"Cannot assign \w+ to Dict", text):
         return "must be a mapping, such as {name: {key: value}}"
     if text.startswith("Cannot merge DictConfig with"):

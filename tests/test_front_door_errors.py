@@ -76,6 +76,7 @@ REASONS = {
     "seeds=1 --config-dir": "takes a value",
     "seeds=a": "must be a whole number",
     "server.max_seqs=null": "must be given",
+    "plugins=own": "must be a list, such as [a,b]",
     "report=maybe": "must be true or false",
     "workload.rate=1,2": "several values: -m tries each; a list is written workload.rate=[1,2]",
     "experiment=compare study.arms={a:[policy=fcfs]}": (
