@@ -27,7 +27,7 @@ from pagedsim.run.runs import cores
 
 DATA = Path(__file__).parents[1] / "data" / "step-tables"
 """Folder of the tables that come with pagedsim."""
-LOGS = Path(__file__).parents[2] / "tests" / "experiments" / "data"
+LOGS = Path(__file__).parents[1] / "data" / "server-logs"
 """Folder of server logs."""
 ALONE = {
     "vllm-0.11-llama-2-7b": ("llama-2-7b", "h100"),

@@ -10,6 +10,7 @@ import pytest
 
 from pagedsim.experiments import regenerate
 from pagedsim.experiments.fidelity import validate
+from pagedsim.experiments.fidelity.truth_data import LOGS
 from pagedsim.experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
 from pagedsim.fidelity import step_grid
 from pagedsim.metrics.files import RESULT, write_json
@@ -107,7 +108,7 @@ VALIDATED = (
         for name, value in LENGTHS.items()
     ),
 )
-RTX4090 = Path(__file__).parent / "data" / "vllm-0.19-rtx4090-llama-3.1-8b.csv"
+RTX4090 = LOGS / "vllm-0.19-rtx4090-llama-3.1-8b.csv"
 SMALLEST: dict[str, tuple[str, ...]] = {
     "bench": ("workload=alpaca", "workload.requests=8", "workload.rate=100"),
     "calibrate": ENGINE,

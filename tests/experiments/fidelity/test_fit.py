@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from pagedsim.config import register
 from pagedsim.core import ConfigError
 from pagedsim.experiments.child import listening
+from pagedsim.experiments.fidelity.truth_data import LOGS
 from pagedsim.fidelity.logs import fit
 from pagedsim.fidelity.logs.consistency_checks import signs
 from pagedsim.fidelity.logs.fit import Cold, search
@@ -43,7 +44,7 @@ TRUE = {
     "front_ms": 30.0,
 }
 """Of the server whose log the tests have; the search begins elsewhere."""
-REAL = Path(__file__).parents[1] / "data/vllm-0.19-rtx4090-llama-3.1-8b.csv"
+REAL = LOGS / "vllm-0.19-rtx4090-llama-3.1-8b.csv"
 
 
 pytestmark = pytest.mark.usefixtures("hydra")
