@@ -154,7 +154,9 @@ def answered(operation: schemathesis.APIOperation, examples: int) -> None:
     def answers(data: st.DataObject) -> None:
         modes = list(schemathesis.GenerationMode)
         case = data.draw(operation.as_strategy(data.draw(st.sampled_from(modes))))
-        case.call_and_validate(checks=[not_a_server_error], timeout=30)
+        response = case.call(timeout=30)
+        if response.status_code != 504:  # its own `timeout`, which may be short
+            case.validate_response(response, checks=[not_a_server_error])
 
     answers()
 
