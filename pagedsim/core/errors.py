@@ -99,6 +99,11 @@ def plain(answer: Any) -> Any:
     return answer.item() if of_numpy else answer
 
 
+def lacking(abstract: Any) -> str:
+    """What is wrong with an abstract class where one of its own is wanted."""
+    return f"is abstract; a class must define {', '.join(sorted(abstract.__abstractmethods__))}"
+
+
 _LONGEST = 120
 """Characters of a return value that an error prints."""
 

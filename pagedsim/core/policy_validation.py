@@ -69,11 +69,11 @@ def validate_policy(policy: Policy) -> None:
     refuse_renamed(policy, Policy)
     own_names = vars(type(policy))
     for method, value in own_names.items():
+        if method.startswith("_"):
+            continue
         kind = "hook" if callable(value) else "attribute"
         close = _close(method, HOOKS if kind == "hook" else ATTRIBUTES)
-        if close in (None, method) or method.startswith("_"):
-            continue
-        if close not in own_names:
+        if close not in (None, method) and close not in own_names:
             raise ConfigError(f"{name}.{method}: no such {kind}; did you mean {close!r}?")
     refuse_signatures(policy, Policy)
 

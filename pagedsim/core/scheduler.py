@@ -24,7 +24,14 @@ from pagedsim.core.batch_state import Limits
 from pagedsim.core.batching import Batching
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.contracts import BATCHING, MEMORY, class_of, vet
-from pagedsim.core.errors import ConfigError, PlanError, RequestError, require_flag, require_whole
+from pagedsim.core.errors import (
+    ConfigError,
+    PagedsimError,
+    PlanError,
+    RequestError,
+    require_flag,
+    require_whole,
+)
 from pagedsim.core.integrity import check_state
 from pagedsim.core.memory import Memory
 from pagedsim.core.migration import Migration
@@ -133,6 +140,15 @@ class Scheduler:
     def unfinished(self) -> int:
         """Number of live requests."""
         return len(self.requests)
+
+    def raise_if_deadlocked(self, now: float) -> None:
+        """Raise PagedsimError if requests remain; called where no step and no event is left."""
+        if self.unfinished:
+            raise PagedsimError(
+                f"nothing can run at {now:.6g} s: {len(self.waiting)} requests wait, "
+                f"{len(self.swapped)} are swapped out; {type(self.batching).__name__} with "
+                f"{type(self.policy).__name__} admits none of them"
+            )
 
     @property
     def in_flight(self) -> Collection[StepPlan]:

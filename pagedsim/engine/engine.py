@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pagedsim.core import (
     Continuation,
-    PagedsimError,
     Request,
     RequestError,
     RequestId,
@@ -291,14 +290,8 @@ class LLMEngine:
 
     def check_progress(self) -> None:
         """Raise PagedsimError if requests are left and none can run."""
-        scheduler = self.scheduler
-        if self.stuck and scheduler.unfinished:
-            raise PagedsimError(
-                f"nothing can run at {self.now:.6g} s: {len(scheduler.waiting)} requests wait, "
-                f"{len(scheduler.swapped)} are swapped out; "
-                f"{type(scheduler.batching).__name__} with {type(scheduler.policy).__name__} "
-                "admits none of them"
-            )
+        if self.stuck:
+            self.scheduler.raise_if_deadlocked(self.now)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""

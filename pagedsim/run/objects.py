@@ -25,6 +25,7 @@ from pagedsim.core.contracts import raised_in_hook, vet
 from pagedsim.core.errors import (
     is_number,
     is_whole,
+    lacking,
     raised,
     refuse_settings,
     require_whole,
@@ -222,11 +223,7 @@ def refuse_no_class(group: str, path: str, base: type) -> None:
     if not isinstance(found, type) or not issubclass(found, base):
         raise ConfigError(f"{label}: must be a subclass of {base.__name__}")
     if isabstract(found):
-        raise ConfigError(f"{label}: {_lacks(found)}")
-
-
-def _lacks(kind: Any) -> str:
-    return f"is abstract; a class must define {', '.join(sorted(kind.__abstractmethods__))}"
+        raise ConfigError(f"{label}: {lacking(found)}")
 
 
 def _made(where: str, value: Any) -> Any:
@@ -250,7 +247,7 @@ def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{where}._target_={error}") from error.__cause__
     if isabstract(maker):
-        raise ConfigError(f"{label}: {_lacks(maker)}")
+        raise ConfigError(f"{label}: {lacking(maker)}")
     refuse_settings(label, settings, maker, where, beside=BESIDE.get(where, ()))
     try:
         return maker(**settings)

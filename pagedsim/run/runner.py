@@ -338,14 +338,15 @@ def unused_words(
         for word in command.words
         if group_of(word) in everywhere
     ]
+    every = dict.fromkeys([*command.words, *(one for arm in arms for one in arm.overrides)])
+    routers = [word for word in every if group_of(word) == "router"]
     searched = any(key.startswith("fleet.") for arm in arms for key in arm.changes)
-    alone = not searched and all(RunConfig(job.config).fleet.alone for job in jobs)
-    if "router" not in everywhere and alone:
-        words = dict.fromkeys([*command.words, *(one for arm in arms for one in arm.overrides)])
+    if not routers or searched or "router" in everywhere:
+        return told
+    if all(RunConfig(job.config).fleet.alone for job in jobs):
         told += [
             f"{word} changes nothing: fleet.replicas=1 is a server without a router"
-            for word in words
-            if group_of(word) == "router"
+            for word in routers
         ]
     return told
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan, policy_validation
+from pagedsim.core import Request, RequestId, Scheduler, StepPlan, policy_validation
 from pagedsim.core.compiled import stopped
 from pagedsim.core.plan import Rejection
 from pagedsim.core.policy_validation import LONGEST
@@ -188,7 +188,7 @@ class Server:
                         yield from self._catch_up(now)
                         self.observer.committed(plan)
                         yield self.environment.at(now, NORMAL)  # waiters run first
-            self._raise_if_deadlocked(now)
+            self.scheduler.raise_if_deadlocked(now)
         except StopIteration as error:
             raise stopped(error) from error
 
@@ -206,17 +206,6 @@ class Server:
             return self.environment.now
         except StopIteration as error:
             raise stopped(error) from error
-
-    def _raise_if_deadlocked(self, now: float) -> None:
-        """Raise PagedsimError if requests remain although no event is left."""
-        scheduler = self.scheduler
-        if scheduler.unfinished:
-            raise PagedsimError(
-                f"nothing can run at {now:.6g} s: {len(scheduler.waiting)} requests wait, "
-                f"{len(scheduler.swapped)} are swapped out; "
-                f"{type(scheduler.batching).__name__} with {type(scheduler.policy).__name__} "
-                "admits none of them"
-            )
 
     def _run_step(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Run a step and the uneventful ones after it; returns the end of the last one.
@@ -442,7 +431,7 @@ class AheadServer(Server):
                     now = yield from self._finish_step(following, now)
                     following = None
                 current = following
-            self._raise_if_deadlocked(now)
+            self.scheduler.raise_if_deadlocked(now)
         except StopIteration as error:
             raise stopped(error) from error
 

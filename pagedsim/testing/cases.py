@@ -24,7 +24,7 @@ from pagedsim.core import (
     Scheduler,
     StepPlan,
 )
-from pagedsim.core.errors import printed, raised, require_whole
+from pagedsim.core.errors import lacking, printed, raised, require_whole
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.simulate import simulate
 
@@ -131,9 +131,7 @@ def maker_of(
     wanted = f"a class derived from {base.__name__}, or a function that returns a new one"
     name = getattr(make, "__name__", printed(make))
     if isinstance(make, type) and issubclass(make, base) and isabstract(make):
-        abstract: Any = make
-        lacking = ", ".join(sorted(abstract.__abstractmethods__))
-        raise ConfigError(f"{check}({name}): is abstract; a class must define {lacking}")
+        raise ConfigError(f"{check}({name}): {lacking(make)}")
     if not (issubclass(make, base) if isinstance(make, type) else callable(make)):
         raise ConfigError(f"{check}({name}): must be {wanted}")
     try:

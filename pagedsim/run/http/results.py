@@ -144,8 +144,8 @@ def _latencies(whole: Sequence[Seen]) -> dict[str, float]:
         "p99": partial(np.percentile, q=99),
     }
     return {
-        f"{kind}_{name}_ms": float(of(1e3 * np.asarray(seconds))) if seconds else NAN
-        for name, seconds in spans.items()
+        f"{kind}_{name}_ms": float(of(values)) if len(values) else NAN
+        for name, values in ((name, 1e3 * np.asarray(seconds)) for name, seconds in spans.items())
         for kind, of in kinds.items()
     }
 
