@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import simpy
 
-from pagedsim.core import Request, RequestId, Scheduler, State, StepPlan
+from pagedsim.core import Chunk, Request, RequestId, Scheduler, StepPlan
+from pagedsim.core.plan import prefill_tokens
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import AheadServer, Recorder, Server
@@ -27,19 +28,20 @@ class ReplicaLoad:
     """Recorder that updates the sums and forwards to the replica's own recorder.
 
     Summing over all waiting requests at each routing decision would be linear in the queue length.
+    What a sum has of a request is kept by request, and leaves the sum with it.
     """
 
     def __init__(self, recorder: ReplicaRecorder) -> None:
         self.recorder = recorder
         self.again = recorder.again
         self.uncomputed = 0  # tokens of prompts, and of lost KV cache, not in any step so far
+        self.predicted_output = 0.0  # total predicted output tokens of requests that are alive
         self.arrivals = 0
+        self._uncomputed: dict[RequestId, tuple[int, int]] = {}
+        """Of each request that does not decode: `uncomputed`, and where its prefill ends."""
+        self._predicted: dict[RequestId, float] = {}  # of each request
         self._in_step = 0  # prefill tokens of the last step
         self._until = 0.0  # end of that step
-        self._begun: set[RequestId] = set()  # requests with partly computed prompts
-        self._again: set[RequestId] = set()  # preempted requests that wait for recomputation
-        self._lost: dict[RequestId, int] = {}  # recomputed tokens of requests that are alive
-        self.predicted_output = 0.0  # total predicted output tokens of requests that are alive
 
     def owed(self, now: float) -> int:
         """Prefill tokens still to be computed, those of the step in flight included."""
@@ -48,48 +50,51 @@ class ReplicaLoad:
     def arrived(self, request: Request) -> None:
         """A request arrives, none of it computed."""
         self.arrivals += 1
-        self.uncomputed += request.num_tokens
-        self.predicted_output += predicted(request)
+        self.migrated_in(request)
+        self._owe(request.id, request.num_tokens, request.num_tokens)
 
     def migrated_in(self, request: Request) -> None:
         """A request arrives with its KV cache."""
-        self.predicted_output += predicted(request)
+        self._predicted[request.id] = tokens = predicted(request)
+        self.predicted_output += tokens
 
-    def migrated_out(self, request: Request) -> None:
-        """A decoding request leaves for another replica."""
-        self._lost.pop(request.id, None)
-        self.predicted_output -= predicted(request)
+    def gone(self, request: Request) -> None:
+        """A request has ended, or leaves for another replica."""
+        self._owe(request.id, 0)
+        self.predicted_output -= self._predicted.pop(request.id)
+        if not self._predicted:
+            self.predicted_output = 0.0  # without what floats have been rounded by
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step runs from `start` to `end`."""
         self._in_step = 0
         if plan.chunks:
             self._in_step, self._until = plan.prefill_tokens, end
-            self.uncomputed -= plan.prefill_tokens + sum([cached for _, cached in plan.hits])
             for chunk in plan.chunks:
-                if self._again and chunk.request.id in self._again:
-                    self._again.discard(chunk.request.id)
-                    self.uncomputed -= chunk.start  # was still in the prefix cache
-                if not chunk.samples:
-                    self._begun.add(chunk.request.id)
-                elif self._begun:
-                    self._begun.discard(chunk.request.id)
-        if plan.preemptions:
-            self._lose(plan)
+                self._compute(chunk)
+        for request, *_, swapped in plan.preemptions:
+            # With async scheduling it may have ended with the step before.
+            if not swapped and request.id in self._predicted:
+                tokens = prefill_tokens(request, scheduler.memory)
+                tokens -= scheduler.queues.tokens_in_flight(request)
+                self._owe(request.id, tokens, tokens)
         self.recorder.step(plan, start, end, scheduler)
 
-    def _lose(self, plan: StepPlan) -> None:
-        for request, *_ in plan.preemptions:
-            before = self._lost.get(request.id, 0)
-            self._lost[request.id] = request.recomputed_tokens
-            self.uncomputed += request.recomputed_tokens - before
-            if request.recomputed_tokens > before:  # recomputed, not swapped out
-                self._again.add(request.id)
-                if request.id not in self._begun:
-                    # It was decoding: its last sampled token is computed along with the others.
-                    # A group of sequences is rebuilt without it.
-                    self.uncomputed += request.width == 1
-            self._begun.discard(request.id)
+    def _compute(self, chunk: Chunk) -> None:
+        name = chunk.request.id
+        if name not in self._uncomputed:
+            return  # it has left since the step was planned
+        left, end = self._uncomputed[name]
+        # What comes before a chunk is computed, or was found in the prefix cache.
+        left = left - chunk.length if chunk.sequence else end - chunk.context
+        self._owe(name, 0 if chunk.samples else left, end)
+
+    def _owe(self, name: RequestId, tokens: int, end: int = 0) -> None:
+        """Set the tokens that are to be computed for a request, up to the end of its prefill."""
+        before, _ = self._uncomputed.pop(name, (0, 0))
+        self.uncomputed += tokens - before
+        if tokens:
+            self._uncomputed[name] = tokens, end
 
     def undo(self) -> None:
         """Discard the last step, which did not complete."""
@@ -99,16 +104,12 @@ class ReplicaLoad:
         """Reset after a failure of the replica."""
         self.uncomputed = self._in_step = 0
         self.predicted_output = 0.0
-        for entries in (self._begun, self._again, self._lost):
-            entries.clear()
+        self._uncomputed.clear()
+        self._predicted.clear()
 
     def left(self, request: Request) -> None:
         """A request has finished or was rejected."""
-        self._lost.pop(request.id, None)
-        self._begun.discard(request.id)
-        self.predicted_output -= predicted(request)
-        if request.state is not State.FINISHED:
-            self.uncomputed -= request.num_tokens - request.computed
+        self.gone(request)
         self.recorder.left(request)
 
 

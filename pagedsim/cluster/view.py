@@ -24,7 +24,7 @@ class ReplicaView:
         self.role: str = replica.role
         scheduler = replica.scheduler
         self._here = scheduler.requests
-        self._walked = (-1, -1)  # step and arrivals at the last sum over waiting requests
+        self._walked = (-1, -1, -1)  # step, arrivals and requests at the last sum over waiting ones
         self._wanted = 0
         self.max_seqs = scheduler.max_seqs
         self.max_batched_tokens = scheduler.max_batched_tokens
@@ -78,21 +78,18 @@ class ReplicaView:
     def wanted_blocks(self) -> int:
         """Blocks that waiting requests need. Linear in their number, once per step."""
         replica = self._replica
-        state = replica.scheduler.queues.step, replica.load.arrivals
+        waiting, step = replica.scheduler.waiting, replica.scheduler.queues.step
+        state = step, replica.load.arrivals, len(waiting)  # between steps, some may leave
         if state != self._walked:
             blocks_for = replica.scheduler.memory.blocks_for
             self._walked = state
-            self._wanted = sum(blocks_for(one.num_tokens) for one in replica.scheduler.waiting)
+            self._wanted = sum(blocks_for(one.num_tokens) for one in waiting)
         return self._wanted + sum([blocks for blocks, _ in replica.incoming.values()])
 
     @property
     def owed_tokens(self) -> int:
         """Prefill tokens still to be computed."""
-        replica = self._replica
-        if not replica.scheduler.requests:
-            # With async scheduling, a request preempted twice in a step counts one token too many.
-            replica.load.uncomputed = 0
-        return replica.load.owed(replica.clock.now)
+        return self._replica.load.owed(self._replica.clock.now)
 
     @property
     def stored_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -14,13 +14,13 @@ from pagedsim.cluster.dispatcher import Dispatcher
 from pagedsim.cluster.link import Network
 from pagedsim.cluster.replica import Unit
 from pagedsim.cluster.simulate import simulate_fleet
-from pagedsim.core import Scheduler
+from pagedsim.core import Request, Scheduler
 from pagedsim.core.source import Source
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.policies.routing.router import Event, Router
 from pagedsim.policies.routing.simple import RoundRobin
 from pagedsim.sim.cost import CostModel
-from tests.sim.harness import Affine, Constant
+from tests.sim.harness import Affine, Constant, Jobs
 
 NETWORK = Network(8e-9)
 """Eight bytes a second."""
@@ -75,6 +75,15 @@ def whole(
     recorders = [recorder.add_replica() for _ in units]
     dispatcher = simulate_fleet(units, source, router, recorders, recorder, **settings)
     return dispatcher, recorder
+
+
+class Alike(Jobs):
+    """All prompts begin alike."""
+
+    def requests(self) -> Iterator[tuple[Request, int]]:
+        for request, output in super().requests():
+            request.prompt = range(request.prompt_len)
+            yield request, output
 
 
 class Watching(RoundRobin):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from pagedsim.build import make_router
 from pagedsim.cluster.failures import RandomOutages
 from pagedsim.cluster.kv_migration import AFTER_DEATH
 from pagedsim.cluster.link import Network
+from pagedsim.cluster.view import ReplicaView
 from pagedsim.core import Request
 from pagedsim.core.source import Mode
 from pagedsim.metrics.steps import FleetSteps
@@ -39,7 +41,7 @@ from pagedsim.policies.routing.simple import (
 from pagedsim.policies.routing.sticky import Sticky
 from pagedsim.policies.routing.vllm_dp import VllmDP
 from pagedsim.workload import Sessions
-from tests.cluster.fleets import rule, served, server, whole
+from tests.cluster.fleets import Alike, rule, served, server, whole
 from tests.sim.harness import Affine, Jobs, run
 
 ROUTERS: dict[str, Callable[[], Router]] = {
@@ -56,15 +58,21 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "random": Uniform,
     "vllm_dp": VllmDP,
 }
+COUNTS = (
+    *("waiting", "running", "swapped", "requests", "wanted_blocks"),
+    *("stored_tokens", "predicted_tokens", "batch"),
+)
+"""What a router sees of requests; `owed_tokens` as well, once the last step is over."""
 replicas = st.fixed_dictionaries(
     {
         "blocks": st.integers(17, 40),
         "memory": st.sampled_from(["paged", "prefix"]),
-        "policy": st.sampled_from(["fcfs", "priority", "sjf"]),
+        "policy": st.sampled_from(["fcfs", "priority", "sjf", "mlfq", "srpt"]),
         "preemption": st.sampled_from(["recompute", "swap"]),
+        "batching": st.sampled_from(["prefill_first", "unified"]),
         "max_seqs": st.integers(1, 8),
-    },
-    optional={"async_scheduling": st.just(True)},
+        "async_scheduling": st.booleans(),
+    }
 )
 rows = st.lists(
     st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40
@@ -87,22 +95,37 @@ rules = st.sampled_from(
     ]
 )
 chances = st.sampled_from([None, RandomOutages(0.7, 0.2), RandomOutages(2.0, 1.0, seed=3)])
-fleets = st.fixed_dictionaries(
-    {
-        "kinds": st.lists(replicas, min_size=1, max_size=5),
-        "roles": st.none() | st.lists(st.sampled_from(["both", "prefill", "decode"]), max_size=3),
-        "network": networks,
-        "on_receiver_death": st.sampled_from(AFTER_DEATH),
-        "rows": rows,
-        "mode": st.sampled_from(["open", "closed", "burst"]),
-        "sessions": st.none() | st.integers(1, 4),
-        "router": st.sampled_from(sorted(ROUTERS)),
-        "staleness": st.sampled_from([0.0, 0.1]),
-        "failures": chances,
-        "autoscale": rules,
-        "seed": st.integers(0, 3),
+PARTS: dict[str, Any] = {
+    "kinds": st.lists(replicas, min_size=1, max_size=5),
+    "roles": st.none() | st.lists(st.sampled_from(["both", "prefill", "decode"]), max_size=3),
+    "network": networks,
+    "on_receiver_death": st.sampled_from(AFTER_DEATH),
+    "rows": rows,
+    "alike": st.booleans(),
+    "mode": st.sampled_from(["open", "closed", "burst"]),
+    "sessions": st.none() | st.integers(1, 4),
+    "router": st.sampled_from(sorted(ROUTERS)),
+    "staleness": st.sampled_from([0.0, 0.1]),
+    "failures": chances,
+    "autoscale": rules,
+    "seed": st.integers(0, 3),
+}
+fleets = st.fixed_dictionaries(PARTS)
+full = st.fixed_dictionaries(
+    PARTS
+    | {
+        "kinds": st.lists(replicas.map(lambda kind: kind | {"blocks": 17}), min_size=1, max_size=2),
+        "network": st.just(Network(1e-6, failure_rate=0.5, retries=0, timeout_s=0.1)),
+        "rows": st.lists(
+            st.tuples(st.integers(0, 9), st.integers(9, 20), st.integers(5, 30)),
+            min_size=9,
+            max_size=20,
+        ),
+        "mode": st.just("open"),
+        "sessions": st.none(),
     }
 )
+"""Fleets with little memory, whose requests are preempted and lost in transfer."""
 
 
 @dataclass
@@ -128,7 +151,8 @@ def load(fleet: dict[str, Any]) -> Jobs:
     sizes = sorted((0.05 * at, prompt, output) for at, prompt, output in fleet["rows"])
     if fleet["sessions"] is not None:
         return Turns(sizes, priorities=(0, 1), sessions=fleet["sessions"])
-    return Jobs(sizes, fleet["mode"], users=3, think_time=0.05, priorities=(0, 1))
+    kind = Alike if fleet["alike"] else Jobs
+    return kind(sizes, fleet["mode"], users=3, think_time=0.05, priorities=(0, 1))
 
 
 def holds(fleet: dict[str, Any]) -> None:
@@ -137,8 +161,7 @@ def holds(fleet: dict[str, Any]) -> None:
     if roles is not None:
         roles = [*roles, "prefill", "decode"]
         kinds = [kinds[number % len(kinds)] for number in range(len(roles))]
-    ahead: dict[str, Any] = {"batching": "unified"}
-    schedulers = [server(**kind, **(ahead if "async_scheduling" in kind else {})) for kind in kinds]
+    schedulers = [server(**kind) for kind in kinds]
     jobs = load(fleet)
     names = ("staleness", "failures", "autoscale", "seed", "network", "on_receiver_death")
     dispatcher, recorder = whole(
@@ -170,6 +193,10 @@ def holds(fleet: dict[str, Any]) -> None:
     assert dispatcher.migration is None or not dispatcher.migration.waiting
     for replica in dispatcher.replicas:
         assert not replica.incoming and not replica.notifier
+        assert not replica.load.owed(inf)
+        seen = dispatcher.view(replica)
+        for name in COUNTS:
+            assert not getattr(ReplicaView, name).fget(seen), name
     for scheduler in schedulers:
         scheduler.check()
         assert not scheduler.migration.held
@@ -192,9 +219,15 @@ def test_each_request_ends_once(fleet: dict[str, Any]) -> None:
     holds(fleet)
 
 
+@settings(max_examples=50)
+@given(fleet=full)
+def test_each_request_ends_once_where_memory_runs_out(fleet: dict[str, Any]) -> None:
+    holds(fleet)
+
+
 @pytest.mark.slow
 @settings(max_examples=1000)
-@given(fleet=fleets)
+@given(fleet=fleets | full)
 def test_each_request_ends_once_in_many_fleets(fleet: dict[str, Any]) -> None:
     holds(fleet)
 
