@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -102,6 +103,19 @@ def test_the_result_is_that_of_the_command(tmp_path: Path, call: Callable[..., A
             tmp_path / "command" / name
         ).read_bytes()
     assert result.table().num_rows == 7
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_call_leaves_no_objects_behind(jobs: int) -> None:
+    def tracked_and_frozen() -> tuple[int, int]:
+        for _ in range(2):  # the first calls fill caches
+            ps.simulate(**SMALL | {"jobs": jobs})
+        gc.collect()
+        return len(gc.get_objects()), gc.get_freeze_count()
+
+    tracked, frozen = tracked_and_frozen()
+    later = tracked_and_frozen()
+    assert later[0] < tracked + 100 and later[1] <= frozen
 
 
 def test_settings_with_arms_are_combined() -> None:

@@ -86,7 +86,6 @@ def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
         done(job, outcome)
         over.append(job)  # last: a job that is interrupted in between is reported again
 
-    gc.freeze()  # what is imported stays: runs need not look through it, nor processes copy it
     if processes <= 1 or len(jobs) <= 1:
         return _here(jobs, board, over, told)
     return _in_processes(jobs, min(processes, len(jobs)), board, over, told)
@@ -182,6 +181,7 @@ _board: Board | None = None
 def _enter(board: Board | None, begun: Any) -> None:
     """A worker begins."""
     global _board
+    gc.freeze()  # collections would look through what it was forked with, and copy its pages
     _board, begun[0] = board, 1
     for number in _SIGNALS:
         signal.signal(number, _stop_signal)
