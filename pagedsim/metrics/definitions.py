@@ -19,31 +19,10 @@ import numpy as np
 
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics, token_gaps
 from pagedsim.metrics.service import jain
+from pagedsim.metrics.steps import CAME_FROM
 from pagedsim.metrics.tables import NAN, Floats, RequestGroup, Requests, RunTables, StepPart, ratio
 
 METRICS = Metrics()
-
-
-class LittlesLaw(NamedTuple):
-    """Both sides of Little's law, which are equal under any scheduling."""
-
-    number: float
-    """Requests in the system, averaged over time."""
-    rate_times_time: float
-    """Arrival rate times mean time in system."""
-
-
-def littles_law(requests: Requests) -> LittlesLaw:
-    """Both sides of Little's law over the finished requests; NaN for none."""
-    done = requests.in_state("finished")
-    arrival, finished = requests["arrival"][done], requests["finished"][done]
-    if not len(arrival) or (span := float(finished.max() - arrival.min())) == 0:
-        return LittlesLaw(NAN, NAN)
-    times = np.concatenate((arrival, finished))
-    order = np.argsort(times, kind="stable")
-    present = np.cumsum(np.where(order < len(arrival), 1.0, -1.0))
-    number = float(present[:-1] @ np.diff(times[order])) / span
-    return LittlesLaw(number, len(arrival) / span * float(np.mean(finished - arrival)))
 
 
 @METRICS.group("Requests sent", "count", NEITHER)
@@ -299,7 +278,8 @@ def makespan(run: RunTables) -> float:
 @METRICS.run("In system", "count", NEITHER)
 def in_system_mean(run: RunTables) -> float:
     """Finished requests that are waiting or being served, averaged over the makespan."""
-    return littles_law(run.requests).number
+    times = run.requests.per_request(e2e)[run.requests.in_state("finished")]
+    return ratio(float(times.sum()), run.makespan)
 
 
 def _used(steps: StepPart) -> tuple[float, ...]:
@@ -337,10 +317,12 @@ def _wasted(steps: StepPart) -> tuple[float, ...]:
 def kv_waste_mean(run: RunTables, waste: float, known: float) -> float:
     """Slots of used blocks that hold no token, as a share, averaged over the time of steps in
     which all requests in memory decode; undefined where requests share blocks, whose slots count
-    for several at once."""
+    for several at once, or move between replicas, which hold blocks for those on their way."""
     # Blocks are shared where a prefix is found in the cache, or a request has several sequences.
     found, sequences = run.requests["cached_tokens"], run.requests["sequences"]
-    return NAN if (found > 0).any() or (sequences > 1).any() else ratio(waste, known)
+    shared = (found > 0).any() or (sequences > 1).any()
+    moving = run.requests.optional(CAME_FROM) is not None
+    return NAN if shared or moving else ratio(waste, known)
 
 
 def _batch(steps: StepPart) -> tuple[float, ...]:

@@ -9,11 +9,10 @@ import pytest
 
 from pagedsim.core import Request
 from pagedsim.core.request import State
-from pagedsim.metrics.definitions import littles_law
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.slo import Slo, slo_of
 from pagedsim.metrics.summary import summarise
-from pagedsim.metrics.tables import Requests, Span
+from pagedsim.metrics.tables import Span
 from tests.metrics.tables import (
     FLEET,
     FLEET_STEPS,
@@ -98,10 +97,9 @@ def test_waste_is_of_steps_in_which_all_holders_decode() -> None:
     assert summarise(REQUESTS, steps, **SIZES)["kv_waste_mean"] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("sharing", [{"cached_tokens": 4}, {"sequences": 2}])
-def test_waste_is_unknown_where_blocks_are_shared(sharing: dict[str, int]) -> None:
-    found = summarise(requests_of({}, sharing), STEPS, **SIZES)["kv_waste_mean"]
-    assert math.isnan(found)
+@pytest.mark.parametrize("row", [{"cached_tokens": 4}, {"sequences": 2}, {"came_from": 0.0}])
+def test_waste_is_unknown_where_blocks_are_shared_or_held_for_others(row: dict[str, Any]) -> None:
+    assert math.isnan(summarise(requests_of(row), STEPS, **SIZES)["kv_waste_mean"])
 
 
 def test_utilisation_of_the_hardware() -> None:
@@ -148,12 +146,11 @@ def test_unfinished_requests_are_counted_and_nothing_else() -> None:
     assert math.isnan(summary["clients"]["b"]["itl_p99"])
 
 
-def test_littles_law_by_hand() -> None:
-    law = littles_law(Requests.of(REQUESTS))
-    assert law.number == pytest.approx((4.5 + 3.5) / 5)
-    assert law.number == pytest.approx(law.rate_times_time, rel=1e-9)
-    assert summarise(REQUESTS, STEPS, **SIZES)["in_system_mean"] == law.number
-    assert math.isnan(littles_law(Requests.of(requests_of())).number)
+def test_the_mean_in_the_system_is_over_the_makespan() -> None:
+    assert summarise(REQUESTS, STEPS, **SIZES)["in_system_mean"] == pytest.approx((4.5 + 3.5) / 5)
+    early = {"state": "rejected", "arrival": -3.0, "scheduled": NAN, "first_token": NAN}
+    requests = requests_of(early, *REQUESTS.drop_columns("request").to_pylist())
+    assert summarise(requests, STEPS, **SIZES)["in_system_mean"] == pytest.approx((4.5 + 3.5) / 8)
 
 
 def test_each_priority_is_a_class_where_there_are_several() -> None:
