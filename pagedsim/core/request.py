@@ -199,8 +199,8 @@ class Request(DecodeEntry):
         return self.finish_reason is None
 
     def afresh(self) -> Request:
-        """A new request with the same client-side fields."""
-        return Request(
+        """A new request with the same client-side fields; what it has cost remains counted."""
+        fresh = Request(
             self.id,
             self.prompt_len if self.prompt is None else self.prompt,
             self.params,
@@ -214,6 +214,8 @@ class Request(DecodeEntry):
             extra=self.extra,
             answer=self._answer,
         )
+        fresh.preemptions, fresh.swapped_blocks = self.preemptions, self.swapped_blocks
+        return fresh
 
     def tokens(self, start: int, end: int) -> tuple[Hashable, ...]:
         """The tokens in [start, end) of its first sequence, as far as they are known."""

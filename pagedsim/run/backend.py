@@ -297,6 +297,7 @@ class BackendRun(ABC):
     def leave_off(self, recorder: StoppableRecorder) -> None:
         """The run ends: record the requests that are unfinished."""
         for request in self.scheduler.requests.values() if self.ours else ():
+            self.scheduler.queues.discard_tokens(request)  # of steps that did not end
             recorder.left(request)
 
     def work(self, steps: Batches) -> Mapping[str, float | None]:

@@ -304,6 +304,7 @@ class FleetRun(BackendRun):
             for request in replica.alive:
                 if request.id not in told:
                     told.add(request.id)
+                    replica.scheduler.queues.discard_tokens(request)
                     own.left(request)
         for request, _ in self._dispatcher.held:
             recorder.left(request)
