@@ -480,6 +480,13 @@ FLEETS = {
     "fleet=prefill_decode fleet.link=null": (
         "fleet.link=null: must be given where requests go from replica to replica"
     ),
+    "fleet=prefill_decode hardware=l40s": (
+        "fleet.link.bandwidth_gb_s=null: must be given, in GB/s for each GPU: requests go from "
+        "replica to replica, and hardware=l40s has network_gb_s=null"
+    ),
+    "fleet=prefill_decode fleet.link.topology=shared": (
+        "fleet.link.bandwidth_gb_s=null: must be given, in GB/s, with topology=shared"
+    ),
     "fleet=prefill_decode fleet.replicas=8": (
         "fleet.replicas=8: says nothing beside pools; set pools.NAME.replicas"
     ),

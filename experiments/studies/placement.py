@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from pagedsim.cluster.link import UnknownLink
 from pagedsim.cluster.placement import Option, Placement, limit, pair, placed
-from pagedsim.core import ConfigError
+from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.experiments.studies.capacity import Capacity
+from pagedsim.experiments.studies.compare import notes_of_left_out
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.numbers import signed
 from pagedsim.run.backend import RunConfig, Settings
-from pagedsim.run.job import Job
+from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 
@@ -44,6 +46,8 @@ class Place(Capacity):
     the `name` that it has among `wholes`."""
     example: Mapping[str, Any] = field(default_factory=dict)
     """What `baseline`, `node`, `wholes` and `published` are beside the `usual` options."""
+    _unlinked: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    """Why an arm is left out: no bandwidth is known for its transfers. Empty: it is known."""
 
     def __post_init__(self) -> None:
         for key, value in self.example.items() if self.arms is None else ():
@@ -65,7 +69,35 @@ class Place(Capacity):
             for phase, only in PHASES.items()
             for name, changes in self.options.items()
         }
-        return alone | {f"{APART}, {name}": changes for name, changes in self.fleets.items()}
+        every = alone | {f"{APART}, {name}": changes for name, changes in self.fleets.items()}
+        return {arm: changes for arm, changes in every.items() if not self._unlinked.get(arm)}
+
+    def next_runs(self, runs: Runs) -> list[Arm]:
+        for name, changes in self.options.items():
+            arms = [f"{phase}, {name}" for phase in ("prefill", "decode")]
+            self._ask_for_link(arms, [*changes, "fleet=prefill_decode"], runs)
+        for name, changes in self.fleets.items():
+            self._ask_for_link([f"{APART}, {name}"], changes, runs)
+        return super().next_runs(runs)
+
+    def _ask_for_link(self, arms: Sequence[str], changes: Sequence[str], runs: Runs) -> None:
+        """Leave arms out if no bandwidth is known between the replicas of a fleet."""
+        if arms[0] in self._unlinked:
+            return
+        why = ""
+        try:
+            config = runs.command.configured("study.arms", changes)
+            RunConfig(config, runs.command.seeds[0]).prepare()
+        except UnknownLink as error:
+            why = str(error)
+        except PagedsimError:  # refused where the arm itself is prepared
+            pass
+        self._unlinked.update(dict.fromkeys(arms, why))
+
+    @property
+    def left_out(self) -> list[str]:
+        """Notes on the arms that are left out."""
+        return notes_of_left_out({arm: why for arm, why in self._unlinked.items() if why}, "; ")
 
     @property
     def fleets(self) -> Mapping[str, Sequence[str]]:
@@ -97,7 +129,7 @@ class Place(Capacity):
             finding=found.finding(),
             rows=found.rows(),
             listings=[*found.listings(), *reading.listings],
-            notes=[*found.notes(), *reading.notes],
+            notes=[*self.left_out, *found.notes(), *reading.notes],
             data={**reading.data, "placement": found.data()},
         )
 
@@ -138,7 +170,7 @@ class Found:
         missing = [
             phase
             for phase, options in self.options.items()
-            if not any(option.goodput for option in options)
+            if options and not any(option.goodput for option in options)
         ]
         return lines + [f"Nothing does {phase} within the objective." for phase in missing]
 

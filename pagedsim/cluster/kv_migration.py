@@ -204,9 +204,15 @@ class KVMigration:
     ) -> Generator[simpy.Event, None, bool]:
         source, target = transfer.source, transfer.target
         assert source is not None
-        nbytes = tokens * max(source.unit.token_bytes, target.unit.token_bytes)
+        # The side with fewer GPUs has more to carry on each.
+        busier = max((source.unit, target.unit), key=attrgetter("token_bytes"))
         arrived = yield from self.fabric.send(
-            source.index, target.index, nbytes, since=since, layers=source.unit.layers
+            source.index,
+            target.index,
+            tokens * busier.token_bytes,
+            since=since,
+            layers=source.unit.layers,
+            links=busier.links,
         )
         if transfer.cancelled:
             raise _Cancelled

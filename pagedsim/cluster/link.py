@@ -12,8 +12,9 @@ from typing import ClassVar, Protocol
 
 import simpy
 
-from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
+from pagedsim.core.errors import ConfigError, require_flag, require_number, require_whole, unknown
 from pagedsim.sim.environment import NORMAL, Environment
+from pagedsim.sim.hardware import Hardware
 
 
 class Link:
@@ -190,8 +191,8 @@ class Network:
 
     RENAMED: ClassVar = {"lanes": "channels"}
 
-    bandwidth_gb_s: float
-    """Of a channel, in one direction."""
+    bandwidth_gb_s: float | None = None
+    """Of a channel, in one direction; None: `network_gb_s` of each replica's hardware."""
     latency_us: float = 0.0
     """From sending the last byte to its arrival."""
     topology: str = "nic"
@@ -206,8 +207,8 @@ class Network:
     """Whether layers are sent as they are computed, the last one after the step."""
     node_replicas: int = 1
     """Consecutive replicas in one node, which are connected by links of their own."""
-    node_gb_s: float = 450.0
-    """Bandwidth of these; the default is that of an H100's NVLink."""
+    node_gb_s: float | None = None
+    """Bandwidth of these; None: `interconnect_gb_s` of each replica's hardware."""
     failure_rate: float = 0.0
     """Probability that an attempt fails."""
     timeout_s: float = 1.0
@@ -217,7 +218,8 @@ class Network:
 
     def __post_init__(self) -> None:
         for key in ("bandwidth_gb_s", "node_gb_s"):
-            require_number(f"link.{key}", getattr(self, key), above=0)
+            if getattr(self, key) is not None:
+                require_number(f"link.{key}", getattr(self, key), above=0)
         for key in ("latency_us", "timeout_s"):
             require_number(f"link.{key}", getattr(self, key), 0)
         require_number("link.failure_rate", self.failure_rate, 0, 1)
@@ -228,6 +230,25 @@ class Network:
             if (value := str(getattr(self, key))) not in known:
                 raise unknown(f"link.{key}", value, known)
 
+    def refuse_unknown(self, replicas: Sequence[Hardware]) -> None:
+        """Raise UnknownLink unless a bandwidth is known between any two replicas of this
+        hardware."""
+        if self.bandwidth_gb_s is not None or len(replicas) <= self.node_replicas:
+            return
+        wanted = "fleet.link.bandwidth_gb_s=null: must be given, in GB/s"
+        if self.topology == "shared":
+            raise UnknownLink(f"{wanted}, with topology=shared: that of the one link")
+        for hardware in replicas:
+            if hardware.network_gb_s is None:
+                raise UnknownLink(
+                    f"{wanted} for each GPU: requests go from replica to replica, and "
+                    f"hardware={hardware.name} has network_gb_s=null"
+                )
+
+
+class UnknownLink(ConfigError):
+    """No bandwidth is known between replicas that exchange requests."""
+
 
 @dataclass
 class Usage:
@@ -235,7 +256,7 @@ class Usage:
 
     transfers: int = 0
     bytes: float = 0.0
-    """Of transfers that arrived."""
+    """Of transfers that arrived, over the links of all GPUs of a replica."""
     seconds: float = 0.0
     """From their start until they arrived or were given up."""
     waiting_s: float = 0.0
@@ -248,12 +269,20 @@ class Usage:
 class Fabric:
     """The links between the replicas of a simulation."""
 
-    def __init__(self, environment: Environment, network: Network, seed: int = 0) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        network: Network,
+        seed: int = 0,
+        hardware: Sequence[Hardware | None] = (),
+    ) -> None:
+        """`hardware` is that of each replica, where the network has no bandwidth of its own."""
         self.environment = environment
         self.network = network
         self.usage = Usage()
         self.links: dict[tuple[str, int], Link] = {}
         """By kind and replica; links are created on first use."""
+        self._hardware = hardware
         self._sharing: Sharing = SHARING[network.sharing](environment)
         self._dice = Random(f"link/{seed}")
 
@@ -265,8 +294,11 @@ class Fabric:
         *,
         since: float | None = None,
         layers: int = 1,
+        links: float = 1.0,
     ) -> Generator[simpy.Event, None, bool]:
         """Send bytes from one replica to another; returns whether they arrive.
+
+        `nbytes` go over the link of one GPU, and `links` times as many over those of all.
 
         With layer-wise transfer, what was computed since `since` has been sent meanwhile as far as
         the links were idle, up to all but the last of `layers`. So on idle links a transfer ends
@@ -291,7 +323,7 @@ class Fabric:
         finally:
             usage.seconds += self.environment.now - began
             usage.lost += not arrives
-            usage.bytes += nbytes if arrives else 0.0
+            usage.bytes += links * nbytes if arrives else 0.0
         return arrives
 
     def route(self, source: int, target: int) -> Route:
@@ -311,11 +343,19 @@ class Fabric:
         return {**vars(self.usage), "busy_s": busy}
 
     def _link(self, what: str, replica: int) -> Link:
-        network = self.network
         if (what, replica) not in self.links:
-            rate = network.node_gb_s if what.startswith("node") else network.bandwidth_gb_s
-            self.links[what, replica] = Link(self.environment, 1e9 * rate, network.channels)
+            rate = self._rate(replica, inside=what.startswith("node"))
+            self.links[what, replica] = Link(self.environment, rate, self.network.channels)
         return self.links[what, replica]
+
+    def _rate(self, replica: int, inside: bool) -> float:
+        """Bytes/s of a link, inside a node or between nodes."""
+        given = self.network.node_gb_s if inside else self.network.bandwidth_gb_s
+        if given is not None:
+            return 1e9 * given
+        hardware = self._hardware[replica]
+        assert hardware is not None, "its replicas must say their hardware"
+        return hardware.interconnect if inside else hardware.network
 
     def _sent_before(self, route: Route, nbytes: float, since: float | None, layers: int) -> float:
         """Bytes that were sent while they were computed."""

@@ -14,6 +14,7 @@ from pagedsim.core import Chunk, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.plan import prefill_tokens
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.environment import Environment
+from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.server import AheadServer, Recorder, Server
 
 
@@ -216,6 +217,10 @@ class Unit:
     """Further arguments of `Server`."""
     token_bytes: float = 0.0
     """KV bytes of a token on each of its GPUs."""
+    links: float = 1.0
+    """Links, one a GPU, that carry such a share at once."""
+    hardware: Hardware | None = None
+    """Of each of its GPUs; None: the network has bandwidths of its own."""
     layers: int = 1
     """Layers of the model."""
 

@@ -110,7 +110,8 @@ def _join(dispatcher: Dispatcher, network: Network | None, seed: int, resends: b
     if not prefill and every is None:
         return
     assert network is not None, "links must be given"
-    fabric = Fabric(dispatcher.environment, network, seed)
+    hardware = [replica.unit.hardware for replica in dispatcher.replicas]
+    fabric = Fabric(dispatcher.environment, network, seed, hardware)
     dispatcher.migration = KVMigration(dispatcher, fabric, resends)
     for replica in prefill:
         replica.hand_off(dispatcher.migration.on_prefill_step(replica))

@@ -169,8 +169,9 @@ def _transfers(runs: Sequence[Run]) -> Iterator[Listing]:
         ]
         for run, facts in told
     ]
-    note = "Keys and values between replicas: how long a transfer took, how long of that it waited "
-    note += "for others, and the share of the makespan that the busiest link took for its bytes"
+    note = "Keys and values between replicas, of all their GPUs: how long a transfer took, how "
+    note += "long of that it waited for others, and the share of the makespan that the busiest "
+    note += "link took for its bytes"
     yield Listing("Transfers", head, rows, f"{note}; seed {runs[0].seed}.")
 
 

@@ -167,10 +167,12 @@ class FleetRun(BackendRun):
     def _refuse_misfits(self) -> None:
         """Raise ConfigError for a replica that cannot send, or receive, migrated requests."""
         moving = self.router.migrates_every is not None
-        if self.spec.link is None and (moving or any(one.role == "prefill" for one in self.places)):
-            raise ConfigError(
-                "fleet.link=null: must be given where requests go from replica to replica"
-            )
+        if moving or any(one.role == "prefill" for one in self.places):
+            if self.spec.link is None:
+                raise ConfigError(
+                    "fleet.link=null: must be given where requests go from replica to replica"
+                )
+            self.spec.link.refuse_unknown([one.simulation.replica.hardware for one in self.places])
         self._validate_likeness(moving)
         for place in self.places:
             migration = place.simulation.scheduler.migration
@@ -239,15 +241,17 @@ class FleetRun(BackendRun):
         self._dispatcher = dispatcher
 
     def _unit(self, place: Place) -> Unit:
-        one = place.simulation
+        one, replica = place.simulation, place.simulation.replica
         return Unit(
             place.name,
             place.role,
             one.scheduler,
             one.cost,
             {"fast_forward": one.fast_forward, **one.settings},
-            token_bytes=one.replica.kv_bytes_per_token,
-            layers=one.replica.model.layers,
+            token_bytes=replica.kv_bytes_per_token,
+            links=replica.tensor_parallel * replica.model.layers / replica.most_layers,
+            hardware=replica.hardware,
+            layers=replica.model.layers,
         )
 
     def sizes(self) -> Settings:

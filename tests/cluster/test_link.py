@@ -12,11 +12,12 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.cluster.link import Fabric, Network
+from pagedsim.cluster.link import Fabric, Network, UnknownLink
 from pagedsim.cluster.placement import Option, best, limit, pair, placed
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import shown
 from pagedsim.sim.environment import Environment
+from pagedsim.sim.hardware import Hardware
 from tests.cluster.test_queueing import SEEDS, agrees, steady
 
 GB = 1e9
@@ -136,6 +137,40 @@ def held(sharing: str, seed: int, count: int = 600) -> float:
 )
 def test_waiting_is_that_of_queueing_theory(sharing: str, expected: float) -> None:
     agrees((held(sharing, seed) for seed in SEEDS), expected, 0.2)
+
+
+def gpu(name: str, network: float | None, interconnect: float = 32.0) -> Hardware:
+    """A GPU with the links of its data sheet, in GB/s."""
+    return Hardware(name, 80, 2000, 300, 32, interconnect_gb_s=interconnect, network_gb_s=network)
+
+
+def test_without_a_bandwidth_of_its_own_a_link_has_that_of_the_hardware() -> None:
+    fast, slow = gpu("fast", 50.0, 450.0), gpu("slow", 25.0, 300.0)
+
+    def seconds(network: Network, source: int, target: int) -> float:
+        environment = Environment()
+        fabric = Fabric(environment, network, hardware=[fast, fast, slow, slow])
+        environment.run(environment.process(fabric.send(source, target, 100 * GB)))
+        return environment.now
+
+    assert seconds(Network(), 0, 1) == 2.0
+    assert seconds(Network(), 0, 2) == seconds(Network(), 2, 0) == 4.0  # as the slower one
+    assert seconds(Network(10.0), 0, 2) == 10.0
+    pairs = Network(node_replicas=2)
+    assert seconds(pairs, 0, 1) == pytest.approx(100 / 450)
+    assert seconds(pairs, 1, 2) == 4.0 and seconds(pairs, 2, 3) == pytest.approx(1 / 3)
+
+
+def test_a_link_that_nothing_describes_is_refused() -> None:
+    known, bare = gpu("known", 25.0), gpu("bare", None)
+    wanted = r"fleet\.link\.bandwidth_gb_s=null: must be given, in GB/s"
+    with pytest.raises(UnknownLink, match=rf"^{wanted} for each GPU: .* hardware=bare has"):
+        Network().refuse_unknown([known, bare])
+    with pytest.raises(UnknownLink, match=f"^{wanted}, with topology=shared"):
+        Network(topology="shared").refuse_unknown([known, known])
+    Network().refuse_unknown([known, known])
+    Network(1.0, topology="shared").refuse_unknown([bare, bare])
+    Network(node_replicas=2).refuse_unknown([bare, bare])  # both in one node
 
 
 @pytest.mark.parametrize(

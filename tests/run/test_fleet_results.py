@@ -95,7 +95,13 @@ def test_transfers_are_in_the_summary(tmp_path: Path) -> None:
     moved = run.requests("came_from")["came_from"]
     told = run.summary["transfers"]
     assert told["transfers"] == len(moved) - moved.null_count == 60
-    assert told["bytes"] > 0 and told["migrations"] == 0
+    cache = 2 * 32 * 4096 * 2  # keys and values of 32 layers, 4,096 values of 2 bytes each
+    assert told["bytes"] == cache * run.requests("prompt_tokens")["prompt_tokens"].to_numpy().sum()
+    assert told["migrations"] == 0
+    # As many bytes leave two GPUs, each over a link of its own.
+    parallel = run_of(tmp_path / "two", WORDS, ("fleet=prefill_decode", "tensor_parallel=2"))
+    both = parallel.summary["transfers"]
+    assert both["bytes"] == told["bytes"] and 2 * both["busy_s"] == pytest.approx(told["busy_s"])
     prefill, decode = run.replicas
     assert (
         prefill["prompt_tokens"] == run.requests("prompt_tokens")["prompt_tokens"].to_numpy().sum()

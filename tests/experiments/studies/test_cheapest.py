@@ -29,7 +29,7 @@ SPLITS = "study.splits={one: [], two: ['tensor_parallel=2']}"
 ONE = "study.routers=[least_requests]"
 TWO_BY_TWO = (
     *(*BASE, "report=false", "study.gpus=[l4,h100]", ONE, "~study.splits"),
-    "+study.splits={one: [], apart: {prefill: [], decode: []}}",
+    *("+study.splits={one: [], apart: {prefill: [], decode: []}}", "fleet.link.bandwidth_gb_s=10"),
 )
 KINDS = "~study.splits", f"+{SPLITS}"
 CAPACITY = {"l4": 1.3, "a100-80gb": 9.0, "h100": 20.0}
@@ -124,6 +124,16 @@ def test_gpus_without_a_price_and_models_that_do_not_fit_are_left_out(
     assert "left out: a30: has no price" in told
     assert "left out: l4, one: " in told
     assert {name.split(", ")[0] for name in result()["least"]} <= {"l4", "h100"}
+
+
+def test_fleets_apart_without_a_known_link_are_left_out(call: Call, made_up: list[str]) -> None:
+    code, text, errors = call(*TWO_BY_TWO, "fleet.link.bandwidth_gb_s=null", "study.margin=9")
+    told = " ".join(text.split())
+    assert (code, errors) == (0, ""), text
+    assert "left out: l4, apart: fleet.link.bandwidth_gb_s=null: must be given" in told
+    assert {name.rpartition(",")[0] for name in result()["least"]} == {
+        *("l4, one", "h100, one", "h100, apart")
+    }
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,20 @@ def test_each_phase_is_searched_alone_and_placed_by_that(call: Call) -> None:
     assert f"40 requests/s take {found['apart']['gpus']} GPUs for {euros:,.2f} €" in text
 
 
+def test_servers_without_a_known_link_are_not_apart(call: Call) -> None:
+    arms = 'study.arms={L4: ["hardware=l4"], A100: []}'
+    wholes = 'study.wholes={L4s: ["hardware=l4", "fleet=prefill_decode"]}'
+    small = "model=llama-3.1-8b", "study.tolerance=0.5", *ONE
+    words = [word for word in FEW if not word.startswith("study.wholes")]
+    code, text, errors = call(*words, *small, arms, wholes)
+    assert (code, errors) == (0, ""), text
+    told = " ".join(text.split())
+    assert "left out: prefill, L4; decode, L4; apart, L4s: fleet.link.bandwidth_gb_s=null" in told
+    found = json.loads(Path("out/result.json").read_text())["data"]["placement"]
+    phases = {phase: set(options) for phase, options in found["options"].items()}
+    assert phases == {"prefill": {"A100"}, "decode": {"A100"}, "both": {"L4", "A100"}}
+
+
 @pytest.mark.parametrize(
     ("word", "complaint"),
     [
