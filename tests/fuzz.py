@@ -97,10 +97,10 @@ class Load:
         times = accumulate(GAP * job.gap for job in self._jobs)
         for row, (job, at) in enumerate(zip(self._jobs, times, strict=True)):
             request = job.request("")
-            request.id = row
-            request.arrival = at
+            request._id = row
+            request._arrival = at
             if request.deadline is not None:
-                request.deadline = at + request.deadline * GAP
+                request._deadline = at + request.deadline * GAP
             yield request, job.output
 
 

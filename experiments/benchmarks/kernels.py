@@ -278,9 +278,9 @@ def plan_of(way: str, pairs: Pairs) -> StepPlan:
     """A step that only swaps."""
     plan = StepPlan(number=0, now=0.0)
     if way == "out":
-        plan.swap_out = pairs
+        plan._swap_out = tuple(pairs)
     else:
-        plan.swap_in = [(place, block) for block, place in pairs]
+        plan._swap_in = tuple((place, block) for block, place in pairs)
     return plan
 
 

@@ -338,7 +338,7 @@ def full_budget(run: Run) -> float:
         plan.add_chunk(Chunk(any_request, longest - length, length, samples=True))
         left -= length
     decodes = arrays(run.steps("decode_seqs", "decode_context"))
-    plan.decode_count, plan.decode_context = (int(column.max()) for column in decodes)
+    plan._decode_count, plan._decode_context = (int(column.max()) for column in decodes)
     return stage.cost.step_seconds(plan)
 
 

@@ -101,7 +101,7 @@ class _Scaling:
         view = ScalingView(
             now,
             role,
-            [self._dispatcher.view(one) for one in there],
+            tuple(self._dispatcher.view(one) for one in there),
             starting=len(self._in_state(ReplicaState.STARTING)),
             draining=len(self._in_state(ReplicaState.DRAINING)),
             queued=_held(self._dispatcher, role),

@@ -124,7 +124,7 @@ class Dispatcher:
         """Route a request that arrives now, or queue it."""
         self.num_requests += 1
         if request.arrival is None:
-            request.arrival = self.environment.now
+            request._arrival = self.environment.now
         if self.lazy is None:
             self._came[request.id] = self._arrivals, output_len
             self._arrivals += 1
@@ -193,13 +193,14 @@ class Dispatcher:
                 f"which may {'take prompts' if role == 'prefill' else 'decode'}, a Refusal, or None"
             )
         if self._observing:
-            self.router.observe(Placed(request, self._views[answer.index], now))
-        return self.replicas[answer.index]
+            self.router.observe(Placed(request, answer, now))
+        replica: ReplicaHandle = self.replicas[answer.index]
+        return replica
 
     def dismiss(self, request: Request, state: State, reason: str, recorder: Recorder) -> None:
         """End a request that is at no replica."""
-        request.state, request.finish_reason = state, reason
-        request.finished_at = self.environment.now
+        request._state, request._finish_reason = state, reason
+        request._finished_at = self.environment.now
         recorder.left(request)
         self._count_out(request)
         if event := self.done.pop(request.id, None):

@@ -19,17 +19,17 @@ class ReplicaView:
 
     def __init__(self, replica: ReplicaHandle) -> None:
         self._replica = replica
-        self.index = replica.index
-        self.name = replica.name
-        self.role: str = replica.role
-        scheduler = replica.scheduler
-        self._here = scheduler.requests
+        self._here = replica.scheduler.requests
         self._walked = (-1, -1, -1)  # step, arrivals and requests at the last sum over waiting ones
         self._wanted = 0
-        self.max_seqs = scheduler.max_seqs
-        self.max_batched_tokens = scheduler.max_batched_tokens
-        self.block_size = scheduler.memory.block_size
-        self.total_blocks = scheduler.memory.total
+
+    index: Any = property(lambda self: self._replica.index)
+    name: Any = property(lambda self: self._replica.name)
+    role: Any = property(lambda self: self._replica.role)
+    max_seqs: Any = property(lambda self: self._replica.scheduler.max_seqs)
+    max_batched_tokens: Any = property(lambda self: self._replica.scheduler.max_batched_tokens)
+    block_size: Any = property(lambda self: self._replica.scheduler.memory.block_size)
+    total_blocks: Any = property(lambda self: self._replica.scheduler.memory.total)
 
     def catch_up(self) -> None:
         """Advance the replica to the current time."""
@@ -202,7 +202,7 @@ class Candidates(Replicas):
         """`index` covers the prefix caches of all replicas, and is built on first use."""
         self._views = views
         self._index = index
-        self._all = all_views
+        self._all = tuple(all_views)
         self._role: str = role
 
     @property

@@ -42,7 +42,7 @@ class AdmissionForecast:
             return 0
         if queues.reservations.awaiting_memory and self._may_reserve():
             return 0
-        if not (plan.waiting or len(waiting) or queues.swapped):
+        if not (plan._waiting or len(waiting) or queues.swapped):
             return limit
         closed = self._batching.closed(plan)
         if closed is not None:
@@ -53,7 +53,7 @@ class AdmissionForecast:
             return limit
         if not waiting.settled or (waiting and queues.memory.hit_may_change(waiting.head)):
             return 0
-        self._asks_again = self._fits_later or queues.refused_in == plan.number
+        self._asks_again = self._fits_later or queues.refused_in == plan._number
         if not self._constant or self._asks_again:
             if queues.others or not self._stays_sorted or (self._displacing and queues.prefilling):
                 return 0
@@ -75,7 +75,7 @@ class AdmissionForecast:
         """Whether an infeasible request may become the head, which is rejected without a seat."""
         queues = self._queues
         if queues.infeasible:
-            left = [one for one in queues.infeasible if one.state is State.WAITING]
+            left = [one for one in queues.infeasible if one._state is State.WAITING]
             queues.infeasible = left
         return bool(queues.infeasible)
 

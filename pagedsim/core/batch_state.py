@@ -101,20 +101,20 @@ class BatchState:
         """The length at which a request ends."""
         if isinstance(request, Placeholder):
             return request.num_tokens
-        end = self._ends.get(request.id)
+        end = self._ends.get(request._id)
         return self.limit_of(request) if end is None else end  # not added yet, perhaps never
 
     def _end_ahead(self, request: Request) -> int | None:
-        return None if request in self._overdue else self._ends[request.id]
+        return None if request in self._overdue else self._ends[request._id]
 
     def limit_of(self, request: Request) -> int:
         """The length at which a request ends whatever its tokens are."""
-        prompt, longest = request.prompt_len, self._longest
-        if request.width > 1:
+        prompt, longest = request._prompt_len, self._longest
+        if request._width > 1:
             longest = min(longest, self.memory.longest_of(request))
         if self.bound is not None:
             longest = min(longest, self.bound(request))
-        most = request.params.max_tokens
+        most = request._params.max_tokens
         if most and prompt + most < longest:
             return prompt + most
         return longest if longest > prompt else prompt + 1
@@ -134,36 +134,36 @@ class BatchState:
         if self.prefilling or self.leaving:
             others = (*self.prefilling, *self.leaving)
             # They are not on the clock, and most have generated nothing yet.
-            tokens += sum([r._generated for r in others if r._generated and r.client == client])
+            tokens += sum([r._generated for r in others if r._generated and r._client == client])
         return tokens
 
     # -- arrival and departure -------------------------------------------------------------------
 
     def enter(self, request: Request, output_len: int | None) -> None:
         """Queue a new request. It ends after `output_len` tokens, or at its limit."""
-        if request.arrival is None:
-            request.arrival = self.now
+        if request._arrival is None:
+            request._arrival = self.now
         request._order = self._orders
         self.waiting.append(request)  # first, since a policy's rank may fail
         self._orders += 1
-        request.state = _WAITING
+        request._state = _WAITING
         self._register(request, output_len)
 
     def _register(self, request: Request, output_len: int | None) -> None:
         """Count a request among those served here."""
         end = self.limit_of(request)
-        if output_len and (length := request.prompt_len + output_len) < end:
+        if output_len and (length := request._prompt_len + output_len) < end:
             end = length
-        self._ends[request.id] = end
+        self._ends[request._id] = end
         if self.async_scheduling:
-            self.looking_back += request.params.looks_back
-        self.requests[request.id] = request
+            self.looking_back += request._params.looks_back
+        self.requests[request._id] = request
 
     def take_out(self, request: Request) -> None:
         """Remove a live request from its queue; it keeps its memory."""
-        if request.state is _RUNNING:
+        if request._state is _RUNNING:
             self.remove_from_batch(request)
-        elif request.state is State.WAITING:
+        elif request._state is State.WAITING:
             self.waiting.remove(request)
         else:
             self.swapped.remove(request)
@@ -174,19 +174,19 @@ class BatchState:
             self.forget_copies(self.copies, request)
         self._unregister(request)
         self.memory.release(request)
-        request.state = state
-        request.finish_reason = reason
-        request.finished_at = now
+        request._state = state
+        request._finish_reason = reason
+        request._finished_at = now
 
     def _unregister(self, request: Request) -> None:
         """Stop serving a request that was taken out; its memory is not freed yet."""
         if self.in_flight:
             self._drop_tokens_in_flight(request)
-        del self.requests[request.id], self._ends[request.id]
+        del self.requests[request._id], self._ends[request._id]
         if self._overdue:
             self._overdue.discard(request)
         if self.async_scheduling:
-            self.looking_back -= request.params.looks_back
+            self.looking_back -= request._params.looks_back
 
     def _drop_tokens_in_flight(self, request: Request) -> None:
         """Forget tokens of a leaving request whose values will not be reported any more."""
@@ -205,7 +205,7 @@ class BatchState:
     def forget_copies(copies: Copies, request: Request) -> None:
         """Cancel copies into blocks that a request gives up."""
         if copies:
-            for table in request.tables:
+            for table in request._tables:
                 for block in table:
                     copies.pop(block, None)
 
@@ -220,11 +220,11 @@ class BatchState:
         """Void a request's part in all plans that are pending or in flight."""
         self.disturbed = True
         for plan in self.in_flight:
-            plan.gone = (*plan.gone, request)
-            plan.ending = [one for one in plan.ending if one is not request]
+            plan._gone = (*plan._gone, request)
+            plan._ending = [one for one in plan._ending if one is not request]
         if (pending := self.pending) is not None:
-            pending.gone = (*pending.gone, request)
-            pending.held = tuple(one for one in pending.held if one is not request)
+            pending._gone = (*pending._gone, request)
+            pending._held = tuple(one for one in pending._held if one is not request)
 
     def discard_tokens(self, request: Request) -> None:
         """A preempted request loses its tokens in flight, and samples them again."""
@@ -237,17 +237,17 @@ class BatchState:
 
     def require_absent(self, request: Request) -> None:
         """Raise RequestError if a request of that id is served here, or has a reservation."""
-        if request.id in self.requests:
-            raise RequestError(f"request {request.id!r} is already here; ids must be unique")
-        if request.id in self.reservations.placeholders:
+        if request._id in self.requests:
+            raise RequestError(f"request {request._id!r} is already here; ids must be unique")
+        if request._id in self.reservations.placeholders:
             raise RequestError(
-                f"request {request.id!r}: memory is held for it here: release its reservation"
+                f"request {request._id!r}: memory is held for it here: release its reservation"
             )
 
     def require_present(self, request: Request) -> None:
         """Raise RequestError unless the request is served here."""
-        if self.requests.get(request.id) is not request:
-            raise RequestError(f"request {request.id!r}: not known here, or ended already")
+        if self.requests.get(request._id) is not request:
+            raise RequestError(f"request {request._id!r}: not known here, or ended already")
 
     @staticmethod
     def require_output_left(request: Request, output_len: int | None) -> None:
@@ -266,8 +266,8 @@ class BatchState:
         self.memory.retract(request, request.computed)
         self.memory.filled(request, request.computed)
         self.reservations.keep(request)
-        request.state = State.AWAY
-        return end - request.prompt_len
+        request._state = State.AWAY
+        return end - request._prompt_len
 
     def withdraw(self, request: Request) -> int:
         """Remove a request and free its memory. Returns the length of its whole output."""
@@ -280,12 +280,12 @@ class BatchState:
             self.memory.retract(request, request.computed)
         self.memory.release(request)
         self.count_lost(request)
-        request.state = State.AWAY
-        return end - request.prompt_len
+        request._state = State.AWAY
+        return end - request._prompt_len
 
     def count_lost(self, request: Request) -> None:
         """Count a request's tokens in memory as recomputed, and reset its progress."""
-        request.recomputed_tokens += max(stored(request, self.memory), request._rebuilt)
+        request._recomputed_tokens += max(stored(request, self.memory), request._rebuilt)
         request._prefilled = request._rebuilt = 0
 
     def expect(self, request: Request) -> Placeholder:
@@ -306,11 +306,11 @@ class BatchState:
 
     def add_to_batch(self, request: Request) -> None:
         """Append a request to the batch."""
-        request.state = _RUNNING
+        request._state = _RUNNING
         request._seat = self._seated
         self._seated += 1
         self.running[request] = None
-        self.seats += request.width
+        self.seats += request._width
         if self.ranking is not None:
             self.ranking.add(request)
 
@@ -323,7 +323,7 @@ class BatchState:
         else:
             self.clock.leave(request)
         del self.running[request]
-        self.seats -= request.width
+        self.seats -= request._width
         if self.ranking is not None:
             self.ranking.remove(request)
 
@@ -376,65 +376,65 @@ class BatchState:
     def dispatch(self, plan: StepPlan) -> None:
         """Apply all effects of a plan that do not depend on the sampled tokens."""
         clock = self.clock
-        if plan.chunks:
-            self.prefill_tokens += plan.prefill_tokens + plan.decode_count
-        if plan.decode_count:
+        if plan._chunks:
+            self.prefill_tokens += plan._prefill_tokens + plan._decode_count
+        if plan._decode_count:
             clock.tick += 1
-            for request in plan.held:
+            for request in plan._held:
                 if request.decoding:
                     clock.hold(request)
-            if plan.held:
+            if plan._held:
                 self.invalidate_order()
-        for chunk in plan.chunks:
-            request = chunk.request
-            if request.state is _RUNNING and request not in plan.gone:
+        for chunk in plan._chunks:
+            request = chunk._request
+            if request._state is _RUNNING and request not in plan._gone:
                 self._computed(request, chunk)
         if clock.tick in clock.ends:
             self.note_ends(plan)
 
     def note_ends(self, plan: StepPlan) -> None:
         """Requests that reach their full length with the step in flight."""
-        plan.ending = self.clock.ends.pop(self.clock.tick)
-        self._overdue.update(plan.ending)
+        plan._ending = self.clock.ends.pop(self.clock.tick)
+        self._overdue.update(plan._ending)
         if self.async_scheduling:
-            for request in plan.ending:
+            for request in plan._ending:
                 # Its end is known without its tokens, so nothing more is computed for it. It keeps
                 # its seat and its memory until its last token has come.
                 known = request.num_tokens >= self.limit_of(request)
-                if known and not request.params.looks_back:
+                if known and not request._params.looks_back:
                     self.clock.leave(request)
                     self.leaving[request] = None
 
     def _computed(self, request: Request, chunk: Chunk) -> None:
         """Advance a request by a computed chunk; after its last one it begins to decode."""
-        if request.width > 1 and rebuilds(request):
-            request._rebuilt += chunk.length
+        if request._width > 1 and rebuilds(request):
+            request._rebuilt += chunk._length
             if request._rebuilt < prefill_tokens(request, self.memory):
                 return
             request._rebuilt = 0
-            self.memory.filled(request, request.prompt_len)  # findable from now on
+            self.memory.filled(request, request._prompt_len)  # findable from now on
         else:
-            request._prefilled += chunk.length
-            if not chunk.samples:
+            request._prefilled += chunk._length
+            if not chunk._samples:
                 return
             request._generated += 1
-            if request.width > 1:
-                self.memory.fork(request, (0,) * request.width, self.copies)
+            if request._width > 1:
+                self.memory.fork(request, (0,) * request._width, self.copies)
         del self.prefilling[request]
         self.clock.join(request)
 
     def append(self, request: Request, answer: int | Continuation) -> None:
         """Append sampled tokens to a request's outputs."""
-        if not request.outputs:
-            request.outputs = [[] for _ in range(request.width)]
+        if not request._outputs:
+            request._outputs = [[] for _ in range(request._width)]
         if not isinstance(answer, Continuation):
-            request.outputs[0].append(int(answer))
+            request._outputs[0].append(int(answer))
             return
         tokens, parents = answer
-        if parents is not None and list(parents) != list(range(request.width)):
-            request.outputs = [list(request.outputs[parent]) for parent in parents]
+        if parents is not None and list(parents) != list(range(request._width)):
+            request._outputs = [list(request._outputs[parent]) for parent in parents]
             self._continue_from(request, parents)
-        for output, token in zip(request.outputs, tokens, strict=True):
+        for output, token in zip(request._outputs, tokens, strict=True):
             output.append(int(token))
 
     def continue_from(self, parents: Mapping[RequestId, Sequence[int]]) -> None:
@@ -445,14 +445,14 @@ class BatchState:
 
     def _continue_from(self, request: Request, parents: Sequence[int]) -> None:
         """Continue old sequence `parents[i]` as new sequence i of a decoding request."""
-        if len(parents) == request.width:  # it stays on the clock; only its memory changes
+        if len(parents) == request._width:  # it stays on the clock; only its memory changes
             need = self.memory.need(request)
             self.memory.fork(request, parents, self.copies)
             self.clock.memory_need_changed(request, need)
             return
         self.clock.leave(request)
-        self.seats += len(parents) - request.width
-        request.width = len(parents)
+        self.seats += len(parents) - request._width
+        request._width = len(parents)
         self.memory.fork(request, parents, self.copies)
         self.clock.join(request)
 
@@ -551,7 +551,7 @@ class ServerState:
 
     def longest_output(self, request: Request) -> int:
         """Tokens after which the output of `request` ends at the latest."""
-        return self._places.limit_of(request) - request.prompt_len
+        return self._places.limit_of(request) - request._prompt_len
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of a waiting `request` that the prefix cache has; 0 without one."""
@@ -585,7 +585,7 @@ class ServerState:
 
         A hook that is called twice in a step gets the same number, unlike from a generator.
         """
-        key = repr((seed, request.id, self._places.step)).encode()
+        key = repr((seed, request._id, self._places.step)).encode()
         return (int.from_bytes(blake2b(key, digest_size=8).digest()) >> 11) * 2.0**-53
 
     def blocks_for(self, tokens: int) -> int:

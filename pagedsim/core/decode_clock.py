@@ -20,14 +20,24 @@ from pagedsim.core.errors import IntegrityError
 class DecodeEntry:
     """The lengths of a request, on the clock while it decodes or off it."""
 
-    __slots__ = ("_clock", "_generated", "_prefilled", "prompt_len", "width")
+    __slots__ = ("_clock", "_generated", "_prefilled", "_prompt_len", "_width")
 
     def __init__(self, prompt_len: int, width: int) -> None:
-        self.prompt_len = prompt_len
-        self.width = width  # live sequences; each takes a seat in the batch
+        self._prompt_len = prompt_len
+        self._width = width
         self._clock: DecodeClock[Any] = STILL
         self._generated = 0
         self._prefilled = 0  # tokens in memory while it does not decode
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of its prompt."""
+        return self._prompt_len
+
+    @property
+    def width(self) -> int:
+        """Its live sequences; each takes a seat in the batch."""
+        return self._width
 
     @property
     def generated(self) -> int:
@@ -37,7 +47,7 @@ class DecodeEntry:
     @property
     def num_tokens(self) -> int:
         """Prompt and generated tokens of one sequence."""
-        return self.prompt_len + self._generated + self._clock.tick
+        return self._prompt_len + self._generated + self._clock.tick
 
     @property
     def computed(self) -> int:
@@ -141,7 +151,7 @@ class DecodeClock(Generic[R]):
         request._clock = self
         self.requests += 1
         self.version += 1
-        width, length = request.width, request.prompt_len + generated
+        width, length = request._width, request._prompt_len + generated
         self.width += width
         self._base += width * length
         self._generated += generated
@@ -156,8 +166,8 @@ class DecodeClock(Generic[R]):
 
     def leave(self, request: R) -> None:
         """Take `request` off the clock, with the length that it has."""
-        width, generated = request.width, request._generated
-        length = request.prompt_len + generated
+        width, generated = request._width, request._generated
+        length = request._prompt_len + generated
         if (need := self._memory_need(request)) is not None:
             _strike(self.memory, request, need - length)
         if (end := self._end(request)) is not None:
@@ -204,7 +214,7 @@ class DecodeClock(Generic[R]):
     def memory_need_changed(self, request: R, before: int | None) -> None:
         """The memory need of one request was `before` and has changed."""
         if before is not None:
-            _strike(self.memory, request, before - request.prompt_len - request._generated)
+            _strike(self.memory, request, before - request._prompt_len - request._generated)
         self._note_need(request)
 
     def hold(self, request: R) -> None:
@@ -215,7 +225,7 @@ class DecodeClock(Generic[R]):
 
     def _note_need(self, request: R) -> None:
         if (need := self._memory_need(request)) is not None:
-            _note(self.memory, request, need - request.prompt_len - request._generated)
+            _note(self.memory, request, need - request._prompt_len - request._generated)
 
     def check(self, requests: list[R]) -> None:
         """Raise IntegrityError unless exactly `requests` are on the clock, with true sums."""
@@ -252,7 +262,7 @@ class DecodeClock(Generic[R]):
         want: dict[int, set[R]] = {}
         for request in requests:
             if (at := length(request)) is not None:
-                tick = at - request.prompt_len - request._generated
+                tick = at - request._prompt_len - request._generated
                 want.setdefault(tick, set()).add(request)
         have = {tick: set(entry) for tick, entry in calendar.items()}
         if have != want:

@@ -15,7 +15,7 @@ def check_state(state: BatchState) -> None:
     _check_batch(state)
     _check_reservations(state)
     for request in state.waiting:
-        if request.tables or request.cpu_tables or request.computed:
+        if request._tables or request._cpu_tables or request.computed:
             raise IntegrityError(f"{request!r} waits, and holds blocks")
     for request in state.running:
         _check_tables(state, request)
@@ -25,12 +25,12 @@ def check_state(state: BatchState) -> None:
 
 def _check_tables(state: BatchState, request: Request) -> None:
     """A running request has a table for each sequence, long enough for what is in memory."""
-    sequences = request.width if request.generated else len(request.tables)
-    if not request.tables or len(request.tables) != sequences:
-        raise IntegrityError(f"{request!r} has {len(request.tables)} tables for {request.width}")
+    sequences = request.width if request.generated else len(request._tables)
+    if not request._tables or len(request._tables) != sequences:
+        raise IntegrityError(f"{request!r} has {len(request._tables)} tables for {request.width}")
     blocks = state.memory.blocks_for(request.computed)
-    if any(len(table) < blocks for table in request.tables):
-        lengths = [len(table) for table in request.tables]
+    if any(len(table) < blocks for table in request._tables):
+        lengths = [len(table) for table in request._tables]
         raise IntegrityError(f"{request!r} has {request.computed} tokens in {lengths} blocks")
 
 
@@ -63,7 +63,7 @@ def _check_reservations(state: BatchState) -> None:
         request = placeholder.request
         if request.id in state.requests:
             raise IntegrityError(f"{request!r} is served here, and memory is held for it")
-        blocks = sum(map(len, placeholder.tables))
+        blocks = sum(map(len, placeholder._tables))
         if blocks < state.memory.blocks_for(placeholder.computed):
             there = f"{placeholder.computed} tokens in {blocks} blocks"
             raise IntegrityError(f"{request!r} has {there} that are held for it")

@@ -166,8 +166,8 @@ class Migration:
             queues.order(request)  # first, since a policy's rank may fail
         queues.materialise_decodes()
         queues.attach(placeholder, output_len)
-        if (pending := queues.pending) is not None and pending.decode_count:
-            pending.held = (*pending.held, request)  # it is not in the pending plan
+        if (pending := queues.pending) is not None and pending._decode_count:
+            pending._held = (*pending._held, request)  # it is not in the pending plan
         return True
 
     def release_reservation(self, request: Request) -> None:
@@ -208,7 +208,7 @@ class Migration:
                 f"here, and it has computed {computed} by now"
             )
         if not self._reservations.covers(placeholder, computed):
-            reserved = sum(map(len, placeholder.tables)) * self._memory.block_size
+            reserved = sum(map(len, placeholder._tables)) * self._memory.block_size
             raise RequestError(
                 f"request {name!r} cannot be attached: it has computed {computed} tokens, and "
                 f"memory is reserved for {reserved}"

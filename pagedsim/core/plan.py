@@ -11,6 +11,7 @@ ordinary decode.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
 
 from pagedsim.core.errors import PlanError
@@ -22,17 +23,41 @@ from pagedsim.core.request import Request, RequestId
 class Chunk:
     """`length` tokens of one sequence, from position `start` on, to be computed in one go."""
 
-    __slots__ = ("length", "request", "samples", "sequence", "start")
+    __slots__ = ("_length", "_request", "_samples", "_sequence", "_start")
 
     def __init__(
         self, request: Request, start: int, length: int, samples: bool, sequence: int = 0
     ) -> None:
-        """`samples`: it reaches the end of the sequence, so that a token is sampled after it."""
-        self.request = request
-        self.start = start
-        self.length = length
-        self.samples = samples
-        self.sequence = sequence
+        self._request = request
+        self._start = start
+        self._length = length
+        self._samples = samples
+        self._sequence = sequence
+
+    @property
+    def request(self) -> Request:
+        """The request that it is part of."""
+        return self._request
+
+    @property
+    def start(self) -> int:
+        """The position of its first token."""
+        return self._start
+
+    @property
+    def length(self) -> int:
+        """Its tokens."""
+        return self._length
+
+    @property
+    def samples(self) -> bool:
+        """Whether it reaches the end of the sequence, so that a token is sampled after it."""
+        return self._samples
+
+    @property
+    def sequence(self) -> int:
+        """Which of the request's sequences."""
+        return self._sequence
 
     def __repr__(self) -> str:
         end = self.start + self.length
@@ -41,7 +66,7 @@ class Chunk:
     @property
     def context(self) -> int:
         """Tokens that its last token attends to."""
-        return self.start + self.length
+        return self._start + self._length
 
     @property
     def pairs(self) -> int:
@@ -50,7 +75,7 @@ class Chunk:
         >>> Chunk(request=None, start=10, length=3, samples=True).pairs  # 11 + 12 + 13
         36
         """
-        return self.length * (2 * self.start + self.length + 1) // 2
+        return self._length * (2 * self._start + self._length + 1) // 2
 
 
 class Rejection(NamedTuple):
@@ -91,90 +116,212 @@ class StepPlan:
     ORDER: ClassVar = ("moves", "swap_out", "copies", "swap_in", "chunks", "decodes")
 
     __slots__ = (
-        *ORDER[:-1],
-        "_decodes",
+        "_ahead",
+        "_chunks",
+        "_copies",
+        "_decode_context",
+        "_decode_count",
         "_decode_list",
+        "_decodes",
+        "_ending",
+        "_free_cpu_blocks",
+        "_gone",
+        "_held",
+        "_hits",
+        "_moves",
+        "_now",
+        "_number",
+        "_preemptions",
+        "_prefill_attention",
+        "_prefill_context",
+        "_prefill_pairs",
+        "_prefill_tokens",
+        "_rejected",
+        "_resumed",
+        "_running",
+        "_shared_blocks",
+        "_swap_in",
+        "_swap_out",
+        "_swapped",
+        "_used_blocks",
         "_version",
-        "ahead",
-        "decode_context",
-        "decode_count",
-        "ending",
-        "free_cpu_blocks",
-        "gone",
-        "held",
-        "hits",
-        "now",
-        "number",
-        "preemptions",
-        "prefill_attention",
-        "prefill_context",
-        "prefill_pairs",
-        "prefill_tokens",
-        "rejected",
-        "resumed",
-        "running",
-        "shared_blocks",
-        "swapped",
-        "used_blocks",
-        "waiting",
+        "_waiting",
     )
 
     def __init__(self, number: int, now: float, ahead: bool = False) -> None:
         """`ahead`: it is planned while the step before it is under way."""
-        self.number = number
-        self.now = now
-        self.ahead = ahead
+        self._number = number
+        self._now = now
+        self._ahead = ahead
 
         # Most steps have none of these, so they start as an empty tuple.
-        self.moves: Sequence[Move] = ()
-        """Between the GPU and the tiers below it, one after another, before anything else: to the
-        GPU what the cache found below, down what it forgets or (write-through) has learned."""
-        self.swap_out: Sequence[tuple[int, int]] = ()
-        """(GPU block, CPU block): read before anything of this step is written."""
-        self.copies: Copies = {}
-        """{target: source} on the GPU, before the forward pass."""
-        self.swap_in: Sequence[tuple[int, int]] = ()
-        """(CPU block, GPU block): complete before the forward pass."""
-        self.chunks: list[Chunk] = []
+        self._moves: Sequence[Move] = ()
+        self._swap_out: tuple[tuple[int, int], ...] = ()
+        self._copies: Copies = {}
+        self._swap_in: tuple[tuple[int, int], ...] = ()
+        self._chunks: list[Chunk] = []
         self._decodes: Sequence[Request] = ()
         self._decode_list: DecodeList | None = None  # provides `decodes` until they are read
         self._version = 0
 
-        self.preemptions: tuple[PreemptionCause, ...] = ()
+        self._preemptions: tuple[PreemptionCause, ...] = ()
+        self._resumed: tuple[Request, ...] = ()
+        self._rejected: tuple[Rejection, ...] = ()
+        self._held: tuple[Request, ...] = ()
+        self._hits: tuple[tuple[Request, int], ...] = ()
+
+        self._prefill_tokens = 0
+        self._prefill_context = 0
+        self._prefill_attention = 0
+        self._prefill_pairs = 0
+        self._decode_count = 0
+        self._decode_context = 0
+
+        self._waiting = 0
+        self._running = 0
+        self._swapped = 0
+        self._used_blocks = 0
+        self._shared_blocks = 0
+        self._free_cpu_blocks = 0
+
+        self._ending: Sequence[Request] = ()
+        self._gone: tuple[Request, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """How many steps were planned before it."""
+        return self._number
+
+    @property
+    def now(self) -> float:
+        """The time at which it was planned."""
+        return self._now
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it was planned while the step before it was under way."""
+        return self._ahead
+
+    @property
+    def moves(self) -> Sequence[Move]:
+        """Between the GPU and the tiers below it, one after another, before anything else: to the
+        GPU what the cache found below, down what it forgets or (write-through) has learned."""
+        return tuple(self._moves)
+
+    @property
+    def swap_out(self) -> tuple[tuple[int, int], ...]:
+        """(GPU block, CPU block): read before anything of this step is written."""
+        return self._swap_out
+
+    @property
+    def copies(self) -> Mapping[int, int]:
+        """{target: source} on the GPU, before the forward pass."""
+        return MappingProxyType(self._copies)
+
+    @property
+    def swap_in(self) -> tuple[tuple[int, int], ...]:
+        """(CPU block, GPU block): complete before the forward pass."""
+        return self._swap_in
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Parts of prompts, in the order in which they were planned."""
+        return tuple(self._chunks)
+
+    @property
+    def preemptions(self) -> tuple[PreemptionCause, ...]:
         """In order, with the cause of each."""
-        self.resumed: tuple[Request, ...] = ()
+        return self._preemptions
+
+    @property
+    def resumed(self) -> tuple[Request, ...]:
         """Came back from the CPU pool."""
-        self.rejected: tuple[Rejection, ...] = ()
-        self.held: tuple[Request, ...] = ()
+        return self._resumed
+
+    @property
+    def rejected(self) -> tuple[Rejection, ...]:
+        """Can never be served."""
+        return self._rejected
+
+    @property
+    def held(self) -> tuple[Request, ...]:
         """Decoding, but left out of this step."""
-        self.hits: tuple[tuple[Request, int], ...] = ()
+        return self._held
+
+    @property
+    def hits(self) -> tuple[tuple[Request, int], ...]:
         """Scheduled for the first time, with the tokens that the prefix cache held."""
+        return self._hits
 
-        self.prefill_tokens = 0
-        self.prefill_context = 0
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of all chunks."""
+        return self._prefill_tokens
+
+    @property
+    def prefill_context(self) -> int:
         """Sum over chunks of the tokens that the chunk's last token attends to."""
-        self.prefill_attention = 0
+        return self._prefill_context
+
+    @property
+    def prefill_attention(self) -> int:
         """Sum over chunks of tokens × context."""
-        self.prefill_pairs = 0
+        return self._prefill_attention
+
+    @property
+    def prefill_pairs(self) -> int:
         """Pairs of tokens of which one, in a chunk, attends to the other or is it."""
-        self.decode_count = 0
-        self.decode_context = 0
+        return self._prefill_pairs
+
+    @property
+    def decode_count(self) -> int:
+        """Decoding sequences."""
+        return self._decode_count
+
+    @property
+    def decode_context(self) -> int:
         """Sum over decoding sequences of the tokens that they attend to."""
+        return self._decode_context
 
-        self.waiting = 0
-        """Requests, when it was planned; so with the next two."""
-        self.running = 0
-        self.swapped = 0
-        self.used_blocks = 0
+    @property
+    def waiting(self) -> int:
+        """Waiting requests, when it was planned."""
+        return self._waiting
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch, when it was planned."""
+        return self._running
+
+    @property
+    def swapped(self) -> int:
+        """Swapped requests, when it was planned."""
+        return self._swapped
+
+    @property
+    def used_blocks(self) -> int:
         """On the GPU, when it was planned."""
-        self.shared_blocks = 0
-        """Of these, what sharing saves."""
-        self.free_cpu_blocks = 0
+        return self._used_blocks
 
-        self.ending: Sequence[Request] = ()
-        """Requests that reach their full length with it; set by `dispatch`."""
-        self.gone: tuple[Request, ...] = ()
+    @property
+    def shared_blocks(self) -> int:
+        """Of these, what sharing saves."""
+        return self._shared_blocks
+
+    @property
+    def free_cpu_blocks(self) -> int:
+        """On the CPU, when it was planned."""
+        return self._free_cpu_blocks
+
+    @property
+    def ending(self) -> Sequence[Request]:
+        """Requests that reach their full length with it; known from `dispatch` on."""
+        return tuple(self._ending)
+
+    @property
+    def gone(self) -> tuple[Request, ...]:
         """Detached or withdrawn since it was planned: what it computes for them is lost."""
+        return self._gone
 
     @property
     def decodes(self) -> Sequence[Request]:
@@ -186,10 +333,6 @@ class StepPlan:
         self.materialise_decodes()
         return self._decodes
 
-    @decodes.setter
-    def decodes(self, requests: Sequence[Request]) -> None:
-        self._decodes, self._decode_list = requests, None
-
     def materialise_decodes(self) -> None:
         """Build the list of decoding requests before the batch changes."""
         if self._decode_list is not None:
@@ -199,83 +342,87 @@ class StepPlan:
         """Plan a token for all decoding requests, of so many sequences and context tokens."""
         if count:
             self._decode_list, self._version = decode_list, version
-        self.decode_count, self.decode_context = count, context
+        self._decode_count, self._decode_context = count, context
+
+    def hold(self, requests: Sequence[Request]) -> None:
+        """Leave these decoding requests, and no others, out of this step."""
+        self._held = tuple(requests)
 
     @property
     def preempted(self) -> tuple[Request, ...]:
         """Requests preempted for lack of memory, in order."""
-        return tuple([one.request for one in self.preemptions if not one.displaced])
+        return tuple([one.request for one in self._preemptions if not one.displaced])
 
     @property
     def displaced(self) -> tuple[Request, ...]:
         """Requests preempted by a waiting request that ranks before them."""
-        return tuple([one.request for one in self.preemptions if one.displaced])
+        return tuple([one.request for one in self._preemptions if one.displaced])
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to compute and nothing to move."""
-        moved = self.swap_out or self.swap_in or self.copies
-        return not (self.chunks or self.decode_count or moved)
+        moved = self._swap_out or self._swap_in or self._copies
+        return not (self._chunks or self._decode_count or moved)
 
     @property
     def idle(self) -> bool:
         """Whether the step has no effect at all: none will until a request arrives or ends."""
-        return self.empty and not (self.took_memory or self.rejected)
+        return self.empty and not (self.took_memory or self._rejected)
 
     @property
     def loads(self) -> list[Move]:
         """The moves to the GPU: complete before the forward pass, or layer by layer within it."""
-        return [move for move in self.moves if not move.target.level]
+        return [move for move in self._moves if not move.target.level]
 
     @property
     def swapped_blocks(self) -> int:
         """Blocks that cross the bus, in both directions."""
-        return len(self.swap_out) + len(self.swap_in)
+        return len(self._swap_out) + len(self._swap_in)
 
     @property
     def took_memory(self) -> bool:
         """Whether any request was preempted; such a step admits none."""
-        return bool(self.preemptions)
+        return bool(self._preemptions)
 
     @property
     def touched(self) -> list[Request]:
         """All requests whose memory it reads, writes or moves."""
-        chunked = (chunk.request for chunk in self.chunks)
-        moved = (*self.held, *self.resumed, *(one.request for one in self.preemptions))
+        chunked = (chunk._request for chunk in self._chunks)
+        moved = (*self._held, *self._resumed, *(one.request for one in self._preemptions))
         return list(dict.fromkeys((*self.decodes, *chunked, *moved)))
 
     def add_chunk(self, chunk: Chunk) -> None:
         """Append a chunk and count it in the totals."""
-        self.chunks.append(chunk)
-        length, context = chunk.length, chunk.start + chunk.length
-        self.prefill_tokens += length
-        self.prefill_context += context
-        self.prefill_attention += length * context
-        self.prefill_pairs += chunk.pairs
+        self._chunks.append(chunk)
+        length, context = chunk._length, chunk._start + chunk._length
+        self._prefill_tokens += length
+        self._prefill_context += context
+        self._prefill_attention += length * context
+        self._prefill_pairs += chunk.pairs
 
     def drop_chunks(self, request: Request) -> int:
         """Take back what was planned for `request`; returns how many tokens that were."""
-        mine = [chunk for chunk in self.chunks if chunk.request is request]
+        mine = [chunk for chunk in self._chunks if chunk._request is request]
         for chunk in mine:
-            self.chunks.remove(chunk)
-            self.prefill_tokens -= chunk.length
-            self.prefill_context -= chunk.context
-            self.prefill_attention -= chunk.length * chunk.context
-            self.prefill_pairs -= chunk.pairs
-        return sum(chunk.length for chunk in mine)
+            self._chunks.remove(chunk)
+            self._prefill_tokens -= chunk._length
+            self._prefill_context -= chunk.context
+            self._prefill_attention -= chunk._length * chunk.context
+            self._prefill_pairs -= chunk.pairs
+        return sum(chunk._length for chunk in mine)
 
 
 def rebuilds(request: Request) -> bool:
     """Whether it is a preempted group whose generated tokens are recomputed."""
-    return request.width > 1 and request.generated > 0
+    return request._width > 1 and request.generated > 0
 
 
 def prefill_tokens(request: Request, memory: Memory) -> int:
     """Tokens to compute in all, if nothing is cached."""
-    if request.width == 1 or not rebuilds(request):
+    if request._width == 1 or not rebuilds(request):
         return request.num_tokens
     alone = request.num_tokens - 1
-    return alone + (request.width - 1) * (alone - memory.common(request))
+    return alone + (request._width - 1) * (alone - memory.common(request))
 
 
 def prefill_left(request: Request, memory: Memory) -> int:
@@ -289,12 +436,12 @@ def stored(request: Request, memory: Memory) -> int:
     if not rebuilds(request):
         return request.computed
     alone = request.computed
-    return alone + (request.width - 1) * max(alone - memory.common(request), 0)
+    return alone + (request._width - 1) * max(alone - memory.common(request), 0)
 
 
 def span(request: Request) -> int:
     """Tokens that each of its sequences has in memory after its prefill."""
-    if request.width == 1 or not rebuilds(request):
+    if request._width == 1 or not rebuilds(request):
         return request.num_tokens
     return request.num_tokens - 1
 
@@ -310,7 +457,7 @@ def rebuilding(request: Request, count: int, memory: Memory) -> list[Chunk]:
     last, common = request.num_tokens - 1, memory.common(request)
     begin = 0  # of this sequence's share in the work
     chunks: list[Chunk] = []
-    for sequence in range(request.width):
+    for sequence in range(request._width):
         first = common if sequence else 0
         low = max(request._rebuilt - begin, 0)
         high = min(request._rebuilt + count - begin, last - first)
@@ -336,21 +483,21 @@ Tokens = Mapping["RequestId", int | Continuation]
 
 def sampled_in(plan: StepPlan) -> list[Request]:
     """The requests that a plan samples for, except those that have ended or left since."""
-    there = [request for request in _samplers(plan) if request.finish_reason is None]
-    return [request for request in there if request not in plan.gone] if plan.gone else there
+    there = [request for request in _samplers(plan) if request._finish_reason is None]
+    return [request for request in there if request not in plan._gone] if plan._gone else there
 
 
 def samples(plan: StepPlan, request: Request) -> bool:
     """Whether a plan samples for a request."""
-    if request in plan.gone:
+    if request in plan._gone:
         return False
     if request in plan.decodes:
         return True
-    return any(chunk.samples and chunk.request is request for chunk in plan.chunks)
+    return any(chunk._samples and chunk._request is request for chunk in plan._chunks)
 
 
 def _samplers(plan: StepPlan) -> list[Request]:
-    return [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
+    return [*plan.decodes, *(chunk._request for chunk in plan._chunks if chunk._samples)]
 
 
 def refuse_answer(
@@ -365,7 +512,7 @@ def refuse_answer(
     `with_tokens`: whether earlier answers had tokens; `decoding`: how many requests decode already,
     None for a plan that was dispatched before.
     """
-    sampled = {request.id: request for request in sampled_in(plan)}
+    sampled = {request._id: request for request in sampled_in(plan)}
     problem = _unexpected(plan, tokens or {}, finished)
     if tokens is None:
         if with_tokens and sampled:
@@ -376,11 +523,11 @@ def refuse_answer(
         problem = f"no tokens for requests {sorted(missing, key=str)}"
     else:
         for request in sampled.values():
-            if decoding is not None and request.generated and not request.outputs:
+            if decoding is not None and request.generated and not request._outputs:
                 problem = (
-                    f"request {request.id!r} gets tokens, though its earlier ones were not reported"
+                    f"request {request.id!r} gets tokens, though earlier ones were not reported"
                 )
-            elif wrong := _mismatch(request, tokens[request.id]):
+            elif wrong := _mismatch(request, tokens[request._id]):
                 problem = f"request {request.id!r} got {wrong}"
     if problem:
         raise PlanError(f"plan {plan.number}: {problem}")
@@ -388,7 +535,7 @@ def refuse_answer(
 
 def refuse_parents(plan: StepPlan, parents: Mapping[RequestId, Sequence[int]]) -> None:
     """Raise PlanError unless these are valid parents of decoding groups."""
-    groups = {request.id: request for request in plan.decodes if request.width > 1}
+    groups = {request._id: request for request in plan.decodes if request._width > 1}
     for name, chosen in parents.items():
         problem = "decodes no sequences that could" if name not in groups else None
         if not problem:
@@ -401,7 +548,7 @@ def refuse_parents(plan: StepPlan, parents: Mapping[RequestId, Sequence[int]]) -
 
 def _unexpected(plan: StepPlan, tokens: Tokens, finished: Mapping[RequestId, str]) -> str | None:
     # An answer may include a request that was aborted while the step ran.
-    planned = {request.id for request in _samplers(plan)}
+    planned = {request._id for request in _samplers(plan)}
     unexpected = (tokens.keys() | finished.keys()) - planned
     return f"requests {sorted(unexpected, key=str)} sampled nothing in it" if unexpected else None
 
@@ -409,11 +556,11 @@ def _unexpected(plan: StepPlan, tokens: Tokens, finished: Mapping[RequestId, str
 def _mismatch(request: Request, answer: int | Continuation) -> str | None:
     tokens, parents = answer if isinstance(answer, Continuation) else ((answer,), None)
     if parents is None:
-        if len(tokens) == request.width:
+        if len(tokens) == request._width:
             return None
-        return f"{len(tokens)} tokens for {request.width} sequences"
-    if not 0 < len(parents) == len(tokens) <= request.width:
-        return f"{len(tokens)} tokens for {len(parents)} of at most {request.width} sequences"
-    if not set(parents) <= set(range(request.width)):
-        return f"parents {tuple(parents)}, of {request.width} sequences"
+        return f"{len(tokens)} tokens for {request._width} sequences"
+    if not 0 < len(parents) == len(tokens) <= request._width:
+        return f"{len(tokens)} tokens for {len(parents)} of at most {request._width} sequences"
+    if not set(parents) <= set(range(request._width)):
+        return f"parents {tuple(parents)}, of {request._width} sequences"
     return None

@@ -274,12 +274,12 @@ def rank_of(policy: Policy, request: Request, state: ServerState) -> Rank:
 
 def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
     """What requests are sorted by: rank, then arrival, then the order in which they were added."""
-    assert request.arrival is not None  # set when it is added
+    assert request._arrival is not None  # set when it is added
     rank = policy.rank(request, state)
     kind = type(rank)
     if not (kind is float or kind is int) or rank != rank:
         rank = _plain_rank(policy, request, rank)
-    return (rank, request.arrival, request._order)
+    return (rank, request._arrival, request._order)
 
 
 def speed_of(policy: Policy, state: ServerState, request: Request) -> float:

@@ -177,12 +177,12 @@ class Queues(BatchState):
                 self.invalidate_order()
                 if ranking is not None:
                     ranking.move(request)
-            elif request.state is State.WAITING and self._is_here(request):
+            elif request._state is State.WAITING and self._is_here(request):
                 self.waiting.move(request)
         return True
 
     def _is_here(self, request: Request) -> bool:
-        return self.requests.get(request.id) is request
+        return self.requests.get(request._id) is request
 
     def rank_running(self) -> None:
         """Sort the batch by rank, if its order may have changed."""
@@ -246,10 +246,10 @@ class Queues(BatchState):
         """Whether no other request comes before it for memory."""
         if self.waiting and self.waiting.head is self.favoured:
             return False
-        if placeholder.tables:
+        if placeholder._tables:
             return True  # a partial reservation is completed first
         rivals = [*self.reservations.awaiting_memory.values(), placeholder]
-        if any(rival.tables for rival in rivals):
+        if any(rival._tables for rival in rivals):
             return False
         if not self.ranked:
             return rivals[0] is placeholder and not self.swapped
@@ -260,20 +260,20 @@ class Queues(BatchState):
 
     def excess(self, request: Request) -> str | None:
         """Why a request exceeds the limits of this server, or None."""
-        if request.prompt_len > self.max_model_len:
-            return f"prompt of {request.prompt_len} tokens: max_model_len is {self.max_model_len}"
-        most = request.params.max_tokens
-        length = request.prompt_len + (most or 1)
+        if request._prompt_len > self.max_model_len:
+            return f"prompt of {request._prompt_len} tokens: max_model_len is {self.max_model_len}"
+        most = request._params.max_tokens
+        length = request._prompt_len + (most or 1)
         if most and length > self.max_model_len:
             return (
-                f"prompt of {request.prompt_len} + max_tokens {most} = {length} "
+                f"prompt of {request._prompt_len} + max_tokens {most} = {length} "
                 f"tokens: max_model_len is {self.max_model_len}"
             )
-        if request.width > self.max_seqs:
-            return f"{request.width} sequences: max_seqs is {self.max_seqs}"
-        if request.width > 1 and length > (longest := self.memory.longest_of(request)):
+        if request._width > self.max_seqs:
+            return f"{request._width} sequences: max_seqs is {self.max_seqs}"
+        if request._width > 1 and length > (longest := self.memory.longest_of(request)):
             return (
-                f"{request.width} sequences of {length} tokens: memory of {self.memory.total} "
+                f"{request._width} sequences of {length} tokens: memory of {self.memory.total} "
                 f"blocks × {self.memory.block_size} tokens holds as many of {longest}"
             )
         return None
@@ -301,7 +301,7 @@ class Queues(BatchState):
     def reject(self, plan: StepPlan, reason: str) -> None:
         """Reject the head of waiting."""
         request = self.waiting.pop()
-        plan.rejected = (*plan.rejected, Rejection(request, reason))
+        plan._rejected = (*plan._rejected, Rejection(request, reason))
         self.leave(request, State.REJECTED, reason, self.now)
 
     def start(self, plan: StepPlan, count: int, hit: Sequence[int], allocate: bool = True) -> None:
@@ -313,17 +313,17 @@ class Queues(BatchState):
         request = self.waiting.pop()
         cached = len(hit) * self.memory.block_size if hit else 0
         tokens = cached + count
-        if request.width > 1 and rebuilds(request):
+        if request._width > 1 and rebuilds(request):
             tokens = span(request)  # a group's tables are laid out at once, others grow with chunks
         self.memory.admit(request, tokens if allocate else cached, hit)
         request._prefilled = cached
-        if request.scheduled_at is None:
-            request.scheduled_at = self.now
-            request.cached_tokens = cached
-            plan.hits = (*plan.hits, (request, cached))
+        if request._scheduled_at is None:
+            request._scheduled_at = self.now
+            request._cached_tokens = cached
+            plan._hits = (*plan._hits, (request, cached))
         self.add_to_batch(request)
         self.prefilling[request] = None
-        if request.width == 1:
+        if request._width == 1:
             plan.add_chunk(next_chunk(request, count))
         else:
             self.advance(plan, request, count)
@@ -334,7 +334,7 @@ class Queues(BatchState):
 
     def advance(self, plan: StepPlan, request: Request, count: int) -> None:
         """Plan the next `count` tokens of a request in the batch that does not decode yet."""
-        if request.width > 1 and rebuilds(request):
+        if request._width > 1 and rebuilds(request):
             for chunk in rebuilding(request, count, self.memory):
                 plan.add_chunk(chunk)
         else:
@@ -351,28 +351,32 @@ class Queues(BatchState):
         if memory.with_tokens:
             self.number_seats()  # the prefix cache registers blocks in this order
         if due is None:
-            return memory.grow((), spare, plan.copies, forked)
-        if not memory.grow(due, spare, plan.copies, forked):
+            return memory.grow((), spare, plan._copies, forked)
+        if not memory.grow(due, spare, plan._copies, forked):
             return False
         clock.reschedule(due, memory.stride(forked))
         return True
+
+    def allocate(self, plan: StepPlan, request: Request, tokens: int) -> None:
+        """Give a running request blocks for `tokens` tokens of each sequence."""
+        self.memory.extend(request, tokens, plan._copies)
 
     def extend(self, plan: StepPlan, request: Request) -> None:
         """Allocate the next token of a decoding request, if it has no room for it."""
         need = self.memory.need(request)
         if need is not None and need <= request.num_tokens:
-            self.memory.extend(request, request.num_tokens, plan.copies)
+            self.memory.extend(request, request.num_tokens, plan._copies)
             self.clock.memory_need_changed(request, need)
 
     def decode(self, plan: StepPlan) -> None:
         """Plan one token for every decoding sequence, except those held back."""
         clock = self.clock
         plan.decode(self, clock.version, clock.width, clock.context)
-        if plan.held:
-            held = set(plan.held)
-            plan.decodes = tuple(r for r in plan.decodes if r not in held)
-            plan.decode_count -= sum(r.width for r in held)
-            plan.decode_context -= sum(r.width * r.num_tokens for r in held)
+        if plan._held:
+            held = set(plan._held)
+            plan._decodes = tuple(r for r in plan.decodes if r not in held)
+            plan._decode_count -= sum(r._width for r in held)
+            plan._decode_context -= sum(r._width * r.num_tokens for r in held)
 
     # -- preemption --------------------------------------------------------------------------------
 
@@ -396,24 +400,24 @@ class Queues(BatchState):
         """
         wanted = "block" if by is not None and by.decoding else "prompt"
         given_back = plan.drop_chunks(victim)
-        victim.preemptions += 1
+        victim._preemptions += 1
         mode = self._mode(victim)
         gains, swapped = None if by is victim else by, mode is PreemptionMode.SWAP
         cause = PreemptionCause(victim, gains, displaced, wanted, swapped)
-        plan.preemptions = (*plan.preemptions, cause)
+        plan._preemptions = (*plan._preemptions, cause)
         self.remove_from_batch(victim)
         self.memory.retract(victim, victim.computed)
         if swapped:
-            pairs = self.memory.swap_out(victim, plan.copies)
-            plan.swap_out = [*plan.swap_out, *pairs]
-            victim.swapped_blocks += len(pairs)
-            victim.state = State.SWAPPED
+            pairs = self.memory.swap_out(victim, plan._copies)
+            plan._swap_out = (*plan._swap_out, *pairs)
+            victim._swapped_blocks += len(pairs)
+            victim._state = State.SWAPPED
             self.swapped.append(victim)
         else:
-            self.forget_copies(plan.copies, victim)
+            self.forget_copies(plan._copies, victim)
             self.count_lost(victim)
             self.memory.release(victim)
-            victim.state = State.WAITING
+            victim._state = State.WAITING
             if self.requeues_last:
                 victim._order, self._orders = self._orders, self._orders + 1
             self.waiting.put_back(victim)
@@ -451,9 +455,9 @@ class Queues(BatchState):
         # Copies are made before blocks come in, so what splits now comes from the CPU twice.
         origin = {block: cpu for cpu, block in pairs}
         pairs = [*pairs, *((origin[source], target) for target, source in splits.items())]
-        plan.swap_in = [*plan.swap_in, *pairs]
-        plan.resumed = (*plan.resumed, request)
-        request.swapped_blocks += len(pairs)
+        plan._swap_in = (*plan._swap_in, *pairs)
+        plan._resumed = (*plan._resumed, request)
+        request._swapped_blocks += len(pairs)
         self.add_to_batch(request)
         if request.ready:
             self.clock.join(request)
@@ -487,11 +491,11 @@ class Queues(BatchState):
         """Allocate `tokens` tokens for a migrating request, if it is its turn and there is room."""
         found = self.reservations
         if found.covers(placeholder, tokens):
-            found.awaiting_memory.pop(placeholder.id, None)
+            found.awaiting_memory.pop(placeholder._id, None)
             return True
         if self.next_to_reserve(placeholder) and found.fill(placeholder, tokens, margin):
             return True
-        found.awaiting_memory[placeholder.id] = placeholder
+        found.awaiting_memory[placeholder._id] = placeholder
         return False
 
     def attach(self, placeholder: Placeholder, output_len: int | None) -> None:

@@ -64,9 +64,11 @@ _NEW: Final = State.NEW
 class Request(DecodeEntry):
     """One request, seen the same by policies, by both executors and by the metrics.
 
-    Everything public is what a real server knows; the scheduler alone changes it. A request that
-    will sample `n` (or `best_of`, or beam) sequences is *one* request of `width` n: its sequences
-    have equal length, are scheduled together, and share blocks wherever their tokens agree.
+    Everything public is what a real server knows, and read-only: hooks get the object itself, and
+    the private fields are written by the scheduler, the memory and the executor alone. A request
+    that will sample `n` (or `best_of`, or beam) sequences is *one* request of `width` n: its
+    sequences have equal length, are scheduled together, and share blocks wherever their tokens
+    agree.
 
     While a request decodes, nothing in it is touched from step to step: its length is a
     difference to the scheduler's decode clock (see `decode_clock.py`).
@@ -74,38 +76,38 @@ class Request(DecodeEntry):
 
     __slots__ = (
         "_answer",
+        "_arrival",
+        "_cached_tokens",
+        "_client",
+        "_cpu_tables",
+        "_deadline",
+        "_extra",
+        "_finish_reason",
+        "_finished_at",
+        "_first_token_at",
         "_hashed_by",
         "_hashes",
+        "_id",
         "_key",
         "_mark",
         "_order",
+        "_outputs",
+        "_params",
+        "_predicted_len",
+        "_preemptions",
+        "_priority",
+        "_prompt",
         "_rebuilt",
+        "_recomputed_tokens",
         "_registered",
+        "_scheduled_at",
         "_seat",
+        "_session",
         "_split_at",
-        "arrival",
-        "cached_tokens",
-        "client",
-        "cpu_tables",
-        "deadline",
-        "extra",
-        "finish_reason",
-        "finished_at",
-        "first_token_at",
-        "id",
-        "outputs",
-        "params",
-        "predicted_len",
-        "preemptions",
-        "priority",
-        "prompt",
-        "recomputed_tokens",
-        "scheduled_at",
-        "session",
-        "state",
-        "swapped_blocks",
-        "tables",
-        "turn",
+        "_state",
+        "_swapped_blocks",
+        "_tables",
+        "_turn",
     )
 
     def __init__(
@@ -133,14 +135,14 @@ class Request(DecodeEntry):
         `answer` is its output in a simulation, so that a prefix cache finds it in prompts that
         quote it: at least as long as the output, and hidden from policies.
         """
-        self.id = id
-        self.prompt: Sequence[int] | None = None
+        self._id = id
+        self._prompt: Sequence[int] | None = None
         if type(prompt) is int:
             length = prompt
         elif isinstance(prompt, (int, Integral)):
             length = int(prompt)
         elif hasattr(prompt, "__len__") and not isinstance(prompt, str):
-            self.prompt, length = _plain(prompt), len(prompt)
+            self._prompt, length = _plain(prompt), len(prompt)
         else:
             raise RequestError(
                 f"request {id!r}: prompt={prompt!r}: must be token ids, or their number"
@@ -148,29 +150,29 @@ class Request(DecodeEntry):
         if length < 1:
             raise RequestError(f"request {id!r}: prompt of {length} tokens: at least 1")
         DecodeEntry.__init__(self, length, params.width)
-        self.params = params
-        self.arrival = arrival
-        self.priority: float | int = priority
-        self.client = client
-        self.deadline = deadline
-        self.predicted_len = predicted_len
-        self.session = session
-        self.turn = turn
-        self.extra: Mapping[str, Any] = read_only(extra) if extra else NO_EXTRA
+        self._params = params
+        self._arrival = arrival
+        self._priority: float | int = priority
+        self._client = client
+        self._deadline = deadline
+        self._predicted_len = predicted_len
+        self._session = session
+        self._turn = turn
+        self._extra: Mapping[str, Any] = read_only(extra) if extra else NO_EXTRA
 
-        self.state = _NEW
-        self.finish_reason: str | None = None
-        self.scheduled_at: float | None = None  # first time in a plan
-        self.first_token_at: float | None = None  # set once; survives preemption
-        self.finished_at: float | None = None
-        self.preemptions = 0
-        self.recomputed_tokens = 0  # KV entries that were thrown away
-        self.swapped_blocks = 0  # block copies, out and in
-        self.cached_tokens = 0  # found in the prefix cache at the first admission
+        self._state = _NEW
+        self._finish_reason: str | None = None
+        self._scheduled_at: float | None = None
+        self._first_token_at: float | None = None
+        self._finished_at: float | None = None
+        self._preemptions = 0
+        self._recomputed_tokens = 0
+        self._swapped_blocks = 0
+        self._cached_tokens = 0
 
-        self.tables: Sequence[list[int]] = ()  # GPU block ids, one list a sequence
-        self.cpu_tables: Sequence[list[int]] = ()  # where they are while swapped out
-        self.outputs: Sequence[list[int]] = ()  # reported token ids by sequence
+        self._tables: Sequence[list[int]] = ()
+        self._cpu_tables: Sequence[list[int]] = ()
+        self._outputs: Sequence[list[int]] = ()
 
         self._answer = answer
         self._rebuilt = 0  # recomputed tokens of a group that is rebuilt
@@ -184,19 +186,134 @@ class Request(DecodeEntry):
         self._split_at = 0  # length at which a shared last block must be split; 0: none
 
     @property
+    def id(self) -> RequestId:
+        """Unique among the requests of a server."""
+        return self._id
+
+    @property
+    def prompt(self) -> Sequence[int] | None:
+        """Its token ids; None where they do not matter."""
+        return self._prompt
+
+    @property
+    def params(self) -> SamplingParams:
+        """Its sampling settings."""
+        return self._params
+
+    @property
+    def arrival(self) -> float | None:
+        """When it arrived; None before `Scheduler.add`."""
+        return self._arrival
+
+    @property
+    def priority(self) -> float | int:
+        """The smaller, the more urgent."""
+        return self._priority
+
+    @property
+    def client(self) -> str:
+        """Who sent it."""
+        return self._client
+
+    @property
+    def deadline(self) -> float | None:
+        """The time by which its client wants it to end."""
+        return self._deadline
+
+    @property
+    def predicted_len(self) -> float | None:
+        """A predictor's guess of its output length."""
+        return self._predicted_len
+
+    @property
+    def session(self) -> str | None:
+        """The conversation or program that it belongs to."""
+        return self._session
+
+    @property
+    def turn(self) -> int:
+        """Its place in the session, from 1 on; 0 without one."""
+        return self._turn
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """Anything else that its client says of it; it cannot be written to."""
+        return self._extra
+
+    @property
+    def state(self) -> State:
+        """Where it is."""
+        return self._state
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended; None while it lives."""
+        return self._finish_reason
+
+    @property
+    def scheduled_at(self) -> float | None:
+        """When it was first in a plan."""
+        return self._scheduled_at
+
+    @property
+    def first_token_at(self) -> float | None:
+        """When its first token came; preemption does not change it."""
+        return self._first_token_at
+
+    @property
+    def finished_at(self) -> float | None:
+        """When it ended."""
+        return self._finished_at
+
+    @property
+    def preemptions(self) -> int:
+        """How often it was preempted."""
+        return self._preemptions
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens whose keys and values were thrown away."""
+        return self._recomputed_tokens
+
+    @property
+    def swapped_blocks(self) -> int:
+        """Copies of its blocks, out and in."""
+        return self._swapped_blocks
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens found in the prefix cache at its first admission."""
+        return self._cached_tokens
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """Its blocks on the GPU, a list for each sequence: a copy."""
+        return list(map(list, self._tables))
+
+    @property
+    def cpu_tables(self) -> list[list[int]]:
+        """Its blocks on the CPU while it is swapped out: a copy."""
+        return list(map(list, self._cpu_tables))
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """Its reported token ids, a list for each sequence: a copy."""
+        return list(map(list, self._outputs))
+
+    @property
     def sampled_count(self) -> int:
         """Number of generated tokens whose ids the executor has reported."""
-        return len(self.outputs[0]) if self.outputs else 0
+        return len(self._outputs[0]) if self._outputs else 0
 
     @property
     def max_tokens(self) -> int | None:
         """The client's bound on generated tokens, if it gave one."""
-        return self.params.max_tokens
+        return self._params.max_tokens
 
     @property
     def alive(self) -> bool:
         """Whether it has not ended yet."""
-        return self.finish_reason is None
+        return self._finish_reason is None
 
     def afresh(self) -> Request:
         """A new request with the same client-side fields; what it has cost remains counted."""
@@ -214,7 +331,7 @@ class Request(DecodeEntry):
             extra=self.extra,
             answer=self._answer,
         )
-        fresh.preemptions, fresh.swapped_blocks = self.preemptions, self.swapped_blocks
+        fresh._preemptions, fresh._swapped_blocks = self.preemptions, self.swapped_blocks
         return fresh
 
     def tokens(self, start: int, end: int) -> tuple[Hashable, ...]:
@@ -229,7 +346,7 @@ class Request(DecodeEntry):
     @property
     def _output(self) -> Sequence[int]:
         """Known output tokens of its first sequence, perhaps beyond its end."""
-        return self.outputs[0] if self.outputs else self._answer or ()
+        return self._outputs[0] if self._outputs else self._answer or ()
 
     def __repr__(self) -> str:
         return (
@@ -240,7 +357,8 @@ class Request(DecodeEntry):
 def _plain(prompt: Any) -> Sequence[int]:
     """Token ids as Python's own numbers, since NumPy's and torch's hash differently."""
     if hasattr(prompt, "tolist"):
-        return cast(Sequence[int], prompt.tolist())
-    if isinstance(prompt, list | tuple) and any(type(token) is not int for token in prompt):
-        return [int(token) for token in prompt]
+        return tuple(prompt.tolist())
+    if isinstance(prompt, list | tuple):
+        plain = all(type(token) is int for token in prompt)
+        return tuple(prompt) if plain else tuple(map(int, prompt))
     return cast(Sequence[int], prompt)

@@ -22,7 +22,7 @@ class Placeholder(Request):
         super().__init__(request.id, request.prompt_len, request.params, answer=request._answer)
         self.request = request
         self.kept = kept
-        self.prompt = request.prompt
+        self._prompt = request.prompt
         self._order = order
         self._mark = request._mark = request._mark or object()
         self.follow()
@@ -30,7 +30,7 @@ class Placeholder(Request):
     def follow(self) -> None:
         """Take over the request's current length."""
         self._generated = self.request.generated
-        self.outputs = self.request.outputs
+        self._outputs = self.request._outputs
 
 
 class MigrationReservations:
@@ -57,15 +57,15 @@ class MigrationReservations:
 
     def covers(self, placeholder: Placeholder, tokens: int) -> bool:
         """Whether it has blocks for so many tokens."""
-        return sum(map(len, placeholder.tables)) >= self.memory.blocks_for(tokens)
+        return sum(map(len, placeholder._tables)) >= self.memory.blocks_for(tokens)
 
     def fill(self, placeholder: Placeholder, tokens: int, margin: int) -> bool:
         """Allocate blocks for `tokens` tokens if that leaves `margin` blocks free."""
         memory = self.memory
-        hit = () if placeholder.tables else memory.lookup(placeholder)[: memory.blocks_for(tokens)]
+        hit = () if placeholder._tables else memory.lookup(placeholder)[: memory.blocks_for(tokens)]
         if not memory.holds(placeholder, tokens, margin, hit):
             return False
-        if not placeholder.tables:
+        if not placeholder._tables:
             placeholder._prefilled = len(hit) * memory.block_size
         memory.hold(placeholder, tokens, hit)
         self.awaiting_memory.pop(placeholder.id, None)
@@ -89,7 +89,7 @@ class MigrationReservations:
 
 def _pass_blocks(giver: Request, taker: Request) -> None:
     """Move all state that a memory keeps in a request to another."""
-    taker.tables, giver.tables = giver.tables, ()
+    taker._tables, giver._tables = giver._tables, ()
     taker._hashes, giver._hashes = giver._hashes, []
     taker._hashed_by = giver._hashed_by
     taker._registered, giver._registered = giver._registered, 0

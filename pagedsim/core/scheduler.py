@@ -191,11 +191,11 @@ class Scheduler:
         runs, and the policy must see the same in a simulation.
         """
         queues = self.queues
-        if request.id in self.requests or queues.reservations.placeholders:
+        if request._id in self.requests or queues.reservations.placeholders:
             queues.require_absent(request)
         if output_len is not None:
             queues.require_output_left(request, output_len)
-        if request.state is not _NEW:
+        if request._state is not _NEW:
             self._require_away(request)
             queues.count_lost(request)
         queues.now = now
@@ -249,13 +249,13 @@ class Scheduler:
         if placeholder is None:
             raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
         request = placeholder.request
-        if request.state is not State.AWAY:
+        if request._state is not State.AWAY:
             raise RequestError(
-                f"cannot abort request {request_id!r}: it is {request.state.value} at another "
+                f"cannot abort request {request_id!r}: it is {request._state.value} at another "
                 "scheduler; abort it there, and release its reservation here"
             )
         self.migration.release_reservation(request)
-        request.state, request.finish_reason, request.finished_at = State.ABORTED, "abort", now
+        request._state, request._finish_reason, request._finished_at = State.ABORTED, "abort", now
         return request
 
     def crash(self, now: float) -> list[Request]:
@@ -293,16 +293,16 @@ class Scheduler:
 
     def infeasible(self, request: Request) -> str | None:
         """Why a request can never be served, or None."""
-        if request.generated and request.id not in self.requests:
+        if request.generated and request._id not in self.requests:
             return self.queues.outgrown(request)
         return self.batching.infeasible(self.queues, request)
 
     def _require_away(self, request: Request) -> None:
         """Raise RequestError for a request that is not new, and not away or too long by now."""
-        if request.state is not State.AWAY:
-            raise RequestError(f"request {request.id!r} was {request.state.value} already")
+        if request._state is not State.AWAY:
+            raise RequestError(f"request {request._id!r} was {request._state.value} already")
         if request.generated and (reason := self.queues.outgrown(request)):
-            raise RequestError(f"request {request.id!r}: {reason}")
+            raise RequestError(f"request {request._id!r}: {reason}")
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class Scheduler:
         """Decide the next step. It must be committed, or dispatched, before another is planned."""
         queues = self.queues
         if queues.pending is not None:
-            raise PlanError(f"plan {queues.pending.number} is not committed yet")
+            raise PlanError(f"plan {queues.pending._number} is not committed yet")
         in_flight = queues.in_flight
         if in_flight and len(in_flight) > self.async_scheduling:
             raise PlanError(f"plan {in_flight[0].number} is not completed yet")
@@ -322,7 +322,7 @@ class Scheduler:
             self._idle_since = None
         plan = StepPlan(queues.step, now, bool(in_flight))
         if queues.copies:
-            plan.copies, queues.copies = queues.copies, {}
+            plan._copies, queues.copies = queues.copies, {}
         try:
             if self._pending_events:
                 self._deliver_events()
@@ -335,13 +335,13 @@ class Scheduler:
             queues.refuse_mixed_ranks()
             raise
         memory = self.memory
-        plan.waiting, plan.running = len(self.waiting), len(self.running)
-        plan.swapped = len(self.swapped)
-        plan.used_blocks, plan.shared_blocks = memory.total - memory.free, memory.shared
+        plan._waiting, plan._running = len(self.waiting), len(self.running)
+        plan._swapped = len(self.swapped)
+        plan._used_blocks, plan._shared_blocks = memory.total - memory.free, memory.shared
         if memory.cpu_total:
-            plan.free_cpu_blocks = memory.cpu_free
+            plan._free_cpu_blocks = memory.cpu_free
         if self._tiered:
-            plan.moves = memory.drain()
+            plan._moves = memory.drain()
         queues.step += 1
         if self.lasting_plans or self._watched or self.async_scheduling or memory.with_tokens:
             plan.materialise_decodes()
@@ -395,7 +395,7 @@ class Scheduler:
         """
         in_flight = self.queues.in_flight
         if not in_flight or plan is not in_flight[0]:
-            raise PlanError(f"plan {plan.number} is not in flight, or not the next to complete")
+            raise PlanError(f"plan {plan._number} is not in flight, or not the next to complete")
         if tokens is not None or finished or parents or self.memory.with_tokens:
             self._check_answer(plan, tokens, finished, parents, None)
         in_flight.popleft()
@@ -416,7 +416,7 @@ class Scheduler:
         """Raise PlanError unless the answer fits the plan, before any of it is applied."""
         if parents:
             if tokens is not None:
-                raise PlanError(f"plan {plan.number}: parents go with their tokens")
+                raise PlanError(f"plan {plan._number}: parents go with their tokens")
             refuse_parents(plan, parents)
         refuse_answer(plan, tokens, finished or {}, self.memory.with_tokens, riders)
         if tokens is not None:
@@ -433,22 +433,22 @@ class Scheduler:
         """Apply what `dispatch` could not know: when the step ended, and what was sampled."""
         queues = self.queues
         queues.now = now
-        for chunk in plan.chunks:
-            request = chunk.request
-            first = chunk.samples and request.first_token_at is None
-            if first and request.finish_reason is None and request not in plan.gone:
-                request.first_token_at = now
+        for chunk in plan._chunks:
+            request = chunk._request
+            first = chunk._samples and request._first_token_at is None
+            if first and request._finish_reason is None and request not in plan._gone:
+                request._first_token_at = now
         if tokens is not None:
             for request in sampled_in(plan):
-                queues.append(request, tokens[request.id])
+                queues.append(request, tokens[request._id])
         if parents:
             queues.continue_from(parents)
         if self._watched:
             self.policy.after_step(plan, queues.state)
         stopped: Mapping[Request, str] | None = None
-        ending: Sequence[Request] = plan.ending
+        ending: Sequence[Request] = plan._ending
         if finished:
-            stopped = {one: finished[one.id] for one in sampled_in(plan) if one.id in finished}
+            stopped = {one: finished[one._id] for one in sampled_in(plan) if one._id in finished}
             ending = list(dict.fromkeys((*ending, *stopped)))
         ended = self._end_prompts(plan, ending, now, stopped) if self._in_order else []
         if ending:
@@ -466,9 +466,9 @@ class Scheduler:
         """The results of prompts, for a memory that gets them in order: each is in memory now, and
         perhaps the request ends with it."""
         ended: list[Request] = []
-        for chunk in plan.chunks:
-            request = chunk.request
-            if not chunk.samples or request in plan.gone or not request.alive:
+        for chunk in plan._chunks:
+            request = chunk._request
+            if not chunk._samples or request in plan._gone or not request.alive:
                 continue
             if request in ending:
                 ended += self._end((request,), now, stopped)
@@ -486,7 +486,7 @@ class Scheduler:
         """
         queues, ended = self.queues, []
         for request in some:
-            if request.finish_reason is None:
+            if request._finish_reason is None:
                 ended.append(request)
         if ended:
             queues.disturbed = True  # their memory is free, which a plan made before could not use
@@ -508,11 +508,11 @@ class Scheduler:
             return
         if pending is None:
             expected = "it was committed already, or is not this scheduler's"
-        elif pending.number == plan.number:
+        elif pending._number == plan._number:
             expected = "it is another scheduler's"
         else:
-            expected = f"the plan to commit is {pending.number}"
-        raise PlanError(f"plan {plan.number} is stale: {expected}")
+            expected = f"the plan to commit is {pending._number}"
+        raise PlanError(f"plan {plan._number} is stale: {expected}")
 
     # -- fast-forward ----------------------------------------------------------------------------
 
@@ -525,19 +525,19 @@ class Scheduler:
         `complete_ahead` replace `plan`, `dispatch` and `complete`, until a request ends.
         """
         queues = self.queues
-        if queues.disturbed or not plan.decode_count or plan.chunks:
+        if queues.disturbed or not plan._decode_count or plan._chunks:
             return 0
         if plan is not queues.pending:
             alone = len(queues.in_flight) == 1 and plan is queues.in_flight[0]
             if not alone or self._tiered or plan.decodes is not queues.decoding():
                 return 0
-            if plan.ending:
+            if plan._ending:
                 limit = 1  # an ending request is in the next step, too, and leaves during it
         elif queues.in_flight:
             return 0
         if self.memory.with_tokens or self._watched:
             return 0
-        if plan.held or plan.copies or plan.swap_in or plan.took_memory or plan.rejected:
+        if plan._held or plan._copies or plan._swap_in or plan.took_memory or plan._rejected:
             return 0
         limit = self._forecast.steps(plan, limit)
         after, ends = self.clock.tick + 1, self.clock.ends
@@ -559,13 +559,13 @@ class Scheduler:
         if not self._forecast.repeats(plan):
             queues.pending = None
             return False
-        plan.number = queues.step
-        plan.now = now
-        plan.decode_context += plan.decode_count
-        plan.used_blocks = memory.total - memory.free
+        plan._number = queues.step
+        plan._now = now
+        plan._decode_context += plan._decode_count
+        plan._used_blocks = memory.total - memory.free
         queues.step += 1
         if self._tiered:
-            plan.moves = memory.drain()
+            plan._moves = memory.drain()
         return True
 
     def grow_ahead(self, plan: StepPlan, now: float) -> bool:
@@ -581,15 +581,15 @@ class Scheduler:
         """
         queues, clock, memory = self.queues, self.clock, self.memory
         queues.now = now
-        plan.number = queues.step
-        plan.now, plan.ahead = now, True
-        plan.decode_context += plan.decode_count
-        plan.used_blocks = memory.total - memory.free
-        plan.shared_blocks = memory.shared
-        plan.waiting = len(self.waiting)
+        plan._number = queues.step
+        plan._now, plan._ahead = now, True
+        plan._decode_context += plan._decode_count
+        plan._used_blocks = memory.total - memory.free
+        plan._shared_blocks = memory.shared
+        plan._waiting = len(self.waiting)
         queues.step += 1
         clock.tick += 1
-        ending, plan.ending = plan.ending, ()
+        ending, plan._ending = plan._ending, ()
         if clock.tick in clock.ends:
             queues.note_ends(plan)
         return ending

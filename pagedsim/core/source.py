@@ -58,8 +58,8 @@ class Source(Protocol):
 def arrives(request: Request, now: float) -> None:
     """Set the arrival to now, and shift the deadline with it."""
     if request.deadline is not None:
-        request.deadline += now - (request.arrival or 0.0)
-    request.arrival = now
+        request._deadline = request.deadline + (now - (request.arrival or 0.0))
+    request._arrival = now
 
 
 class Agenda:

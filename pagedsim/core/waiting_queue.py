@@ -267,18 +267,18 @@ class ClientQueues(Queue):
 
     def _join(self, request: Request, join: Callable[[deque[Request], Request], None]) -> None:
         self._order(request)  # first, since a policy's rank may fail
-        join(self._queues.setdefault(request.client, deque()), request)
+        join(self._queues.setdefault(request._client, deque()), request)
         self._size += 1
         self._first = None
 
     def remove(self, request: Request) -> None:
-        queue = self._queues[request.client]
+        queue = self._queues[request._client]
         if queue[0] is request:
             queue.popleft()
         else:
             queue.remove(request)
         if not queue:
-            del self._queues[request.client]
+            del self._queues[request._client]
         self._size -= 1
         self._first = None
 

@@ -86,7 +86,7 @@ class Beams:
         going = [c for c in candidates if c.token not in self.ends][:width]
         # The candidates beyond the best `width` are only there to go on, not to win.
         ended = [c for c in candidates[:width] if c.token in self.ends]
-        outputs = request.outputs or [[]] * width
+        outputs = request._outputs or [[]] * width
         length = request.sampled_count + 1
         self._finish((c.logprob, [*outputs[c.parent], c.token], "stop") for c in ended)
         self._contenders = width - len(ended)
@@ -116,7 +116,7 @@ class Beams:
 
     def _running(self) -> list[tuple[float, list[int]]]:
         """Log-probability and tokens of the running beams, best first."""
-        width, outputs = self.request.width, self.request.outputs
+        width, outputs = self.request.width, self.request._outputs
         if not outputs:
             return [(0.0, [])] * width
         return list(zip(self._logprobs, outputs, strict=True))
@@ -138,7 +138,7 @@ class Beams:
         """The log-probabilities after penalties, without ends before `min_tokens`."""
         request, params, rows = self.request, self.request.params, len(logprobs)
         if params.penalised:
-            outputs = request.outputs or [[]] * rows
+            outputs = request._outputs or [[]] * rows
             settings = penalties([params] * rows, logprobs.device)
             logprobs = penalise(logprobs, settings, [request.prompt or ()] * rows, outputs)
         if request.sampled_count < params.min_tokens:

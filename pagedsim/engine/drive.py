@@ -118,7 +118,7 @@ class Filler:
 
     def __call__(self, request: Request) -> Request:
         """The request itself, filled."""
-        request.params = _greedy(request.params)
+        request._params = _greedy(request.params)
         self._count += 1
         if request.prompt is None:
             random = np.random.default_rng((self._seed, self._count))
@@ -127,7 +127,7 @@ class Filler:
             # Equal tokens stay equal, and different ones seldom become equal.
             named = np.array(list(request.prompt), dtype=np.uint64)
             tokens = ((named * _MIX) >> np.uint64(32)) % np.uint64(self._vocab)
-        request.prompt = tokens.tolist()
+        request._prompt = tokens.tolist()
         return request
 
 

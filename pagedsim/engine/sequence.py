@@ -101,7 +101,7 @@ class Sequences:
             )
             for index in range(request.width)
         ]
-        self._live = self._sequences  # in the order of request.outputs
+        self._live = self._sequences  # in the order of request._outputs
 
     @property
     def ranked(self) -> bool:
@@ -115,7 +115,7 @@ class Sequences:
         """
         request, params = self.request, self._params
         position, prompt = request.num_tokens, request.prompt or ()
-        outputs: Sequence[Sequence[int]] = request.outputs or [()] * len(self._live)
+        outputs: Sequence[Sequence[int]] = request._outputs or [()] * len(self._live)
         forbidden = tuple(self.ends) if request.generated < params.min_tokens else ()
         return [
             Row(params, one.key, position, prompt, output, forbidden)
@@ -140,7 +140,7 @@ class Sequences:
 
     def close(self, reason: str) -> None:
         """End all sequences: the request has left the scheduler."""
-        outputs = self.request.outputs or [[]] * len(self._live)
+        outputs = self.request._outputs or [[]] * len(self._live)
         for one, output in zip(self._live, outputs, strict=False):
             if one.finish_reason is None:
                 token = output[-1] if output and reason == "stop" else None
@@ -166,7 +166,7 @@ class Sequences:
 
     def _with_tokens(self) -> list[tuple[SampledSequence, Sequence[int]]]:
         """Every sequence and its tokens, in the lists that hold them."""
-        outputs: Sequence[Sequence[int]] = self.request.outputs or [()] * len(self._live)
+        outputs: Sequence[Sequence[int]] = self.request._outputs or [()] * len(self._live)
         running = dict(zip(self._live, outputs, strict=False))
         return [(one, one.tokens if one.finish_reason else running[one]) for one in self._sequences]
 
@@ -202,7 +202,7 @@ class Sequences:
             stop = found
         else:
             return False
-        outputs = self.request.outputs
+        outputs = self.request._outputs
         one.end("stop", [*outputs[place], token] if outputs else [token], stop)
         return True
 

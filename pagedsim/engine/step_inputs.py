@@ -95,7 +95,7 @@ def inputs_of(plan: StepPlan, rows: TableRows, before: StepPlan | None = None) -
         computing, mixed = flat(plan, rows, before)
     elif plan.decodes:
         computing = rows.decoding(plan, _last_tokens(plan, before))
-    moves = plan.swap_out, plan.copies, plan.swap_in
+    moves = plan.swap_out, dict(plan.copies), plan.swap_in
     return StepInputs(*moves, computing, mixed, rows.changes())
 
 
@@ -133,14 +133,14 @@ def _last_tokens(plan: StepPlan, before: StepPlan | None) -> Column:
     """The last token of each decoding sequence; ~i where the step before samples it, at i."""
     if before is None:
         if plan.decode_count == len(plan.decodes):
-            return np.array([request.outputs[0][-1] for request in plan.decodes])
-        return np.array([output[-1] for request in plan.decodes for output in request.outputs])
+            return np.array([request._outputs[0][-1] for request in plan.decodes])
+        return np.array([output[-1] for request in plan.decodes for output in request._outputs])
     if before.decodes is plan.decodes:  # one sequence each, in the same order
         return ~np.arange(len(plan.decodes))
     picked = {request: place for place, (request, _) in enumerate(samplers_of(before))}
     return np.array(
         [
-            ~picked[request] if request in picked else request.outputs[0][-1]
+            ~picked[request] if request in picked else request._outputs[0][-1]
             for request in plan.decodes
         ]
     )
@@ -153,7 +153,7 @@ def tokens_of(chunk: Chunk) -> Sequence[int]:
     length = request.prompt_len
     ids = list(request.prompt[start : min(end, length)])
     if end > length:  # tokens generated before it lost its memory
-        ids += request.outputs[chunk.sequence][max(start - length, 0) : end - length]
+        ids += request._outputs[chunk.sequence][max(start - length, 0) : end - length]
     return ids
 
 
@@ -232,7 +232,7 @@ class TableRows:
 
     def _placed(self, now: _Decoding) -> _Decoding:
         """The same sequences at any lengths."""
-        contexts = np.array([one.num_tokens for one in now.requests for _ in one.tables])
+        contexts = np.array([one.num_tokens for one in now.requests for _ in one._tables])
         blocks, offsets = np.divmod(contexts - 1, self.block_size)
         written = []
         for seat, table, block in zip(now.seats, now.tables, blocks.tolist(), strict=True):
@@ -244,7 +244,7 @@ class TableRows:
 
     def chunk(self, chunk: Chunk, ids: Column) -> BatchColumns:
         """The tokens of a chunk; its table may be longer than it needs yet."""
-        table = chunk.request.tables[chunk.sequence]
+        table = chunk.request._tables[chunk.sequence]
         row = self._seat(chunk.request, table)
         positions = np.arange(chunk.start, chunk.context)
         blocks, offsets = np.divmod(positions, self.block_size)
@@ -268,8 +268,8 @@ class TableRows:
     def _seated(self, plan: StepPlan) -> _Decoding:
         """Other sequences than before, or in another order."""
         requests = plan.decodes
-        tables = [table for request in requests for table in request.tables]
-        seats = [self._seat(request, table) for request in requests for table in request.tables]
+        tables = [table for request in requests for table in request._tables]
+        seats = [self._seat(request, table) for request in requests for table in request._tables]
         outer, rows = list(map(_tables_of, requests)), np.array(seats, np.int32)
         return self._placed(_Decoding(requests, outer, tables, seats, rows))
 
@@ -291,7 +291,7 @@ class TableRows:
             if owner is None:
                 continue
             request, table = owner
-            if not any(table is one for one in request.tables):
+            if not any(table is one for one in request._tables):
                 del self._seats[id(table)]
                 self._owners[row] = None
                 self._free.append(row)
@@ -324,4 +324,4 @@ class _Decoding(NamedTuple):
         return int(self.contexts.sum()) + len(self.contexts) == plan.decode_context
 
 
-_tables_of = attrgetter("tables")
+_tables_of = attrgetter("_tables")

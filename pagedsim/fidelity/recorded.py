@@ -256,7 +256,7 @@ def predicted(cost: CostModel, sample: Sample) -> float:
     plan = StepPlan(number=0, now=0.0)
     for name in _TOTALS:
         setattr(plan, name, getattr(sample, name))
-    plan.chunks = [Chunk(_REQUEST, 0, 0, True)] * sample.prefill_chunks
+    plan._chunks = [Chunk(_REQUEST, 0, 0, True)] * sample.prefill_chunks
     moved = sum(cost.swap_seconds(blocks) for blocks in (sample.swap_out, sample.swap_in) if blocks)
     computes = sample.prefill_tokens or sample.decode_count
     return moved + (cost.step_seconds(plan) if computes else 0.0)

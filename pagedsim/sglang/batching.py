@@ -369,7 +369,7 @@ class SGLang(Batching):
         tokens = plan.prefill_tokens + (len(plan.chunks) * page if page > 1 else 0)
         memory.reclaim(memory.blocks_for(tokens))
         for chunk in plan.chunks:
-            memory.extend(chunk.request, chunk.context, plan.copies)
+            queues.allocate(plan, chunk.request, chunk.context)
 
     def _mix(self, queues: Queues, plan: StepPlan) -> None:
         """Put the decodes beside the prefills if they fit; the batch begins with the prefills

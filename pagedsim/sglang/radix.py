@@ -256,7 +256,7 @@ class RadixMemory(Memory):
 
     def _keys(self, request: Request, tokens: int) -> Sequence[Hashable]:
         """The keys of the pages that its first tokens fill."""
-        if request.prompt is None:
+        if request._prompt is None:
             return ()
         most = tokens // self.block_size
         keys = page_keys(request, most, self.block_size, self.with_tokens)
@@ -283,31 +283,31 @@ class RadixMemory(Memory):
         self._lock(node)
         self._node_of[request] = node
         request._registered = len(pages)
-        request.tables = [[*pages, *self._take(self.blocks_for(tokens) - len(pages))]]
+        request._tables = [[*pages, *self._take(self.blocks_for(tokens) - len(pages))]]
 
     def stride(self, forked: bool) -> int | None:
         return self.block_size
 
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
-        request.tables[0] += self._take(self.blocks_for(tokens) - len(request.tables[0]))
+        request._tables[0] += self._take(self.blocks_for(tokens) - len(request._tables[0]))
 
     def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
         if len(due) + spare > self.free:
             return False
         for request, page in zip(due, self._take(len(due)), strict=True):
-            request.tables[0].append(page)
+            request._tables[0].append(page)
         return True
 
     def filled(self, request: Request, tokens: int) -> None:
         """Put the pages of the first tokens into the tree; its end is what the request locks."""
-        if request.prompt is None or not request.tables:
+        if request._prompt is None or not request._tables:
             return
-        table, known = request.tables[0], request._registered
+        table, known = request._tables[0], request._registered
         pages = tokens // self.block_size
         keys = page_keys(request, pages, self.block_size, self.with_tokens)[:pages]
         node = self._insert(keys, table[:pages], known)
         # The prompt ends in a node of its own, so that answers can be evicted without it.
-        prompt = request.prompt_len // self.block_size
+        prompt = request._prompt_len // self.block_size
         if 0 < prompt < pages:
             self._insert(keys[:prompt], table[:prompt], prompt)
         self._lock(node)
@@ -315,26 +315,26 @@ class RadixMemory(Memory):
         self._node_of[request] = node
         shared = _path(node)
         if table[known:pages] != shared[known:]:  # another list, so that an engine sends it anew
-            request.tables = [[*shared, *table[pages:]]]
+            request._tables = [[*shared, *table[pages:]]]
         request._registered = pages
 
     def release(self, request: Request) -> None:
-        if request.tables:
-            self._free += request.tables[0][request._registered :]
+        if request._tables:
+            self._free += request._tables[0][request._registered :]
             self._unlock(self._node_of.pop(request))
-        request.tables = ()
+        request._tables = ()
         request._registered = 0
 
     def check(self, requests: Iterable[Request]) -> None:
         nodes, owners = self._all_nodes(), dict.fromkeys(self._all_nodes(), 0)
         own: list[int] = []
         for request in requests:
-            if not request.tables:
+            if not request._tables:
                 continue
             node = above = self._node_of[request]
-            if request.tables[0][: request._registered] != _path(node):
+            if request._tables[0][: request._registered] != _path(node):
                 raise IntegrityError(f"the table of {request!r} has other pages than its node")
-            own += request.tables[0][request._registered :]
+            own += request._tables[0][request._registered :]
             while above.parent is not None:
                 owners[above] += 1
                 above = above.parent

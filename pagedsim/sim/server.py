@@ -169,16 +169,16 @@ class Server:
                     now, self._stuck = woken, False
                     continue
                 plan = scheduler.plan(now)
-                if not plan.decode_count and plan.empty:
+                if not plan._decode_count and plan.empty:
                     self._end_of_moves(plan, now, now, now)
                     self.recorder.step(plan, now, now, scheduler)
                     self._stuck = plan.idle
                 else:
-                    self._refused = plan.rejected
+                    self._refused = plan._rejected
                     now = yield from self._run_step(plan, now)
                     self._refused = ()
-                if plan.rejected:
-                    yield from self._depart([one.request for one in plan.rejected], now)
+                if plan._rejected:
+                    yield from self._depart([one.request for one in plan._rejected], now)
                 if scheduler.pending is plan:
                     parents = self.beams.parents(plan) if self.searching else None
                     ended = scheduler.commit(plan, now, None, None, parents)
@@ -215,17 +215,17 @@ class Server:
         """
         try:
             environment, begin = self.environment, now
-            if plan.swap_out or plan.swap_in or plan.copies:
+            if plan._swap_out or plan._swap_in or plan._copies:
                 begin = yield from self._move_blocks(plan, now)
-            if plan.chunks or not self.fast_forward:
+            if plan._chunks or not self.fast_forward:
                 hook, took = "step_seconds", self.raw_cost.step_seconds(plan)
             else:
-                took = self.raw_cost.decode_seconds(plan.decode_count, plan.decode_context)
+                took = self.raw_cost.decode_seconds(plan._decode_count, plan._decode_context)
                 hook = "decode_seconds"
             if type(took) is not float or not 0.0 <= took <= LONGEST:
                 took = policy_validation.seconds(self.cost, hook, took)
             end = begin + took
-            if plan.moves:
+            if plan._moves:
                 end = self._end_of_moves(plan, now, begin, end)
             self.recorder.step(plan, now, end, self.scheduler)
             repeats = self._repeats(plan)
@@ -245,7 +245,7 @@ class Server:
     def _repeats(self, plan: StepPlan) -> int:
         """The number of times that this step can be repeated."""
         # Steps of a beam search differ.
-        if plan.chunks or not self.fast_forward or (self.searching and self.scheduler.clock.wide):
+        if plan._chunks or not self.fast_forward or (self.searching and self.scheduler.clock.wide):
             return 0
         return self.scheduler.uneventful(plan)
 
@@ -255,7 +255,7 @@ class Server:
         Returns the begin and end of the last one, and the number of repeats left.
         """
         scheduler, recorder, seconds = self.scheduler, self.recorder, self.raw_cost.decode_seconds
-        sequences, start = plan.decode_count, end
+        sequences, start = plan._decode_count, end
         waiting = len(scheduler.waiting)  # an arrival may change nothing else
         until = self.environment.peek()
         if self._next_at < until:
@@ -264,17 +264,17 @@ class Server:
             if not scheduler.fast_forward(plan, end):
                 return end, end, 0
             repeats -= 1
-            took = seconds(sequences, plan.decode_context)
+            took = seconds(sequences, plan._decode_context)
             if type(took) is not float or not 0.0 <= took <= LONGEST:
                 took = policy_validation.seconds(self.cost, "decode_seconds", took)
             start, end = end, end + took
-            if plan.moves:  # moves only make room and do not prolong the step
+            if plan._moves:  # moves only make room and do not prolong the step
                 self._end_of_moves(plan, start, start, end)
-            if plan.moves or plan.waiting != waiting:
-                plan.waiting = waiting
+            if plan._moves or plan._waiting != waiting:
+                plan._waiting = waiting
                 recorder.step(plan, start, end, scheduler)
             else:
-                recorder.again(end, plan.used_blocks)
+                recorder.again(end, plan._used_blocks)
             if end >= until:
                 break
         return start, end, repeats
@@ -303,27 +303,30 @@ class Server:
         """Swap and copy the blocks of a step; returns when its forward pass may begin."""
         try:
             begin = now
-            if plan.swap_out or plan.swap_in:
+            if plan._swap_out or plan._swap_in:
                 begin = yield from self._swap(plan, now)
                 if self.tiers:
                     place = self.scheduler.memory.place
-                    out = [place(cpu) for _, cpu in plan.swap_out]
-                    back = [place(cpu) for cpu, _ in plan.swap_in]
+                    out = [place(cpu) for _, cpu in plan._swap_out]
+                    back = [place(cpu) for cpu, _ in plan._swap_in]
                     begin = max(begin, self.tiers.spilled(out, back, now))
-            return begin + len(plan.copies) * self.copy_seconds
+            return begin + len(plan._copies) * self.copy_seconds
         except StopIteration as error:
             raise stopped(error) from error
 
     def _end_of_moves(self, plan: StepPlan, now: float, begin: float, end: float) -> float:
         """The end of a step from `begin` to `end` whose moves between tiers start at `now`."""
-        if self.tiers is None or not plan.moves:
+        if self.tiers is None or not plan._moves:
             return end
         return self.tiers.end(plan, now, begin, end)
 
     def _swap(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move blocks over the bus; returns when the forward pass may begin."""
         try:
-            out, back = self._bus_seconds(len(plan.swap_out)), self._bus_seconds(len(plan.swap_in))
+            out, back = (
+                self._bus_seconds(len(plan._swap_out)),
+                self._bus_seconds(len(plan._swap_in)),
+            )
             if self.bus is None:
                 return now + out + back
             yield from self._catch_up(now)
@@ -448,21 +451,21 @@ class AheadServer(Server):
         repeats, recorded = scheduler.uneventful(plan), (-1, -1)
         until = self.environment.peek()
         while repeats and not scheduler.disturbed:
-            if self.observer is not None and plan.ending:
+            if self.observer is not None and plan._ending:
                 break
             if (end := now + self._seconds(plan)) >= until or not scheduler.grow_ahead(plan, now):
                 break
-            if (plan.waiting, plan.shared_blocks) != recorded:  # the first, and after an arrival
+            if (plan._waiting, plan._shared_blocks) != recorded:  # the first, and after an arrival
                 recorder.step(plan, now, end, scheduler)
-                recorded = plan.waiting, plan.shared_blocks
+                recorded = plan._waiting, plan._shared_blocks
             else:
-                recorder.again(end, plan.used_blocks)
+                recorder.again(end, plan._used_blocks)
             # An arrival sees the next step dispatched and this one in flight, as if planned.
             ending = scheduler.fast_forward_ahead(plan, end)
             if end >= self._next_at:
                 self._add_arrivals(end)
             ended = scheduler.complete_ahead(ending, end)
-            repeats = scheduler.uneventful(plan) if plan.ending else repeats - 1
+            repeats = scheduler.uneventful(plan) if plan._ending else repeats - 1
             now = end
         return now, ended
 
@@ -482,14 +485,14 @@ class AheadServer(Server):
         """Advance to the end of a step that begins now, and complete it; returns its end."""
         try:
             end = now
-            if not plan.decode_count and plan.empty:
+            if not plan._decode_count and plan.empty:
                 self._end_of_moves(plan, now, now, now)
             else:
                 begin = now
-                if plan.swap_out or plan.swap_in or plan.copies:
+                if plan._swap_out or plan._swap_in or plan._copies:
                     begin = yield from self._move_blocks(plan, now)
                 end = begin + self._seconds(plan)
-                if plan.moves:
+                if plan._moves:
                     end = self._end_of_moves(plan, now, begin, end)
                 if now < end >= self.environment.peek():
                     yield self.environment.at(end, NORMAL)

@@ -218,9 +218,9 @@ class Requests:
         for number, (arrival, prompt, output) in enumerate(self._rows):
             tokens = [(number % 3) * 100 + position for position in range(prompt)]
             request = Request(number, tokens, arrival=arrival, priority=number % 3)
-            request.client, request.predicted_len = "ab"[number % 2], float(output)
-            request.deadline = arrival + 0.1 * (1 + number % 7)
-            request.session, request.turn = str(number % 4), number // 4 + 1
+            request._client, request._predicted_len = "ab"[number % 2], float(output)
+            request._deadline = arrival + 0.1 * (1 + number % 7)
+            request._session, request._turn = str(number % 4), number // 4 + 1
             yield request, output
 
 

@@ -55,7 +55,7 @@ def check_cost_model(
     """Raise AssertionError where a cost model breaks a promise.
 
     - A step that is not empty takes finite seconds above 0, the same however often it is asked,
-      and the same for equal totals if `by_totals` is set; no plan is changed.
+      and the same for equal totals if `by_totals` is set.
     - `decode_seconds` equals `step_seconds` of the same decodes, bit for bit.
     - Swaps and recomputing take finite seconds of at least 0, the same however often they are
       asked, and ten times as many blocks or tokens take no less; so do the `prices` of preemption.
@@ -130,16 +130,13 @@ def _drawn(draw: Random, number: int) -> StepPlan:
     for _ in range(draw.randint(1, 3) if kind != 1 else 0):
         plan.add_chunk(Chunk(_REQUEST, draw.randint(0, 500), draw.randint(1, 2000), samples=True))
     if kind:
-        plan.decode_count = draw.randint(1, 200)
-        plan.decode_context = plan.decode_count * draw.randint(1, 1000)
+        plan._decode_count = draw.randint(1, 200)
+        plan._decode_context = plan.decode_count * draw.randint(1, 1000)
     return plan
 
 
 def _check_plan(cost: CostModel, plan: StepPlan) -> None:
-    before = _shown(plan)
     took = _positive(cost, "step_seconds", cost.step_seconds(plan))
-    if _shown(plan) != before:
-        raise BrokenPromise(f".step_seconds changed the plan, which was a step of {before}")
     if (again := cost.step_seconds(plan)) != took:
         raise BrokenPromise(f".step_seconds gave {took!r} and then {again!r} for the same plan")
     if cost.by_totals:
@@ -153,7 +150,7 @@ def _check_totals(cost: CostModel, plan: StepPlan, took: float) -> None:
     other = StepPlan(plan.number + 1000, plan.now + 1000.0, ahead=False)
     for chunk in plan.chunks:
         other.add_chunk(chunk)
-    other.decode_count, other.decode_context = plan.decode_count, plan.decode_context
+    other._decode_count, other._decode_context = plan.decode_count, plan.decode_context
     if (later := cost.step_seconds(other)) != took:
         raise BrokenPromise(
             f".by_totals=True: step_seconds gave {took!r}, and {later!r} for a later step of the "

@@ -68,7 +68,7 @@ def check_memory(make: Callable[..., Memory], *, cases: int = 100, seed: int = 0
 def _check_tables(scheduler: Scheduler) -> None:
     memory: Any = scheduler.memory
     shares = type(memory).lookup is not Memory.lookup
-    tables = chain.from_iterable(request.tables for request in scheduler.requests.values())
+    tables = chain.from_iterable(request._tables for request in scheduler.requests.values())
     owners = Counter(chain.from_iterable(tables))
     for block, count in owners.items():
         if not 0 <= block < memory.total:
@@ -94,12 +94,12 @@ def _watched(memory: Memory) -> Memory:
 
     def admit(part: Any, request: Any, tokens: int, hit: Any) -> None:
         kind.admit(part, request, tokens, hit)
-        if not request.tables:
+        if not request._tables:
             raise BrokenPromise(".admit left request.tables empty")
 
     def release(part: Any, request: Any) -> None:
         kind.release(part, request)
-        if request.tables:
+        if request._tables:
             raise BrokenPromise(".release left blocks in request.tables")
 
     return derived(memory, {"extend": extend, "admit": admit, "release": release})

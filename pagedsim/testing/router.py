@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from typing import Any
 
 from pagedsim.policies.routing.router import Refusal, Router
@@ -18,7 +17,7 @@ from pagedsim.testing.cases import (
     reported,
 )
 from pagedsim.testing.fleets import Fleet
-from pagedsim.testing.probes import derived, unchanged
+from pagedsim.testing.probes import derived
 
 
 def check_router(make: Callable[[], Router], *, cases: int = 100, seed: int = 0) -> None:
@@ -28,7 +27,7 @@ def check_router(make: Callable[[], Router], *, cases: int = 100, seed: int = 0)
     counts:
 
     - each answer is a replica that was offered, a refusal or, with `holds`, None;
-    - every request ends, and no hook changes one;
+    - every request ends;
     - two runs of the same requests are equal; a router that draws does so by a seed of its own;
     - a `blind` router reads no replica: a run in which they are current is equal;
     - the object can be copied.
@@ -59,30 +58,13 @@ def _outcome(fleet: Fleet, router: Router) -> Outcome:
 
 
 def _watched(router: Router, refusals: list[Refusal]) -> Router:
-    """The same object, of which refusals are kept and changes of requests are refused."""
+    """The same object, of which refusals are kept."""
     kind: Any = type(router)
 
     def route(part: Any, request: Any, replicas: Any, now: float) -> Any:
-        with unchanged("route", [request]):
-            answer = kind.route(part, request, replicas, now)
+        answer = kind.route(part, request, replicas, now)
         if isinstance(answer, Refusal):
             refusals.append(answer)
         return answer
 
-    def observe(part: Any, event: Any) -> None:
-        with unchanged("observe", [event.request]):
-            kind.observe(part, event)
-
-    def migrate(part: Any, replicas: Any, now: float) -> Any:
-        with unchanged("migrate", running(replicas)):
-            return kind.migrate(part, replicas, now)
-
-    hooks = {"route": route, "observe": observe, "migrate": migrate}
-    # A fleet with a router that has the others as `Router` does may run replica by replica.
-    own = {key: one for key, one in hooks.items() if getattr(kind, key) is not vars(Router)[key]}
-    return derived(router, own)
-
-
-def running(replicas: Any) -> Sequence[Any]:
-    """The requests that run at these replicas."""
-    return list(chain.from_iterable(replica.batch for replica in replicas))
+    return derived(router, {"route": route})

@@ -223,17 +223,17 @@ class Workload:
                     request = Request(row, prompts[row], asked[how], answer=prompts.answer(row))
                 # Separate assignments are faster than a call with that many keyword arguments.
                 if not closed:
-                    request.arrival = at
-                request.priority = priority
-                request.client = clients[client]
+                    request._arrival = at
+                request._priority = priority
+                request._client = clients[client]
                 if guess == guess:  # NaN is not itself
-                    request.predicted_len = guess
+                    request._predicted_len = guess
                 if due == due:
-                    request.deadline = due
+                    request._deadline = due
                 if turns is not None:
-                    request.session, request.turn = turns.name(row), int(turns.turn[row])
+                    request._session, request._turn = turns.name(row), int(turns.turn[row])
                 if extra is not None:
-                    request.extra = extra[row]
+                    request._extra = extra[row]
                 yield request, output
 
     @property

@@ -82,7 +82,7 @@ class Alike(Jobs):
 
     def requests(self) -> Iterator[tuple[Request, int]]:
         for request, output in super().requests():
-            request.prompt = range(request.prompt_len)
+            request._prompt = range(request.prompt_len)
             yield request, output
 
 

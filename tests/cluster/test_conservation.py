@@ -143,7 +143,7 @@ class Turns(Jobs):
 
     def requests(self) -> Iterator[tuple[Request, int]]:
         for request, output in super().requests():
-            request.session = str(int(request.id) % self.sessions)
+            request._session = str(int(request.id) % self.sessions)
             yield request, output
 
 

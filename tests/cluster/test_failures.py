@@ -59,7 +59,7 @@ def test_a_router_sees_what_a_lost_request_carries() -> None:
     class Carrying(Jobs):
         def requests(self) -> Iterator[tuple[Request, int]]:
             for request, output in super().requests():
-                request.extra = {"tenant": "a"}
+                request._extra = {"tenant": "a"}
                 yield request, output
 
     jobs, outage = Carrying([(0.0, 3, 6)]), ListedOutages({0: [(2.5, 10.0)]})

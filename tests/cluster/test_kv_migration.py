@@ -123,7 +123,7 @@ def test_of_a_request_on_its_way_no_memory_is_wanted_once_it_is_reserved() -> No
     class Predicted(Jobs):
         def requests(self) -> Iterator[tuple[Request, int]]:
             for request, output in super().requests():
-                request.predicted_len = float(output)
+                request._predicted_len = float(output)
                 yield request, output
 
     class Looks(RoundRobin):

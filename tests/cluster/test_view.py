@@ -77,7 +77,7 @@ class Groups(Jobs):
         for request, output in super().requests():
             params = SamplingParams(n=1 + int(request.id) % self.width)
             made = Request(request.id, request.prompt_len, params, arrival=request.arrival)
-            made.predicted_len = 0.1 * output
+            made._predicted_len = 0.1 * output
             yield made, output
 
 

@@ -96,10 +96,13 @@ PLANTED: dict[str, list[tuple[Callable[..., object], str]]] = {
         (lambda b: b.scheduler.swapped.append(b.solo), r"'solo'.* in two queues: running and swap"),
         (lambda b: b.scheduler.waiting.remove(b.late), r"\['late'\] are known or queued, but not"),
         (lambda b: b.queues._ends.pop("late"), r"\['late'\] have an end or live, but not both"),
-        (lambda b: setattr(b.late, "state", State.RUNNING), r"'late', running.* among the waiting"),
+        (
+            lambda b: setattr(b.late, "_state", State.RUNNING),
+            r"'late', running.* among the waiting",
+        ),
         (lambda b: setattr(b.queues, "seats", 3), r"4 seats are taken, 3 are counted"),
         (lambda b: b.queues.prefilling.update({b.solo: None}), r"'long'.* listed .*'solo'"),
-        (lambda b: setattr(b.late, "tables", [[0]]), r"'late'.* waits, and holds blocks"),
+        (lambda b: setattr(b.late, "_tables", [[0]]), r"'late'.* waits, and holds blocks"),
     ],
     "paged": [
         # Memory that is held for requests elsewhere
@@ -110,7 +113,7 @@ PLANTED: dict[str, list[tuple[Callable[..., object], str]]] = {
             r"'long', running.* is served here, and memory is held for it",
         ),
         (
-            lambda b: b.memory._drop([b.detached().tables[0].pop()]),
+            lambda b: b.memory._drop([b.detached()._tables[0].pop()]),
             r"'solo', away.* has 6 tokens in 2 blocks that are held for it",
         ),
         (lambda b: b.memory._free.extend(b.detached().tables[0]), r"blocks .* are free and in use"),
@@ -123,7 +126,7 @@ PLANTED: dict[str, list[tuple[Callable[..., object], str]]] = {
         (lambda b: b.memory._free.pop(), r"GPU pool: blocks \[\d+\] leaked"),
         (lambda b: b.memory._free.append(b.memory._free[0]), r"a block is in the free list twice"),
         (
-            lambda b: b.long.tables[0].append(b.solo.tables[0][0]),
+            lambda b: b.long._tables[0].append(b.solo.tables[0][0]),
             r"block \d+ counts 1 references, 2 exist",
         ),
         (
@@ -132,7 +135,7 @@ PLANTED: dict[str, list[tuple[Callable[..., object], str]]] = {
         ),
         (lambda b: b.memory._cpu_free.pop(), r"CPU pool: blocks \[\d+\] leaked"),
         (
-            lambda b: setattr(b.solo, "cpu_tables", [list(b.away.cpu_tables[0])]),
+            lambda b: setattr(b.solo, "_cpu_tables", [list(b.away.cpu_tables[0])]),
             r"CPU blocks \[0, 1\] belong to two requests",
         ),
     ],

@@ -37,8 +37,8 @@ def waiting(policy: Policy, batching: str = "prefill_first", prompt: int = 8) ->
     )
     for number, size in enumerate((40, 40, prompt)):
         request = Request(number, size, SamplingParams(max_tokens=LONG, temperature=0.0))
-        request.client, request.priority, request.deadline = "abc"[number], number, 1e6 + number
-        request.predicted_len = LONG + number
+        request._client, request._priority, request._deadline = "abc"[number], number, 1e6 + number
+        request._predicted_len = LONG + number
         scheduler.add(request, scheduler.now, output_len=LONG)
         scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
     for _ in range(2):

@@ -43,7 +43,7 @@ def test_blocks_of_a_detached_request_stay_until_released() -> None:
     here = Server()
     request = decoding(here)
     here.scheduler.migration.detach(request, here.now)
-    assert (here.free, request.tables, request.state) == (98, (), State.AWAY)
+    assert (here.free, request.tables, request.state) == (98, [], State.AWAY)
     assert here.queues == {}
     assert list(here.scheduler.migration.held) == [request]
     here.step()

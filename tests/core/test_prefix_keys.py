@@ -105,7 +105,7 @@ def test_reported_tokens_continue_a_symbolic_prompt(
     text: SymbolicPrompt, one: list[int], two: list[int]
 ) -> None:
     ours, theirs = Request(1, text), Request(2, text)
-    ours.outputs, theirs.outputs = [one], [two]
+    ours._outputs, theirs._outputs = [one], [two]
     mine = keys_of(ours, 1, len(text) + len(one))
     others = keys_of(theirs, 1, len(text) + len(two))
     for at, (our, their) in enumerate(zip(mine, others, strict=False)):

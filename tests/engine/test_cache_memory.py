@@ -88,7 +88,7 @@ def test_steps_go_on_while_blocks_go_out(batching: str, memory: str) -> None:
 def test_a_step_waits_for_what_it_writes_to_alone() -> None:
     cache, bus = Cache(SHAPE, BLOCKS, CPU_BLOCKS, torch.device("cpu")), SlowBus(Never())
     mover, plan = Mover(cache, bus=bus), StepPlan(number=0, now=0.0)
-    plan.swap_out = [(block, block) for block in range(4)]
+    plan._swap_out = tuple((block, block) for block in range(4))
     mover.move(plan, lambda: {2})
     assert (bus.held, len(bus.waiting)) == (1, 1)  # block 2 has gone, the three others are going
     mover.move(StepPlan(number=1, now=0.0), lambda: {5, 6})

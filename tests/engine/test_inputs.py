@@ -163,8 +163,8 @@ def test_a_block_that_becomes_another_is_sent_again() -> None:
     for step in range(3):
         plan = scheduler.plan(0)
         if step == 2:
-            table = scheduler.requests["a"].tables[0]
-            plan.copies, table[1] = {11: table[1]}, 11
+            table = scheduler.requests["a"]._tables[0]
+            plan._copies, table[1] = {11: table[1]}, 11
         inputs = inputs_of(plan, rows)
         scheduler.commit(plan, 0, {"a": 50})
     assert inputs.changes.places.tolist() == [1] and inputs.changes.blocks.tolist() == [11]
@@ -179,10 +179,10 @@ def test_inputs_are_the_same_in_another_process_and_on_a_device() -> None:
         if step == 1:
             scheduler.add(Request("b", range(20, 23)), now=0)
         plan = scheduler.plan(0)
-        plan.swap_out, plan.copies, plan.swap_in = [(1, 2)], {3: 4}, [(5, 6)]  # as if it had any
+        plan._swap_out, plan._copies, plan._swap_in = ((1, 2),), {3: 4}, ((5, 6),)
         inputs = inputs_of(plan, rows)
         there: StepInputs = pickle.loads(pickle.dumps(inputs))
-        assert (there.swap_out, there.copies, there.swap_in) == ([(1, 2)], {3: 4}, [(5, 6)])
+        assert (there.swap_out, there.copies, there.swap_in) == (((1, 2),), {3: 4}, ((5, 6),))
         assert (there.mixed is None) is (step == 2)
         assert there.computing is not None and inputs.computing is not None
         np.testing.assert_equal(there.computing._asdict(), inputs.computing._asdict())

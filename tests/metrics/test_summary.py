@@ -229,7 +229,7 @@ def test_a_table_has_sessions_and_turns_where_requests_have_them() -> None:
     recorder = Recorder()
     for id, session in ((2, None), (0, "x"), (1, None)):
         request = Request(id, 5, session=session, turn=3 if session else 0)
-        request.state, request.finish_reason = State.FINISHED, "length"
+        request._state, request._finish_reason = State.FINISHED, "length"
         recorder.left(request)
     table = recorder.requests_table()
     assert table["session"].to_pylist() == ["x", None, None]

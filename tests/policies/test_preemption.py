@@ -67,7 +67,7 @@ def yields(
                 request = Request(
                     name, one.prompt, SamplingParams(max_tokens=most), priority=one.priority
                 )
-                request.predicted_len = one.output if predicted else None
+                request._predicted_len = one.output if predicted else None
                 scheduler.add(request, now, most)
         plan = scheduler.plan(now)
         if plan.preempted:

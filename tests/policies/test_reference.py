@@ -182,9 +182,9 @@ class Named(Load):
 
     def requests(self) -> Any:
         for (request, output), job in zip(super().requests(), self._jobs, strict=True):
-            request.client = "abcd"[job.priority]
+            request._client = "abcd"[job.priority]
             if not job.predicted:
-                request.predicted_len = None
+                request._predicted_len = None
             yield request, output
 
 

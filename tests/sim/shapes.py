@@ -77,5 +77,5 @@ def plan(
     for chunk in chunks:
         start, length = (0, chunk) if isinstance(chunk, int) else chunk
         step.add_chunk(Chunk(REQUEST, start, length, samples=True))
-    step.decode_count, step.decode_context = decodes, context
+    step._decode_count, step._decode_context = decodes, context
     return step

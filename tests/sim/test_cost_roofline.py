@@ -75,7 +75,7 @@ def test_answers_agree(
     decodes = plan(decodes=sequences, context=context)
     assert cost.step_seconds(decodes) == cost.decode_seconds(sequences, context)
     step = plan(*chunks, decodes=sequences, context=context)
-    step.ahead = ahead
+    step._ahead = ahead
     explained = cost.explain(step)
     assert explained.seconds == pytest.approx(cost.step_seconds(step), rel=1e-9)
     if explained.terms:
@@ -129,7 +129,7 @@ def test_a_step_takes_no_less_than_its_launches(ahead: bool) -> None:
     eager = Roofline(where, stack=Stack(launch_us=200.0, layer_us=0.0))
     steps = (plan(decodes=1, context=500), plan(8, decodes=2, context=900), plan(8192))
     for step, sequences in zip(steps, (1, 3, 1), strict=True):
-        step.ahead = ahead
+        step._ahead = ahead
         told = eager.explain(step)
         assert told.seconds == pytest.approx(eager.step_seconds(step), rel=1e-12)
         device = sum(one.seconds for one in captured.explain(step).terms if one.bound != "host")

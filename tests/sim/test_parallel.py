@@ -85,7 +85,7 @@ def test_launches_and_the_host_are_counted_once_for_each_round() -> None:
     launching = cost.replica.model.layers * 200e-6
     for step, rounds in ((plan(decodes=2, context=20), 1.0), (plan(16), 1.5)):
         assert cost.step_seconds(step) == pytest.approx(rounds * launching + 2e-3)
-        step.ahead = True
+        step._ahead = True
         assert cost.step_seconds(step) == pytest.approx(rounds * launching + 2e-3)
 
 

@@ -59,7 +59,7 @@ class Popping(Most):
 class Urging(Most):
     def desired(self, view: ScalingView) -> Any:
         for request in view.replicas[0].batch:
-            request.priority += 1
+            request.priority += 1  # type: ignore[misc]
         return 1
 
 
@@ -92,8 +92,8 @@ def test_success_is_silent(make: Any, capsys: pytest.CaptureFixture[str]) -> Non
         (Negative, r"Negative: Negative\.desired gave -1: must be a whole number of at least 0"),
         (Silent, r"Silent: Silent\.desired gave None: must be a whole number"),
         (Drawn, r"Drawn\.desired gave \d and \d at [\d.]+ s in two runs of the same requests"),
-        (Popping, r"Popping\.desired changed the replicas of its view"),
-        (Urging, r"Urging\.desired changed a request: priority=\d is priority=\d now"),
+        (Popping, r"Popping: AttributeError: .*'pop'"),
+        (Urging, r"Urging: AttributeError: .*'priority'"),
         (Dividing, r"Dividing: ZeroDivisionError: .*test_check_autoscaler\.py:\d+\)"),
         (Local, r"Local: cannot be copied: TypeError: .*lock"),
     ],

@@ -60,7 +60,7 @@ class Rounded(Linear):
 class Editing(Linear):
     def step_seconds(self, plan: StepPlan) -> float:
         took = super().step_seconds(plan)
-        plan.decode_count = 0
+        plan.decode_count = 0  # type: ignore[misc]
         return took
 
 
@@ -138,7 +138,7 @@ def test_success_is_silent(make: Any) -> None:
         (Rounded, r"Rounded\.decode_seconds gave 0\.\d+, step_seconds 0\.\d+ for the same decodes"),
         (
             Editing,
-            r"Editing\.step_seconds changed the plan, which was a step of 0 prompt tokens and",
+            r"Editing: AttributeError: .*'decode_count'",
         ),
         (Halved, r"Halved\.explain adds up to [\d.]+ s, step_seconds gave"),
         (Cheap, r"Cheap: Cheap\.swap_seconds gave -1\.0: must be seconds"),

@@ -26,23 +26,23 @@ class Plain(Memory):
         return len(self.left)
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
-        request.tables = [[]]
+        request._tables = [[]]
         self.extend(request, tokens, {})
 
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
         for _ in range(self.blocks_needed(request, tokens)):
-            request.tables[0].append(self.left.pop())
+            request._tables[0].append(self.left.pop())
 
     def release(self, request: Request) -> None:
-        for table in request.tables:
+        for table in request._tables:
             self.left += table[::-1]
-        request.tables = ()
+        request._tables = ()
 
 
 class Losing(Plain):
     def release(self, request: Request) -> None:
-        self.left += [block for block in request.tables[0] if block] if request.tables else []
-        request.tables = ()
+        self.left += [block for block in request._tables[0] if block] if request._tables else []
+        request._tables = ()
 
 
 class Twice(Plain):
@@ -50,14 +50,14 @@ class Twice(Plain):
 
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
         for number in range(self.blocks_needed(request, tokens)):
-            request.tables[0].append(self.left[-1] if number else self.left.pop())
+            request._tables[0].append(self.left[-1] if number else self.left.pop())
 
 
 class Short(Plain):
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         super().admit(request, tokens, hit)
-        if len(request.tables[0]) > 1:
-            self.left.append(request.tables[0].pop())
+        if len(request._tables[0]) > 1:
+            self.left.append(request._tables[0].pop())
 
 
 class Eager(Plain):
@@ -66,14 +66,14 @@ class Eager(Plain):
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
         super().extend(request, tokens, copies)
         if len(self.left) > 4:
-            request.tables[0].append(self.left.pop())
+            request._tables[0].append(self.left.pop())
 
 
 class Keeping(Plain):
     def release(self, request: Request) -> None:
-        tables = request.tables
+        tables = request._tables
         super().release(request)
-        request.tables = tables
+        request._tables = tables
 
 
 @pytest.mark.parametrize(

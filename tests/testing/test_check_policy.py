@@ -65,7 +65,7 @@ class Promoting(Shortest):
     """Changes what it is asked about."""
 
     def rank(self, request: Request, state: ServerState) -> Any:
-        request.priority += 1
+        request.priority += 1  # type: ignore[misc]
         return request.prompt_len
 
 
@@ -140,7 +140,7 @@ def test_success_is_silent(make: Any, capsys: pytest.CaptureFixture[str]) -> Non
         (LateWhileWaiting, r"LateWhileWaiting\.rank_changes='while running': rank of a request"),
         (Drawn, r"Drawn\.rank gave 0\.\d+ and then 0\.\d+ for the same request and state"),
         (Counting, r"Counting\.admit gave False and then True for the same request and state"),
-        (Promoting, r"Promoting\.rank changed a request: priority=0 is priority=2 now"),
+        (Promoting, r"Promoting: AttributeError: .*'priority'"),
         (Shunning, r"Shunning: nothing can run at [\d.]+ s: .* Shunning admits none of them"),
         (Failing, r"Failing: ZeroDivisionError: division by zero \(.*test_check_policy\.py:\d+\)"),
         (Closed, r"Closed: cannot be copied: TypeError: .*lock"),

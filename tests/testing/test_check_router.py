@@ -63,7 +63,7 @@ class Blind(First):
 
 class Renaming(First):
     def route(self, request: Request, replicas: Replicas, now: float) -> Any:
-        request.client = "me"
+        request.client = "me"  # type: ignore[misc]
         return replicas[0]
 
 
@@ -87,7 +87,7 @@ class Noting(First):
 class Emptying(Wandering):
     def migrate(self, replicas: Replicas, now: float) -> Any:
         for request in replicas[0].batch:
-            request.client = "moved"
+            request.client = "moved"  # type: ignore[misc]
         return []
 
 
@@ -115,9 +115,9 @@ def test_success_is_silent(make: Any, capsys: pytest.CaptureFixture[str]) -> Non
         (Hoarding, r"Hoarding: Hoarding\.route returned None although every replica is idle"),
         (Drawn, r"Drawn: two runs of the same requests differ: .* in row \d+ of the"),
         (Blind, r"Blind\.blind=True: it reads replicas: .* in row \d+ of the"),
-        (Renaming, r"Renaming\.route changed a request: client='[ab]' is client='me' now"),
-        (Noting, r"Noting\.observe changed a request: priority=\d is priority=7 now"),
-        (Emptying, r"Emptying\.migrate changed a request: client='[ab]' is client='moved' now"),
+        (Renaming, r"Renaming: AttributeError: .*'client'"),
+        (Noting, r"Noting: AttributeError: .*'priority'"),
+        (Emptying, r"Emptying: AttributeError: .*'client'"),
         (Local, r"Local: cannot be copied: TypeError: .*lock"),
         (Wandering, r"Wandering: Wandering\.migrate gave .*: must be a list of Move"),
     ],

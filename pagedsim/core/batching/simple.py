@@ -88,4 +88,4 @@ class OneByOne(PrefillFirst):
 
 
 def _hold_all_but_the_first(queues: Queues, plan: StepPlan) -> None:
-    plan.held = queues.decoding()[1:]
+    plan.hold(queues.decoding()[1:])

@@ -98,12 +98,12 @@ class Unified(Batching):
                 if request.decoding:
                     queues.extend(plan, request)
                 else:
-                    memory.extend(request, tokens, plan.copies)
+                    queues.allocate(plan, request, tokens)
                     queues.advance(plan, request, count)
                 budget -= cost
                 served.add(request)
         if not all_decode:
-            plan.held = tuple(one for one in queues.decoding() if one not in served)
+            plan.hold([one for one in queues.decoding() if one not in served])
         return budget
 
     def _tokens_for(self, queues: Queues, request: Request, budget: int) -> tuple[int, int]:

@@ -67,7 +67,9 @@ class Usage(NamedTuple):
 class Memory(ABC):
     """Blocks of `block_size` token slots on the GPU and, for swapping, on the CPU.
 
-    Block ids are real: an engine uses them as they are. Lengths are in tokens of one sequence.
+    Block ids are real: an engine uses them as they are. Lengths are in tokens of one sequence. A
+    memory writes the blocks of a request into `request._tables`, a list for each sequence, and of
+    one that is swapped out into `request._cpu_tables`.
     `free`, `admit`, `extend` and `release` are required. The defaults of all else assume any free
     block for any request, taken as it grows, in the tables of requests of one sequence each;
     nothing is cached, swapped or held for a migration.
@@ -144,7 +146,7 @@ class Memory(ABC):
 
         Default: 0 for several sequences, which are refused; a class with `fork` says how long.
         """
-        return self.longest if request.width == 1 else 0
+        return self.longest if request._width == 1 else 0
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens of one sequence."""
@@ -231,11 +233,11 @@ class Memory(ABC):
 
         Default: when its blocks are full.
         """
-        return len(request.tables[0]) * self.block_size + 1
+        return len(request._tables[0]) * self.block_size + 1
 
     def blocks_needed(self, request: Request, tokens: int) -> int:
         """Blocks that `extend(request, tokens)` would allocate. Default: those that it lacks."""
-        return max(0, self.blocks_for(tokens) - len(request.tables[0]))
+        return max(0, self.blocks_for(tokens) - len(request._tables[0]))
 
     @abstractmethod
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
@@ -331,7 +333,7 @@ class Memory(ABC):
         counted: set[int] = set()
         for request in requests:
             end = self.end_of(request)
-            for table in request.tables:
+            for table in request._tables:
                 for index, block in enumerate(table):
                     if block not in counted:
                         counted.add(block)
@@ -347,7 +349,7 @@ class Memory(ABC):
 
         Default: each block is in one table at most.
         """
-        blocks = [block for request in requests for table in request.tables for block in table]
+        blocks = [block for request in requests for table in request._tables for block in table]
         if len(set(blocks)) != len(blocks):
             raise IntegrityError("a block is in two tables")
         if len(blocks) != self.used:

@@ -117,22 +117,22 @@ class PagedMemory(Memory):
     # -- admission -----------------------------------------------------------------------------
 
     def longest_of(self, request: Request) -> int:
-        shared = request.prompt_len // self.block_size if request.width > 1 else 0
-        return (shared + (self.total - shared) // request.width) * self.block_size
+        shared = request._prompt_len // self.block_size if request._width > 1 else 0
+        return (shared + (self.total - shared) // request._width) * self.block_size
 
     def common(self, request: Request) -> int:
-        return request.prompt_len - request.prompt_len % self.block_size
+        return request._prompt_len - request._prompt_len % self.block_size
 
     def blocks_at_length(self, request: Request, tokens: int) -> int:
         blocks = -(-tokens // self.block_size)
-        if request.width == 1 or not request.generated:
+        if request._width == 1 or not request.generated:
             return blocks  # until the first token is sampled, all of them are one
-        shared = request.prompt_len // self.block_size
-        return shared + request.width * (blocks - shared)
+        shared = request._prompt_len // self.block_size
+        return shared + request._width * (blocks - shared)
 
     def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
         need = -(-tokens // self.block_size)
-        if request.width > 1:
+        if request._width > 1:
             need = self.blocks_at_length(request, tokens)
         if self.total - need < spare:
             return _NEVER
@@ -141,12 +141,12 @@ class PagedMemory(Memory):
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         blocks = -(-tokens // self.block_size)
         first = [*hit, *self._take(blocks - len(hit))] if hit else self._take(blocks)
-        request.tables = [first]
-        if request.width > 1 and request.generated:
-            shared = first[: request.prompt_len // self.block_size]
-            for _ in range(request.width - 1):
+        request._tables = [first]
+        if request._width > 1 and request.generated:
+            shared = first[: request._prompt_len // self.block_size]
+            for _ in range(request._width - 1):
                 self._share(shared)
-                request.tables.append(shared + self._take(blocks - len(shared)))
+                request._tables.append(shared + self._take(blocks - len(shared)))
 
     def _share(self, blocks: Sequence[int], times: int = 1) -> None:
         shared = self._shared
@@ -159,13 +159,13 @@ class PagedMemory(Memory):
     def need(self, request: Request) -> int | None:
         if request._split_at:
             return request._split_at
-        return len(request.tables[0]) * self.block_size + 1
+        return len(request._tables[0]) * self.block_size + 1
 
     def stride(self, forked: bool) -> int | None:
         return None if forked else self.block_size
 
     def blocks_needed(self, request: Request, tokens: int) -> int:
-        return self._blocks_needed(request, request.tables, tokens)
+        return self._blocks_needed(request, request._tables, tokens)
 
     def _blocks_needed(self, request: Request, tables: Sequence[list[int]], tokens: int) -> int:
         more = self.blocks_for(tokens) - len(tables[0])
@@ -177,7 +177,7 @@ class PagedMemory(Memory):
 
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
         blocks = self.blocks_for(tokens)
-        for table in request.tables:
+        for table in request._tables:
             if len(table) < blocks:
                 table += self._take(blocks - len(table))
             elif request._split_at and (tail := table[-1]) in self._shared:
@@ -193,15 +193,15 @@ class PagedMemory(Memory):
         if (lacks := count + spare) > len(self._free) and lacks > self.free:
             return False
         if count == 1:  # as most often
-            due[0].tables[0] += self._take(1)
+            due[0]._tables[0] += self._take(1)
         elif count:
             # Compiled, this loop takes twice as long with `strict`; there are as many of both.
             for request, block in zip(due, self._take(count)):  # noqa: B905
-                request.tables[0].append(block)
+                request._tables[0].append(block)
         return True
 
     def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
-        old, children = request.tables, Counter(parents)
+        old, children = request._tables, Counter(parents)
         for parent, count in children.items():
             if count > 1:
                 self._share(old[parent], count - 1)
@@ -210,30 +210,30 @@ class PagedMemory(Memory):
                 self._drop(list(table))
         # The first child goes on in its parent's table, the others in copies of it.
         first = {parent: child for child, parent in reversed(list(enumerate(parents)))}
-        request.tables = [
+        request._tables = [
             old[parent] if first[parent] == child else list(old[parent])
             for child, parent in enumerate(parents)
         ]
         # A full last block is never written again, so it may stay shared.
         partial = (request.num_tokens - 1) % self.block_size != 0
-        shared = len({table[-1] for table in request.tables}) < len(parents)
+        shared = len({table[-1] for table in request._tables}) < len(parents)
         request._split_at = request.num_tokens if partial and shared else 0
 
     # -- departure -----------------------------------------------------------------------------
 
     def release(self, request: Request) -> None:
-        for table in request.tables:
+        for table in request._tables:
             self._drop(table)
-        request.tables = ()
-        if request.cpu_tables:
-            self._give_cpu(dict.fromkeys(chain.from_iterable(request.cpu_tables)))
-            request.cpu_tables = ()
+        request._tables = ()
+        if request._cpu_tables:
+            self._give_cpu(dict.fromkeys(chain.from_iterable(request._cpu_tables)))
+            request._cpu_tables = ()
         request._split_at = 0
 
     def _filled(self, request: Request) -> list[list[int]]:
         """Its tables, without blocks that hold nothing yet."""
         blocks = self.blocks_for(request.computed)
-        return [table[:blocks] for table in request.tables]
+        return [table[:blocks] for table in request._tables]
 
     def filled_blocks(self, request: Request) -> int:
         return len(set(chain.from_iterable(self._filled(request))))
@@ -255,16 +255,16 @@ class PagedMemory(Memory):
         self._cpu_peak = max(self._cpu_peak, self.cpu_total - self.cpu_free)
         split_at = request._split_at
         self.release(request)
-        request.cpu_tables = [[there[block] for block in table] for table in filled]
+        request._cpu_tables = [[there[block] for block in table] for table in filled]
         request._split_at = split_at
         # A block that this step was to fill by a copy is read from the copy's source.
         return [(copies.pop(block, block), cpu) for block, cpu in there.items()]
 
     def swap_in(self, request: Request) -> Pairs:
-        owners = Counter(chain.from_iterable(request.cpu_tables))
+        owners = Counter(chain.from_iterable(request._cpu_tables))
         here = dict(zip(owners, self._take(len(owners)), strict=True))
-        request.tables = [[here[block] for block in table] for table in request.cpu_tables]
-        request.cpu_tables = ()
+        request._tables = [[here[block] for block in table] for table in request._cpu_tables]
+        request._cpu_tables = ()
         self._give_cpu(owners)
         again = {here[block]: count - 1 for block, count in owners.items() if count > 1}
         self._shared |= again
@@ -272,31 +272,31 @@ class PagedMemory(Memory):
         return list(here.items())
 
     def swap_need(self, request: Request, tokens: int) -> int:
-        tables = request.cpu_tables
+        tables = request._cpu_tables
         return len(set(chain.from_iterable(tables))) + self._blocks_needed(request, tables, tokens)
 
     # -- migration ----------------------------------------------------------------------------
 
     def holds(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> bool:
-        if not request.tables:
+        if not request._tables:
             return self.fit(request, tokens, spare, hit) is Fit.NOW
         return self.free - self.blocks_needed(request, tokens) >= spare
 
     def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
-        if not request.tables:
-            request.tables = [list(hit)]
-        table = request.tables[0]
+        if not request._tables:
+            request._tables = [list(hit)]
+        table = request._tables[0]
         table += self._take(self.blocks_for(tokens) - len(table))
 
     # -- inspection----------------------------------------------------------------------------
 
     def check(self, requests: Iterable[Request]) -> None:
         requests = list(requests)
-        owners = Counter(chain.from_iterable(chain.from_iterable(r.tables for r in requests)))
+        owners = Counter(chain.from_iterable(chain.from_iterable(r._tables for r in requests)))
         check_pool("GPU", self.total, self._free_blocks(), owners)
         cpu: Counter[int] = Counter()
         for request in requests:
-            cpu.update(set(chain.from_iterable(request.cpu_tables)))
+            cpu.update(set(chain.from_iterable(request._cpu_tables)))
         self._check_cpu(cpu)
         if twice := [block for block, count in cpu.items() if count > 1]:
             raise IntegrityError(f"CPU blocks {twice} belong to two requests")

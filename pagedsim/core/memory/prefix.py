@@ -33,7 +33,7 @@ def add_keys(keys: list[Hashable], request: Request, blocks: int, size: int) -> 
 
     Blocks have `size` tokens, and all in them must be known.
     """
-    prompt = request.prompt
+    prompt = request._prompt
     if isinstance(prompt, SymbolicPrompt) and (not keys or isinstance(keys[-1], int)):
         text, output = prompt, request._output
         if blocks * size > len(text) and isinstance(output, SymbolicPrompt):
@@ -48,7 +48,7 @@ def known_tokens(request: Request, with_tokens: bool) -> int:
     """Number of its tokens whose ids are known; `with_tokens`: the executor reports them."""
     if request._answer is not None and not with_tokens:
         return request.num_tokens
-    return request.prompt_len + request.sampled_count
+    return request._prompt_len + request.sampled_count
 
 
 def page_keys(request: Request, blocks: int, size: int, with_tokens: bool) -> list[Hashable]:
@@ -253,7 +253,7 @@ class PrefixMemory(PagedMemory):
         """The keys of its blocks that a cache may have."""
         # At least one token must be computed, or there would be nothing to sample from.
         most = (request.num_tokens - 1) // self.block_size
-        if request.prompt is None or (request.width > 1 and request.generated):
+        if request._prompt is None or (request._width > 1 and request.generated):
             return ()
         keys = self._keys(request, most)
         return keys if len(keys) == most else keys[:most]
@@ -280,17 +280,17 @@ class PrefixMemory(PagedMemory):
 
     def _register(self, request: Request, tokens: int) -> None:
         """Register all blocks filled by its first `tokens` tokens."""
-        if request.prompt is None:
+        if request._prompt is None:
             return
-        if request.width > 1:
-            tokens = min(tokens, request.prompt_len)
+        if request._width > 1:
+            tokens = min(tokens, request._prompt_len)
         if self.async_results and self.with_tokens:
             tokens = min(tokens, known_tokens(request, True))
         full = tokens // self.block_size
         known = request._registered
         if full <= known:
             return
-        self._learn(request.tables[0][known:full], self._keys(request, full)[known:full])
+        self._learn(request._tables[0][known:full], self._keys(request, full)[known:full])
         request._registered = full
 
     # -- admission and growth ------------------------------------------------------------------
@@ -317,22 +317,22 @@ class PrefixMemory(PagedMemory):
         super().admit(request, tokens, self._claimed(hit))
         request._registered = len(hit)
         # A group that is rebuilt gets all its blocks now, and fills them later.
-        if not (request.width > 1 and request.generated):
+        if not (request._width > 1 and request.generated):
             self._register(request, tokens)
 
     def need(self, request: Request) -> int | None:
-        full = len(request.tables[0]) * self.block_size
+        full = len(request._tables[0]) * self.block_size
         if request._split_at:
             return request._split_at
         if (
-            request.prompt is None
-            or request.width > 1
+            request._prompt is None
+            or request._width > 1
             or not self.with_tokens
             or self.async_results
         ):
             return full + 1  # with async results, tokens are known no sooner
         # A block is registered in the step that fills it, one before the next block is needed.
-        return full + (request._registered >= len(request.tables[0]))
+        return full + (request._registered >= len(request._tables[0]))
 
     def stride(self, forked: bool) -> int | None:
         return None if forked or self.with_tokens else self.block_size
@@ -355,7 +355,7 @@ class PrefixMemory(PagedMemory):
 
     def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
         super().fork(request, parents, copies)
-        if request.width == 1:  # it was a group, whose outputs are never looked up
+        if request._width == 1:  # it was a group, whose outputs are never looked up
             self._register(request, request.num_tokens - 1)
 
     # -- leaving -------------------------------------------------------------------------------
@@ -363,8 +363,8 @@ class PrefixMemory(PagedMemory):
     def retract(self, request: Request, tokens: int) -> None:
         """Unregister blocks that this step was to fill and will not."""
         full = tokens // self.block_size
-        for block in request.tables[0][full : request._registered]:
-            own = sum(block in table for table in request.tables)
+        for block in request._tables[0][full : request._registered]:
+            own = sum(block in table for table in request._tables)
             if self.references(block) == own and self._key_of[block] is not None:
                 self._forget((block,))
         request._registered = min(request._registered, full)
@@ -383,9 +383,9 @@ class PrefixMemory(PagedMemory):
         self._equals.clear()
 
     def guard(self, request: Request, until: float) -> None:
-        if request.tables:
+        if request._tables:
             self._register(request, request.computed)
-            for block in request.tables[0][: request._registered]:
+            for block in request._tables[0][: request._registered]:
                 self._guard.set(block, until)
 
     def guarded(self, hit: Sequence[int]) -> int:
@@ -396,7 +396,7 @@ class PrefixMemory(PagedMemory):
             self._idle.add(expired[::-1])
 
     def release(self, request: Request) -> None:
-        if request.tables:
+        if request._tables:
             self._register(request, request.computed)
         super().release(request)
         request._registered = 0
@@ -407,7 +407,7 @@ class PrefixMemory(PagedMemory):
         return pairs
 
     def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
-        if not request.tables:
+        if not request._tables:
             hit = self._claimed(hit)
             request._registered = len(hit)
         super().hold(request, tokens, hit)

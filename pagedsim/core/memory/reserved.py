@@ -141,7 +141,7 @@ class ReservedMemory(Memory):
         runs = self._reserve(request)
         assert runs is not None  # `fit` said so
         size = self._blocks(request)
-        request.tables = [list(range(start, start + size)) for start in runs]
+        request._tables = [list(range(start, start + size)) for start in runs]
 
     def _reserve(self, request: Request) -> list[int] | None:
         """Starts of a run for each sequence, or None (and nothing taken) if they do not fit."""
@@ -177,7 +177,7 @@ class ReservedMemory(Memory):
 
     def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
         """Without sharing, a fork is a copy of all that its parent has computed."""
-        old = request.tables
+        old = request._tables
         heirs: dict[int, int] = {}  # parent: the child that goes on in its run
         for child, parent in enumerate(parents):
             heirs.setdefault(parent, child)
@@ -197,27 +197,27 @@ class ReservedMemory(Memory):
             self._give(table[:1])
             for block in table:
                 copies.pop(block, None)  # what was still to be copied there is not needed
-        request.tables = tables
+        request._tables = tables
 
     def release(self, request: Request) -> None:
-        self._give(table[0] for table in request.tables)
-        request.tables = ()
+        self._give(table[0] for table in request._tables)
+        request._tables = ()
 
     def usage(self, requests: Iterable[Request]) -> Usage:
         stored = reserved = internal = 0
         for request in requests:
-            size = len(request.tables[0]) * self.block_size
+            size = len(request._tables[0]) * self.block_size
             useful = min(self.end_of(request), size)
             # Until it forks only the first run is filled.
-            filled = request.computed * (len(request.tables) if request.generated else 1)
+            filled = request.computed * (len(request._tables) if request.generated else 1)
             stored += filled
-            reserved += useful * len(request.tables) - filled
-            internal += (size - useful) * len(request.tables)
+            reserved += useful * len(request._tables) - filled
+            internal += (size - useful) * len(request._tables)
         slots = self.total * self.block_size
         return Usage(stored, reserved, internal, slots - stored - reserved - internal)
 
     def check(self, requests: Iterable[Request]) -> None:
-        held = {table[0]: len(table) for request in requests for table in request.tables}
+        held = {table[0]: len(table) for request in requests for table in request._tables}
         if held != self._sizes:
             raise IntegrityError(f"reservations {self._sizes} are counted, requests hold {held}")
         self._buddy.check(self._sizes)

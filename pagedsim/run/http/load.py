@@ -172,18 +172,18 @@ class Seen(Request):
     def ended(self, now: float) -> None:
         """The answer is whole, or there will be none."""
         answer, usage = self.answer, self.usage
-        self.prompt = None  # the largest part of it, and sent
-        self.first_token_at = answer.first
+        self._prompt = None  # the largest part of it, and sent
+        self._first_token_at = answer.first
         self._generated = round((usage.get("completion_tokens") or answer.parts) / self.width)
-        self.prompt_len = usage.get("prompt_tokens") or self.prompt_len
+        self._prompt_len = usage.get("prompt_tokens") or self.prompt_len
         if self.cache_known:
-            self.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"] or 0
+            self._cached_tokens = usage["prompt_tokens_details"]["cached_tokens"] or 0
         if answer.error:
-            self.state, self.finish_reason = State.ABORTED, answer.error
-            self.finished_at = now
+            self._state, self._finish_reason = State.ABORTED, answer.error
+            self._finished_at = now
         else:
-            self.state, self.finish_reason = State.FINISHED, answer.reason
-            self.finished_at = answer.last
+            self._state, self._finish_reason = State.FINISHED, answer.reason
+            self._finished_at = answer.last
 
 
 LOOK = 0.02

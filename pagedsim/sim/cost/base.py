@@ -111,7 +111,7 @@ def step(
     plan = StepPlan(number=0, now=0.0, ahead=ahead)
     if prompt:
         plan.add_chunk(Chunk(_REQUEST, cached, prompt, samples=True))
-    plan.decode_count, plan.decode_context = decodes, context
+    plan._decode_count, plan._decode_context = decodes, context
     return plan
 
 

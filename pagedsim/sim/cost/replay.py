@@ -151,6 +151,6 @@ class Decodes(CostModel):
 
 def _without_chunks(plan: StepPlan) -> StepPlan:
     part = StepPlan(plan.number, plan.now, plan.ahead)
-    part.decodes = plan.decodes
-    part.decode_count, part.decode_context = plan.decode_count, plan.decode_context
+    part._decodes = plan.decodes
+    part._decode_count, part._decode_context = plan.decode_count, plan.decode_context
     return part

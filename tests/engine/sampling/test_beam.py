@@ -175,7 +175,7 @@ def test_while_it_runs_the_output_is_that_of_the_running_beams() -> None:
     group = make_group(request, eos=(3,))
     assert isinstance(group, Beams)
     assert [output.token_ids for output in group.output(finished=False).outputs] == [[], []]
-    request.outputs = [[4], [7]]
+    request._outputs = [[4], [7]]
     group.take(torch.zeros(1, VOCAB))
     outputs = group.output(finished=False).outputs
     assert [output.token_ids for output in outputs] == [[4], [7]]

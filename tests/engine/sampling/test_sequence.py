@@ -95,11 +95,11 @@ def test_sequences_that_end_leave_the_group() -> None:
         Continuation([5, 6, 7], [0, 2, 3]),
         None,
     )
-    a.request.outputs = [[5], [6], [7]]
+    a.request._outputs = [[5], [6], [7]]
     assert a.take([Sample(8), Sample(8), Sample(9)]) == (Continuation([8, 8, 9]), None)
-    a.request.outputs = [[5, 8], [6, 8], [7, 9]]
+    a.request._outputs = [[5, 8], [6, 8], [7, 9]]
     assert a.take([Sample(0), Sample(1), Sample(0)]) == (Continuation([1], [1]), None)
-    a.request.outputs = [[6, 8, 1]]
+    a.request._outputs = [[6, 8, 1]]
     assert a.take([Sample(0)]) == (0, "stop")
     assert lines(a.output(finished=True)) == [[5, 8, 0], [0], [6, 8, 1, 0], [7, 9, 0]]
     a = group(SamplingParams(n=2), eos=(0,))
@@ -133,7 +133,7 @@ def test_stop_strings_wait_for_min_tokens() -> None:
     params = SamplingParams(stop=("e",), min_tokens=2)
     a = group(params)
     assert a.take([Sample(4)]) == (4, None)
-    a.request.outputs = [[4]]
+    a.request._outputs = [[4]]
     a.request._generated = 1
     assert a.take([Sample(4)]) == (4, "stop")
     assert a.output(finished=True).outputs[0].text == "e"
@@ -213,7 +213,7 @@ def test_an_output_tells_the_request() -> None:
     assert (one.cumulative_logprob, one.logprobs) == (None, None)
     assert all(type(token) is int for token in one.token_ids)
     without_text = make_group(Request("a", PROMPT, GREEDY))  # since there is no tokenizer
-    without_text.request.outputs = [[3]]
+    without_text.request._outputs = [[3]]
     without_text.close("length")
     assert without_text.output(finished=True).outputs[0].text == ""
 

@@ -222,7 +222,7 @@ def test_a_first_token_that_would_be_late_is_refused() -> None:
 def batch(*first_tokens: float | None) -> list[Request]:
     made = [Request(n, 10) for n in range(len(first_tokens))]
     for request, at in zip(made, first_tokens, strict=True):
-        request.first_token_at = at
+        request._first_token_at = at
     return made
 
 
