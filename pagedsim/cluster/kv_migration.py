@@ -162,11 +162,15 @@ class KVMigration:
         assert source is not None
         try:
             yield from self._reserve(transfer)
-        except RequestError:  # it has reached the maximum length there
+        except RequestError:
             self._finish(transfer)
             target.cancel_expected(request)
             self._release_source(request, source)
-            self.dispatcher.dismiss(request, State.FINISHED, "length", source.load.recorder)
+            if excess := target.scheduler.queues.excess(request):
+                reason = f"{target.name}: {excess}"
+                self.dispatcher.dismiss(request, State.REJECTED, reason, self.dispatcher.recorder)
+            else:  # its first token is the last one that has room there
+                self.dispatcher.dismiss(request, State.FINISHED, "length", source.load.recorder)
             return
         target.room_reserved(request)
         tokens = target.scheduler.migration.kv_transfer(request).tokens

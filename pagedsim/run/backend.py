@@ -271,6 +271,11 @@ class BackendRun(ABC):
         return (self.scheduler.policy,) if self.ours else ()
 
     @property
+    def limits(self) -> Mapping[int, str]:
+        """The lengths at which its servers cut answers, each with whose it is; empty if unknown."""
+        return {self.scheduler.max_model_len: ""} if self.ours else {}
+
+    @property
     def drawn(self) -> bool:
         """Whether its seed has a part in what it does to a given workload."""
         return False

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 import pagedsim
 from pagedsim.build import current_path
-from pagedsim.core import PagedsimError, Scheduler
+from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
 from pagedsim.metrics.files import write_run
@@ -185,11 +185,7 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
     more = remarks(scheduler.policy, workload) if scheduler else ()
     told = (*workload.notices, *more)
     found = [notice_of(text) for text in (*told, *parts.run.notices())]
-    finished = requests.filter(pc.equal(requests["state"], "finished"))
-    wanted = workload.output_len[np.asarray(finished["request"].to_numpy())]
-    short = int(np.count_nonzero(np.asarray(finished["output_tokens"].to_numpy()) < wanted))
-    if short:
-        found.append(Notice(_cut(scheduler), short, rows))
+    found += _cut(parts, requests)
     rejected = requests.filter(pc.equal(requests["state"], "rejected"))
     if rejected.num_rows:
         who, why = rejected["request"][0].as_py(), rejected["reason"][0].as_py()
@@ -205,11 +201,27 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
     return found
 
 
-def _cut(scheduler: Scheduler | None) -> str:
-    """Why an answer is shorter than the workload says."""
-    if scheduler is None:
-        return "answers were shorter than they were asked to be: the server may not take ignore_eos"
-    return f"answers were cut at max_model_len={scheduler.max_model_len} tokens"
+def _cut(parts: Parts, requests: pa.Table) -> Iterator[Notice]:
+    """Why answers are shorter than the workload says, by the limit that they have reached."""
+    finished = requests.filter(pc.equal(requests["state"], "finished"))
+    wanted = parts.workload.output_len[np.asarray(finished["request"].to_numpy())]
+    output = np.asarray(finished["output_tokens"].to_numpy())
+    short = output < wanted
+    lengths = (output + np.asarray(finished["prompt_tokens"].to_numpy()))[short]
+    limits = parts.run.limits
+    if not limits:
+        what = "answers were shorter than they were asked to be: the server may not take ignore_eos"
+        counts = {what: len(lengths)}
+    else:
+        every = np.sort(np.asarray(list(limits)))
+        reached = every[np.maximum(np.searchsorted(every, lengths, side="right") - 1, 0)]
+        counts = {
+            f"answers were cut at max_model_len={limit} tokens{whose}": int(
+                np.sum(reached == limit)
+            )
+            for limit, whose in limits.items()
+        }
+    return (Notice(what, count, len(parts.workload)) for what, count in counts.items() if count)
 
 
 def _queued_at_the_end(requests: pa.Table) -> int:

@@ -156,6 +156,17 @@ class FleetRun(BackendRun):
         return tuple(each.values())
 
     @property
+    def limits(self) -> Mapping[int, str]:
+        pools: dict[int, list[str]] = {}
+        for place in self.places:
+            pools.setdefault(place.simulation.scheduler.max_model_len, []).append(place.pool)
+        several = len(pools) > 1
+        return {
+            limit: f" (fleet.pools: {', '.join(dict.fromkeys(names))})" if several else ""
+            for limit, names in pools.items()
+        }
+
+    @property
     def drawn(self) -> bool:
         failing = isinstance(self.spec.dying, RandomOutages)
         lossy = self.spec.link is not None and self.spec.link.failure_rate > 0

@@ -50,6 +50,15 @@ def test_a_request_decodes_after_its_keys_and_values_have_come() -> None:
     assert requests["replica"] == [0]
 
 
+def test_the_limit_of_the_decode_replica_holds() -> None:
+    """What a server of its limit alone refuses is rejected, and what that cuts is cut."""
+    rows = [(0.0, 9, 3), (0.0, 8, 3), (0.0, 6, 5)]
+    requests, _ = moved(rows, scheduler(), scheduler(max_model_len=8))
+    assert requests["state"] == ["rejected", "finished", "finished"]
+    assert requests["reason"][0] == "replica-1: prompt of 9 tokens: max_model_len is 8"
+    assert requests["output_tokens"][1:] == [1, 2]
+
+
 def test_a_request_without_room_at_the_target_stays_at_the_source() -> None:
     """Each takes three blocks of four; the second has to wait for the first to end."""
     requests, _ = moved([(0.0, 8, 4)] * 2, scheduler(), scheduler(blocks=4), token_bytes=0.0)

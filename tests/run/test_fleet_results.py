@@ -109,6 +109,20 @@ def test_transfers_are_in_the_summary(tmp_path: Path) -> None:
     assert (decode["prompt_tokens"], prefill["output_tokens"]) == (0, 0)
 
 
+def test_answers_are_cut_at_the_limit_of_their_pool(tmp_path: Path) -> None:
+    decode = 'fleet.pools.decode.set=["server.max_model_len=256"]'
+    run = run_of(tmp_path, WORDS, ("fleet=prefill_decode", decode))
+    table = run.requests("prompt_tokens", "output_tokens", "state")
+    prompts, outputs = (table[name].to_numpy() for name in table.column_names[:2])
+    refused = table["state"].to_numpy() == "rejected"
+    assert (refused == (prompts > 256)).all() and (prompts + outputs <= 257)[~refused].all()
+    told = {one["what"]: one["count"] for one in run.summary["notices"]}
+    assert told.pop("requests were rejected") == refused.sum() > 0
+    (what,) = (what for what in told if "cut" in what)
+    assert what == "answers were cut at max_model_len=256 tokens (fleet.pools: decode)"
+    assert run.summary["finished"] == (~refused).sum()
+
+
 def test_a_study_shows_it(tmp_path: Path) -> None:
     words = ("experiment=single", "workload.requests=20", "seeds=1", "fleet.replicas=2")
     carried_out(tmp_path, *words)
