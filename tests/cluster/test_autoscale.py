@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,6 +14,7 @@ from pagedsim.cluster.failures import ListedOutages
 from pagedsim.cluster.link import Network
 from pagedsim.cluster.replica import ReplicaState
 from pagedsim.core import ConfigError, Scheduler
+from pagedsim.policies.autoscaling import Autoscaler, ScalingView
 from pagedsim.policies.routing.router import Router
 from pagedsim.policies.routing.simple import Central, LeastRequests, RoundRobin
 from pagedsim.run.objects import autoscale_of
@@ -95,6 +96,27 @@ def test_the_last_that_drains_is_taken_back() -> None:
         [begin for what, begin, _ in one if what is ReplicaState.UP and begin > 0] for one in up
     ]
     assert back[1] == [15.0] and (not back[0] or back[0][0] > 15.0)
+
+
+class Script(Autoscaler):
+    """As many replicas as are written down for the time."""
+
+    wanted: ClassVar = {5.0: 1, 10.0: 3}
+
+    def desired(self, view: ScalingView) -> int:
+        return self.wanted.get(view.now, len(view.replicas))
+
+
+def test_only_those_start_that_the_draining_ones_do_not_make_up_for() -> None:
+    """At 10 s two more are wanted: replica 1, which drains since 5 s, and one that is off."""
+
+    def begin(dispatcher: Dispatcher) -> None:
+        dispatcher.bring_up(dispatcher.replicas[1])
+
+    rule = Autoscale(Script, interval_s=5.0, startup_s=1.0)
+    four = [scheduler() for _ in range(4)]
+    _, paid, _ = scaled([(0.0, 3, 40)] * 2, rule, *four, router=RoundRobin(), begins=begin)
+    assert paid == [[(0.0, inf)], [(0.0, inf)], [(10.0, inf)], []]
 
 
 def test_a_replica_a_step_ahead_stops_when_its_last_step_has_ended() -> None:

@@ -13,7 +13,7 @@ from pagedsim.cluster.link import Network
 from pagedsim.core import Request, Scheduler
 from pagedsim.policies.routing.router import Move, Refusal, Replica, Replicas, Router
 from pagedsim.policies.routing.simple import RoundRobin
-from tests.cluster.fleets import NETWORK, served, server
+from tests.cluster.fleets import NETWORK, served, server, whole
 from tests.sim.harness import Constant, Jobs
 
 scheduler = partial(server, blocks=24, max_seqs=8, batching="unified")
@@ -89,6 +89,22 @@ def test_a_live_migration_decodes_while_it_is_copied() -> None:
     # Of 8 more tokens, 9 take until 3.375 s. It parts at 4 s with 11: two more are copied.
     _, steps = moved([(0.0, 8, 9)], scheduler(), scheduler(), router=Moves(), roles=())
     assert steps.replicas[1].table()["start"].to_pylist()[0] == 4.25
+
+
+def test_a_request_that_decodes_faster_than_it_is_copied_pauses_for_the_third_copy() -> None:
+    """Ten tokens a second are decoded and eight copied, so each copy leaves more for the next."""
+    dispatcher, recorder = whole(
+        [scheduler(blocks=400), scheduler(blocks=400)],
+        Jobs([(0.0, 200, 900)]),
+        Moves(),
+        Constant(0.1),
+        token_bytes=1.0,
+        network=NETWORK,
+    )
+    assert dispatcher.migration is not None
+    assert dispatcher.migration.fabric.usage.transfers == 3
+    assert dispatcher.migration.migrations == 1
+    assert recorder.requests_table()["output_tokens"].to_pylist() == [900]
 
 
 def test_a_request_without_a_token_does_not_migrate() -> None:

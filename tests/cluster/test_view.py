@@ -17,7 +17,7 @@ from pagedsim.core.plan import prefill_left
 from pagedsim.policies.routing.router import Refusal, Replica, Replicas, Router
 from pagedsim.policies.routing.simple import Central, RoundRobin
 from tests.cluster.fleets import Alike, served, server
-from tests.sim.harness import Constant, Jobs
+from tests.sim.harness import Affine, Constant, Jobs
 
 scheduler = partial(server, blocks=24, max_seqs=6)
 KINDS: list[dict[str, Any]] = [
@@ -144,6 +144,21 @@ def test_a_refused_request_is_recorded() -> None:
     requests, _ = served([scheduler(), scheduler()], jobs, refuses, Constant())
     assert requests["state"].to_pylist() == ["rejected"]
     assert requests["reason"].to_pylist() == ["too busy"]
+
+
+def test_times_are_those_of_the_cost_model() -> None:
+    class Asks(RoundRobin):
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+            (replica,) = replicas
+            self.told = [replica.prefill_seconds(9), replica.prefill_seconds(9, 30)]
+            self.told.append(replica.decode_seconds(4, 70))
+            return replica
+
+    router = Asks()
+    served([scheduler()], Jobs([(0.0, 3, 4)]), router, Affine())
+    fixed = Affine().decode_seconds(0, 0)
+    prefills = [1e-4 * 9 + 3e-8 * 9 * context + fixed for context in (9, 39)]
+    assert router.told == pytest.approx([*prefills, Affine().decode_seconds(4, 70)], rel=1e-12)
 
 
 # -- old counts ------------------------------------------------------------------------------------
