@@ -21,8 +21,8 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.factory import ServedModel
-from pagedsim.serve.listen import BoundedProtocol
 from pagedsim.serve.metrics import Metrics
+from pagedsim.serve.protocol import BoundedProtocol
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from pagedsim.serve.worker import Backend
 from tests.sim.harness import Constant

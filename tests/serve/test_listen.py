@@ -96,10 +96,52 @@ def test_headers_of_usual_size_pass_again_and_again(server: Server) -> None:
 def test_a_request_must_be_sent_in_time(
     server: Server, half: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedsim.serve.listen.READ_SECONDS", 0.2)
+    monkeypatch.setattr("pagedsim.serve.protocol.READ_SECONDS", 0.2)
     with connected(server) as client:
         client.sendall(half)
         assert received(client).startswith(b"HTTP/1.1 408 ")
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+CLOSE = b"Connection: close\r\n"
+IN_CHUNKS = post(b"%x\r\n%b\r\n0\r\n" % (len(SHORT), SHORT), more=CHUNKED + CLOSE).replace(
+    b"Content-Length", b"X-Length"
+)
+BY_RFC_9112 = {
+    "two hosts": (400, post(more=b"host: localhost\r\n")),
+    "no host": (400, b"GET /health HTTP/1.1\r\n\r\n"),
+    "host with a path": (400, b"GET /health HTTP/1.1\r\nHost: localhost/a\r\n\r\n"),
+    "host in the target": (200, b"GET http://a:1/health HTTP/1.1\r\nHost: b/c\r\n%b\r\n" % CLOSE),
+    "target without a path": (404, b"GET http://a?b HTTP/1.1\r\nHost: b\r\n%b\r\n" % CLOSE),
+    "other version": (505, post().replace(b"HTTP/1.1", b"HTTP/2.0")),
+    "other coding": (501, IN_CHUNKS.replace(b"chunked", b"gzip, chunked")),
+    "chunks of HTTP/1.0": (400, IN_CHUNKS.replace(b"HTTP/1.1", b"HTTP/1.0")),
+    "trailer": (200, IN_CHUNKS + b"Origin: http://evil.example\r\n\r\n"),
+    "unending trailers": (431, IN_CHUNKS + b"X-More: 1\r\n" * 10_000),
+    "tiny chunks": (
+        431,
+        IN_CHUNKS.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" + b"1\r\na\r\n" * 20_000,
+    ),
+    "long target": (414, b"GET /health?%b HTTP/1.1\r\nHost: a\r\n\r\n" % (b"a=b&" * 5_000)),
+    "many at once": (400, post() * 200),
+    "upgrade": (200, post(more=CLOSE + b"Upgrade: h2c\r\n").replace(b"close", b"close, Upgrade")),
+}
+
+
+@pytest.mark.parametrize(("status", "data"), BY_RFC_9112.values(), ids=BY_RFC_9112)
+def test_a_request_is_read_as_rfc_9112_has_it(server: Server, status: int, data: bytes) -> None:
+    with connected(server) as client:
+        sent(client, data, len(data))
+        assert received(client).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_an_answer_to_http_1_0_ends_with_its_connection(server: Server) -> None:
+    with connected(server) as client:
+        old = post(SHORT[:-1] + b', "stream": true}', more=b"Expect: 100-continue\r\n")
+        client.sendall(old.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = received(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and b"transfer-encoding" not in head.lower()
+    assert body.startswith(b"data: {") and body.endswith(b"}\n\ndata: [DONE]\n\n")
 
 
 def test_invalid_http_is_refused_in_the_shape_of_other_errors(server: Server) -> None:
@@ -123,7 +165,7 @@ def test_invalid_http_is_not_answered_within_a_stream(server: Server) -> None:
 def test_an_answer_may_take_longer_than_a_request(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedsim.serve.listen.READ_SECONDS", 0.05)
+    monkeypatch.setattr("pagedsim.serve.protocol.READ_SECONDS", 0.05)
     with connected(server) as client:
         body = json.dumps({"prompt": "a", "max_tokens": 1000}).encode()
         client.sendall(post(body, more=b"Connection: close\r\n"))
