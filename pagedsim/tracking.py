@@ -27,7 +27,7 @@ from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.result import Listing, Result
 from pagedsim.report.load import load_of
-from pagedsim.report.table import COLUMNS, columns_of, comparison_rows, tables
+from pagedsim.report.table import columns_of, comparison_of, tables
 
 SETTINGS = ("mode", "project", "entity", "tags")
 """The keys of the group `tracking`."""
@@ -260,7 +260,8 @@ def _log_arm(tracked: Any, runs: Sequence[Run], points: int) -> None:
     import wandb
 
     seeds = [{"seed": run.seed} | dict(_flat(run.summary)) for run in runs]
-    numbers = [name for name, value in seeds[0].items() if _is_number(value)]
+    every = [pair for one in seeds for pair in one.items()]
+    numbers = list(dict.fromkeys(name for name, value in every if _is_number(value)))
     if points:
         _log_load(tracked, runs[0], points)
     if len(seeds) > 1 or points:
@@ -314,7 +315,8 @@ def _log_result(
         columns, rows = columns_of(table)
         logged["comparison"] = wandb.Table(columns=[*columns], data=rows, allow_mixed_types=True)
     elif arms is not None:
-        logged["comparison"] = wandb.Table(columns=list(COLUMNS), data=comparison_rows(arms))
+        columns, rows = comparison_of(arms)
+        logged["comparison"] = wandb.Table(columns=[*columns], data=rows)
     for number, listing in enumerate(tables(result)):
         logged[f"tables/{number}"] = _listing(listing)
     # A single log call: what belongs together has one step.

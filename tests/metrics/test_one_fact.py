@@ -1,0 +1,285 @@
+"""A number is the same wherever it is told: in the summaries of runs, in comparison.csv and
+result.json, on the terminal, in the report, in Weights & Biases and from Python."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import unescape
+from math import exp, isnan, log, nan
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import yaml
+
+import pagedsim as ps
+from pagedsim.metrics.catalogue import keys_of, label_of
+from pagedsim.metrics.definitions import METRICS
+from tests.conftest import Call
+from tests.wandb_files import by_name, records, summary_of, table_of
+
+LOAD = (
+    *("seeds=2", "seed=4", "jobs=1", "workload.requests=5", "workload.rate=20"),
+    *("server.max_seqs=4", "slo.ttft=0.2", f"study.metrics=[{','.join(METRICS)}]"),
+)
+"""So few requests that some metric has a value under one seed alone."""
+BATCHINGS = {"a": "prefill_first", "b": "unified"}
+ARMS = 'study.arms={a: ["batching=prefill_first"], b: ["batching=unified"]}'
+STUDIES = {
+    "arms": (
+        *("experiment=compare", ARMS, "workload=chat_and_batch", "policy=priority"),
+        *("memory.blocks=150", "preemption=swap", "server.max_model_len=2048"),
+    ),
+    "fleets": (
+        *("experiment=compare", ARMS, "fleet.replicas=2"),
+        *("memory=prefix", "workload=four_clients"),
+    ),
+    "one": ("experiment=single", "workload=chat_and_batch"),
+}
+UNITS = {"ms": 1e-3, "µs": 1e-6, "%": 1e-2, "pp": 1e-2, "kJ": 1e3, "MJ": 1e6, "kW": 1e3, "ct": 1e-2}
+"""Those that are not 1."""
+NUMBER = re.compile(r"([−-]?[\d,]+(?:\.(\d+))?)(?: ?([^\d\s;,()]+))?")
+REPLICA = {"Requests": "requests", "Load": "load", "Busy": "busy"}
+"""Headings of a table of replicas that are no metric's."""
+
+
+def says(text: str, value: float) -> bool:
+    """Whether a printed number is this one, as far as it is printed."""
+    if (found := NUMBER.fullmatch(text)) is None:
+        return text == "–" and isnan(value)
+    number, decimals, unit = found.groups()
+    scale = UNITS.get(unit or "", 1.0)
+    printed = float(number.replace(",", "").replace("−", "-")) * scale
+    return abs(printed - value) <= 0.5001 * scale * 10.0 ** -len(decimals or "")
+
+
+def near(one: object, other: object, digits: float = 1e-12) -> bool:
+    """Whether two numbers are equal; nothing is NaN."""
+    a, b = (nan if value in (None, "") else float(str(value)) for value in (one, other))
+    return (isnan(a) and isnan(b)) or abs(a - b) <= digits * max(abs(a), abs(b))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a study has left."""
+
+    folder: Path
+    terminal: str
+    summaries: dict[str, list[dict[str, Any]]]
+    """By arm, one a seed."""
+
+    def values(self, arm: str, key: str, client: str | None) -> list[float]:
+        """One a seed, NaN where there is none."""
+        groups = self.summaries[arm]
+        if client is not None:
+            groups = [one["clients"].get(client, {}) for one in groups]
+        return [nan if one.get(key) is None else float(one[key]) for one in groups]
+
+    def mean(self, arm: str, key: str, client: str | None = None) -> float:
+        known = [value for value in self.values(arm, key, client) if not isnan(value)]
+        return fmean(known) if known else nan
+
+    @property
+    def clients(self) -> list[str | None]:
+        seeds = [one for some in self.summaries.values() for one in some]
+        return [*sorted({client for one in seeds for client in one["clients"]}), None]
+
+    @property
+    def page(self) -> str:
+        return (self.folder / "report.html").read_text(encoding="utf-8")
+
+    @property
+    def table(self) -> list[dict[str, str]]:
+        with (self.folder / "comparison.csv").open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+
+
+def read(folder: Path, terminal: str) -> Told:
+    summaries: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("runs/*/seed-*")):
+        summaries.setdefault(path.parent.name, []).append(
+            json.loads((path / "summary.json").read_text())
+        )
+    return Told(folder, terminal, summaries)
+
+
+# -- where it is told ------------------------------------------------------------------------------
+
+Claims = Iterator[tuple[str, bool]]
+"""What is told, and whether it is so."""
+
+
+def of_csv(told: Told) -> Claims:
+    for row in told.table:
+        key, arm, client = row["metric"], row["arm"], row["client"]
+        group = None if client == "all" else client
+        ours = told.values(arm, key, group)
+        if "mean" in row:  # of a single arm
+            yield f"csv {client} {key}", near(row["mean"], told.mean(arm, key, group))
+            continue
+        theirs = told.values(row["baseline"], key, group)
+        pairs = [pair for pair in zip(ours, theirs, strict=True) if not any(map(isnan, pair))]
+        yield f"csv {client} {key} seeds", int(row["seeds"]) == len(pairs)
+        for name, one in (("ours", 0), ("theirs", 1)):
+            yield f"csv {client} {key} {name}", near(row[name], fmean(pair[one] for pair in pairs))
+        change = fmean(a - b for a, b in pairs)
+        scale = max(abs(value) for pair in pairs for value in pair)
+        yield (
+            f"csv {client} {key} difference",
+            abs(float(row["difference"]) - change) <= 1e-12 * scale,
+        )
+        if min(value for pair in pairs for value in pair) > 0:
+            ratio = exp(fmean(log(a / b) for a, b in pairs))
+            yield f"csv {client} {key} ratio", near(row["ratio"], ratio)
+
+
+def of_json(told: Told) -> Claims:
+    means = json.loads((told.folder / "result.json").read_text())["data"]["means"]
+    for arm, row in means.items():
+        for key, value in row.items():
+            yield f"result.json {arm} {key}", near(value, told.mean(arm, key), 1e-5)
+
+
+def rows_of(page: str) -> Iterator[tuple[str, str, str, dict[str, str]]]:
+    """Of each row of the tables: their title, its group, its name, and its cells by heading."""
+    tables = re.findall(r"<h2>([^<]*)</h2><div[^>]*>(<table.*?</table>)", page.replace("\n", " "))
+    for title, table in tables:
+        (_, *head), *rows = [cells(row) for row in re.findall(r"<tr.*?</tr>", table)]
+        group = "all requests"
+        for name, *row in rows:
+            if row:
+                yield title, group, name, dict(zip(head, row, strict=True))
+            else:
+                group = name
+
+
+def of_page(told: Told) -> Claims:
+    """The table of arms, whose columns are metrics, and those of replicas."""
+    keys = {label_of(key): key for key in keys_of(METRICS)}
+    for title, group, name, row in rows_of(told.page):
+        for label, cell in row.items():
+            value, _, change = cell.partition("|")
+            value = value.partition("±")[0].strip()
+            what = f"page {title} {group} {name} {label}: {cell}"
+            if title == "Results":
+                client = None if group == "all requests" else group
+                truth = told.mean(name, keys[label], client)
+                so = says(value, truth) and changed(told, name, keys[label], client, change)
+                yield what, so
+            elif title.startswith("Replicas"):
+                arm = title.removeprefix("Replicas").removeprefix(" of ") or "run"
+                whole = {one["name"]: one for one in told.summaries[arm][0]["replicas"]}
+                found = whole[name][REPLICA.get(label) or keys[label]]
+                yield what, says(value, nan if found is None else found)
+
+
+def changed(told: Told, arm: str, key: str, client: str | None, change: str) -> bool:
+    """Whether the change against the baseline is that of comparison.csv."""
+    if not change:
+        return True
+    named = (client or "all", key, arm)
+    row = next(r for r in told.table if (r["client"], r["metric"], r["arm"]) == named)
+    if change in ("same", "±0 %"):
+        return near(row["ours"], row["theirs"], 5e-4)
+    if not row["ratio"]:
+        return says(change.lstrip("+").replace("− ", "−"), float(row["difference"]))
+    if change.startswith("×"):
+        return says(change[1:], float(row["ratio"]))
+    return says(change.lstrip("+"), float(row["ratio"]) - 1) or float(row["ratio"]) < 1e-3
+
+
+def of_terminal(told: Told) -> Claims:
+    """The terminal prints the rows of the page, a few columns at a time."""
+    printed: dict[tuple[str, str], list[str]] = {}
+    groups = {*(client or "all requests" for client in told.clients), "Replicas"}
+    group = ""
+    for line in told.terminal.splitlines():
+        name, _, rest = line.strip().partition("  ")
+        if line.strip().removesuffix(" of") in groups or line.startswith("Replicas"):
+            group = line.strip()
+        elif NUMBER.match(rest.strip()) or rest.strip().startswith("–"):
+            printed.setdefault((group, name), []).extend(re.split(" {2,}", rest.strip()))
+    on_page: dict[tuple[str, str], list[str]] = {}
+    for heading, group, name, row in rows_of(told.page):
+        if heading == "Results" or heading.startswith("Replicas"):
+            values = [re.split(r"[±|]", cell)[0].strip() for cell in row.values()]
+            on_page[group if heading == "Results" else heading, name] = values
+    for where, values in on_page.items():
+        known = [[one for one in some if one != "–"] for some in (printed.get(where, []), values)]
+        yield f"terminal {where}: {known[0]}, page: {known[1]}", known[0] == known[1]
+
+
+def of_wandb(told: Told) -> Claims:
+    tracked = by_name(told.folder)
+    for arm, seeds in told.summaries.items():
+        kept, logged = summary_of(records(tracked[arm])), table_of(tracked[arm], "seeds")
+        flat = [dict(numbers(one)) for one in seeds]
+        for name in dict.fromkeys(name for one in flat for name in one):
+            known = [one[name] for one in flat if name in one]
+            yield f"W&B {arm} {name}", near(kept[name], fmean(known))
+            column = [row[logged["columns"].index(name)] for row in logged["data"]]
+            same = all(map(near, column, [one.get(name) for one in flat]))
+            yield f"W&B {arm} {name} by seed", same
+        if replicas := seeds[0].get("replicas"):
+            rows = table_of(tracked[arm], "replicas")
+            yield "W&B replicas", rows["data"] == [list(one.values()) for one in replicas]
+    rows = table_of(tracked["comparison"], "comparison")
+    yield (
+        "W&B comparison",
+        [list(map(text_of, row)) for row in rows["data"]]
+        == [list(row.values()) for row in told.table],
+    )
+
+
+def numbers(summary: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in summary.items():
+        if isinstance(value, dict):
+            yield from numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value
+
+
+def of_python(told: Told, words: Sequence[str]) -> Claims:
+    """The same study from Python, which finds its runs."""
+    given = dict(word.lstrip("+").split("=", 1) for word in words)
+    settings = {key: yaml.safe_load(value) for key, value in given.items()}
+    if settings.pop("study.arms", None):
+        settings["batching"] = BATCHINGS
+    result = ps.experiment(settings.pop("experiment"), settings, folder=told.folder)
+    for run in result.runs:
+        there = dict(numbers(told.summaries[run.arm][run.seed - result.runs[0].seed]))
+        known = {key: value for key, value in numbers(run.summary) if not isnan(value)}
+        yield f"Python {run.arm} {run.seed}", known == there
+    rows = [
+        dict(zip(row, map(text_of, row.values()), strict=True))
+        for row in result.table().to_pylist()
+    ]
+    yield "Python table", rows == told.table
+
+
+def text_of(cell: object) -> str:
+    return "" if cell is None else str(cell)
+
+
+def cells(row: str) -> list[str]:
+    """The texts of a row's cells, the change after a bar."""
+    inner = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
+    barred = [re.sub(r'<span class="change[^>]*>', "|", cell) for cell in inner]
+    return [unescape(re.sub(r"<[^>]*>", "", cell)) for cell in barred]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_number_is_one_fact(study: str, call: Call, tmp_path: Path) -> None:
+    words = (*STUDIES[study], *LOAD)
+    code, terminal, errors = call(*words, "tracking.mode=offline", "hydra.run.dir=study")
+    assert (code, errors) == (0, ""), errors
+    told = read(tmp_path / "study", terminal)
+    claims = [*of_csv(told), *of_json(told), *of_page(told), *of_terminal(told), *of_wandb(told)]
+    claims += of_python(told, words)
+    assert len(claims) > 300
+    assert [what for what, so in claims if not so] == []
