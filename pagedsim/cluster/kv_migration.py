@@ -149,6 +149,7 @@ class KVMigration:
             self.waiting.popleft()
             if isinstance(target, Refusal):
                 self._release_source(first.request, first.source)
+                self.dispatcher.report_lost(first.source, first.request)
                 self.dispatcher.dismiss(
                     first.request, State.REJECTED, target.reason, self.dispatcher.recorder
                 )
@@ -166,6 +167,7 @@ class KVMigration:
             self._finish(transfer)
             target.cancel_expected(request)
             self._release_source(request, source)
+            self.dispatcher.report_lost(target, request)
             if excess := target.scheduler.queues.excess(request):
                 reason = f"{target.name}: {excess}"
                 self.dispatcher.dismiss(request, State.REJECTED, reason, self.dispatcher.recorder)

@@ -13,7 +13,7 @@ from pagedsim.cluster.link import Network
 from pagedsim.core import Request, Scheduler
 from pagedsim.policies.routing.router import Move, Refusal, Replica, Replicas, Router
 from pagedsim.policies.routing.simple import RoundRobin
-from tests.cluster.fleets import NETWORK, served, server, whole
+from tests.cluster.fleets import NETWORK, Watching, served, server, whole
 from tests.sim.harness import Constant, Jobs
 
 scheduler = partial(server, blocks=24, max_seqs=8, batching="unified")
@@ -52,11 +52,13 @@ def test_a_request_decodes_after_its_keys_and_values_have_come() -> None:
 
 def test_the_limit_of_the_decode_replica_holds() -> None:
     """What a server of its limit alone refuses is rejected, and what that cuts is cut."""
-    rows = [(0.0, 9, 3), (0.0, 8, 3), (0.0, 6, 5)]
-    requests, _ = moved(rows, scheduler(), scheduler(max_model_len=8))
+    rows, router = [(0.0, 9, 3), (0.0, 8, 3), (0.0, 6, 5)], Watching()
+    requests, _ = moved(rows, scheduler(), scheduler(max_model_len=8), router=router)
     assert requests["state"] == ["rejected", "finished", "finished"]
     assert requests["reason"][0] == "replica-1: prompt of 9 tokens: max_model_len is 8"
     assert requests["output_tokens"][1:] == [1, 2]
+    left = sorted(seen[1:] for seen in router.seen if seen[1] == "Left")
+    assert left == [("Left", number, 1) for number in range(3)]
 
 
 def test_a_request_without_room_at_the_target_stays_at_the_source() -> None:
@@ -131,14 +133,16 @@ def test_a_request_attached_as_a_replica_goes_idle_is_served() -> None:
 
 
 def test_a_request_that_is_refused_before_it_decodes_leaves_nothing_behind() -> None:
-    class Refuses(RoundRobin):
+    class Refuses(Watching):
         def route(self, request: Request, replicas: Replicas, now: float) -> Replica | Refusal:  # type: ignore[override]
             answer = super().route(request, replicas, now)
             return Refusal("too late") if replicas.role == "decode" else answer
 
     first, second = scheduler(), scheduler()
-    requests, _ = moved([(0.0, 4, 3)], first, second, router=Refuses())
+    router = Refuses()
+    requests, _ = moved([(0.0, 4, 3)], first, second, router=router)
     assert requests["state"] == ["rejected"]
+    assert router.seen == [(0.0, "Placed", 0, 0), (1.0, "Left", 0, 0)]
     assert not first.migration.held and first.memory.used == 0
 
 
