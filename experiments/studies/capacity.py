@@ -24,6 +24,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import scale_of
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, added_up
+from pagedsim.metrics.stability import mean_backlogs, overload_of, short_note
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.run.backend import RunConfig
@@ -35,12 +36,15 @@ from pagedsim.run.study import Analysis, Study
 RATE = "workload.rate"
 WITHOUT_RATE = ("closed", "burst")
 """Arrival processes without a rate."""
+OVERLOAD = "overload"
+"""What misses any objective: the backlog grows for as long as requests come."""
 
 
 @dataclass(frozen=True)
 class Capacity(Study):
     """A search for each arm under each seed, in rounds: each asks every search for one run.
 
+    A rate that overloads the server misses the objective, whatever its bounds.
     `arms` are named overrides as in a comparison (None: `usual`); `bounds` maps latencies to
     seconds, or clients to such mappings; `tolerance` is how near the ends of an edge must be.
     """
@@ -154,7 +158,8 @@ class Search(Bisection):
         summary = self.runs[rate].summary
         if not summary["finished"]:
             return ["every bound: nothing was served"]
-        return [bound.name for bound in missed(self.bounds, summary)]
+        names = [bound.name for bound in missed(self.bounds, summary)]
+        return names if overload_of(mean_backlogs([summary])) is None else [*names, OVERLOAD]
 
 
 @dataclass(frozen=True)
@@ -435,7 +440,9 @@ class Searches:
         yield from self._hidden()
         whose: dict[str, list[str]] = {}
         for arm in self.arms:
-            for text in added_up([run.summary for run in arm.lowest_runs]):
+            summaries = [run.summary for run in arm.lowest_runs]
+            short = short_note(mean_backlogs(summaries)) if summaries else None
+            for text in [*added_up(summaries), *filter(None, [short])]:
                 whose.setdefault(text, []).append(arm.name)
         for text, own in whose.items():
             yield text if len(own) == len(self.arms) else f"{', '.join(own)}: {text}"

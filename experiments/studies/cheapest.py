@@ -19,6 +19,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import estimate, value_of
 from pagedsim.metrics.result import added_up
 from pagedsim.metrics.slo import BOUNDED, slo_of
+from pagedsim.metrics.stability import Backlog, mean_backlogs, overload_of, short_note
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.compose import group_of
 from pagedsim.run.job import Arm, Failure, Job
@@ -44,7 +45,8 @@ _TRAFFIC = ("workload", "predictor", "slo", "backend")
 class Cheapest(Study):
     """Every GPU of `gpus` with every split and router, and the fewest replicas that it takes.
 
-    A fleet meets the objective if a share `attainment` of its requests does. Short runs look for
+    A fleet meets the objective if a share `attainment` of its requests does, and it is not
+    overloaded. Short runs look for
     the fewest replicas, long runs under every seed confirm them. Where prefill and decode are
     apart, the fewest for each alone come first: no fleet of both has fewer. What would cost more
     than 1 + `margin` times as much as the cheapest is dropped.
@@ -198,7 +200,8 @@ class Searches:
                 self.failed.setdefault(probe.option.name, failure)
         found = self.of(probe)
         if len(found) == (self._seeds if probe.long else 1):
-            met = estimate(_values(found, ATTAINED)).mean >= self.study.attainment
+            attained = estimate(_values(found, ATTAINED)).mean >= self.study.attainment
+            met = attained and overload_of(_backlogs(found)) is None
             self.lattices[probe.option.name, probe.role].tell(probe.counts, met, probe.long)
 
     def of(self, probe: Probe) -> list[Run]:
@@ -306,6 +309,7 @@ class Searches:
             euros_per_hour=self.lattices[option.name, None].cost(probe.counts),
             attained=means.pop(ATTAINED),
             means={key: one.mean for key, one in means.items()},
+            overloaded=overload_of(_backlogs(found)) is not None,
         )
 
     def _notes(self, done: report.Cheapest) -> Iterator[str]:
@@ -318,10 +322,16 @@ class Searches:
         if done.winner is not None:
             runs = self.of(self.study.probes[done.winner.name])
             yield from added_up([run.summary for run in runs])
+            if short := short_note(_backlogs(runs)):
+                yield short
 
 
 def _values(runs: Sequence[Run], key: str) -> list[float]:
     return [value_of(run.summary, key) for run in runs]
+
+
+def _backlogs(runs: Sequence[Run]) -> list[Backlog]:
+    return mean_backlogs(run.summary for run in runs)
 
 
 # -- fleet options ---------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from pagedsim.report.numbers import percent, signed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = ("goodput_per_s", "tokens_per_euro", "tokens_per_joule", "mean_watts")
+GOODPUT = "goodput_per_s"
+COLUMNS = (GOODPUT, "tokens_per_euro", "tokens_per_joule", "mean_watts")
 """Metrics of a fleet reported beside its cost."""
 _FLOOR = 0.5
 """Smallest SLO attainment in the plot."""
@@ -40,6 +41,8 @@ class Fleet:
     euros_per_hour: float
     attained: Estimate
     means: Mapping[str, float]
+    overloaded: bool
+    """Whether requests came faster than it completed them, in whichever of its pools."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,13 @@ class Cheapest:
 
     @property
     def found(self) -> list[Fleet]:
-        """The cheapest sufficient fleet of each option, by cost, then by descending attainment."""
+        """The cheapest sufficient fleet of each option, by cost, then by descending goodput."""
         names = set(self.least.values())
         there = [fleet for fleet in self.fleets if fleet.long and fleet.name in names]
-        return sorted(there, key=lambda one: (round(one.euros_per_hour, 9), -one.attained.mean))
+        return sorted(
+            there,
+            key=lambda one: (round(one.euros_per_hour, 9), -one.means[GOODPUT], -one.attained.mean),
+        )
 
     @property
     def winner(self) -> Fleet | None:
@@ -115,7 +121,7 @@ class Cheapest:
             if name.endswith("watts")
             else f"{value:,.{0 if value >= 1e3 else 1}f} {label_of(name).lower()}"
             for name, value in fleet.means.items()
-            if name != "goodput_per_s" and value == value
+            if name != GOODPUT and value == value
         ]
         return " and ".join(", ".join(told).rsplit(", ", 1))
 
@@ -171,6 +177,7 @@ class Cheapest:
                 "slo_attainment": one.attained.mean,
                 "slo_attainment_low": one.attained.low,
                 "slo_attainment_high": one.attained.high,
+                "overloaded": one.overloaded,
                 **one.means,
             }
             for one in self.fleets
@@ -181,8 +188,8 @@ class Cheapest:
             return {}
         caption = (
             "A dot a fleet that was tried, large in long runs and small in a short one; hollow "
-            "where it misses the objective (dashed). On the grey front of long runs nothing "
-            "cheaper serves a larger share. Shares below 50 % are left out."
+            "where it misses the objective (dashed) or is overloaded. On the grey front of long "
+            "runs nothing cheaper serves a larger share. Shares below 50 % are left out."
         )
         return {"pareto": FigureSpec("Cost against attainment", caption, partial(draw, self))}
 
@@ -209,12 +216,12 @@ def draw(done: Cheapest) -> Figure:
     room = 0.12 * (1.0 - min(lowest, 0.9))
     axes.set_ylim(100 * (lowest - room), 100 * (1 + room))
     axes.axhline(100 * done.attainment, color=style.INK, lw=1, ls=(0, (4, 2)))
-    front = front_of([one for one in shown if one.long])
+    front = front_of([one for one in shown if one.long and not one.overloaded])
     line = stairs([_point(one) for one in front])
     axes.plot(*zip(*line, strict=True), color=style.MUTED, lw=1.2, zorder=2)
     for one in shown:
         colour = look[one.gpu].colour
-        met = one.attained.mean >= done.attainment
+        met = one.attained.mean >= done.attainment and not one.overloaded
         size = 6.5 if one.long else 3.5
         face = colour if met else style.PAPER
         axes.plot(*_point(one), "o", ms=size, mec=colour, mfc=face, zorder=4 if one.long else 3)

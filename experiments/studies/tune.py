@@ -19,6 +19,7 @@ from pagedsim.experiments.studies.compare import check_objective, ordinary, refu
 from pagedsim.metrics.catalogue import label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio, value_of
 from pagedsim.metrics.result import Listing
+from pagedsim.metrics.stability import mean_backlogs, overload_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import INK, MUTED, looks, margins, new_figure, tidy
@@ -226,6 +227,8 @@ class Search:
                 elif all(key in self.runs.finished for key in wanted):
                     found = {n: self.runs.finished[arm, n].summary for _, n in wanted}
                     into[arm] = {n: value_of(one, self.tune.goal) for n, one in found.items()}
+                    if overload_of(mean_backlogs(found.values())) is not None:
+                        self.done.overloaded.add((arm, confirm))
                 else:
                     missing.append(Arm(arm, self.done.changes[arm], seeds=seeds))
             if not missing:
@@ -286,6 +289,8 @@ class Tuning:
     """Of each setting, as a share of the goal's variance, descending."""
     command: str = ""
     """Repeats the best under the first seed."""
+    overloaded: set[tuple[str, bool]] = field(default_factory=set)
+    """Arms that do not keep up with the requests, each with whether under held-out seeds."""
 
     @property
     def more(self) -> bool:
@@ -293,8 +298,10 @@ class Tuning:
 
     @property
     def best(self) -> str:
-        """The arm with the best mean, the first of equals."""
-        means = {arm: mean(values) for arm, values in self.values.items()}
+        """The arm with the best mean, the first of equals, among those that are not overloaded; of
+        all, if all are."""
+        kept_up = [arm for arm in self.values if (arm, False) not in self.overloaded]
+        means = {arm: mean(self.values[arm]) for arm in kept_up or self.values}
         known = [arm for arm, value in means.items() if not math.isnan(value)] or list(means)
         pick: Any = max if self.more else min
         return str(pick(known, key=means.__getitem__))
@@ -319,15 +326,24 @@ class Tuning:
         def both(values: Mapping[str, Values]) -> str:
             return f"{text(values, self.best)}, {text(values, DEFAULT)} as it stands"
 
+        trials = len(self.trials)
+        if (self.best, False) in self.overloaded:
+            return [
+                f"None of {trials} trials keeps up with the requests, nor do the settings as they "
+                f"stand: nothing is recommended at this load. {goal} in the search: "
+                f"{both(self.values)}."
+            ]
         if not changes:
-            return [f"None of {len(self.trials)} trials is better than the settings as they stand."]
-        best = f"Best of {len(self.trials)} trials: {shlex.join(changes)}."
+            return [f"None of {trials} trials is better than the settings as they stand."]
+        best = f"Best of {trials} trials: {shlex.join(changes)}."
         search = f"{goal} in the search: {both(self.values)}"
         if self.best not in self.confirmed:
             return [best, f"{search}."]
         ratio = self.ratio
         ends = f"{signed(ratio.low - 1)} to {signed(ratio.high - 1)}"
         sure = f" ({ends}, 95 % confidence)" if ratio.known else ""
+        if (self.best, True) in self.overloaded:
+            best += " Under other seeds it does not keep up with the requests: not recommended."
         return [
             best,
             f"{goal} under other seeds, {len(self.confirmed[self.best])} of them: "
@@ -339,6 +355,7 @@ class Tuning:
         best = {
             "changes": self.changes[self.best],
             "mean": self.found,
+            "overloaded": (self.best, False) in self.overloaded,
             "command": self.command,
         }
         return {
@@ -352,7 +369,12 @@ class Tuning:
             },
             "importance": self.importance,
             "trials": [
-                {"changes": self.changes[arm], "seeds": self.values[arm], "mean": value}
+                {
+                    "changes": self.changes[arm],
+                    "seeds": self.values[arm],
+                    "mean": value,
+                    "overloaded": (arm, False) in self.overloaded,
+                }
                 for arm, value in zip(self.trials, self.means, strict=True)
             ],
         }
@@ -368,6 +390,7 @@ class Tuning:
                 "trial": number,
                 **dict(change.split("=", 1) for change in self.changes[arm]),
                 self.goal: mean(self.values[arm]),
+                "overloaded": (arm, False) in self.overloaded,
                 **{f"{self.goal}, seed {seed}": value for seed, value in self.values[arm].items()},
             }
             for number, arm in enumerate(self.trials, 1)

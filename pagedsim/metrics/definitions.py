@@ -168,9 +168,10 @@ def output_tokens_per_s(group: RequestGroup) -> float:
 @METRICS.group("Goodput", "1/s", MORE)
 def goodput_per_s(group: RequestGroup) -> float | None:
     """Requests that met every bound of the service level objective, those of their own client
-    where it has any, over the makespan."""
+    where it has any, over the time from the first arrival to the last; over the makespan where all
+    arrive at once, or once others are answered (closed loop)."""
     met = _met(group)
-    return None if met is None else group.per_second(met)
+    return None if met is None else group.run.per_second_of_arrivals(met)
 
 
 @METRICS.group("SLO attainment", "share", MORE)

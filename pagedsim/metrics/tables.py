@@ -219,6 +219,8 @@ class RunTables:
     """Sums per replica, if there are several."""
     spans: Sequence[Span] | None = None
     """Periods of up and down time of a dynamic fleet; None: all were up all the time."""
+    open_loop: bool = False
+    """Whether requests came at a rate of their own, not once others were answered."""
 
     @property
     def servers(self) -> int:
@@ -278,6 +280,15 @@ class RunTables:
         if self.requests.in_state("unfinished").any():
             over = self.last_end
         return over - float(arrived.min())
+
+    def per_second_of_arrivals(self, count: int) -> float:
+        """The rate at which so many of the requests arrived, which a longer run does not change;
+        over the makespan if they did not come at a rate."""
+        arrival = self.requests["arrival"]
+        if not self.open_loop or not (window := float(np.ptp(arrival))):
+            return ratio(count, self.makespan)
+        # So many intervals lie between them.
+        return count / len(arrival) * (len(arrival) - 1) / window
 
     @cached_property
     def clients(self) -> list[str]:

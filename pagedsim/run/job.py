@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from pickle import dumps, loads
 from types import CodeType
@@ -22,8 +22,11 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.result import Notice, as_records, notice_of
+from pagedsim.metrics.stability import Backlog, backlogs, overload_of
 from pagedsim.metrics.steps import Steps
 from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.tables import Requests
+from pagedsim.report.numbers import percent
 from pagedsim.run.backend import Settings, StoppableRecorder, Stopped
 from pagedsim.run.folder import full_disk_named
 from pagedsim.run.objects import load_plugins, locate
@@ -125,11 +128,6 @@ class RemoteTrace(Exception):
 
 Outcome = Run | Failure | Interrupted | Repeated
 
-OVERLOAD = 0.05
-"""The share of all requests that may be queued when the last one arrives, and nothing is said."""
-FEW = 10
-"""So many may be queued in any case."""
-
 
 def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
     """The run, or why there is none. `recorder` may be stopped from a signal handler."""
@@ -167,8 +165,12 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
         requests = requests.append_column(name, values)
     known: Settings = {"slo": parts.slo, "reader": parts.reader, "end": recorder.time}
     known |= {"percentiles": further_percentiles(job.config.get("study")), **parts.run.sizes()}
+    if is_open := parts.workload.mode == "open":
+        known["open_loop"] = True
     summary = summarise(requests, steps, **(known | dict(parts.run.work(steps))))
-    summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
+    judged = backlogs(Requests.of(requests), known.get("replicas", ())) if is_open else []
+    summary["backlogs"] = list(map(asdict, judged))
+    summary |= {"partial": partial, "notices": as_records(notices(parts, requests, judged))}
     summary |= parts.run.extra_summary()
     if facts := parts.run.facts():
         summary["machine"] = facts
@@ -178,8 +180,8 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
     return Run(job.arm, job.number, job.folder, job.config, summary)
 
 
-def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
-    """What a reader must know of the requests: what was cut, left out or rejected."""
+def notices(parts: Parts, requests: pa.Table, judged: Sequence[Backlog] = ()) -> list[Notice]:
+    """What a reader must know of the requests: what was cut, left out, rejected or overloads."""
     workload, rows = parts.workload, len(parts.workload)
     scheduler = parts.scheduler
     more = remarks(scheduler.policy, workload) if scheduler else ()
@@ -191,13 +193,8 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
         who, why = rejected["request"][0].as_py(), rejected["reason"][0].as_py()
         first = f"the first, {who}: {why}"
         found.append(Notice("requests were rejected", rejected.num_rows, rows, first))
-    queued = _queued_at_the_end(requests) if workload.mode == "open" and scheduler else 0
-    if queued > max(OVERLOAD * rows, FEW):
-        cause = "an overload: latencies grow with the length of the run"
-        if parts.run.outages:
-            cause = "an overload, or the work that outages of replicas left (fleet.failures)"
-        what = f"requests had not begun when the last one arrived, {cause}"
-        found.append(Notice(what, queued, rows))
+    if (overload := overload_of(judged)) is not None:
+        found.append(_overload(overload, rows, parts.run.outages))
     return found
 
 
@@ -224,12 +221,19 @@ def _cut(parts: Parts, requests: pa.Table) -> Iterator[Notice]:
     return (Notice(what, count, len(parts.workload)) for what, count in counts.items() if count)
 
 
-def _queued_at_the_end(requests: pa.Table) -> int:
-    """Requests that had not begun when the last one arrived."""
-    arrival = np.asarray(requests["arrival"].to_numpy())
-    scheduled = np.asarray(requests["scheduled"].to_numpy())
-    served = np.asarray(pc.not_equal(requests["state"], "rejected"))
-    return int(np.count_nonzero(served & ~(scheduled <= arrival.max(initial=-np.inf))))
+def _overload(backlog: Backlog, rows: int, outages: bool) -> Notice:
+    """What grew faster than it was served, and how fast."""
+    where = f" of pool {backlog.stage}" if backlog.stage else ""
+    cause = f"an overload{where}: latencies grow with the length of the run"
+    if outages:
+        cause = f"an overload{where}, or the work that outages of replicas left (fleet.failures)"
+    grew = " to ".join(percent(end, 0) for end in (backlog.growth_low, backlog.growth_high))
+    more = (
+        f"{backlog.completed_per_s:.3g} of {backlog.arrived_per_s:.3g} requests/s were completed "
+        f"in the second half of the arrivals (backlog +{percent(backlog.growth, 0)}, {grew})"
+    )
+    what = f"requests were not completed when the last one arrived, {cause}"
+    return Notice(what, backlog.present, rows, more)
 
 
 # -- why it failed ---------------------------------------------------------------------------------
