@@ -2,8 +2,8 @@
 
 The *backlog* is the number of requests that have come and not left. Under a steady rate of arrivals
 that of a server that keeps up fluctuates about a level; that of an overloaded server grows by what
-arrives less what is completed. So completions are held against arrivals over the second half of the
-window of arrivals, in blocks, whose spread gives the confidence interval.
+arrives less what is completed. So completions are held against arrivals over the window of arrivals
+without its first quarter, in blocks, whose spread gives the confidence interval.
 
 These are told apart from an overload:
 
@@ -35,14 +35,17 @@ GROWTH = 0.02
 """An overload is a backlog that grows by more than this share of what arrives."""
 FEW = 10
 """At most so many requests at the last arrival are no overload."""
-SPANS = 4
-"""A window is long if it has so many times what requests take at the least."""
-_BLOCKS = 16
+SPANS = 10
+"""A window is long if it has so many times what requests take at the least. Under load they take up
+to three times that, and in its first quarter such a batch has filled up."""
+BEGINNING = 0.25
+"""Share of the window that is left out."""
+_BLOCKS = 24
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """What came to a stage and what it completed in the second half of the window of arrivals."""
+    """What came to a stage and what it completed in the window of arrivals, after `BEGINNING`."""
 
     stage: str
     """A pool of replicas; empty: the whole server."""
@@ -103,7 +106,7 @@ def overload_of(judged: Sequence[Backlog]) -> Backlog | None:
 def mean_backlogs(summaries: Iterable[Mapping[str, Any]]) -> list[Backlog]:
     """Those of several runs of one server, by their summaries, taken together, which is surer than
     each alone; empty if one was not judged."""
-    runs = [[Backlog(**record) for record in summary["backlogs"]] for summary in summaries]
+    runs = [[Backlog(**record) for record in summary.get("backlogs", ())] for summary in summaries]
     return [_mean(stages) for stages in zip(*runs, strict=False)]
 
 
@@ -189,15 +192,15 @@ def _handed_on(
 
 def _backlog(stay: _Stay, first: float, last: float, long: bool) -> Backlog:
     """What is judged from the first to the last arrival at the server."""
-    half = (first + last) / 2, last
+    begin = first + BEGINNING * (last - first)
     arrived, began, left = (
-        np.histogram(times[~np.isnan(times)], _BLOCKS, half)[0]
+        np.histogram(times[~np.isnan(times)], _BLOCKS, (begin, last))[0]
         for times in (stay.came, stay.began, stay.left)
     )
     more = (arrived - (left if long else began)) / max(arrived.mean(), 1 / _BLOCKS)
     growth = estimate(more.tolist())
     came = stay.came <= last
-    seconds = (last - first) / 2
+    seconds = last - begin
     return Backlog(
         stage=stay.stage,
         arrived_per_s=float(arrived.sum() / seconds),

@@ -230,7 +230,7 @@ def _overload(backlog: Backlog, rows: int, outages: bool) -> Notice:
     grew = " to ".join(percent(end, 0) for end in (backlog.growth_low, backlog.growth_high))
     more = (
         f"{backlog.completed_per_s:.3g} of {backlog.arrived_per_s:.3g} requests/s were completed "
-        f"in the second half of the arrivals (backlog +{percent(backlog.growth, 0)}, {grew})"
+        f"until then (backlog +{percent(backlog.growth, 0)} of what arrives, {grew})"
     )
     what = f"requests were not completed when the last one arrived, {cause}"
     return Notice(what, backlog.present, rows, more)
