@@ -24,7 +24,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import scale_of
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, added_up
-from pagedsim.metrics.stability import mean_backlogs, overload_of, short_note
+from pagedsim.metrics.stability import mean_backlogs, overload_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.run.backend import RunConfig
@@ -38,6 +38,8 @@ WITHOUT_RATE = ("closed", "burst")
 """Arrival processes without a rate."""
 OVERLOAD = "overload"
 """What misses any objective: the backlog grows for as long as requests come."""
+SHORT = "too short to tell"
+"""So does a backlog that grows, perhaps only since the run is at its beginning all along."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,10 @@ class Search(Bisection):
         if not summary["finished"]:
             return ["every bound: nothing was served"]
         names = [bound.name for bound in missed(self.bounds, summary)]
-        return names if overload_of(mean_backlogs([summary])) is None else [*names, OVERLOAD]
+        judged = mean_backlogs([summary])
+        if overload_of(judged) is not None:
+            return [*names, OVERLOAD]
+        return [*names, SHORT] if any(backlog.unsure for backlog in judged) else names
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,7 @@ class Found:
         """Of what arrived at the rate found, the share that may have come in excess of what was
         completed without being seen, since a backlog grows by as much by chance."""
         stages = mean_backlogs(run.summary for run in self.lowest_runs)
-        return max((stage.growth_high for stage in stages), default=math.nan)
+        return max((stage.growth.high for stage in stages), default=math.nan)
 
     @property
     def nowhere(self) -> str:
@@ -449,8 +454,7 @@ class Searches:
         whose: dict[str, list[str]] = {}
         for arm in self.arms:
             summaries = [run.summary for run in arm.lowest_runs]
-            short = short_note(mean_backlogs(summaries)) if summaries else None
-            for text in [*added_up(summaries), *filter(None, [short])]:
+            for text in added_up(summaries):
                 whose.setdefault(text, []).append(arm.name)
         for text, own in whose.items():
             yield text if len(own) == len(self.arms) else f"{', '.join(own)}: {text}"

@@ -19,7 +19,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import estimate, value_of
 from pagedsim.metrics.result import added_up
 from pagedsim.metrics.slo import BOUNDED, slo_of
-from pagedsim.metrics.stability import Backlog, mean_backlogs, overload_of, short_note
+from pagedsim.metrics.stability import Backlog, mean_backlogs, overload_of, unsure_note
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.compose import group_of
 from pagedsim.run.job import Arm, Failure, Job
@@ -298,6 +298,7 @@ class Searches:
         if probe.role is not None or len(found) < (self._seeds if probe.long else 1):
             return None
         means = {key: estimate(_values(found, key)) for key in (ATTAINED, *report.COLUMNS)}
+        judged, requests = _backlogs(found), min(run.summary["requests"] for run in found)
         return report.Fleet(
             name=option.fleet(probe.counts),
             option=option.name,
@@ -309,7 +310,8 @@ class Searches:
             euros_per_hour=self.lattices[option.name, None].cost(probe.counts),
             attained=means.pop(ATTAINED),
             means={key: one.mean for key, one in means.items()},
-            overloaded=overload_of(_backlogs(found)) is not None,
+            overloaded=overload_of(judged) is not None,
+            unsure=unsure_note(judged, requests) or "",
         )
 
     def _notes(self, done: report.Cheapest) -> Iterator[str]:
@@ -322,8 +324,6 @@ class Searches:
         if done.winner is not None:
             runs = self.of(self.study.probes[done.winner.name])
             yield from added_up([run.summary for run in runs])
-            if short := short_note(_backlogs(runs)):
-                yield short
 
 
 def _values(runs: Sequence[Run], key: str) -> list[float]:

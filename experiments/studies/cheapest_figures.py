@@ -43,6 +43,8 @@ class Fleet:
     means: Mapping[str, float]
     overloaded: bool
     """Whether requests came faster than it completed them, in whichever of its pools."""
+    unsure: str
+    """A note where its runs are too short to show that it keeps up."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Cheapest:
                     f"{self.objective}: even {self.most} replicas of a kind miss it."
                 )
             return lines or ["Nothing was searched to the end."]
+        if best.unsure:
+            lines.append(f"No recommendation yet: {best.unsure}.")
         lines.append(
             f"{self.traffic} {best.name}, {best.gpus} GPU{'s' * (best.gpus > 1)} for "
             f"{best.euros_per_hour:,.2f} € an hour: {_share(best)} of the requests meet "

@@ -19,7 +19,7 @@ from pagedsim.experiments.studies.compare import check_objective, ordinary, refu
 from pagedsim.metrics.catalogue import label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio, value_of
 from pagedsim.metrics.result import Listing
-from pagedsim.metrics.stability import mean_backlogs, overload_of
+from pagedsim.metrics.stability import mean_backlogs, overload_of, unsure_note
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import INK, MUTED, looks, margins, new_figure, tidy
@@ -227,8 +227,12 @@ class Search:
                 elif all(key in self.runs.finished for key in wanted):
                     found = {n: self.runs.finished[arm, n].summary for _, n in wanted}
                     into[arm] = {n: value_of(one, self.tune.goal) for n, one in found.items()}
-                    if overload_of(mean_backlogs(found.values())) is not None:
+                    judged = mean_backlogs(found.values())
+                    if overload_of(judged) is not None:
                         self.done.overloaded.add((arm, confirm))
+                    requests = min(one["requests"] for one in found.values())
+                    if note := unsure_note(judged, requests):
+                        self.done.unsure[arm] = note
                 else:
                     missing.append(Arm(arm, self.done.changes[arm], seeds=seeds))
             if not missing:
@@ -254,6 +258,7 @@ class Search:
         return Analysis(
             finding=done.lines(),
             listings=done.listings(),
+            notes=[f"the best: {note}"] if (note := done.unsure.get(done.best)) else [],
             data=done.data() | {"failed": failed},
             drawings={"tune": picture} if done.trials else {},
             table=done.table(),
@@ -289,6 +294,8 @@ class Tuning:
     """Of each setting, as a share of the goal's variance, descending."""
     command: str = ""
     """Repeats the best under the first seed."""
+    unsure: dict[str, str] = field(default_factory=dict)
+    """A note for each arm whose runs are too short to show that it keeps up."""
     overloaded: set[tuple[str, bool]] = field(default_factory=set)
     """Arms that do not keep up with the requests, each with whether under held-out seeds."""
 

@@ -9,9 +9,8 @@ These are told apart from an overload:
 
 - closed loops, and arrivals all at once, which have no rate to keep up with: they are not judged;
 - a burst that passes, or a trace that ends in one: its blocks differ too much for a trend;
-- the beginning of a run, in which a batch fills up and any backlog grows: the window must be
-  `SPANS` times as long as requests take at the least, or what waits for a place in a batch must
-  grow, too.
+- a batch that fills up at the beginning of a run, without requests that wait: if the window is not
+  long beside what a request takes, a growing backlog says nothing yet (`Backlog.unsure`).
 
 Rejected and aborted requests are left out: what is turned away is no backlog.
 """
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.metrics.compare import estimate
+from pagedsim.metrics.compare import Estimate, estimate
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import CAME_FROM, REPLICA
 from pagedsim.metrics.tables import Floats, Mask, Requests
@@ -35,11 +34,11 @@ GROWTH = 0.02
 """An overload is a backlog that grows by more than this share of what arrives."""
 FEW = 10
 """At most so many requests at the last arrival are no overload."""
-SPANS = 10
-"""A window is long if it has so many times what requests take at the least. Under load they take up
-to three times that, and in its first quarter such a batch has filled up."""
 BEGINNING = 0.25
-"""Share of the window that is left out."""
+"""Share of the window of arrivals that is left out."""
+LONG = 12
+"""A window is long if it has so many times what an average request takes without load: in its
+beginning, batches have filled up that make requests take up to three times as long."""
 _BLOCKS = 24
 
 
@@ -51,24 +50,34 @@ class Backlog:
     """A pool of replicas; empty: the whole server."""
     arrived_per_s: float
     completed_per_s: float
-    growth: float
-    """What the backlog grew by, as a share of what arrived. In a short window only requests that
-    wait count, since those in a batch may be there to stay."""
-    growth_low: float
-    growth_high: float
-    """Its 95 % confidence interval."""
+    growth: Estimate
+    """What the backlog grew by, as a share of what arrived."""
+    waiting_growth: Estimate
+    """The same of those requests that had not begun there."""
     present: int
     """Requests at the stage when the last one arrived."""
     waiting: int
     """Those of them that had not begun there."""
-    short: bool
-    """Whether the window is less than `SPANS` times as long as requests take at the least."""
+    spans: float
+    """The window of arrivals, as a multiple of what an average request takes there without load."""
 
     @property
     def overloaded(self) -> bool:
-        """Whether the backlog surely grew, and by more than `GROWTH`."""
-        behind = self.waiting if self.short else self.present
-        return self.growth_low > 0 and self.growth > GROWTH and behind > FEW
+        """Whether the backlog surely grew, and not only as a batch filled up."""
+        return self._queued or (self._grew and self.spans >= LONG)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the backlog surely grew, but perhaps only as a batch filled up."""
+        return self._grew and not self.overloaded
+
+    @property
+    def _grew(self) -> bool:
+        return _surely(self.growth) and self.present > FEW
+
+    @property
+    def _queued(self) -> bool:
+        return _surely(self.waiting_growth) and self.waiting > FEW
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,8 @@ class _Stay:
     came: Floats
     began: Floats
     left: Floats
+    least: float
+    """Seconds that an average request takes there without load."""
 
 
 def backlogs(requests: Requests, replicas: Sequence[ReplicaFacts] = ()) -> list[Backlog]:
@@ -91,9 +102,8 @@ def backlogs(requests: Requests, replicas: Sequence[ReplicaFacts] = ()) -> list[
     independent = arrival if turn is None else arrival[turn[served] <= 1]
     if len(independent) <= FEW or (first := independent.min()) == (last := independent.max()):
         return []
-    long = last - first >= SPANS * _least_seconds(requests)
-    stays = list(_stays(requests, replicas, served))
-    return [_backlog(stay, float(first), float(last), long) for stay in stays]
+    stays = _stays(requests, replicas, served)
+    return [_backlog(stay, float(first), float(last)) for stay in stays]
 
 
 def overload_of(judged: Sequence[Backlog]) -> Backlog | None:
@@ -106,36 +116,54 @@ def overload_of(judged: Sequence[Backlog]) -> Backlog | None:
 def mean_backlogs(summaries: Iterable[Mapping[str, Any]]) -> list[Backlog]:
     """Those of several runs of one server, by their summaries, taken together, which is surer than
     each alone; empty if one was not judged."""
-    runs = [[Backlog(**record) for record in summary.get("backlogs", ())] for summary in summaries]
+    runs = [list(map(_read, summary.get("backlogs", ()))) for summary in summaries]
     return [_mean(stages) for stages in zip(*runs, strict=False)]
 
 
-def short_note(judged: Sequence[Backlog]) -> str | None:
-    """A note that the runs cannot show whether a server keeps up; None if they can."""
-    if not judged or not judged[0].short or judged[0].overloaded:
+def unsure_note(judged: Sequence[Backlog], requests: int) -> str | None:
+    """A note where runs of so many requests do not show whether a server keeps up."""
+    unsure = [backlog for backlog in judged if backlog.unsure]
+    if not unsure or overload_of(judged) is not None:
         return None
+    backlog = max(unsure, key=lambda one: one.present)
+    enough = requests * LONG / max(backlog.spans, 0.01)
     return (
-        f"the runs are short: {judged[0].present} requests were there when the last one arrived, "
-        f"and requests came for less than {SPANS} times as long as one takes at the least; more "
-        "requests would show whether it keeps up"
+        f"whether {f'pool {backlog.stage}' if backlog.stage else 'the server'} keeps up is not "
+        f"known: {backlog.present:,} of {requests:,} requests were there when the last one "
+        "arrived, and their number grew, perhaps only since batches filled up; some "
+        f"{float(f'{enough:.2g}'):,.0f} requests would show it"
     )
+
+
+def _surely(growth: Estimate) -> bool:
+    return growth.low > 0 and growth.mean > GROWTH
+
+
+def _read(record: Mapping[str, Any]) -> Backlog:
+    growths = {name: Estimate(*record[name]) for name in ("growth", "waiting_growth")}
+    return Backlog(**{**record, **growths})
 
 
 def _mean(runs: Sequence[Backlog]) -> Backlog:
-    count = len(runs)
-    growth = sum(run.growth for run in runs) / count
-    half = sqrt(sum((run.growth_high - run.growth) ** 2 for run in runs)) / count
+    def mean(name: str) -> float:
+        return float(sum(getattr(run, name) for run in runs) / len(runs))
+
     return Backlog(
         stage=runs[0].stage,
-        arrived_per_s=sum(run.arrived_per_s for run in runs) / count,
-        completed_per_s=sum(run.completed_per_s for run in runs) / count,
-        growth=growth,
-        growth_low=growth - half,
-        growth_high=growth + half,
-        present=round(sum(run.present for run in runs) / count),
-        waiting=round(sum(run.waiting for run in runs) / count),
-        short=any(run.short for run in runs),
+        arrived_per_s=mean("arrived_per_s"),
+        completed_per_s=mean("completed_per_s"),
+        growth=_pooled([run.growth for run in runs]),
+        waiting_growth=_pooled([run.waiting_growth for run in runs]),
+        present=round(mean("present")),
+        waiting=round(mean("waiting")),
+        spans=mean("spans"),
     )
+
+
+def _pooled(growths: Sequence[Estimate]) -> Estimate:
+    mean = sum(growth.mean for growth in growths) / len(growths)
+    half = sqrt(sum((growth.high - growth.mean) ** 2 for growth in growths)) / len(growths)
+    return Estimate(mean, mean - half, mean + half)
 
 
 def _least_seconds(requests: Requests) -> float:
@@ -161,7 +189,8 @@ def _stays(requests: Requests, replicas: Sequence[ReplicaFacts], served: Mask) -
     if np.isnan(began).all():  # another server's: only its answers are seen
         began = first
     handed, ready, boarded, source = _handed_on(requests, replicas, served)
-    yield _Stay("", arrival, np.where(handed, boarded, began), finished)
+    least = _least_seconds(requests)
+    yield _Stay("", arrival, np.where(handed, boarded, began), finished, least)
     pools = np.array([replica.pool for replica in replicas] + [""])  # the last: at no replica
     names = list(dict.fromkeys(pools[:-1].tolist()))
     if len(names) < 2:
@@ -173,7 +202,8 @@ def _stays(requests: Requests, replicas: Sequence[ReplicaFacts], served: Mask) -
         came = np.concatenate([arrival[own], ready[later]])
         starts = np.concatenate([began[own], boarded[later]])
         ends = np.concatenate([np.where(handed, ready, finished)[own], finished[later]])
-        yield _Stay(name, came, starts, ends)
+        only = float(np.fmin.reduce(ends - came, initial=np.inf)) if handed[own].any() else least
+        yield _Stay(name, came, starts, ends, only)
 
 
 def _handed_on(
@@ -190,25 +220,27 @@ def _handed_on(
     return prefills[source], requests["left"][served], requests["boarded"][served], source
 
 
-def _backlog(stay: _Stay, first: float, last: float, long: bool) -> Backlog:
+def _backlog(stay: _Stay, first: float, last: float) -> Backlog:
     """What is judged from the first to the last arrival at the server."""
     begin = first + BEGINNING * (last - first)
     arrived, began, left = (
         np.histogram(times[~np.isnan(times)], _BLOCKS, (begin, last))[0]
         for times in (stay.came, stay.began, stay.left)
     )
-    more = (arrived - (left if long else began)) / max(arrived.mean(), 1 / _BLOCKS)
-    growth = estimate(more.tolist())
     came = stay.came <= last
-    seconds = last - begin
     return Backlog(
         stage=stay.stage,
-        arrived_per_s=float(arrived.sum() / seconds),
-        completed_per_s=float(left.sum() / seconds),
-        growth=growth.mean,
-        growth_low=growth.low if growth.known else growth.mean,  # all blocks are alike
-        growth_high=growth.high if growth.known else growth.mean,
+        arrived_per_s=float(arrived.sum() / (last - begin)),
+        completed_per_s=float(left.sum() / (last - begin)),
+        growth=_growth(arrived - left, arrived),
+        waiting_growth=_growth(arrived - began, arrived),
         present=int(np.sum(came & ~(stay.left <= last))),
         waiting=int(np.sum(came & ~(stay.began <= last))),
-        short=not long,
+        spans=(last - first) / stay.least,
     )
+
+
+def _growth(more: NDArray[np.int64], arrived: NDArray[np.int64]) -> Estimate:
+    """Mean growth of the blocks, as a share of what arrived in them on average."""
+    growth = estimate((more / max(arrived.mean(), 1 / _BLOCKS)).tolist())
+    return growth if growth.known else Estimate(growth.mean, growth.mean, growth.mean)  # all alike

@@ -22,7 +22,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.result import Notice, as_records, notice_of
-from pagedsim.metrics.stability import Backlog, backlogs, overload_of
+from pagedsim.metrics.stability import Backlog, backlogs, overload_of, unsure_note
 from pagedsim.metrics.steps import Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Requests
@@ -195,6 +195,8 @@ def notices(parts: Parts, requests: pa.Table, judged: Sequence[Backlog] = ()) ->
         found.append(Notice("requests were rejected", rejected.num_rows, rows, first))
     if (overload := overload_of(judged)) is not None:
         found.append(_overload(overload, rows, parts.run.outages))
+    elif note := unsure_note(judged, rows):
+        found.append(Notice(note))
     return found
 
 
@@ -227,10 +229,10 @@ def _overload(backlog: Backlog, rows: int, outages: bool) -> Notice:
     cause = f"an overload{where}: latencies grow with the length of the run"
     if outages:
         cause = f"an overload{where}, or the work that outages of replicas left (fleet.failures)"
-    grew = " to ".join(percent(end, 0) for end in (backlog.growth_low, backlog.growth_high))
+    grew = " to ".join(percent(end, 0) for end in backlog.growth[1:])
     more = (
         f"{backlog.completed_per_s:.3g} of {backlog.arrived_per_s:.3g} requests/s were completed "
-        f"until then (backlog +{percent(backlog.growth, 0)} of what arrives, {grew})"
+        f"until then (backlog +{percent(backlog.growth.mean, 0)} of what arrives, {grew})"
     )
     what = f"requests were not completed when the last one arrived, {cause}"
     return Notice(what, backlog.present, rows, more)

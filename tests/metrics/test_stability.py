@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from pagedsim.metrics.replica_columns import ReplicaFacts
-from pagedsim.metrics.stability import Backlog, backlogs, mean_backlogs, overload_of
+from pagedsim.metrics.stability import (
+    LONG,
+    Backlog,
+    backlogs,
+    mean_backlogs,
+    overload_of,
+    unsure_note,
+)
 from pagedsim.metrics.tables import NAN, Floats, Requests
 from tests.metrics.tables import requests_of
 
@@ -64,7 +71,7 @@ def test_an_overload_is_seen_and_its_size_known() -> None:
     for seed in range(10):
         (backlog,) = served(load=1.5, seed=seed)
         assert backlog.overloaded
-        assert backlog.growth_low <= 1 - 1 / 1.5 <= backlog.growth_high
+        assert backlog.growth.low <= 1 - 1 / 1.5 <= backlog.growth.high
         assert backlog.completed_per_s == pytest.approx(8, rel=0.15)
 
 
@@ -106,9 +113,12 @@ def test_a_batch_that_fills_up_is_no_overload_but_waiting_is() -> None:
     """20 requests/s of 10 s each: in 12 s hardly any can be done."""
     came = poisson(20, 240, seed=2)
     (ample,) = backlogs(table(came, *queue(came, 256, np.full(240, 10.0))))
-    assert ample.short and ample.present > 100 and not ample.overloaded
+    assert ample.unsure and ample.present > 100 and not ample.overloaded
+    note = unsure_note([ample], 240) or ""
+    assert "205 of 240 requests were there" in note and "some 2,500 requests" in note
     (scarce,) = backlogs(table(came, *queue(came, 16, np.full(240, 10.0))))
-    assert scarce.short and scarce.waiting > 100 and scarce.overloaded
+    assert scarce.spans < LONG and scarce.waiting > 100 and scarce.overloaded
+    assert unsure_note([scarce], 240) is None
 
 
 def test_what_is_turned_away_is_no_backlog_and_what_never_begins_is() -> None:
