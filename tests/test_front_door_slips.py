@@ -158,7 +158,7 @@ def test_outages_are_named_beside_load(call: Call, words: tuple[str, ...], cause
         *("server.max_seqs=64", *words, *SHORT[3:]),
     )
     assert code == 0
-    assert f"requests had not begun when the last one arrived, {cause}\n" in told
+    assert f"requests were not completed when the last one arrived, {cause}; " in told
 
 
 @pytest.mark.slow

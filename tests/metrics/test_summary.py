@@ -60,6 +60,24 @@ def test_goodput_wants_every_bound(slo: Slo, met: int) -> None:
     assert summary["goodput_per_s"] == pytest.approx(met / 5)
 
 
+def test_goodput_under_a_rate_is_of_the_time_in_which_requests_arrive() -> None:
+    """The requests of an open loop come within 8 s; how long the last answers take is no matter."""
+    for last in (12.0, 60.0):
+        rows = [
+            {"arrival": 2.0 * i, "first_token": 2.0 * i + 1, "client": "ab"[i % 2]}
+            | {"finished": last, "output_tokens": 9}
+            for i in range(5)
+        ]
+        facts: dict[str, Any] = {**SIZES, "slo": Slo(ttft=1.0), "end": last}
+        rate, whole = (
+            summarise(requests_of(*rows), steps_of(), open_loop=known, **facts)
+            for known in (True, False)
+        )
+        assert (rate["goodput_per_s"], whole["goodput_per_s"]) == (0.5, pytest.approx(5 / last))
+        of_clients = [rate["clients"][name]["goodput_per_s"] for name in "ab"]
+        assert of_clients == pytest.approx([0.3, 0.2])  # they add up
+
+
 def test_a_client_is_held_to_bounds_of_its_own() -> None:
     """a has a TTFT of 1 s and a TPOT of 1.75, b of 2.5 and 0.5."""
     slo = slo_of({**NO_BOUNDS, "ttft": 1.0, "clients": {"b": {"ttft": 2.5, "tpot": 0.5}}})
