@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from pagedsim.core.batch_state import BatchState, Limits, ServerState
 from pagedsim.core.errors import PolicyError, plain, printed
@@ -36,7 +36,7 @@ from pagedsim.core.policy import (
     speed_of,
 )
 from pagedsim.core.policy_validation import flag, seconds
-from pagedsim.core.request import Request, State
+from pagedsim.core.request import Rank, Request, State
 from pagedsim.core.reservations import Placeholder
 from pagedsim.core.waiting_queue import (
     ClientQueues,
@@ -48,6 +48,13 @@ from pagedsim.core.waiting_queue import (
     RequeueLast,
     StableQueue,
 )
+
+
+KEPT: Final = ("never", "while decoding", "while running")
+"""`rank_changes` by which a waiting request keeps its rank."""
+ASKED_AGAIN: Final = 16
+"""Of so many requests the kept rank is compared with a new one, and then of the 32nd, the 64th and
+so on: a false `rank_changes` gives other results, and no error of its own."""
 
 
 class Queues(BatchState):
@@ -99,6 +106,8 @@ class Queues(BatchState):
         self.refused_in = -1  # the last step in which the policy did not admit the head
         self.grown_in = -1  # the last step for which the batch had grown before it was planned
         self._asked_in = -1  # the last step for which stale ranks were looked up
+        self._keeps_ranks = self.ranked and policy.rank_changes in KEPT and not policy.by_client
+        self._kept_ranks = 0  # admissions and preemptions of requests whose ranks have been kept
 
     def _waiting_queue(self, sorts_late: bool, requeues_last: bool) -> Queue:
         """The queue for the policy's order; without one, first come, first served."""
@@ -201,6 +210,20 @@ class Queues(BatchState):
         batch = sorted(self.running, key=self.order) if ranking is None else list(ranking)
         self.seat(batch)
         self._running_sorted = self._seated
+
+    def _ask_again(self, request: Request, kept: Rank | None) -> None:
+        """Raise PolicyError if a rank has changed that `rank_changes` says is kept. It is asked for
+        the first `ASKED_AGAIN` requests, and then for ever fewer of them."""
+        self._kept_ranks = count = self._kept_ranks + 1
+        if kept is None or (count > ASKED_AGAIN and count & (count - 1)):
+            return
+        if (rank := self.order(request)[0]) != kept:
+            where = "runs" if request._state is State.RUNNING else "waits"
+            raise PolicyError(
+                f"{hook_of(self.policy, 'rank')} gave {kept!r} and now {rank!r} for {request!r}, "
+                f"which {where}: rank_changes={self.policy.rank_changes!r} says that it stays; "
+                "declare 'always', or 'when stale' with the hook stale"
+            )
 
     # -- order between waiting, swapped and migrating requests -----------------------------------
 
@@ -310,6 +333,8 @@ class Queues(BatchState):
         Without `allocate` it gets the blocks of the hit alone, and those of the tokens are for the
         batching to allocate.
         """
+        if self._keeps_ranks and self.waiting.head._arrival != self.now:
+            self._ask_again(self.waiting.head, self.waiting.kept_rank(self.waiting.head))
         request = self.waiting.pop()
         cached = len(hit) * self.memory.block_size if hit else 0
         tokens = cached + count
@@ -399,6 +424,8 @@ class Queues(BatchState):
         waiting and ranks before the victim.
         """
         wanted = "block" if by is not None and by.decoding else "prompt"
+        if self._keeps_ranks and self.ranking is not None:
+            self._ask_again(victim, victim._key[0])
         given_back = plan.drop_chunks(victim)
         victim._preemptions += 1
         mode = self._mode(victim)

@@ -89,6 +89,10 @@ class Queue:
         """Remove any request."""
         self._requests.remove(request)
 
+    def kept_rank(self, request: Request) -> Rank | None:
+        """The rank by which a request has its place; None if it has none yet."""
+        return request._key[0]
+
     def arrange(self) -> None:
         """Sort the queue; to be called before `head` is used for a decision."""
 
@@ -163,6 +167,9 @@ class StableQueue(LateQueue):
     def remove(self, request: Request) -> None:
         super().remove(request)
         self._ranks.pop(request, None)
+
+    def kept_rank(self, request: Request) -> Rank | None:
+        return self._ranks.get(request)
 
     def arrange(self) -> None:
         self.settled = self._in_order

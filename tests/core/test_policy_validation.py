@@ -15,6 +15,7 @@ from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges, rank_key
 from pagedsim.policies.admission import Cap
 from pagedsim.policies.aging import Aging
+from tests.core.drive import Server
 
 
 def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
@@ -181,6 +182,45 @@ def test_ranks_that_change_with_time_do_so_where_arrivals_are_sorted_late() -> N
         order += [request.id for request, _ in plan.hits]
         served.commit(plan, now)
     assert order == [0, 2, 1]
+
+
+class Aged(Policy):
+    """The longer a request has been here, the sooner it goes, from a level of its own on."""
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        return request.prompt_len - state.now * (1 + request.prompt_len % 3)
+
+
+class Grown(Policy):
+    """The fewest tokens go first."""
+
+    displacing = True
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        return request.generated
+
+
+@pytest.mark.parametrize("kind", [Aged, Grown])
+@pytest.mark.parametrize("changes", ["never", "while running", "always"])
+@pytest.mark.parametrize("batching", ["unified", "prefill_first", "sglang"])
+def test_a_rank_that_changes_against_rank_changes_ends_the_run(
+    kind: type[Policy], changes: str, batching: str
+) -> None:
+    if kind is Grown and batching == "sglang":
+        return  # its batch goes by no ranks
+    policy = type("Mine", (kind,), {"rank_changes": changes})()
+    server = Server(24, policy=policy, batching=batching, max_seqs=2)
+    for length in range(4, 12):
+        server.add(str(length), length, 6)
+    if changes == "always" or (kind, changes) == (Grown, "while running"):
+        server.steps(60)
+        assert not server.scheduler.unfinished
+        return
+    with pytest.raises(PolicyError) as error:
+        server.steps(60)
+    told = str(error.value)
+    assert told.startswith("Mine.rank gave ") and f"rank_changes={changes!r} says" in told
+    assert "declare 'always'" in told
 
 
 @pytest.mark.parametrize("changes", ["never", "when stale", "while running", "with time", "always"])

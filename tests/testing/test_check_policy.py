@@ -136,8 +136,8 @@ def test_success_is_silent(make: Any, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        (Late, r"Late\.rank_changes='never': rank of a request gave -0\.\d+, and -0\.\d+ a step"),
-        (LateWhileWaiting, r"LateWhileWaiting\.rank_changes='while running': rank of a request"),
+        (Late, r"Late: Late\.rank gave -0\.\d+ and now -0\.\d+ for .*rank_changes='never' says"),
+        (LateWhileWaiting, r"LateWhileWaiting: .*which waits: rank_changes='while running' says"),
         (Drawn, r"Drawn\.rank gave 0\.\d+ and then 0\.\d+ for the same request and state"),
         (Counting, r"Counting\.admit gave False and then True for the same request and state"),
         (Promoting, r"Promoting: AttributeError: .*'priority'"),
