@@ -49,7 +49,6 @@ from pagedsim.core.waiting_queue import (
     StableQueue,
 )
 
-
 KEPT: Final = ("never", "while decoding", "while running")
 """`rank_changes` by which a waiting request keeps its rank."""
 ASKED_AGAIN: Final = 16

@@ -1,4 +1,4 @@
-"""What hooks may not change: the times and lengths that a run is measured by, and its repetition."""
+"""What hooks must leave alone: what a run is measured by, and what makes it the same again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pagedsim.core import PagedsimError, Policy
 from pagedsim.workload import Workload
@@ -25,8 +26,8 @@ def drawn_from(before: Mapping[str, Any]) -> str | None:
     if not moved:
         return None
     return (
-        f"hooks drew numbers from {' and '.join(moved)}, so another run of the same seed gives other "
-        "results: a policy takes them from state.draw(request, seed), other classes from a "
+        f"hooks drew numbers from {' and '.join(moved)}: another run of the same seed gives other "
+        "results; a policy takes them from state.draw(request, seed), other classes from a "
         "generator of their own with a setting `seed`"
     )
 
@@ -34,8 +35,9 @@ def drawn_from(before: Mapping[str, Any]) -> str | None:
 def as_sent(requests: pa.Table, workload: Workload) -> pa.Table:
     """The table with what the workload says of its requests, whatever was done to the objects."""
     rows = np.asarray(requests["request"].to_numpy())
-    known = {"prompt_tokens": workload.prompt_len, "priority": workload.priority}
-    if workload.mode == "open" and workload.turns is None:  # else they arrive after an answer
+    known: dict[str, NDArray[Any]] = {"prompt_tokens": workload.prompt_len}
+    known["priority"] = workload.priority
+    if workload.mode != "closed" and workload.turns is None:  # else they arrive after an answer
         known["arrival"] = workload.arrival
     for name, values in known.items():
         place = requests.schema.get_field_index(name)
@@ -53,6 +55,6 @@ def refuse_early(requests: pa.Table, policy: Policy) -> None:
             row = int(early.argmax())
             raise PagedsimError(
                 f"{type(policy).__name__}: request {requests['request'][row]} {what} at "
-                f"{times[row]:.6g} s, before its arrival at {arrival[row]:.6g} s: a hook must write "
-                "to no request"
+                f"{times[row]:.6g} s, before its arrival at {arrival[row]:.6g} s: its hooks "
+                "must write to no request"
             )

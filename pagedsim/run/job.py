@@ -29,6 +29,7 @@ from pagedsim.metrics.tables import Requests
 from pagedsim.report.numbers import percent
 from pagedsim.run.backend import Settings, StoppableRecorder, Stopped
 from pagedsim.run.folder import full_disk_named
+from pagedsim.run.hooks import as_sent, drawn_from, generators, refuse_early
 from pagedsim.run.objects import load_plugins, locate
 from pagedsim.run.parts import Parts, build, remarks
 from pagedsim.user_error import UserError, verbose
@@ -138,9 +139,11 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
         if job.again and not parts.drawn:
             return Repeated()
         recorder.requests = len(parts.workload)
+        before = generators()
         parts.run.run(parts.workload, recorder)
+        drawn = drawn_from(before) if parts.scheduler else None
         with full_disk_named(job.folder):
-            return _finish(job, parts, recorder)
+            return _finish(job, parts, recorder, drawn=drawn)
     except Stopped:
         assert parts is not None
         _finish(job, parts, recorder, partial=True)
@@ -150,10 +153,20 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
         return failure_of(error, job.config, now)
 
 
-def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool = False) -> Run:
-    """Write the tables; requests that are still alive are in them as unfinished."""
+def _finish(
+    job: Job,
+    parts: Parts,
+    recorder: StoppableRecorder,
+    partial: bool = False,
+    drawn: str | None = None,
+) -> Run:
+    """Write the tables; requests that are still alive are in them as unfinished. `drawn` is a note
+    on numbers that hooks drew."""
     parts.run.leave_off(recorder)
     requests, steps = recorder.requests_table(), recorder.steps()
+    if parts.scheduler:
+        requests = as_sent(requests, parts.workload)
+        refuse_early(requests, parts.scheduler.policy)
     for name in parts.run.unknown():
         place = requests.schema.get_field_index(name)
         nothing = pa.nulls(requests.num_rows, requests.schema.types[place])
@@ -170,7 +183,8 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
     summary = summarise(requests, steps, **(known | dict(parts.run.work(steps))))
     judged = backlogs(Requests.of(requests), known.get("replicas", ())) if is_open else []
     summary["backlogs"] = list(map(asdict, judged))
-    summary |= {"partial": partial, "notices": as_records(notices(parts, requests, judged))}
+    told = [*notices(parts, requests, judged), *([Notice(drawn)] if drawn else [])]
+    summary |= {"partial": partial, "notices": as_records(told)}
     summary |= parts.run.extra_summary()
     if facts := parts.run.facts():
         summary["machine"] = facts
