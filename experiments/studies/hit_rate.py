@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, added_up
 from pagedsim.report.numbers import percent
 from pagedsim.run.backend import RunConfig, memory_target
+from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -60,7 +63,8 @@ class HitRate(Study):
     keeps_tables = False  # large for a long trace, and not shown
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
-        return [Arm("run", seeds=[runs.config["seed"]])]
+        changes = {} if runs.jobs else _memory(runs)
+        return [Arm("run", seeds=[runs.config["seed"]], changes=changes)]
 
     def check(self, jobs: Sequence[Job]) -> None:
         config = jobs[0].config
@@ -75,8 +79,8 @@ class HitRate(Study):
     def analyse(self, runs: Runs) -> Analysis:
         (job,) = runs.jobs
         summary = runs.finished["run", job.number].summary
-        block = job.config["memory"]["block_size"]
-        best, cached = ideal(_workload(job), block), int(summary["cached_tokens"])
+        block, workload = job.config["memory"]["block_size"], _workload(job)
+        best, cached = ideal(workload, block), int(summary["cached_tokens"])
         shares = {
             "blocks": (cached / block / best.blocks, best.found / best.blocks),
             "tokens": (cached / best.tokens, best.found_tokens / best.tokens),
@@ -95,7 +99,7 @@ class HitRate(Study):
                     [[what, *(percent(one, 2) for one in both)] for what, both in shares.items()],
                 )
             ],
-            notes=added_up([summary]),
+            notes=[*_coarser(workload, block, best), *added_up([summary])],
             data={
                 "requests": summary["requests"],
                 "block_size": block,
@@ -112,6 +116,38 @@ class HitRate(Study):
                 for what, (found, most) in shares.items()
             ],
         )
+
+
+def _memory(runs: Runs) -> dict[str, int]:
+    """The block size of the trace, and at least as many blocks as hold all of its tokens, unless
+    the command sets them."""
+    config = runs.config
+    given = {key_of(word) for word in runs.command.words}
+    if "memory" in given or "memory.block_size" in given or not config["memory"]:
+        return {}
+    workload = RunConfig(config, config["seed"]).workload()
+    if workload.prompts is None or (block := workload.prompts.block) is None:
+        return {}
+    if "memory.blocks" in given:
+        return {"memory.block_size": block}
+    tokens = workload.prompt_len.astype(np.int64) + workload.output_len
+    blocks = int((-(-tokens // block)).sum())
+    return {"memory.block_size": block, "memory.blocks": max(blocks, config["memory"]["blocks"])}
+
+
+def _coarser(workload: Workload, block: int, best: Ideal) -> Iterator[str]:
+    """That blocks of this size hide what prompts share by the trace's own."""
+    own = workload.prompts.block if workload.prompts is not None else None
+    if own is not None and block > own:
+        finer = ideal(workload, own)
+        yield (
+            f"the trace names blocks of {own} tokens, and by them {_of_tokens(finer)} of the "
+            f"tokens are there to find; memory.block_size={block} leaves {_of_tokens(best)}"
+        )
+
+
+def _of_tokens(best: Ideal) -> str:
+    return percent(best.found_tokens / best.tokens, 2)
 
 
 def _workload(job: Job) -> Workload:

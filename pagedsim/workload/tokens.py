@@ -13,6 +13,9 @@ from pagedsim.core.symbolic_prompt import STRIDE, SymbolicPrompt
 class Prompts(ABC):
     """The prompts of a workload, each generated on access."""
 
+    block: int | None = None
+    """Tokens of the blocks by which a trace tells its prompts apart; None without such blocks."""
+
     @abstractmethod
     def __getitem__(self, row: int) -> SymbolicPrompt:
         """The prompt of request `row`."""
@@ -63,6 +66,8 @@ class BlockPrompts(Prompts):
 
     Request `row` has the block ids `ids[starts[row]:starts[row + 1]]`.
     """
+
+    block: int
 
     def __init__(
         self,

@@ -118,6 +118,38 @@ def test_with_room_for_everything_the_ideal_comes_out(call: Call, tmp_path: Path
     assert found()["cached_tokens"] == 5 * 512
 
 
+def shared(folder: Path) -> Path:
+    """A trace in blocks of 16 tokens, of prompts too short for a block of 512."""
+    rows = [
+        {"chat_id": at, "parent_chat_id": -1, "timestamp": 60 * at}
+        | {"input_length": 16 * len(ids), "output_length": 4, "hash_ids": ids}
+        for at, ids in enumerate(PROMPTS)
+    ]
+    path = folder / "bailian.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_blocks_are_as_large_as_the_trace_has_them(call: Call, tmp_path: Path) -> None:
+    code, _, _ = call(*STUDY, f"workload.path={shared(tmp_path)}", "workload=bailian")
+    assert (code, found()["block_size"], found()["cached_tokens"]) == (0, 16, 5 * 16)
+    assert found()["ideal"]["found"] == 5
+
+
+def test_what_larger_blocks_hide_is_noted(call: Call, tmp_path: Path) -> None:
+    words = (f"workload.path={shared(tmp_path)}", "workload=bailian", "memory.block_size=512")
+    code, text, _ = call(*STUDY, *words)
+    assert (code, found()["ideal"]["found"]) == (0, 0)
+    assert "memory.block_size=512 leaves 0.00 %" in text
+
+
+def test_workloads_without_blocks_have_small_ones(call: Call) -> None:
+    """A prefix of 200 tokens is no block of 512."""
+    words = ("workload.requests=50", "workload.prefixes={tokens: 200, count: 1}")
+    assert call(*STUDY, "workload=sharegpt", *words, "memory.blocks=9000")[0] == 0
+    assert found()["ideal_share_of_tokens"] > 0.2
+
+
 def test_workloads_without_prefixes_are_refused_in_a_line(call: Call, tmp_path: Path) -> None:
     code, out, errors = call(*STUDY, "workload=sharegpt")
     assert (code, out) == (1, "")
