@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from random import Random
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import simpy
 
@@ -22,6 +22,9 @@ Outage = tuple[float, float]
 class Failures(Protocol):
     """A source of outages."""
 
+    drawn: ClassVar[bool]
+    """Whether they depend on the seed."""
+
     def of(self, index: int, seed: int) -> Iterator[Outage]:
         """The outages of a replica, in order."""
 
@@ -30,6 +33,7 @@ class Failures(Protocol):
 class ListedOutages:
     """Outages listed in the configuration."""
 
+    drawn: ClassVar[bool] = False
     outages: Mapping[int, Sequence[Outage]]
 
     def of(self, index: int, seed: int) -> Iterator[Outage]:
@@ -40,6 +44,7 @@ class ListedOutages:
 class RandomOutages:
     """Random outages: exponential times between failures and to repair, independent per replica."""
 
+    drawn: ClassVar[bool] = True
     mean_between: float
     """Mean time between failures, in seconds."""
     mean_repair: float

@@ -245,6 +245,11 @@ class Network:
                     f"hardware={hardware.name} has network_gb_s=null"
                 )
 
+    @property
+    def drawn(self) -> bool:
+        """Whether what arrives depends on the seed."""
+        return self.failure_rate > 0
+
 
 class UnknownLink(ConfigError):
     """No bandwidth is known between replicas that exchange requests."""

@@ -276,9 +276,14 @@ class BackendRun(ABC):
         return {self.scheduler.max_model_len: ""} if self.ours else {}
 
     @property
-    def drawn(self) -> bool:
-        """Whether its seed has a part in what it does to a given workload."""
-        return False
+    def entries(self) -> Sequence[Scheduler]:
+        """Schedulers at which requests arrive, one of each kind, as far as they are known before
+        the run."""
+        return ()
+
+    def draws_for(self, workload: Workload) -> bool:
+        """Whether its seed decides anything in how these requests are served."""
+        return any(map(draws, self.policies))
 
     @abstractmethod
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:

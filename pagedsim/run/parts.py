@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +18,24 @@ from pagedsim.policies.slo import SLO
 from pagedsim.policies.victims import VictimRule
 from pagedsim.run.backend import BackendRun, RunConfig, Settings
 from pagedsim.workload import Workload
+
+
+class Refusal(NamedTuple):
+    """How many requests no server of a run could ever serve."""
+
+    refused: int
+    of: int
+    reason: str
+    """That of the shortest of them; empty if there is none."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of them."""
+        return self.refused == self.of
+
+    def __str__(self) -> str:
+        told = f"{self.refused:,} of {self.of:,} requests can never be served"
+        return f"{told}; the shortest: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -34,6 +54,27 @@ class Parts:
         """The scheduler of the run; None for a server elsewhere."""
         return self.run.scheduler if self.run.ours else None
 
+    def refusal(self) -> Refusal:
+        """The requests that are too much for every server at which they may arrive, alone and with
+        an empty memory. Of those that ask for the same, all above some length are."""
+        workload, entries = self.workload, self.run.entries
+        count, reason = 0, ""
+        if not entries:
+            return Refusal(count, len(workload), reason)
+
+        def refused(row: int) -> str | None:
+            reasons = [one.infeasible(workload.request(row)) for one in entries]
+            return reasons[0] if all(reasons) else None
+
+        for which in np.unique(workload.sampling):
+            rows = np.flatnonzero(workload.sampling == which)
+            rows = rows[np.argsort(workload.prompt_len[rows], kind="stable")].tolist()
+            fitting = bisect_left(rows, True, key=lambda row: refused(row) is not None)
+            if fitting < len(rows):
+                count += len(rows) - fitting
+                reason = reason or refused(rows[fitting]) or ""
+        return Refusal(count, len(workload), reason)
+
 
 def build(settings: Settings, seed: int, workload: Workload | None = None) -> Parts:
     """The objects that a configuration describes; a `workload` given is used instead of its own."""
@@ -49,7 +90,7 @@ def build(settings: Settings, seed: int, workload: Workload | None = None) -> Pa
         refuse_unmet(policy, workload)
     if slo is not None:
         validate_clients(slo, workload.clients)
-    return Parts(workload, run, slo, reader, workload.drawn or run.drawn)
+    return Parts(workload, run, slo, reader, workload.drawn or run.draws_for(workload))
 
 
 def refuse_fleet(config: RunConfig, why: str) -> None:

@@ -42,7 +42,7 @@ from pagedsim.run.backend import (
     Stopped,
     refuse_sessions,
 )
-from pagedsim.run.objects import draws, said_of, takes
+from pagedsim.run.objects import said_of, takes
 from pagedsim.server import ENGINE_MEMORIES, MOST_THREADS, ServerSpec
 from pagedsim.workload import Workload
 from pagedsim.workload.tokens import Prompts
@@ -220,9 +220,10 @@ class Serving(BackendRun):
         assert isinstance(policy, Policy)
         return (policy,)
 
-    @property
-    def drawn(self) -> bool:
-        return any(map(draws, self.policies))
+    def draws_for(self, workload: Workload) -> bool:
+        # The seed chooses the prompts' tokens, and these which beams survive.
+        beams = any(asked.beam_search for asked in workload.asked)
+        return beams or super().draws_for(workload)
 
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         from pagedsim.engine.drive import drive

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from pagedsim.cluster.dispatcher import Dispatcher
-from pagedsim.cluster.failures import RandomOutages
 from pagedsim.cluster.replica import Unit
 from pagedsim.cluster.simulate import simulate_fleet
 from pagedsim.cluster.spec import FleetSpec, Pool
@@ -19,6 +18,7 @@ from pagedsim.core import (
     PagedsimError,
     Policy,
     RequestId,
+    Scheduler,
     TieredMemory,
     policy_validation,
 )
@@ -62,6 +62,7 @@ class Simulation(BackendRun):
         self.scheduler = server.scheduler()
         self.decodes_only = backend.only == "decode"
         """Whether prompts are computed by another server."""
+        self.beams = Beams(backend.beam_turnover, seed)
         copy_seconds = 0.0
         if backend.copy_efficiency is not None:  # a block is read, and written elsewhere on the GPU
             bandwidth = replica.hardware.bandwidth * backend.copy_efficiency
@@ -69,14 +70,17 @@ class Simulation(BackendRun):
         self.settings: Settings = {
             "overlap": backend.overlap,
             "copy_seconds": copy_seconds,
-            "beams": Beams(backend.beam_turnover, seed),
+            "beams": self.beams,
             "tiers": tiers,
         }
         """The arguments of a `Server` beside its scheduler and its costs."""
 
     @property
-    def drawn(self) -> bool:
-        return draws(self.scheduler.policy)
+    def entries(self) -> Sequence[Scheduler]:
+        return (self.scheduler,)
+
+    def draws_for(self, workload: Workload) -> bool:
+        return self.beams.draws_for(workload.asked) or super().draws_for(workload)
 
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         simulate(
@@ -167,13 +171,19 @@ class FleetRun(BackendRun):
         }
 
     @property
-    def drawn(self) -> bool:
-        failing = isinstance(self.spec.dying, RandomOutages)
-        lossy = self.spec.link is not None and self.spec.link.failure_rate > 0
-        parts = [self.router, *(place.simulation.scheduler.policy for place in self.places)]
-        if self.spec.autoscale is not None:
-            parts.append(self.spec.autoscale.make())
-        return failing or lossy or any(map(draws, parts))
+    def entries(self) -> Sequence[Scheduler]:
+        there = (place for place in self.places if place.role != "decode")
+        return tuple({place.pool: place.simulation.scheduler for place in there}.values())
+
+    def draws_for(self, workload: Workload) -> bool:
+        spec = self.spec
+        shared = [self.router, *([spec.autoscale.make()] if spec.autoscale else [])]
+        return (
+            (spec.dying is not None and spec.dying.drawn)
+            or (spec.link is not None and spec.link.drawn)
+            or any(map(draws, shared))
+            or any(place.simulation.draws_for(workload) for place in self.places)
+        )
 
     def _refuse_misfits(self) -> None:
         """Raise ConfigError for a replica that cannot send, or receive, migrated requests."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import SupportsFloat
 
-from pagedsim.core import Request, RequestId, StepPlan
+from pagedsim.core import Request, RequestId, SamplingParams, StepPlan
 from pagedsim.core.errors import require_number
 
 TURNOVER = 0.1
@@ -31,6 +31,10 @@ class Beams:
         self.turnover = require_number("beam_turnover", turnover, 0, 1)
         self.seed = seed
         self._dice: dict[RequestId, Random] = {}
+
+    def draws_for(self, asked: Iterable[SamplingParams]) -> bool:
+        """Whether the seed matters to requests that ask for this."""
+        return self.turnover > 0 and any(one.beam_search for one in asked)
 
     def parents(self, plan: StepPlan) -> dict[RequestId, Sequence[int]]:
         """The parents of the beams that decode in `plan`, for `Scheduler.commit`."""

@@ -236,6 +236,11 @@ class Workload:
                     request._extra = extra[row]
                 yield request, output
 
+    def request(self, row: int) -> Request:
+        """What a request asks for, without what policies see of it beside."""
+        prompt = int(self.prompt_len[row]) if self.prompts is None else self.prompts[row]
+        return Request(row, prompt, self.asked[int(self.sampling[row])])
+
     @property
     def duration(self) -> float:
         """Seconds from 0 to the last arrival."""
