@@ -384,10 +384,17 @@ def test_a_router_that_fails_in_a_run(call: Call) -> None:
     ]
 
 
-def test_no_finished_request_is_an_error(call: Call) -> None:
+def test_what_no_server_can_serve_is_an_error_before_it_runs(call: Call) -> None:
     assert one_line(call(SINGLE, "workload=fixed", "server.max_model_len=20")) == (
-        "no request finished: 100 of 100 requests were rejected; "
-        "the first, 0: prompt of 512 tokens: max_model_len is 20"
+        "workload: none of 100 requests can be served: prompt of 512 tokens: max_model_len is 20"
+    )
+    assert not list(Path().rglob("config.yaml"))
+
+
+def test_no_finished_request_is_an_error(call: Call) -> None:
+    refusing = ("fleet.replicas=2", "router=conductor", "router.ttft=0.001")
+    assert one_line(call(SINGLE, "workload=fixed", *refusing)).startswith(
+        "no request finished: 100 of 100 requests were rejected; the first, 0: its first token "
     )
 
 

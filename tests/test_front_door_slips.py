@@ -34,6 +34,11 @@ LOG = "arrived_at,num_prefill_tokens,num_decode_tokens,ttft,e2e"
             ("experiment=sweep", "study.over={memory.block_size: [8]}"),
             "study.over={'memory.block_size': [8]}: must be the name of one setting",
         ),
+        (
+            ("experiment=truth", "server=vllm-0.33"),
+            "server=vllm-0.33: experiment=truth cannot take it",
+        ),
+        (("experiment=truth", "server.max_seqs=8"), "server.max_seqs=8: experiment=truth cannot"),
         (("experiment=truth", "study.tables=[.]"), "study.tables=.: is a folder, must be a file"),
     ],
 )
@@ -58,14 +63,18 @@ def test_a_path_may_begin_at_home(call: Call, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("word", "note"),
     [
-        ("slo.ttft=200", "slo.ttft=200 is a bound of 200 seconds; one of 200 ms is 0.2"),
         (
             "+slo.clients.a={ttft: 500}",
-            "slo.clients.a.ttft=500 is a bound of 500 seconds; one of 500 ms is 0.5",
+            "slo.clients.a.ttft=500 is 500 seconds, where up to 100 is usual; 500 ms are 0.5",
+        ),
+        (
+            "memory.swap_space_gib=64",
+            "memory.swap_space_gib=64 changes nothing: no preemption of this study swaps anything "
+            "out",
         ),
     ],
 )
-def test_a_bound_in_milliseconds_is_noted(call: Call, word: str, note: str) -> None:
+def test_what_was_hardly_meant_is_noted(call: Call, word: str, note: str) -> None:
     code, told, _ = call(*SHORT, "workload.client=a", word, "hydra.run.dir=out")
     assert code == 0
     assert f"note: {note}\n" in told

@@ -59,6 +59,15 @@ class Truth(Study):
         "stack": "tables have that of their time, unless study.stack says otherwise",
     }
 
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            *("policy", "preemption", "batching", "memory", "cost", "server", "predictor"),
+            *("tensor_parallel", "pipeline_parallel", "expert_parallel"),
+            *("kv_cache_dtype", "quantization", "fleet", "router"),
+        ),
+        "its servers are those of the tables, and of logs by study.logs.NAME.server",
+    )
+
     title: str
     question: str
     source: str

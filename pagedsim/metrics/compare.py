@@ -10,14 +10,15 @@ There is no correction for multiple comparisons: of twenty equal arms, one looks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pagedsim.metrics.arms import Arms
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, summary_key, text_of
+from pagedsim.metrics.result import added_up
 from pagedsim.metrics.tables import Floats
 
 # The 97.5 % quantile of Student's t for 1, 2, 3... degrees of freedom. Importing
@@ -226,7 +227,28 @@ def finding(study: Arms) -> list[str]:
     if not arms:
         return ["No run was completed."]
     if not study.finished:
-        return ["No request finished."]
+        why = added_up([run.summary for run in study.runs])
+        return [": ".join(["No request finished", *why[:1]]) + "."]
+    return [*_turned_away(study), *_answers(study)]
+
+
+def _turned_away(study: Arms) -> Iterator[str]:
+    """That most of the requests are not in any figure, if so."""
+    shares = {arm: _rejected(study.of(arm)) for arm in study.arms}
+    if most := [f"{_percent(share)} % of {arm}" for arm, share in shares.items() if share > 0.5]:
+        yield (
+            f"Most requests were rejected ({_join(most)}), and all figures are of the others alone."
+        )
+
+
+def _rejected(runs: Sequence[Run]) -> float:
+    """The share of all requests that were rejected."""
+    every = sum(run.summary.get("requests", 0) for run in runs)
+    return sum(run.summary.get("rejected", 0) for run in runs) / every if every else 0.0
+
+
+def _answers(study: Arms) -> list[str]:
+    arms = study.arms
     if len(arms) == 1:
         return [_alone(study, arms[0])]
     if study.swept or len(arms) > FEW:

@@ -15,7 +15,8 @@ from omegaconf import MISSING
 
 from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import choices, is_number, require_whole, unknown
+from pagedsim.core.errors import choices, require_whole, unknown
+from pagedsim.metrics.result import added_up
 from pagedsim.options import WITHOUT_KEY, Options
 from pagedsim.requirements import refuse_older
 from pagedsim.run import provenance
@@ -24,9 +25,10 @@ from pagedsim.run.compose import ROOT, Command, group_of, key_of
 from pagedsim.run.folder import keep_configuration
 from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
 from pagedsim.run.objects import flat, load_plugins, make
-from pagedsim.run.parts import build, refuse_fleet
+from pagedsim.run.parts import Parts, Refusal, build, refuse_fleet
+from pagedsim.run.plausible import doubtful, doubtful_times, idle_swaps
 from pagedsim.run.publish import Published, publish
-from pagedsim.run.runs import Runs, goes_on
+from pagedsim.run.runs import Runs, goes_on, some
 from pagedsim.run.store import Store, Summaries, Tables
 from pagedsim.run.study import Study
 from pagedsim.tracking import SETTINGS, check_settings
@@ -68,6 +70,7 @@ class Execution:
     def execute(self) -> None:
         """All of it; raises errors of runs once the results of the others are published."""
         check_backend(self.study, self.command)
+        refuse_words(self.study, self.command)
         jobs = self._begin()
         self._run(jobs)
         if self._readable():
@@ -79,12 +82,14 @@ class Execution:
         arms = self.study.next_runs(self.runs)
         jobs = self.runs.jobs_of(arms, self.study.key_of)
         self._processes = processes_of(self.command.config["jobs"], jobs)
-        if refused := check_arms(self.study, jobs):
+        remarks: list[str] = []
+        if refused := check_arms(self.study, jobs, remarks):
             raise error_of(refused)
         keep_configuration(self.command.config, self.command.folder)
-        for line in [*self.command.notes, *doubtful_bounds(self.command.config)]:
-            self.runs.note(line)
-        for line in unused_words(self.study, self.command, arms, jobs):
+        doubts = [*doubtful(self.command.config), *remarks]
+        unused = unused_words(self.study, self.command, arms, jobs)
+        unused += idle_swaps(self.command.words, arms, jobs)
+        for line in dict.fromkeys([*self.command.notes, *doubts, *unused]):
             self.runs.note(line)
         return jobs
 
@@ -124,9 +129,10 @@ class Execution:
             raise error_of(wrong)
         if runs.failed:
             raise error_of(runs.reasons)
-        arms = self.published.arms if self.published else None
-        if arms is not None and arms.runs and not arms.finished:
-            raise UserError([": ".join(["no request finished", *arms.notes[:1]])])
+        done = runs.in_order
+        if done and not any(run.summary.get("finished") for run in done):
+            why = added_up([run.summary for run in done])
+            raise UserError([": ".join(["no request finished", *why[:1]])])
 
     def _told(self, runs: Runs) -> str:
         """How far a study came that was stopped."""
@@ -150,8 +156,8 @@ _SECTIONS = {
 """Sections in which an added key (+server.foo=1) has no reader, and their keys."""
 INSIDE = "it asks what happens inside a server"
 """Why a study does not support a server elsewhere."""
-_BEYOND = {"ttft": 100.0, "tpot": 5.0, "e2e": 10_000.0}
-"""Seconds from which on a bound is more likely meant in milliseconds."""
+_HARDLY = 0.5
+"""The share of a workload that may be too long for a server, and nothing is said at the start."""
 _NO_ARM = ("study", "tracking", "report", "jobs", "seed", "seeds")
 """Keys that do not tell arms apart."""
 
@@ -219,19 +225,6 @@ def _refuse_unused_model(command: Command) -> None:
             )
 
 
-def doubtful_bounds(config: Mapping[str, Any]) -> Iterator[str]:
-    """Bounds of latencies that are beyond any sense, and so perhaps milliseconds, a line each."""
-    study = config.get("study")
-    bounds = study.get("bounds") if isinstance(study, Mapping) else None
-    for key, value in flat({"slo": config["slo"], "study": {"bounds": bounds or {}}}).items():
-        latency = key.rpartition(".")[2].partition("_")[0]
-        if latency in _BEYOND and is_number(value) and value >= _BEYOND[latency]:
-            yield (
-                f"{key}={value:g} is a bound of {value:g} seconds; one of {value:g} ms is "
-                f"{value / 1000:g}"
-            )
-
-
 def check_backend(study: Study, command: Command) -> None:
     """Raise ConfigError for a backend that the study cannot be served by."""
     name = command.choices.get("backend")
@@ -245,10 +238,19 @@ def check_backend(study: Study, command: Command) -> None:
         )
 
 
-def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
+def refuse_words(study: Study, command: Command) -> None:
+    """Raise ConfigError for a word that the study cannot follow."""
+    for word in command.words:
+        for key, why in study.refused.items():
+            if key in (key_of(word), group_of(word)):
+                raise ConfigError(f"{word}: experiment={command.experiment} cannot take it: {why}")
+
+
+def check_arms(study: Study, jobs: Sequence[Job], remarks: list[str]) -> dict[str, Failure]:
     """Build every arm once; what fails, by the setting at fault ("" for all arms).
 
-    Raises ConfigError for what is wrong with the arms as a whole.
+    What a reader must know of the arms beforehand is added to `remarks`. Raises ConfigError for
+    what is wrong with the arms as a whole.
     """
     firsts = list({job.arm: job for job in reversed(jobs)}.values())[::-1]
     if study.one_server:
@@ -259,14 +261,19 @@ def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
     workloads: dict[str, Workload] = {}
     failures: dict[str, Failure] = {}
     arms: dict[str, list[str]] = {}
+    refusals: dict[Refusal, list[str]] = {}
     for job in firsts:
         try:
-            _check(job, workloads)
+            parts = _check(job, workloads)
+            refusals.setdefault(parts.refusal(), []).append(job.arm)
+            remarks += doubtful(job.config)
+            remarks += doubtful_times(job.config["workload"], parts.workload)
         except (Exception, SystemExit) as error:  # a user's code may call sys.exit
             failure = failure_of(error, job.config, None)
             failures[failure.reason] = failure
             arms.setdefault(failure.reason, []).append(job.arm)
     every_arm = len(firsts)
+    remarks += _refusals(refusals)
 
     def whose(reason: str) -> str:
         if len(arms[reason]) == every_arm:
@@ -274,6 +281,16 @@ def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
         return ", ".join(dict.fromkeys(study.key_of(arm) for arm in arms[reason]))
 
     return {whose(reason): failure for reason, failure in failures.items()}
+
+
+def _refusals(refusals: Mapping[Refusal, Sequence[str]]) -> Iterator[str]:
+    """Where most of what arms are sent can never be served; ConfigError if it is all of it."""
+    if refusals and all(refusal.whole for refusal in refusals):
+        first = next(iter(refusals))
+        raise ConfigError(f"workload: none of {first.of:,} requests can be served: {first.reason}")
+    for refusal, arms in refusals.items():
+        if refusal.refused > _HARDLY * refusal.of:
+            yield str(refusal) if len(refusals) == 1 else f"{some(arms)}: {refusal}"
 
 
 def _refuse_alike(study: Study, firsts: Sequence[Job]) -> None:
@@ -351,12 +368,14 @@ def unused_words(
     return told
 
 
-def _check(job: Job, workloads: dict[str, Workload]) -> None:
+def _check(job: Job, workloads: dict[str, Workload]) -> Parts:
     """Build the arm's objects; a workload that several arms share, such as a long trace, once."""
     _refuse_added(job.config)
     whose = [job.config.get(key) for key in ("workload", "backend", "predictor")]
     settings = json.dumps(whose, sort_keys=True, default=str)
-    workloads[settings] = build(job.config, job.seed, workloads.get(settings)).workload
+    parts = build(job.config, job.seed, workloads.get(settings))
+    workloads[settings] = parts.workload
+    return parts
 
 
 def _refuse_added(config: Mapping[Any, Any]) -> None:

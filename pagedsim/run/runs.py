@@ -247,10 +247,15 @@ class Runs:
 
 def changed_note(arms: set[str]) -> str:
     """That these were not kept."""
-    names = sorted(arms)
+    return (
+        f"the code or a file of {some(sorted(arms))} changed on the way: not kept, to be run again"
+    )
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
     more = len(names) - _NAMED
-    some = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"the code or a file of {some} changed on the way: not kept, to be run again"
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def goes_on(folder: Path) -> str:

@@ -79,6 +79,8 @@ class Study(ABC):
     """Whether it is about a single server, so that a fleet is refused."""
     idle: ClassVar[Mapping[str, str]] = {}
     """Keys and groups without effect on the result, and the reasons."""
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Keys and groups that the study cannot follow, and the reasons."""
     source: str = ""
     """The source of published numbers."""
     metrics: Sequence[str] = DEFAULT_METRICS

@@ -150,6 +150,13 @@ def test_nothing_finished_or_ran() -> None:
     for run in none.runs:
         run.summary["finished"] = 0
     assert finding(none) == ["No request finished."]
+    rejected = Notice("requests were rejected", 4, 4, "the first, 0: too long")
+    for run in none.runs:
+        run.summary.update(requests=4, notices=as_records([rejected]))
+    assert finding(none) == [
+        "No request finished: 8 of 8 requests were rejected (in all 2 seeds); the first, 0: too "
+        "long."
+    ]
     none.runs[0].summary["finished"] = 2
     assert finding(none)[0] == (
         "There is nothing to compare b with a by: no seed has a value of TTFT mean under both."
@@ -158,6 +165,15 @@ def test_nothing_finished_or_ran() -> None:
     assert finding(none)[0] == "There is nothing to compare by: no run has a value of TTFT mean."
     assert finding(ttft({})) == ["No run was completed."]
     assert compare(ttft({})) == []
+
+
+def test_most_requests_were_rejected() -> None:
+    few = ttft({"a": [1.0, 2.0], "b": [1.0, 2.0]})
+    for run in few.runs:
+        run.summary.update(requests=100, rejected=97 if run.arm == "b" else 50)
+    assert finding(few)[0] == (
+        "Most requests were rejected (97 % of b), and all figures are of the others alone."
+    )
 
 
 # -- notices ---------------------------------------------------------------------------------------
