@@ -130,13 +130,16 @@ class Watcher(Recorder):
         self.plans.append((plan, tuple(plan.decodes)))
 
 
-def outcome(case: Simulation, *, step_by_step: bool = False) -> list[object]:
+def outcome(
+    case: Simulation, *, step_by_step: bool = False, recorder: Recorder | None = None
+) -> list[object]:
     """The tables of a simulation, or the error that ends it.
 
     `step_by_step`: every step is planned by itself, and plans last.
     """
     how: dict[str, Any] = {"fast_forward": not step_by_step, "overlap": case.overlap}
-    recorder = Watcher() if step_by_step else Recorder()
+    if recorder is None:
+        recorder = Watcher() if step_by_step else Recorder()
     try:
         schedulers = case.schedulers()
         costs = Prices(schedulers, step_by_step)
@@ -158,6 +161,7 @@ def outcome(case: Simulation, *, step_by_step: bool = False) -> list[object]:
                 staleness=case.fleet.staleness,
                 way=case.way,
                 seed=case.seed,
+                recorder=None if isinstance(recorder, Watcher) else recorder,
             )
             tables = [seen.requests_table(), seen.steps_table()]
     except PagedsimError as error:

@@ -17,7 +17,7 @@ from pagedsim.experiments.papers.memory_observed import KINDS
 from pagedsim.experiments.studies import block_sizes
 from pagedsim.experiments.studies.swap_map import price_of
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.metric import token_gaps
+from pagedsim.metrics.tables import stretches_of
 from pagedsim.run.backend import RunConfig
 from pagedsim.run.simulated import Simulated
 from pagedsim.workload.generated import stages_of
@@ -145,28 +145,11 @@ def goodput(run: Run, warm_up: float, ttft: Sequence[float], gap: float) -> Numb
 
 
 def longest_gaps(run: Run) -> Floats:
-    """Each request's longest gap between tokens, by id, in seconds; NaN for unfinished requests.
-
-    Of a request that was preempted more than once, the pauses are taken as equally long, since the
-    steps that it missed are not recorded.
-    """
+    """Each request's longest gap between tokens, by id, in seconds; NaN for unfinished requests."""
+    requests = run.by_column()
     end, decodes = arrays(run.steps("end", "decode_seqs"))
-    ends = end[decodes > 0]
-    table = run.requests("first_token", "finished", "output_tokens", "preemptions")
-    first, last, tokens, preempted = arrays(table)
-    begin, stop = (np.searchsorted(ends, times, side="right") for times in (first, last))
-
-    def longest(row: int) -> float:
-        if np.isnan(last[row]):
-            return math.nan
-        if tokens[row] < 2:
-            return 0.0
-        one = slice(row, row + 1)
-        own = ends[begin[row] : stop[row]]
-        gaps, _ = token_gaps(own, first[one], last[one], tokens[one], preempted[one])
-        return float(gaps.max(initial=0.0))
-
-    return np.array([longest(row) for row in range(table.num_rows)])
+    longest = stretches_of(requests, [end[decodes > 0]]).longest_gaps()
+    return np.where(requests.in_state("finished"), longest, math.nan)
 
 
 def stages(run: Run) -> Numbers:
@@ -313,13 +296,8 @@ def stalls(run: Run) -> Numbers:
 
 def longest_gap(run: Run) -> float:
     """Between two tokens of a request that was never preempted."""
-    end, decodes = arrays(run.steps("end", "decode_seqs"))
-    table = run.requests("first_token", "finished", "output_tokens", "preemptions")
-    first, last, tokens, preempted = arrays(table)
-    plain = (tokens > 1) & (preempted == 0) & ~np.isnan(last)
-    requests = (column[plain] for column in (first, last, tokens, preempted))
-    gaps, _ = token_gaps(end[decodes > 0], *requests)
-    return float(gaps.max(initial=0.0))
+    (preempted,) = arrays(run.requests("preemptions"))
+    return float(np.nanmax(longest_gaps(run)[preempted == 0], initial=0.0))
 
 
 def full_budget(run: Run) -> float:

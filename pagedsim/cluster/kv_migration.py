@@ -135,7 +135,7 @@ class KVMigration:
     def _detach(self, request: Request, source: ReplicaHandle, since: float) -> None:
         now = self.environment.now
         source.scheduler.migration.detach(request, now)
-        source.load.gone(request)
+        source.load.detached(request)
         self.waiting.append(Prefilled(request, source, since, now))
         self.dispatcher.route_held()
 
@@ -341,7 +341,7 @@ class KVMigration:
             return
         transfer.ready, transfer.decodes = self.environment.now, False
         source.scheduler.migration.detach(request, transfer.ready)
-        source.load.gone(request)
+        source.load.detached(request)
         if self._has_room(transfer):
             tokens = target.scheduler.migration.kv_transfer(request, carried).tokens
             if (yield from self._send(transfer, tokens)):

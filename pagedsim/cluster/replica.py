@@ -24,6 +24,12 @@ class ReplicaRecorder(Recorder, Protocol):
     def undo(self) -> None:
         """Discard the last recorded step, which did not complete."""
 
+    def detached(self, request: Request) -> None:
+        """A decoding request leaves for another replica."""
+
+    def joined(self, request: Request) -> None:
+        """A request that has decoded elsewhere goes on here."""
+
 
 class ReplicaLoad:
     """Recorder that updates the sums and forwards to the replica's own recorder.
@@ -51,13 +57,22 @@ class ReplicaLoad:
     def arrived(self, request: Request) -> None:
         """A request arrives, none of it computed."""
         self.arrivals += 1
-        self.migrated_in(request)
+        self._predict(request)
         self._owe(request.id, request.num_tokens, request.num_tokens)
 
     def migrated_in(self, request: Request) -> None:
         """A request arrives with its KV cache."""
+        self._predict(request)
+        self.recorder.joined(request)
+
+    def _predict(self, request: Request) -> None:
         self._predicted[request.id] = tokens = predicted(request)
         self.predicted_output += tokens
+
+    def detached(self, request: Request) -> None:
+        """A decoding request leaves for another replica."""
+        self.gone(request)
+        self.recorder.detached(request)
 
     def gone(self, request: Request) -> None:
         """A request has ended, or leaves for another replica."""

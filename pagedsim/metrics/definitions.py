@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics, token_gaps
+from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
 from pagedsim.metrics.service import jain
 from pagedsim.metrics.steps import CAME_FROM
 from pagedsim.metrics.tables import NAN, Floats, RequestGroup, Requests, RunTables, StepPart, ratio
@@ -74,18 +74,7 @@ def itl(group: RequestGroup) -> tuple[Floats, Floats]:
     if (times := group.run.token_times) is not None:
         gaps = times.gaps(group.finished)
         return gaps, np.ones(len(gaps))
-    several = group.finished & (group.requests["output_tokens"] > 1)
-    names = ("first_token", "finished", "output_tokens", "preemptions")
-    found = []
-    for rows, ends in group.run.by_replica():
-        some = rows[several[rows]]
-        first, last, tokens, preemptions = (group.requests[name][some] for name in names)
-        begun = group.run.decode_start[some]
-        found.append(token_gaps(ends, first, last, tokens, preemptions, begun))
-    if len(found) == 1:
-        return found[0]
-    values, counts = zip(*found, strict=True)
-    return np.concatenate(values), np.concatenate(counts)
+    return group.run.stretches.gaps(group.finished)
 
 
 @METRICS.latency("E2E")
@@ -259,14 +248,16 @@ def qoe(group: RequestGroup) -> float:
 def service_gap(run: RunTables) -> float | None:
     """The largest difference between the service that two clients got within any time in which
     both had requests in the queue that had not been scheduled; of more than 32 clients, those
-    farthest from the mean are compared."""
+    farthest from the mean are compared. Of several replicas it is approximate: the tokens of an
+    answer count as evenly spread over its time."""
     return run.service_over_time.gap_while_waiting() if len(run.clients) > 1 else None
 
 
 @METRICS.run("Service Jain", "share", MORE)
 def service_jain(run: RunTables) -> float | None:
     """Jain's index of the clients' service a second while they had requests in the queue that had
-    not been scheduled: 100 % where all are alike; clients that never had any are left out."""
+    not been scheduled: 100 % where all are alike; clients that never had any are left out. Of
+    several replicas it is approximate, as the service gap is."""
     return jain(run.service_over_time.rates_while_waiting()) if len(run.clients) > 1 else None
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pagedsim.core import Request, Scheduler, StepPlan, Tier
 from pagedsim.core.compiled import mypyc_attr
-from pagedsim.core.plan import PreemptionCause, prefill_left
+from pagedsim.core.plan import Chunk, PreemptionCause, prefill_left
 from pagedsim.core.request import RequestId
 from pagedsim.metrics.service import service_of
 from pagedsim.metrics.steps import (
@@ -199,6 +199,17 @@ class TierMoves:
         return found
 
 
+Stretch = tuple[int, float, int]
+"""Consecutive decode steps of a request: its tokens before them, when the first of their tokens
+came, and their replica."""
+STRETCHES: Mapping[str, type[np.generic]] = {
+    "tokens_before": np.int32,
+    "resumed": np.float64,
+    "resumed_on": np.int32,
+}
+"""Columns of lists, only there if some request has one: a value for each stretch but that from its
+first token on, which has one only if the request went on at another replica."""
+
 _EACH_STEP = ("end", "used_blocks")
 """Columns with a value per step; the others have one row per run of uneventful steps."""
 _PREFILLS = (
@@ -251,6 +262,10 @@ class StepRecorder:
         self._preempted: dict[Request, PreemptionRecord] = {}  # preempted, and not decoding again
         self._preempted_in = -1  # the last step that preempted any request
         self._preemptions_before = 0  # how many preemptions there were before it
+        self._stretches: dict[Request, list[Stretch]] = {}
+        # Requests that have missed decode steps, and get a token in the next one that they are in.
+        self._rejoining: dict[Request, None] = {}
+        self._index = 0  # of the replica
         self._unfolded: Steps | None = None
 
     @property
@@ -286,6 +301,11 @@ class StepRecorder:
             self._prefill(plan)
             if self._preempted:
                 self._recompute(plan, start, end, scheduler)
+            for chunk in plan.chunks:
+                if chunk.request.first_token_at is not None:  # recomputed
+                    self._recomputed(chunk, plan, end, scheduler)
+        if plan.held:
+            self._rejoining.update(dict.fromkeys(plan.held))
         if (
             plan.swapped
             or plan.shared_blocks
@@ -299,6 +319,29 @@ class StepRecorder:
                 self._preempt(plan, step, start)
             if plan.resumed:
                 self._resume(plan, start)
+                self._rejoining.update(dict.fromkeys(plan.resumed))
+        if self._rejoining and plan.decode_count:
+            for request in plan.decodes:
+                if request in self._rejoining and request not in plan.gone:
+                    del self._rejoining[request]
+                    self._begin_stretch(request, end, scheduler)
+
+    def joined(self, request: Request) -> None:
+        """A request goes on to decode here, with the KV cache of another replica."""
+        self._rejoining[request] = None
+
+    def _recomputed(self, chunk: Chunk, plan: StepPlan, end: float, scheduler: Scheduler) -> None:
+        """A chunk of a request that had tokens before."""
+        if not chunk.samples:
+            if chunk.request.width > 1:  # a group samples in the first decode step after it
+                self._rejoining[chunk.request] = None
+        elif chunk.request not in plan.gone:
+            self._begin_stretch(chunk.request, end, scheduler)
+
+    def _begin_stretch(self, request: Request, time: float, scheduler: Scheduler) -> None:
+        """A request has the token of a step that is not the decode step after its last one."""
+        before = request.generated - scheduler.queues.tokens_in_flight(request)
+        self._stretches.setdefault(request, []).append((before, time, self._index))
 
     def _prefill(self, plan: StepPlan) -> None:
         rows, chunks = self._prefills.rows, plan.chunks
@@ -422,6 +465,7 @@ class Recorder(StepRecorder):
         self._places = array("i")  # with replicas, the replica of each request; -1: none
         self._sessions: list[str | None] = []  # empty without sessions, as is `_turns`
         self._turns = array("i")
+        self._resumed = Numbers({_ROW: np.int32, **STRETCHES})
         self._requests_table: pa.Table | None = None
 
     def add_replica(self) -> ReplicaRecorder:
@@ -443,6 +487,11 @@ class Recorder(StepRecorder):
             self._places.append(-1)  # not at a replica, unless its recorder sets it
         state = "unfinished" if request.alive else request.state._value_  # faster than .value
         self._words.append((request.client, state, request.finish_reason or ""))
+        if self._stretches and (stretches := self._stretches.pop(request, None)):
+            row = len(self._ids) - 1
+            self._resumed.rows += [(row, *stretch) for stretch in stretches]
+            if len(self._resumed.rows) >= PACKED:
+                self._resumed.pack()
         rows = self._requests.rows
         rows.append(
             (
@@ -493,8 +542,24 @@ class Recorder(StepRecorder):
             if self._sessions:
                 columns["session"] = pa.array(self._sessions, pa.string()).take(pa.array(order))
                 columns["turn"] = np.array(self._turns)[order]
-            self._requests_table = pa.table(columns | numbers | {"service": service} | words)
+            columns |= numbers | {"service": service} | words | self._stretch_columns(order)
+            self._requests_table = pa.table(columns)
         return self._requests_table
+
+    def _stretch_columns(self, order: NDArray[np.int64]) -> dict[str, pa.Array]:
+        whose = self._resumed.take(_ROW)
+        if not len(whose):
+            return {}
+        place = np.empty(len(order), dtype=np.int64)  # in the table, of each recorded row
+        place[order] = np.arange(len(order))
+        sorted_ = np.argsort(place[whose], kind="stable")
+        counts = np.bincount(place[whose], minlength=len(order))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+        names = STRETCHES if len(self.replicas) > 1 else list(STRETCHES)[:-1]
+        return {
+            name: pa.ListArray.from_arrays(offsets, pa.array(self._resumed.take(name)[sorted_]))
+            for name in names
+        }
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -503,9 +568,17 @@ class ReplicaRecorder(StepRecorder):
 
     def __init__(self, whole: Recorder, index: int) -> None:
         super().__init__()
-        self._preempted = whole._preempted  # a preempted request may resume on another replica
+        # A preempted request may resume on another replica.
+        self._preempted, self._stretches = whole._preempted, whole._stretches
         self._whole = whole
         self._index = index
+
+    def detached(self, request: Request) -> None:
+        """A request with tokens leaves for another replica."""
+        stretches = self._stretches.setdefault(request, [])
+        if not stretches or stretches[0][0]:
+            assert request.first_token_at is not None
+            stretches.insert(0, (0, request.first_token_at, self._index))
 
     def left(self, request: Request) -> None:
         """Record a request that left the fleet from this replica, or is alive on it at the end."""

@@ -4,11 +4,10 @@ Service is defined as in VTC (2401.00588): 1 per prompt token, counted when the 
 output, and 2 per output token. A client is backlogged ("waits") while any of its requests is in the
 queue without having been scheduled; waiting after a preemption is not recorded and does not count.
 
-A decoding request gets a token at the end of each decode step (`ends`); if it missed steps, its
-tokens are spread evenly over those between its first and its last token. Without `ends`, as in the
-log of another server, tokens are spread evenly over time. Either way a client's service is a sum of
-ramps and jumps, and differences are extreme at the ends of ramps, so they are exact without
-visiting every step.
+A decoding request gets a token at the end of each decode step of its `stretches`. Without these, as
+in a fleet or the log of another server, tokens are spread evenly over the time from the first to
+the last. Either way a client's service is a sum of ramps and jumps, and differences are extreme at
+the ends of ramps, so they are exact without visiting every step.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from pagedsim.metrics.token_times import Stretches
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -153,21 +154,26 @@ class ServiceOverTime:
         *,
         scheduled: Floats | None = None,
         sequences: NDArray[Any] | None = None,
-        ends: Floats | None = None,
+        stretches: Stretches | None = None,
     ) -> None:
         self.clients = int(client.max(initial=-1)) + 1
-        self._ends = ends
+        self._ends = ends = None if stretches is None else stretches.ends
         known = [np.zeros(1), arrival, first_token, finished]
         over = np.nanmax(np.concatenate(known if ends is None else [*known, ends]))
         left = np.where(np.isnan(finished), over, finished)
         out = np.where(np.isnan(first_token), left, first_token)
         began = out if scheduled is None else np.where(np.isnan(scheduled), left, scheduled)
         self.waits = covered(client.astype(np.int64), arrival, began)
-        got = ~np.isnan(first_token)
-        token = OUTPUT * (np.ones(len(client)) if sequences is None else sequences)[got]
-        more = token * np.maximum(output[got] - 1.0, 0)
-        # A ramp starts with a jump: the prompt and the first token.
-        self._knots(client[got], out[got], left[got], PROMPT * prompt[got] + token, more)
+        token = OUTPUT * (np.ones(len(client)) if sequences is None else sequences)
+        if stretches is not None:
+            whose, count = stretches.request, stretches.count
+            first, last, begun = stretches.start, stretches.last, stretches.before == 0
+        else:
+            whose = np.flatnonzero(~np.isnan(first_token))
+            first, last, begun, count = out[whose], left[whose], True, output[whose]
+        # A ramp starts with a jump: its first token, and before that of the request the prompt.
+        jump = PROMPT * prompt[whose] * begun + token[whose]
+        self._knots(client[whose], first, last, jump, token[whose] * np.maximum(count - 1.0, 0))
 
     def at(self, client: ArrayLike, times: Floats, before: bool = False) -> Floats:
         """Service of a client up to a time, exclusive with `before`."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core.errors import ConfigError, choices, require_number, unknown_client
+from pagedsim.metrics.token_times import Stretches, highest
 
 Latencies = Mapping[str, NDArray[np.float64]]
 Mask = NDArray[np.bool_]
@@ -116,39 +117,31 @@ class Reader:
         require_number("qoe.tokens_per_s", self.tokens_per_s, above=0)
 
     def qoe(
-        self,
-        arrival: Floats,
-        first: Floats,
-        last: Floats,
-        tokens: Counts,
-        begin: Counts,
-        steps: Counts,
-        ends: Floats,
+        self, arrival: Floats, tokens: Counts, stretches: Stretches, requests: Counts
     ) -> Floats:
-        """QoE of requests whose tokens after the first arrived at the `steps` entries of `ends`
-        from `begin` on.
-
-        Exact for requests that decoded in each of those steps. The tokens of one that missed some,
-        because it was preempted or held, are spread evenly over the steps.
-        """
+        """QoE of these requests, by their stretches of tokens."""
+        first = stretches.offsets[requests]
+        several = stretches.offsets[requests + 1] - first > 1
         best, pace = arrival + self.ttft, 1 / self.tokens_per_s
-        delay = np.maximum(first - best, 0)
-        # Without steps, all tokens after the first count as arriving with the last.
-        rest = np.where(steps > 0, delay, np.maximum(delay, last - best - pace))
-        total = delay + (tokens - 1) * rest
-        # If no step was missed, a token's delay is the end of its step against reading speed; only
+        delay = np.maximum(stretches.start[first] - best, 0)
+        total = tokens * delay
+        # In one stretch, a token's delay is the end of its step against reading speed; only
         # requests with a step beyond the delay so far need the token-by-token computation.
+        ends = stretches.ends
         ahead = np.arange(len(ends) + 1.0)
         ahead *= pace
         np.subtract(ends, ahead[:-1], out=ahead[:-1])
         ahead[-1] = -np.inf  # sentinel: an end may be one past the last
+        begin = stretches.begin[first]
         due = best + pace - begin * pace
-        odd = (steps != tokens - 1) | (_highest(ahead, begin, steps) - due > delay)
-        some = np.flatnonzero(odd & (tokens > 1) & (steps > 0))
-        some = some[np.argsort(-tokens[some], kind="stable")]
-        if len(some):
-            own = (each[some] for each in (tokens, steps, begin, last, best, delay))
-            total[some] = _spread_delays(own, pace, ends)
+        steps = np.where(several | (begin < 0), 0, tokens - 1)
+        odd = (steps != tokens - 1) | (highest(ahead, begin, steps) - due > delay)
+        for alike in (odd & ~several, odd & several):  # the times of the first are looked up faster
+            some = np.flatnonzero(alike & (tokens > 1))
+            some = some[np.argsort(-tokens[some], kind="stable")]
+            if len(some):
+                own = (each[some] for each in (requests, tokens, best, delay))
+                total[some] = _delays(own, pace, stretches)
         return self._share(total, tokens)
 
     def qoe_of_times(self, arrival: Floats, tokens: Counts, came: Sequence[Floats]) -> Floats:
@@ -171,45 +164,22 @@ class Reader:
         return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)
 
 
-def _spread_delays(own: Iterable[Counts], pace: float, ends: Floats) -> Floats:
-    """The delays of requests, longest first, whose several tokens are spread evenly over their
-    steps, summed over these tokens in chunks."""
-    tokens, steps, begin, last, best, delay = own
-    gaps, sums = tokens - 1, delay.copy()
-    most, number = int(gaps[0]), 1
-    longer = np.searchsorted(-gaps, -np.arange(1, most + 1), side="right")
-    while number <= most:
+def _delays(own: Iterable[Counts], pace: float, stretches: Stretches) -> Floats:
+    """The delays of requests, longest first, summed over their tokens in chunks."""
+    requests, tokens, best, delay = own
+    sums = delay.copy()
+    most, number = int(tokens[0]), 1
+    longer = np.searchsorted(-tokens, -np.arange(1, most), side="left")
+    while number < most:
         some = int(longer[number - 1])
-        end = min(number + max(_AT_ONCE // some, 1), most + 1)
+        end = min(number + max(_AT_ONCE // some, 1), most)
         numbers = np.arange(number, end)[:, None]
-        left = gaps[:some] - numbers
-        # The last token arrives at `last`, all others with a step.
-        step = begin[:some] - (-numbers * steps[:some] // gaps[:some]) - 1
-        came = np.where(left > 0, ends[np.where(left > 0, step, 0)], last[:some])
-        late = came - best[:some] - numbers * pace
+        late = stretches.at(requests[:some], numbers) - best[:some] - numbers * pace
         late[0] = np.maximum(late[0], delay[:some])
         np.maximum.accumulate(late, axis=0, out=late)
         delay[:some] = late[-1]
-        late[left < 0] = 0.0
+        late[numbers >= tokens[:some]] = 0.0
         late[0] += sums[:some]
         sums[:some] = np.add.accumulate(late, axis=0)[-1]
         number = end
     return sums
-
-
-def decoded(ends: Floats, first: Floats, last: Floats) -> tuple[Counts, Counts]:
-    """For each request, the index of the first decode step after its first token, and the number
-    of steps from there to its last token."""
-    begin = np.searchsorted(ends, first, side="right")
-    return begin, np.searchsorted(ends, last, side="right") - begin
-
-
-def _highest(values: Floats, begin: Counts, count: Counts) -> Floats:
-    """The maximum of `count` values from `begin` on, minus infinity for none; `values` has one
-    entry more than is used."""
-    found = np.full(len(begin), -np.inf)
-    some = np.flatnonzero(count > 0)
-    some = some[np.argsort(begin[some], kind="stable")]
-    pairs = np.stack([begin[some], begin[some] + count[some]], axis=1).ravel()
-    found[some] = np.maximum.reduceat(values, pairs)[::2] if len(some) else 0.0
-    return found

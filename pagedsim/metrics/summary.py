@@ -141,6 +141,8 @@ def summarise(
     Of several `replicas` blocks, work, power and price are sums, `max_seqs` and the peaks are
     means, `block_size` is NaN where theirs differ, and the key `replicas` has a row for each.
     `percentiles` are further ones of single latencies, by the suffixes of their keys.
+    `spread_answers` is the number of finished requests whose tokens had to be spread over the time
+    from the first to the last, if there are any: inter-token latencies and QoE are approximate.
     """
     view = Requests.of(requests)
     replica_sums, slots = None, total_blocks * block_size
@@ -161,6 +163,8 @@ def summarise(
     for metric in METRICS.values():
         summary |= metric.of_run(run, sums.get(metric.name, ()))
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
+    if spread := run.spread_answers:
+        summary["spread_answers"] = spread
     if tiers is not None:
         summary["tiers"] = {name: use._asdict() for name, use in tiers.items()}
     rows = {} if replica_sums is None else {"replicas": replica_rows(run, replica_sums)}

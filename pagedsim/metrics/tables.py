@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from pagedsim.core.errors import ConfigError
 from pagedsim.metrics.replica_columns import ReplicaSums
 from pagedsim.metrics.service import ServiceOverTime, service_of
-from pagedsim.metrics.slo import Reader, Slo, decoded
+from pagedsim.metrics.slo import Reader, Slo
 from pagedsim.metrics.steps import REPLICA, TierUse
+from pagedsim.metrics.token_times import Resumptions, Stretches
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -152,14 +153,31 @@ class StepPart:
         return np.asarray(self["end"] - self["start"])
 
 
+def stretches_of(requests: Requests, decode_ends: Sequence[Floats]) -> Stretches:
+    """The tokens of all requests; `decode_ends` has the ends of decode steps of each replica."""
+    resumed = None
+    if (before := requests.lists("tokens_before")) is not None:
+        offsets, values = before
+        starts, replicas = (requests.lists(name) for name in ("resumed", "resumed_on"))
+        assert starts is not None
+        whose = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        on = np.zeros_like(whose) if replicas is None else replicas[1].astype(np.int64)
+        resumed = Resumptions(whose, values.astype(np.int64), starts[1], on)
+    first, finished = requests["first_token"], requests["finished"]
+    last = np.where(requests.in_state("finished"), finished, NAN)
+    replica = requests.optional(REPLICA) if len(decode_ends) > 1 else None
+    return Stretches.of(first, last, requests["output_tokens"], decode_ends, replica, resumed)
+
+
 def service_over_time(
-    requests: Requests, clients: NDArray[np.int64], decode_ends: Floats
+    requests: Requests, clients: NDArray[np.int64], stretches: Stretches | None
 ) -> ServiceOverTime:
     """Service of clients over time; `clients` has the client number of each request.
 
-    Without steps, tokens are spread evenly over time, and requests wait until their first tokens.
+    Without `stretches`, tokens are spread evenly over time; without steps, too, and requests wait
+    until their first tokens.
     """
-    known = len(decode_ends) > 0
+    known = stretches is not None and len(stretches.ends) > 0
     return ServiceOverTime(
         clients,
         requests["arrival"],
@@ -169,7 +187,7 @@ def service_over_time(
         requests["output_tokens"],
         scheduled=requests["scheduled"] if known else None,
         sequences=requests["sequences"],
-        ends=decode_ends if known else None,
+        stretches=stretches if known else None,
     )
 
 
@@ -246,28 +264,19 @@ class RunTables:
             return self.makespan * self.servers
         return self.of_spans(lambda span: span.there) or 0.0
 
-    def by_replica(self) -> Iterator[tuple[Rows, Floats]]:
-        """For each replica, the requests that left the fleet from it, and its `decode_ends`."""
-        if len(self.decode_ends) == 1:
-            yield np.arange(len(self.requests["arrival"])), self.decode_ends[0]
-            return
-        order, bounds = self._grouped
-        for index, ends in enumerate(self.decode_ends):
-            yield order[bounds[index] : bounds[index + 1]], ends
-
     @cached_property
-    def _grouped(self) -> tuple[Rows, Rows]:
-        """The requests sorted by replica, and the start of each replica's."""
-        where = self.requests[REPLICA]
-        order = np.argsort(where, kind="stable")
-        return order, np.searchsorted(where[order], np.arange(len(self.decode_ends) + 1))
+    def stretches(self) -> Stretches:
+        """When each token came, by the steps."""
+        return stretches_of(self.requests, self.decode_ends)
 
-    @cached_property
-    def decode_start(self) -> Floats:
-        """When each request started to decode on its last replica: at its first token, or at its
-        arrival there after a migration."""
-        first, left = self.requests["first_token"], self.requests.optional("left")
-        return first if left is None else np.where(left == first, self.requests["boarded"], first)
+    @property
+    def spread_answers(self) -> int:
+        """Number of finished requests with several tokens whose times are not all known."""
+        if (times := self.token_times) is not None:
+            spread = np.diff(times.offsets) < self.requests["output_tokens"]
+        else:
+            spread = self.stretches.spread
+        return int(np.sum(spread & self.requests.in_state("finished")))
 
     @cached_property
     def makespan(self) -> float:
@@ -308,39 +317,25 @@ class RunTables:
     @cached_property
     def service_over_time(self) -> ServiceOverTime:
         """Service of `clients` over time."""
-        # For a fleet, steps are not attributed to requests: tokens are spread evenly over time.
-        ends = self.decode_ends[0] if len(self.decode_ends) == 1 else np.empty(0)
-        return service_over_time(self.requests, self._numbered[1], ends)
+        # Steps of several replicas are not on one clock: their tokens are spread over time.
+        alone = len(self.decode_ends) == 1
+        stretches = self.stretches if alone else None
+        return service_over_time(self.requests, self._numbered[1], stretches)
 
     @cached_property
     def qoe(self) -> Floats:
         """One value per request; NaN for unfinished requests."""
         finished = self.requests.in_state("finished")
-        names = ("arrival", "output_tokens", "first_token", "finished")
+        rows = np.flatnonzero(finished)
+        arrival, tokens = (self.requests[name][rows] for name in ("arrival", "output_tokens"))
         found = np.full(len(finished), NAN)
         if (times := self.token_times) is not None:
-            came = [times.of(row) for row in np.flatnonzero(finished).tolist()]
-            arrival, tokens = (self.requests[name][finished] for name in names[:2])
-            found[finished] = self.reader.qoe_of_times(arrival, tokens, came)
-            return found
-        begin, steps = (some[finished] for some in self._decoded)
-        arrival, tokens, first, last = (self.requests[name][finished] for name in names)
-        several = len(self.decode_ends) > 1
-        ends = np.concatenate(self.decode_ends) if several else self.decode_ends[0]
-        found[finished] = self.reader.qoe(arrival, first, last, tokens, begin, steps, ends)
+            found[rows] = self.reader.qoe_of_times(
+                arrival, tokens, list(map(times.of, rows.tolist()))
+            )
+        else:
+            found[rows] = self.reader.qoe(arrival, tokens, self.stretches, rows)
         return found
-
-    @cached_property
-    def _decoded(self) -> tuple[Rows, Rows]:
-        """`decoded` of each request, with indices into the concatenated `decode_ends`."""
-        begin = np.zeros(len(self.requests["arrival"]), dtype=np.int64)
-        steps, before = np.zeros_like(begin), 0
-        for rows, ends in self.by_replica():
-            first, last = (self.requests[name][rows] for name in ("first_token", "finished"))
-            begin[rows], steps[rows] = decoded(ends, first, last)
-            begin[rows] += before
-            before += len(ends)
-        return begin, steps
 
     @cached_property
     def token_times(self) -> TokenTimes | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import value_of
 from pagedsim.metrics.service import ServiceOverTime
-from pagedsim.metrics.tables import Floats, service_over_time
+from pagedsim.metrics.tables import Floats, service_over_time, stretches_of
 from pagedsim.report.style import (
     GRID,
     Look,
@@ -187,9 +187,9 @@ def _of(run: Run) -> tuple[list[str], ServiceOverTime, float]:
     """The clients, their service over time, and the end of the run."""
     requests = run.by_column()
     end, decoding = (run.steps(name)[name].to_numpy() for name in ("end", "decode_seqs"))
-    ends = end[decoding > 0] if not run.replicas else np.empty(0)  # as in the summary
+    stretches = None if run.replicas else stretches_of(requests, [end[decoding > 0]])
     clients, numbers = requests.encoded("client")
-    return clients, service_over_time(requests, numbers, ends), run.end or 1.0
+    return clients, service_over_time(requests, numbers, stretches), run.end or 1.0
 
 
 def _waits(over: ServiceOverTime, client: int, times: Floats) -> np.ndarray:

@@ -129,6 +129,8 @@ class RemoteTrace(Exception):
 
 Outcome = Run | Failure | Interrupted | Repeated
 
+SPREAD = "answers have tokens whose times are not known: ITL percentiles and QoE are approximate"
+
 
 def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
     """The run, or why there is none. `recorder` may be stopped from a signal handler."""
@@ -184,6 +186,8 @@ def _finish(
     judged = backlogs(Requests.of(requests), known.get("replicas", ())) if is_open else []
     summary["backlogs"] = list(map(asdict, judged))
     told = [*notices(parts, requests, judged), *([Notice(drawn)] if drawn else [])]
+    if spread := summary.get("spread_answers", 0):
+        told.append(Notice(SPREAD, spread, requests.num_rows))
     summary |= {"partial": partial, "notices": as_records(told)}
     summary |= parts.run.extra_summary()
     if facts := parts.run.facts():

@@ -52,13 +52,14 @@ def whole(
     token_bytes: float | Sequence[float] = 0.0,
     layers: int = 1,
     server: Mapping[str, Any] | None = None,
+    recorder: Recorder | None = None,
     **settings: Any,
 ) -> tuple[Dispatcher, Recorder]:
     """The dispatcher of a fleet that has served everything, and what was recorded.
 
     `token_bytes` are those of each replica, or of all.
     """
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     costs = cost or Affine()
     units = [
         Unit(

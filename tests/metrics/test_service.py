@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pagedsim.metrics import service as module
 from pagedsim.metrics.service import Floats, ServiceOverTime, service_of
 from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.token_times import Stretches
 from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of, steps_of
 
 # Steps of a second each. a's first request decodes at 2, 3, 4, its second is queued from 1 to 5;
@@ -115,7 +116,9 @@ def test_the_gap_is_the_largest_of_all_stretches_of_time(
 ) -> None:
     table = columns(answers)
     ends = np.arange(0.5, 8.5, 0.5) if stepwise else None
-    over = ServiceOverTime(*table[:6], scheduled=table[6], ends=ends)
+    _, _, first, last, _, output, scheduled = table
+    stretches = None if ends is None else Stretches.of(first, last, output.astype(int), [ends])
+    over = ServiceOverTime(*table[:6], scheduled=scheduled, stretches=stretches)
     grid = np.arange(0.0, 17.0, 0.25)
     grid = np.sort(np.concatenate([grid, grid[1:] - 1e-9]))
     found = {client: brute(client, table, ends, grid) for client in range(over.clients)}

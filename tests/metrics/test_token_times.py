@@ -7,87 +7,121 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pagedsim.build import make_router
+from pagedsim.cluster.failures import ListedOutages
+from pagedsim.cluster.kv_migration import AFTER_DEATH
+from pagedsim.cluster.link import Network
 from pagedsim.config import Qoe
 from pagedsim.core import ConfigError
-from pagedsim.metrics.metric import token_gaps, weighted_mean, weighted_percentiles
-from pagedsim.metrics.slo import Reader, decoded
+from pagedsim.metrics.metric import weighted_mean, weighted_percentiles
+from pagedsim.metrics.slo import Reader
 from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.token_times import Resumptions, Stretches
+from tests.cluster.fleets import server, whole
+from tests.fuzz import Simulation, outcome, simulations
 from tests.metrics.tables import NAN, SIZES, requests_of, steps_of
+from tests.metrics.token_ledger import TokenLedger
+from tests.sim.harness import Jobs
 
 Floats = NDArray[np.float64]
 
 
-def gaps(ends: list[float], *requests: tuple[float, float, int, int]) -> list[tuple[float, float]]:
-    first, last, tokens, preemptions = (np.asarray(c) for c in zip(*requests, strict=True))
-    values, weights = token_gaps(
-        np.asarray(ends), first.astype(float), last.astype(float), tokens, preemptions
-    )
-    order = np.argsort(values, kind="stable")
-    return list(zip(values[order].tolist(), weights[order].tolist(), strict=True))
+def stretches(
+    ends: Floats, answers: list[list[float]], resumed: list[tuple[int, int]] | None = None
+) -> Stretches:
+    """Of answers with these token times; `resumed` has the row of each, and its tokens before."""
+    first, last = (np.array([came[at] for came in answers]) for at in (0, -1))
+    more = None
+    if resumed:
+        rows, before = (np.array(column) for column in zip(*resumed, strict=True))
+        start = np.array([answers[row][number] for row, number in resumed])
+        more = Resumptions(rows, before, start, np.zeros_like(rows))
+    return Stretches.of(first, last, np.array(list(map(len, answers))), [ends], resumed=more)
 
 
-def test_a_request_that_missed_steps_has_one_long_gap_a_preemption() -> None:
-    # Eight steps of a second, of which it missed three in one pause.
-    total = gaps([10.0 + t for t in range(1, 9)], (10.0, 18.0, 6, 1))
-    assert total[0] == pytest.approx((1.0, 0.5))
-    assert sum(weight for _, weight in total) == pytest.approx(5)
-    assert sum(value * weight for value, weight in total) == pytest.approx(8.0)
-    assert total[-1] == pytest.approx((4.0, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("ends", "request_", "found"),
-    [
-        # The first gap runs from the prefill.
-        ([1.0, 2.0, 4.0], (1.5, 4.0, 3, 0), [(0.5, 1.0), (2.0, 1.0)]),
-        # Recomputed, a token is sampled by a prefill: four ordinary gaps, and one until then.
-        ([1.0, 2.0, 3.0, 4.0], (0.0, 6.5, 6, 1), [(1.0, 1.0)] * 4 + [(2.5, 1.0)]),
-        # No decode step is between its first token and its last.
-        ([9.0], (1.0, 5.0, 3, 2), [(2.0, 2.0)]),
-        # It lost its memory and came back between two decode steps: as many gaps as steps.
-        ([6.0, 7.0, 8.0], (5.0, 8.0, 4, 1), [(1.0, 1.0)] * 3),
-        # Five gaps in the time of two steps: beside four ordinary ones a pause would be below zero.
-        ([2.0, 3.0], (1.0, 3.0, 6, 1), [(1.0, 2.5), (1.0, 2.5)]),
-    ],
+@given(
+    steps=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    rows=st.lists(
+        st.tuples(
+            st.integers(0, 20),
+            st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.booleans()), max_size=4),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
 )
-def test_gaps_by_hand(
-    ends: list[float], request_: tuple[float, float, int, int], found: list[tuple[float, float]]
+def test_token_times_are_those_of_the_steps_that_a_request_was_in(
+    steps: list[int], rows: list[tuple[int, list[tuple[int, int, bool]], bool]]
 ) -> None:
-    assert gaps(ends, request_) == found
-
-
-def test_exact_without_preemptions() -> None:
-    random = np.random.default_rng(0)
-    ends = np.cumsum(random.random(200))
-    every, requests = [], []
-    for _ in range(50):
-        begin = int(random.integers(0, 150))
-        tokens = int(random.integers(2, 50))
-        # Its first token came in a prefill step, somewhere between two decode steps.
-        first = float(ends[begin] + random.random() * (ends[begin + 1] - ends[begin]) * 0.999)
-        times = [first, *ends[begin + 1 : begin + tokens]]
-        every += list(np.diff(times))
-        requests.append((first, float(times[-1]), len(times), 0))
-    columns = [np.asarray(column) for column in zip(*requests, strict=True)]
-    values, weights = token_gaps(ends, *columns)
+    """A stretch begins with a decode step, or with a prefill's step between two; before it, steps
+    are missed. Some answers are of no server whose steps are known: their gaps are alike."""
+    ends = np.cumsum(np.array(steps, dtype=float))
+    answers: list[list[float]] = []
+    resumed: list[tuple[int, int]] = []
+    for skipped, more, foreign in rows:
+        at, came = min(skipped, len(ends)), [0.25 + float(ends[:skipped].max(initial=0.0))]
+        for number, missed, prefilled in () if foreign else more:
+            came += ends[at : at + number].tolist()
+            at = min(at + number + missed, len(ends) - 1)
+            resumed.append((len(answers), len(came)))
+            came.append(max(float(ends[at]), came[-1]) + 0.5 * prefilled)
+            at += 1
+        answers.append([*came, came[0] + 0.1, came[0] + 0.2] if foreign else came)
+    found = stretches(ends, answers, resumed)
+    assert found.spread.tolist() == [foreign for *_, foreign in rows]
+    every = [np.diff(came) for came in answers]
+    for row, came in enumerate(answers):
+        numbers = np.arange(len(came))
+        assert found.at(np.full(len(came), row), numbers) == pytest.approx(came)
+    longest = [float(gaps.max(initial=0.0)) for gaps in every]
+    assert found.longest_gaps() == pytest.approx(longest)
+    values, weights = found.gaps(np.ones(len(answers), dtype=bool))
+    repeated = np.sort(np.repeat(values, weights.astype(int)))
+    assert repeated == pytest.approx(np.sort(np.concatenate(every)))
     percents = (0.0, 1.0, 50.0, 90.0, 99.0, 100.0)
-    assert weights.sum() == pytest.approx(len(every))
-    assert weighted_mean(values, weights) == pytest.approx(np.mean(every))
-    got = weighted_percentiles(values, weights, percents)
-    assert got == pytest.approx(np.percentile(every, percents))
+    if len(repeated):
+        assert weighted_mean(values, weights) == pytest.approx(np.mean(repeated))
+        got = weighted_percentiles(values, weights, percents)
+        assert got == pytest.approx(np.percentile(repeated, percents))
+    reader = Reader(ttft=0.5, tokens_per_s=0.4)
+    arrival, tokens = np.zeros(len(answers)), np.array(list(map(len, answers)))
+    got = reader.qoe(arrival, tokens, found, np.arange(len(answers)))
+    assert got == pytest.approx([read(reader, 0.0, came) for came in answers])
 
 
-def test_a_migrated_request_has_had_no_step_before() -> None:
-    # Its first token at 1, it came at 4.5: steps that ended here before were not its own.
-    ends = np.array([2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
-    first, last, tokens, preemptions = (np.array([value]) for value in (1.0, 7.0, 4, 0))
-    values, weights = token_gaps(ends, first, last, tokens, preemptions, np.array([4.5]))
-    found = sorted(zip(values.tolist(), weights.tolist(), strict=True))
-    assert found == [(1.0, 1.0), (1.0, 1.0), (4.0, 1.0)]
+@given(case=simulations())
+def test_times_of_a_run_are_those_of_a_ledger_of_tokens(case: Simulation) -> None:
+    """Whatever holds requests back, takes their memory or moves them."""
+    ledger = TokenLedger()
+    tables = outcome(case, step_by_step=True, recorder=ledger)
+    assume(isinstance(tables[0], list))
+    ledger.compare()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("after", AFTER_DEATH)
+def test_an_answer_that_lost_its_replica_counts_from_its_new_start(ahead: bool, after: str) -> None:
+    """Or, where only its copy was lost, goes on after a pause."""
+    ledger, roles = TokenLedger(), ("prefill", "prefill", "decode", "decode")
+    jobs = Jobs([(0.02 * number, 9 + number % 7, 30) for number in range(40)])
+    whole(
+        [server(blocks=40, async_scheduling=ahead) for _ in roles],
+        jobs,
+        make_router("round_robin"),
+        roles=roles,
+        token_bytes=1e5,
+        server={"fast_forward": False},
+        recorder=ledger,
+        network=Network(1e-2),
+        failures=ListedOutages({0: [(0.4, 0.2)], 2: [(0.5, 0.1), (0.9, 0.3)]}),
+        on_receiver_death=after,
+    )
+    assert ledger.compare() > 40  # each goes on at another replica
 
 
 # -- quality of experience -------------------------------------------------------------------------
@@ -159,28 +193,11 @@ def test_qoe_is_that_of_reading_token_by_token(
         after = ends[ends > first][:steps]
         answers.append((first - wait, [float(first), *after.tolist()]))
     arrival = np.array([one for one, _ in answers])
-    first, last = (np.array([came[at] for _, came in answers]) for at in (0, -1))
-    tokens = np.array([len(came) for _, came in answers])
-    found = reader.qoe(arrival, first, last, tokens, *decoded(ends, first, last), ends)
+    times = [came for _, came in answers]
+    tokens = np.array(list(map(len, times)))
+    found = reader.qoe(arrival, tokens, stretches(ends, times), np.arange(len(times)))
     assert found == pytest.approx([read(reader, *one) for one in answers], abs=1e-12)
     assert ((found >= 0) & (found <= 1)).all()
-
-
-@given(
-    tokens=st.integers(2, 12), steps=st.integers(0, 12), length=st.integers(8, 80), preempted=TIMES
-)
-def test_an_answer_that_missed_steps_has_its_tokens_spread_over_them(
-    tokens: int, steps: int, length: int, preempted: float
-) -> None:
-    first, last = 1.0 + preempted, 1.0 + preempted + length / 8
-    ends = np.linspace(first, last, steps + 2)[1:-1]
-    gaps = tokens - 1
-    places = [-(-number * steps // gaps) - 1 for number in range(1, gaps)]
-    came = [float(ends[place]) if steps else last for place in places]
-    begin, end = np.array([first]), np.array([last])
-    between = decoded(ends, begin, end)
-    (found,) = READER.qoe(np.zeros(1), begin, end, np.array([tokens]), *between, ends)
-    assert found == pytest.approx(read(READER, 0.0, [first, *came, last]), abs=1e-12)
 
 
 @given(
@@ -190,6 +207,5 @@ def test_an_answer_that_missed_steps_has_its_tokens_spread_over_them(
 def test_times_that_a_client_saw_give_what_steps_give(first: float, gaps: list[float]) -> None:
     times = np.cumsum([first, *gaps])
     arrival, tokens = np.zeros(1), np.array([len(times)])
-    ends, around = times[1:], (times[:1], times[-1:])
-    steps = READER.qoe(arrival, *around, tokens, *decoded(ends, *around), ends)
+    steps = READER.qoe(arrival, tokens, stretches(times[1:], [times.tolist()]), np.zeros(1, int))
     assert READER.qoe_of_times(arrival, tokens, [times]) == pytest.approx(steps)

@@ -212,15 +212,16 @@ def test_loads_of_each_stage() -> None:
 def test_goodput_is_of_requests_that_met_all_bounds() -> None:
     """One request is quick, one waits for its first token, and one is preempted for 2 s; the last
     question comes at 10 s."""
+    base: dict[str, Any]
     base = {"arrival": 0.0, "first_token": 1.0, "finished": 4.0, "output_tokens": 4}
+    base |= {"tokens_before": [], "resumed": []}
     rows = [
         *(base, base | {"first_token": 3.0, "finished": 5.0, "output_tokens": 3}),
-        base | {"finished": 6.0, "preemptions": 1},
+        base | {"finished": 6.0, "tokens_before": [2], "resumed": [5.0]},
         base | {"arrival": 10.0, "first_token": 11.0, "finished": 12.0, "output_tokens": 2},
     ]
     ends = (2.0, 3.0, 4.0, 5.0, 6.0, 12.0)
     run = run_with(rows, [{"end": end, "decode_seqs": 1} for end in ends])
-    # The third has 3 gaps in 5 steps: two of them ordinary, and what is left is its pause.
     assert longest_gaps(run) == pytest.approx([1, 1, 3, 1])
     found = goodput(run, 0.0, [2.0, 4.0], 1.5)
     rates = [found[name] for name in ("goodput_2", "goodput_4", "gaps")]
