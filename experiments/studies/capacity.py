@@ -213,10 +213,17 @@ class Found:
 
     @cached_property
     def hidden(self) -> float:
-        """Of what arrived at the rate found, the share that may have come in excess of what was
-        completed without being seen, since a backlog grows by as much by chance."""
-        stages = mean_backlogs(run.summary for run in self.lowest_runs)
-        return max((stage.growth.high for stage in stages), default=math.nan)
+        """Of what arrived at the rate found, the share that may have come in excess of what can be
+        completed without being seen: a backlog grows by as much by chance, or as much was left
+        over at the last arrival."""
+        summaries = [run.summary for run in self.lowest_runs]
+        stages = mean_backlogs(summaries)
+        if not stages:
+            return math.nan
+        requests = sum(summary["requests"] for summary in summaries)
+        left = max(stage.present for stage in stages) * len(summaries) / requests
+        chance = 2 / math.sqrt(requests)
+        return min(left + chance, max(stage.growth.high for stage in stages))
 
     @property
     def nowhere(self) -> str:

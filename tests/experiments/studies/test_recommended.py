@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def longer(call: Call, command: str, requests: int, *words: str) -> list[dict[st
     """The summaries of what a command repeats, with so many requests and under other seeds."""
     varied = {"workload.requests", "seed", "seeds", *(word.partition("=")[0] for word in words)}
     kept = [word for word in shlex.split(command)[3:] if word.partition("=")[0] not in varied]
-    folder = Path("longer")
+    folder = Path(tempfile.mkdtemp(dir="."))
     code, text, _ = call(
         *(*kept, *words, f"workload.requests={requests}", "seed=1000", "seeds=2"),
         *("tracking=none", "report=false", f"hydra.run.dir={folder}"),
@@ -44,8 +45,6 @@ def longer(call: Call, command: str, requests: int, *words: str) -> list[dict[st
     assert code == 0, text
     found = [json.loads(path.read_text()) for path in folder.glob("runs/*/*/summary.json")]
     assert len(found) == 2
-    for path in folder.glob("runs/*/*/*"):
-        path.unlink()
     return found
 
 
@@ -64,7 +63,10 @@ def longer(call: Call, command: str, requests: int, *words: str) -> list[dict[st
             {"tpot_p99": 2},
         ),
         (
-            ("experiment=placement", "~study.bounds.ttft_p90", "study.bounds.tpot_p90=5"),
+            (
+                *("experiment=placement", "~study.bounds.ttft_p90", "study.bounds.tpot_p90=5"),
+                'study.arms={TP 1: ["tensor_parallel=1", "cost=distserve-own-opt-13b-tp1"]}',
+            ),
             {"tpot_p90": 5},
         ),
     ],
@@ -73,15 +75,15 @@ def longer(call: Call, command: str, requests: int, *words: str) -> list[dict[st
 def test_a_rate_within_the_interval_is_sustained(
     call: Call, words: tuple[str, ...], bounds: dict[str, float]
 ) -> None:
-    data = result(call, *words, "workload.requests=600", "seeds=3", "study.tolerance=0.05")
+    data = result(call, *words, "workload.requests=500", "seeds=3", "study.tolerance=0.1")
     tried = 0
     for name, arm in data["arms"].items():
         if not arm["command"]:
             continue
         rate, low = arm["requests_per_s"]["mean"], arm["requests_per_s"]["low"]
         rate *= 1 - arm["hidden_overload"]
-        rate = rate if math.isnan(low) else min(rate, low)
-        found = longer(call, arm["command"], 1800, f"workload.rate={rate:.4g}")
+        rate = rate if math.isnan(low) else min(rate, max(low, rate / 2))
+        found = longer(call, arm["command"], 1500, f"workload.rate={rate:.4g}")
         assert overload_of(mean_backlogs(found)) is None, name
         assert not any(missed(bounds_of(bounds), summary) for summary in found), name
         tried += 1
@@ -91,7 +93,7 @@ def test_a_rate_within_the_interval_is_sustained(
 @pytest.mark.parametrize(
     "words",
     [
-        ("study.gpus=[l4]", LINK, "workload.rate=8", "workload.requests=1500"),
+        ("study.gpus=[l4]", LINK, "workload.rate=8", "workload.requests=3000"),
         ("study.gpus=[a100-80gb]", "workload.rate=40", "workload.requests=4000"),
     ],
     ids=["L4", "A100"],
