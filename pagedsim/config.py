@@ -151,7 +151,7 @@ class Serve:
     """What clients must present as a bearer token; null: the variable PAGEDSIM_API_KEY, if set."""
     max_waiting: int = 4096
     """Length of the queue; further requests get 429 with Retry-After."""
-    max_body: int = 8388608
+    max_body: int = 2097152
     """Bytes of a request, at most."""
     timeout: float | None = None
     """Seconds after which a request is given up; null: none."""

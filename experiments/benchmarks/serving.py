@@ -2,6 +2,7 @@
 
     python -m pagedsim.experiments.benchmarks.serving [--model smollm2 --tokens 16]
     python -m pagedsim.experiments.benchmarks.serving soak --backend engine --minutes 30
+    python -m pagedsim.experiments.benchmarks.serving neighbours --seconds 5
 
 The first streams to clients. `engine`: 64 requests at once, of 32 prompt tokens, to a model on one
 thread, over HTTP and in turns with `LLM.generate` in a process of its own, by the wall clock. With
@@ -13,6 +14,10 @@ model faster than any server, bound to one core, the client on another, for each
 one in four disconnects early. It prints resident memory for each minute (the median of its seconds)
 and the ratio of the last minute to the third. At the end no request may be left, and every block
 must be free.
+
+`neighbours` sends the costliest bodies that are allowed again and again, on two connections, while
+another client waits for small answers. It prints the longest of its waits, by body: in the median
+of the seconds, and of all, which is that of a shared machine where others take its cores.
 """
 
 from __future__ import annotations
@@ -29,10 +34,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pagedsim.experiments.benchmarks.harness import main_of, parse, table
@@ -296,4 +302,129 @@ def gauges(url: str) -> dict[str, float]:
     return {name: values[f"vllm:{name}"] for name in wanted if values[f"vllm:{name}"]}
 
 
-main = main_of(__name__, rates, soak)
+# -- a large body and others' latency ------------------------------------------------------------
+
+ATTACKERS = 2
+QUICK = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+
+
+def neighbours(words: Sequence[str]) -> None:
+    """Print how long others wait beside each of the costliest bodies."""
+    bodies = costly_bodies()
+    only = {"nargs": "+", "choices": bodies, "default": list(bodies)}
+    asked = parse(__doc__, words, {"--seconds": 5, "--only": only})
+    others, rows = set(range(1, os.cpu_count() or 1)) or {0}, []
+    with listening(*FAST, core=0) as child, on_cores(others):
+        for name in asked.only:
+            with repeating(child.url, body := bodies[name]) as count:
+                rounds = [asyncio.run(waits_of(child.url, 1.0)) for _ in range(asked.seconds)]
+            longest = [max(waits) for waits in rounds]
+            numbers = median(longest), max(longest), median(chain.from_iterable(rounds))
+            size = f"{len(body) / 2**20:.2f}" if body else ""
+            rate = f"{count.value / asked.seconds:.1f}"
+            rows.append([name, size, rate, *(f"{1000 * value:.1f}" for value in numbers)])
+    head = ["body", "MiB", "bodies/s", "longest wait of a second (ms)", "of all", "median wait"]
+    print(table(head, rows))
+
+
+def costly_bodies() -> dict[str, bytes]:
+    """Bodies of completions and chats, each with as much of something as is allowed."""
+    from pagedsim.serve.api import validation
+    from pagedsim.serve.api.app import MAX_BODY
+
+    def padded(before: bytes, piece: bytes, most: int, behind: bytes) -> bytes:
+        count = min(most, (MAX_BODY - len(before) - len(behind)) // len(piece))
+        return before + piece * count + behind
+
+    ids, fields = validation.MOST_VALUES - 1, (validation.MOST_CONTAINERS - 10) // 3
+    text = b'{"role":"user","content":"%b"},' % (b"a" * (MAX_BODY // validation.MOST_MESSAGES - 40))
+    return {
+        "none": b"",
+        "one prompt of ids": padded(b'{"prompt":[', b"1234567,", ids, b"7]}"),
+        "256 prompts of ids": b'{"max_tokens":1,"prompt":[%b]}'
+        % b",".join([b"[%b7]" % (b"7," * (ids // 256 - 2))] * 256),
+        "floats": padded(b'{"prompt":[', b"0.12345,", ids, b"7]}"),
+        "long numbers": padded(b'{"prompt":[', b"9" * 4000 + b",", ids, b"7]}"),
+        "fields": padded(
+            b'{"max_tokens":1,"prompt":"a","metadata":{"a":1',
+            b',"%b":[{}]' % (b"a" * 40),
+            fields,
+            b"}}",
+        ),
+        "texts": padded(
+            b'{"max_tokens":1,"prompt":"a","metadata":[',
+            b'"abc",',
+            validation.MOST_TEXTS - 9,
+            b"1]}",
+        ),
+        "one text": padded(b'{"max_tokens":1,"prompt":"', b"\\n", MAX_BODY, b'"}'),
+        "brackets in a text": padded(b'{"max_tokens":1,"prompt":"', b',[]\\"', MAX_BODY, b'"}'),
+        "messages": padded(
+            b'{"max_tokens":1,"messages":[', text, validation.MOST_MESSAGES - 1, text[:-1] + b"]}"
+        ),
+    }
+
+
+@contextmanager
+def repeating(url: str, body: bytes) -> Iterator[Any]:
+    """A process that sends a body, if there is any, until the block ends; counts the answers."""
+    context = get_context("spawn")
+    count = context.Value("i", 0)
+    process = context.Process(target=repeat, args=(url, body, count), daemon=True)
+    process.start()
+    try:
+        while body and not count.value and process.is_alive():
+            time.sleep(0.01)
+        yield count
+    finally:
+        process.kill()
+        process.join()
+
+
+def repeat(url: str, body: bytes, count: Any) -> None:
+    """Send a body on each of the attackers' connections again and again."""
+
+    async def attack() -> None:
+        async def one() -> None:
+            reader, writer = await connect(url)
+            while body:
+                await answered(reader, writer, body)
+                count.value += 1
+
+        await asyncio.gather(*(one() for _ in range(ATTACKERS)))
+
+    asyncio.run(attack())
+
+
+async def waits_of(url: str, seconds: float) -> list[float]:
+    """Seconds until a small completion is answered, again and again."""
+    reader, writer = await connect(url)
+    await answered(reader, writer, QUICK)  # what comes with the first one
+    waits, until = list[float](), time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < until:
+        await answered(reader, writer, QUICK)
+        waits.append(time.perf_counter() - begun)
+        await asyncio.sleep(0.002)
+    writer.transport.abort()
+    return waits
+
+
+async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to a server."""
+    where = urlsplit(url)
+    return await asyncio.open_connection(where.hostname, where.port, limit=2**24)
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> None:
+    """Send a body on a connection, and read the answer."""
+    path = b"chat/completions" if b'"messages":' in body[:64] else b"completions"
+    writer.write(
+        b"POST /v1/%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % (path, len(body)) + body
+    )
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+    await reader.readexactly(int(length))
+
+
+main = main_of(__name__, rates, soak, neighbours)

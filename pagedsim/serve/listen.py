@@ -81,6 +81,9 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 FILES = 65536
 """Desired limit of open file descriptors."""
+SWITCH = 0.0005
+"""Seconds that a thread keeps the GIL while another waits for it: Python's 5 ms would pass several
+times a request, as often as the event loop calls the system."""
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open; longer than clients' own keep-alive, so that no
 request is sent on a connection that is being closed."""
@@ -96,6 +99,7 @@ def listen(config: Mapping[str, Any]) -> None:
     require_number("drain", config["drain"], 0)
     key = _key(config["api_key"])
     _allow_connections()
+    sys.setswitchinterval(SWITCH)
     with _bound(config["host"], config["port"]) as listening:
         tally, metrics = RollingStats(), Metrics()
         found = made(config, Observers(tally, metrics), _say)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from struct import iter_unpack
 from typing import Any
 
 from pagedsim.core import Request
@@ -161,7 +162,7 @@ class FillerTokenizer:
     def encode(self, text: str) -> list[int]:
         data = text.encode(errors="replace")
         whole = len(data) // PIECE * PIECE
-        ids = [_TEXTS + int.from_bytes(data[at : at + PIECE]) for at in range(0, whole, PIECE)]
+        ids = [_TEXTS + piece for (piece,) in iter_unpack(">I", data[:whole])]
         if rest := data[whole:]:
             ids.append(_TEXTS + int.from_bytes(rest) + (PIECE - len(rest)) * _END)
         return ids

@@ -194,7 +194,7 @@ def test_many_short_prompts_are_encoded_beside_the_loop_as_a_long_one_is() -> No
     assert set(Where.threads) == {"MainThread"}
     Where.threads.clear()
     asyncio.run(words.tokens(["a" * 100] * 100))
-    assert all(name.startswith("tokenizer") for name in Where.threads)
+    assert all(name.startswith("large") for name in Where.threads)
 
 
 def test_default_sampling_is_that_of_the_model() -> None:
@@ -209,7 +209,7 @@ def test_default_sampling_is_that_of_the_model() -> None:
 
 
 MANY = {
-    "ids": '{"prompt": [%s7]}' % ("7," * 2_000_000),
+    "ids": '{"prompt": [%s7]}' % ("7," * 300_000),
     "fields": json.dumps(dict.fromkeys(map(str, range(100_000)), 1)),
     "lists": '{"prompt": "a", "metadata": [%s[]]}' % ("[]," * 100_000),
     "texts with quotes": '{"prompt": [%s"a"]}' % (r'"\"",' * 200_000),
@@ -256,8 +256,8 @@ def test_an_excerpt_is_the_beginning_of_what_is_written(value: Any) -> None:
     assert excerpt(value) == (text if len(text) <= 80 else f"{text[:80]}…")
 
 
-def test_a_long_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = list[str]()
+def test_a_long_body_is_read_beside_the_loop_with_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, resting = list[str](), list[str]()
     parse = validation.fields_of
 
     def watched(*given: Any) -> Any:
@@ -265,11 +265,14 @@ def test_a_long_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) ->
         return parse(*given)
 
     monkeypatch.setattr(validation, "fields_of", watched)
+    rest = lambda seconds: resting.append(threading.current_thread().name)  # noqa: E731
+    monkeypatch.setattr(validation, "sleep", rest)
     with serving(paced()) as server:
         assert server.post("/tokenize", prompt="a" * 100_000).json()["count"] == 25_000
         assert server.post("/v1/completions", prompt="a", stop=[""]).status_code == 400
     long, short = threads
-    assert long.startswith("body") and not short.startswith("body")
+    assert long.startswith("large") and not short.startswith("large")
+    assert len(resting) > 1 and set(resting) == {long}
 
 
 def test_a_stop_string_is_of_bounded_length() -> None:
@@ -360,8 +363,9 @@ async def posted(app: Any, fields: dict[str, Any], leave: bool) -> list[Any]:
         LONG | {"timeout": 0.03},
         LONG | {"timeout": 0.05, "stream": True, "prompt": ["a"] * 3},
         LONG | {"temperature": -1},
+        {"prompt": [0.5] * 20_000},
     ],
-    ids=["infeasible stream", "timeout", "three", "field"],
+    ids=["infeasible stream", "timeout", "three", "field", "long value"],
 )
 def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: bool) -> None:
     served = paced(speed=1.0)

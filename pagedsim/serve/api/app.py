@@ -31,7 +31,7 @@ from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.factory import ServedModel
 from pagedsim.serve.metrics import Exporter, Metrics
 
-MAX_BODY = 2**23
+MAX_BODY = 2**21
 
 _BEARER = HTTPBearer(auto_error=False)
 

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 SHORT = 8192
 """Characters or tokens that are processed on the event loop; more go to a thread."""
+THREAD = ThreadPoolExecutor(1, "large")
+"""Large bodies and long texts take turns in it: the event loop waits for the GIL behind one."""
 
 
 class AsyncTokenizer:
@@ -22,7 +24,6 @@ class AsyncTokenizer:
 
     def __init__(self, tokenizer: Tokenizer | None, model: str) -> None:
         self._tokenizer, self._model = tokenizer, model
-        self._thread = ThreadPoolExecutor(1, "tokenizer")
 
     async def tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         """Encode prompts."""
@@ -61,7 +62,7 @@ class AsyncTokenizer:
         """Run `work`; in a thread if `size` exceeds SHORT characters or tokens."""
         if size <= SHORT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(THREAD, work)
 
     def _known(self, what: str) -> Tokenizer:
         if self._tokenizer is None:

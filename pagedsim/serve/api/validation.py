@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from time import perf_counter, sleep
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from pagedsim.core.errors import shown
 from pagedsim.serve.api.errors import APIError, BadRequest
+from pagedsim.serve.api.tokenise import THREAD
 
 
 def excerpt(value: object, most: int = 80) -> str:
@@ -265,23 +266,30 @@ def properties() -> dict[str, Any]:
 # -- bodies ----------------------------------------------------------------------------------------
 
 
-MOST_VALUES = 2**20
-MOST_TEXTS = 2**17
-MOST_CONTAINERS = 2**16
+MOST_VALUES = 2**18
+MOST_TEXTS = 2**15
+MOST_CONTAINERS = 2**15
 """Lists, objects, and fields of objects."""
+_OPENING = b"[", b"{", b":"
 
 
 def refuse_many(body: bytes) -> None:
     """Raise APIError for JSON with more values than the limits; counted without parsing.
 
     A parser holds the GIL until it ends. Numbers cost it least, objects and lists most, so each
-    kind has its own limit.
+    kind has its own limit. Characters within texts are told from others only where it matters.
     """
+    if (
+        body.count(b'"') // 2 <= MOST_TEXTS
+        and body.count(b",") <= MOST_VALUES
+        and sum(map(body.count, _OPENING)) <= MOST_CONTAINERS
+    ):
+        return
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     _bound("texts", bare.count(b'"') // 2, MOST_TEXTS)
     outside = b"".join(bare.split(b'"')[::2])
     _bound("values", outside.count(b","), MOST_VALUES)
-    _bound("lists and fields", sum(map(outside.count, (b"[", b"{", b":"))), MOST_CONTAINERS)
+    _bound("lists and fields", sum(map(outside.count, _OPENING)), MOST_CONTAINERS)
 
 
 def _bound(what: str, count: int, most: int) -> None:
@@ -290,6 +298,7 @@ def _bound(what: str, count: int, most: int) -> None:
 
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 _KINDS = {
     "bool_type": "true or false",
@@ -313,8 +322,6 @@ _LONG = 32768
 _MOST_FIELDS = 256
 _LONGEST_NAME = 80
 
-_THREAD = ThreadPoolExecutor(1, "body")
-
 
 async def read(request: Request, kind: type[M], most: int) -> M:
     """Read and validate a request body; raises APIError if it is too large or invalid."""
@@ -331,14 +338,34 @@ async def read(request: Request, kind: type[M], most: int) -> M:
     body = b"".join(parts)
     if len(body) < _LONG:
         return fields_of(body, kind)
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, fields_of, body, kind)
+    return await asyncio.get_running_loop().run_in_executor(
+        THREAD, fields_of, body, kind, with_rest
+    )
 
 
-def fields_of(body: bytes, kind: type[M]) -> M:
-    """Validate a body; a null field counts as absent."""
-    refuse_many(body)
+def at_once(work: Callable[[], T]) -> T:
+    """Do a stage of reading a body."""
+    return work()
+
+
+def with_rest(work: Callable[[], T]) -> T:
+    """Do a stage in a worker thread, and rest for as long as it took.
+
+    Much of it is one call that holds the GIL, for which the event loop waits each time that it has
+    called the system. In the rest it answers others, however many large bodies there are.
+    """
+    begun = perf_counter()
     try:
-        plain = from_json(body, allow_inf_nan=False)
+        return work()
+    finally:
+        sleep(perf_counter() - begun)
+
+
+def fields_of(body: bytes, kind: type[M], stage: Callable[[Callable[[], Any]], Any] = at_once) -> M:
+    """Validate a body; a null field counts as absent."""
+    stage(lambda: refuse_many(body))
+    try:
+        plain = stage(lambda: from_json(body, allow_inf_nan=False))
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(plain, dict):
@@ -349,10 +376,11 @@ def fields_of(body: bytes, kind: type[M]) -> M:
     for name in given.keys() & NEUTRAL.keys() - kind.model_fields.keys():
         refuse_strange(name, given.pop(name))
     try:
-        return kind.model_validate(given)
+        valid: M = stage(lambda: kind.model_validate(given))
+        return valid
     except ValidationError as error:
-        (first, *_) = error.errors(include_url=False)
-        raise _refused(first, kind) from error
+        # Not by a variable: this frame would hold the error's traceback, which leads back to it.
+        raise _refused(error.errors(include_url=False)[0], kind) from error
 
 
 def _refused(error: ErrorDetails, kind: type[BaseModel]) -> BadRequest:

@@ -36,6 +36,7 @@ SLOW = {
     "layers commands": "--rounds 1",
     "serving rates": "--only sim --streams 4 --rounds 1",
     "serving soak": "--minutes 0.05",
+    "serving neighbours": "--seconds 1 --only texts",
     "host tables": "--running 1 3 --blocks 400 --steps 32 --rounds 1",
     "engine cpu": "--model tiny --batches 1 2 --rounds 1",
     "engine": "--device cpu --prompts 3 --tokens 3 --rounds 1",
