@@ -39,7 +39,8 @@ WITHOUT_RATE = ("closed", "burst")
 OVERLOAD = "overload"
 """What misses any objective: the backlog grows for as long as requests come."""
 SHORT = "too short to tell"
-"""So does a backlog that grows, perhaps only since the run is at its beginning all along."""
+"""So does a backlog that grows, perhaps only since the run is at its beginning all along, and many
+requests left waiting."""
 
 
 @dataclass(frozen=True)
@@ -220,9 +221,8 @@ class Found:
         stages = mean_backlogs(summaries)
         if not stages:
             return math.nan
-        requests = sum(summary["requests"] for summary in summaries)
-        left = max(stage.present for stage in stages) * len(summaries) / requests
-        chance = 2 / math.sqrt(requests)
+        left = max(stage.present for stage in stages) / stages[0].requests
+        chance = 2 / math.sqrt(len(summaries) * stages[0].requests)
         return min(left + chance, max(stage.growth.high for stage in stages))
 
     @property

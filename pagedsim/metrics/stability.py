@@ -8,9 +8,10 @@ without its first quarter, in blocks, whose spread gives the confidence interval
 These are told apart from an overload:
 
 - closed loops, and arrivals all at once, which have no rate to keep up with: they are not judged;
-- a burst that passes, or a trace that ends in one: its blocks differ too much for a trend;
+- a burst that passes, or a trace that ends in one: its blocks differ too much for a trend, and if
+  many requests wait at the end, nothing is sure (`Backlog.unsure`);
 - a batch that fills up at the beginning of a run, without requests that wait: if the window is not
-  long beside what a request takes, a growing backlog says nothing yet (`Backlog.unsure`).
+  long beside what a request takes, a growing backlog says nothing yet.
 
 Rejected and aborted requests are left out: what is turned away is no backlog.
 """
@@ -32,6 +33,8 @@ from pagedsim.metrics.tables import Floats, Mask, Requests
 
 GROWTH = 0.02
 """An overload is a backlog that grows by more than this share of what arrives."""
+BEHIND = 0.05
+"""So large a share of all requests waiting at the last arrival is no small matter."""
 FEW = 10
 """At most so many requests at the last arrival are no overload."""
 BEGINNING = 0.25
@@ -54,6 +57,8 @@ class Backlog:
     """What the backlog grew by, as a share of what arrived."""
     waiting_growth: Estimate
     """The same of those requests that had not begun there."""
+    requests: int
+    """Requests that came to the stage in all."""
     present: int
     """Requests at the stage when the last one arrived."""
     waiting: int
@@ -67,9 +72,16 @@ class Backlog:
         return self._queued or (self._grew and self.spans >= LONG)
 
     @property
-    def unsure(self) -> bool:
+    def filling(self) -> bool:
         """Whether the backlog surely grew, but perhaps only as a batch filled up."""
         return self._grew and not self.overloaded
+
+    @property
+    def unsure(self) -> bool:
+        """Whether it may be overloaded: it is `filling`, or a large share of all requests waited,
+        but arrivals vary too much to tell a trend."""
+        many = self.waiting > max(BEHIND * self.requests, FEW)
+        return self.filling or (many and not self.overloaded)
 
     @property
     def _grew(self) -> bool:
@@ -126,12 +138,20 @@ def unsure_note(judged: Sequence[Backlog], requests: int) -> str | None:
     if not unsure or overload_of(judged) is not None:
         return None
     backlog = max(unsure, key=lambda one: one.present)
-    enough = requests * LONG / max(backlog.spans, 0.01)
+    why = (
+        f"{backlog.waiting:,} of them waiting, but arrivals vary too much to tell an overload from "
+        "bursts"
+    )
+    if backlog.filling:
+        enough = 1.2 * requests * LONG / max(backlog.spans, 0.01)  # more than just about
+        why = (
+            "and their number grew, perhaps only since batches filled up; some "
+            f"{float(f'{enough:.2g}'):,.0f} requests would show it"
+        )
     return (
         f"whether {f'pool {backlog.stage}' if backlog.stage else 'the server'} keeps up is not "
         f"known: {backlog.present:,} of {requests:,} requests were there when the last one "
-        "arrived, and their number grew, perhaps only since batches filled up; some "
-        f"{float(f'{enough:.2g}'):,.0f} requests would show it"
+        f"arrived, {why}"
     )
 
 
@@ -154,6 +174,7 @@ def _mean(runs: Sequence[Backlog]) -> Backlog:
         completed_per_s=mean("completed_per_s"),
         growth=_pooled([run.growth for run in runs]),
         waiting_growth=_pooled([run.waiting_growth for run in runs]),
+        requests=round(mean("requests")),
         present=round(mean("present")),
         waiting=round(mean("waiting")),
         spans=mean("spans"),
@@ -234,6 +255,7 @@ def _backlog(stay: _Stay, first: float, last: float) -> Backlog:
         completed_per_s=float(left.sum() / (last - begin)),
         growth=_growth(arrived - left, arrived),
         waiting_growth=_growth(arrived - began, arrived),
+        requests=len(came),
         present=int(np.sum(came & ~(stay.left <= last))),
         waiting=int(np.sum(came & ~(stay.began <= last))),
         spans=(last - first) / stay.least,
