@@ -248,16 +248,16 @@ def qoe(group: RequestGroup) -> float:
 def service_gap(run: RunTables) -> float | None:
     """The largest difference between the service that two clients got within any time in which
     both had requests in the queue that had not been scheduled; of more than 32 clients, those
-    farthest from the mean are compared. Of several replicas it is approximate: the tokens of an
-    answer count as evenly spread over its time."""
+    farthest from the mean are compared. Of several replicas it is approximate with more than four
+    million tokens: those of an answer count as evenly spread over its time."""
     return run.service_over_time.gap_while_waiting() if len(run.clients) > 1 else None
 
 
 @METRICS.run("Service Jain", "share", MORE)
 def service_jain(run: RunTables) -> float | None:
     """Jain's index of the clients' service a second while they had requests in the queue that had
-    not been scheduled: 100 % where all are alike; clients that never had any are left out. Of
-    several replicas it is approximate, as the service gap is."""
+    not been scheduled: 100 % where all are alike; clients that never had any are left out. It
+    is approximate where the service gap is."""
     return jain(run.service_over_time.rates_while_waiting()) if len(run.clients) > 1 else None
 
 

@@ -5,9 +5,10 @@ output, and 2 per output token. A client is backlogged ("waits") while any of it
 queue without having been scheduled; waiting after a preemption is not recorded and does not count.
 
 A decoding request gets a token at the end of each decode step of its `stretches`. Without these, as
-in a fleet or the log of another server, tokens are spread evenly over the time from the first to
-the last. Either way a client's service is a sum of ramps and jumps, and differences are extreme at
-the ends of ramps, so they are exact without visiting every step.
+in the log of another server, tokens are spread evenly over the time from the first to the last.
+Either way a client's service is a sum of ramps and jumps, and differences are extreme at the ends
+of ramps, so they are exact without visiting every step. Steps of several replicas are not on one
+clock: there each token is a jump, or, of more than `TOKENS`, they are spread, too.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ MOST = 32
 """Maximum number of clients that are compared pairwise."""
 AT_ONCE = 1 << 20
 """Values per vectorised chunk."""
+TOKENS = 1 << 22
+"""Maximum number of tokens of several replicas whose times are taken one by one."""
 LOOKS = 1 << 24
 """Maximum number of values evaluated for all clients at all times."""
 
@@ -140,7 +143,8 @@ class ServiceOverTime:
 
     Arrays have an entry per request, NaN for events that did not happen. A request that was not
     `scheduled` waited until it `finished` or until the end; without `scheduled`, requests wait for
-    their first tokens. `output` are the tokens of one of its `sequences`.
+    their first tokens. `output` are the tokens of one of its `sequences`. `alone`: the stretches
+    are those of one replica.
     """
 
     def __init__(
@@ -155,9 +159,11 @@ class ServiceOverTime:
         scheduled: Floats | None = None,
         sequences: NDArray[Any] | None = None,
         stretches: Stretches | None = None,
+        alone: bool = True,
     ) -> None:
         self.clients = int(client.max(initial=-1)) + 1
-        self._ends = ends = None if stretches is None else stretches.ends
+        ends = None if stretches is None else stretches.ends
+        self._ends = ends if alone else None
         known = [np.zeros(1), arrival, first_token, finished]
         over = np.nanmax(np.concatenate(known if ends is None else [*known, ends]))
         left = np.where(np.isnan(finished), over, finished)
@@ -165,7 +171,13 @@ class ServiceOverTime:
         began = out if scheduled is None else np.where(np.isnan(scheduled), left, scheduled)
         self.waits = covered(client.astype(np.int64), arrival, began)
         token = OUTPUT * (np.ones(len(client)) if sequences is None else sequences)
-        if stretches is not None:
+        tokens = np.where(np.isnan(first_token), 0, output)
+        if stretches is not None and not alone and tokens.sum() <= TOKENS:
+            whose = np.repeat(np.arange(len(client)), tokens)
+            number = np.arange(len(whose)) - np.searchsorted(whose, whose)
+            first = last = stretches.at(whose, number)
+            begun, count = number == 0, np.ones(len(whose))
+        elif stretches is not None and alone:
             whose, count = stretches.request, stretches.count
             first, last, begun = stretches.start, stretches.last, stretches.before == 0
         else:

@@ -170,12 +170,15 @@ def stretches_of(requests: Requests, decode_ends: Sequence[Floats]) -> Stretches
 
 
 def service_over_time(
-    requests: Requests, clients: NDArray[np.int64], stretches: Stretches | None
+    requests: Requests,
+    clients: NDArray[np.int64],
+    stretches: Stretches | None,
+    alone: bool = True,
 ) -> ServiceOverTime:
     """Service of clients over time; `clients` has the client number of each request.
 
-    Without `stretches`, tokens are spread evenly over time; without steps, too, and requests wait
-    until their first tokens.
+    Without `stretches` or steps, tokens are spread evenly over time, and requests wait until their
+    first tokens. `alone`: the steps are those of one replica.
     """
     known = stretches is not None and len(stretches.ends) > 0
     return ServiceOverTime(
@@ -188,6 +191,7 @@ def service_over_time(
         scheduled=requests["scheduled"] if known else None,
         sequences=requests["sequences"],
         stretches=stretches if known else None,
+        alone=alone,
     )
 
 
@@ -317,10 +321,8 @@ class RunTables:
     @cached_property
     def service_over_time(self) -> ServiceOverTime:
         """Service of `clients` over time."""
-        # Steps of several replicas are not on one clock: their tokens are spread over time.
         alone = len(self.decode_ends) == 1
-        stretches = self.stretches if alone else None
-        return service_over_time(self.requests, self._numbered[1], stretches)
+        return service_over_time(self.requests, self._numbered[1], self.stretches, alone)
 
     @cached_property
     def qoe(self) -> Floats:

@@ -123,3 +123,17 @@ def test_percentiles_of_groups_are_numpy_s(rows: list[tuple[int, float]], percen
             assert isnan(found[group])
         else:
             assert found[group] == pytest.approx(np.percentile(mine, percent))
+
+
+def test_service_of_a_fleet_goes_by_when_each_token_came() -> None:
+    """Until 2.5 a client got a prompt of 10 and two of three tokens, the other one nothing."""
+    waits = {"arrival": 0.0, "scheduled": 2.5, "first_token": 6.0, "finished": 6.0}
+    requests = requests_of(
+        {"client": "a", "replica": 0, "first_token": 1.0, "finished": 5.0, "output_tokens": 3},
+        *({"client": client, "replica": 1} | waits for client in "ab"),
+    )
+    steps = fleet_steps(
+        steps_of(*({"end": end, "decode_seqs": int(end > 1)} for end in (1.0, 2.0, 5.0))),
+        steps_of({"start": 5.0, "end": 6.0, "prefill_tokens": 20, "prefill_requests": 2}),
+    )
+    assert summarise(requests, steps, **FLEET)["service_gap"] == 14.0
