@@ -66,7 +66,7 @@ class BatchState:
         self.max_model_len = limits.max_model_len
         self.async_scheduling = limits.async_scheduling
 
-        self.now = 0.0
+        self._now = 0.0
         self.step = 0  # number of the step that is planned, or of the next one
         self.pending: StepPlan | None = None  # neither committed nor dispatched
         self.in_flight: deque[StepPlan] = deque()  # dispatched, not completed; the oldest first
@@ -120,6 +120,11 @@ class BatchState:
         return longest if longest > prompt else prompt + 1
 
     @property
+    def now(self) -> float:
+        """The time of the step that is being planned, or of the request that arrives."""
+        return self._now
+
+    @property
     def holders(self) -> list[Request]:
         """All requests that hold memory, placeholders included."""
         held = self.reservations.placeholders.values()
@@ -142,7 +147,7 @@ class BatchState:
     def enter(self, request: Request, output_len: int | None) -> None:
         """Queue a new request. It ends after `output_len` tokens, or at its limit."""
         if request._arrival is None:
-            request._arrival = self.now
+            request._arrival = self._now
         request._order = self._orders
         self.waiting.append(request)  # first, since a policy's rank may fail
         self._orders += 1
@@ -468,7 +473,7 @@ class ServerState:
     @property
     def now(self) -> float:
         """The time: of the step that is being planned, or of the request that arrives."""
-        return self._places.now
+        return self._places._now
 
     @property
     def step(self) -> int:

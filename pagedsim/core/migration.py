@@ -94,7 +94,7 @@ class Migration:
             raise RequestError(f"request {request.id!r} cannot migrate: it is a group of sequences")
         if not request.decoding or request.generated <= queues.tokens_in_flight(request):
             raise RequestError(f"request {request.id!r} cannot migrate: it does not decode yet")
-        queues.now = now
+        queues._now = now
         queues.materialise_decodes()
         output_len = queues.detach(request)
         queues.discard_from_plans(request)
@@ -123,7 +123,7 @@ class Migration:
             )
         tokens = request.num_tokens if tokens is None else tokens
         self._require_reservable(request, tokens)
-        queues.now = now
+        queues._now = now
         queues.disturbed = True
         placeholder = placeholder or queues.expect(request)
         placeholder.follow()
@@ -156,7 +156,7 @@ class Migration:
         self._require_covered(placeholder)
         queues = self._queues
         queues.require_output_left(request, output_len)
-        queues.now = now
+        queues._now = now
         queues.disturbed = True
         placeholder.follow()
         if queues.seats + request.width > queues.max_seqs:

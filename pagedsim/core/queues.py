@@ -120,7 +120,7 @@ class Queues(BatchState):
             return LateQueue(self.order)
         if self.policy.rank_changes == "with time":
             speed = partial(speed_of, self.policy, self.state)
-            return DriftingQueue(self.order, speed, lambda: self.now)
+            return DriftingQueue(self.order, speed, lambda: self._now)
         return RankedQueue(self.order)
 
     def refuse_mixed_ranks(self, newcomer: Request | None = None) -> None:
@@ -324,7 +324,7 @@ class Queues(BatchState):
         """Reject the head of waiting."""
         request = self.waiting.pop()
         plan._rejected = (*plan._rejected, Rejection(request, reason))
-        self.leave(request, State.REJECTED, reason, self.now)
+        self.leave(request, State.REJECTED, reason, self._now)
 
     def start(self, plan: StepPlan, count: int, hit: Sequence[int], allocate: bool = True) -> None:
         """Admit the head of waiting; it computes `count` tokens after its `hit`.
@@ -332,7 +332,7 @@ class Queues(BatchState):
         Without `allocate` it gets the blocks of the hit alone, and those of the tokens are for the
         batching to allocate.
         """
-        if self._keeps_ranks and self.waiting.head._arrival != self.now:
+        if self._keeps_ranks and self.waiting.head._arrival != self._now:
             self._ask_again(self.waiting.head, self.waiting.kept_rank(self.waiting.head))
         request = self.waiting.pop()
         cached = len(hit) * self.memory.block_size if hit else 0
@@ -342,7 +342,7 @@ class Queues(BatchState):
         self.memory.admit(request, tokens if allocate else cached, hit)
         request._prefilled = cached
         if request._scheduled_at is None:
-            request._scheduled_at = self.now
+            request._scheduled_at = self._now
             request._cached_tokens = cached
             plan._hits = (*plan._hits, (request, cached))
         self.add_to_batch(request)
@@ -352,7 +352,7 @@ class Queues(BatchState):
         else:
             self.advance(plan, request, count)
         if self.observing:
-            self.policy.observe(Admitted(request, self.now))
+            self.policy.observe(Admitted(request, self._now))
 
     # -- running requests --------------------------------------------------------------------------
 
@@ -448,7 +448,7 @@ class Queues(BatchState):
                 victim._order, self._orders = self._orders, self._orders + 1
             self.waiting.put_back(victim)
         if self.observing:
-            self.policy.observe(Preempted(victim, self.now))
+            self.policy.observe(Preempted(victim, self._now))
         return given_back
 
     def _mode(self, victim: Request) -> PreemptionMode:
@@ -491,7 +491,7 @@ class Queues(BatchState):
             self.prefilling[request] = None
             self.advance(plan, request, count)
         if self.observing:
-            self.policy.observe(Admitted(request, self.now))
+            self.policy.observe(Admitted(request, self._now))
 
     def hold_back(self, request: Request) -> None:
         """Leave a resumed request out of this step: its token will not be in memory."""
@@ -504,13 +504,13 @@ class Queues(BatchState):
     def detach(self, request: Request) -> int:
         output_len = super().detach(request)
         if self.observing:
-            self.policy.observe(Left(request, self.now))
+            self.policy.observe(Left(request, self._now))
         return output_len
 
     def withdraw(self, request: Request) -> int:
         output_len = super().withdraw(request)
         if self.observing:
-            self.policy.observe(Left(request, self.now))
+            self.policy.observe(Left(request, self._now))
         return output_len
 
     def reserve(self, placeholder: Placeholder, tokens: int, margin: int) -> bool:
@@ -527,8 +527,8 @@ class Queues(BatchState):
     def attach(self, placeholder: Placeholder, output_len: int | None) -> None:
         super().attach(placeholder, output_len)
         if self.observing:
-            self.policy.observe(Arrived(placeholder.request, self.now))
-            self.policy.observe(Admitted(placeholder.request, self.now))
+            self.policy.observe(Arrived(placeholder.request, self._now))
+            self.policy.observe(Admitted(placeholder.request, self._now))
 
     # -- departure ---------------------------------------------------------------------------------
 

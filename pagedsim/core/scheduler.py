@@ -198,7 +198,7 @@ class Scheduler:
         if request._state is not _NEW:
             self._require_away(request)
             queues.count_lost(request)
-        queues.now = now
+        queues._now = now
         waiting = queues.waiting
         first = waiting.head if queues.steady and len(waiting) else None
         try:
@@ -284,7 +284,7 @@ class Scheduler:
         queues = self.queues
         queues.require_present(request)
         self._deliver_events()
-        queues.now = now
+        queues._now = now
         queues.materialise_decodes()
         output_len = queues.withdraw(request)
         queues.discard_from_plans(request)
@@ -314,7 +314,7 @@ class Scheduler:
         in_flight = queues.in_flight
         if in_flight and len(in_flight) > self.async_scheduling:
             raise PlanError(f"plan {in_flight[0].number} is not completed yet")
-        queues.now = now
+        queues._now = now
         queues.disturbed = False
         if self._idle_since is not None:
             if now > self._idle_since:
@@ -432,7 +432,7 @@ class Scheduler:
     ) -> list[Request]:
         """Apply what `dispatch` could not know: when the step ended, and what was sampled."""
         queues = self.queues
-        queues.now = now
+        queues._now = now
         for chunk in plan._chunks:
             request = chunk._request
             first = chunk._samples and request._first_token_at is None
@@ -554,7 +554,7 @@ class Scheduler:
         queues, memory = self.queues, self.memory
         if plan is not queues.pending:
             self._refuse_stale(plan)
-        queues.now = now
+        queues._now = now
         self.clock.tick += 1
         if not self._forecast.repeats(plan):
             queues.pending = None
@@ -571,7 +571,7 @@ class Scheduler:
     def grow_ahead(self, plan: StepPlan, now: float) -> bool:
         """While `plan` is in flight, allocate the memory of the same step again if it fits."""
         queues = self.queues
-        queues.now = now
+        queues._now = now
         return self._forecast.repeats(plan)
 
     def fast_forward_ahead(self, plan: StepPlan, now: float) -> Sequence[Request]:
@@ -580,7 +580,7 @@ class Scheduler:
         Returns the requests that `plan` brings to their ends, for `complete_ahead`.
         """
         queues, clock, memory = self.queues, self.clock, self.memory
-        queues.now = now
+        queues._now = now
         plan._number = queues.step
         plan._now, plan._ahead = now, True
         plan._decode_context += plan._decode_count
@@ -599,7 +599,7 @@ class Scheduler:
 
         Returns the requests that ended with it. Add requests that arrived in it before the call.
         """
-        self.queues.now = now
+        self.queues._now = now
         return self._end(ending, now) if ending else []
 
     def check(self) -> None:

@@ -51,8 +51,11 @@ class Vandal:
         found = []
         if isinstance(thing, Mapping | Collection) and not isinstance(thing, str | bytes | range):
             found += self._emptied(thing)
-        if not type(thing).__module__.startswith("pagedsim.") or isinstance(thing, Queues):
-            return found  # queues are what a batching moves requests between
+        if isinstance(thing, Queues):  # what a batching moves requests between; not its clock
+            tried(setattr, thing, "now", -1.0)
+            return found
+        if not type(thing).__module__.startswith("pagedsim."):
+            return found
         for name in [name for name in dir(thing) if not name.startswith("_")]:
             try:
                 value = getattr(thing, name)
