@@ -177,10 +177,11 @@ def service_over_time(
 ) -> ServiceOverTime:
     """Service of clients over time; `clients` has the client number of each request.
 
-    Without `stretches` or steps, tokens are spread evenly over time, and requests wait until their
-    first tokens. `alone`: the steps are those of one replica.
+    Without `stretches`, or where no request was scheduled as far as is known, tokens are spread
+    evenly over time, and requests wait until their first tokens. `alone`: the steps are those of
+    one replica.
     """
-    known = stretches is not None and len(stretches.ends) > 0
+    known = stretches is not None and not np.isnan(requests["scheduled"].astype(float)).all()
     return ServiceOverTime(
         clients,
         requests["arrival"],

@@ -158,3 +158,11 @@ def test_of_many_clients_the_farthest_are_compared(monkeypatch: pytest.MonkeyPat
     whole = ServiceOverTime(*table).gap_since_start()
     assert coarse is not None and whole is not None
     assert 0 < coarse <= whole
+
+
+def test_waiting_ends_when_a_request_is_scheduled_also_without_any_decode_step() -> None:
+    """Answers of one token each: between 2 and 5, while both wait, a gets one."""
+    one = {"client": "a", "scheduled": 2.0, "first_token": 3.0, "finished": 3.0}
+    rows = (one, *({**row, "output_tokens": 1} for row in ROWS[1:3]))
+    prompts = steps_of(*({"end": float(end), "prefill_requests": 1} for end in range(1, 9)))
+    assert summarise(requests_of(*rows), prompts, **SIZES)["service_gap"] == 12.0
