@@ -7,9 +7,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from time import strftime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagedsim.core.errors import choices
 from pagedsim.user_error import UserError, guarded
@@ -265,8 +266,37 @@ def _policies(words: Sequence[str]) -> str:
     return POLICIES_HELP
 
 
+class _Outliving(FileIO):
+    """A file descriptor that takes what is written, and drops it once a pipe is closed."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+
+def _outlive_pipes() -> None:
+    """A closed pipe (`| head`) ends nothing: what is printed is lost, and results are written."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None or stream is not getattr(sys, f"__{name}__"):
+            continue  # none, or one that is not the process's own
+        stream.flush()
+        raw = _Outliving(stream.fileno(), "w", closefd=False)
+        own = TextIOWrapper(
+            BufferedWriter(raw),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+        )
+        setattr(sys, name, own)
+
+
 def main() -> None:
     """`python -m pagedsim`."""
+    _outlive_pipes()
     gc.set_threshold(_ALLOCATIONS)
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # numpy's threads wait asleep
     if os.getcwd() not in sys.path:  # where a policy of one's own lies

@@ -41,9 +41,6 @@ def guarded(run: Callable[[], None], root: str = "config") -> int:
     except KeyboardInterrupt as error:
         _say(f"interrupted: {error}" if str(error) else "interrupted")
         return 130
-    except BrokenPipeError:  # the reader has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except UserError as error:
         for text in error.lines:
             _say(text)

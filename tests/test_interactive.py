@@ -5,6 +5,7 @@ Processes that start anew, as on macOS and Windows, are asked for with `set_star
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -178,3 +179,18 @@ def test_a_notebook_has_a_bar(
     told = capsys.readouterr().out
     assert re.search(r"\r[012]/2 runs, ", told)
     assert told.endswith("\r" + " " * pool._WIDTH + "\r")
+
+
+@pytest.mark.parametrize("kind", ["stdout", "stderr"])
+def test_a_pipe_that_closes_ends_nothing(kind: str, tmp_path: Path) -> None:
+    """As that of `| head`: results are there, and nothing is said of it."""
+    read, write = os.pipe()
+    os.close(read)
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, kind: write}
+    words = ["workload.requests=10", "seeds=1", "report=false", "tracking=none"]
+    command = [sys.executable, "-m", "pagedsim"]
+    for more in (["experiment=single", "slo.tpot=50", *words, "hydra.run.dir=out"], ["--help"]):
+        done = subprocess.run([*command, *more], cwd=tmp_path, text=True, check=False, **streams)
+        assert (done.returncode, done.stderr or "") == (0, "")
+    os.close(write)
+    assert (tmp_path / "out" / "result.json").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from difflib import get_close_matches
 from inspect import signature
 from math import isfinite
@@ -174,7 +174,7 @@ def refuse_settings(
     maker: Callable[..., Any],
     where: str = "",
     hidden: Container[str] = (),
-    beside: Iterable[str] = (),
+    beside: Collection[str] = (),
 ) -> None:
     """Raise ConfigError for a setting that `maker` does not accept, or a missing one.
 
@@ -190,8 +190,10 @@ def refuse_settings(
         if key not in named and not takes_any:
             if (current := getattr(maker, "RENAMED", {}).get(key)) in named:
                 raise ConfigError(f"{inside}{key}: this setting is now called {current!r}")
-            offered = [*(name for name in named if name not in hidden), *beside]
-            instead = choices(key, offered) if offered else "it takes none"
+            own = [name for name in named if name not in hidden]
+            # One of those beside is meant as it is: none of the others is like it.
+            offered, like = (own, "") if key in beside else ([*own, *beside], key)
+            instead = choices(like, offered) if offered else "it takes none"
             raise ConfigError(f"{inside}{key}: no such setting of {what}; {instead}")
     for key, parameter in named.items():
         if parameter.default is parameter.empty and key not in names:

@@ -121,6 +121,16 @@ class Metric:
             found[f"{self.name}_{which}"] = float(one)
         return found
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is pagedsim's, and not a user's."""
+        return is_ours(self.of)
+
+    def sums_of(self, part: StepPart) -> list[float]:
+        """What it adds up over a chunk of steps."""
+        with self._named():
+            return [float(one) for one in self.sums(part)]
+
     def of_run(self, run: RunTables, sums: Sequence[float]) -> dict[str, Number]:
         """Its summary entry, if it is a metric of the whole run."""
         with self._named():
@@ -134,7 +144,7 @@ class Metric:
         except PagedsimError:
             raise
         except Exception as error:  # whatever it raises
-            if is_ours(self.of):
+            if self.ours:
                 raise
             raise ConfigError(f"metric {self.name} failed: {raised(error, __file__)}") from error
 

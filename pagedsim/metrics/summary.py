@@ -8,7 +8,8 @@ there are several.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import add
 from typing import Any
 
@@ -17,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pagedsim.core import ConfigError
 from pagedsim.metrics.definitions import METRICS, e2e, tpot, ttft
-from pagedsim.metrics.metric import Percents
+from pagedsim.metrics.metric import Metric, Percents
 from pagedsim.metrics.replica_columns import ReplicaFacts, ReplicaSums
 from pagedsim.metrics.slo import Reader
 from pagedsim.metrics.steps import CAME_FROM, REPLICA, Batches, tiers_of
@@ -149,30 +151,52 @@ def summarise(
     if len(replicas) > 1:
         replica_sums = ReplicaSums(replicas)
         slots = sum(one.total_blocks * one.block_size for one in replicas)
-    ends, last, sums = _over_steps(steps, block_size, replica_sums, end)
+    broken: dict[str, str] = {}
+    ends, last, sums = _over_steps(steps, block_size, replica_sums, end, broken)
     tiers = tiers_of(steps, [one.block_size for one in replicas] if replica_sums else [block_size])
     facts |= {"reader": reader or Reader(), "tiers": tiers, "replica_sums": replica_sums}
     run = RunTables(view, ends, last, slots, max_seqs, **facts)
     more = percentiles or {}
-    summary = _of_requests(run, more, np.ones(requests.num_rows, dtype=bool))
+    every = np.ones(requests.num_rows, dtype=bool)
+    summary = _of_requests(run, more, every, broken)
     clients = pc.unique(requests["client"]).to_pylist()
     if len(clients) == 1:
         groups = {clients[0]: dict(summary)}
     else:
-        groups = {c: _of_requests(run, more, view.where("client", c)) for c in _by_urgency(view)}
+        groups = {
+            c: _of_requests(run, more, view.where("client", c), broken) for c in _by_urgency(view)
+        }
     for metric in METRICS.values():
-        summary |= metric.of_run(run, sums.get(metric.name, ()))
+        if metric.name not in broken:
+            with _kept_apart(metric, broken):
+                summary |= metric.of_run(run, sums.get(metric.name, ()))
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
     if spread := run.spread_answers:
         summary["spread_answers"] = spread
     if tiers is not None:
         summary["tiers"] = {name: use._asdict() for name, use in tiers.items()}
     rows = {} if replica_sums is None else {"replicas": replica_rows(run, replica_sums)}
-    return summary | {"clients": groups} | _classes(run, more, groups) | rows
+    classes = _classes(run, more, groups, broken)
+    failed = {"broken_metrics": list(broken.values())} if broken else {}
+    return summary | {"clients": groups} | classes | rows | failed
+
+
+@contextmanager
+def _kept_apart(metric: Metric, broken: dict[str, str]) -> Iterator[None]:
+    """Note a user's metric that fails, so that it costs no other; it is not asked again."""
+    try:
+        yield
+    except ConfigError as error:
+        if metric.ours:
+            raise
+        broken.setdefault(metric.name, str(error))
 
 
 def _classes(
-    run: RunTables, more: Mapping[str, Percents], clients: Mapping[str, dict[str, Any]]
+    run: RunTables,
+    more: Mapping[str, Percents],
+    clients: Mapping[str, dict[str, Any]],
+    broken: dict[str, str],
 ) -> dict[str, Any]:
     """The metrics of each priority, the most urgent first; nothing where all have the same.
 
@@ -189,27 +213,38 @@ def _classes(
         client = whose[np.argmax(mask)]
         alone = np.array_equal(mask, whose == client)
         classes[f"{level:g}"] = (
-            dict(clients[names[client]]) if alone else _of_requests(run, more, mask)
+            dict(clients[names[client]]) if alone else _of_requests(run, more, mask, broken)
         )
     return {"classes": classes}
 
 
-def _of_requests(run: RunTables, more: Mapping[str, Percents], mask: Mask) -> dict[str, Any]:
+def _of_requests(
+    run: RunTables, more: Mapping[str, Percents], mask: Mask, broken: dict[str, str]
+) -> dict[str, Any]:
     group = RequestGroup(run, mask)
     summary: dict[str, Any] = {}
     for metric in METRICS.values():
-        summary |= metric.of_requests(group, more.get(metric.name, {}))
+        if metric.name not in broken:
+            with _kept_apart(metric, broken):
+                summary |= metric.of_requests(group, more.get(metric.name, {}))
     return summary
 
 
 def _over_steps(
-    steps: Batches, block_size: float, replica_sums: ReplicaSums | None, end: float
+    steps: Batches,
+    block_size: float,
+    replica_sums: ReplicaSums | None,
+    end: float,
+    broken: dict[str, str],
 ) -> tuple[list[Floats], float, dict[str, list[float]]]:
     """Ends of the steps with decodes by replica, the end of the last step, and the metrics' sums;
     also adds all steps to `replica_sums`."""
     metrics = {name: one for name, one in METRICS.items() if one.kind == "run"}
     nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0)
-    sums = {name: [float(one) for one in metric.sums(nothing)] for name, metric in metrics.items()}
+    sums: dict[str, list[float]] = {}
+    for name, metric in metrics.items():
+        with _kept_apart(metric, broken):
+            sums[name] = metric.sums_of(nothing)
     decodes, last = [[np.empty(0)] for _ in (replica_sums.facts if replica_sums else [None])], end
     for batch in steps.to_batches():
         index, size = 0, block_size
@@ -222,8 +257,10 @@ def _over_steps(
         decodes[index].append(part["end"][part["decode_seqs"] > 0])
         ended = float(part["end"][-1])
         last = last if last > ended else ended  # NaN is not
-        for name, metric in metrics.items():
-            sums[name] = list(map(add, sums[name], map(float, metric.sums(part))))
+        for name, own in sums.items():
+            if name not in broken:
+                with _kept_apart(metrics[name], broken):
+                    sums[name] = list(map(add, own, metrics[name].sums_of(part)))
     return [np.concatenate(ends) for ends in decodes], last, sums
 
 

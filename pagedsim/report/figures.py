@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagedsim.core import ConfigError
 from pagedsim.report.style import DARK, DPI, drawing
 
 if TYPE_CHECKING:
@@ -39,13 +40,19 @@ COLOURS = {light: f"--c{light[1:]}" for light in DARK}
 """The CSS variable of each colour in a plot's SVG."""
 
 
-def drawn(drawings: Mapping[str, FigureSpec]) -> list[Plot]:
-    """Render the figures; matplotlib is imported here, not at module level."""
+def drawn(drawings: Mapping[str, FigureSpec], broken: dict[str, str] | None = None) -> list[Plot]:
+    """Render the figures; what is wrong with those of a user that fail is added to `broken`, by
+    name, and raised without it. matplotlib is imported here, not at module level."""
+    plots = []
     with drawing():
-        return [
-            Plot(name, one.title, one.caption, *render(name, one.draw()))
-            for name, one in drawings.items()
-        ]
+        for name, one in drawings.items():
+            try:
+                plots.append(Plot(name, one.title, one.caption, *render(name, one.draw())))
+            except ConfigError as error:
+                if broken is None:
+                    raise
+                broken[name] = str(error)
+    return plots
 
 
 def render(name: str, figure: Figure) -> tuple[bytes, str]:

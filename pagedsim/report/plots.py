@@ -60,7 +60,8 @@ PLOTS: dict[str, Describe] = {}
 def plot(describe: Describe) -> Describe:
     """Register a plot of comparisons under the name of the decorated function.
 
-    One of a user's own is guarded: its errors are ConfigErrors that name it.
+    One of a user's own is guarded: its errors are ConfigErrors that name it, raised when it is
+    drawn.
     """
     name = describe.__name__
     if is_ours(describe):
@@ -75,15 +76,22 @@ def plot(describe: Describe) -> Describe:
 def _guarded(name: str, describe: Describe) -> Describe:
     @wraps(describe)
     def guarded(study: Arms) -> FigureSpec | None:
-        with _named(name):
-            spec = describe(study)
-        if spec is None:
-            return None
-        if not isinstance(spec, FigureSpec):
-            raise ConfigError(f"plot {name}: answered {spec!r}: must be a FigureSpec, or None")
+        try:
+            with _named(name):
+                spec = describe(study)
+            if spec is None:
+                return None
+            if not isinstance(spec, FigureSpec):
+                raise ConfigError(f"plot {name}: answered {spec!r}: must be a FigureSpec, or None")
+        except ConfigError as error:
+            return FigureSpec(name, "", partial(_failed, error))
         return replace(spec, draw=partial(_drawn, name, spec.draw))
 
     return guarded
+
+
+def _failed(error: ConfigError) -> Figure:
+    raise error
 
 
 def _drawn(name: str, draw: Callable[[], Figure]) -> Figure:

@@ -185,7 +185,8 @@ def _finish(
     summary = summarise(requests, steps, **(known | dict(parts.run.work(steps))))
     judged = backlogs(Requests.of(requests), known.get("replicas", ())) if is_open else []
     summary["backlogs"] = list(map(asdict, judged))
-    told = [*notices(parts, requests, judged), *([Notice(drawn)] if drawn else [])]
+    broken = map(notice_of, summary.get("broken_metrics", ()))
+    told = [*broken, *notices(parts, requests, judged), *([Notice(drawn)] if drawn else [])]
     if spread := summary.get("spread_answers", 0):
         told.append(Notice(SPREAD, spread, requests.num_rows))
     summary |= {"partial": partial, "notices": as_records(told)}

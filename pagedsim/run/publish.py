@@ -58,9 +58,10 @@ class Published:
             return comparison_of(self.arms)
         return [], []
 
-    def write_report(self, folder: Path) -> Path:
-        """Write plots, report.html and the timeline; returns the path of the report."""
-        report = write(self.result, self.drawings, folder, self.compared)
+    def write_report(self, folder: Path, broken: dict[str, str] | None = None) -> Path:
+        """Write plots, report.html and the timeline; returns the path of the report. `broken` is as
+        in `pagedsim.report.write`."""
+        report = write(self.result, self.drawings, folder, self.compared, broken)
         if self.arms is not None:
             write_timeline(self.arms, folder / TIMELINE)
         return report
@@ -89,7 +90,15 @@ def publish(study: Study, runs: Runs) -> Published | None:
             write_json(folder / RESULT, result.record(pictures))
             if (table := found.comparison())[0]:
                 write_columns(table, folder / COMPARISON)
-            report = found.write_report(folder) if runs.config["report"] else None
+            broken: dict[str, str] = {}
+            report = found.write_report(folder, broken) if runs.config["report"] else None
+            if broken:
+                for line in broken.values():
+                    runs.say(f"note: {line}")
+                result = replace(result, notes=[*result.notes, *broken.values()])
+                found = replace(found, result=result)
+                kept = [name for name in pictures if name not in broken]
+                write_json(folder / RESULT, result.record(kept))
         tracked = _track(study, runs, result, reading, arms)
     except KeyboardInterrupt:
         if not study.asks:

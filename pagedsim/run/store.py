@@ -28,7 +28,7 @@ import pagedsim
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import lacks_percentiles
 from pagedsim.metrics.definitions import METRICS
-from pagedsim.metrics.files import read_json, read_summary, write_json
+from pagedsim.metrics.files import SUMMARY, read_json, read_summary, write_json
 from pagedsim.report.plots import PLOTS
 from pagedsim.run.job import Job
 from pagedsim.run.objects import script
@@ -40,6 +40,9 @@ _NO_MATTER = ("study", "tracking", "report", "jobs", "seed", "seeds")
 
 _COMMIT = "commit"
 """A key of run.json alone: another commit with the same code gives the same run."""
+
+_SUMMARY = "summary_digest"
+"""The key of a digest of the summary, beside which one of another content is no complete run."""
 
 Recipe = dict[str, Any]
 """All that decides what comes out of a run."""
@@ -80,13 +83,15 @@ class Tables(Store):
 
     def summary(self, job: Job, made_of: Recipe) -> dict[str, Any] | None:
         record = json.loads((job.folder / _NAME).read_text(encoding="utf-8"))
+        told = record.pop(_SUMMARY, None) if isinstance(record, dict) else None
         same = {**record, _COMMIT: None} == {**made_of, _COMMIT: None}
-        return read_summary(job.folder) if same else None
+        return read_summary(job.folder) if same and told == _stored_as(job) else None
 
     def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
         if recipe(job) != made_of:
             return False
-        text = json.dumps({**made_of, **made_by()}, indent=2, sort_keys=True)
+        record = {**made_of, **made_by(), _SUMMARY: _stored_as(job)}
+        text = json.dumps(record, indent=2, sort_keys=True)
         (job.folder / _NAME).write_text(text + "\n", encoding="utf-8")
         return True
 
@@ -95,16 +100,20 @@ class Summaries(Store):
     """A file a run, so that a search of hundreds stays small: its summary, and a digest."""
 
     def summary(self, job: Job, made_of: Recipe) -> dict[str, Any] | None:
-        record = read_json(_summary_file(job))
-        return record["summary"] if record.get("made_of") == _recipe_digest(made_of) else None
+        record: Any = read_json(_summary_file(job))
+        if not isinstance(record, dict) or record.get("made_of") != _digest_of(made_of):
+            return None
+        summary = record.get("summary")
+        return summary if record.get(_SUMMARY) == _digest_of(summary) else None
 
     def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
         """Put a file in the place of the folder, whose tables come back when the run is typed."""
         same = recipe(job) == made_of
         if same:
-            digest = _recipe_digest(made_of)
-            kept = {"made_of": digest, "made_by": made_by(), "summary": run.summary}
-            write_json(_summary_file(job), kept, ordered=True)
+            kept = {"made_of": _digest_of(made_of), "made_by": made_by(), "summary": run.summary}
+            write_json(file := _summary_file(job), kept, ordered=True)
+            kept[_SUMMARY] = _digest_of(read_json(file)["summary"])  # as it will be read again
+            write_json(file, kept, ordered=True)
         shutil.rmtree(job.folder, ignore_errors=True)  # it may be asked twice
         return same
 
@@ -155,8 +164,13 @@ def _summary_file(job: Job) -> Path:
     return job.folder.with_name(f"{job.folder.name}.json")
 
 
-def _recipe_digest(made_of: Recipe) -> str:
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+def _digest_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _stored_as(job: Job) -> str:
+    """A digest of the summary in a run's folder."""
+    return hashlib.sha256((job.folder / SUMMARY).read_bytes()).hexdigest()
 
 
 # -- the code that a run comes from ----------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import LESS
 from pagedsim.report.plots import PLOTS
+from tests.run.studies import carried_out
 
 MODULE = """
 import matplotlib.pyplot as plt
@@ -135,6 +137,27 @@ def test_a_script_needs_no_setting(tmp_path: Path) -> None:
             "plugins=own_parts: metric a: better='more': must be LESS, NEITHER or MORE",
         ),
         (
+            "@ps.plot\ndef load(study): return None",
+            "plugins=own_parts: plot load: is one of pagedsim's; give it another name",
+        ),
+        ("raise ValueError('no')", "plugins=own_parts: cannot be imported: ValueError: no ("),
+        ("import nowhere", "plugins=own_parts: cannot be imported: ModuleNotFoundError: No module"),
+    ],
+)
+def test_what_cannot_be_ends_in_one_line(
+    text: str, line: str, module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(module.parent)
+    module.write_text(f"import pagedsim as ps\nfrom pagedsim.metrics.metric import MORE\n{text}\n")
+    with pytest.raises(PagedsimError) as caught:
+        ps.simulate(plugins=["own_parts"], **{**FEW, "seeds": 1})
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
             "@ps.metric.group('A', 'count', MORE)\ndef a(group): return 'many'",
             "metric a: answered 'many': must be a number, or None",
         ),
@@ -155,23 +178,66 @@ def test_a_script_needs_no_setting(tmp_path: Path) -> None:
             "metric a failed: TypeError: a() takes 0 positional arguments but 1 was given",
         ),
         (
-            "@ps.plot\ndef load(study): return None",
-            "plugins=own_parts: plot load: is one of pagedsim's; give it another name",
+            "@ps.metric.run('A', 'count', MORE, sums=lambda part: [part['x']])\n"
+            "def a(run, x): return x",
+            "metric a failed: ",
         ),
-        ("@ps.plot\ndef a(study): return 1", "plot a: answered 1: must be a FigureSpec, or None"),
-        ("@ps.plot\ndef a(study): return {}['x']", "plot a failed: KeyError: 'x' ("),
-        ("raise ValueError('no')", "plugins=own_parts: cannot be imported: ValueError: no ("),
-        ("import nowhere", "plugins=own_parts: cannot be imported: ModuleNotFoundError: No module"),
     ],
 )
-def test_what_cannot_be_ends_in_one_line(
+def test_a_metric_that_fails_costs_no_other(
     text: str, line: str, module: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(module.parent)
     module.write_text(f"import pagedsim as ps\nfrom pagedsim.metrics.metric import MORE\n{text}\n")
-    with pytest.raises(PagedsimError) as caught:
-        ps.simulate(plugins=["own_parts"], **{**FEW, "seeds": 1})
-    assert line in str(caught.value) and "\n" not in str(caught.value)
+    result = ps.simulate(plugins=["own_parts"], metrics=["ttft_mean", "a"], **{**FEW, "seeds": 1})
+    (told,) = (note for note in result.notes if "metric a" in note)
+    assert line in told and "\n" not in told
+    assert result.runs[0].summary["ttft_mean"] > 0
+
+
+BROKEN = """
+import matplotlib.pyplot as plt
+import pagedsim as ps
+
+
+@ps.plot
+def no_spec(study):
+    return 1
+
+
+@ps.plot
+def undescribed(study):
+    return {}["x"]
+
+
+@ps.plot
+def undrawn(study):
+    return ps.FigureSpec("", "", lambda: plt.figure(1 / 0))
+
+
+@ps.plot
+def whole(study):
+    return ps.FigureSpec("Whole", "", plt.figure)
+"""
+
+
+def test_plots_that_fail_cost_no_other(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(module.parent)
+    module.write_text(BROKEN)
+    folder = module.parent / "out"
+    carried_out(
+        folder, "experiment=single", "workload.requests=20", "seeds=1", "plugins=[own_parts]"
+    )
+    record = json.loads((folder / "result.json").read_text())
+    lines = [note for note in record["notes"] if note.startswith("plot ")]
+    assert lines[0] == "plot no_spec: answered 1: must be a FigureSpec, or None"
+    assert [line.partition(" (")[0] for line in lines[1:]] == [
+        "plot undescribed failed: KeyError: 'x'",
+        "plot undrawn failed: ZeroDivisionError: division by zero",
+    ]
+    assert not {"no_spec", "undescribed", "undrawn"} & set(record["pictures"])
+    page = (folder / "report.html").read_text()
+    assert "plot undrawn failed" in page and (folder / "plots" / "whole.png").exists()
 
 
 def test_a_plot_that_fails_to_draw_is_named() -> None:

@@ -18,7 +18,7 @@ from pagedsim.run.job import Interrupted, Job, run_job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runner import unused_words
 from pagedsim.run.runs import Runs
-from pagedsim.run.store import Recipe, Tables, recipe
+from pagedsim.run.store import Recipe, Store, Summaries, Tables, recipe
 from pagedsim.run.study import Study
 from tests.run.studies import command, job_of, served
 
@@ -284,6 +284,21 @@ def test_a_run_of_other_code_or_of_another_file_is_not_kept(
         assert kept(job) is not None
         file.write_text(file.read_text() + "\n")
         assert kept(job) is None
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '"text"', "3", '{"finished": []}'])
+@pytest.mark.parametrize("store", [TABLES, Summaries()])
+def test_a_summary_of_another_shape_is_no_complete_run(
+    store: Store, content: str, tmp_path: Path
+) -> None:
+    job = jobs(tmp_path)[0]
+    made_of, run = recipe(job), run_job(job, StoppableRecorder())
+    assert isinstance(run, Run) and store.store(job, made_of, run)
+    assert store.stored(job, made_of) is not None
+    for file in (job.folder / "summary.json", job.folder.with_name(f"{job.folder.name}.json")):
+        if file.exists():
+            file.write_text(content)
+    assert store.stored(job, made_of) is None
 
 
 def test_code_that_changes_while_it_runs_is_kept_under_neither_digest(
