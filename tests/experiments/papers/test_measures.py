@@ -330,6 +330,12 @@ def test_no_gap_is_longer_than_a_full_budget_costs(tmp_path: Path) -> None:
 KNOWN = json.loads(FILE.read_text(encoding="utf-8"))
 
 
+def test_only_the_last_digits_may_differ() -> None:
+    assert not differing({"a": [2.2e-16, 1.0, 0]}, {"a": [0.0, 1.0 + 1e-12, 0.0]})
+    assert differing({"a": [1e-6, 1]}, {"a": [2e-6, 2]}) == ["/a/0", "/a/1"]
+    assert differing([1.0], [1.0, 2.0]) == ["/1"]
+
+
 @pytest.mark.parametrize("name", REDUCED)
 def test_a_reduced_study_finds_the_numbers_of_the_reference(name: str, tmp_path: Path) -> None:
     found = numbers(name, tmp_path)
