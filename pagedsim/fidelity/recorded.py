@@ -255,7 +255,7 @@ def predicted(cost: CostModel, sample: Sample) -> float:
     """What a cost model says that a recorded step takes, swaps included."""
     plan = StepPlan(number=0, now=0.0)
     for name in _TOTALS:
-        setattr(plan, name, getattr(sample, name))
+        setattr(plan, f"_{name}", getattr(sample, name))
     plan._chunks = [Chunk(_REQUEST, 0, 0, True)] * sample.prefill_chunks
     moved = sum(cost.swap_seconds(blocks) for blocks in (sample.swap_out, sample.swap_in) if blocks)
     computes = sample.prefill_tokens or sample.decode_count

@@ -114,7 +114,7 @@ def _moved(engine: LLMEngine) -> Iterator[Sample]:
         pairs = [(block, block) for block in range(blocks)]
         for name in ("swap_out", "swap_in"):
             plan = StepPlan(number=0, now=0.0)
-            setattr(plan, name, pairs)
+            setattr(plan, f"_{name}", pairs)
             begin = engine.now
             engine.runner.carry_out(engine.runner.inputs_of(plan))
             if torch.cuda.is_available():

@@ -5,7 +5,7 @@ that of a server that keeps up fluctuates about a level; that of an overloaded s
 arrives less what is completed. So completions are held against arrivals over the window of arrivals
 without its first quarter, in blocks, whose spread gives the confidence interval.
 
-These are told apart from an overload:
+These are no overload:
 
 - closed loops, and arrivals all at once, which have no rate to keep up with: they are not judged;
 - a burst that passes, or a trace that ends in one: its blocks differ too much for a trend, and if

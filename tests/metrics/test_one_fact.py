@@ -1,4 +1,4 @@
-"""A number is the same wherever it is told: in the summaries of runs, in comparison.csv and
+"""A number is the same in all places: in the summaries of runs, in comparison.csv and
 result.json, on the terminal, in the report, in Weights & Biases and from Python."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def near(one: object, other: object, digits: float = 1e-12) -> bool:
 
 
 @dataclass(frozen=True)
-class Told:
+class Facts:
     """What a study has left."""
 
     folder: Path
@@ -99,30 +99,30 @@ class Told:
             return list(csv.DictReader(file))
 
 
-def read(folder: Path, terminal: str) -> Told:
+def read(folder: Path, terminal: str) -> Facts:
     summaries: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("runs/*/seed-*")):
         summaries.setdefault(path.parent.name, []).append(
             json.loads((path / "summary.json").read_text())
         )
-    return Told(folder, terminal, summaries)
+    return Facts(folder, terminal, summaries)
 
 
-# -- where it is told ------------------------------------------------------------------------------
+# -- places ---------------------------------------------------------------------------------------
 
 Claims = Iterator[tuple[str, bool]]
-"""What is told, and whether it is so."""
+"""Statements of one place, and whether each is so."""
 
 
-def of_csv(told: Told) -> Claims:
-    for row in told.table:
+def of_csv(facts: Facts) -> Claims:
+    for row in facts.table:
         key, arm, client = row["metric"], row["arm"], row["client"]
         group = None if client == "all" else client
-        ours = told.values(arm, key, group)
+        ours = facts.values(arm, key, group)
         if "mean" in row:  # of a single arm
-            yield f"csv {client} {key}", near(row["mean"], told.mean(arm, key, group))
+            yield f"csv {client} {key}", near(row["mean"], facts.mean(arm, key, group))
             continue
-        theirs = told.values(row["baseline"], key, group)
+        theirs = facts.values(row["baseline"], key, group)
         pairs = [pair for pair in zip(ours, theirs, strict=True) if not any(map(isnan, pair))]
         yield f"csv {client} {key} seeds", int(row["seeds"]) == len(pairs)
         for name, one in (("ours", 0), ("theirs", 1)):
@@ -138,11 +138,11 @@ def of_csv(told: Told) -> Claims:
             yield f"csv {client} {key} ratio", near(row["ratio"], ratio)
 
 
-def of_json(told: Told) -> Claims:
-    means = json.loads((told.folder / "result.json").read_text())["data"]["means"]
+def of_json(facts: Facts) -> Claims:
+    means = json.loads((facts.folder / "result.json").read_text())["data"]["means"]
     for arm, row in means.items():
         for key, value in row.items():
-            yield f"result.json {arm} {key}", near(value, told.mean(arm, key), 1e-5)
+            yield f"result.json {arm} {key}", near(value, facts.mean(arm, key), 1e-5)
 
 
 def rows_of(page: str) -> Iterator[tuple[str, str, str, dict[str, str]]]:
@@ -158,32 +158,32 @@ def rows_of(page: str) -> Iterator[tuple[str, str, str, dict[str, str]]]:
                 group = name
 
 
-def of_page(told: Told) -> Claims:
+def of_page(facts: Facts) -> Claims:
     """The table of arms, whose columns are metrics, and those of replicas."""
     keys = {label_of(key): key for key in keys_of(METRICS)}
-    for title, group, name, row in rows_of(told.page):
+    for title, group, name, row in rows_of(facts.page):
         for label, cell in row.items():
             value, _, change = cell.partition("|")
             value = value.partition("±")[0].strip()
             what = f"page {title} {group} {name} {label}: {cell}"
             if title == "Results":
                 client = None if group == "all requests" else group
-                truth = told.mean(name, keys[label], client)
-                so = says(value, truth) and changed(told, name, keys[label], client, change)
+                truth = facts.mean(name, keys[label], client)
+                so = says(value, truth) and changed(facts, name, keys[label], client, change)
                 yield what, so
             elif title.startswith("Replicas"):
                 arm = title.removeprefix("Replicas").removeprefix(" of ") or "run"
-                whole = {one["name"]: one for one in told.summaries[arm][0]["replicas"]}
+                whole = {one["name"]: one for one in facts.summaries[arm][0]["replicas"]}
                 found = whole[name][REPLICA.get(label) or keys[label]]
                 yield what, says(value, nan if found is None else found)
 
 
-def changed(told: Told, arm: str, key: str, client: str | None, change: str) -> bool:
+def changed(facts: Facts, arm: str, key: str, client: str | None, change: str) -> bool:
     """Whether the change against the baseline is that of comparison.csv."""
     if not change:
         return True
     named = (client or "all", key, arm)
-    row = next(r for r in told.table if (r["client"], r["metric"], r["arm"]) == named)
+    row = next(r for r in facts.table if (r["client"], r["metric"], r["arm"]) == named)
     if change in ("same", "±0 %"):
         return near(row["ours"], row["theirs"], 5e-4)
     if not row["ratio"]:
@@ -193,19 +193,19 @@ def changed(told: Told, arm: str, key: str, client: str | None, change: str) -> 
     return says(change.lstrip("+"), float(row["ratio"]) - 1) or float(row["ratio"]) < 1e-3
 
 
-def of_terminal(told: Told) -> Claims:
+def of_terminal(facts: Facts) -> Claims:
     """The terminal prints the rows of the page, a few columns at a time."""
     printed: dict[tuple[str, str], list[str]] = {}
-    groups = {*(client or "all requests" for client in told.clients), "Replicas"}
+    groups = {*(client or "all requests" for client in facts.clients), "Replicas"}
     group = ""
-    for line in told.terminal.splitlines():
+    for line in facts.terminal.splitlines():
         name, _, rest = line.strip().partition("  ")
         if line.strip().removesuffix(" of") in groups or line.startswith("Replicas"):
             group = line.strip()
         elif NUMBER.match(rest.strip()) or rest.strip().startswith("–"):
             printed.setdefault((group, name), []).extend(re.split(" {2,}", rest.strip()))
     on_page: dict[tuple[str, str], list[str]] = {}
-    for heading, group, name, row in rows_of(told.page):
+    for heading, group, name, row in rows_of(facts.page):
         if heading == "Results" or heading.startswith("Replicas"):
             values = [re.split(r"[±|]", cell)[0].strip() for cell in row.values()]
             on_page[group if heading == "Results" else heading, name] = values
@@ -214,9 +214,9 @@ def of_terminal(told: Told) -> Claims:
         yield f"terminal {where}: {known[0]}, page: {known[1]}", known[0] == known[1]
 
 
-def of_wandb(told: Told) -> Claims:
-    tracked = by_name(told.folder)
-    for arm, seeds in told.summaries.items():
+def of_wandb(facts: Facts) -> Claims:
+    tracked = by_name(facts.folder)
+    for arm, seeds in facts.summaries.items():
         kept, logged = summary_of(records(tracked[arm])), table_of(tracked[arm], "seeds")
         flat = [dict(numbers(one)) for one in seeds]
         for name in dict.fromkeys(name for one in flat for name in one):
@@ -232,7 +232,7 @@ def of_wandb(told: Told) -> Claims:
     yield (
         "W&B comparison",
         [list(map(text_of, row)) for row in rows["data"]]
-        == [list(row.values()) for row in told.table],
+        == [list(row.values()) for row in facts.table],
     )
 
 
@@ -244,22 +244,22 @@ def numbers(summary: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield f"{prefix}{name}", value
 
 
-def of_python(told: Told, words: Sequence[str]) -> Claims:
+def of_python(facts: Facts, words: Sequence[str]) -> Claims:
     """The same study from Python, which finds its runs."""
     given = dict(word.lstrip("+").split("=", 1) for word in words)
     settings = {key: yaml.safe_load(value) for key, value in given.items()}
     if settings.pop("study.arms", None):
         settings["batching"] = BATCHINGS
-    result = ps.experiment(settings.pop("experiment"), settings, folder=told.folder)
+    result = ps.experiment(settings.pop("experiment"), settings, folder=facts.folder)
     for run in result.runs:
-        there = dict(numbers(told.summaries[run.arm][run.seed - result.runs[0].seed]))
+        there = dict(numbers(facts.summaries[run.arm][run.seed - result.runs[0].seed]))
         known = {key: value for key, value in numbers(run.summary) if not isnan(value)}
         yield f"Python {run.arm} {run.seed}", known == there
     rows = [
         dict(zip(row, map(text_of, row.values()), strict=True))
         for row in result.table().to_pylist()
     ]
-    yield "Python table", rows == told.table
+    yield "Python table", rows == facts.table
 
 
 def text_of(cell: object) -> str:
@@ -278,8 +278,14 @@ def test_a_number_is_one_fact(study: str, call: Call, tmp_path: Path) -> None:
     words = (*STUDIES[study], *LOAD)
     code, terminal, errors = call(*words, "tracking.mode=offline", "hydra.run.dir=study")
     assert (code, errors) == (0, ""), errors
-    told = read(tmp_path / "study", terminal)
-    claims = [*of_csv(told), *of_json(told), *of_page(told), *of_terminal(told), *of_wandb(told)]
-    claims += of_python(told, words)
+    facts = read(tmp_path / "study", terminal)
+    claims = [
+        *of_csv(facts),
+        *of_json(facts),
+        *of_page(facts),
+        *of_terminal(facts),
+        *of_wandb(facts),
+    ]
+    claims += of_python(facts, words)
     assert len(claims) > 300
     assert [what for what, so in claims if not so] == []

@@ -277,7 +277,7 @@ def refuse_many(body: bytes) -> None:
     """Raise APIError for JSON with more values than the limits; counted without parsing.
 
     A parser holds the GIL until it ends. Numbers cost it least, objects and lists most, so each
-    kind has its own limit. Characters within texts are told from others only where it matters.
+    kind has its own limit. Characters within texts are left out only where it matters.
     """
     if (
         body.count(b'"') // 2 <= MOST_TEXTS
