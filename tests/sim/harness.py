@@ -96,6 +96,6 @@ def run(
 def content(table: pa.Table) -> list[object]:
     """All of it, in a form in which a NaN equals itself."""
     return [
-        column.to_pylist() if pa.types.is_string(column.type) else column.to_numpy().tobytes()
+        column.to_numpy().tobytes() if pa.types.is_primitive(column.type) else column.to_pylist()
         for column in table.columns
     ]
