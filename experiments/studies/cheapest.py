@@ -298,7 +298,7 @@ class Searches:
         if probe.role is not None or len(found) < (self._seeds if probe.long else 1):
             return None
         means = {key: estimate(_values(found, key)) for key in (ATTAINED, *report.COLUMNS)}
-        judged, requests = _backlogs(found), min(run.summary["requests"] for run in found)
+        judged = _backlogs(found)
         return report.Fleet(
             name=option.fleet(probe.counts),
             option=option.name,
@@ -311,7 +311,7 @@ class Searches:
             attained=means.pop(ATTAINED),
             means={key: one.mean for key, one in means.items()},
             overloaded=overload_of(judged) is not None,
-            unsure=unsure_note(judged, requests) or "",
+            unsure=unsure_note(judged) or "",
         )
 
     def _notes(self, done: report.Cheapest) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, finding, values_of
 from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.metrics.slo import slo_of
+from pagedsim.metrics.stability import brief_note
 from pagedsim.report.plots import drawings_of
 from pagedsim.run.compose import Command, group_of, single
 from pagedsim.run.http.backend import VLLM_BENCH
@@ -151,10 +152,14 @@ def means_of(arms: Arms, group: str | None = None) -> dict[str, dict[str, float]
 
 def notices_of(arms: Arms) -> Iterator[str]:
     """Notices of many arms, one line each, with the arms of smallest and largest counts."""
-    told = [(run.arm, one) for run in arms.runs for one in run.summary.get("notices", ())]
+    found = [
+        (run.arm, Notice(**one)) for run in arms.runs for one in run.summary.get("notices", ())
+    ]
+    loads = ((arm, brief_note([run.summary for run in arms.of(arm)])) for arm in arms.arms)
+    found += [(arm, Notice(*load)) for arm, load in loads if load is not None]
     counts: dict[str, dict[str, int]] = {}
-    every = of_one_kind(Notice(**record) for _, record in told)
-    for (arm, _), one in zip(told, every, strict=True):
+    every = of_one_kind(notice for _, notice in found)
+    for (arm, _), one in zip(found, every, strict=True):
         of_arm = counts.setdefault(one.what, {})
         of_arm[arm] = of_arm.get(arm, 0) + one.count
     for what, by_arm in counts.items():

@@ -230,8 +230,7 @@ class Search:
                     judged = mean_backlogs(found.values())
                     if overload_of(judged) is not None:
                         self.done.overloaded.add((arm, confirm))
-                    requests = min(one["requests"] for one in found.values())
-                    if note := unsure_note(judged, requests):
+                    if note := unsure_note(judged):
                         self.done.unsure[arm] = note
                 else:
                     missing.append(Arm(arm, self.done.changes[arm], seeds=seeds))

@@ -62,7 +62,7 @@ _NO_MORE: Percents = {}
 _STATISTIC = re.compile(r"(\w+?)_(?:mean|p\d+(?:_\d+)?)")
 _NO_METRICS = {
     *("total_blocks", "block_size", "max_seqs", "tiers", "clients", "classes", "replicas"),
-    *("partial", "notices", "machine", "transfers", "spread_answers"),
+    *("partial", "notices", "backlogs", "outages", "machine", "transfers", "spread_answers"),
 }
 """Keys of the summary that are no metrics."""
 

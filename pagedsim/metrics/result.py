@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pagedsim.metrics.stability import load_note
+
 DIGITS = 6
 """Significant digits in a record."""
 
@@ -185,7 +187,8 @@ def as_records(notices: Iterable[Notice]) -> list[dict[str, Any]]:
 
 
 def added_up(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The notices of an arm's seeds as lines, each with the number of seeds it applies to."""
+    """The notices of an arm's seeds as lines, each with the number of seeds it applies to, and what
+    they together say of an overload."""
     every = of_one_kind(Notice(**record) for one in summaries for record in one.get("notices", ()))
     requests = sum(one.get("requests", 0) for one in summaries)
     lines = []
@@ -196,7 +199,8 @@ def added_up(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
         line = f"{count:,} {whole}{what}" if count else what
         line += _in_seeds(len(same), len(summaries))
         lines.append(f"{line}; {same[0].more}" if same[0].more else line)
-    return lines
+    load = load_note(summaries)
+    return lines if load is None else [*lines, load]
 
 
 def _in_seeds(some: int, seeds: int) -> str:

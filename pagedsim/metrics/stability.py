@@ -21,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.metrics.compare import Estimate, estimate
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import CAME_FROM, REPLICA
 from pagedsim.metrics.tables import Floats, Mask, Requests
@@ -43,6 +42,16 @@ LONG = 12
 """A window is long if it has so many times what an average request takes without load: in its
 beginning, batches have filled up that make requests take up to three times as long."""
 _BLOCKS = 24
+_T = 2.06866
+"""The two-sided 95 % quantile of Student's t for these blocks."""
+
+
+class Growth(NamedTuple):
+    """What a backlog grew by, as a share of what arrived, and its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,8 @@ class Backlog:
     """A pool of replicas; empty: the whole server."""
     arrived_per_s: float
     completed_per_s: float
-    growth: Estimate
-    """What the backlog grew by, as a share of what arrived."""
-    waiting_growth: Estimate
+    growth: Growth
+    waiting_growth: Growth
     """The same of those requests that had not begun there."""
     requests: int
     """Requests that came to the stage in all."""
@@ -132,8 +140,41 @@ def mean_backlogs(summaries: Iterable[Mapping[str, Any]]) -> list[Backlog]:
     return [_mean(stages) for stages in zip(*runs, strict=False)]
 
 
-def unsure_note(judged: Sequence[Backlog], requests: int) -> str | None:
-    """A note where runs of so many requests do not show whether a server keeps up."""
+def load_note(summaries: Sequence[Mapping[str, Any]]) -> str | None:
+    """A note on runs of one server that are overloaded, or may be; None if they keep up."""
+    judged = mean_backlogs(summaries)
+    if (backlog := overload_of(judged)) is None:
+        return unsure_note(judged)
+    mean, low, high = (f"{100 * share:.0f} %" for share in backlog.growth)
+    return (
+        f"{backlog.present:,} of {judged[0].requests:,} {_cause(summaries, backlog)}; "
+        f"{backlog.completed_per_s:.3g} of {backlog.arrived_per_s:.3g} requests/s were completed "
+        f"until then (backlog +{mean} of what arrives, {low} to {high})"
+    )
+
+
+def brief_note(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, int] | None:
+    """The same without numbers, for notes on many servers, and of how many requests it is."""
+    judged = mean_backlogs(summaries)
+    if (backlog := overload_of(judged)) is not None:
+        return _cause(summaries, backlog), backlog.present
+    if not any(backlog.unsure for backlog in judged):
+        return None
+    what = "requests were there when the last one arrived: whether the server keeps up is not known"
+    return what, judged[0].present
+
+
+def _cause(summaries: Sequence[Mapping[str, Any]], backlog: Backlog) -> str:
+    cause = f"an overload{f' of pool {backlog.stage}' if backlog.stage else ''}"
+    if any(summary.get("outages") for summary in summaries):
+        cause += ", or the work that outages of replicas left (fleet.failures)"
+    else:
+        cause += ": latencies grow with the length of the run"
+    return f"requests were not completed when the last one arrived, {cause}"
+
+
+def unsure_note(judged: Sequence[Backlog]) -> str | None:
+    """A note where runs do not show whether a server keeps up; None if they do."""
     unsure = [backlog for backlog in judged if backlog.unsure]
     if not unsure or overload_of(judged) is not None:
         return None
@@ -143,24 +184,24 @@ def unsure_note(judged: Sequence[Backlog], requests: int) -> str | None:
         "bursts"
     )
     if backlog.filling:
-        enough = 1.2 * requests * LONG / max(backlog.spans, 0.01)  # more than just about
+        enough = 1.2 * judged[0].requests * LONG / max(backlog.spans, 0.01)  # more than just about
         why = (
             "and their number grew, perhaps only since batches filled up; some "
             f"{float(f'{enough:.2g}'):,.0f} requests would show it"
         )
     return (
         f"whether {f'pool {backlog.stage}' if backlog.stage else 'the server'} keeps up is not "
-        f"known: {backlog.present:,} of {requests:,} requests were there when the last one "
-        f"arrived, {why}"
+        f"known: {backlog.present:,} of {judged[0].requests:,} requests were there when the last "
+        f"one arrived, {why}"
     )
 
 
-def _surely(growth: Estimate) -> bool:
+def _surely(growth: Growth) -> bool:
     return growth.low > 0 and growth.mean > GROWTH
 
 
 def _read(record: Mapping[str, Any]) -> Backlog:
-    growths = {name: Estimate(*record[name]) for name in ("growth", "waiting_growth")}
+    growths = {name: Growth(*record[name]) for name in ("growth", "waiting_growth")}
     return Backlog(**{**record, **growths})
 
 
@@ -181,10 +222,10 @@ def _mean(runs: Sequence[Backlog]) -> Backlog:
     )
 
 
-def _pooled(growths: Sequence[Estimate]) -> Estimate:
+def _pooled(growths: Sequence[Growth]) -> Growth:
     mean = sum(growth.mean for growth in growths) / len(growths)
     half = sqrt(sum((growth.high - growth.mean) ** 2 for growth in growths)) / len(growths)
-    return Estimate(mean, mean - half, mean + half)
+    return Growth(mean, mean - half, mean + half)
 
 
 def _least_seconds(requests: Requests) -> float:
@@ -262,7 +303,8 @@ def _backlog(stay: _Stay, first: float, last: float) -> Backlog:
     )
 
 
-def _growth(more: NDArray[np.int64], arrived: NDArray[np.int64]) -> Estimate:
+def _growth(more: NDArray[np.int64], arrived: NDArray[np.int64]) -> Growth:
     """Mean growth of the blocks, as a share of what arrived in them on average."""
-    growth = estimate((more / max(arrived.mean(), 1 / _BLOCKS)).tolist())
-    return growth if growth.known else Estimate(growth.mean, growth.mean, growth.mean)  # all alike
+    shares = more / max(arrived.mean(), 1 / _BLOCKS)
+    mean, half = float(shares.mean()), _T * float(shares.std(ddof=1)) / sqrt(_BLOCKS)
+    return Growth(mean, mean - half, mean + half)

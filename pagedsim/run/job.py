@@ -22,11 +22,10 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.result import Notice, as_records, notice_of
-from pagedsim.metrics.stability import Backlog, backlogs, overload_of, unsure_note
+from pagedsim.metrics.stability import backlogs
 from pagedsim.metrics.steps import Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Requests
-from pagedsim.report.numbers import percent
 from pagedsim.run.backend import Settings, StoppableRecorder, Stopped
 from pagedsim.run.folder import full_disk_named
 from pagedsim.run.hooks import as_sent, drawn_from, generators, refuse_early
@@ -185,8 +184,10 @@ def _finish(
     summary = summarise(requests, steps, **(known | dict(parts.run.work(steps))))
     judged = backlogs(Requests.of(requests), known.get("replicas", ())) if is_open else []
     summary["backlogs"] = list(map(asdict, judged))
+    if parts.run.outages:
+        summary["outages"] = True
     broken = map(notice_of, summary.get("broken_metrics", ()))
-    told = [*broken, *notices(parts, requests, judged), *([Notice(drawn)] if drawn else [])]
+    told = [*broken, *notices(parts, requests), *([Notice(drawn)] if drawn else [])]
     if spread := summary.get("spread_answers", 0):
         told.append(Notice(SPREAD, spread, requests.num_rows))
     summary |= {"partial": partial, "notices": as_records(told)}
@@ -199,8 +200,8 @@ def _finish(
     return Run(job.arm, job.number, job.folder, job.config, summary)
 
 
-def notices(parts: Parts, requests: pa.Table, judged: Sequence[Backlog] = ()) -> list[Notice]:
-    """What a reader must know of the requests: what was cut, left out, rejected or overloads."""
+def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
+    """What a reader must know of the requests: what was cut, left out or rejected."""
     workload, rows = parts.workload, len(parts.workload)
     scheduler = parts.scheduler
     more = remarks(scheduler.policy, workload) if scheduler else ()
@@ -212,10 +213,6 @@ def notices(parts: Parts, requests: pa.Table, judged: Sequence[Backlog] = ()) ->
         who, why = rejected["request"][0].as_py(), rejected["reason"][0].as_py()
         first = f"the first, {who}: {why}"
         found.append(Notice("requests were rejected", rejected.num_rows, rows, first))
-    if (overload := overload_of(judged)) is not None:
-        found.append(_overload(overload, rows, parts.run.outages))
-    elif note := unsure_note(judged, rows):
-        found.append(Notice(note))
     return found
 
 
@@ -240,21 +237,6 @@ def _cut(parts: Parts, requests: pa.Table) -> Iterator[Notice]:
             for limit, whose in limits.items()
         }
     return (Notice(what, count, len(parts.workload)) for what, count in counts.items() if count)
-
-
-def _overload(backlog: Backlog, rows: int, outages: bool) -> Notice:
-    """What grew faster than it was served, and how fast."""
-    where = f" of pool {backlog.stage}" if backlog.stage else ""
-    cause = f"an overload{where}: latencies grow with the length of the run"
-    if outages:
-        cause = f"an overload{where}, or the work that outages of replicas left (fleet.failures)"
-    grew = " to ".join(percent(end, 0) for end in backlog.growth[1:])
-    more = (
-        f"{backlog.completed_per_s:.3g} of {backlog.arrived_per_s:.3g} requests/s were completed "
-        f"until then (backlog +{percent(backlog.growth.mean, 0)} of what arrives, {grew})"
-    )
-    what = f"requests were not completed when the last one arrived, {cause}"
-    return Notice(what, backlog.present, rows, more)
 
 
 # -- why it failed ---------------------------------------------------------------------------------

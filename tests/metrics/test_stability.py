@@ -114,11 +114,11 @@ def test_a_batch_that_fills_up_is_no_overload_but_waiting_is() -> None:
     came = poisson(20, 240, seed=2)
     (ample,) = backlogs(table(came, *queue(came, 256, np.full(240, 10.0))))
     assert ample.unsure and ample.present > 100 and not ample.overloaded
-    note = unsure_note([ample], 240) or ""
+    note = unsure_note([ample]) or ""
     assert "205 of 240 requests were there" in note and "some 3,000 requests" in note
     (scarce,) = backlogs(table(came, *queue(came, 16, np.full(240, 10.0))))
     assert scarce.spans < LONG and scarce.waiting > 100 and scarce.overloaded
-    assert unsure_note([scarce], 240) is None
+    assert unsure_note([scarce]) is None
 
 
 def test_what_is_turned_away_is_no_backlog_and_what_never_begins_is() -> None:
