@@ -284,14 +284,9 @@ class BatchState:
         if in_batch:
             self.memory.retract(request, request.computed)
         self.memory.release(request)
-        self.count_lost(request)
+        request._lose()
         request._state = State.AWAY
         return end - request._prompt_len
-
-    def count_lost(self, request: Request) -> None:
-        """Count a request's tokens in memory as recomputed, and reset its progress."""
-        request._recomputed_tokens += max(stored(request, self.memory), request._rebuilt)
-        request._prefilled = request._rebuilt = 0
 
     def expect(self, request: Request) -> Placeholder:
         """A placeholder without blocks for a request that is to be attached here."""
@@ -412,16 +407,22 @@ class BatchState:
 
     def _computed(self, request: Request, chunk: Chunk) -> None:
         """Advance a request by a computed chunk; after its last one it begins to decode."""
+        end = chunk.context
+        if request._computed_before:
+            again = min(request._computed_before, end) - max(chunk._start, request._computed_from)
+            request._recomputed_tokens += max(again, 0)
         if request._width > 1 and rebuilds(request):
             request._rebuilt += chunk._length
             if request._rebuilt < prefill_tokens(request, self.memory):
                 return
             request._rebuilt = 0
+            request._decoded_from = request.num_tokens - 1
             self.memory.filled(request, request._prompt_len)  # findable from now on
         else:
             request._prefilled += chunk._length
             if not chunk._samples:
                 return
+            request._decoded_from = end
             request._generated += 1
             if request._width > 1:
                 self.memory.fork(request, (0,) * request._width, self.copies)

@@ -340,7 +340,7 @@ class Queues(BatchState):
         if request._width > 1 and rebuilds(request):
             tokens = span(request)  # a group's tables are laid out at once, others grow with chunks
         self.memory.admit(request, tokens if allocate else cached, hit)
-        request._prefilled = cached
+        request._prefilled = request._found = cached
         if request._scheduled_at is None:
             request._scheduled_at = self._now
             request._cached_tokens = cached
@@ -441,7 +441,7 @@ class Queues(BatchState):
             self.swapped.append(victim)
         else:
             self.forget_copies(plan._copies, victim)
-            self.count_lost(victim)
+            victim._lose()
             self.memory.release(victim)
             victim._state = State.WAITING
             if self.requeues_last:

@@ -79,12 +79,16 @@ class Request(DecodeEntry):
         "_arrival",
         "_cached_tokens",
         "_client",
+        "_computed_before",
+        "_computed_from",
         "_cpu_tables",
         "_deadline",
+        "_decoded_from",
         "_extra",
         "_finish_reason",
         "_finished_at",
         "_first_token_at",
+        "_found",
         "_hashed_by",
         "_hashes",
         "_id",
@@ -166,7 +170,11 @@ class Request(DecodeEntry):
         self._first_token_at: float | None = None
         self._finished_at: float | None = None
         self._preemptions = 0
-        self._recomputed_tokens = 0
+        self._recomputed_tokens = 0  # without those that it decodes again
+        # Positions of a sequence that it had computed before it lost its memory.
+        self._computed_from = self._computed_before = 0
+        self._found = 0  # tokens that the prefix cache had when it was admitted last
+        self._decoded_from = 0  # where the decodes begin whose keys and values are in memory
         self._swapped_blocks = 0
         self._cached_tokens = 0
 
@@ -272,8 +280,9 @@ class Request(DecodeEntry):
 
     @property
     def recomputed_tokens(self) -> int:
-        """Tokens whose keys and values were thrown away."""
-        return self._recomputed_tokens
+        """Tokens whose keys and values it had computed, lost and computed again."""
+        again = min(self.computed, self._computed_before) - self._decoded_from
+        return self._recomputed_tokens + (self._width * again if again > 0 else 0)
 
     @property
     def swapped_blocks(self) -> int:
@@ -332,7 +341,21 @@ class Request(DecodeEntry):
             answer=self._answer,
         )
         fresh._preemptions, fresh._swapped_blocks = self.preemptions, self.swapped_blocks
+        self._lose()
+        fresh._recomputed_tokens, fresh._decoded_from = self._recomputed_tokens, self._decoded_from
+        fresh._computed_from, fresh._computed_before = self._computed_from, self._computed_before
         return fresh
+
+    def _lose(self) -> None:
+        """Note how far it was computed, and reset its progress: nothing of it is in memory."""
+        self._recomputed_tokens = self.recomputed_tokens
+        if (computed := self.computed) > self._found:
+            # What it found a second time beyond all that it had computed counts as computed.
+            before = self._computed_before
+            self._computed_from = min(self._computed_from, self._found) if before else self._found
+            self._computed_before = max(before, computed)
+        self._decoded_from = self._computed_before  # none of its decodes is in memory
+        self._prefilled = self._rebuilt = self._found = 0
 
     def tokens(self, start: int, end: int) -> tuple[Hashable, ...]:
         """The tokens in [start, end) of its first sequence, as far as they are known."""

@@ -197,7 +197,7 @@ class Scheduler:
             queues.require_output_left(request, output_len)
         if request._state is not _NEW:
             self._require_away(request)
-            queues.count_lost(request)
+            request._lose()
         queues._now = now
         waiting = queues.waiting
         first = waiting.head if queues.steady and len(waiting) else None

@@ -185,7 +185,8 @@ def retries(group: RequestGroup) -> float | None:
 
 @METRICS.group("Recomputed tokens", "count", LESS)
 def recomputed_tokens(group: RequestGroup) -> float:
-    """Tokens whose keys and values were thrown away and computed again."""
+    """Tokens whose keys and values a request had computed, lost with its memory or its replica, and
+    computed again; what a prefix cache still had of them does not count."""
     return group.total("recomputed_tokens")
 
 

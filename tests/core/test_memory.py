@@ -129,11 +129,12 @@ def test_what_is_swapped_can_outgrow_the_gpu(
     while not b.preemptions:
         server.step()
     assert [r.swapped_blocks for r in (a, d, c)] == [0, 3, 4]
-    assert (b.swapped_blocks, b.recomputed_tokens) == (6 - recomputed, recomputed)
+    assert b.swapped_blocks == 6 - recomputed
     assert server.memory.cpu_peak == peak
     while any(r.alive for r in (a, b, c, d)):
         server.step()
     assert [r.generated for r in (a, b, c, d)] == [9] * 4
+    assert b.recomputed_tokens == recomputed
 
 
 def test_a_memory_without_a_cpu_pool_has_no_peak() -> None:
