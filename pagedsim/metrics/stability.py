@@ -10,8 +10,8 @@ These are no overload:
 - closed loops, and arrivals all at once, which have no rate to keep up with: they are not judged;
 - a burst that passes, or a trace that ends in one: its blocks differ too much for a trend, and if
   many requests wait at the end, nothing is sure (`Backlog.unsure`);
-- a batch that fills up at the beginning of a run, without requests that wait: if the window is not
-  long beside what a request takes, a growing backlog says nothing yet.
+- a batch that fills up at the beginning of a run: the backlog must have grown by more than that
+  explains by what answers take without queueing, or else requests that wait must have.
 
 Rejected and aborted requests are left out: what is turned away is no backlog.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,9 +38,8 @@ FEW = 10
 """At most so many requests at the last arrival are no overload."""
 BEGINNING = 0.25
 """Share of the window of arrivals that is left out."""
-LONG = 12
-"""A window is long if it has so many times what an average request takes without load: in its
-beginning, batches have filled up that make requests take up to three times as long."""
+STRETCH = 3.0
+"""Under load, tokens take at most about so many times as long as without."""
 _BLOCKS = 24
 _T = 2.06866
 """The two-sided 95 % quantile of Student's t for these blocks."""
@@ -71,33 +70,28 @@ class Backlog:
     """Requests at the stage when the last one arrived."""
     waiting: int
     """Those of them that had not begun there."""
-    spans: float
-    """The window of arrivals, as a multiple of what an average request takes there without load."""
+    filling: float
+    """What the growth would be if batches filled up and nothing queued."""
+    enough: int
+    """In a run of so many requests, batches would have filled up before what is judged."""
 
     @property
     def overloaded(self) -> bool:
         """Whether the backlog surely grew, and not only as a batch filled up."""
-        return self._queued or (self._grew and self.spans >= LONG)
-
-    @property
-    def filling(self) -> bool:
-        """Whether the backlog surely grew, but perhaps only as a batch filled up."""
-        return self._grew and not self.overloaded
+        grew = self._grew and self.growth.low > self.filling
+        queued = _surely(self.waiting_growth) and self.waiting > FEW
+        return grew or queued
 
     @property
     def unsure(self) -> bool:
-        """Whether it may be overloaded: it is `filling`, or a large share of all requests waited,
-        but arrivals vary too much to tell a trend."""
+        """Whether it may be overloaded: it grew, but perhaps only as batches filled up, or a large
+        share of all requests waited, but arrivals vary too much to tell a trend."""
         many = self.waiting > max(BEHIND * self.requests, FEW)
-        return self.filling or (many and not self.overloaded)
+        return (self._grew or many) and not self.overloaded
 
     @property
     def _grew(self) -> bool:
         return _surely(self.growth) and self.present > FEW
-
-    @property
-    def _queued(self) -> bool:
-        return _surely(self.waiting_growth) and self.waiting > FEW
 
 
 @dataclass(frozen=True)
@@ -108,8 +102,8 @@ class _Stay:
     came: Floats
     began: Floats
     left: Floats
-    least: float
-    """Seconds that an average request takes there without load."""
+    service: Floats
+    """Seconds that requests take there without queueing."""
 
 
 def backlogs(requests: Requests, replicas: Sequence[ReplicaFacts] = ()) -> list[Backlog]:
@@ -183,11 +177,10 @@ def unsure_note(judged: Sequence[Backlog]) -> str | None:
         f"{backlog.waiting:,} of them waiting, but arrivals vary too much to tell an overload from "
         "bursts"
     )
-    if backlog.filling:
-        enough = 1.2 * judged[0].requests * LONG / max(backlog.spans, 0.01)  # more than just about
+    if backlog.growth.low > 0:
         why = (
             "and their number grew, perhaps only since batches filled up; some "
-            f"{float(f'{enough:.2g}'):,.0f} requests would show it"
+            f"{float(f'{backlog.enough:.2g}'):,.0f} requests would show it"
         )
     return (
         f"whether {f'pool {backlog.stage}' if backlog.stage else 'the server'} keeps up is not "
@@ -218,7 +211,8 @@ def _mean(runs: Sequence[Backlog]) -> Backlog:
         requests=round(mean("requests")),
         present=round(mean("present")),
         waiting=round(mean("waiting")),
-        spans=mean("spans"),
+        filling=mean("filling"),
+        enough=round(mean("enough")),
     )
 
 
@@ -228,16 +222,18 @@ def _pooled(growths: Sequence[Growth]) -> Growth:
     return Growth(mean, mean - half, mean + half)
 
 
-def _least_seconds(requests: Requests) -> float:
-    """What an average answer takes by the shortest TTFT and the shortest TPOT of all."""
+def _service_seconds(requests: Requests) -> Floats:
+    """What each answer takes without queueing: the shortest TTFT, then tokens at the pace of a full
+    batch."""
     done = requests.in_state("finished")
     names = ("arrival", "first_token", "finished", "output_tokens")
     arrival, first, finished, tokens = (requests[name][done] for name in names)
     more = tokens - 1
     pace = (finished - first)[more > 0] / more[more > 0]
-    if not len(pace):
-        return float((finished - arrival).min(initial=np.inf))
-    return float((first - arrival).min() + pace.min() * more.mean())
+    if not len(first):
+        return np.full(1, np.ptp(requests["arrival"]))  # at the least
+    loaded = min(np.quantile(pace, 0.9), STRETCH * pace.min()) if len(pace) else 0.0
+    return np.asarray((first - arrival).min() + loaded * more)
 
 
 def _stays(requests: Requests, replicas: Sequence[ReplicaFacts], served: Mask) -> Iterator[_Stay]:
@@ -251,8 +247,8 @@ def _stays(requests: Requests, replicas: Sequence[ReplicaFacts], served: Mask) -
     if np.isnan(began).all():  # another server's: only its answers are seen
         began = first
     handed, ready, boarded, source = _handed_on(requests, replicas, served)
-    least = _least_seconds(requests)
-    yield _Stay("", arrival, np.where(handed, boarded, began), finished, least)
+    service = _service_seconds(requests)
+    yield _Stay("", arrival, np.where(handed, boarded, began), finished, service)
     pools = np.array([replica.pool for replica in replicas] + [""])  # the last: at no replica
     names = list(dict.fromkeys(pools[:-1].tolist()))
     if len(names) < 2:
@@ -264,8 +260,8 @@ def _stays(requests: Requests, replicas: Sequence[ReplicaFacts], served: Mask) -
         came = np.concatenate([arrival[own], ready[later]])
         starts = np.concatenate([began[own], boarded[later]])
         ends = np.concatenate([np.where(handed, ready, finished)[own], finished[later]])
-        only = float(np.fmin.reduce(ends - came, initial=np.inf)) if handed[own].any() else least
-        yield _Stay(name, came, starts, ends, only)
+        prefills = np.fmin.reduce(ends - came, initial=np.inf, keepdims=True)
+        yield _Stay(name, came, starts, ends, prefills if handed[own].any() else service)
 
 
 def _handed_on(
@@ -299,8 +295,16 @@ def _backlog(stay: _Stay, first: float, last: float) -> Backlog:
         requests=len(came),
         present=int(np.sum(came & ~(stay.left <= last))),
         waiting=int(np.sum(came & ~(stay.began <= last))),
-        spans=(last - first) / stay.least,
+        filling=_filling(stay.service, last - first),
+        enough=ceil(len(came) * np.quantile(stay.service, 0.99) / BEGINNING / (last - first)),
     )
+
+
+def _filling(service: Floats, window: float) -> float:
+    """Growth by requests that take so long, after `BEGINNING` of a window, by Little's law: those
+    that came a time t after it began are present for the part of their service within t."""
+    present = [np.minimum(service, time).mean() for time in (BEGINNING * window, window)]
+    return float((present[1] - present[0]) / ((1 - BEGINNING) * window))
 
 
 def _growth(more: NDArray[np.int64], arrived: NDArray[np.int64]) -> Growth:
