@@ -20,7 +20,7 @@ from pagedsim.experiments.studies.compare import check_metrics
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import Scale, keys_of, label_of, metric_of, scale_of
-from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
+from pagedsim.metrics.compare import Estimate, estimate, estimate_of, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import MUTED
@@ -59,7 +59,7 @@ class BlockSizes(Reproduction):
         of = {size: runs[_arm(size)] for size in self.sizes}
         keys = list(dict.fromkeys([*keys_of(self.metrics), E2E]))
         found = {
-            key: [estimate([run.summary[key] for run in of[size]]) for size in self.sizes]
+            key: [estimate_of(key, [run.summary[key] for run in of[size]]) for size in self.sizes]
             for key in keys
         }
         unused = [
@@ -294,10 +294,8 @@ def draw_sizes(sizes: Sequence[int], values: Mapping[str, Sequence[Estimate]]) -
     places = range(len(sizes))
 
     def more(each: Sequence[Estimate], axes: Axes) -> None:
-        halves = [one.high - one.mean if one.known else 0.0 for one in each]
-        axes.errorbar(
-            places, [one.mean for one in each], halves, fmt="none", ecolor=MUTED, zorder=1
-        )
+        bars = np.transpose([one.sides for one in each])
+        axes.errorbar(places, [one.mean for one in each], bars, fmt="none", ecolor=MUTED, zorder=1)
         axes.set_xticks(places, [str(size) for size in sizes], fontsize=8)
 
     panels = [

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pagedsim.core.contracts import is_ours
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, summary_key, text_of
+from pagedsim.metrics.metric import LESS
 from pagedsim.metrics.result import added_up
 from pagedsim.metrics.tables import Floats
 
@@ -60,6 +62,11 @@ class Estimate(NamedTuple):
         """Whether there is an interval."""
         return not math.isnan(self.low)
 
+    @property
+    def sides(self) -> tuple[float, float]:
+        """How far the interval reaches below the mean, and above it; zeros without one."""
+        return (self.mean - self.low, self.high - self.mean) if self.known else (0.0, 0.0)
+
 
 NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
 
@@ -80,6 +87,18 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(mean, math.nan, math.nan)
     half = student_t(len(there) - 1) * deviation / math.sqrt(len(there))
     return Estimate(mean, mean - half, mean + half)
+
+
+def estimate_of(key: str, values: Sequence[float]) -> Estimate:
+    """The mean over seeds of a metric. Its interval leaves out what the metric cannot be, which
+    takes nothing from its coverage: values below zero, and shares above one."""
+    value = estimate(values)
+    there = [one for one in values if not math.isnan(one)]
+    if not value.known or min(there) < 0:  # a metric of a user's own may be
+        return value
+    metric = metric_of(key)
+    part = metric.unit == "share" and metric.better != LESS and is_ours(metric.of)
+    return value._replace(low=max(value.low, 0.0), high=min(value.high, 1.0 if part else math.inf))
 
 
 def paired_ratio(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> Estimate:
@@ -379,6 +398,16 @@ def _extremes(study: Arms) -> list[str]:
         scale = scale_of(key, means.values())
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
         best, worst = (high, low) if way > 0 else (low, high)
+        if scale.text(means[low]) == scale.text(means[high]):
+            sentences.append(f"{label_of(key)}: alike for all ({scale.text(means[low])}).")
+            continue
+        apart = compare_two(study, best, worst, key)
+        if apart is not None and apart.difference.known and not apart.sure:
+            sentences.append(
+                f"{label_of(key)}: no sure difference, not even between {best} "
+                f"({scale.text(means[best])}) and {worst} ({scale.text(means[worst])})."
+            )
+            continue
         words = ("best", "worst") if way else ("lowest", "highest")
         doubt = _doubt(study, key, best, means) if way else ""
         at = f"{study.swept_key} {best}".lstrip()

@@ -150,7 +150,8 @@ def requests_per_s(group: RequestGroup) -> float:
 
 @METRICS.group("Output tokens", "1/s", MORE)
 def output_tokens_per_s(group: RequestGroup) -> float:
-    """Tokens generated for finished requests, over the makespan."""
+    """Tokens generated for finished requests, those of all their sequences and beams, over the
+    makespan."""
     return group.per_second(int(group.requests.generated[group.finished].sum()))
 
 
@@ -375,7 +376,8 @@ def mean_watts(run: RunTables, busy: float) -> float | None:
 
 @METRICS.run("Tokens per joule", "1/J", MORE, sums=_busy)
 def tokens_per_joule(run: RunTables, busy: float) -> float | None:
-    """Tokens generated for finished requests, over the energy of all GPUs."""
+    """Tokens generated for finished requests, those of all their sequences and beams, over the
+    energy of all GPUs."""
     joules = energy_j(run, busy)
     return None if joules is None else ratio(_answered(run), joules)
 
@@ -402,14 +404,16 @@ def cost_eur(run: RunTables) -> float | None:
 
 @METRICS.run("Tokens per euro", "1/€", MORE)
 def tokens_per_euro(run: RunTables) -> float | None:
-    """Tokens generated for finished requests, over the cost of all GPUs."""
+    """Tokens generated for finished requests, those of all their sequences and beams, over the
+    cost of all GPUs."""
     euros = cost_eur(run)
     return None if euros is None else ratio(_answered(run), euros)
 
 
 @METRICS.run("Per million tokens", "€", LESS)
 def euro_per_million_tokens(run: RunTables) -> float | None:
-    """The cost of all GPUs for a million tokens generated for finished requests."""
+    """The cost of all GPUs for a million tokens generated for finished requests, those of all
+    their sequences and beams."""
     euros = cost_eur(run)
     return None if euros is None else ratio(1e6 * euros, _answered(run))
 
@@ -475,7 +479,7 @@ def _session_times(group: RequestGroup) -> SessionTimes | None:
 
 
 def _answered(run: RunTables) -> int:
-    """Tokens generated for finished requests."""
+    """Tokens generated for finished requests, in all sequences."""
     return int(run.requests.generated[run.requests.in_state("finished")].sum())
 
 

@@ -124,8 +124,9 @@ def _results(study: Arms) -> Iterable[str]:
     note = f"Means over {seeds} seeds." if seeds > 1 else "One seed: no confidence intervals."
     if seeds > 1 and len(whole.keys) <= _ROOMY:
         note = (
-            f"Means over {seeds} seeds, ± half of the 95 % confidence interval, which holds how "
-            "much seeds differ; the change below, geometric mean of the seeds’ ratios, is surer."
+            f"Means over {seeds} seeds, ± half of the 95 % confidence interval (− and + where the "
+            "metric can be no less or no more), which holds how much seeds differ; the change "
+            "below, geometric mean of the seeds’ ratios, is surer."
         )
     if len(study.arms) > 1:
         note += f" Bold: best mean. Below: against {escape(baseline_of(study))}"
@@ -153,7 +154,7 @@ def _section(part: Section, keys: list[str], titled: bool) -> str:
 
 
 def _cell(cell: Cell, roomy: bool) -> str:
-    margin = f' <span class="margin">± {cell.margin}</span>' if cell.margin and roomy else ""
+    margin = f' <span class="margin">{cell.margin}</span>' if cell.margin and roomy else ""
     change = f'<span class="change {cell.verdict}">{cell.change}</span>' if cell.change else ""
     best = ' class="best"' if cell.best else ""
     return f'<td{best}><span class="value">{escape(cell.text)}</span>{margin}{change}</td>'

@@ -21,7 +21,7 @@ from pagedsim.metrics.compare import (
     Comparison,
     baseline_of,
     compare,
-    estimate,
+    estimate_of,
     groups_of,
     values_of,
 )
@@ -288,10 +288,12 @@ def draw_sweep(study: Arms) -> Figure:
     where, numeric = _positions(study.arms)
     look = looks(study.arms[:1])[study.arms[0]]
     for i, (name, axes) in enumerate(zip(keys, panels.flat, strict=False)):
-        values = [estimate(list(values_of(study, arm, name).values())) for arm in study.arms]
+        values = [
+            estimate_of(name, list(values_of(study, arm, name).values())) for arm in study.arms
+        ]
         scale = scale_of(name, [value.mean for value in values])
         means = [value.mean * scale.factor for value in values]
-        bars = [max(0.0, (v.high - v.mean) * scale.factor) if v.known else 0.0 for v in values]
+        bars = np.maximum(np.transpose([value.sides for value in values]) * scale.factor, 0.0)
         axes.errorbar(where, means, bars, marker="o", ms=4, color=look.colour, ecolor=MUTED, lw=1.5)
         axes.set_title(label_of(name) + (f" ({scale.suffix})" if scale.suffix else ""))
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))

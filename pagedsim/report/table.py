@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
+from pagedsim.metrics.catalogue import Scale, keys_of, label_of, metric_of, scale_of
 from pagedsim.metrics.compare import (
     Comparison,
     Estimate,
     baseline_of,
     compare,
-    estimate,
+    estimate_of,
     groups_of,
     values_of,
 )
@@ -62,7 +62,8 @@ class Cell:
     text: str
     """The mean over seeds, with its unit."""
     margin: str
-    """Half the confidence interval, without a unit; empty where there is none."""
+    """The confidence interval about the mean, such as "± 3", without a unit; empty where there is
+    none."""
     best: bool
     versus: Comparison | None
     """None for the baseline, and if there is nothing to compare."""
@@ -147,7 +148,8 @@ def _column(
     versus: dict[tuple[str, str | None, str], Comparison],
 ) -> dict[str, Cell]:
     values = {
-        arm: estimate(list(values_of(study, arm, key, client).values())) for arm in study.arms
+        arm: estimate_of(key, list(values_of(study, arm, key, client).values()))
+        for arm in study.arms
     }
     means = [value.mean for value in values.values() if not math.isnan(value.mean)]
     scale = scale_of(key, means)
@@ -159,12 +161,21 @@ def _column(
         arm: Cell(
             value,
             scale.text(value.mean),
-            scale.number(value.high - value.mean) if value.known else "",
+            _margin(value, scale),
             scale.text(value.mean) == best,
             versus.get((arm, client, key)) if arm != baseline_of(study) else None,
         )
         for arm, value in values.items()
     }
+
+
+def _margin(value: Estimate, scale: Scale) -> str:
+    if not value.known:
+        return ""
+    below, above = value.sides
+    if math.isclose(below, above):
+        return f"± {scale.number(above)}"
+    return f"− {scale.number(below)} + {scale.number(above)}"
 
 
 COLUMNS = (
@@ -204,7 +215,7 @@ def _alone(study: Arms) -> list[dict[str, object]]:
         for key in keys_of(study.metrics):
             values = list(values_of(study, arm, key, client).values())
             row: dict[str, object] = {"client": client or "all", "metric": key, "arm": arm}
-            rows.append(row | {"seeds": len(values)} | estimate(values)._asdict())
+            rows.append(row | {"seeds": len(values)} | estimate_of(key, values)._asdict())
     return rows
 
 

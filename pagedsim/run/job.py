@@ -128,6 +128,7 @@ class RemoteTrace(Exception):
 
 Outcome = Run | Failure | Interrupted | Repeated
 
+BEAMS = "the tokens of all beams count as output, in tokens/s and in tokens per joule and per euro"
 SPREAD = "answers have tokens whose times are not known: ITL percentiles and QoE are approximate"
 
 
@@ -213,6 +214,9 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
         who, why = rejected["request"][0].as_py(), rejected["reason"][0].as_py()
         first = f"the first, {who}: {why}"
         found.append(Notice("requests were rejected", rejected.num_rows, rows, first))
+    beams = sorted({one.width for one in workload.asked if one.beam_search and one.width > 1})
+    if beams:
+        found.append(Notice(f"{BEAMS}: one beam is 1 of {', '.join(map(str, beams))}"))
     return found
 
 

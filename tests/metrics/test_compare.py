@@ -27,7 +27,15 @@ from pagedsim.metrics.catalogue import (
     scale_of,
     text_of,
 )
-from pagedsim.metrics.compare import _ratio, compare, estimate, paired_ratio, student_t, value_of
+from pagedsim.metrics.compare import (
+    _ratio,
+    compare,
+    estimate,
+    estimate_of,
+    paired_ratio,
+    student_t,
+    value_of,
+)
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.summary import summarise
@@ -77,6 +85,23 @@ def test_an_interval_by_hand() -> None:
     # A recorded trace is the same under every seed: three runs of it are one.
     assert not estimate([0.25, 0.25, 0.25]).known
     assert estimate([0.25, 0.25, 0.5]).known
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "low", "high"),
+    [
+        ("ttft_p99", [0.1, 3.0], 0.0, math.inf),
+        ("slo_attainment", [0.5, 0.99], 0.0, 1.0),
+        ("imbalance_over_time", [0.5, 0.9], 0.0, math.inf),  # a share that may exceed one
+        ("ttft_p99", [-0.1, 3.0], -math.inf, math.inf),
+    ],
+)
+def test_an_interval_ends_where_its_metric_does(
+    key: str, values: list[float], low: float, high: float
+) -> None:
+    whole, got = estimate(values), estimate_of(key, values)
+    assert got == (whole.mean, max(whole.low, low), min(whole.high, high))
+    assert got.sides == pytest.approx((whole.mean - got.low, got.high - whole.mean))
 
 
 def test_differences_are_paired() -> None:

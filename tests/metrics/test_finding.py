@@ -94,6 +94,24 @@ def test_two_arms_in_a_sentence(arms: dict[str, list[float]], said: str) -> None
     assert re.fullmatch(said, found), found
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([[10.0, 11.0], [12.0, 13.2], [15.0, 16.5]], "best with 0 (10.5 s), worst with 2 (15.8 s)"),
+        ([[0.02580, 0.02581], [0.02581, 0.02582], [0.02582, 0.02583]], "alike for all (25.8 ms)"),
+        (
+            [[10.0, 20.0], [16.0, 15.0], [17.0, 15.0]],
+            "no sure difference, not even between 0 (15.0 s) and 2 (16.0 s)",
+        ),
+        ([[1.0, 2.0]] * 3, "the same for all (1.50 s)"),
+    ],
+)
+def test_a_sweep_names_extremes_that_differ(values: list[list[float]], said: str) -> None:
+    arms = {str(place): series for place, series in enumerate(values)}
+    (found,) = finding(ttft(arms, swept="memory.blocks"))
+    assert found.replace("blocks ", "") == f"TTFT mean: {said}."
+
+
 def test_what_is_gained_and_what_it_costs() -> None:
     arms: dict[str, Values] = {
         "slow": {"ttft_mean": [2.0, 2.2], "tpot_mean": [0.10, 0.11], "preemptions": [4, 5]},

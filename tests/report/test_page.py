@@ -135,7 +135,7 @@ def test_every_cell_stands_in_its_own_row_and_column(page: str, tmp_path: Path) 
         assert cells[0] == f"<td>{arm}</td>"
         for cell, (text, margin, change, verdict, best) in zip(cells[1:], values, strict=True):
             assert f'<span class="value">{text}</span>' in cell
-            assert (f"± {margin}<" in cell) == bool(margin)
+            assert (f'class="margin">{margin}<' in cell) == bool(margin)
             assert (f'<span class="change {verdict}">{change}</span>' in cell) == bool(change)
             assert ('class="best"' in cell) == best
 

@@ -48,6 +48,13 @@ def test_a_policy_that_was_first_come_first_served_is_noted(tmp_path: Path) -> N
     assert said[0].startswith("VTC goes by clients, and all requests are of one: alone it is first")
 
 
+@pytest.mark.parametrize("asked", ["beam", "n"])
+def test_tokens_of_all_beams_are_noted(tmp_path: Path, asked: str) -> None:
+    told = _summary(tmp_path, "experiment=single", "workload.requests=3", f"workload.{asked}=4")
+    said = [notice["what"] for notice in told["notices"]]
+    assert any(text.endswith("one beam is 1 of 4") for text in said) == (asked == "beam")
+
+
 ENERGY = ("energy_j", "mean_watts", "tokens_per_joule")
 
 
