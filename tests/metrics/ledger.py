@@ -13,10 +13,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pagedsim.core import Batching, Request, RequestId, Scheduler, StepPlan
+from pagedsim.core import Batching, Request, RequestId, Scheduler, State, StepPlan
 from pagedsim.core.queues import Queues
 from pagedsim.metrics.recorder import ReplicaRecorder
-from pagedsim.run.backend import BackendRun, RunConfig, StoppableRecorder
+from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Job, Outcome, run_job
 from pagedsim.run.objects import locate
 from pagedsim.run.parts import Parts, build
@@ -34,6 +34,8 @@ class Step:
     decodes: tuple[Request, ...]
     over: frozenset[Request]
     """Requests in it that had ended before their tokens came."""
+    away: frozenset[Request]
+    """Decodes in it that were detached by then: another replica computes them."""
     block_size: int
     on_cpu: int
     """Blocks there, once it was planned."""
@@ -65,7 +67,7 @@ class Life:
     """When it ended, in whatever way."""
     replica: int
     source: int
-    """The replica that computed its prompt."""
+    """The replica that handed it on last, as the fleet has it, or else that which it left."""
     tokens: list[float] = field(default_factory=list)
     """When each token of one of its sequences came."""
     scheduled: float | None = None
@@ -75,8 +77,8 @@ class Life:
     swapped: int = 0
     recomputed: int = 0
     cached: int = 0
-    stored: int = 0
-    """The most tokens of a sequence whose keys and values it ever had."""
+    computed: set[int] = field(default_factory=set)
+    """Positions of a sequence whose keys and values were ever computed for it."""
 
     @property
     def ttft(self) -> float:
@@ -104,18 +106,17 @@ class Life:
         self.attempt, self.scheduled, self.cached = request, now, cached
         self.attempts += 1
         self.tokens.clear()
-        self.stored = max(self.stored, cached)
 
     def begins_again(self) -> None:
         """Its last attempt came to nothing: what it cost remains, what it gave does not."""
         self.scheduled, self.cached = None, 0
-        self.source = self.replica
         self.tokens.clear()
 
     def computes(self, start: int, tokens: int, sequences: int = 1) -> None:
         """Keys and values of these positions are computed, in so many sequences."""
-        self.recomputed += max(min(start + tokens, self.stored) - start, 0) * sequences
-        self.stored = max(self.stored, start + tokens)
+        positions = range(start, start + tokens)
+        self.recomputed += sequences * sum(position in self.computed for position in positions)
+        self.computed.update(positions)
 
 
 class Ledger(StoppableRecorder):
@@ -130,7 +131,6 @@ class Ledger(StoppableRecorder):
         self.preemptions = Counter[RequestId]()
         self.swaps = Counter[RequestId]()
         """Blocks copied between GPU and CPU."""
-        self.run: BackendRun | None = None
         self._left = stop_after
         LEDGERS.append(self)
 
@@ -170,7 +170,13 @@ class Ledger(StoppableRecorder):
         )
         memory = scheduler.memory
         on_cpu = memory.cpu_total - plan.free_cpu_blocks
-        self.seen.append(Step(replica, start, end, plan, decodes, over, memory.block_size, on_cpu))
+        away = frozenset(
+            request
+            for request in decodes
+            if request in plan.gone and request.state is not State.WAITING
+        )
+        step = Step(replica, start, end, plan, decodes, over, away, memory.block_size, on_cpu)
+        self.seen.append(step)
 
     def composed(self, plan: StepPlan) -> None:
         """What a plan decides, as soon as it is made: its step may be cut off."""
@@ -293,14 +299,13 @@ def lives(ledger: Ledger, parts: Parts) -> list[Life]:
             life = known[chunk.request.id]
             life.computes(chunk.start, chunk.length)
             if chunk.samples and chunk.request not in lost:
-                if chunk.context == life.prompt:
-                    life.source = step.replica
                 del life.tokens[chunk.context - life.prompt :]
                 life.tokens.append(step.end)
         for request in step.decodes:
             life = known[request.id]
             length = life.prompt + len(life.tokens)
-            life.computes(length - 1, 1, life.width)
+            if request not in step.away:
+                life.computes(length - 1, 1, life.width)
             step.context += length * life.width
             if request not in lost:
                 life.tokens.append(step.end)
@@ -312,6 +317,10 @@ def lives(ledger: Ledger, parts: Parts) -> list[Life]:
         life.preemptions, life.swapped = ledger.preemptions[life.id], ledger.swaps[life.id]
         if life.attempt is not ledger.departures[life.id].request:
             life.begins_again()
+    columns = RUNS[0].request_columns(list(known))
+    if "came_from" in columns:
+        for life, source in zip(known.values(), columns["came_from"].to_pylist(), strict=True):
+            life.source = life.replica if source is None else source
     return list(known.values())
 
 

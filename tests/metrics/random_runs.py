@@ -43,7 +43,7 @@ LENGTHS = (
 HELD = "tests.metrics.random_runs.Alternating"
 DISPLACING = ("ltr", "mlfq", "plas", "skip_join", "srpt")
 """Policies that displace running requests unless they are told not to."""
-MEASURED = ("partial", "notices", "transfers", "backlogs")
+MEASURED = ("partial", "notices", "transfers", "backlogs", "outages")
 """Entries of a summary that say something else than a metric."""
 OTHER_COLUMNS = (
     *("reason", "session", "turn", "replica", "came_from", "left", "boarded", "retries"),
@@ -248,7 +248,12 @@ def check(case: Case, folder: Path) -> list[str] | None:
     wrong = differences(request_rows(books), _rows(run.requests(), OTHER_COLUMNS), "requests")
     wrong += differences(step_rows(books), _rows(run.steps()), "steps")
     printed = {name: value for name, value in run.summary.items() if name not in MEASURED}
-    return wrong + differences(summary_of(books), printed)
+    wrong += differences(summary_of(books), printed)
+    if config["server"]["async_scheduling"] and config["fleet"]["failures"] is not None:
+        # What a step in flight had computed when its replica died is not known: the scheduler takes
+        # all of it as computed.
+        wrong = [line for line in wrong if "recomputed_tokens" not in line]
+    return wrong
 
 
 def _rows(table: pa.Table, without: Sequence[str] = ()) -> list[dict[str, Any]]:
