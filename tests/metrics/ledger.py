@@ -220,7 +220,7 @@ class _ReplicaLedger(ReplicaRecorder):
 
 
 class Watched(Simulated):
-    """The backend `sim`; the recorder of a run is told of the run."""
+    """The backend `sim`; the recorder of a run knows the run."""
 
     def prepare(self, config: RunConfig) -> Simulation | FleetRun:
         RUNS.append(super().prepare(config))

@@ -42,7 +42,7 @@ LENGTHS = (
 )
 HELD = "tests.metrics.random_runs.Alternating"
 DISPLACING = ("ltr", "mlfq", "plas", "skip_join", "srpt")
-"""Policies that displace running requests unless they are told not to."""
+"""Policies that displace running requests unless a setting says otherwise."""
 MEASURED = ("partial", "notices", "transfers", "backlogs", "outages")
 """Entries of a summary that say something else than a metric."""
 OTHER_COLUMNS = (
