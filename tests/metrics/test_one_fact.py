@@ -274,7 +274,10 @@ def cells(row: str) -> list[str]:
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_number_is_one_fact(study: str, call: Call, tmp_path: Path) -> None:
+def test_a_number_is_one_fact(
+    study: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "240")  # no cell takes two lines
     words = (*STUDIES[study], *LOAD)
     code, terminal, errors = call(*words, "tracking.mode=offline", "hydra.run.dir=study")
     assert (code, errors) == (0, ""), errors
