@@ -39,8 +39,8 @@ WITHOUT_RATE = ("closed", "burst")
 OVERLOAD = "overload"
 """What misses any objective: the backlog grows for as long as requests come."""
 SHORT = "too short to tell"
-"""So does a backlog that grows, perhaps only since the run is at its beginning all along, and many
-requests left waiting."""
+"""What misses it, too: runs in which the backlog grew, perhaps only as batches filled up, or left
+many requests waiting."""
 
 
 @dataclass(frozen=True)

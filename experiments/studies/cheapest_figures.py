@@ -75,7 +75,11 @@ class Cheapest:
         there = [fleet for fleet in self.fleets if fleet.long and fleet.name in names]
         return sorted(
             there,
-            key=lambda one: (round(one.euros_per_hour, 9), -one.means[GOODPUT], -one.attained.mean),
+            key=lambda fleet: (
+                round(fleet.euros_per_hour, 9),
+                -fleet.means[GOODPUT],
+                -fleet.attained.mean,
+            ),
         )
 
     @property

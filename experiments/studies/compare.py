@@ -152,14 +152,16 @@ def means_of(arms: Arms, group: str | None = None) -> dict[str, dict[str, float]
 
 def notices_of(arms: Arms) -> Iterator[str]:
     """Notices of many arms, one line each, with the arms of smallest and largest counts."""
-    found = [
-        (run.arm, Notice(**one)) for run in arms.runs for one in run.summary.get("notices", ())
+    noted = [
+        (run.arm, Notice(**record))
+        for run in arms.runs
+        for record in run.summary.get("notices", ())
     ]
     loads = ((arm, brief_note([run.summary for run in arms.of(arm)])) for arm in arms.arms)
-    found += [(arm, Notice(*load)) for arm, load in loads if load is not None]
+    noted += [(arm, Notice(*load)) for arm, load in loads if load is not None]
     counts: dict[str, dict[str, int]] = {}
-    every = of_one_kind(notice for _, notice in found)
-    for (arm, _), one in zip(found, every, strict=True):
+    every = of_one_kind(notice for _, notice in noted)
+    for (arm, _), one in zip(noted, every, strict=True):
         of_arm = counts.setdefault(one.what, {})
         of_arm[arm] = of_arm.get(arm, 0) + one.count
     for what, by_arm in counts.items():

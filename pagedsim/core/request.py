@@ -281,7 +281,9 @@ class Request(DecodeEntry):
     @property
     def recomputed_tokens(self) -> int:
         """Tokens whose keys and values it had computed, lost and computed again."""
-        again = min(self.computed, self._computed_before) - self._decoded_from
+        if not (before := self._computed_before):
+            return self._recomputed_tokens
+        again = min(self.computed, before) - self._decoded_from
         return self._recomputed_tokens + (self._width * again if again > 0 else 0)
 
     @property

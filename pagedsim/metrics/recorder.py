@@ -302,7 +302,7 @@ class StepRecorder:
             if self._preempted:
                 self._recompute(plan, start, end, scheduler)
             for chunk in plan.chunks:
-                if chunk.request.first_token_at is not None:  # recomputed
+                if chunk._request._first_token_at is not None:  # recomputed
                     self._recomputed(chunk, plan, end, scheduler)
         if plan.held:
             self._rejoining.update(dict.fromkeys(plan.held))
@@ -475,18 +475,18 @@ class Recorder(StepRecorder):
 
     def left(self, request: Request) -> None:
         """Record a request that finished, was aborted or rejected, or is alive at the run's end."""
-        if request.session is not None or self._sessions:
+        if request._session is not None or self._sessions:
             before = len(self._ids) - len(self._sessions)
-            self._sessions += [*[None] * before, request.session]
-            self._turns.extend([*[0] * before, request.turn])
+            self._sessions += [*[None] * before, request._session]
+            self._turns.extend([*[0] * before, request._turn])
         try:
-            self._ids.append(request.id)  # type: ignore[arg-type]
+            self._ids.append(request._id)  # type: ignore[arg-type]
         except TypeError:  # the first string id
-            self._ids = [*self._ids, request.id]
+            self._ids = [*self._ids, request._id]
         if self.replicas:
             self._places.append(-1)  # not at a replica, unless its recorder sets it
-        state = "unfinished" if request.alive else request.state._value_  # faster than .value
-        self._words.append((request.client, state, request.finish_reason or ""))
+        state = "unfinished" if request.alive else request._state._value_  # faster than .value
+        self._words.append((request._client, state, request._finish_reason or ""))
         if self._stretches and (stretches := self._stretches.pop(request, None)):
             row = len(self._ids) - 1
             self._resumed.rows += [(row, *stretch) for stretch in stretches]
@@ -495,18 +495,18 @@ class Recorder(StepRecorder):
         rows = self._requests.rows
         rows.append(
             (
-                request.priority,
-                request.arrival,
-                request.scheduled_at,
-                request.first_token_at,
-                request.finished_at,
-                request.prompt_len,
+                request._priority,
+                request._arrival,
+                request._scheduled_at,
+                request._first_token_at,
+                request._finished_at,
+                request._prompt_len,
                 request.generated,
-                request.width,
-                request.preemptions,
+                request._width,
+                request._preemptions,
                 request.recomputed_tokens,
-                request.swapped_blocks,
-                request.cached_tokens,
+                request._swapped_blocks,
+                request._cached_tokens,
             )
         )
         if len(rows) == PACKED:

@@ -62,14 +62,15 @@ class Backlog:
     arrived_per_s: float
     completed_per_s: float
     growth: Growth
+    """That of all requests at the stage."""
     waiting_growth: Growth
-    """The same of those requests that had not begun there."""
+    """That of the requests that had not begun there."""
     requests: int
     """Requests that came to the stage in all."""
     present: int
     """Requests at the stage when the last one arrived."""
     waiting: int
-    """Those of them that had not begun there."""
+    """Of the requests that were present, those that had not begun there."""
     filling: float
     """What the growth would be if batches filled up and nothing queued."""
     enough: int
@@ -148,7 +149,8 @@ def load_note(summaries: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def brief_note(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, int] | None:
-    """The same without numbers, for notes on many servers, and of how many requests it is."""
+    """What a note on many servers says of an overload, and of how many requests; None if they keep
+    up."""
     judged = mean_backlogs(summaries)
     if (backlog := overload_of(judged)) is not None:
         return _cause(summaries, backlog), backlog.present
@@ -172,7 +174,7 @@ def unsure_note(judged: Sequence[Backlog]) -> str | None:
     unsure = [backlog for backlog in judged if backlog.unsure]
     if not unsure or overload_of(judged) is not None:
         return None
-    backlog = max(unsure, key=lambda one: one.present)
+    backlog = max(unsure, key=lambda stage: stage.present)
     why = (
         f"{backlog.waiting:,} of them waiting, but arrivals vary too much to tell an overload from "
         "bursts"
