@@ -1,11 +1,10 @@
-"""How a wheel is built: its hot part compiled, if there is a C compiler, or of plain Python.
+"""How a wheel is built: of plain Python, or with `PAGEDSIM_COMPILE=1` its hot part compiled.
 
-`PAGEDSIM_COMPILE=0` compiles nothing, `=1` fails where nothing can be compiled. Editable
-installations are never compiled: extensions would hide changes of the sources. A wheel or an sdist
-of a checkout records its commit; a wheel of an sdist takes over that one.
+Editable installations are never compiled: extensions would hide changes of the sources. A wheel or
+an sdist of a checkout records its commit; a wheel of an sdist takes over that one.
 
-hatchling calls `Building`, in an environment of its own; that runs this file as a script, so that
-what compilers print can be kept back unless they fail.
+hatchling calls `BuildHook`, in an environment of its own; that runs this file as a script, so that
+compiler output can be held back unless compiling fails.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SWITCH = "PAGEDSIM_COMPILE"
 NEEDS = ("mypy==2.4.1", "setuptools>=77", "simpy>=4.1")
-"""What compiling takes beside a C compiler; SimPy for its types. The version of mypy is that of
+"""Build requirements beside a C compiler; SimPy for its types. The version of mypy is that of
 constraints.txt, with which this code is tested."""
 COMPILED = (
     *("pagedsim/core/**/*.py", "pagedsim/sglang/*.py"),
@@ -46,55 +46,41 @@ INTERPRETED = {
     "pagedsim/core/policy.py",  # whatever a user's class may do with it is to work
 }
 LISTED = "pagedsim/compiled.txt"
-"""What was compiled, and a digest of each source; `pagedsim/run/provenance.py` reads it."""
-NOTICE = "pagedsim/interpreted.txt"
-"""Why nothing was compiled although nothing forbade it; the same module reads it."""
+"""The compiled sources, each with a digest; `pagedsim/run/provenance.py` reads it."""
 
 
-class Building(BuildHookInterface[Any]):
-    """Adds the commit and, where they can be had, extensions to a wheel that has the sources; to
-    an sdist the commit alone."""
+class BuildHook(BuildHookInterface[Any]):
+    """Adds the commit to an sdist; to a wheel the commit and, if requested, extensions."""
 
     def dependencies(self) -> list[str]:
-        if self.target_name != "wheel" or _asked() == "0" or _is_for_editable():
-            return []
-        return list(NEEDS) if _asked() == "1" or not _no_compiler() else []
+        return list(NEEDS) if self.target_name == "wheel" and _compile_requested() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        self.made = tempfile.TemporaryDirectory()
-        folder = Path(self.made.name)
+        self.scratch = tempfile.TemporaryDirectory()
+        folder = Path(self.scratch.name)
+        compiles = self.target_name == "wheel" and _compile_requested()
         if version == "editable":  # which asks git for its commit when it runs
-            if _asked() == "1":
+            if compiles:
                 _refuse("extensions would hide changes of the sources: install without -e")
             return
         _record_commit(Path(self.root), folder / "wheel")
-        if self.target_name == "wheel" and _asked() != "0":
-            if why := _no_compiler() or _failure(Path(self.root), folder):
-                if _asked() == "1":
-                    _refuse(why)
-                self.app.display_warning(f"pagedsim is not compiled, and slower: {why}")
-                _write(folder / "wheel" / NOTICE, why)
-            else:
-                build_data["pure_python"], build_data["infer_tag"] = False, True
-                shutil.copytree(folder / "compiled", folder / "wheel", dirs_exist_ok=True)
+        if compiles:
+            if error := _missing_compiler() or _compile_error(Path(self.root), folder):
+                _refuse(error)
+            build_data["pure_python"], build_data["infer_tag"] = False, True
+            shutil.copytree(folder / "compiled", folder / "wheel", dirs_exist_ok=True)
         for file in (folder / "wheel").rglob("*.*"):
             build_data["force_include"][str(file)] = str(file.relative_to(folder / "wheel"))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        self.made.cleanup()
+        self.scratch.cleanup()
 
 
-def _asked() -> str:
-    """What PAGEDSIM_COMPILE says: 0, 1, or nothing."""
-    said = os.environ.get(SWITCH, "")
-    if said not in ("", "0", "1"):
-        raise SystemExit(f"{SWITCH}={said}: must be 1, to compile, or 0")
-    return said
-
-
-def _is_for_editable() -> bool:
-    """Whether this process is asked what an editable installation takes; hatchling does not say."""
-    return any("editable" in word for word in sys.argv)
+def _compile_requested() -> bool:
+    value = os.environ.get(SWITCH, "")
+    if value not in ("", "0", "1"):
+        raise SystemExit(f"{SWITCH}={value}: must be 1, to compile, or 0")
+    return value == "1"
 
 
 def _write(file: Path, text: str) -> None:
@@ -109,34 +95,34 @@ def _record_commit(root: Path, folder: Path) -> None:
         _write(folder / ours["RECORDED"], commit)
 
 
-def _refuse(why: str) -> None:
-    raise SystemExit(f"{SWITCH}=1: {why}; or unset it, and nothing has to be compiled")
+def _refuse(error: str) -> None:
+    raise SystemExit(f"{SWITCH}=1: {error}; or unset it, and nothing has to be compiled")
 
 
-def _no_compiler() -> str:
-    """Why nothing can be compiled, as far as that is known before; empty: it can."""
+def _missing_compiler() -> str:
+    """The error if the C compiler is known to be missing; empty otherwise."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "")
     if compiler and shutil.which(compiler[0]) is None:
         return f"no C compiler: there is no {compiler[0]!r} here; install one, or set CC"
     return ""
 
 
-def _failure(root: Path, folder: Path) -> str:
-    """Put the extensions, and a list of them, into `folder`/compiled; returns why that failed."""
+def _compile_error(root: Path, folder: Path) -> str:
+    """Compile into `folder`/compiled, with the list of sources; returns the error, if any."""
     child = subprocess.run(
         [sys.executable, __file__, str(folder)], cwd=root, capture_output=True, text=True
     )
     if not child.returncode:
         return ""
-    said = f"{child.stdout}\n{child.stderr}".splitlines()
-    errors = [line.strip() for line in said if "error:" in line][:3]
-    last = [line for line in said if line.strip() and "warning:" not in line][-1:]
+    output = f"{child.stdout}\n{child.stderr}".splitlines()
+    errors = [line.strip() for line in output if "error:" in line][:3]
+    last = [line for line in output if line.strip() and "warning:" not in line][-1:]
     return f"compiling failed: {' | '.join(errors or last)}"
 
 
 def _sources() -> list[str]:
-    found = {str(path) for pattern in COMPILED for path in Path().glob(pattern)}
-    return sorted(one for one in found - INTERPRETED if not one.endswith("__init__.py"))
+    matches = {path.as_posix() for pattern in COMPILED for path in Path().glob(pattern)}
+    return sorted(path for path in matches - INTERPRETED if not path.endswith("__init__.py"))
 
 
 def _build(folder: Path) -> None:
@@ -149,12 +135,14 @@ def _build(folder: Path) -> None:
         """Compiles the files of an extension on all cores; setuptools takes one after another."""
 
         def build_extensions(self) -> None:
-            one_by_one = self.compiler.compile
+            compile_serially = self.compiler.compile
 
-            def compile_all(sources: list[str], *rest: Any, **more: Any) -> list[str]:
+            def compile_all(sources: list[str], *args: Any, **options: Any) -> list[str]:
+                def compile_file(source: str) -> list[str]:
+                    return compile_serially([source], *args, **options)
+
                 with ThreadPoolExecutor(os.cpu_count()) as pool:
-                    made = pool.map(lambda source: one_by_one([source], *rest, **more), sources)
-                    return [file for files in made for file in files]
+                    return list(chain.from_iterable(pool.map(compile_file, sources)))
 
             self.compiler.compile = compile_all
             super().build_extensions()
@@ -183,7 +171,7 @@ def _build(folder: Path) -> None:
     command.build_lib, command.build_temp = str(folder / "compiled"), str(folder / "objects")
     command.ensure_finalized()
     command.run()
-    lines = [f"{hashlib.sha256(Path(one).read_bytes()).hexdigest()} {one}" for one in sources]
+    lines = [f"{hashlib.sha256(Path(path).read_bytes()).hexdigest()} {path}" for path in sources]
     _write(folder / "compiled" / LISTED, "\n".join(lines))
 
 

@@ -128,7 +128,6 @@ def test_all_extras_together_can_be_had_where_torch_can(platform: str) -> None:
 BESIDE = ("policies", "kernels", "conf", "experiments")
 """Folders of a checkout that are packages of pagedsim."""
 HOSTILE = "raise SystemExit('a file of the user was imported')"
-PURE = {**os.environ, "PAGEDSIM_COMPILE": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that is built of the sdist."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True, env=PURE)
+    subprocess.run(command, check=True, capture_output=True)
     (made,) = folder.glob("pagedsim-*.whl")
     return made
 
@@ -169,7 +168,7 @@ def test_a_wheel_records_the_commit_of_the_checkout(only: list[str], tmp_path: P
     if known is None:
         pytest.skip("not in a checkout")
     command = [sys.executable, "-m", "build", *only, "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True, env=PURE)
+    subprocess.run(command, check=True, capture_output=True)
     (made,) = tmp_path.glob("pagedsim-*.whl")
     with zipfile.ZipFile(made) as held:
         assert held.read("pagedsim/commit.txt").decode() == f"{known}\n"
@@ -201,65 +200,65 @@ def test_an_installation_works_in_a_folder_with_names_of_ours(wheel: Path, tmp_p
     assert (done.returncode, done.stderr) == (0, "") and "TTFT" in done.stdout
 
 
-def installed_with(folder: Path, **said: str) -> tuple[str, str]:
-    """What `--version` prints of an installation made with these variables, or else the errors of
-    making it; and what it takes a simulation to print."""
-    plain = {name: value for name, value in os.environ.items() if name != "PAGEDSIM_COMPILE"}
+def install(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Install this checkout into `folder` under these environment variables alone."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
-    done = subprocess.run(
-        [*command, str(ROOT)], env={**plain, **said}, capture_output=True, text=True
+    environ = {name: value for name, value in os.environ.items() if name != "PAGEDSIM_COMPILE"}
+    return subprocess.run(
+        [*command, str(ROOT)], env={**environ, **variables}, capture_output=True, text=True
     )
-    if done.returncode:
-        return done.stderr, ""
+
+
+COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "")[:1]
+needs_compiler = pytest.mark.skipif(
+    not COMPILER or shutil.which(COMPILER[0]) is None, reason="no C compiler here"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "how"),
+    [
+        ({}, ", interpreted ("),
+        pytest.param({"PAGEDSIM_COMPILE": "1"}, ", compiled\n", marks=needs_compiler),
+    ],
+)
+def test_an_installation_is_compiled_if_requested_and_says_so(
+    variables: dict[str, str], how: str, tmp_path: Path
+) -> None:
+    done = install(tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
     script = "import pagedsim as ps; print(ps.simulate(seeds=1, workload=ps.synthetic(requests=9)))"
-    printed = [
+    version, summary = (
         subprocess.run(
             [sys.executable, *words],
-            cwd=folder,
-            env={**plain, "PYTHONPATH": str(folder)},
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
             capture_output=True,
             text=True,
             check=True,
         ).stdout
         for words in (["-m", "pagedsim", "--version"], ["-c", script])
-    ]
-    return printed[0], printed[1]
-
-
-COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "")[:1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not COMPILER or shutil.which(COMPILER[0]) is None, reason="no C compiler here")
-def test_an_installation_is_compiled_where_there_is_a_compiler(tmp_path: Path) -> None:
-    told, summary = installed_with(tmp_path)
-    assert told.endswith(", compiled\n") and "TTFT" in summary
+    )
+    assert how in version and "TTFT" in summary
+    assert bool([*tmp_path.glob("pagedsim/**/*.so")]) == bool(variables)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("said", "how"),
+    ("compiler", "error"),
     [
-        ({"CC": "/nonexistent"}, "no C compiler: there is no '/nonexistent' here"),
-        ({"CC": "false"}, "compiling failed: "),
-        ({"PAGEDSIM_COMPILE": "0"}, "'pip install .' compiles"),
+        ("/nonexistent", "no C compiler: there is no '/nonexistent' here; install one, or set CC"),
+        ("false", "compiling failed: "),
     ],
 )
-def test_an_installation_that_is_not_compiled_works_and_says_why(
-    said: dict[str, str], how: str, tmp_path: Path
+def test_an_installation_that_cannot_be_compiled_is_refused(
+    compiler: str, error: str, tmp_path: Path
 ) -> None:
-    told, summary = installed_with(tmp_path, **said)
-    assert f", interpreted ({how}" in told and "TTFT" in summary
-    assert [*tmp_path.glob("pagedsim/**/*.so")] == []
-
-
-@pytest.mark.slow
-def test_compiling_can_be_demanded(tmp_path: Path) -> None:
-    errors, _ = installed_with(tmp_path, CC="/nonexistent", PAGEDSIM_COMPILE="1")
-    lines = [line.strip() for line in errors.splitlines()]
-    why = "no C compiler: there is no '/nonexistent' here; install one, or set CC"
-    assert f"PAGEDSIM_COMPILE=1: {why}; or unset it, and nothing has to be compiled" in lines
-    assert "Traceback" not in errors
+    errors = install(tmp_path, CC=compiler, PAGEDSIM_COMPILE="1").stderr
+    (line,) = (line.strip() for line in errors.splitlines() if "PAGEDSIM_COMPILE" in line)
+    assert line.startswith(f"PAGEDSIM_COMPILE=1: {error}") and "Traceback" not in errors
+    assert line.endswith("; or unset it, and nothing has to be compiled")
 
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))

@@ -91,15 +91,13 @@ def in_words() -> str:
 
 LISTED = "pagedsim/compiled.txt"
 """A digest and the source of each module that was compiled; `hatch_build.py` writes it."""
-NOTICE = "pagedsim/interpreted.txt"
-"""Why nothing was compiled where a compiler was looked for; `hatch_build.py` writes it."""
-COMPILING = "'pip install .' compiles; run it from another folder"
-"""What helps where the sources of a clone run, or where compiling was turned off."""
+TO_COMPILE = "PAGEDSIM_COMPILE=1 pip install . compiles; a clone's folder runs its sources"
+"""How to get a compiled installation, and why one may not be what runs."""
 
 
 def built(root: Path = ROOT) -> str:
-    """How the package was built, in a few words: compiled; interpreted, with the reason or the
-    command that compiles; or what is amiss."""
+    """How the package was built: "compiled"; "interpreted", with the command that compiles; or how
+    its files differ from those that were installed."""
     extensions = {
         file.relative_to(root).as_posix().removesuffix(suffix) + ".py"
         for suffix in sorted(EXTENSION_SUFFIXES, key=len)
@@ -108,9 +106,7 @@ def built(root: Path = ROOT) -> str:
     if not (root / LISTED).exists():
         if extensions:
             return _amiss("has extensions that no install made")
-        notice = root / NOTICE
-        why = notice.read_text().strip() if notice.exists() else COMPILING
-        return f"interpreted ({why})"
+        return f"interpreted ({TO_COMPILE})"
     lines = (root / LISTED).read_text().splitlines()
     digests = {source: digest for digest, source in map(str.split, lines)}
     if missing := [source for source in digests if source not in extensions]:
