@@ -102,8 +102,8 @@ def main() -> None:
     counts = measured([*sys.argv[1:], "tracking=none"])
     print(f"\n{'phase':12}{'calls':>10}{'functions':>11}{'files':>7}")
     for phase, calls in counts.calls.items():
-        files = {code.co_filename for code in calls}
-        print(f"{phase:12}{calls.total():10,}{len(calls):11,}{len(files):7,}")
+        entered = len({code.co_filename for code in calls})
+        print(f"{phase:12}{calls.total():10,}{len(calls):11,}{entered:7,}")
     early = counts.calls["words"] | counts.calls["check"] | counts.calls["before"]
     print(f"before the simulation {len(early)} functions, after {len(counts.calls['after'])}")
     for phase, depth, files in dict.fromkeys(counts.policies):
