@@ -329,15 +329,15 @@ def neighbours(words: Sequence[str]) -> None:
 
 def costly_bodies() -> dict[str, bytes]:
     """Bodies of completions and chats, each with as much of something as is allowed."""
-    from pagedsim.serve.api import validation
+    from pagedsim.serve.api import parsing
     from pagedsim.serve.api.app import MAX_BODY
 
     def padded(before: bytes, piece: bytes, most: int, behind: bytes) -> bytes:
         count = min(most, (MAX_BODY - len(before) - len(behind)) // len(piece))
         return before + piece * count + behind
 
-    ids, fields = validation.MOST_VALUES - 1, (validation.MOST_CONTAINERS - 10) // 3
-    text = b'{"role":"user","content":"%b"},' % (b"a" * (MAX_BODY // validation.MOST_MESSAGES - 40))
+    ids, fields = parsing.MOST_VALUES - 1, (parsing.MOST_CONTAINERS - 10) // 3
+    text = b'{"role":"user","content":"%b"},' % (b"a" * (MAX_BODY // parsing.MOST_MESSAGES - 40))
     return {
         "none": b"",
         "one prompt of ids": padded(b'{"prompt":[', b"1234567,", ids, b"7]}"),
@@ -354,13 +354,13 @@ def costly_bodies() -> dict[str, bytes]:
         "texts": padded(
             b'{"max_tokens":1,"prompt":"a","metadata":[',
             b'"abc",',
-            validation.MOST_TEXTS - 9,
+            parsing.MOST_TEXTS - 9,
             b"1]}",
         ),
         "one text": padded(b'{"max_tokens":1,"prompt":"', b"\\n", MAX_BODY, b'"}'),
         "brackets in a text": padded(b'{"max_tokens":1,"prompt":"', b',[]\\"', MAX_BODY, b'"}'),
         "messages": padded(
-            b'{"max_tokens":1,"messages":[', text, validation.MOST_MESSAGES - 1, text[:-1] + b"]}"
+            b'{"max_tokens":1,"messages":[', text, parsing.MOST_MESSAGES - 1, text[:-1] + b"]}"
         ),
     }
 

@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
-from pagedsim.fidelity import validation
+from pagedsim.fidelity import regime_report
 from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import Recorded, StepLog, log_of, recorded_runs
+from pagedsim.fidelity.regime_report import JUDGED, measured, summary_of
 from pagedsim.fidelity.replay import replayed
-from pagedsim.fidelity.validation import JUDGED, measured, summary_of
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
@@ -89,10 +89,10 @@ class Validate(Study):
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
         check_workload(runs.config["workload"])
-        return Validated(self, runs).next_runs()
+        return ValidationRounds(self, runs).next_runs()
 
     def analyse(self, runs: Runs) -> Analysis | None:
-        return Validated(self, runs).analyse()
+        return ValidationRounds(self, runs).analyse()
 
     def progress(self, runs: Runs) -> str:
         wanted = self.repeats * (len(self.calibration) + len(self.regimes)) + len(self.regimes)
@@ -117,10 +117,10 @@ def check_workload(workload: Settings) -> None:
         )
 
 
-class Validated:
-    """One validation: what it asks for and what it finds, among `runs` or some of them.
+class ValidationRounds:
+    """The rounds of one validation among `runs`: which come next, and their analysis.
 
-    `overrides` are what it is under; `place` is where its cost.json goes.
+    All runs are under `overrides`; cost.json is written to the folder `place`.
     """
 
     def __init__(
@@ -186,17 +186,17 @@ class Validated:
         calibration = Calibration(log, cost)
         steps = sum(run.steps.num_rows for run in (*self._fitted_to, *served))
         return Analysis(
-            finding=validation.finding(regimes, log.machine, steps),
-            listings=[*validation.listings(regimes), *calibration.listings()],
-            notes=[*calibration.notes(), *cost.notices, *validation.doubts(regimes)],
+            finding=regime_report.finding(regimes, log.machine, steps),
+            listings=[*regime_report.listings(regimes), *calibration.listings()],
+            notes=[*calibration.notes(), *cost.notices, *regime_report.doubts(regimes)],
             data={
                 "machine": dict(log.machine),
                 "replayed_steps": steps,
                 "calibration": calibration.data(),
-                "regimes": {regime.name: validation.data(regime) for regime in regimes},
+                "regimes": {regime.name: regime_report.data(regime) for regime in regimes},
             },
-            table=validation.table(regimes),
-            drawings={"validation": validation.drawing(regimes)},
+            table=regime_report.table(regimes),
+            drawings={"validation": regime_report.drawing(regimes)},
             used={"use it": f"cost=fitted cost.path={shown(self.path)}"},
         )
 
@@ -420,10 +420,10 @@ class Parity(Validate):
                 raise ConfigError(f"{_said(changes)}: {text}") from error
             self._configured[changes] = config
 
-    def _one(self, changes: Changes, runs: Runs) -> Validated:
+    def _one(self, changes: Changes, runs: Runs) -> ValidationRounds:
         some = runs.only(_prefix(changes))
         place = runs.command.folder / quote(",".join(changes), safe=" =,+@")
-        return Validated(self, some, changes, self._configured[changes], place)
+        return ValidationRounds(self, some, changes, self._configured[changes], place)
 
 
 def _said(changes: Changes) -> str:

@@ -13,7 +13,7 @@ from pagedsim.engine.graphs import Graphs, recorder_of
 from pagedsim.engine.inputs import Batch, DecodeInputs, PackedCopies, feed
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.profile import dummy_step, warm_up_steps
-from pagedsim.engine.step_inputs import StepInputs, TableRows, inputs_of, store_rows
+from pagedsim.engine.step_inputs import StepInputs, TableRows, store_rows
 from pagedsim.kernels.ops import copy_blocks
 
 
@@ -41,7 +41,7 @@ class Runner:
 
         `before` is the plan before it, while its tokens are in flight.
         """
-        return inputs_of(plan, self._rows, before)
+        return StepInputs.build(plan, self._rows, before)
 
     @torch.inference_mode()
     def carry_out(self, inputs: StepInputs, picked: torch.Tensor | None = None) -> torch.Tensor:

@@ -77,26 +77,26 @@ class StepInputs:
     changes: TableChanges
     """Of the store of block tables."""
 
+    @classmethod
+    def build(cls, plan: StepPlan, rows: TableRows, before: StepPlan | None = None) -> StepInputs:
+        """The inputs of a plan, with the current block tables.
+
+        `before` is the step before it, while its tokens are in flight.
+        """
+        rows.begin(plan)
+        computing, mixed = None, None
+        if plan.chunks:
+            computing, mixed = flat(plan, rows, before)
+        elif plan.decodes:
+            computing = rows.decoding(plan, _last_tokens(plan, before))
+        moves = plan.swap_out, dict(plan.copies), plan.swap_in
+        return cls(*moves, computing, mixed, rows.changes())
+
     def written(self, block_size: int) -> set[int]:
         """The blocks that the computation writes to."""
         if self.computing is None:
             return set()
         return set(np.unique(self.computing.slots // block_size).tolist())
-
-
-def inputs_of(plan: StepPlan, rows: TableRows, before: StepPlan | None = None) -> StepInputs:
-    """The inputs of a plan, with the current block tables.
-
-    `before` is the step before it, while its tokens are in flight.
-    """
-    rows.begin(plan)
-    computing, mixed = None, None
-    if plan.chunks:
-        computing, mixed = flat(plan, rows, before)
-    elif plan.decodes:
-        computing = rows.decoding(plan, _last_tokens(plan, before))
-    moves = plan.swap_out, dict(plan.copies), plan.swap_in
-    return StepInputs(*moves, computing, mixed, rows.changes())
 
 
 def samplers_of(plan: StepPlan) -> Samplers:

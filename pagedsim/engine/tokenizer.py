@@ -13,7 +13,8 @@ from typing import Any
 
 from pagedsim.core import SamplingParams
 from pagedsim.core.errors import ConfigError, RequestError
-from pagedsim.engine.models.source import brief, folder_of
+from pagedsim.engine.models.source import folder_of
+from pagedsim.engine.models.transformers_io import brief
 from pagedsim.engine.models.weights import TINY, TINY_EOS
 from pagedsim.engine.output import Tokenizer
 

@@ -15,7 +15,7 @@ from pagedsim.run.backend import RunConfig
 from pagedsim.run.serving import Serving
 from pagedsim.run.simulated import Simulation
 from pagedsim.serve.realtime_sim import RealtimeSimulator
-from pagedsim.serve.worker import Backend
+from pagedsim.serve.worker import EngineProtocol
 
 OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")
 
@@ -24,7 +24,7 @@ OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")
 class ServedModel:
     """A backend with the names that clients see."""
 
-    engine: Backend
+    engine: EngineProtocol
     backend: str
     model: str
 
@@ -52,7 +52,7 @@ def made(
     for policy in stage.policies:
         _refuse_unpredicted(policy)
     if isinstance(stage, Simulation):
-        engine: Backend = RealtimeSimulator(
+        engine: EngineProtocol = RealtimeSimulator(
             stage.scheduler,
             stage.cost,
             observer=observer,

@@ -18,7 +18,7 @@ from pagedsim.core import PagedsimError, RequestId, SamplingParams, Scheduler
 from pagedsim.engine.output import RequestOutput, Tokenizer
 
 
-class Backend(Protocol):
+class EngineProtocol(Protocol):
     """Serves requests step by step; `LLMEngine` is one. Not thread-safe."""
 
     scheduler: Scheduler
@@ -143,7 +143,7 @@ class Worker:
 
     def __init__(
         self,
-        engine: Backend,
+        engine: EngineProtocol,
         deliver: Callable[[Sequence[RequestOutput], float], None],
         died: Callable[[BaseException], None],
     ) -> None:

@@ -20,7 +20,6 @@ from pagedsim.engine.step_inputs import (
     StepInputs,
     TableChanges,
     TableRows,
-    inputs_of,
     samplers_of,
 )
 
@@ -59,7 +58,7 @@ def test_rows_are_those_of_the_block_tables(seed: int, swaps: bool) -> None:
         plan = scheduler.plan(0)
         preempted += len(plan.preempted)
         decoded += bool(plan.decodes)
-        inputs = inputs_of(plan, rows)
+        inputs = StepInputs.build(plan, rows)
         changed += set_in(store, inputs.changes)
         if inputs.computing is not None:
             check(inputs, store, plan, size)
@@ -145,7 +144,7 @@ def test_only_what_is_new_is_sent() -> None:
         if step == 3:
             scheduler.add(Request("b", range(3)), now=0)
         plan = scheduler.plan(0)
-        counts.append(inputs_of(plan, rows).changes.places.tolist())
+        counts.append(StepInputs.build(plan, rows).changes.places.tolist())
         scheduler.commit(plan, 0, {request.id: 50 for request in sampling(plan)})
     a, b = 0, 8  # where their rows begin
     assert counts == [
@@ -165,7 +164,7 @@ def test_a_block_that_becomes_another_is_sent_again() -> None:
         if step == 2:
             table = scheduler.requests["a"]._tables[0]
             plan._copies, table[1] = {11: table[1]}, 11
-        inputs = inputs_of(plan, rows)
+        inputs = StepInputs.build(plan, rows)
         scheduler.commit(plan, 0, {"a": 50})
     assert inputs.changes.places.tolist() == [1] and inputs.changes.blocks.tolist() == [11]
     assert inputs.computing is not None and inputs.computing.slots.tolist() == [11 * 4 + 2]
@@ -180,7 +179,7 @@ def test_inputs_are_the_same_in_another_process_and_on_a_device() -> None:
             scheduler.add(Request("b", range(20, 23)), now=0)
         plan = scheduler.plan(0)
         plan._swap_out, plan._copies, plan._swap_in = ((1, 2),), {3: 4}, ((5, 6),)
-        inputs = inputs_of(plan, rows)
+        inputs = StepInputs.build(plan, rows)
         there: StepInputs = pickle.loads(pickle.dumps(inputs))
         assert (there.swap_out, there.copies, there.swap_in) == (((1, 2),), {3: 4}, ((5, 6),))
         assert (there.mixed is None) is (step == 2)

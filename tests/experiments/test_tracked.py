@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagedsim.experiments.fidelity import validate
-from pagedsim.fidelity.validation import KEYS
+from pagedsim.fidelity.regime_report import KEYS
 from pagedsim.metrics.files import read_summary
 from tests.experiments.fidelity.test_validate import OWN, WORDS, small_study
 from tests.run.studies import carried_out

@@ -13,7 +13,16 @@ import pytest
 from rich.console import Console
 
 from pagedsim import report
-from pagedsim.fidelity.validation import JUDGED, KEYS, SHOWN, Regime, data, doubts, finding, table
+from pagedsim.fidelity.regime_report import (
+    JUDGED,
+    KEYS,
+    SHOWN,
+    Regime,
+    data,
+    doubts,
+    finding,
+    table,
+)
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.files import RESULT, write_json
 from pagedsim.metrics.result import Listing, Published, Result, Row

@@ -24,7 +24,7 @@ from pagedsim.serve.factory import ServedModel
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.protocol import BoundedProtocol
 from pagedsim.serve.realtime_sim import RealtimeSimulator
-from pagedsim.serve.worker import Backend
+from pagedsim.serve.worker import EngineProtocol
 from tests.sim.harness import Constant
 
 
@@ -34,7 +34,7 @@ class Server:
 
     url: str
     engine: AsyncLLMEngine
-    served: Backend
+    served: EngineProtocol
     app: FastAPI
 
     @property
@@ -68,7 +68,7 @@ def paced(
 
 @contextmanager
 def serving(
-    served: Backend,
+    served: EngineProtocol,
     *,
     model: str = "model",
     metrics: Metrics | None = None,

@@ -13,7 +13,7 @@ from pagedsim.core import Policy, Request, SamplingParams
 from pagedsim.core.batch_state import ServerState
 from pagedsim.serve.async_engine import AsyncLLMEngine, Closing, EngineDead, Overloaded
 from pagedsim.serve.realtime_sim import RealtimeSimulator
-from pagedsim.serve.worker import Backend
+from pagedsim.serve.worker import EngineProtocol
 from tests.sim.harness import Constant
 
 T = TypeVar("T")
@@ -30,7 +30,9 @@ def paced(
     return RealtimeSimulator(make_scheduler(memory=made, **settings), cost or Constant(step))
 
 
-def run(engine: Backend, clients: Callable[[AsyncLLMEngine], Awaitable[T]], **settings: Any) -> T:
+def run(
+    engine: EngineProtocol, clients: Callable[[AsyncLLMEngine], Awaitable[T]], **settings: Any
+) -> T:
     """Run clients; afterwards no request is left and all memory is free."""
 
     async def served() -> T:
@@ -125,7 +127,7 @@ def test_a_draining_server_answers_its_requests() -> None:
 
 
 def test_asking_a_dead_or_closed_engine_raises() -> None:
-    def die(engine: Backend) -> None:
+    def die(engine: EngineProtocol) -> None:
         raise SystemExit("gone")
 
     async def served() -> None:

@@ -12,14 +12,14 @@ import pytest
 
 from pagedsim.core import Request
 from pagedsim.serve.api.errors import BadRequest
-from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
-from pagedsim.serve.api.validation import (
+from pagedsim.serve.api.parsing import (
     ANYTHING,
     NEUTRAL,
     fields_of,
     messages,
     refuse_strange,
 )
+from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
 from pagedsim.serve.listen import _hosts
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.serve.serving import Server, paced, serving

@@ -20,18 +20,18 @@ import httpx
 import pytest
 
 from pagedsim.core import PagedsimError, RequestError, StepPlan
-from pagedsim.serve.api import validation
+from pagedsim.serve.api import parsing
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.api.errors import APIError
 from pagedsim.serve.api.handlers import PIECE
+from pagedsim.serve.api.parsing import LONGEST_STOP, excerpt, fields_of
 from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
 from pagedsim.serve.api.tokenise import AsyncTokenizer
-from pagedsim.serve.api.validation import LONGEST_STOP, excerpt, fields_of
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.factory import ServedModel
 from pagedsim.serve.listen import HeapTrimmer
 from pagedsim.serve.realtime_sim import RealtimeSimulator
-from pagedsim.serve.worker import Backend
+from pagedsim.serve.worker import EngineProtocol
 from tests.serve.serving import Server, paced, serving, until
 from tests.sim.harness import Constant
 
@@ -221,7 +221,7 @@ def unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
     def parse(*given: Any, **more: Any) -> Any:
         raise AssertionError("it was parsed")
 
-    monkeypatch.setattr(validation, "from_json", parse)
+    monkeypatch.setattr(parsing, "from_json", parse)
 
 
 @pytest.mark.usefixtures("unparsed")
@@ -258,15 +258,15 @@ def test_an_excerpt_is_the_beginning_of_what_is_written(value: Any) -> None:
 
 def test_a_long_body_is_read_beside_the_loop_with_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, resting = list[str](), list[str]()
-    parse = validation.fields_of
+    parse = parsing.fields_of
 
     def watched(*given: Any) -> Any:
         threads.append(threading.current_thread().name)
         return parse(*given)
 
-    monkeypatch.setattr(validation, "fields_of", watched)
+    monkeypatch.setattr(parsing, "fields_of", watched)
     rest = lambda seconds: resting.append(threading.current_thread().name)  # noqa: E731
-    monkeypatch.setattr(validation, "sleep", rest)
+    monkeypatch.setattr(parsing, "sleep", rest)
     with serving(paced()) as server:
         assert server.post("/tokenize", prompt="a" * 100_000).json()["count"] == 25_000
         assert server.post("/v1/completions", prompt="a", stop=[""]).status_code == 400
@@ -386,7 +386,7 @@ def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: boo
 
 
 def test_a_failing_ask_leaves_no_cycle() -> None:
-    def fail(served: Backend) -> None:
+    def fail(served: EngineProtocol) -> None:
         raise PagedsimError("no answer")
 
     async def some() -> Counter[str]:

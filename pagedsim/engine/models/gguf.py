@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedsim.core.errors import ConfigError
-from pagedsim.engine.models.source import brief, check_complete, quiet, read_module
+from pagedsim.engine.models.transformers_io import brief, check_complete, quiet, read_module
 from pagedsim.requirements import refuse_older
 
 NAME = "smollm2"

@@ -30,11 +30,12 @@ from pagedsim.engine.models.probe import (
     Refusal,
     probe,
     set_attention,
-    try_out,
 )
 from pagedsim.engine.models.quantization import check_quantization, quantize
 from pagedsim.engine.models.shard import WHOLE, Shard, dummy
-from pagedsim.engine.models.source import brief, folder_of, read_config
+from pagedsim.engine.models.source import folder_of, read_config
+from pagedsim.engine.models.transformers_io import brief
+from pagedsim.engine.models.trial import try_out
 
 FORMATS = ("auto", "dummy")
 IMPLEMENTATIONS = ("auto", "native", "transformers")

@@ -21,14 +21,8 @@ import torch
 from torch import nn
 
 from pagedsim.core.errors import ConfigError
-from pagedsim.engine.models.source import (
-    brief,
-    check_complete,
-    check_weights,
-    folder_of,
-    not_on_hub,
-    read_module,
-)
+from pagedsim.engine.models.source import check_weights, folder_of, not_on_hub
+from pagedsim.engine.models.transformers_io import brief, check_complete, read_module
 
 log = logging.getLogger(__name__)
 

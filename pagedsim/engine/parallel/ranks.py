@@ -15,25 +15,20 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch._C._distributed_c10d import TCPStore
 
 from pagedsim.core import ConfigError, PagedsimError
-from pagedsim.engine.cache import Cache
-from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel.group import RankGroup, RankLost
-from pagedsim.engine.runner import Runner
-from pagedsim.engine.runtime import Threads, uninterrupted
-from pagedsim.engine.step_inputs import StepInputs
+from pagedsim.engine.runtime import Threads
 
 HOST = "127.0.0.1"
 BOOT = (
@@ -257,43 +252,3 @@ def _end(monitor: RankMonitor, owner: int) -> None:
         member.socket.close()
     if monitor.threads is not None:
         monitor.threads.give_back()
-
-
-class Leader(Runner):
-    """The runner of rank 0: every command is also executed by the other ranks."""
-
-    def __init__(self, ranks: Ranks, model: LoadedModel, cache: Cache, **settings: Any) -> None:
-        """`settings` are those of `Runner`."""
-        self._ranks = ranks
-        with ranks.together("make", cache.shape, len(cache.gpu), len(cache.cpu), **settings):
-            super().__init__(model, cache, **settings)
-        ranks.replies()
-
-    def carry_out(self, inputs: StepInputs, picked: torch.Tensor | None = None) -> torch.Tensor:
-        with uninterrupted(), self._ranks.together("carry_out", _without_tokens(inputs)):
-            return super().carry_out(inputs, picked)
-
-    def dummy_step(self, sequences: Sequence[tuple[int, int]]) -> None:
-        with self._ranks.together("dummy_step", sequences):
-            super().dummy_step(sequences)
-
-    def warm_up(self, max_tokens: int, graphs: bool) -> None:
-        with self._ranks.together("warm_up", max_tokens, graphs):
-            super().warm_up(max_tokens, graphs)
-        self._ranks.replies()
-
-    def check(self) -> None:
-        self._ranks.check()
-
-    def close(self) -> None:
-        if not self._ranks.gone:
-            with self._ranks.together("drop"):
-                pass
-            self._ranks.replies()
-
-
-def _without_tokens(inputs: StepInputs) -> StepInputs:
-    """The inputs without token ids, which rank 0 broadcasts on the device."""
-    if (computing := inputs.computing) is None:
-        return inputs
-    return replace(inputs, computing=computing._replace(ids=np.zeros(0, dtype=np.int64)))

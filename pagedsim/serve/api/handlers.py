@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from pagedsim.serve.api.errors import APIError, BadRequest
+from pagedsim.serve.api.parsing import NAME, read
 from pagedsim.serve.api.reply import ChatReply, CompletionReply, Reply
 from pagedsim.serve.api.schema import (
     ChatRequest,
@@ -26,7 +27,6 @@ from pagedsim.serve.api.schema import (
 )
 from pagedsim.serve.api.stream import EventStream, Results, WhilePresent, opened, whole
 from pagedsim.serve.api.tokenise import AsyncTokenizer
-from pagedsim.serve.api.validation import NAME, read
 from pagedsim.serve.async_engine import AsyncLLMEngine
 
 ARRIVAL = "pagedsim.arrival"

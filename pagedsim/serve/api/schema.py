@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from pagedsim.core import SamplingParams
-from pagedsim.serve.api.validation import (
+from pagedsim.serve.api.parsing import (
     messages,
     prompts,
     properties,

@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.fidelity import validate
-from pagedsim.experiments.fidelity.validate import Parity, Validate, Validated
+from pagedsim.experiments.fidelity.validate import Parity, Validate, ValidationRounds
 from pagedsim.fidelity import step_grid as profile
 from pagedsim.fidelity.recorded import recorded_runs
+from pagedsim.fidelity.regime_report import KEYS, Regime
 from pagedsim.fidelity.replay import Difference
 from pagedsim.fidelity.step_grid import Cell, profiled
-from pagedsim.fidelity.validation import KEYS, Regime
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
@@ -251,19 +251,19 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A validation reads a result and runs nothing; returns which were to run."""
     asked: list[str] = []
 
-    def next_runs(self: Validated) -> list[Arm]:
+    def next_runs(self: ValidationRounds) -> list[Arm]:
         asked.append(" ".join(self.overrides))
         if asked[-1] == FOUR[1]:
             raise ConfigError("the engine has blocks=7, not 8")
         return []
 
-    def analyse(self: Validated) -> Analysis:
+    def analyse(self: ValidationRounds) -> Analysis:
         error = 0.5 if "policy=priority" in self.overrides else 0.01
         return Analysis(finding=[], notes=["it is uneven"], data=grid_result(error))
 
-    monkeypatch.setattr(Validated, "complete", True)
-    monkeypatch.setattr(Validated, "next_runs", next_runs)
-    monkeypatch.setattr(Validated, "analyse", analyse)
+    monkeypatch.setattr(ValidationRounds, "complete", True)
+    monkeypatch.setattr(ValidationRounds, "next_runs", next_runs)
+    monkeypatch.setattr(ValidationRounds, "analyse", analyse)
     return asked
 
 

@@ -1,4 +1,4 @@
-"""Results of a validation: measurements of each load, verdicts, tables and figure."""
+"""The loads of a validation: measurements, verdicts, tables and figure."""
 
 from __future__ import annotations
 

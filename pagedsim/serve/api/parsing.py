@@ -390,7 +390,7 @@ def _refused(error: ErrorDetails, kind: type[BaseModel]) -> BadRequest:
         return BadRequest(_unknown(where, kind))
     if what == "missing":
         return BadRequest(f"{where}: must be given")
-    if what == "value_error":  # raised in validation.py; it names the field
+    if what == "value_error":  # raised in this file; it names the field
         return BadRequest(str(error["ctx"]["error"]))
     return BadRequest(f"{where}={excerpt(error['input'])}: must be {_allowed(what, error)}")
 
