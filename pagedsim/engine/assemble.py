@@ -95,13 +95,13 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
 def loaded(arguments: Arguments) -> LoadedModel:
     """Load only the model, to be shared by engines; a loaded model is returned as it is."""
     server = arguments.server
-    if isinstance(there := arguments.model, LoadedModel):
-        length = server.max_model_len or there.max_model_len
-        if length > there.max_model_len:
-            raise ConfigError(f"max_model_len={length}: was loaded for {there.max_model_len}")
-        if (size := server.tensor_parallel) != there.ranks_count:
-            raise ConfigError(f"tensor_parallel={size}: was loaded for {there.ranks_count}")
-        return replace(there, max_model_len=length)
+    if isinstance(model := arguments.model, LoadedModel):
+        length = server.max_model_len or model.max_model_len
+        if length > model.max_model_len:
+            raise ConfigError(f"max_model_len={length}: was loaded for {model.max_model_len}")
+        if (size := server.tensor_parallel) != model.ranks_count:
+            raise ConfigError(f"tensor_parallel={size}: was loaded for {model.ranks_count}")
+        return replace(model, max_model_len=length)
     device = device_of(arguments.device)
     if server.tensor_parallel > 1:
         return _split(arguments, device)
@@ -113,8 +113,8 @@ def check_split(arguments: Arguments) -> None:
     size, model = arguments.server.tensor_parallel, arguments.model
     if size == 1 or isinstance(model, LoadedModel):
         return
-    if device_of(arguments.device).type == "cuda" and size > (there := torch.cuda.device_count()):
-        raise ConfigError(f"tensor_parallel={size}: torch finds {there} of the GPUs that it needs")
+    if device_of(arguments.device).type == "cuda" and size > (gpus := torch.cuda.device_count()):
+        raise ConfigError(f"tensor_parallel={size}: torch finds {gpus} of the GPUs that it needs")
     if not hasattr(socket, "AF_UNIX") or not torch.distributed.is_available():
         raise ConfigError(f"tensor_parallel={size}: needs Unix sockets and torch.distributed")
     check_shards(model, size, arguments.model_impl)
@@ -206,14 +206,14 @@ def _require_room(
 
 def device_of(name: str) -> torch.device:
     """Resolve the setting `device`; raises ConfigError if it is not available."""
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
+    cuda = torch.cuda.is_available()
+    if name == "cuda" and not cuda:
         raise ConfigError(
             "device=cuda: torch finds no GPU here; choose device=cpu, or device=auto for "
             "whatever there is"
         )
     if name == "auto":
-        name = "cuda" if there else "cpu"
+        name = "cuda" if cuda else "cpu"
     if name == "cuda" and find_spec("triton") is None:
         raise ConfigError(
             "device=cuda: needs Triton, which is not installed: pip install triton; where there is "

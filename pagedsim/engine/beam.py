@@ -105,7 +105,7 @@ class Beams:
             self._finish((logprob, tokens, reason) for logprob, tokens in running)
 
     def output(self, finished: bool) -> RequestOutput:
-        """The best beams; until the request is `finished`, of those that run, which may change."""
+        """The best beams, `finished` or among the running ones, which may change."""
         if finished:
             beams = self._finished
         else:

@@ -267,8 +267,8 @@ def runs(pairs: Pairs) -> list[tuple[int, int]]:
     """
     cuts = [
         i + 1
-        for i, (one, other) in enumerate(pairwise(pairs))
-        if (other[0] - one[0], other[1] - one[1]) != (1, 1)
+        for i, (pair, other) in enumerate(pairwise(pairs))
+        if (other[0] - pair[0], other[1] - pair[1]) != (1, 1)
     ]
     bounds = [0, *cuts, len(pairs)]
     return list(pairwise(bounds))

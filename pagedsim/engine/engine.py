@@ -81,9 +81,9 @@ class SamplingJob:
         for request, count in self._samplers:
             group = self._groups[request.id]
             mine = [] if isinstance(group, Beams) else group.rows()
-            # All sequences of a request draw their first token from its one row.
-            here = count == len(mine)
-            self._places += range(start, start + count) if here else [start] * len(mine)
+            # All sequences of a request draw their first token from its single row.
+            own_rows = count == len(mine)
+            self._places += range(start, start + count) if own_rows else [start] * len(mine)
             self._rows += mine
             self._sampled.append(group)
             self._counts.append(len(mine))
@@ -237,7 +237,7 @@ class LLMEngine:
         self._groups: dict[RequestId, Group] = {}
         self._streamed: set[RequestId] = set()
         self._numbers = itertools.count()
-        self._eos = [one for one in self.model.eos_token_ids if one < self.model.vocab_size]
+        self._eos = [token for token in self.model.eos_token_ids if token < self.model.vocab_size]
         self._clock, self._epoch = clock, clock()
 
     @classmethod
@@ -264,8 +264,8 @@ class LLMEngine:
     @property
     def default_sampling(self) -> dict[str, Any]:
         """Defaults of SamplingParams: the model's own, if any."""
-        own = self.arguments.generation_config == "auto"
-        return self.model.default_sampling if own else {}
+        from_model = self.arguments.generation_config == "auto"
+        return self.model.default_sampling if from_model else {}
 
     def restart_clock(self) -> None:
         """Count times from now."""
@@ -405,8 +405,8 @@ class LLMEngine:
         execution fails, the requests of this step, and of one that was planned on top of it, end
         with finish reason "error", and the engine goes on serving the others.
         """
-        begun, self.times = self.now, None
-        start = begun if since is None else since
+        entered, self.times = self.now, None
+        start = entered if since is None else since
         outputs: list[RequestOutput] = []
         planning: list[float] = []
         try:
@@ -435,9 +435,9 @@ class LLMEngine:
                 self._fail(error)
             raise
         self.times = StepTimes(
-            feed=begun - start,
+            feed=entered - start,
             plan=sum(planning),
-            launch=launched - begun - sum(planning),
+            launch=launched - entered - sum(planning),
             sample=done - launched,
             commit=self.now - done,
         )
@@ -459,9 +459,9 @@ class LLMEngine:
         """Plan a step after the one in flight, if any, and launch it; the seconds of planning are
         appended to `planning`."""
         with uninterrupted():
-            begun = self.now
+            start = self.now
             plan = self.scheduler.plan(now)
-            planning.append(self.now - begun)
+            planning.append(self.now - start)
             self._in_flight.append(plan)
             outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
             flight = InflightStep(plan)

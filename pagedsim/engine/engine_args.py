@@ -100,13 +100,13 @@ class Arguments:
     def loading(self) -> dict[str, Any]:
         """Settings that determine the loaded weights, besides model and device."""
         names = ("dtype", "load_format", "model_impl", "seed")
-        own = {name: getattr(self, name) for name in names}
+        settings = {name: getattr(self, name) for name in names}
         server = {name: getattr(self.server, name) for name in ("max_model_len", "quantization")}
-        return {**own, **server}
+        return {**settings, **server}
 
 
-_SERVER = [each.name for each in fields(ServerSpec)]
-SETTINGS = [*(each.name for each in fields(Arguments)), *_SERVER]
+_SERVER = [field.name for field in fields(ServerSpec)]
+SETTINGS = [*(field.name for field in fields(Arguments)), *_SERVER]
 """Setting names of `Arguments.of`."""
 
 
@@ -287,7 +287,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings under our names; raises ConfigError for unsupported ones."""
-    found: dict[str, tuple[str, Any]] = {}  # our name: (name as given, value)
+    translated: dict[str, tuple[str, Any]] = {}  # our name: (name as given, value)
     for name, value in settings.items():
         if name in WITHOUT_EFFECT or (value is None and name in NONE_IS_UNSET):
             continue
@@ -300,18 +300,18 @@ def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
             meant = value if words is None else words[require_flag(name, value)]
         if known not in OURS:
             raise unknown("engine setting", name, [*OURS, *TRANSLATED])
-        before = found.setdefault(OURS[known], (name, meant))
+        before = translated.setdefault(OURS[known], (name, meant))
         if before[1] != meant:
             raise ConfigError(
                 f"{name}={shown(value)}: {before[0]}={shown(settings[before[0]])} says otherwise"
             )
-    return {name: value for name, (_, value) in found.items()}
+    return {name: value for name, (_, value) in translated.items()}
 
 
 def _refuse(name: str, value: Any) -> None:
     """Raise ConfigError unless it is off."""
-    off = isinstance(value, bool | int | float | str | list | tuple | dict | set) and not value
-    if value is None or off or value == "auto" or value == DEFAULTS.get(name):
+    empty = isinstance(value, bool | int | float | str | list | tuple | dict | set) and not value
+    if value is None or empty or value == "auto" or value == DEFAULTS.get(name):
         return
     raise ConfigError(f"{name}={shown(value)}: {REFUSED[name]}")
 
@@ -323,7 +323,7 @@ def vllm_errors() -> Iterator[None]:
         yield
     except ConfigError as error:
         named = rf"\b({'|'.join(VLLM_NAMES)})(?=[=:])"
-        text = re.sub(named, lambda found: VLLM_NAMES[found[1]], str(error))
+        text = re.sub(named, lambda match: VLLM_NAMES[match[1]], str(error))
         raise ConfigError(text) from error
 
 

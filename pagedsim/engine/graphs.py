@@ -84,12 +84,12 @@ def sizes(most: int) -> list[int]:
     [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100]
     """
     most = min(most, LARGEST)
-    found, size = [], 1
+    smaller, size = [], 1
     while size < most:
-        found.append(size)
+        smaller.append(size)
         power = 1 << (size.bit_length() - 1)
         size += size if size < 8 else max(8, power // 4)
-    return [*found, most]
+    return [*smaller, most]
 
 
 class Recorder(Protocol):
@@ -114,8 +114,8 @@ class CudaRecorder:
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(here)
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
         try:
             # The stream is left also if a capture ends in an error.
             with torch.cuda.stream(self._stream), uncollected():
@@ -127,7 +127,7 @@ class CudaRecorder:
                 ):
                     work()
         finally:
-            here.wait_stream(self._stream)
+            current.wait_stream(self._stream)
         return graph.replay
 
 

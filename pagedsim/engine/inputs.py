@@ -41,16 +41,16 @@ ROOM = 512
 
 
 class TransferBuffer:
-    """A host buffer and its copy on the device; on a CPU one and the same."""
+    """A host buffer and its copy on the device, which is the same buffer on a CPU."""
 
     def __init__(self, device: torch.device, room: int) -> None:
         """`room` in bytes."""
         pinned = device.type == "cuda"
         self.host = torch.empty(room, dtype=torch.uint8, pin_memory=pinned)
-        self.there = self.host
+        self.on_device = self.host
         self._copied = None
         if device.type != "cpu":
-            self.there = torch.empty(room, dtype=torch.uint8, device=device)
+            self.on_device = torch.empty(room, dtype=torch.uint8, device=device)
         if pinned:
             self._copied = torch.cuda.Event()
 
@@ -61,8 +61,8 @@ class TransferBuffer:
 
     def send(self, size: int) -> None:
         """Copy the first `size` bytes to the device asynchronously."""
-        if self.there is not self.host:
-            self.there[:size].copy_(self.host[:size], non_blocking=True)
+        if self.on_device is not self.host:
+            self.on_device[:size].copy_(self.host[:size], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
@@ -84,11 +84,11 @@ class PackedCopies:
         self._crossing.wait()
         if size > len(self._crossing.host):
             self._crossing = TransferBuffer(self.device, 2 * size)
-        host, there = self._crossing.host, self._crossing.there
+        host, on_device = self._crossing.host, self._crossing.on_device
         for offset, tensor in zip(offsets, tensors, strict=True):
             _part(host, offset, tensor).copy_(tensor)
         self._crossing.send(size)
-        return [_part(there, at, tensor) for at, tensor in zip(offsets, tensors, strict=True)]
+        return [_part(on_device, at, tensor) for at, tensor in zip(offsets, tensors, strict=True)]
 
 
 class DecodeInputs:
@@ -107,26 +107,26 @@ class DecodeInputs:
         self._room = seqs + ROOM
         self._crossing = TransferBuffer(device, self._packed + aligned(CHANGE * self._room))
         self._many = PackedCopies(device)  # table changes beyond the room
-        here, columns = (
+        host_columns, columns = (
             [
                 buffer[begin : begin + size].view(dtype)
                 for begin, size, dtype in zip([0, *ends], sizes, dtypes, strict=False)
             ]
-            for buffer in (self._crossing.host, self._crossing.there)
+            for buffer in (self._crossing.host, self._crossing.on_device)
         )
         self._ids, self._positions, self._slots, self._contexts, self._rows = (
-            column.numpy() for column in here
+            column.numpy() for column in host_columns
         )
         self._crossing.host.zero_()
         self._slots[:] = -1
         self._crossing.send(self._packed)
         self._columns = columns
         # Behind them table changes: first all places, of 8 bytes, then all blocks, of 4.
-        here, self._changed = (
+        host_columns, self._changed = (
             [buffer[self._packed :].view(dtype) for dtype in (torch.int64, torch.int32)]
-            for buffer in (self._crossing.host, self._crossing.there)
+            for buffer in (self._crossing.host, self._crossing.on_device)
         )
-        self._places, self._blocks = (column.numpy() for column in here)
+        self._places, self._blocks = (column.numpy() for column in host_columns)
         self._starts = torch.arange(seqs + 1, dtype=torch.int32, device=device)
         self._wanted = torch.arange(seqs, device=device)
         self._views: dict[int, list[torch.Tensor]] = {}
@@ -134,7 +134,7 @@ class DecodeInputs:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self._crossing.there.nbytes + self.tables.nbytes
+        return self._crossing.on_device.nbytes + self.tables.nbytes
 
     def put(
         self, decoding: BatchColumns, changes: TableChanges, picked: torch.Tensor | None = None
@@ -154,8 +154,8 @@ class DecodeInputs:
             blocks = slice(2 * changed, 3 * changed)
             self._places[:changed], self._blocks[blocks] = changes
             self._crossing.send(self._packed + CHANGE * changed)
-            places, there = self._changed
-            self.tables.set(places[:changed], there[blocks])
+            places, block_ids = self._changed
+            self.tables.set(places[:changed], block_ids[blocks])
         else:
             self._crossing.send(self._packed)
         feed(self._columns[0][:count], decoding.ids, picked)
@@ -222,7 +222,7 @@ class Batch(NamedTuple):
         Copied through `inputs`, it is valid until their next use; without `inputs` all is on the
         host, over the same memory where types are equal.
         """
-        here = [
+        columns = [
             *map(torch.from_numpy, (computing.ids, computing.positions, mixed.sampling)),
             torch.from_numpy(computing.rows),
             torch.from_numpy(mixed.starts).int(),
@@ -230,8 +230,9 @@ class Batch(NamedTuple):
             torch.from_numpy(computing.slots),
             *map(torch.from_numpy, changes),
         ]
-        there = here if inputs is None else inputs.place(here)
-        ids, positions, at, rows, starts, contexts, slots, *changed = there
+        if inputs is not None:
+            columns = inputs.place(columns)
+        ids, positions, at, rows, starts, contexts, slots, *changed = columns
         tables.set(*changed)
         attention = AttentionBatch(
             tables.store, starts, contexts, slots, mixed.decodes, mixed.chunks, rows

@@ -47,9 +47,9 @@ def prompts_of(
     if prompts is not None:
         raise RequestError("generate: give prompts or prompt_token_ids, not both")
     listed = _listed("prompt_token_ids", token_ids)
-    for one in listed:
-        if isinstance(one, str):
-            raise RequestError(f"prompt_token_ids: {one!r} must be a list of token ids")
+    for ids in listed:
+        if isinstance(ids, str):
+            raise RequestError(f"prompt_token_ids: {ids!r} must be a list of token ids")
     return listed
 
 
@@ -70,19 +70,19 @@ def _listed(name: str, prompts: Any) -> list[str | Tokens]:
     if not isinstance(prompts, Iterable):
         raise RequestError(f"{name}={prompts!r}: must be a text, token ids, or a list of these")
     several: list[Any] = list(prompts)
-    if several and all(isinstance(one, Integral) for one in several):
-        return [[int(one) for one in several]]
-    return [_prompt(name, one) for one in several]
+    if several and all(isinstance(token, Integral) for token in several):
+        return [[int(token) for token in several]]
+    return [_prompt(name, prompt) for prompt in several]
 
 
-def _prompt(name: str, one: Any) -> str | Tokens:
-    if isinstance(one, Mapping):
-        one = _named(name, one)
-    if isinstance(one, str):
-        return one
-    if not isinstance(one, Sequence) or not all(isinstance(token, Integral) for token in one):
-        raise RequestError(f"{name}: {one!r} must be a text or a list of token ids")
-    return one
+def _prompt(name: str, prompt: Any) -> str | Tokens:
+    if isinstance(prompt, Mapping):
+        prompt = _named(name, prompt)
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, Sequence) or not all(isinstance(token, Integral) for token in prompt):
+        raise RequestError(f"{name}: {prompt!r} must be a text or a list of token ids")
+    return prompt
 
 
 def _named(name: str, prompt: Mapping[str, Any]) -> Any:
@@ -154,7 +154,7 @@ class LLM:
             "sampling_params",
             sampling_params,
             count,
-            lambda one: isinstance(one, SamplingParams),
+            lambda value: isinstance(value, SamplingParams),
             "SamplingParams, or a list of them",
         )
         ranks: Sequence[float] = [0] * count
@@ -192,11 +192,12 @@ class LLM:
         """
         if not isinstance(messages, list | tuple):
             raise RequestError(f"messages={messages!r}: must be a list of messages, or of chats")
-        one = bool(messages) and isinstance(messages[0], Mapping)
-        own = {} if chat_template is None else {"chat_template": chat_template}
-        chats: Sequence[Any] = [messages] if one else messages
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        template = {} if chat_template is None else {"chat_template": chat_template}
+        chats: Sequence[Any] = [messages] if single else messages
         prompts = [
-            chat_tokens(self.engine.tokenizer, chat, add_generation_prompt, **own) for chat in chats
+            chat_tokens(self.engine.tokenizer, chat, add_generation_prompt, **template)
+            for chat in chats
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
@@ -234,7 +235,7 @@ class LLM:
                     answers[str(output.request_id)] = output
                     if use_tqdm:
                         read += len(output.prompt_token_ids)
-                        generated += sum(len(one.token_ids) for one in output.outputs)
+                        generated += sum(len(completion.token_ids) for completion in output.outputs)
                         elapsed = bar.format_dict["elapsed"]
                         bar.set_postfix_str(speed(read, generated, elapsed), refresh=False)
                         bar.update()

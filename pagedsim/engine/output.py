@@ -20,7 +20,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sequence; in a stream of deltas, what is new of it."""
+    """The output of one sequence; in a stream of deltas, its new part."""
 
     index: int
     """0 to n-1; the best first where they are ranked (`best_of`, beams)."""
@@ -37,17 +37,17 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop string or stop token that ended it; None for the model's own end of sequence."""
     score: float | None = None
-    """Of a beam: by what it is ranked, its log-probability under the length penalty."""
+    """Of a beam: its log-probability under the length penalty, by which beams are ranked."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will be added."""
+        """Whether the output is complete."""
         return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When what happened, on the engine's clock, and how often it was disturbed."""
+    """Times of a request's events on the engine's clock, and counts of its preemptions."""
 
     arrival: float | None
     first_scheduled: float | None
@@ -128,10 +128,10 @@ class Observers:
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was planned or carried out."""
-        for one in self._observers:
-            one.step(plan, start, end, scheduler)
+        for observer in self._observers:
+            observer.step(plan, start, end, scheduler)
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected."""
-        for one in self._observers:
-            one.left(request)
+        for observer in self._observers:
+            observer.left(request)

@@ -21,18 +21,18 @@ class LinearCost(NamedTuple):
     """Seconds, linear in a size."""
 
     base: float
-    each: float
+    slope: float
 
     @classmethod
     def through(cls, seconds: Callable[[int], float], small: int, large: int) -> LinearCost:
         """The line through two measurements, with neither part below 0."""
         low, high = seconds(small), seconds(large)
-        each = max(high - low, 0.0) / max(large - small, 1)
-        return cls(max(low - each * small, 0.0), each)
+        slope = max(high - low, 0.0) / max(large - small, 1)
+        return cls(max(low - slope * small, 0.0), slope)
 
     def at(self, size: int) -> float:
         """The seconds for a size."""
-        return self.base + self.each * size
+        return self.base + self.slope * size
 
 
 class MeasuredPrices:

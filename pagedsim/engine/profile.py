@@ -53,11 +53,11 @@ def powers_of_two(first: int, last: int) -> list[int]:
     """
     if last < first:
         return []
-    found = []
+    powers = []
     while first < last:
-        found.append(first)
+        powers.append(first)
         first *= 2
-    return [*found, last]
+    return [*powers, last]
 
 
 @torch.inference_mode()

@@ -98,8 +98,8 @@ class Runner:
         nothing = torch.zeros(1, dtype=torch.int64, device=gpu.device)
         copy_blocks(gpu, nothing, nothing)
         if graphs and (recorder := recorder_of(gpu.device)) is not None:
-            made = Graphs(self.model, gpu, self._places, self._seqs, recorder)
-            self.graphs = made if made.capture_all() else None
+            captured = Graphs(self.model, gpu, self._places, self._seqs, recorder)
+            self.graphs = captured if captured.capture_all() else None
             if self.graphs is None and self.model.group is not None:
                 # Other ranks may have graphs, which compute padding, too.
                 raise ConfigError("no CUDA graphs can be made; give enforce_eager=True")

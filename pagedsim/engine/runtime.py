@@ -48,7 +48,7 @@ class uninterrupted:
 
 
 class Threads:
-    """torch's number of CPU threads: that of engines or ranks, and that before the first."""
+    """Sets torch's number of CPU threads while engines or ranks run, and restores it after them."""
 
     def __init__(self) -> None:
         self._before = 0
@@ -64,8 +64,7 @@ class Threads:
         torch.set_num_threads(count)
 
     def give_back(self) -> None:
-        """An engine or its ranks are closed: after the last ones restore the number before, unless
-        it was changed since."""
+        """Release an engine's claim; the last restores the number, unless it was changed since."""
         self._engines -= 1
         if not self._engines and torch.get_num_threads() == self._set:
             torch.set_num_threads(self._before)
@@ -94,10 +93,10 @@ def require_host(what: str, needed: int, knobs: str) -> None:
 
     Checked before the allocation, since a system that overcommits kills the process later.
     """
-    if needed > (there := host_bytes()):
+    if needed > (left := host_bytes()):
         raise ConfigError(
             f"out of memory: {what} take {needed / GIB:.1f} GiB, and the host has "
-            f"{there / GIB:.1f} GiB left; {knobs}"
+            f"{left / GIB:.1f} GiB left; {knobs}"
         )
 
 

@@ -100,7 +100,9 @@ class TokenCounts:
             len(outputs) == len(self._outputs)
             and all(map(is_, prompts, self._prompts))
             and all(map(is_, outputs, self._outputs))
-            and all(len(one) >= known for one, known in zip(outputs, self._known, strict=True))
+            and all(
+                len(output) >= known for output, known in zip(outputs, self._known, strict=True)
+            )
         )
 
 
@@ -172,7 +174,7 @@ class Row(NamedTuple):
     output: Sequence[int]
     """Prompt and output are read for penalties only."""
     forbidden: Sequence[int] = ()
-    """Tokens that must not come here: the ends, while there are too few tokens."""
+    """Tokens that must not be sampled: the ends, before `min_tokens`."""
 
 
 class Sample(NamedTuple):
@@ -249,26 +251,27 @@ def sample_alike(logits: Tensor, sampler: Sampler, params: SamplingParams = EVER
 
 
 class Draw:
-    """What was sampled, on the device and on its way to the host."""
+    """Sampled tokens, on the device and being copied to the host."""
 
     def __init__(self, picked: Tensor, scored: Sequence[Tensor], settings: BatchSettings) -> None:
-        """`scored`: log-probability, rank, best tokens and theirs, of rows that request them."""
+        """`scored`: log-probability and rank of the sampled token, the most probable tokens and
+        their log-probabilities, of rows that request them."""
         self.picked = picked
         """The tokens, on the device."""
         self._settings = settings
         self._coming = Fetch([picked, *scored])
 
     def samples(self) -> list[Sample]:
-        """One for each row, once they are there."""
+        """A sample for each row; waits for the copy to the host."""
         tokens, *scored = self._coming.lists()
         samples = [Sample(token) for token in tokens]
         if scored:
             settings = self._settings
-            for row, count, own, rank, ids, values in zip(
+            for row, count, logprob, rank, ids, values in zip(
                 settings.scored.rows, settings.logprobs, *scored, strict=True
             ):
                 top = tuple(zip(ids[:count], values[:count], strict=True))
-                samples[row] = Sample(tokens[row], own, rank, top)
+                samples[row] = Sample(tokens[row], logprob, rank, top)
         return samples
 
 
@@ -329,7 +332,7 @@ def _scored(logits: Tensor, picked: Tensor, settings: BatchSettings) -> list[Ten
     if not at.rows:
         return []
     logprobs = at.of(logits).log_softmax(1)
-    own = logprobs.gather(1, at.of(picked)[:, None])
-    ranks = (logprobs > own).sum(1) + 1
+    sampled = logprobs.gather(1, at.of(picked)[:, None])
+    ranks = (logprobs > sampled).sum(1) + 1
     best = logprobs.topk(min(max(settings.logprobs), settings.vocab))
-    return [own[:, 0], ranks, best.indices, best.values]
+    return [sampled[:, 0], ranks, best.indices, best.values]

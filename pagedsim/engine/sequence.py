@@ -118,8 +118,8 @@ class Sequences:
         outputs: Sequence[Sequence[int]] = request._outputs or [()] * len(self._live)
         forbidden = tuple(self.ends) if request.generated < params.min_tokens else ()
         return [
-            Row(params, one.key, position, prompt, output, forbidden)
-            for one, output in zip(self._live, outputs, strict=True)
+            Row(params, sequence.key, position, prompt, output, forbidden)
+            for sequence, output in zip(self._live, outputs, strict=True)
         ]
 
     def take(self, samples: Sequence[Sample]) -> tuple[int | Continuation, str | None]:
@@ -141,19 +141,20 @@ class Sequences:
     def close(self, reason: str) -> None:
         """End all sequences: the request has left the scheduler."""
         outputs = self.request._outputs or [[]] * len(self._live)
-        for one, output in zip(self._live, outputs, strict=False):
-            if one.finish_reason is None:
+        for sequence, output in zip(self._live, outputs, strict=False):
+            if sequence.finish_reason is None:
                 token = output[-1] if output and reason == "stop" else None
-                one.end(reason, output, self._stop_reason(token))
+                sequence.end(reason, output, self._stop_reason(token))
 
     def output(self, finished: bool) -> RequestOutput:
         """All sequences, or with `deltas` what no output has returned yet; until the request is
         `finished`, without text that may be the beginning of a stop string."""
         if self.deltas:
             new = [
-                self._completion(index, one, tokens, delta=True)
-                for index, (one, tokens) in enumerate(self._with_tokens())
-                if one.reported < len(tokens) or (one.finish_reason and not one.end_reported)
+                self._completion(index, sequence, tokens, delta=True)
+                for index, (sequence, tokens) in enumerate(self._with_tokens())
+                if sequence.reported < len(tokens)
+                or (sequence.finish_reason and not sequence.end_reported)
             ]
             request, metrics = self.request, RequestMetrics.of(self.request)
             prompt = request.prompt or ()  # not copied: a delta's cost does not grow
@@ -168,57 +169,60 @@ class Sequences:
         """Every sequence and its tokens, in the lists that hold them."""
         outputs: Sequence[Sequence[int]] = self.request._outputs or [()] * len(self._live)
         running = dict(zip(self._live, outputs, strict=False))
-        return [(one, one.tokens if one.finish_reason else running[one]) for one in self._sequences]
+        return [
+            (sequence, sequence.tokens if sequence.finish_reason else running[sequence])
+            for sequence in self._sequences
+        ]
 
     def _completion(
-        self, index: int, one: SampledSequence, tokens: Sequence[int], delta: bool = False
+        self, index: int, sequence: SampledSequence, tokens: Sequence[int], delta: bool = False
     ) -> CompletionOutput:
-        text, start = self._text(one, tokens), 0
+        text, start = self._text(sequence, tokens), 0
         shown = "" if text is None else text.news() if delta else text.shown
         if delta:
-            start, one.reported = one.reported, len(tokens)
-            one.end_reported = one.finish_reason is not None
+            start, sequence.reported = sequence.reported, len(tokens)
+            sequence.end_reported = sequence.finish_reason is not None
         return CompletionOutput(
             index=index,
             text=shown,
             token_ids=list(tokens[start:]),
-            cumulative_logprob=one.logprob if self._scored else None,
-            logprobs=None if self._params.logprobs is None else one.logprobs[start:],
-            finish_reason=one.finish_reason,
-            stop_reason=one.stop_reason,
+            cumulative_logprob=sequence.logprob if self._scored else None,
+            logprobs=None if self._params.logprobs is None else sequence.logprobs[start:],
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
         )
 
     def _ended(self, place: int, sample: Sample) -> bool:
-        one, token = self._live[place], sample.token
+        sequence, token = self._live[place], sample.token
         if self._scored:
-            one.score(sample, keep=self._params.logprobs is not None)
+            sequence.score(sample, keep=self._params.logprobs is not None)
         if token in self.ends:
             stop = self._stop_reason(token)
-        elif self._params.stop and one.text is not None:
+        elif self._params.stop and sequence.text is not None:
             enough = self.request.sampled_count + 1 >= self._params.min_tokens
-            found = one.text.push(token, watch=enough)
-            if found is None:
+            match = sequence.text.push(token, watch=enough)
+            if match is None:
                 return False
-            stop = found
+            stop = match
         else:
             return False
         outputs = self.request._outputs
-        one.end("stop", [*outputs[place], token] if outputs else [token], stop)
+        sequence.end("stop", [*outputs[place], token] if outputs else [token], stop)
         return True
 
     def _stop_reason(self, token: int | None) -> int | str | None:
         return None if token in self._eos and not self._params.ignore_eos else token
 
-    def _text(self, one: SampledSequence, tokens: Sequence[int]) -> Text | None:
-        text = one.text
+    def _text(self, sequence: SampledSequence, tokens: Sequence[int]) -> Text | None:
+        text = sequence.text
         if text is None:
             return None
-        at_end = one.finish_reason == "stop" and tokens and tokens[-1] in self.ends
-        include = self._params.include_stop_str_in_output and one.stop_reason is not None
+        at_end = sequence.finish_reason == "stop" and tokens and tokens[-1] in self.ends
+        include = self._params.include_stop_str_in_output and sequence.stop_reason is not None
         if at_end and not include:
             tokens = tokens[:-1]
         text.catch_up(tokens)
-        if one.finish_reason:
+        if sequence.finish_reason:
             text.finish()
         return text
 

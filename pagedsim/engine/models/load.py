@@ -147,7 +147,7 @@ class Source:
     name: str
     config: Any
     module: Any = None
-    """The model itself, where it was given as an object."""
+    """The model, if it was given as an object."""
     stored: bool = False
     """Whether there are weights to read, in a folder or on the hub."""
 
@@ -172,8 +172,10 @@ class Source:
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
         known = type(self.config) in MODEL_FOR_CAUSAL_LM_MAPPING
-        made: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.config)] if known else type(self.config)
-        return str(made.__name__)
+        model_class: Any = (
+            MODEL_FOR_CAUSAL_LM_MAPPING[type(self.config)] if known else type(self.config)
+        )
+        return str(model_class.__name__)
 
     def check_kind(self) -> None:
         """Raise Refusal for what its configuration alone rules out."""
@@ -270,12 +272,12 @@ def _native(source: Source, module: Any, model_impl: str) -> bool:
 
 def _check_dims(specs: list[AttentionSpec], module: Any, model_impl: str) -> None:
     """Raise Refusal for keys and values that only the native decoder knows, compressed (MLA)."""
-    one = specs[0]
-    if one.head_dim == one.value_dim:
+    spec = specs[0]
+    if spec.head_dim == spec.value_dim:
         return
     why = f"model_impl={model_impl}" if model_impl == "transformers" else native_refusal(module)
     raise Refusal(
-        f"its keys have {one.head_dim} dimensions and its values {one.value_dim}, and the native "
+        f"its keys have {spec.head_dim} dimensions and its values {spec.value_dim}, and the native "
         f"decoder does not take it: {why}"
     )
 

@@ -23,7 +23,7 @@ FP8_FROM = (8, 9)
 
 
 class EightBit(nn.Module):
-    """A linear layer with weights of 8 bits; by itself it computes with what they stand for."""
+    """A linear layer with 8-bit weights; its own forward pass computes with the scaled weights."""
 
     def __init__(self, linear: nn.Linear, quantization: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class EightBit(nn.Module):
         self.bias = linear.bias
 
     def plain(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weights that these stand for."""
+        """The weights times their scales."""
         return (self.weight.float() * self.scale[:, None]).to(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -53,8 +53,8 @@ class Shard:
 
     def vocabulary(self, size: int) -> range:
         """The tokens whose logits it computes; only the last ranks may have fewer than others."""
-        each = -(-size // self.size)
-        return range(min(self.rank * each, size), min((self.rank + 1) * each, size))
+        share = -(-size // self.size)
+        return range(min(self.rank * share, size), min((self.rank + 1) * share, size))
 
     def cut(self, name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
         """This part of the weight of that name, as a view; `config` is the whole model's."""
@@ -101,13 +101,13 @@ class Shard:
             put(mine, "lm_head.weight", self.cut("lm_head.weight", embedding, config))
 
     def _heads(self, count: int) -> range:
-        """The heads that it has of so many; where there are fewer than ranks, one that others
-        have too."""
+        """This rank's heads among `count`; with fewer heads than ranks, several ranks have the
+        same head."""
         if count >= self.size:
-            each = count // self.size
-            return range(self.rank * each, (self.rank + 1) * each)
-        one = self.rank // (self.size // count)
-        return range(one, one + 1)
+            share = count // self.size
+            return range(self.rank * share, (self.rank + 1) * share)
+        head = self.rank // (self.size // count)
+        return range(head, head + 1)
 
     def _stripe(self, width: int) -> range:
         return range(width * self.rank // self.size, width * (self.rank + 1) // self.size)
@@ -127,8 +127,8 @@ def _head_dim(config: Any) -> int:
     return int(given or config.hidden_size // config.num_attention_heads)
 
 
-def _rows(weight: torch.Tensor, parts: range, each: int = 1) -> torch.Tensor:
-    return weight[parts.start * each : parts.stop * each]
+def _rows(weight: torch.Tensor, parts: range, rows_each: int = 1) -> torch.Tensor:
+    return weight[parts.start * rows_each : parts.stop * rows_each]
 
 
 def dummy(config: Any, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard) -> Any:

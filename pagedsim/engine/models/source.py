@@ -58,22 +58,22 @@ def check_weights(model: str | os.PathLike[str]) -> None:
     folder = folder_of(model)
     if folder is None:
         return
-    found = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if found is None:
+    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if weights is None:
         raise ConfigError(
             f"model={model}: has no weights ({WEIGHTS[0]} or {WEIGHTS[2]}); "
             "load_format=dummy makes random ones"
         )
-    if found.suffix != ".json":
+    if weights.suffix != ".json":
         return
     try:
-        parts = set(json.loads(found.read_text())["weight_map"].values())
+        parts = set(json.loads(weights.read_text())["weight_map"].values())
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"model={model}: {found.name} is broken: {brief(error)}") from error
+        raise ConfigError(f"model={model}: {weights.name} is broken: {brief(error)}") from error
     missing = sorted(part for part in parts if not (folder / part).is_file())
     if missing:
         raise ConfigError(
-            f"model={model}: {found.name} names {missing[0]}, which is missing "
+            f"model={model}: {weights.name} names {missing[0]}, which is missing "
             f"({len(missing)} of {len(parts)} parts are)"
         )
 

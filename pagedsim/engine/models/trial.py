@@ -66,7 +66,8 @@ def _forward(
     begins: list[int],
     ends: list[int],
 ) -> torch.Tensor:
-    """The logits after the part of each prompt that begins and ends there, if it is not empty."""
+    """The logits after tokens `begins[i]` to `ends[i]` of each prompt i, for ranges that are not
+    empty."""
     parts = [i for i in range(len(prompts)) if begins[i] < ends[i]]
     if not parts:
         return torch.empty(0)

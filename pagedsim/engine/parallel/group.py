@@ -69,9 +69,9 @@ class RankGroup:
         """
         if not len(part):
             return part.new_empty(0, width)
-        each = -(-width // self.size)
-        if part.shape[1] < each:
-            part = torch.nn.functional.pad(part, (0, each - part.shape[1]))
+        columns = -(-width // self.size)
+        if part.shape[1] < columns:
+            part = torch.nn.functional.pad(part, (0, columns - part.shape[1]))
         parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else []
         with _as_rank_lost():
             self._group.gather([parts] if parts else [], [part], self._gather).wait()

@@ -97,19 +97,19 @@ class RankMonitor:
 
     def listen(self) -> None:
         """Receive replies and failures until all ranks are gone."""
-        there: dict[Any, RankProcess] = {member.connection: member for member in self.members}
+        alive: dict[Any, RankProcess] = {member.connection: member for member in self.members}
         left: RankProcess | None = None  # lost its peers; another rank's failure is expected
-        while there:
-            ready: list[Any] = wait(there, timeout=None if left is None else EXIT_S)
+        while alive:
+            ready: list[Any] = wait(alive, timeout=None if left is None else EXIT_S)
             if left is not None and not ready:
                 self.end(self._gone(left, "lost the others"))
                 left = None
             for connection in ready:
-                member = there[connection]
+                member = alive[connection]
                 try:
                     reply = connection.recv()
                 except (EOFError, OSError):
-                    del there[connection]
+                    del alive[connection]
                     if (how := member.end()) is None:
                         left = member
                     else:
@@ -195,10 +195,10 @@ class Ranks:
 
     def replies(self) -> list[Any]:
         """The other ranks' replies to the last command, in their order."""
-        found = [member.replies.get() for member in self._monitor.members]
+        replies = [member.replies.get() for member in self._monitor.members]
         if self._monitor.error is not None:
             raise self._failed(self._monitor.error)
-        return [reply for (reply,) in found]
+        return [reply for (reply,) in replies]
 
     def close(self) -> None:
         """End the processes."""
@@ -212,14 +212,14 @@ class Ranks:
             kept = isinstance(error, PagedsimError)
             text = str(error) if kept else f"{type(error).__name__}: {error}".splitlines()[0]
             self._monitor.end(RankError(f"rank 0: {text}"))
-            found = error if kept or not isinstance(error, Exception) else self._monitor.error
+            reason = error if kept or not isinstance(error, Exception) else self._monitor.error
         else:
-            found = self._monitor.error
+            reason = self._monitor.error
         for member in self._monitor.members:
             member.process.kill()  # it may wait for a rank that is gone
         self._close()
-        assert found is not None
-        return found
+        assert reason is not None
+        return reason
 
 
 def _started(rank: int) -> RankProcess:

@@ -82,15 +82,15 @@ class Worker:
             torch.cuda.empty_cache()
 
     def warm_up(self, *values: Any) -> None:
-        """The runner's; so with the next."""
+        """`Runner.warm_up`."""
         self._running.warm_up(*values)
 
     def dummy_step(self, *values: Any) -> None:
-        """Without a reply."""
+        """`Runner.dummy_step`, without a reply."""
         self._running.dummy_step(*values)
 
     def carry_out(self, inputs: StepInputs) -> None:
-        """Without a reply; rank 0 broadcasts the tokens."""
+        """`Runner.carry_out`, without a reply; rank 0 broadcasts the tokens."""
         if (computing := inputs.computing) is not None:
             ids = np.zeros_like(computing.positions)
             inputs = replace(inputs, computing=computing._replace(ids=ids))

@@ -69,8 +69,8 @@ def native_refusal(module: Any) -> str | None:
         return f"its experts have scoring_func={module.config.scoring_func}, not {SCORING}"
     plain = nn.Linear, nn.Embedding, nn.ModuleList, type(ACT2FN["silu"])
     for name, part in module.named_modules():
-        own = type(part).__module__ == kind.__module__
-        if not own and type(part) not in plain:
+        is_transformers = type(part).__module__ == kind.__module__
+        if not is_transformers and type(part) not in plain:
             return f"its {name} is a {type(part).__name__}"
         if "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks:
             return f"its {name or 'forward'} was changed from outside"
@@ -202,8 +202,8 @@ class Latent:
     ) -> None:
         batch, cos, sin = tokens
         (heads, plain, rank), cache = self.keys.shape, view[0]
-        made = self.down.normed(self.norm, stream)
-        q, compressed = made.tensor_split([made.shape[1] - self.width], -1)
+        projected = self.down.normed(self.norm, stream)
+        q, compressed = projected.tensor_split([projected.shape[1] - self.width], -1)
         if self.up is not None and self.up_norm is not None:
             q = self.up(rms_norm(q, self.up_norm.weight, self.up_norm.eps))
         q = q.unflatten(1, (heads, -1))
@@ -287,7 +287,7 @@ class Router:
 
     weight: torch.Tensor
     """[experts, hidden]"""
-    each: int
+    top_k: int
     sums_to_one: bool
     """Whether the weights of a token's experts add up to 1."""
     rounded: bool = False
@@ -305,7 +305,7 @@ class Router:
         else:
             logits = linear(x.float(), self.weight.float())
         return route(
-            logits, self.each, sums_to_one=self.sums_to_one, bias=self.bias, groups=self.groups,
+            logits, self.top_k, sums_to_one=self.sums_to_one, bias=self.bias, groups=self.groups,
             kept=self.kept, scale=self.scale, dtype=x.dtype if self.rounded else torch.float32,
         )  # fmt: skip
 
@@ -365,8 +365,8 @@ def feed_forward_of(layer: Any, eps: float) -> Experts | MLP:
         return MLP(norm, gate_up, down)
     shared = None
     if hasattr(mlp, "shared_experts"):
-        one = mlp.shared_experts
-        shared = Shared(linear_of(one.gate_proj, one.up_proj), linear_of(one.down_proj))
+        experts = mlp.shared_experts
+        shared = Shared(linear_of(experts.gate_proj, experts.up_proj), linear_of(experts.down_proj))
     return Experts(
         norm=norm,
         router=router_of(mlp.gate),

@@ -155,13 +155,13 @@ def _whole(parts: list[Any]) -> torch.Tensor:
 
 
 COPY_SHARE = 8
-"""A model's weights are copied where they take at most one part in so many of the host's memory."""
+"""Weights are copied if they take at most this fraction (1/8) of the host's memory."""
 INT8_TOKENS = 4
-"""Up to so many tokens torch's own product of bfloat16 with int8 is the fastest."""
+"""Most tokens for which torch's product of bfloat16 with int8 is the fastest."""
 INT8_INPUTS = 32
-"""That product reads the inputs by so many, past their end where there are others."""
+"""Inputs that torch's int8 product reads at a time, past their end if they are no multiple."""
 WEIGHTS_BEHIND = 64
-"""From so many tokens on, products in 16 bits are faster with the weights behind."""
+"""Tokens from which on products in 16 bits are faster with the weights as the second factor."""
 TILE_ROWS = 16
 """The tokens of a step that the copies are laid out for."""
 
@@ -170,9 +170,9 @@ TILE_ROWS = 16
 class HostLinear(Linear):
     """A `Linear` with its weights on the host.
 
-    One token in float32 takes the weights as they are: all the work is to read them once. Several
-    take a copy in oneDNN's tiles, which is up to twice as fast. In 16 bits, for few tokens, the
-    weights go in front, where oneDNN reads them as they lie.
+    In float32, a single token uses the weights as they are, since reading them once is all the
+    work; several tokens use a copy in oneDNN's tiles, which is up to twice as fast. In 16 bits, for
+    few tokens, the weights are the first factor, which oneDNN reads in place.
     """
 
     tiles: torch.Tensor | None = None
@@ -185,21 +185,21 @@ class HostLinear(Linear):
             y = self._unscaled(x).float() * self.scale
             return (y if self.bias is None else y + self.bias).to(x.dtype)
         if self.tiles is not None and len(x) > 1:
-            made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
                 x, self.tiles, self.bias, "none", [], ""
             )
-            return made
+            return product
         if x.dtype == torch.float32:
             return functional.linear(x, self.weight, self.bias)
         y = _half(self.weight, x)
         return y if self.bias is None else y.add_(self.bias)
 
     def _unscaled(self, x: torch.Tensor) -> torch.Tensor:
-        """The product with weights of 8 bits as they stand there."""
+        """The product with the 8-bit weights before scaling."""
         few = self.ones is not None and x.dtype == torch.bfloat16
         if few and 0 < len(x) <= INT8_TOKENS:
-            made: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x, self.weight, self.ones)
-            return made
+            product: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x, self.weight, self.ones)
+            return product
         weight = self.weight.to(x.dtype)
         return functional.linear(x, weight) if x.dtype == torch.float32 else _half(weight, x)
 
@@ -216,7 +216,7 @@ def _half(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def on_host(part: Any, copies: bool) -> Any:
     """A `Linear`, or all of an attention or feed-forward part, for the host's processor."""
     if isinstance(part, Linear):
-        values = {each.name: getattr(part, each.name) for each in fields(Linear)}
+        values = {field.name: getattr(part, field.name) for field in fields(Linear)}
         tiled = copies and part.scale is None and part.weight.dtype == torch.float32
         tiles: Any = None
         if tiled:
@@ -225,14 +225,14 @@ def on_host(part: Any, copies: bool) -> Any:
         if part.weight.dtype == torch.int8 and part.weight.shape[1] % INT8_INPUTS == 0:
             ones = torch.ones(len(part.weight), dtype=torch.bfloat16)
         return HostLinear(**values, tiles=tiles, ones=ones)
-    values = {each.name: getattr(part, each.name) for each in fields(part)}
-    linears = {name: each for name, each in values.items() if isinstance(each, Linear)}
-    return replace(part, **{name: on_host(each, copies) for name, each in linears.items()})
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    linears = {name: value for name, value in values.items() if isinstance(value, Linear)}
+    return replace(part, **{name: on_host(linear, copies) for name, linear in linears.items()})
 
 
 def may_copy(module: Any) -> bool:
     """Whether there is a use for copies of a model's weights, and room for them."""
     if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
         return False
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return COPY_SHARE * sum(weight.nbytes for weight in module.parameters()) <= there
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return COPY_SHARE * sum(weight.nbytes for weight in module.parameters()) <= memory
