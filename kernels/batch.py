@@ -102,11 +102,11 @@ class AttentionBatch:
         return max((length for length, _ in self.chunks), default=1)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns, made the first time that `key` is asked for."""
+        """The value of `make()`, computed once for each `key`."""
         if key not in self._memo:
             self._memo[key] = make()
-        made: T = self._memo[key]
-        return made
+        value: T = self._memo[key]
+        return value
 
 
 def _slots(table: Sequence[int], begin: int, end: int, block_size: int) -> list[int]:
@@ -145,12 +145,14 @@ class SamplingTensors:
     top_p: torch.Tensor
     """[rows] float64: the smallest set of most probable tokens that reaches p; 1 for all."""
     min_p: torch.Tensor
-    """[rows] float32: the logarithm of how probable a token must be, for each time that the most
-    probable one is; -inf for all."""
+    """[rows] float32: the logarithm of a token's least probability relative to the most probable
+    token's; -inf for all."""
     some_top_k: bool
-    """Whether any row uses top-k; likewise the next two. Known on the host, to skip launches."""
+    """Whether any row uses top-k; known on the host, to skip launches."""
     some_top_p: bool
+    """Whether any row uses top-p."""
     some_min_p: bool
+    """Whether any row uses min-p."""
 
     @property
     def filtered(self) -> bool:

@@ -31,7 +31,7 @@ def compress(
     tokens, heads, rope = q.shape
     if tokens == 0:
         return
-    padded, half, rank = power_of_two(heads), power_of_two(rope // 2), weight.shape[0]
+    padded, half_rope, rank = power_of_two(heads), power_of_two(rope // 2), weight.shape[0]
     _compress[(tokens,)](
         out,
         q,
@@ -51,12 +51,12 @@ def compress(
         HEADS=heads,
         PADDED=padded,
         ROPE=rope,
-        HALF=half,
+        HALF=half_rope,
         RANK=rank,
         DIM=power_of_two(rank),
         BLOCK_SIZE=cache.shape[1],
         INTERLEAVED=interleaved,
-        num_warps=max(1, min(8, padded * half // 512)),
+        num_warps=max(1, min(8, padded * half_rope // 512)),
     )
 
 
@@ -110,16 +110,16 @@ def _compress(
     slot = tl.load(slots_ptr + token)
     if slot < 0:  # padding
         return
-    there = cache_ptr + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
+    latent_at = cache_ptr + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
     dim = tl.arange(0, DIM)
     held = dim < RANK
     compressed_ptr += token * compressed_stride
     latent = tl.load(compressed_ptr + dim, mask=held, other=0.0).to(tl.float32)
     latent *= tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
     latent *= tl.load(weight_ptr + dim, mask=held, other=0.0).to(tl.float32)
-    tl.store(there + dim, latent.to(cache_ptr.dtype.element_ty), mask=held)
+    tl.store(latent_at + dim, latent.to(cache_ptr.dtype.element_ty), mask=held)
     low, high = _pairs(compressed_ptr + RANK, column, inside, ROPE, INTERLEAVED)
-    key_at = there + RANK + column
+    key_at = latent_at + RANK + column
     tl.store(key_at, (low * cos - high * sin).to(cache_ptr.dtype.element_ty), mask=inside)
     turned = high * cos + low * sin
     tl.store(key_at + ROPE // 2, turned.to(cache_ptr.dtype.element_ty), mask=inside)

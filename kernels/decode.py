@@ -60,8 +60,8 @@ def paged_decode(
         ("parts", q.shape, kv_heads, cut, window),
         lambda: listed(q, kv_heads, context_lens, room, cut, window),
     )
-    there = resident(tiles, head_dim, k_cache.element_size(), tuning.capability(q.device))
-    programs = min(len(parts.sums) * kv_heads, there * tuning.processors(q.device))
+    per_processor = resident(tiles, head_dim, k_cache.element_size(), tuning.capability(q.device))
+    programs = min(len(parts.sums) * kv_heads, per_processor * tuning.processors(q.device))
     factor, cap = softmax.factors(scale, softcap)
     dim = max(16, power_of_two(head_dim))
     _decode[(programs,)](
@@ -153,9 +153,9 @@ def _decode(
         sequence = (entry // MOST).to(tl.int64)
         part = entry % MOST
         context = tl.load(context_lens_ptr + sequence)
-        first, each, parts = extent(context, window, KEYS, PART, MOST, WINDOWED)
-        begin = first + part * each
-        end = tl.minimum(begin + each, context)
+        first, size, parts = extent(context, window, KEYS, PART, MOST, WINDOWED)
+        begin = first + part * size
+        end = tl.minimum(begin + size, context)
 
         query_head = head * GROUP + row
         q_at = q_ptr + sequence * q_token_stride + query_head[:, None] * q_head_stride
@@ -200,12 +200,12 @@ def _decode(
             tl.debug_barrier()
             if tl.atomic_add(done_at, 1, sem="acq_rel", scope="gpu") == parts - 1:
                 tl.store(done_at, 0)
-                for one in range(head * GROUP, (head + 1) * GROUP):
+                for head_index in range(head * GROUP, (head + 1) * GROUP):
                     merged = _merged(
-                        sums_ptr, marks_ptr, item - part, parts, one, column,
+                        sums_ptr, marks_ptr, item - part, parts, head_index, column,
                         HEADS * GROUP, HEAD_DIM, DIM, MOST, CHUNK,
                     )  # fmt: skip
-                    to = to_ptr + one * out_head_stride + column
+                    to = to_ptr + head_index * out_head_stride + column
                     tl.store(to, merged.to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM)
 
 
@@ -243,6 +243,6 @@ def _merged(
 def _marks(marks_ptr, first, number, parts, head, HEADS: tl.constexpr):
     """Highest scores and sums of weights of some parts; of those that are not there -inf and 0."""
     at = marks_ptr + (first + number).to(tl.int64) * (2 * HEADS) + head
-    there = number < parts
-    peak = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
-    return peak, tl.load(at + HEADS, mask=there, other=0.0, cache_modifier=".cg")
+    held = number < parts
+    peak = tl.load(at, mask=held, other=float("-inf"), cache_modifier=".cg")
+    return peak, tl.load(at + HEADS, mask=held, other=0.0, cache_modifier=".cg")

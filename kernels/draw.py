@@ -110,8 +110,8 @@ def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> t
         return picked
     shape = Shape.of(vocab)
     tops = shape.of_tiles(logits, torch.int64)
-    found = cut(logits, asked, shape) if asked.filtered else Cut.nothing(asked)
-    row = (logits, words, asked.temperature, asked.min_p, *found)
+    cuts = cut(logits, asked, shape) if asked.filtered else Cut.nothing(asked)
+    row = (logits, words, asked.temperature, asked.min_p, *cuts)
     constants = {**shape.constants(), "FILTERED": asked.filtered}
     _bound[(rows, shape.tiles)](tops, *row, **constants)
     _settle[(rows,)](picked, tops, *row, **constants)

@@ -53,12 +53,12 @@ def experts(
     tiles: ProductTiles | None = None,
 ) -> torch.Tensor:
     """As `ops.experts`, which says what the arguments are; `tiles` overrides the choice."""
-    (tokens, size), each = x.shape, chosen.shape[1]
+    (tokens, size), top_k = x.shape, chosen.shape[1]
     count, inner = gate_up.shape[0], down.shape[2]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if tokens == 0:
         return out
-    choices = tokens * each
+    choices = tokens * top_k
     if tiles is None:
         capability = tuning.capability(x.device)
         tiles = grouped_tiles(choices, count, x.element_size(), capability)
@@ -70,7 +70,7 @@ def experts(
     between = x.new_empty(choices, inner)
     _up[(triton.cdiv(inner, tiles.columns) * most,)](
         between, x, gate_up, order, listed, x.stride(0),
-        EACH=each, SIZE=size, INNER=inner, **shape, **launch,
+        TOP_K=top_k, SIZE=size, INNER=inner, **shape, **launch,
     )  # fmt: skip
     parts = x.new_empty(choices, size)
     _down[(triton.cdiv(size, tiles.columns) * most,)](
@@ -81,7 +81,7 @@ def experts(
     _sum[(tokens, triton.cdiv(size, block))](
         out, parts, out if shared is None else shared, out.stride(0),
         out.stride(0) if shared is None else shared.stride(0),
-        EACH=each, SIZE=size, SHARED=shared is not None, BLOCK=block,
+        TOP_K=top_k, SIZE=size, SHARED=shared is not None, BLOCK=block,
         num_warps=max(1, min(4, block // 256)),
     )  # fmt: skip
     return out
@@ -179,7 +179,7 @@ def _up(
     order_ptr,
     listed_ptr,
     x_stride,
-    EACH: tl.constexpr,
+    TOP_K: tl.constexpr,
     SIZE: tl.constexpr,
     INNER: tl.constexpr,
     ROWS: tl.constexpr,
@@ -199,7 +199,7 @@ def _up(
     column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
     # What is past an end is read from before it, and never stored: no load needs a mask for it.
     choice = tl.load(order_ptr + tl.minimum(row, end - 1))
-    x_at = x_ptr + (choice // EACH).to(tl.int64)[:, None] * x_stride
+    x_at = x_ptr + (choice // TOP_K).to(tl.int64)[:, None] * x_stride
     at = tl.minimum(column, INNER - 1).to(tl.int64)[:, None] * SIZE
     gate_at = weight_ptr + expert * (2 * INNER * SIZE) + at
     up_at = gate_at + INNER * SIZE
@@ -270,7 +270,7 @@ def _sum(
     shared_ptr,
     out_stride,
     shared_stride,
-    EACH: tl.constexpr,
+    TOP_K: tl.constexpr,
     SIZE: tl.constexpr,
     SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -280,8 +280,8 @@ def _sum(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = column < SIZE
     total = tl.zeros([BLOCK], tl.float32)
-    for place in range(EACH):
-        part_at = parts_ptr + (token * EACH + place) * SIZE + column
+    for place in range(TOP_K):
+        part_at = parts_ptr + (token * TOP_K + place) * SIZE + column
         total += tl.load(part_at, mask=held, other=0.0).to(tl.float32)
     if SHARED:
         shared_at = shared_ptr + token * shared_stride + column

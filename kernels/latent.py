@@ -69,17 +69,17 @@ def attend(
     queries = 1 if decodes else tiles.rows // group
     # Each sequence may end in a tile that is not full, as in attention.py.
     runs = sequences if decodes else tokens // queries + sequences
-    each = max(LEAST, tiles.keys)
+    segment_keys = max(LEAST, tiles.keys)
     # So many parts has the longest context that tables have room for. How long a part is does not
     # depend on it, but only the context's own length.
     longest = block_tables.shape[1] * cache.shape[1]
-    segments = min(SEGMENTS, -(-longest // each)) if decodes else 1
+    segments = min(SEGMENTS, -(-longest // segment_keys)) if decodes else 1
     shape = {
         "HEADS": heads,
         "RANK": rank,
         "DIM": max(16, power_of_two(rank)),
         "SEGMENTS": SEGMENTS,
-        "EACH": each,
+        "SEGMENT_KEYS": segment_keys,
     }
     parts = q.new_empty((sequences, heads, segments, rank) if decodes else 0, dtype=torch.float32)
     marks = q.new_empty((2, sequences, heads, segments) if decodes else (2, 0), dtype=torch.float32)
@@ -123,9 +123,9 @@ def attend(
 
 
 @triton.jit
-def _each(context, SEGMENTS: tl.constexpr, EACH: tl.constexpr):
-    """How many keys a part takes."""
-    return tl.maximum(tl.cdiv(tl.cdiv(context, SEGMENTS), EACH) * EACH, EACH)
+def _segment_size(context, SEGMENTS: tl.constexpr, KEYS: tl.constexpr):
+    """Keys of a segment, a multiple of KEYS."""
+    return tl.maximum(tl.cdiv(tl.cdiv(context, SEGMENTS), KEYS) * KEYS, KEYS)
 
 
 # What varies from step to step is not specialised on, as in attention.py.
@@ -171,7 +171,7 @@ def _latent(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SEGMENTS: tl.constexpr,
-    EACH: tl.constexpr,
+    SEGMENT_KEYS: tl.constexpr,
     DECODES: tl.constexpr,
 ):
     # The last tiles of a prefill see the most keys: they go first.
@@ -196,14 +196,14 @@ def _latent(
     key_from = 0
     alone = True
     if DECODES:
-        each = _each(context, SEGMENTS, EACH)
-        alone = context <= each
-        key_from = tl.program_id(1) * each
+        size = _segment_size(context, SEGMENTS, SEGMENT_KEYS)
+        alone = context <= size
+        key_from = tl.program_id(1) * size
         # A part without keys writes nothing, and _merge reads nothing of it. But a padding row
         # (context 0) gets its zeros from the first.
         if (key_from >= context) & (key_from > 0):
             return
-        end = tl.minimum(key_from + each, context)
+        end = tl.minimum(key_from + size, context)
 
     row = tl.arange(0, ROWS)
     query = first + row // GROUP
@@ -225,16 +225,16 @@ def _latent(
     table_ptr = tables_ptr + place(rows_ptr, sequence) * table_stride
     for key_begin in range(key_from, end, KEYS):
         key = key_begin + tl.arange(0, KEYS)
-        there = key < end
-        block = tl.load(table_ptr + key // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        in_range = key < end
+        block = tl.load(table_ptr + key // BLOCK_SIZE, mask=in_range, other=0).to(tl.int64)
         slot = (key % BLOCK_SIZE).to(tl.int64)
         at = cache_ptr + block * block_stride + slot * slot_stride
-        k = rows(at, column, there, RANK, DIM, MASKED=True)
-        k_turned = rows(at + RANK, rope, there, ROPE, ROPE_DIM, MASKED=True)
+        k = rows(at, column, in_range, RANK, DIM, MASKED=True)
+        k_turned = rows(at + RANK, rope, in_range, ROPE, ROPE_DIM, MASKED=True)
         score = tl.dot(turned, tl.trans(k_turned), input_precision="ieee")
         score = tl.dot(q, tl.trans(k), score, input_precision="ieee") * scale
         score = tl.where(
-            there[None, :] & (key[None, :] <= positions[:, None]), score, float("-inf")
+            in_range[None, :] & (key[None, :] <= positions[:, None]), score, float("-inf")
         )
         higher = tl.maximum(peak, tl.max(score, 1))
         # A row that has seen no key yet is at -inf, and -inf - -inf is NaN.
@@ -271,16 +271,16 @@ def _merge(
     RANK: tl.constexpr,
     DIM: tl.constexpr,
     SEGMENTS: tl.constexpr,
-    EACH: tl.constexpr,
+    SEGMENT_KEYS: tl.constexpr,
 ):
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     context = tl.load(context_lens_ptr + sequence)
-    each = _each(context, SEGMENTS, EACH)
-    if context <= each:
+    size = _segment_size(context, SEGMENTS, SEGMENT_KEYS)
+    if context <= size:
         return
     segment = tl.arange(0, SEGMENTS)
-    written = segment * each < context  # fewer than there is room for
+    written = segment * size < context  # fewer than there is room for
     mark = (sequence * HEADS + head) * parts + segment
     peak = tl.load(peak_ptr + mark, mask=written, other=float("-inf"))
     total = tl.load(total_ptr + mark, mask=written, other=0.0)

@@ -347,7 +347,7 @@ def few(x: torch.Tensor) -> bool:
 
 def route(
     logits: torch.Tensor,
-    each: int,
+    top_k: int,
     *,
     sums_to_one: bool,
     bias: torch.Tensor | None = None,
@@ -356,7 +356,7 @@ def route(
     scale: float = 1.0,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `each` experts that every token passes, and their weights in `dtype`, best first.
+    """The `top_k` experts that every token passes, and their weights in `dtype`, best first.
 
     `logits` is [tokens, experts]. Their softmax is the score, and the weight; with a `bias` of
     [experts] the sigmoid is the weight, and the bias is added for the score. Of `groups` groups of
@@ -371,8 +371,8 @@ def route(
     if on_gpu(logits):
         from pagedsim.kernels import route as kernel
 
-        return kernel.route(logits, each, **way)
-    return reference.route(logits, each, **way)
+        return kernel.route(logits, top_k, **way)
+    return reference.route(logits, top_k, **way)
 
 
 def write_kv(
@@ -449,7 +449,7 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Non
 
 
 def _check_qkv(qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """The same, where queries, keys and values come as one."""
+    """`_check`, for queries, keys and values in one tensor."""
     kv_heads, head_dim = k_cache.shape[2:]
     heads, rest = divmod(qkv.shape[1], head_dim)
     if rest or head_dim % 2 or heads <= 2 * kv_heads:

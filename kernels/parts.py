@@ -18,10 +18,10 @@ from pagedsim.kernels.tuning import Cut
 
 
 class Parts(NamedTuple):
-    """A step's parts and the room in which they leave what they found. Good for one stream."""
+    """A step's parts, with buffers for their results; to be used on a single stream."""
 
     items: torch.Tensor
-    """[1 + most parts] int32: how many there are, then for each its sequence × most + number."""
+    """[1 + most parts] int32: the number of parts, then of each its sequence × most + number."""
     sums: torch.Tensor
     """[most parts, heads, dim] fp32, by place in the list: weighted sums of values."""
     marks: torch.Tensor
@@ -38,14 +38,14 @@ def listed(
     batch, heads, head_dim = q.shape
     keys, (part, most) = cut.tiles.keys, cut.split
     bound = batch * cut.split.bound(room if window is None else min(room, window + keys))
-    found = Parts(
+    parts = Parts(
         q.new_empty(1 + bound, dtype=torch.int32),
         q.new_empty((bound, heads, head_dim), dtype=torch.float32),
         q.new_empty((bound, 2, heads), dtype=torch.float32),
         q.new_zeros((batch, kv_heads), dtype=torch.int32),
     )
     _cut[(batch,)](
-        found.items,
+        parts.items,
         context_lens,
         window or 0,
         batch,
@@ -56,7 +56,7 @@ def listed(
         WINDOWED=window is not None,
         num_warps=4,
     )
-    return found
+    return parts
 
 
 @triton.jit
@@ -75,8 +75,8 @@ def extent(
     first = context * 0
     if WINDOWED:
         first = tl.maximum(context - window, 0) // KEYS * KEYS
-    each = PART * tl.maximum(tl.cdiv(tl.cdiv(context - first, PART), MOST), 1)
-    return first, each, tl.maximum(tl.cdiv(context - first, each), 1)
+    size = PART * tl.maximum(tl.cdiv(tl.cdiv(context - first, PART), MOST), 1)
+    return first, size, tl.maximum(tl.cdiv(context - first, size), 1)
 
 
 @triton.jit(do_not_specialize=["window", "sequences"])
@@ -96,8 +96,8 @@ def _cut(
     contexts = tl.load(context_lens_ptr + other, mask=other < sequences, other=0)
     _, _, parts = extent(contexts, window, KEYS, PART, MOST, WINDOWED)
     begin = tl.sum(tl.where(other < sequence, parts, 0), 0)
-    own = tl.sum(tl.where(other == sequence, parts, 0), 0)
+    mine = tl.sum(tl.where(other == sequence, parts, 0), 0)
     part = tl.arange(0, MOST)
-    tl.store(items_ptr + 1 + begin + part, sequence * MOST + part, mask=part < own)
+    tl.store(items_ptr + 1 + begin + part, sequence * MOST + part, mask=part < mine)
     if sequence == sequences - 1:
-        tl.store(items_ptr, begin + own)
+        tl.store(items_ptr, begin + mine)

@@ -134,17 +134,17 @@ def _product(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    there = row < tokens
+    held_rows = row < tokens
     inside = column < OUT
     depth = tl.arange(0, DEPTH)
     x_at = x_ptr + row[:, None] * x_stride + depth[None, :]
     weight_at = weight_ptr + column[:, None] * SIZE + depth[None, :]
     if PARTS:
-        factor = _factor(squares_ptr, row, there, eps, SIZE, PARTS, ROWS)
+        factor = _factor(squares_ptr, row, held_rows, eps, SIZE, PARTS, ROWS)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     other = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, SIZE, DEPTH):
-        held, x_held = inside[:, None], there[:, None]
+        held, x_held = inside[:, None], held_rows[:, None]
         if SIZE % DEPTH:
             held &= (start + depth < SIZE)[None, :]
             x_held &= (start + depth < SIZE)[None, :]
@@ -162,7 +162,7 @@ def _product(
         other = _finished(other, bias_ptr + OUT, scale_ptr + OUT, column, inside, BIASED, SCALED)
         acc = acc / (1 + tl.exp(-acc)) * other
     out_at = out_ptr + row[:, None] * out_stride + column[None, :]
-    mask = there[:, None] & inside[None, :]
+    mask = held_rows[:, None] & inside[None, :]
     if ADDED:
         acc += tl.load(out_at, mask=mask, other=0.0).to(tl.float32)
     rounded = acc.to(out_ptr.dtype.element_ty)
@@ -171,12 +171,12 @@ def _product(
         # The norm is that of the sum as it is kept, rounded.
         kept = tl.where(mask, rounded.to(tl.float32), 0.0)
         left_at = left_ptr + row * tl.num_programs(1) + tl.program_id(1)
-        tl.store(left_at, tl.sum(kept * kept, 1), mask=there)
+        tl.store(left_at, tl.sum(kept * kept, 1), mask=held_rows)
 
 
 @triton.jit
 def _factor(
-    squares_ptr, row, there, eps, SIZE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr
+    squares_ptr, row, held_rows, eps, SIZE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr
 ):
     """What each token is multiplied by in its norm."""
     WIDTH: tl.constexpr = 32
@@ -184,7 +184,7 @@ def _factor(
     for first in range(0, PARTS, WIDTH):
         part = first + tl.arange(0, WIDTH)
         at = squares_ptr + row[:, None] * PARTS + part[None, :]
-        mask = there[:, None] & (part < PARTS)[None, :]
+        mask = held_rows[:, None] & (part < PARTS)[None, :]
         total += tl.sum(tl.load(at, mask=mask, other=0.0), 1)
     return tl.rsqrt(total / SIZE + eps)
 

@@ -26,7 +26,7 @@ class Matrix(NamedTuple):
     """What a product is tuned for."""
 
     outputs: int
-    """Of a gate; there are as many again that it gates."""
+    """With a gate, outputs of the gate; the product has as many again, which it multiplies."""
     inputs: int
     itemsizes: tuple[int, int]
     """Bytes of an element of the tokens, and of the weights."""
@@ -42,7 +42,7 @@ class Entry:
     capability: tuple[int, int]
     matrix: Matrix
     tiles: ProductTiles
-    """For as many tokens as it has rows, or fewer."""
+    """For at most `tiles.rows` tokens."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """When, with what and how well; nothing reads it."""
 
@@ -70,17 +70,17 @@ def read(path: Path = PATH) -> list[Entry]:
 
 
 def write(entries: Iterable[Entry], path: Path = PATH) -> None:
-    """Make a table's file of them; of two with the same key the later one stays."""
+    """Write a table's file; of two entries with the same key the later stays."""
     latest = {entry.key: entry for entry in entries}
     lines = [
         {
-            "gpu": one.gpu,
-            "capability": one.capability,
-            "matrix": one.matrix._asdict(),
-            "tiles": asdict(one.tiles),
-            "measured": one.measured,
+            "gpu": entry.gpu,
+            "capability": entry.capability,
+            "matrix": entry.matrix._asdict(),
+            "tiles": asdict(entry.tiles),
+            "measured": entry.measured,
         }
-        for _, one in sorted(latest.items())
+        for _, entry in sorted(latest.items())
     ]
     path.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
 

@@ -33,7 +33,7 @@ def rotate(
     q = qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
     if tokens == 0:
         return q
-    rows, half = power_of_two(heads // kv_heads + 1), power_of_two(head_dim // 2)
+    rows, half_dim = power_of_two(heads // kv_heads + 1), power_of_two(head_dim // 2)
     _rotate[(tokens, kv_heads)](
         qkv,
         cos,
@@ -52,11 +52,11 @@ def rotate(
         GROUP=heads // kv_heads,
         ROWS=rows,
         HEAD_DIM=head_dim,
-        HALF=half,
+        HALF=half_dim,
         BLOCK_SIZE=block_size,
         NORMED=weight is not None,
         MANTISSA=mantissa(k_cache),
-        num_warps=max(1, min(8, rows * half // 256)),
+        num_warps=max(1, min(8, rows * half_dim // 256)),
     )
     return q
 

@@ -16,7 +16,7 @@ from pagedsim.kernels.tiles import power_of_two
 
 def route(
     logits: torch.Tensor,
-    each: int,
+    top_k: int,
     *,
     sums_to_one: bool,
     bias: torch.Tensor | None = None,
@@ -27,8 +27,8 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `ops.route`, which says what the arguments are."""
     tokens, count = logits.shape
-    chosen = torch.empty(tokens, each, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(tokens, each, dtype=dtype, device=logits.device)
+    chosen = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(tokens, top_k, dtype=dtype, device=logits.device)
     if tokens == 0:
         return chosen, weights
     padded = power_of_two(count)
@@ -41,8 +41,8 @@ def route(
         logits.stride(0),
         EXPERTS=count,
         PADDED=padded,
-        EACH=each,
-        PLACES=power_of_two(each),
+        TOP_K=top_k,
+        PLACES=power_of_two(top_k),
         SUMS_TO_ONE=sums_to_one,
         GROUPS=groups,
         PADDED_GROUPS=power_of_two(groups),
@@ -62,7 +62,7 @@ def _route(
     stride,
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,
-    EACH: tl.constexpr,
+    TOP_K: tl.constexpr,
     PLACES: tl.constexpr,
     SUMS_TO_ONE: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -88,17 +88,17 @@ def _route(
     place = tl.arange(0, PLACES)
     chosen = tl.zeros([PLACES], tl.int32)
     weights = tl.zeros([PLACES], tl.float32)
-    for i in range(EACH):
+    for i in range(TOP_K):
         best = tl.minimum(tl.argmax(left, 0), EXPERTS - 1)  # where there are no numbers, too
         chosen = tl.where(place == i, best, chosen)
         weights = tl.where(place == i, tl.sum(tl.where(expert == best, score, 0.0), 0), weights)
         left = tl.where(expert == best, float("-inf"), left)
     if SUMS_TO_ONE:
         weights /= tl.sum(weights, 0) + 1e-20
-    at = token * EACH + place
-    tl.store(chosen_ptr + at, chosen, mask=place < EACH)
+    at = token * TOP_K + place
+    tl.store(chosen_ptr + at, chosen, mask=place < TOP_K)
     weights = (weights * scale).to(weights_ptr.dtype.element_ty)
-    tl.store(weights_ptr + at, weights, mask=place < EACH)
+    tl.store(weights_ptr + at, weights, mask=place < TOP_K)
 
 
 @triton.jit

@@ -14,12 +14,12 @@ from pagedsim.kernels.rounding import widened
 
 LOG2E = 1.4426950408889634
 LIFT = tl.constexpr(15.0)
-"""A weight of fp16 is 2¹⁵ times what it says at most 1 for, as far up as fp16 goes: so 2²⁹ times
-smaller ones still have all their bits. The sum of weights is as large, so that it cancels."""
+"""Weights in fp16, at most 1, are multiplied by 2¹⁵, so that weights down to 2⁻²⁹ keep all their
+bits. Their sum has the same factor, which cancels."""
 
 
 def factors(scale: float, softcap: float | None) -> tuple[float, float]:
-    """What `fold` takes as `scale` and `cap`, so that its scores are powers of two."""
+    """`scale` and `cap` of `fold`, for scores that are exponents of two."""
     if softcap is None:
         return scale * LOG2E, 0.0
     return 2 * scale / softcap * LOG2E, softcap * LOG2E
@@ -27,7 +27,7 @@ def factors(scale: float, softcap: float | None) -> tuple[float, float]:
 
 @triton.jit
 def place(rows_ptr, sequence):
-    """The row of the block tables that a sequence's stands in."""
+    """The row of a sequence in the block tables."""
     if rows_ptr is None:
         row = sequence
     else:

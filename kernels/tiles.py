@@ -31,12 +31,12 @@ class Tiles:
 
 
 FEW = 32
-"""Tokens of which `product` is asked, where weights have the tokens' own dtype. A program of it
-reads the tokens and some 32 columns of weights, the tokens from the L2 cache. Beyond so many they
-would be most of what it reads, and the libraries' products, which share them, are the better."""
+"""Most tokens for which `product` is used, if weights have the tokens' dtype. Each of its programs
+reads all tokens, from the L2 cache, and some 32 columns of weights. With more tokens these would be
+most of what it reads, and the libraries' products, which share them, are faster."""
 
 PROGRAMS = 128
-"""About as many as large GPUs have multiprocessors: 108 in an A100, 132 in an H100."""
+"""About the multiprocessors of a large GPU: 108 in an A100, 132 in an H100."""
 
 
 class Split(NamedTuple):
@@ -150,12 +150,12 @@ def decode_split(kv_heads: int) -> Split:
 def resident(tiles: Tiles, head_dim: int, itemsize: int, capability: tuple[int, int]) -> int:
     """Programs of a decode that a multiprocessor holds at one time; `itemsize` is the cache's.
 
-    By shared memory, and by registers: 8 warps find as many as they may take.
+    Shared memory bounds them, and so do registers, which suffice for 8 warps.
     """
     tile = 2 * tiles.keys * power_of_two(head_dim) * itemsize
     shared = max(1, (tiles.stages - 1) // 2) * tile + 8192  # K and V in flight, and what is summed
-    there = (228 if roomy(capability) else 164 if capability == (8, 0) else 100) * 1024
-    return max(1, min(there // shared, 8 // tiles.warps))
+    shared_memory = (228 if roomy(capability) else 164 if capability == (8, 0) else 100) * 1024
+    return max(1, min(shared_memory // shared, 8 // tiles.warps))
 
 
 def _warps(rows: int, keys: int, dim: int, eight: bool) -> int:
@@ -171,7 +171,7 @@ class ProductTiles:
     rows: int
     """Tokens."""
     columns: int
-    """Outputs; of a gate, and as many again of what it gates."""
+    """Outputs; with a gate, outputs of the gate and as many that it multiplies."""
     depth: int
     """Inputs of one loop iteration."""
     warps: int

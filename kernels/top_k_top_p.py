@@ -101,7 +101,7 @@ def cut(logits: torch.Tensor, asked: SamplingTensors, shape: Shape) -> Cut:
     """Where the rows of contiguous `logits` are cut."""
     rows, grid, constants = len(logits), (len(logits), shape.tiles), shape.constants()
     floats, whole = asked.temperature, asked.top_k
-    found = Cut(
+    cuts = Cut(
         shape.of_tiles(floats),
         floats.new_empty(rows),
         whole.new_empty(rows),
@@ -113,17 +113,17 @@ def cut(logits: torch.Tensor, asked: SamplingTensors, shape: Shape) -> Cut:
     if asked.some_top_k:
         for level in range(COUNTS.value):
             _count[grid](bins, state, *row, asked.top_k, level, **constants)
-    _peak[grid](*found[:4], bins, state, *row, asked.top_k, **constants)
+    _peak[grid](*cuts[:4], bins, state, *row, asked.top_k, **constants)
     if asked.some_top_p:
         bins, state = _room(logits, WEIGHED.value, WEIGHS.value, True)
         mass = shape.of_tiles(logits, torch.int64)
-        weighed = (*row, asked.top_p, found.peaks, found.kth)
+        weighed = (*row, asked.top_p, cuts.peaks, cuts.kth)
         count = steps(shape.vocab)
         _mass[grid](mass, *weighed, **constants, STEPS=count)
         for level in range(WEIGHS.value):
             _weigh[grid](bins, state, mass, *weighed, level, **constants, STEPS=count)
-        _tie[grid](*found[2:], bins, state, *weighed, **constants, STEPS=count)
-    return found
+        _tie[grid](*cuts[2:], bins, state, *weighed, **constants, STEPS=count)
+    return cuts
 
 
 def _room(
@@ -270,10 +270,10 @@ def _tie(
     if tl.load(top_p_ptr + row) < 1:
         bins_ptr += row * WEIGHS * (ONE << WEIGHED)
         state_ptr += row * WEIGHS * 2
-        last, left, there = _narrowed(bins_ptr, state_ptr, WEIGHS - 1, WEIGHED, WEIGHS)
+        last, left, bucket_sum = _narrowed(bins_ptr, state_ptr, WEIGHS - 1, WEIGHED, WEIGHS)
         step = tl.maximum(whole(last, STEPS), 1)
         among = (left + step - 1) // step  # how many with the last weight are in
-        if among * step < there:
+        if among * step < bucket_sum:
             bits = _bits(
                 logits_ptr, temperature_ptr, peaks_ptr, kth_ptr, row, tile, VOCAB, TILES, BLOCK
             )
@@ -356,8 +356,8 @@ def _bits(
 
 @triton.jit
 def _begun(bins_ptr, state_ptr, needed, level, writes, DIGIT: tl.constexpr, DIGITS: tl.constexpr):
-    """The digits found before `level`; one program leaves these for the next launch, and how much
-    is needed of what begins with them."""
+    """The digits that earlier levels decided. One program stores them for the next launch, with the
+    weight that is still needed among values that begin with them."""
     prefix, left = tl.full((), 0, tl.int32), needed
     if level > 0:
         prefix, left, _ = _narrowed(bins_ptr, state_ptr, level - 1, DIGIT, DIGITS)
@@ -369,7 +369,8 @@ def _begun(bins_ptr, state_ptr, needed, level, writes, DIGIT: tl.constexpr, DIGI
 
 @triton.jit
 def _narrowed(bins_ptr, state_ptr, level, DIGIT: tl.constexpr, DIGITS: tl.constexpr):
-    """The same with the digit of `level`, and how much there is of it."""
+    """The digits including that of `level`, the weight still needed, and the weight with these
+    digits."""
     BINS: tl.constexpr = ONE << DIGIT
     prefix = tl.load(state_ptr + 2 * level).to(tl.int32)
     left = tl.load(state_ptr + 2 * level + 1)
@@ -377,8 +378,8 @@ def _narrowed(bins_ptr, state_ptr, level, DIGIT: tl.constexpr, DIGITS: tl.conste
     sums = tl.load(bins_ptr + level * BINS + BINS - 1 - down)
     first = tl.min(tl.where(tl.cumsum(sums, 0) >= left, down, BINS - 1), 0)
     left -= tl.sum(tl.where(down < first, sums, 0), 0)
-    there = tl.sum(tl.where(down == first, sums, 0), 0)
-    return prefix | ((BINS - 1 - first) << (DIGITS - 1 - level) * DIGIT), left, there
+    bucket_sum = tl.sum(tl.where(down == first, sums, 0), 0)
+    return prefix | ((BINS - 1 - first) << (DIGITS - 1 - level) * DIGIT), left, bucket_sum
 
 
 @triton.jit

@@ -43,7 +43,7 @@ class Decodes(NamedTuple):
 
     order: torch.Tensor
     back: torch.Tensor
-    """Where each is found again."""
+    """For each decode its index in `order`."""
     sizes: list[int]
     sights: list[Sight]
 
@@ -70,16 +70,18 @@ def attention(
             ("decodes", *place, apart, most), lambda: _decodes(batch, *place, apart, most)
         )
         queries = q[:decodes] if len(seen.sizes) == 1 else q.index_select(0, seen.order)
-        found = []
-        for own, sight in zip(queries.split(seen.sizes), seen.sights, strict=True):
+        outputs = []
+        for group, sight in zip(queries.split(seen.sizes), seen.sights, strict=True):
             if apart is None:
                 keys = rows_of(k_cache).index_select(0, sight.rows)
                 values = rows_of(v_cache).index_select(0, sight.rows)
             else:
                 both = rows_of_both(k_cache, apart)
                 keys, values = both.index_select(0, sight.rows).chunk(2)
-            found.append(_decode(own, keys, values, sight, scale, softcap))
-        parts.append(found[0] if len(found) == 1 else torch.cat(found).index_select(0, seen.back))
+            outputs.append(_decode(group, keys, values, sight, scale, softcap))
+        if len(outputs) > 1:
+            outputs = [torch.cat(outputs).index_select(0, seen.back)]
+        parts += outputs
     begin = decodes
     for i, (length, context) in enumerate(batch.chunks):
         queries = q[begin : begin + length]
@@ -131,27 +133,27 @@ def _decodes(
     if len(sizes) == 1:
         order = torch.arange(len(order))
     sights = [
-        _see_decodes(batch, own, between, block_size, window, dtype, apart)
-        for own in order.split(sizes)
+        _see_decodes(batch, group, between, block_size, window, dtype, apart)
+        for group in order.split(sizes)
     ]
     return Decodes(order, order.argsort(), sizes, sights)
 
 
 def _see_decodes(
     batch: AttentionBatch,
-    own: torch.Tensor,
+    group: torch.Tensor,
     between: int,
     block_size: int,
     window: int | None,
     dtype: torch.dtype,
     apart: int | None,
 ) -> Sight:
-    contexts = batch.context_lens[own, None].long()
+    contexts = batch.context_lens[group, None].long()
     first = torch.zeros_like(contexts) if window is None else (contexts - window).clamp_(min=0)
     seen = (contexts - first).clamp_(min=1)
     column = torch.arange(int(seen.max()))
     position = first + torch.minimum(column, seen - 1)
-    places = own if batch.rows is None else batch.rows[own].long()
+    places = group if batch.rows is None else batch.rows[group].long()
     blocks = batch.block_tables[places[:, None], position // block_size]
     rows = blocks.long() * between + position % block_size
     bias = torch.zeros(rows.shape, dtype=dtype).masked_fill_(column >= seen, -torch.inf)

@@ -83,7 +83,7 @@ def add_product(
 
 def route(
     logits: torch.Tensor,
-    each: int,
+    top_k: int,
     *,
     sums_to_one: bool,
     bias: torch.Tensor | None = None,
@@ -94,10 +94,10 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `ops.route`."""
     if bias is None:
-        weights, chosen = logits.softmax(-1, dtype=torch.float32).topk(each)
+        weights, chosen = logits.softmax(-1, dtype=torch.float32).topk(top_k)
     else:
         scores = logits.float().sigmoid()
-        chosen = _of_the_best(scores + bias, groups, kept).topk(each).indices
+        chosen = _of_the_best(scores + bias, groups, kept).topk(top_k).indices
         weights = scores.gather(1, chosen)
     if sums_to_one:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

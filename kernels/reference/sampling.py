@@ -120,13 +120,13 @@ def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
         kept = _sorted(weight, p)
     else:
         kept = torch.empty_like(logits, dtype=torch.bool)
-        for row, mine, one in zip(weight, kept, p[:, 0].tolist(), strict=True):
-            _bucketed(row, one, mine)
+        for row, mine, threshold in zip(weight, kept, p[:, 0].tolist(), strict=True):
+            _bucketed(row, threshold, mine)
     return logits.masked_fill(~kept, -torch.inf)
 
 
 def _sorted(weight: Tensor, p: Tensor) -> Tensor:
-    """Which tokens are in, of many rows at once."""
+    """Which tokens are in the set, for many rows at once."""
     vocab = weight.shape[1]
     whole = (weight * steps(vocab)).long()
     needed = (p * whole.sum(1, keepdim=True)).ceil().long()
@@ -143,7 +143,7 @@ def _sorted(weight: Tensor, p: Tensor) -> Tensor:
 
 
 def _bucketed(weight: Tensor, p: float, kept: Tensor) -> None:
-    """Say in `kept` which tokens of one long row are in."""
+    """Set `kept` for the tokens of one long row that are in the set."""
     vocab = len(weight)
     whole = (weight * steps(vocab)).long()
     total = int(whole.sum())
@@ -159,11 +159,11 @@ def _bucketed(weight: Tensor, p: float, kept: Tensor) -> None:
     bucket = (weight_in.view(torch.int32) >> (30 - BUCKETS)).long()
     sums = torch.zeros(1 << BUCKETS, dtype=torch.int64).scatter_add_(0, bucket, whole_in)
     beyond = sums.flip(0).cumsum(0).flip(0) - sums  # what is in higher buckets
-    here = int((beyond < needed).nonzero()[0])
-    held = bucket == here
+    reached = int((beyond < needed).nonzero()[0])
+    held = bucket == reached
     best, order = weight_in[held].sort(descending=True)
     mass = whole_in[held][order]
-    before = mass.cumsum(0) - mass + beyond[here]
+    before = mass.cumsum(0) - mass + beyond[reached]
     size = int((before < needed).sum())
     last = best[size - 1]
     torch.gt(weight, last, out=kept)
@@ -175,11 +175,11 @@ Rows = Tensor | slice
 SLICE = 1 << 18
 """Elements of the rows that are drawn at once."""
 CHUNK = 1 << 16
-"""Tokens that are hashed at once: what a cache holds."""
+"""Tokens that are hashed at once: they fit a processor's cache."""
 SMALL = 1 << 14
-"""Up to so many of them all noise is made: that takes fewer operations."""
+"""Most tokens of a row for which the noise of all is computed, which takes fewer operations."""
 SPARSE = 4
-"""If only one token in so many is left, those are looked at alone."""
+"""If at most one token in `SPARSE` is left, noise is computed for those alone."""
 
 
 def pick(logits: Tensor, asked: SamplingTensors, words: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ def _drawn(x: Tensor, words: Tensor, sparse: bool) -> Tensor:
 
 
 def _of_few(x: Tensor, row: Tensor, token: Tensor, bits: Tensor) -> Tensor:
-    """The same where few tokens are left, these with those hashes."""
+    """`pick` where few tokens are left: `token` of `row`, with the hashes `bits`."""
     left = x[row, token]
     most = above(bits).add_(left)
     best = torch.full((len(x),), -torch.inf).scatter_reduce_(0, row, most, "amax")
@@ -259,12 +259,12 @@ def _of_few(x: Tensor, row: Tensor, token: Tensor, bits: Tensor) -> Tensor:
 
 
 def _least(most: Tensor) -> Tensor:
-    """What the best score is at least, if this is the largest bound."""
+    """A lower bound of the best score, given the largest upper bound."""
     return most - (LOOSE + 2.0**-22 * most.abs())
 
 
 def _where(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of what is true: of little, so eight at a time are looked at."""
+    """Rows and columns of true elements; few are expected, so eight are tested at a time."""
     flat = pad(mask.flatten(), (0, -mask.numel() % 8))
     some = flat.view(torch.int64).nonzero() * 8 + torch.arange(8)
     at = some[flat[some]]
