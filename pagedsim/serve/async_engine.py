@@ -235,7 +235,9 @@ class AsyncLLMEngine:
         opened = self._streams[name] = Stream(name)
         self._entering += 1
         self._worker.send(partial(self._add, opened, prompt, params, labels))
-        seconds = min((one for one in (timeout, self.timeout) if one is not None), default=None)
+        seconds = min(
+            (bound for bound in (timeout, self.timeout) if bound is not None), default=None
+        )
         alarm = loop.call_later(seconds, self._give_up, opened, "timeout") if seconds else None
         try:
             yield opened
@@ -262,11 +264,11 @@ class AsyncLLMEngine:
 
         def work() -> None:
             try:
-                found, error = question(self._engine), None
+                result, error = question(self._engine), None
             except Exception as problem:
                 log.exception("a question to the engine failed")
-                found, error = None, _bare(problem)
-            self._worker.post(_settle, answer, found, error)
+                result, error = None, _bare(problem)
+            self._worker.post(_settle, answer, result, error)
 
         self._worker.send(work)
         return await answer
@@ -346,8 +348,10 @@ class AsyncLLMEngine:
                 output = self._engine.abort_request(stream.request_id)
             except RequestError:  # already finished, or never queued
                 return
-            for one in output.outputs:
-                one.finish_reason = one.finish_reason if one.finish_reason != "abort" else reason
+            for completion in output.outputs:
+                completion.finish_reason = (
+                    completion.finish_reason if completion.finish_reason != "abort" else reason
+                )
             self._worker.post(self._deliver, [output])
 
         if not self.dead:
@@ -388,10 +392,10 @@ def _stopped(error: BaseException) -> EngineDead:
     return EngineDead(f"the engine has stopped: {type(error).__name__}: {error}")
 
 
-def _settle(answer: asyncio.Future[T], found: T, error: Exception | None) -> None:
+def _settle(answer: asyncio.Future[T], result: T, error: Exception | None) -> None:
     if answer.done():  # the caller was cancelled
         return
     if error is not None:
         answer.set_exception(error)
     else:
-        answer.set_result(found)
+        answer.set_result(result)

@@ -34,7 +34,7 @@ class ServedModel:
         return type(self.engine.scheduler.policy).__name__
 
 
-def made(
+def build_model(
     config: Mapping[str, Any],
     observer: Observer | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -66,15 +66,15 @@ def made(
         for name in OF_THE_SIMULATOR:
             if config[name] != getattr(Serve, name):
                 raise ConfigError(f"{name}={shown(config[name])}: is a setting of backend=sim")
-        say(f"loading {told(stage.name)}")
+        say(f"loading {client_name(stage.name)}")
         from pagedsim.engine.engine import LLMEngine
 
         engine = LLMEngine(stage.arguments, observer=observer)
-        return ServedModel(engine, "engine", config["name"] or told(stage.name))
+        return ServedModel(engine, "engine", config["name"] or client_name(stage.name))
     raise ConfigError(f"backend={type(stage).__name__}: serve takes sim and engine")
 
 
-def told(model: str) -> str:
+def client_name(model: str) -> str:
     """The name of a model for clients: the base name of a file or folder, not its path."""
     path = Path(model).expanduser()
     return path.resolve().name if path.exists() else model
@@ -98,7 +98,7 @@ def _tokenizer(where: str | None) -> Tokenizer | None:
         from pagedsim.engine.tokenizer import load_tokenizer
     except ModuleNotFoundError as error:
         raise not_installed(f"tokenizer={where}", "engine", error.name) from error
-    found = load_tokenizer(Path(where).expanduser())
-    if found is None:
+    tokenizer = load_tokenizer(Path(where).expanduser())
+    if tokenizer is None:
         raise ConfigError(f"tokenizer={where}: has no tokenizer's files")
-    return found
+    return tokenizer

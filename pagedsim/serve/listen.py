@@ -22,7 +22,7 @@ from pagedsim.engine.output import Observers
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.api.live import Live, add_live
 from pagedsim.serve.async_engine import AsyncLLMEngine
-from pagedsim.serve.factory import ServedModel, made
+from pagedsim.serve.factory import ServedModel, build_model
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.protocol import BoundedProtocol
 from pagedsim.serve.snapshot import RollingStats
@@ -75,8 +75,8 @@ def trim_heap() -> None:
 def _malloc_trim() -> Callable[[int], int] | None:
     if not sys.platform.startswith("linux"):
         return None
-    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return found
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim
 
 
 FILES = 65536
@@ -102,21 +102,25 @@ def listen(config: Mapping[str, Any]) -> None:
     sys.setswitchinterval(SWITCH)
     with _bound(config["host"], config["port"]) as listening:
         tally, metrics = RollingStats(), Metrics()
-        found = made(config, Observers(tally, metrics), _say)
+        served_model = build_model(config, Observers(tally, metrics), _say)
         engine = AsyncLLMEngine(
-            found.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
+            served_model.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
         )
         app = make_app(
             engine,
-            found,
+            served_model,
             metrics=metrics,
             api_key=key,
             max_body=config["max_body"],
             hosts=_hosts(config),
         )
-        about = {"model": found.model, "backend": found.backend, "policy": found.policy}
+        about = {
+            "model": served_model.model,
+            "backend": served_model.backend,
+            "policy": served_model.policy,
+        }
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
-        server = Listener(app, engine, found, live, tally, config["drain"])
+        server = Listener(app, engine, served_model, live, tally, config["drain"])
         gc.collect()
         gc.freeze()  # permanent objects, excluded from later collections
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
@@ -131,7 +135,7 @@ class Listener(uvicorn.Server):
         self,
         app: Any,
         engine: AsyncLLMEngine,
-        found: ServedModel,
+        served_model: ServedModel,
         live: Live,
         tally: RollingStats,
         drain: float,
@@ -146,22 +150,22 @@ class Listener(uvicorn.Server):
             timeout_keep_alive=KEEP_ALIVE,
         )
         super().__init__(settings)
-        self._engine, self._found, self._live = engine, found, live
+        self._engine, self._served_model, self._live = engine, served_model, live
         self._tally, self._drain = tally, drain
         self._tidy = HeapTrimmer()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and print the address."""
-        for one in sockets or ():
+        for listening in sockets or ():
             try:
-                one.listen(self.config.backlog)
+                listening.listen(self.config.backlog)
             except OSError as error:  # another process listens on the port
                 raise ConfigError(f"port: cannot listen: {error.strerror}") from error
         await super().startup(sockets)
-        found = self._found
+        model = self._served_model
         host, port = (sockets or self.servers[0].sockets)[0].getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        _say(f"{found.model} on backend={found.backend} under {found.policy} serves at {where}")
+        _say(f"{model.model} on backend={model.backend} under {model.policy} serves at {where}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second."""
@@ -181,14 +185,16 @@ class Listener(uvicorn.Server):
         if unfinished := self._engine.unfinished:
             pending = "1 request has" if unfinished == 1 else f"{unfinished} requests have"
             _say(f"ending: {pending} {self._drain:g} s; Ctrl-C, or SIGTERM, again ends it at once")
-        counts = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
+        finished, aborted = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
         self._live.close()
         cut = asyncio.get_running_loop().call_later(LAST_WORDS, self._cut)
         await super().shutdown(sockets)
         cut.cancel()
         await self._engine.close()
-        there = "{} finished, {} aborted".format(*counts)
-        _say(f"ended: {self._tally.finished:,} requests served; of those still there {there}")
+        _say(
+            f"ended: {self._tally.finished:,} requests served; of those still there "
+            f"{finished} finished, {aborted} aborted"
+        )
 
     def _cut(self) -> None:
         for connection in list(self.server_state.connections):

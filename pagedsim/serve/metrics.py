@@ -72,8 +72,9 @@ class Metrics:
         self.generation_tokens = 0
         self.preemptions = 0
         self.cache_queries = 0
-        """Prompt tokens looked up in the prefix cache; below, those found."""
+        """Prompt tokens looked up in the prefix cache."""
         self.cache_hits = 0
+        """Prompt tokens that were in it."""
         self.ended: Counter[str] = Counter()
         """Finished requests by finish reason."""
         self.histograms: list[Histogram] = []

@@ -138,10 +138,10 @@ class RealtimeSimulator:
             fast_forward=False,
             **self._settings,
         )
-        here = self.scheduler.requests
-        self._server.searching = sum(one.params.beam_search for one in here.values())
+        requests = self.scheduler.requests
+        self._server.searching = sum(request.params.beam_search for request in requests.values())
         for answer in self._answers.values():
-            if answer.request.id not in here:
+            if answer.request.id not in requests:
                 self._announce(answer)
 
     @property
@@ -278,14 +278,13 @@ class RealtimeSimulator:
         if plan is None and not scheduler.requests:
             raise error
         self.failure = f"{type(error).__name__}: {error}"
-        touched = [
-            one for some in (plan, *scheduler.in_flight) if some is not None for one in some.touched
-        ]
+        plans = [step for step in (plan, *scheduler.in_flight) if step is not None]
+        touched = [request for step in plans for request in step.touched]
         outputs = []
-        for one in dict.fromkeys(scheduler.requests.values() if plan is None else touched):
-            if one.alive:
-                self._server.abort(one.id)
-                outputs.append(self._ended(self._answers[one.id], "error"))
+        for request in dict.fromkeys(scheduler.requests.values() if plan is None else touched):
+            if request.alive:
+                self._server.abort(request.id)
+                outputs.append(self._ended(self._answers[request.id], "error"))
         if scheduler.pending is not None:
             scheduler.dispatch(scheduler.pending)
         for untold in list(scheduler.in_flight):

@@ -32,7 +32,7 @@ def position(tokens: int) -> int:
 
 
 class Numerals:
-    """The text of the sequence, kept as far as it was read: any part of it is a copy.
+    """The text " 1 2 3 …", cached as far as it was read.
 
     >>> Numerals().text(9, 11)
     ' 9 10'
@@ -42,7 +42,7 @@ class Numerals:
         self._text, self._numbers = bytearray(), 0
 
     def reach(self, number: int) -> None:
-        """Keep the text as far as `number`."""
+        """Extend the cached text up to `number`."""
         while self._numbers < number:
             self._numbers += 1
             self._text += b" %d" % self._numbers
@@ -69,17 +69,17 @@ def first_end(text: str, least: int, most: int) -> tuple[int, int] | None:
     if max(map(len, parts)) > len(str(most)):
         return None
     if len(parts) == 1:
-        found = min(_containing(text, least, len(str(most))), default=most + 1)
+        number = min(_containing(text, least, len(str(most))), default=most + 1)
     elif len(parts) == 2:
         suffix, prefix = parts
-        found = min(_between(suffix, prefix, least, len(str(most))), default=most + 1)
+        number = min(_between(suffix, prefix, least, len(str(most))), default=most + 1)
     else:
-        found = _consecutive(parts)
-    if not least <= found <= most:
+        number = _consecutive(parts)
+    if not least <= number <= most:
         return None
     if len(parts) == 1:
-        return found, position(found - 1) + 1 + str(found).index(text) + len(text)
-    return found, position(found - 1) + 1 + len(parts[-1])
+        return number, position(number - 1) + 1 + str(number).index(text) + len(text)
+    return number, position(number - 1) + 1 + len(parts[-1])
 
 
 def _containing(digits: str, least: int, longest: int) -> Iterator[int]:
@@ -101,7 +101,7 @@ def _containing(digits: str, least: int, longest: int) -> Iterator[int]:
 def _between(suffix: str, prefix: str, least: int, longest: int) -> Iterator[int]:
     """Numbers from `least` on that begin with `prefix` and follow one that ends in `suffix`.
 
-    For each number of digits behind the prefix the smallest.
+    Yields the smallest for each number of digits behind the prefix.
     """
     if prefix[:1] == "0":
         return
@@ -115,15 +115,15 @@ def _between(suffix: str, prefix: str, least: int, longest: int) -> Iterator[int
             (int(prefix) * scale, (int(prefix) + 1) * scale) if prefix else (0, 10**longest)
         )
         begin = max(begin, least)
-        found = begin + (wanted - begin) % modulus
-        if found == 1 and suffix:  # the text begins with a space, not with a number 0
-            found += modulus
-        if found < end:
-            yield found
+        number = begin + (wanted - begin) % modulus
+        if number == 1 and suffix:  # the text begins with a space, not with a number 0
+            number += modulus
+        if number < end:
+            yield number
 
 
 def _consecutive(parts: list[str]) -> int:
-    """The last of consecutive numbers, all but the first and last of which stand in full; or 0."""
+    """The last of consecutive numbers, where the first and last may be cut off; or 0."""
     middle = parts[1:-1]
     begin = int(middle[0])
     for place, part in enumerate(middle):
@@ -174,13 +174,13 @@ class FillerTokenizer:
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
     ) -> list[int]:
         """A line for each message."""
-        lines = [f"{one['role']}: {one['content']}\n" for one in messages]
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode("".join(lines) + "assistant:" * add_generation_prompt)
 
 
 def _bytes(token: int) -> bytes:
     if token < _TEXTS:
-        return said([token]).encode()
+        return text_of([token]).encode()
     missing, piece = divmod(token - _TEXTS, _END)
     length = PIECE - missing
     if length < 1 or piece >> 8 * length:
@@ -188,10 +188,10 @@ def _bytes(token: int) -> bytes:
     return piece.to_bytes(length)
 
 
-def said(numbers: Iterable[int]) -> str:
+def text_of(numbers: Iterable[int]) -> str:
     """The text of output tokens.
 
-    >>> said([1, 2, 3])
+    >>> text_of([1, 2, 3])
     ' 1 2 3'
     """
     return "".join([f" {number}" for number in numbers])
@@ -236,19 +236,19 @@ class SimOutput:
     def _find_stop(self) -> None:
         params, most = self.request.params, self.limit
         least = max(params.min_tokens, 1)
-        token = min((one for one in params.stop_token_ids if least <= one <= most), default=None)
+        token = min((stop for stop in params.stop_token_ids if least <= stop <= most), default=None)
         if token is not None:
             self.limit, self.stop = token, token
             self.ends_at = position(token - (not params.include_stop_str_in_output))
-        found = [
+        matches = [
             (end, -len(stop), tokens, stop)
             for stop in params.stop
             if (where := first_end(stop, least, self.limit)) is not None
             for tokens, end in (where,)
         ]
-        if not found:
+        if not matches:
             return
-        end, _, tokens, stop = min(found)
+        end, _, tokens, stop = min(matches)
         if tokens < self.limit or self.stop is None:
             self.limit, self.stop = tokens, stop
             self.ends_at = end - (0 if params.include_stop_str_in_output else len(stop))

@@ -46,8 +46,9 @@ class Second:
     output_tokens: int = 0
     preemptions: int = 0
     ttfts: tuple[float, int] = (0.0, 0)
-    """Their sum, and how many; likewise the next."""
+    """Sum and number."""
     tpots: tuple[float, int] = (0.0, 0)
+    """Sum and number."""
 
 
 class RollingStats:
@@ -141,7 +142,7 @@ class RollingStats:
     def rate(self, counter: str) -> float:
         """Average per second of a counter over the last full seconds."""
         whole = list(self.seconds)[-1 - RATE_SECONDS : -1]
-        return sum(getattr(one, counter) for one in whole) / len(whole) if whole else 0.0
+        return sum(getattr(second, counter) for second in whole) / len(whole) if whole else 0.0
 
     def ttft_ms(self, now: float) -> Plain | None:
         """Median and 95th percentile of recent times to first token; None without any."""
@@ -304,7 +305,7 @@ def encode(taken: Plain) -> str:
 
 
 def _queue(requests: Collection[Request] | Any, most: int) -> Plain:
-    return {"count": len(requests), "first": [_row(one) for one in islice(requests, most)]}
+    return {"count": len(requests), "first": [_row(request) for request in islice(requests, most)]}
 
 
 def _row(request: Request) -> Plain:
@@ -336,7 +337,7 @@ def _watched(scheduler: Scheduler, name: str) -> Plain:
         State.RUNNING: scheduler.running,
         State.SWAPPED: scheduler.swapped,
     }.get(request.state, scheduler.waiting)
-    place = next((place for place, one in enumerate(queue, 1) if one is request), None)
+    place = next((place for place, waiting in enumerate(queue, 1) if waiting is request), None)
     cells = cells_of(request, scheduler.memory.total)
     return _row(request) | {"state": request.state.value, "place": place, "cells": cells}
 
@@ -346,7 +347,7 @@ def _watched(scheduler: Scheduler, name: str) -> Plain:
 
 def _blocks(scheduler: Scheduler) -> Plain:
     memory = scheduler.memory
-    holders = [one for one in scheduler.running if one.tables]
+    holders = [request for request in scheduler.running if request.tables]
     return {
         "total": memory.total,
         "used": memory.used,
@@ -354,7 +355,7 @@ def _blocks(scheduler: Scheduler) -> Plain:
         "saved": memory.shared,
         "size": memory.block_size,
         "cell": cell_size(memory.total),
-        "owners": [str(one.id) for one in holders],
+        "owners": [str(request.id) for request in holders],
         "cells": held(scheduler, holders),
     }
 

@@ -229,7 +229,7 @@ class Worker:
         outputs = []
         for name in list(self._engine.scheduler.requests):
             output = self._engine.abort_request(name)
-            for one in output.outputs:
-                one.finish_reason = "error"
+            for completion in output.outputs:
+                completion.finish_reason = "error"
             outputs.append(output)
         return outputs

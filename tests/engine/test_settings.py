@@ -260,10 +260,10 @@ def test_a_request_over_http_takes_what_it_does_not_say() -> None:
     defaults = {**OWN, "max_tokens": 50}
     chat = ChatRequest(messages=[{"role": "user", "content": "a"}], temperature=1.0)
     chat.fill(defaults, 20)
-    assert chat.asked() == SamplingParams(**OWN | {"temperature": 1.0}, max_tokens=20)
+    assert chat.sampling_params() == SamplingParams(**OWN | {"temperature": 1.0}, max_tokens=20)
     chat = ChatRequest(messages=[{"role": "user", "content": "a"}], max_completion_tokens=30)
     chat.fill(defaults, 40)
-    assert chat.asked() == SamplingParams(**OWN, max_tokens=30)
+    assert chat.sampling_params() == SamplingParams(**OWN, max_tokens=30)
     completion = CompletionRequest(prompt=["a"], top_k=0)
     completion.fill(defaults, 20)
-    assert completion.asked() == SamplingParams(**OWN | {"top_k": 0}, max_tokens=16)
+    assert completion.sampling_params() == SamplingParams(**OWN | {"top_k": 0}, max_tokens=16)

@@ -77,7 +77,7 @@ def test_viewers_share_snapshots_and_each_gets_its_watched_requests() -> None:
         for _ in range(4):
             await read(one)
         watched = [[row["id"] for row in found["watched"]] for found in (*first, await read(one))]
-        return engine.asked, shared.made, watched
+        return engine.asked, shared.taken, watched
 
     asked, made, watched = asyncio.run(look())
     assert asked <= made + 1 <= 9
@@ -113,8 +113,8 @@ def test_a_slow_viewer_gets_the_newest_and_none_twice() -> None:
             engine.now = float(step)
             seen.append((await read(slow))["now"])
             engine.now = step + 0.5
-            made = shared.made
-            while shared.made < made + 3:  # these it misses
+            made = shared.taken
+            while shared.taken < made + 3:  # these it misses
                 await asyncio.sleep(0.001)
         return seen
 

@@ -16,7 +16,7 @@ from pagedsim.config import Serve
 
 pytest.importorskip("fastapi")
 
-from pagedsim.serve.factory import told
+from pagedsim.serve.factory import client_name
 from tests.conftest import Call
 
 GROUPS = ("policy", "preemption", "batching", "memory", "model", "hardware", "cost", "backend")
@@ -71,9 +71,9 @@ def test_every_example_of_the_page_composes(call: Call) -> None:
 
 def test_a_file_or_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
-    assert told(f"{tmp_path}/model.gguf") == "model.gguf"
-    assert told(f"{tmp_path}/") == tmp_path.name
-    assert told("meta-llama/Llama-3.1-8B") == "meta-llama/Llama-3.1-8B"
+    assert client_name(f"{tmp_path}/model.gguf") == "model.gguf"
+    assert client_name(f"{tmp_path}/") == tmp_path.name
+    assert client_name("meta-llama/Llama-3.1-8B") == "meta-llama/Llama-3.1-8B"
 
 
 # -- what is wrong ---------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ _BEARER = HTTPBearer(auto_error=False)
 
 def make_app(
     engine: AsyncLLMEngine,
-    found: ServedModel,
+    served_model: ServedModel,
     *,
     metrics: Metrics | None = None,
     api_key: str | None = None,
@@ -60,11 +60,11 @@ def make_app(
     app.add_middleware(HeaderCheck, now=lambda: engine.now, hosts=hosts)
     for kind in HANDLED:
         app.add_exception_handler(kind, answer)
-    served = found.engine
+    served = served_model.engine
     front = Handlers(
         engine=engine,
-        model=found.model,
-        words=AsyncTokenizer(served.tokenizer, found.model),
+        model=served_model.model,
+        tokenizer=AsyncTokenizer(served.tokenizer, served_model.model),
         max_model_len=served.scheduler.max_model_len,
         max_body=max_body,
         results=Results(engine),
@@ -83,7 +83,7 @@ def make_app(
     app.include_router(guarded)
     exporter = None
     if metrics is not None:
-        exporter = Exporter(metrics, served.scheduler, found.model, lambda: engine.lag)
+        exporter = Exporter(metrics, served.scheduler, served_model.model, lambda: engine.lag)
     _add_open(app, engine, exporter)
     return app
 

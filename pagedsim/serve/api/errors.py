@@ -96,16 +96,16 @@ def refuse_lost(output: RequestOutput) -> None:
     """Raise APIError for a request that ended without completing."""
     if not output.finished:
         return
-    for one in output.outputs:
-        if one.finish_reason not in ("stop", "length"):
-            raise APIError(*_LOST.get(one.finish_reason, _FAILED))
+    for completion in output.outputs:
+        if completion.finish_reason not in ("stop", "length"):
+            raise APIError(*_LOST.get(completion.finish_reason, _FAILED))
 
 
 HANDLED = (
     *(APIError, PagedsimError, HTTPException, RequestValidationError, ClientDisconnect),
     Exception,
 )
-"""What `answer` is registered for: Starlette has a place of its own for all other errors."""
+"""Exception types that `answer` handles; `Exception` stands for all others in Starlette."""
 
 
 async def answer(request: Request, error: Exception) -> Response:

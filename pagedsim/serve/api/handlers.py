@@ -41,7 +41,7 @@ class Handlers:
 
     engine: AsyncLLMEngine
     model: str
-    words: AsyncTokenizer
+    tokenizer: AsyncTokenizer
     max_model_len: int
     max_body: int
     results: Results
@@ -72,30 +72,34 @@ class Handlers:
             raise BadRequest(f"best_of={fields.best_of}: with stream, must be n={fields.n}")
         if fields.echo and fields.logprobs is not None:
             raise BadRequest("logprobs: with echo, must be null: a prompt's are not computed")
-        asked = self._asked("cmpl", await self.words.tokens(fields.prompt), fields, request)
-        reply = CompletionReply(asked, self.model, fields, self.words)
+        parsed = self._parsed("cmpl", await self.tokenizer.tokens(fields.prompt), fields, request)
+        reply = CompletionReply(parsed, self.model, fields, self.tokenizer)
         if fields.echo:
             await reply.echo()
-        return await self._answer(request, asked, reply)
+        return await self._answer(request, parsed, reply)
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
         fields = await self.read(request, ChatRequest)
         if fields.top_logprobs and not fields.logprobs:
             raise BadRequest(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
-        asked = self._asked("chatcmpl", [await self.words.chat(fields.messages)], fields, request)
-        return await self._answer(request, asked, ChatReply(asked, self.model, fields, self.words))
+        parsed = self._parsed(
+            "chatcmpl", [await self.tokenizer.chat(fields.messages)], fields, request
+        )
+        return await self._answer(
+            request, parsed, ChatReply(parsed, self.model, fields, self.tokenizer)
+        )
 
     async def generate(self, request: Request) -> Response:
         """`POST /generate`: start a request whose result is fetched later."""
         fields = await self.read(request, GenerateRequest)
         if len(fields.prompt) != 1:
             raise BadRequest(f"prompt: {len(fields.prompt)} prompts: must be one")
-        asked = self._asked("gen", await self.words.tokens(fields.prompt), fields, request)
-        self.results.start(asked)
-        return JSONResponse({"request_id": asked.name})
+        parsed = self._parsed("gen", await self.tokenizer.tokens(fields.prompt), fields, request)
+        self.results.start(parsed)
+        return JSONResponse({"request_id": parsed.name})
 
-    def _asked(
+    def _parsed(
         self,
         kind: str,
         prompts: Sequence[Sequence[int]],
@@ -115,20 +119,20 @@ class Handlers:
         if name is None:
             header = request.headers.get("x-request-id", "")
             name = header if NAME.fullmatch(header) else f"{kind}-{uuid.uuid4().hex}"
-        asked = ParsedRequest(name, prompts, fields.asked(), labels)
-        if allowed < (wanted := asked.params.max_tokens or 0):
+        parsed = ParsedRequest(name, prompts, fields.sampling_params(), labels)
+        if allowed < (wanted := parsed.params.max_tokens or 0):
             what = f"must be at most {allowed}" if allowed else "no token can follow"
             raise BadRequest(
                 f"{fields.bound}={wanted}: with a prompt of {longest} tokens {what}: "
                 f"max_model_len is {most}"
             )
-        return asked
+        return parsed
 
-    async def _answer(self, request: Request, asked: ParsedRequest, reply: Reply) -> Response:
+    async def _answer(self, request: Request, parsed: ParsedRequest, reply: Reply) -> Response:
         if reply.fields.stream:
-            return EventStream(self.engine, asked, reply)
+            return EventStream(self.engine, parsed, reply)
         async with WhilePresent(request.receive):
-            with opened(self.engine, asked, stream=False) as streams:
+            with opened(self.engine, parsed, stream=False) as streams:
                 outputs = await whole(streams)
             return JSONResponse(reply.whole(outputs))
         return Response(status_code=499)  # client disconnected
@@ -175,23 +179,23 @@ def add_models(router: APIRouter, front: Handlers) -> None:
         if (fields.prompt is None) is (fields.messages is None):
             raise BadRequest("prompt: must be given, or messages in its place")
         if fields.prompt is not None:
-            (ids,) = await front.words.tokens([fields.prompt])
+            (ids,) = await front.tokenizer.tokens([fields.prompt])
         else:
-            ids = await front.words.chat(fields.messages or [], fields.add_generation_prompt)
+            ids = await front.tokenizer.chat(fields.messages or [], fields.add_generation_prompt)
         with_texts = fields.return_token_strs
-        text = await front.words.apart(len(ids), lambda: _tokens(front, ids, with_texts))
+        text = await front.tokenizer.apart(len(ids), lambda: _tokens(front, ids, with_texts))
         return Response(text, media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=body(DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of tokens."""
         fields = await front.read(request, DetokenizeRequest)
-        return {"prompt": await front.words.long_text(fields.tokens)}
+        return {"prompt": await front.tokenizer.long_text(fields.tokens)}
 
 
 def _tokens(front: Handlers, ids: Sequence[int], with_texts: bool) -> str:
     """The body of a /tokenize response, optionally with the text of each token."""
-    texts = _listed([front.words.token(one) for one in ids]) if with_texts else "null"
+    texts = _listed([front.tokenizer.token(token) for token in ids]) if with_texts else "null"
     about = f'"count":{len(ids)},"max_model_len":{front.max_model_len}'
     return f'{{{about},"tokens":{_listed(ids)},"token_strs":{texts}}}'
 

@@ -43,7 +43,7 @@ class Live:
         self._watched: Counter[str] = Counter()
         self.viewers = 0
         """Number of connected viewers."""
-        self.made = 0
+        self.taken = 0
         """Number of snapshots taken."""
         self._maker: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None
@@ -54,17 +54,17 @@ class Live:
         """Stream snapshots as server-sent events until the viewer disconnects or `close`."""
         self._watched.update(watched)
         self.viewers += 1
-        seen = self.made
+        seen = self.taken
         if self._maker is None or self._maker.done():
             self._maker = asyncio.create_task(self._make())
         try:
             while not self._closed:
-                if seen == self.made:
+                if seen == self.taken:
                     if self._news is None:
                         self._news = asyncio.get_running_loop().create_future()
                     await asyncio.shield(self._news)
                     continue
-                seen = self.made
+                seen = self.taken
                 yield self._newest
         finally:
             self.viewers -= 1
@@ -78,7 +78,7 @@ class Live:
     async def _make(self) -> None:
         while self.viewers and not self._closed:
             self._newest = f"data: {await self._taken()}\n\n"
-            self.made += 1
+            self.taken += 1
             self._tell()
             await asyncio.sleep(EVERY)
 

@@ -42,18 +42,18 @@ def _begin(value: Any, left: list[int]) -> Any:
         return value[:most]
     if isinstance(value, list | tuple):
         some: list[Any] = []
-        for one in value:
+        for item in value:
             if left[0] < 0:
                 break
-            some.append(_begin(one, left))
+            some.append(_begin(item, left))
         return some
     if isinstance(value, dict):
         entries: dict[Any, Any] = {}
-        for key, one in value.items():
+        for key, item in value.items():
             if left[0] < 0:
                 break
             name = _begin(key, left)
-            entries[name] = _begin(one, left)
+            entries[name] = _begin(item, left)
         return entries
     return value
 
@@ -73,7 +73,7 @@ _SILENT: tuple[Any, ...] = ("", [], {}, None)
 def stops(value: Any) -> tuple[str, ...]:
     """Validate stop strings."""
     given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
         raise ValueError(f"stop={_brief(value)}: must be a text or a list of texts")
     if len(given) > MOST_STOPS:
         raise ValueError(f"stop: {len(given)} texts: at most {MOST_STOPS}")
@@ -84,10 +84,10 @@ def stops(value: Any) -> tuple[str, ...]:
 
 def stop_ids(value: Any) -> list[int]:
     """Validate stop token ids."""
-    found = token_ids(value, "stop_token_ids")
-    if len(found) > MOST_STOP_IDS:
-        raise ValueError(f"stop_token_ids: {len(found)} ids: at most {MOST_STOP_IDS}")
-    return found
+    ids = token_ids(value, "stop_token_ids")
+    if len(ids) > MOST_STOP_IDS:
+        raise ValueError(f"stop_token_ids: {len(ids)} ids: at most {MOST_STOP_IDS}")
+    return ids
 
 
 def token_ids(value: Any, where: str = "token ids") -> list[int]:
@@ -99,7 +99,9 @@ def token_ids(value: Any, where: str = "token ids") -> list[int]:
         not value or (min(value) >= 0 and max(value) <= LARGEST)
     ):
         return value
-    wrong = (i for i, one in enumerate(value) if type(one) is not int or not 0 <= one <= LARGEST)
+    wrong = (
+        i for i, token in enumerate(value) if type(token) is not int or not 0 <= token <= LARGEST
+    )
     place = next(wrong)
     raise ValueError(f"{where}[{place}]={_brief(value[place])}: must be a token id, 0 or more")
 
@@ -116,8 +118,8 @@ def prompts(value: Any) -> list[str | list[int]]:
         if len(value) > MOST_PROMPTS:
             raise ValueError(f"prompt: {len(value)} prompts: at most {MOST_PROMPTS} in a request")
         return [
-            one if isinstance(one, str) else token_ids(one, f"prompt[{place}]")
-            for place, one in enumerate(value)
+            prompt if isinstance(prompt, str) else token_ids(prompt, f"prompt[{place}]")
+            for place, prompt in enumerate(value)
         ]
     return [token_ids(value, "prompt")]
 
@@ -137,7 +139,7 @@ def messages(value: Any) -> list[dict[str, str]]:
         raise ValueError(f"messages={_brief(value)}: must be a list of at least one message")
     if len(value) > MOST_MESSAGES:
         raise ValueError(f"messages: {len(value)} of them: at most {MOST_MESSAGES}")
-    return [_message(f"messages[{place}]", one) for place, one in enumerate(value)]
+    return [_message(f"messages[{place}]", message) for place, message in enumerate(value)]
 
 
 def _message(where: str, message: Any) -> dict[str, str]:
@@ -148,13 +150,13 @@ def _message(where: str, message: Any) -> dict[str, str]:
         raise ValueError(f"{where}.role={_brief(role)}: must be a text, such as user")
     if role == "assistant" and content is None:  # an assistant turn without text
         content = ""
-    told = {"role": role, "content": _content(f"{where}.content", content)}
+    parsed = {"role": role, "content": _content(f"{where}.content", content)}
     for name, more in message.items():
         if name == "name" and isinstance(more, str):
-            told[name] = more
-        elif name not in told and more not in _SILENT:
+            parsed[name] = more
+        elif name not in parsed and more not in _SILENT:
             raise ValueError(f"{where}.{name}: is not supported here; allowed: role, content, name")
-    return told
+    return parsed
 
 
 def _content(where: str, content: Any) -> str:
@@ -163,7 +165,7 @@ def _content(where: str, content: Any) -> str:
         return content
     if not isinstance(content, list):
         raise ValueError(f"{where}={_brief(content)}: must be a text, or a list of text parts")
-    return "".join(_part(f"{where}[{place}]", one) for place, one in enumerate(content))
+    return "".join(_part(f"{where}[{place}]", part) for place, part in enumerate(content))
 
 
 def _part(where: str, part: Any) -> str:
@@ -249,7 +251,7 @@ def refuse_strange(name: str, value: object) -> None:
     if allowed == ANYTHING or value in allowed:
         return
     given = excerpt(value, 60)
-    words = " or ".join(shown(one) for one in (*allowed, None))
+    words = " or ".join(shown(accepted) for accepted in (*allowed, None))
     raise BadRequest(
         f"{name}={given}: is not supported here; allowed: {words.replace('None', 'null')}"
     )
@@ -349,16 +351,16 @@ def at_once(work: Callable[[], T]) -> T:
 
 
 def with_rest(work: Callable[[], T]) -> T:
-    """Do a stage in a worker thread, and rest for as long as it took.
+    """Do a stage in a worker thread, then sleep for as long as it took.
 
-    Much of it is one call that holds the GIL, for which the event loop waits each time that it has
-    called the system. In the rest it answers others, however many large bodies there are.
+    A stage is mostly one call that holds the GIL, for which the event loop waits after each system
+    call. During the sleep the loop serves other requests, however many large bodies there are.
     """
-    begun = perf_counter()
+    start = perf_counter()
     try:
         return work()
     finally:
-        sleep(perf_counter() - begun)
+        sleep(perf_counter() - start)
 
 
 def fields_of(body: bytes, kind: type[M], stage: Callable[[Callable[[], Any]], Any] = at_once) -> M:
@@ -410,7 +412,7 @@ def _allowed(what: str, error: ErrorDetails) -> str:
 
 
 def _place(path: Iterable[int | str]) -> str:
-    parts = [f"[{one}]" if isinstance(one, int) else f".{one}" for one in path]
+    parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
     return "".join(parts).lstrip(".") or "the body"
 
 

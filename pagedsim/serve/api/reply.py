@@ -32,16 +32,16 @@ class Reply(ABC):
     chunk_kind: ClassVar[str]
 
     def __init__(
-        self, asked: ParsedRequest, model: str, fields: Choices, words: AsyncTokenizer
+        self, parsed: ParsedRequest, model: str, fields: Choices, tokenizer: AsyncTokenizer
     ) -> None:
-        self.fields, self.prompts, self.words = fields, asked.prompts, words
-        self.echoes = [""] * len(asked.prompts)
+        self.fields, self.prompts, self.tokenizer = fields, parsed.prompts, tokenizer
+        self.echoes = [""] * len(parsed.prompts)
         """Text that each choice of a prompt begins with (`echo`)."""
-        self._prompt_tokens = sum(map(len, asked.prompts))
+        self._prompt_tokens = sum(map(len, parsed.prompts))
         self._completion_tokens = self._cached_tokens = 0
-        self._head = {"id": asked.name, "created": int(time.time()), "model": model}
+        self._head = {"id": parsed.name, "created": int(time.time()), "model": model}
         self._frames: dict[int, tuple[str, str]] = {}
-        """The text before and behind that of a choice's intermediate chunks."""
+        """JSON before and behind the text in intermediate chunks, by choice."""
         self._offsets: dict[int, int] = {}
         self._plain = not (fields.return_token_ids or self.scored)
 
@@ -68,9 +68,11 @@ class Reply(ABC):
         """The complete response, from one output per prompt."""
         choices = []
         for place, output in enumerate(outputs):
-            self._completion_tokens += sum(len(one.token_ids) for one in output.outputs)
+            self._completion_tokens += sum(
+                len(completion.token_ids) for completion in output.outputs
+            )
             self._cached_tokens += output.metrics.cached_tokens
-            choices += [self._choice(place, one) for one in output.outputs]
+            choices += [self._choice(place, completion) for completion in output.outputs]
         return {**self._head, "object": self.kind, "choices": choices, "usage": self._usage()}
 
     def _choice(self, place: int, output: CompletionOutput) -> dict[str, Any]:
@@ -86,24 +88,24 @@ class Reply(ABC):
 
     def events(self, place: int, outputs: Sequence[RequestOutput]) -> bytes:
         """New outputs of a prompt as events, one per step and choice."""
-        frames, plain, numbers = self._frames, self._plain, self.fields.keeps_telling
+        frames, plain, numbers = self._frames, self._plain, self.fields.reports_usage_in_chunks
         base = place * self.fields.n
-        told: list[str] = []
+        events: list[str] = []
         for output in outputs:
-            for one in output.outputs:
-                self._completion_tokens += len(one.token_ids)
-                frame = frames.get(base + one.index)
-                if frame is None or not plain or one.finish_reason is not None:
-                    told.append(self._event(place, one, frame is None))
+            for completion in output.outputs:
+                self._completion_tokens += len(completion.token_ids)
+                frame = frames.get(base + completion.index)
+                if frame is None or not plain or completion.finish_reason is not None:
+                    events.append(self._event(place, completion, frame is None))
                     continue
                 before, behind = frame
                 if numbers:
-                    completion = self._completion_tokens
-                    behind = behind % (completion, self._prompt_tokens + completion)
-                told.append(f"{before}{quoted(one.text)}{behind}")
+                    tokens = self._completion_tokens
+                    behind = behind % (tokens, self._prompt_tokens + tokens)
+                events.append(f"{before}{quoted(completion.text)}{behind}")
             if output.finished:
                 self._cached_tokens += output.metrics.cached_tokens
-        return "".join(told).encode()
+        return "".join(events).encode()
 
     def _event(self, place: int, output: CompletionOutput, first: bool) -> str:
         index = place * self.fields.n + output.index
@@ -122,22 +124,24 @@ class Reply(ABC):
             **self._ends(output),
             **self._ids(place, output, first),
         }
-        return event(self._chunk([choice], self._usage() if self.fields.keeps_telling else None))
+        return event(
+            self._chunk([choice], self._usage() if self.fields.reports_usage_in_chunks else None)
+        )
 
     def last(self) -> bytes:
         """The final events of a stream."""
         end = DONE
-        if self.fields.tells_usage:
+        if self.fields.reports_usage:
             end = event(self._chunk([], self._usage())) + end
         return end.encode()
 
     def _chunk(self, choices: list[Any], usage: Any) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_kind, "choices": choices}
-        return {**chunk, "usage": usage} if self.fields.tells_usage else chunk
+        return {**chunk, "usage": usage} if self.fields.reports_usage else chunk
 
     def _frame(self, index: int) -> tuple[str, str]:
         """A pre-serialised chunk around its text, behind which two usage fields may be filled."""
-        numbers = self.fields.keeps_telling
+        numbers = self.fields.reports_usage_in_chunks
         usage = {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": _COMPLETION,
@@ -202,13 +206,17 @@ class ChatReply(Reply):
     def scores(self, output: CompletionOutput, offset: int) -> Any:
         content = []
         for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
-            best = [one for one in _ranked(known) if one[1].rank <= self.fields.top_logprobs]
-            top = [self._entry(*one) for one in best]
+            best = [
+                candidate
+                for candidate in _ranked(known)
+                if candidate[1].rank <= self.fields.top_logprobs
+            ]
+            top = [self._entry(*candidate) for candidate in best]
             content.append({**self._entry(token, known[token]), "top_logprobs": top})
         return {"content": content}
 
     def _entry(self, token: int, known: Logprob) -> dict[str, Any]:
-        text = self.words.token(token)
+        text = self.tokenizer.token(token)
         return {"token": text, "logprob": _number(known), "bytes": list(text.encode())}
 
 
@@ -221,8 +229,8 @@ class CompletionReply(Reply):
     async def echo(self) -> None:
         """Prepend its prompt to every choice."""
         self.echoes = [
-            one if isinstance(one, str) else await self.words.long_text(one)
-            for one in self.fields.prompt
+            prompt if isinstance(prompt, str) else await self.tokenizer.long_text(prompt)
+            for prompt in self.fields.prompt
         ]
 
     @property
@@ -241,13 +249,13 @@ class CompletionReply(Reply):
         logprobs: list[float] = []
         tops: list[dict[str, float]] = []
         for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
-            tokens.append(self.words.token(token))
+            tokens.append(self.tokenizer.token(token))
             offsets.append(offset)
             offset += len(tokens[-1])
             logprobs.append(_number(known[token]))
             tops.append({})
-            for other, one in _ranked(known):
-                tops[-1].setdefault(self.words.token(other), _number(one))
+            for other, logprob in _ranked(known):
+                tops[-1].setdefault(self.tokenizer.token(other), _number(logprob))
         return {
             "tokens": tokens,
             "token_logprobs": logprobs,

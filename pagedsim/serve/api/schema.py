@@ -25,7 +25,7 @@ MOST_LOGPROBS = 20
 LONGEST_WAIT = 1e6
 """Seconds."""
 
-_SAMPLED = {one.name for one in fields_of(SamplingParams)}
+_SAMPLED = {field.name for field in fields_of(SamplingParams)}
 
 _TEXT = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -122,7 +122,7 @@ class Sampling(Fields):
             elif name not in self.model_fields_set:
                 setattr(self, name, value)
 
-    def asked(self, **more: Any) -> SamplingParams:
+    def sampling_params(self, **more: Any) -> SamplingParams:
         """SamplingParams for the engine; raises RequestError for invalid values."""
         given = {name: value for name, value in self if name in _SAMPLED}
         return SamplingParams(**given | {"max_tokens": getattr(self, self.bound)} | more)
@@ -153,14 +153,14 @@ class Choices(Sampling):
     return_token_ids: bool = False
 
     @property
-    def tells_usage(self) -> bool:
+    def reports_usage(self) -> bool:
         """Whether a stream ends with its token usage."""
         return bool(self.stream_options.include_usage)
 
     @property
-    def keeps_telling(self) -> bool:
+    def reports_usage_in_chunks(self) -> bool:
         """Whether every chunk includes the token usage."""
-        return self.tells_usage and bool(self.stream_options.continuous_usage_stats)
+        return self.reports_usage and bool(self.stream_options.continuous_usage_stats)
 
 
 class CompletionRequest(Choices):
@@ -185,8 +185,8 @@ class ChatRequest(Choices):
     def bound(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-    def asked(self, **more: Any) -> SamplingParams:
-        return super().asked(logprobs=self.top_logprobs if self.logprobs else None)
+    def sampling_params(self, **more: Any) -> SamplingParams:
+        return super().sampling_params(logprobs=self.top_logprobs if self.logprobs else None)
 
 
 class GenerateRequest(Sampling):
@@ -262,7 +262,7 @@ def body(kind: type[BaseModel]) -> dict[str, Any]:
 def _inlined(schema: Any, inside: dict[str, Any]) -> Any:
     """A schema with all `$ref` inlined."""
     if isinstance(schema, list):
-        return [_inlined(one, inside) for one in schema]
+        return [_inlined(item, inside) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:

@@ -20,22 +20,24 @@ from pagedsim.serve.worker import Stream
 
 
 @contextmanager
-def opened(engine: AsyncLLMEngine, asked: ParsedRequest, *, stream: bool) -> Iterator[list[Stream]]:
+def opened(
+    engine: AsyncLLMEngine, parsed: ParsedRequest, *, stream: bool
+) -> Iterator[list[Stream]]:
     """Open one stream per prompt; deltas with `stream`, else only the final output."""
-    alone = len(asked.prompts) == 1
+    alone = len(parsed.prompts) == 1
     with ExitStack() as stack:
         yield [
             stack.enter_context(
                 engine.open(
                     prompt,
-                    asked.params,
-                    asked.name if alone else f"{asked.name}-{place}",
+                    parsed.params,
+                    parsed.name if alone else f"{parsed.name}-{place}",
                     stream=stream,
                     delta=stream,
-                    **asked.labels,
+                    **parsed.labels,
                 )
             )
-            for place, prompt in enumerate(asked.prompts)
+            for place, prompt in enumerate(parsed.prompts)
         ]
 
 
@@ -118,15 +120,15 @@ class EventStream(Response):
     status, a later one an event with the error, and the end of the stream.
     """
 
-    def __init__(self, engine: AsyncLLMEngine, asked: ParsedRequest, reply: Reply) -> None:
+    def __init__(self, engine: AsyncLLMEngine, parsed: ParsedRequest, reply: Reply) -> None:
         super().__init__()
-        self._engine, self._asked, self._reply = engine, asked, reply
+        self._engine, self._parsed, self._reply = engine, parsed, reply
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with WhilePresent(receive):
             try:
-                with opened(self._engine, self._asked, stream=True) as streams:
+                with opened(self._engine, self._parsed, stream=True) as streams:
                     await self._pass_all(streams, send)
                 last = self._reply.last()
             except APIError as problem:
@@ -140,7 +142,9 @@ class EventStream(Response):
             return await self._pass(0, streams[0], send)
         await accepted(self._engine, streams)
         # Not a TaskGroup: its exception groups and their members refer to each other.
-        tasks = [asyncio.create_task(self._pass(*one, send)) for one in enumerate(streams)]
+        tasks = [
+            asyncio.create_task(self._pass(*numbered, send)) for numbered in enumerate(streams)
+        ]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -188,18 +192,18 @@ class Results:
         self._going: dict[str, tuple[Result, asyncio.Task[None]]] = {}
         self._ended: dict[str, Result] = {}  # the oldest first
 
-    def start(self, asked: ParsedRequest) -> None:
+    def start(self, parsed: ParsedRequest) -> None:
         """Start a request with one prompt."""
-        if asked.name in self._going:
-            text = f"request_id={asked.name!r}: is already here; ids must be unique"
+        if parsed.name in self._going:
+            text = f"request_id={parsed.name!r}: is already here; ids must be unique"
             raise APIError(400, text, "request_id")
-        if asked.name in self._ended:
-            raise APIError(400, f"request_id={asked.name!r}: was used already", "request_id")
+        if parsed.name in self._ended:
+            raise APIError(400, f"request_id={parsed.name!r}: was used already", "request_id")
         with ExitStack() as stack:
-            (stream,) = stack.enter_context(opened(self._engine, asked, stream=True))
-            result = Result(asked.name)
+            (stream,) = stack.enter_context(opened(self._engine, parsed, stream=True))
+            result = Result(parsed.name)
             follower = self._follow(result, stream, stack.pop_all())
-            self._going[asked.name] = result, asyncio.create_task(follower)
+            self._going[parsed.name] = result, asyncio.create_task(follower)
 
     def find(self, name: str) -> Result:
         """A running request, or one of the last that finished."""
@@ -215,10 +219,10 @@ class Results:
                 while outputs := await taken(stream):
                     result.state = "running"
                     for output in outputs:
-                        for one in output.outputs:
-                            result.text += one.text
-                            result.token_ids += one.token_ids
-                            result.finish_reason = one.finish_reason
+                        for completion in output.outputs:
+                            result.text += completion.text
+                            result.token_ids += completion.token_ids
+                            result.finish_reason = completion.finish_reason
                 result.state = "finished"
             except APIError as problem:
                 result.state, result.error = "failed", brief(str(problem))

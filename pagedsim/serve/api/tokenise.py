@@ -16,7 +16,7 @@ T = TypeVar("T")
 SHORT = 8192
 """Characters or tokens that are processed on the event loop; more go to a thread."""
 THREAD = ThreadPoolExecutor(1, "large")
-"""Large bodies and long texts take turns in it: the event loop waits for the GIL behind one."""
+"""A single thread for large bodies and long texts, so that at most one holds the GIL."""
 
 
 class AsyncTokenizer:
@@ -27,13 +27,13 @@ class AsyncTokenizer:
 
     async def tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         """Encode prompts."""
-        texts = [one for one in prompts if isinstance(one, str)]
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
-            return [one for one in prompts if not isinstance(one, str)]
+            return [prompt for prompt in prompts if not isinstance(prompt, str)]
         encode = self._known("prompt").encode
         return await self.apart(
             sum(map(len, texts)),
-            lambda: [encode(one) if isinstance(one, str) else one for one in prompts],
+            lambda: [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
         )
 
     async def chat(self, messages: Sequence[dict[str, str]], prompting: bool = True) -> list[int]:
