@@ -223,7 +223,7 @@ class Composition:
         """Blocks that the experiment counts, where the chosen memory has others."""
         if {"memory", "memory.blocks", "memory.block_size"} & self._keys:
             return
-        others = [w for w in self._words if not any(_chooses(w, g) for g in ("server", "memory"))]
+        others = [w for w in self._words if not (_sets(w, "memory") or _chooses(w, "server"))]
         if len(others) == len(self._words):
             return
         own = self.options.compose(self._root, others).config.memory

@@ -233,6 +233,7 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     [
         (["server=sglang-0.5"], True),
         (["memory=radix"], True),
+        (["memory=tiered", "memory.write=through"], False),
         (["server=vllm-0.33"], False),
         (["server=sglang-0.5", "memory.blocks=32000"], False),
         (["server=sglang-0.5", "memory.block_size=16"], False),
