@@ -44,6 +44,7 @@ INTERPRETED = {
     "pagedsim/core/contracts.py",  # as policy_validation.py; and it makes classes
     "pagedsim/core/sampling.py",  # it validates its own arguments
     "pagedsim/core/policy.py",  # whatever a user's class may do with it is to work
+    "pagedsim/core/memory/eviction_policy.py",  # as policy.py
 }
 LISTED = "pagedsim/compiled.txt"
 """The compiled sources, each with a digest; `pagedsim/run/provenance.py` reads it."""

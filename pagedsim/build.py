@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 from pagedsim.core import (
     Batching,
     ConfigError,
+    EvictionPolicy,
     Memory,
     OneByOne,
     PagedMemory,
@@ -35,13 +36,14 @@ from pagedsim.core import (
     TieredMemory,
     Unified,
 )
-from pagedsim.core.contracts import BATCHING, MEMORY, vet
+from pagedsim.core.contracts import BATCHING, EVICTION, MEMORY, vet
 from pagedsim.core.errors import refuse_settings, unknown
 from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.policies.admission import Cap, Reserve
 from pagedsim.policies.aging import Aging
 from pagedsim.policies.autoscaling import Autoscaler, Freeness, KVUse, Queue
 from pagedsim.policies.continuum import Continuum
+from pagedsim.policies.eviction import ARC, FIFO, FILO, LFU, LRU, MRU, SLRU, PriorityLRU
 from pagedsim.policies.fairness import DRR, VTC
 from pagedsim.policies.ltr import LTR
 from pagedsim.policies.mlfq import MLFQ, PLAS, SkipJoin
@@ -140,6 +142,16 @@ MEMORIES: Mapping[str, type[Memory]] = {
     "reserved_pow2": ReservedPow2,
     "reserved_oracle": ReservedOracle,
 }
+EVICTIONS: Mapping[str, type[EvictionPolicy]] = {
+    "lru": LRU,
+    "lfu": LFU,
+    "fifo": FIFO,
+    "mru": MRU,
+    "filo": FILO,
+    "priority": PriorityLRU,
+    "slru": SLRU,
+    "arc": ARC,
+}
 ROUTERS: Mapping[str, type[Router]] = {
     "round_robin": RoundRobin,
     "random": Uniform,
@@ -169,6 +181,7 @@ _NAMED: Mapping[str, Mapping[str, type[Any]]] = {
     "preemption": PREEMPTIONS,
     "batching": BATCHINGS,
     "memory": MEMORIES,
+    "eviction": EVICTIONS,
     "router": ROUTERS,
     "autoscaler": AUTOSCALERS,
 }
@@ -276,8 +289,15 @@ def make_batching(name: str | Batching = "prefill_first", **settings: Any) -> Ba
 
 
 def make_memory(name: str | Memory = "paged", **settings: Any) -> Memory:
-    """A memory by name or path."""
+    """A memory by name or path; its `eviction` may be a name or path, too."""
+    if settings.get("eviction") is not None:
+        settings["eviction"] = make_eviction(settings["eviction"])
     return vet(_make("memory", name, Memory, settings), MEMORY)
+
+
+def make_eviction(name: str | EvictionPolicy = "lru", **settings: Any) -> EvictionPolicy:
+    """An order of eviction by name or path."""
+    return vet(_make("eviction", name, EvictionPolicy, settings), EVICTION)
 
 
 def make_router(name: str | Router = "round_robin", **settings: Any) -> Router:

@@ -10,6 +10,8 @@ from pagedsim.core.errors import (
     RequestError,
 )
 from pagedsim.core.memory import (
+    CacheEntry,
+    EvictionPolicy,
     Fit,
     Memory,
     PagedMemory,
@@ -41,10 +43,12 @@ __all__ = [
     "Admitted",
     "Arrived",
     "Batching",
+    "CacheEntry",
     "Chunk",
     "ConfigError",
     "Continuation",
     "Event",
+    "EvictionPolicy",
     "Fit",
     "IntegrityError",
     "Left",

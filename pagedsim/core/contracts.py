@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar, get_args
 from pagedsim.core.batching import Batching
 from pagedsim.core.batching.base import AdmissionChanges
 from pagedsim.core.compiled import computed
-from pagedsim.core.errors import AnswerError, ConfigError, is_whole, plain, printed
-from pagedsim.core.memory import Fit, Memory, Move, Place, Tier, Usage
+from pagedsim.core.errors import AnswerError, ConfigError, is_number, is_whole, plain, printed
+from pagedsim.core.memory import EvictionPolicy, Fit, Memory, Move, Place, Tier, Usage
 from pagedsim.core.policy_validation import refuse_renamed, refuse_signatures
 
 T = TypeVar("T")
@@ -250,5 +250,19 @@ MEMORY = Contract(
             "a list of Move", lambda answer: _all(answer, lambda one: isinstance(one, Move))
         ),
         "usage": rule("a Usage of four whole numbers of at least 0", _is_usage),
+    },
+)
+EVICTION = Contract(
+    EvictionPolicy,
+    {
+        "rank": rule(
+            "a number, or a tuple of numbers",
+            lambda answer: (
+                is_number(answer) or (isinstance(answer, tuple) and all(map(is_number, answer)))
+            ),
+        ),
+        "segment": rule(
+            "a whole number from 0 to 99", lambda answer: is_whole(answer) and 0 <= answer < 100
+        ),
     },
 )

@@ -21,6 +21,7 @@ from pagedsim.cluster.spec import FleetSpec
 from pagedsim.core import (
     Batching,
     ConfigError,
+    EvictionPolicy,
     Memory,
     PagedsimError,
     Policy,
@@ -120,7 +121,7 @@ class RunConfig:
                 preemption=_preemption(config["preemption"]),
                 batching=make("batching", config["batching"], Batching),
                 **config["server"],
-                **_memory(memory),
+                **_memory(memory, self.seed),
                 **{key: memory[key] for key in OF_MEMORY if key in memory},
                 tensor_parallel=config["tensor_parallel"],
                 pipeline_parallel=config["pipeline_parallel"],
@@ -197,7 +198,7 @@ def memory_target(memory: Mapping[str, Any]) -> str:
     return ours.get(name, target) if own else target
 
 
-def _memory(settings: Mapping[str, Any]) -> Settings:
+def _memory(settings: Mapping[str, Any], seed: int) -> Settings:
     """The class of a memory and its own settings, or an object that a script gave."""
     if "kind" not in settings:
         refuse_no_target("memory", settings)
@@ -207,7 +208,23 @@ def _memory(settings: Mapping[str, Any]) -> Settings:
         return {"memory": make("memory", {**own, "_target_": target}, Memory)}
     if target not in MEMORIES:
         refuse_no_class("memory", target, Memory)
+    own = _with_eviction("memory", own, seed)
+    if isinstance(tiers := own.get("tiers"), Mapping):
+        own["tiers"] = {
+            name: _with_eviction(f"memory.tiers.{name}", tier, seed) for name, tier in tiers.items()
+        }
     return {"memory": target, "memory_settings": own}
+
+
+def _with_eviction(where: str, settings: Any, seed: int) -> Any:
+    """The settings of a pool of blocks, with its order of eviction made, if it has a class."""
+    given = settings.get("eviction") if isinstance(settings, Mapping) else None
+    if isinstance(given, str) and "." in given:
+        given = {"_target_": given}
+    if not isinstance(given, Mapping):
+        return settings
+    key = f"{where}.eviction"
+    return {**settings, "eviction": make(key, seeded(key, given, seed), EvictionPolicy)}
 
 
 def policy_of(settings: Any, seed: int = 0) -> Policy:

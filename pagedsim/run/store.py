@@ -136,9 +136,9 @@ def recipe(job: Job) -> Recipe:
 
 
 def _paths(config: Any) -> Iterator[str]:
-    """Where its classes are: a memory, and what a policy wraps, may be named by the path alone."""
+    """Where its classes are; a memory, its eviction, and what a policy wraps may be paths alone."""
     yield from _named(config, "_target_")
-    yield from (path for path in _named(config, "of", "kind", "classes") if "." in path)
+    yield from (path for path in _named(config, "of", "kind", "eviction", "classes") if "." in path)
 
 
 def _named(value: Any, *keys: str) -> Iterator[str]:

@@ -4,7 +4,10 @@ A request's tokens enter the tree when they have been computed: a prompt when it
 a chunk before the next step is composed, and all of it when the request ends. From then on the tree
 owns the pages, and the request locks the path from its node to the root. Pages that the tree has
 already are freed, and the tree's are used in their place. Nodes that no request locks can be
-evicted, leaf by leaf, the least recently used first.
+evicted, leaf by leaf, in the order of a policy.
+
+As in SGLang, a node's `uses` are the requests that have gone through it, and its priority is the
+most urgent of theirs; that of a prompt's nodes is one more urgent, so that they outlive answers.
 
 Pages are this memory's blocks. Equal keys mean equal tokens up to the end of a page, as in
 `core/memory/prefix.py`.
@@ -14,13 +17,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
-from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import ClassVar, Final
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.memory.base import Copies, Fit, Memory
+from pagedsim.core.memory.cache_entry import CacheEntry
+from pagedsim.core.memory.eviction import EvictionQueue
+from pagedsim.core.memory.eviction_policy import EvictionPolicy
 from pagedsim.core.memory.prefix import page_keys
 from pagedsim.core.request import Request
 
@@ -32,19 +37,22 @@ _DEEPER: Final = 1e-5
 """Of the nodes of a path that is matched, each is as much older than the one below it."""
 
 
-class Node:
+class Node(CacheEntry):
     """A run of pages that all requests with its tokens share."""
 
-    __slots__ = ("children", "keys", "number", "owners", "pages", "parent", "used")
+    __slots__ = ("children", "owners", "pages", "parent")
 
     def __init__(
-        self, number: int, parent: Node | None, keys: list[Hashable], pages: list[int], used: float
+        self,
+        parent: Node | None,
+        keys: list[Hashable],
+        pages: list[int],
+        now: float,
+        priority: float,
     ) -> None:
-        self.number = number
+        super().__init__(keys, now, priority)
         self.parent = parent
-        self.keys = keys
         self.pages = pages
-        self.used = used
         self.owners = 0  # requests that lock it
         self.children: dict[Hashable, Node] = {}
 
@@ -55,16 +63,20 @@ class RadixMemory(Memory):
 
     in_order_of_results: ClassVar[bool] = True
 
-    def __init__(self, blocks: int, block_size: int = 1, cpu_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int = 1,
+        cpu_blocks: int = 0,
+        eviction: EvictionPolicy | None = None,
+    ) -> None:
+        """`eviction` is the order in which leaves are evicted, which it copies; default: LRU."""
         super().__init__(blocks, block_size, cpu_blocks)
         self._free: list[int] = list(range(blocks - 1, -1, -1))
-        self._time = 0  # of the tree: it counts its uses
-        self._nodes = 0  # in the tree, beside the root
-        self._made = 0
-        self.root = Node(0, None, [], [], 0.0)
+        self.root = Node(None, [], [], 0.0, 0.0)
         self._node_of: dict[Request, Node] = {}
         self._evictable = 0  # pages of nodes without an owner
-        self._leaves: list[tuple[float, int, Node]] = []  # a heap; entries may be out of date
+        self._leaves: EvictionQueue[Node] = EvictionQueue(eviction or EvictionPolicy(), blocks)
         self._changes = 0
         self.shared = 0
 
@@ -92,10 +104,6 @@ class RadixMemory(Memory):
         return found
 
     # -- the tree ----------------------------------------------------------------------------------
-
-    def _tick(self) -> float:
-        self._time += 1
-        return self._time
 
     def lookup(self, request: Request) -> Sequence[int]:
         hit: list[int] = []
@@ -131,7 +139,7 @@ class RadixMemory(Memory):
             hit += node.pages
             if node is not child:
                 break
-        used = self._tick()
+        used = self._leaves.tick()
         above: Node | None = node
         while above is not None:
             self._use(above, used)
@@ -140,49 +148,51 @@ class RadixMemory(Memory):
         self._changes += 1
         return node, hit
 
-    def _insert(self, keys: Sequence[Hashable], pages: Sequence[int], kept: int) -> Node:
-        """Add a path, and return its last node. Of pages that the tree has already, those from
-        place `kept` on are freed."""
+    def _insert(
+        self, keys: Sequence[Hashable], pages: Sequence[int], kept: int, request: Request
+    ) -> Node:
+        """Add a path of a request, and return its last node. Of pages that the tree has already,
+        those from place `kept` on are freed: others have computed them."""
         node, done = self.root, 0
-        self._use(node, self._tick())
+        self._use(node, self._leaves.tick())
         self._changes += 1
         while done < len(keys) and (child := node.children.get(keys[done])):
-            self._use(child, self._tick())
+            self._use(child, self._leaves.tick())
             common = _common(child.keys, keys, done)
             node = child if common == len(child.keys) else self._split(child, common)
             first = max(0, kept - done)
             self._free += pages[done + first : done + common]
             done += common
+            if done > kept:
+                self._leaves.use(node, request)
         if done < len(keys):
-            node = self._add(node, list(keys[done:]), list(pages[done:]))
+            node = self._add(node, list(keys[done:]), list(pages[done:]), request)
         return node
 
-    def _add(self, parent: Node, keys: list[Hashable], pages: list[int]) -> Node:
-        node = self._new(parent, keys, pages)
+    def _add(self, parent: Node, keys: list[Hashable], pages: list[int], request: Request) -> Node:
+        node = Node(parent, keys, pages, self._leaves.tick(), request._priority)
+        self._leaves.discard(parent)
+        self._leaves.insert(node, request)
         parent.children[keys[0]] = node
         self._evictable += len(pages)
         self._offer(node)
         return node
 
-    def _new(self, parent: Node, keys: list[Hashable], pages: list[int]) -> Node:
-        self._nodes += 1
-        self._made += 1
-        return Node(self._made, parent, keys, pages, self._tick())
-
     def _split(self, child: Node, pages: int) -> Node:
         """Split the first pages of a node off; returns the new node, which has them."""
         parent = child.parent
         assert parent is not None
-        above = self._new(parent, child.keys[:pages], child.pages[:pages])
-        above.owners = child.owners
+        now = self._leaves.tick()
+        above = Node(parent, child.keys[:pages], child.pages[:pages], now, child.priority)
+        above.owners, above.uses, above.created = child.owners, child.uses, child.created
         above.children[child.keys[pages]] = child
         parent.children[above.keys[0]] = above
         child.parent, child.keys, child.pages = above, child.keys[pages:], child.pages[pages:]
-        self._use(child, self._tick())
+        self._use(child, self._leaves.tick())
         return above
 
     def _use(self, node: Node, used: float) -> None:
-        node.used = used
+        node.last_use = used
         self._offer(node)
 
     def _lock(self, node: Node) -> None:
@@ -193,6 +203,7 @@ class RadixMemory(Memory):
                 self.shared += len(above.pages)
             else:
                 self._evictable -= len(above.pages)
+                self._leaves.discard(above)
             above.owners += 1
             above = above.parent
 
@@ -210,25 +221,17 @@ class RadixMemory(Memory):
     # -- eviction ----------------------------------------------------------------------------------
 
     def _offer(self, node: Node) -> None:
-        """List a node that can be evicted under the time of its last use."""
-        if node.owners or node.children or node.parent is None:
-            return
-        if len(self._leaves) > 64 + 4 * self._nodes:
-            self._leaves = [entry for entry in self._leaves if _is_current(entry)]
-            heapify(self._leaves)
-        heappush(self._leaves, (node.used, node.number, node))
+        """Let a node be evicted, if it can be."""
+        if not node.owners and not node.children and node.parent is not None:
+            self._leaves.add(node)
 
     def reclaim(self, blocks: int) -> None:
-        while len(self._free) < blocks and self._leaves:
-            entry = heappop(self._leaves)
-            if not _is_current(entry):
-                continue
-            node = entry[2]
+        while len(self._free) < blocks and self._leaves.count:
+            node = self._leaves.pop()
             parent = node.parent
             assert parent is not None
             del parent.children[node.keys[0]]
             node.parent = None
-            self._nodes -= 1
             self._free += node.pages
             self._evictable -= len(node.pages)
             self._changes += 1
@@ -280,6 +283,8 @@ class RadixMemory(Memory):
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         node, pages = self._match(self._findable(request)[: len(hit)])
+        for above in _to_root(node):
+            self._leaves.use(above, request)
         self._lock(node)
         self._node_of[request] = node
         request._registered = len(pages)
@@ -305,11 +310,13 @@ class RadixMemory(Memory):
         table, known = request._tables[0], request._registered
         pages = tokens // self.block_size
         keys = page_keys(request, pages, self.block_size, self.with_tokens)[:pages]
-        node = self._insert(keys, table[:pages], known)
+        node = self._insert(keys, table[:pages], known, request)
         # The prompt ends in a node of its own, so that answers can be evicted without it.
         prompt = request._prompt_len // self.block_size
         if 0 < prompt < pages:
-            self._insert(keys[:prompt], table[:prompt], prompt)
+            end = self._insert(keys[:prompt], table[:prompt], prompt, request)
+            for above in _to_root(end):
+                above.priority = min(above.priority, request._priority - 1)
         self._lock(node)
         self._unlock(self._node_of[request])
         self._node_of[request] = node
@@ -338,8 +345,8 @@ class RadixMemory(Memory):
             while above.parent is not None:
                 owners[above] += 1
                 above = above.parent
-        if wrong := [node.number for node in nodes if node.owners != owners[node]]:
-            raise IntegrityError(f"nodes {wrong} count other owners than lock them")
+        if wrong := [node.pages for node in nodes if node.owners != owners[node]]:
+            raise IntegrityError(f"nodes of pages {wrong} count other owners than lock them")
         if sum(len(n.pages) for n in nodes if not n.owners) != self._evictable:
             raise IntegrityError(f"{self._evictable} pages are counted as evictable: not so")
         pages = sorted([*own, *self._free, *chain.from_iterable(node.pages for node in nodes)])
@@ -358,18 +365,15 @@ def _common(keys: list[Hashable], path: Sequence[Hashable], start: int) -> int:
     return bisect_left(range(most), True, key=lambda place: keys[place] != path[start + place])
 
 
-def _is_current(entry: tuple[float, int, Node]) -> bool:
-    """Whether a node can be evicted, and was last used at the time of its entry."""
-    used, _, node = entry
-    evictable = node.parent is not None and not node.owners and not node.children
-    return evictable and node.used == used
+def _to_root(node: Node) -> list[Node]:
+    """A node and those above it, without the root."""
+    nodes: list[Node] = []
+    while node.parent is not None:
+        nodes.append(node)
+        node = node.parent
+    return nodes
 
 
 def _path(node: Node) -> list[int]:
     """The pages from the root to the end of a node."""
-    parts: list[list[int]] = []
-    above: Node | None = node
-    while above is not None:
-        parts.append(above.pages)
-        above = above.parent
-    return list(chain.from_iterable(reversed(parts)))
+    return list(chain.from_iterable(above.pages for above in reversed(_to_root(node))))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pagedsim.core import ConfigError, Tier, policy_validation
+from pagedsim.build import EVICTIONS, make_eviction
+from pagedsim.core import ConfigError, EvictionPolicy, Tier, policy_validation
 from pagedsim.core.errors import (
     refuse_settings,
     require_flag,
@@ -39,6 +40,8 @@ class TierSpec:
     write_gb_s: float | None = None
     latency_us: float = 0.0
     """Latency of a transfer."""
+    eviction: str | EvictionPolicy | None = None
+    """Name, path or object; None: that of the memory."""
     shared: bool = False
     """Whether identical replicas share one tier, of the size of one."""
 
@@ -51,16 +54,21 @@ class TierSpec:
         for key in ("read_gb_s", "write_gb_s"):
             if (rate := getattr(self, key)) is not None:
                 require_number(f"{where}.{key}", rate, above=0)
+        if isinstance(self.eviction, str) and self.eviction not in EVICTIONS:
+            raise unknown(f"{where}.eviction", self.eviction, EVICTIONS)
         require_flag(f"{where}.shared", self.shared)
 
     def size(self, replica: Replica) -> int:
         """Its size in blocks."""
         return int(self.gib * GIB // replica.block_bytes) if self.blocks is None else self.blocks
 
-    def level(self, replica: Replica, cost: CostModel) -> Level:
-        """The tier with its link."""
+    def level(
+        self, replica: Replica, cost: CostModel, eviction: str | EvictionPolicy = "lru"
+    ) -> Level:
+        """The tier with its link; `eviction` unless it has its own."""
         read, write = (self._way(rate, replica, cost) for rate in (self.read_gb_s, self.write_gb_s))
-        return Level(Tier(self.name, self.size(replica)), Link(read, write))
+        order = make_eviction(self.eviction or eviction)
+        return Level(Tier(self.name, self.size(replica), order), Link(read, write))
 
     def _way(self, gb_s: float | None, replica: Replica, cost: CostModel) -> Way:
         one, two = (
@@ -107,10 +115,11 @@ def tiered(
     layerwise = require_flag("layerwise", settings.pop("layerwise", True))
     if (load := settings.pop("load", "always")) not in LOADS:
         raise unknown("load", str(load), LOADS)
+    eviction = settings.get("eviction") or "lru"
     there = {level.tier.name: level for level in beside.levels} if beside else {}
     tiers = Tiers(
         [
-            there[one.name] if one.shared and there else one.level(replica, cost)
+            there[one.name] if one.shared and there else one.level(replica, cost, eviction)
             for one in specs
             if one.size(replica)
         ],

@@ -149,7 +149,7 @@ PLANTED: dict[str, list[tuple[Callable[..., object], str]]] = {
             r"the prefix cache's two indexes disagree",
         ),
         (
-            lambda b: b.memory._free.extend(b.memory._idle.pop(1)),
+            lambda b: b.memory._free.extend(b.memory._evictable.pop(1)),
             r"\d+ free blocks are registered, \d+ are counted as cached",
         ),
     ],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Memory, PagedMemory, PrefixMemory, Request
-from pagedsim.core.memory.eviction import Idle
+from pagedsim.core.memory.eviction import EvictableBlocks
 from pagedsim.core.memory.prefix import PrefixIndex, add_keys
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.memory.tiered import TieredMemory
@@ -131,10 +131,10 @@ TOTAL = 12
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "pop", "take_out"]), st.randoms()), max_size=30))
-def test_idle_blocks_are_a_queue_from_which_any_may_be_taken(
+def test_evictable_blocks_are_a_queue_from_which_any_may_be_taken(
     moves: list[tuple[str, Random]],
 ) -> None:
-    idle, queue, held = Idle(TOTAL), list[int](), list(range(TOTAL))
+    idle, queue, held = EvictableBlocks(TOTAL), list[int](), list(range(TOTAL))
     for move, random in moves:
         some = random.sample(range(TOTAL), random.randrange(TOTAL + 1))
         if move == "add" and (bundle := [block for block in some if block in held]):

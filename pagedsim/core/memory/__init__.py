@@ -2,6 +2,8 @@
 
 from pagedsim.core.compiled import own_abc_registry
 from pagedsim.core.memory.base import Copies, Fit, Memory, Move, Pairs, Place, PrefixNode, Usage
+from pagedsim.core.memory.cache_entry import CacheEntry
+from pagedsim.core.memory.eviction_policy import EvictionPolicy
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.memory.prefix import PrefixMemory
 from pagedsim.core.memory.reserved import (
@@ -14,7 +16,9 @@ from pagedsim.core.memory.tier import Tier
 from pagedsim.core.memory.tiered import LoadPrices, TieredMemory
 
 __all__ = [
+    "CacheEntry",
     "Copies",
+    "EvictionPolicy",
     "Fit",
     "LoadPrices",
     "Memory",

@@ -1,16 +1,124 @@
-"""The free blocks of a prefix cache in order of eviction, pinned ones last."""
+"""Cached content that no request uses, in order of eviction; pinned blocks go last."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Final, Generic, TypeVar
 
 from pagedsim.core.compiled import mypyc_attr
+from pagedsim.core.errors import AnswerError, printed
+from pagedsim.core.memory.cache_entry import CachedBlock, CacheEntry
+from pagedsim.core.memory.eviction_policy import EvictionPolicy, is_lru
+from pagedsim.core.request import Rank, Request
+
+_EVICTED: Final = -1
+
+E = TypeVar("E", bound=CacheEntry)
+
+
+class EvictionQueue(Generic[E]):
+    """The entries of a pool that can be evicted, in the order of a copy of a policy."""
+
+    def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
+        self.policy = deepcopy(policy)
+        self.policy.capacity = capacity
+        self.count = 0
+        """Number of entries."""
+        self.is_lru = is_lru(policy)
+        # A heap for each segment; an item whose number is not its entry's `order` is out of date.
+        self._heaps: list[list[tuple[Rank, int, E]]] = [[]]
+        self._added = 0
+        self._time = 0
+
+    def __iter__(self) -> Iterator[E]:
+        """All entries, segment by segment, each in order of eviction."""
+        for heap in self._heaps:
+            for _, order, entry in sorted(heap, key=lambda item: (item[0], item[1])):
+                if entry.order == order:
+                    yield entry
+
+    def tick(self) -> float:
+        """The time, which passes by this."""
+        self._time += 1
+        return self._time
+
+    def insert(self, entry: E, request: Request | None) -> None:
+        """A new entry is in use."""
+        if not self.is_lru:
+            self.policy.inserted(entry, request)
+
+    def use(self, entry: E, request: Request | None) -> None:
+        """Another request uses an entry; `add` follows where it can be evicted all the same."""
+        entry.uses += 1
+        if request is not None:
+            entry.priority = min(entry.priority, request._priority)
+        if not self.is_lru:
+            self.policy.used(entry, request)
+
+    def add(self, entry: E) -> None:
+        """An entry can be evicted, or has another rank."""
+        rank: Rank
+        heap = self._heaps[0]
+        if self.is_lru:
+            rank = entry.last_use
+        else:
+            rank = entry.rank = self.policy.rank(entry)
+            while (segment := self.policy.segment(entry)) >= len(self._heaps):
+                self._heaps.append([])
+            heap = self._heaps[segment]
+        if len(heap) > 64 + 4 * self.count:
+            heap[:] = [item for item in heap if item[2].order == item[1]]
+            heapify(heap)
+        if entry.order <= 0:
+            self.count += 1
+        self._added += 1
+        entry.order = self._added
+        heappush(heap, (rank, self._added, entry))
+
+    def discard(self, entry: E) -> None:
+        """An entry cannot be evicted now."""
+        if entry.order > 0:
+            self.count -= 1
+        entry.order = 0
+
+    def remove(self, entry: E) -> None:
+        """An entry is gone, if it was not evicted because its content is not valid any more."""
+        if entry.order == _EVICTED:
+            return
+        self.discard(entry)
+        if not self.is_lru:
+            self.policy.removed(entry, False)
+
+    def pop(self) -> E:
+        """Evict an entry; there must be one."""
+        firsts = []
+        for heap in self._heaps:
+            while heap and heap[0][2].order != heap[0][1]:
+                heappop(heap)
+            if heap:
+                firsts.append(heap[0][2])
+        entry = firsts[0] if self.is_lru else self._chosen(firsts)
+        self.discard(entry)
+        entry.order = _EVICTED
+        if not self.is_lru:
+            self.policy.removed(entry, True)
+        return entry
+
+    def _chosen(self, firsts: list[E]) -> E:
+        answer = self.policy.choose(firsts)
+        for entry in firsts:
+            if entry is answer:
+                return entry
+        name = type(self.policy).__name__
+        raise AnswerError(f"{name}.choose gave {printed(answer)}: must be one of its argument's")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Idle:
+class EvictableBlocks:
     """Free cached blocks in bundles; the oldest bundle is evicted first, from its end.
 
     A bundle is a former block table, so its tail is evicted before its head, and a prefix hit takes
@@ -85,9 +193,92 @@ class Idle:
                 del self._bundles[number]
         return others
 
+    # What a policy is told; the order of bundles needs none of it.
+
+    def registered(
+        self,
+        blocks: Sequence[int],
+        keys: Sequence[Hashable],
+        request: Request | None,
+        priority: float,
+    ) -> None:
+        """These blocks have content, of these keys, new or known; `request` computed it."""
+
+    def used(self, blocks: Sequence[int], request: Request | None) -> None:
+        """A request uses these blocks, which others computed."""
+
+    def forgotten(self, blocks: Sequence[int]) -> None:
+        """These blocks have no content any more: evicted, or no longer valid."""
+
+    def priority(self, block: int) -> float:
+        """The smallest of the requests that have used a block with content; 0 if unknown."""
+        return 0.0
+
+
+class RankedBlocks(EvictableBlocks):
+    """Free cached blocks in the order of a policy; of those freed together, the last first."""
+
+    def __init__(self, total: int, policy: EvictionPolicy) -> None:
+        super().__init__(total)
+        self._queue: EvictionQueue[CachedBlock] = EvictionQueue(policy, total)
+        self._entries: dict[int, CachedBlock] = {}  # by block, in use or free
+
+    def __iter__(self) -> Iterator[int]:
+        for entry in self._queue:
+            yield entry.block
+
+    def add(self, bundle: list[int]) -> None:
+        now = self._queue.tick()
+        for block in reversed(bundle):
+            entry = self._entries[block]
+            entry.last_use = now
+            self._queue.add(entry)
+            self._bundle_of[block] = 0
+        self.count += len(bundle)
+
+    def pop(self, most: int) -> list[int]:
+        gone = [self._queue.pop().block for _ in range(min(most, self.count))]
+        for block in gone:
+            self._bundle_of[block] = -1
+        self.count -= len(gone)
+        return gone
+
+    def take_out(self, blocks: Sequence[int]) -> list[int]:
+        others = [block for block in blocks if self._bundle_of[block] < 0]
+        for block in blocks:
+            if self._bundle_of[block] == 0:
+                self._bundle_of[block] = -1
+                self._queue.discard(self._entries[block])
+                self.count -= 1
+        return others
+
+    def registered(
+        self,
+        blocks: Sequence[int],
+        keys: Sequence[Hashable],
+        request: Request | None,
+        priority: float,
+    ) -> None:
+        now = self._queue.tick()
+        for block, key in zip(blocks, keys, strict=True):
+            if block not in self._entries:
+                entry = self._entries[block] = CachedBlock(block, key, now, priority)
+                self._queue.insert(entry, request)
+
+    def used(self, blocks: Sequence[int], request: Request | None) -> None:
+        for block in blocks:
+            self._queue.use(self._entries[block], request)
+
+    def forgotten(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._queue.remove(self._entries.pop(block))
+
+    def priority(self, block: int) -> float:
+        return self._entries[block].priority
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Guard:
+class Pins:
     """Pinned free blocks of a cache; the first to expire is evicted first.
 
     A block is `set` while it is in use, and is here once it is free.

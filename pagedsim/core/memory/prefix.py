@@ -22,7 +22,8 @@ from typing import Any, SupportsIndex, TypeVar
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs
-from pagedsim.core.memory.eviction import Guard, Idle
+from pagedsim.core.memory.eviction import EvictableBlocks, Pins, RankedBlocks
+from pagedsim.core.memory.eviction_policy import EvictionPolicy, is_lru
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.request import Request
 from pagedsim.core.symbolic_prompt import SymbolicPrompt
@@ -123,12 +124,15 @@ class PrefixMemory(PagedMemory):
         block_size: SupportsIndex = 16,
         cpu_blocks: SupportsIndex = 0,
         swap_bound: object = False,
+        eviction: EvictionPolicy | None = None,
     ) -> None:
+        """`eviction` is the order of eviction, of which it takes a copy; default: LRU."""
         super().__init__(blocks, block_size, cpu_blocks, swap_bound)
+        self._eviction = eviction or EvictionPolicy()
         # Free blocks without content are in `_free` and reused first, then cached ones in order,
         # and pinned ones last.
-        self._idle = Idle(self.total)
-        self._guard = Guard()
+        self._evictable = self._no_blocks()
+        self._pins = Pins()
         self._key_of: list[Hashable | None] = [None] * self.total
         self._block_of: dict[Hashable, int] = {}  # the first block registered with each key
         self._equals: dict[Hashable, list[int]] = {}  # the others of equal key, in order
@@ -143,31 +147,38 @@ class PrefixMemory(PagedMemory):
 
     @property
     def free(self) -> int:
-        return len(self._free) + self._idle.count + len(self._guard.places)
+        return len(self._free) + self._evictable.count + len(self._pins.places)
 
     @property
     def cached(self) -> int:
-        return self._idle.count + len(self._guard.places)
+        return self._evictable.count + len(self._pins.places)
 
     def known_blocks(self) -> Iterable[int]:
         return [block for block, key in enumerate(self._key_of) if key is not None]
 
     # -- the pool ------------------------------------------------------------------------------
 
+    def _no_blocks(self) -> EvictableBlocks:
+        """An empty order of eviction."""
+        if is_lru(self._eviction) and all(tier.is_lru for tier in self._tiers):
+            return EvictableBlocks(self.total)
+        return RankedBlocks(self.total, self._eviction)
+
     def _free_blocks(self) -> list[int]:
-        return [*self._free, *self._idle, *self._guard]
+        return [*self._free, *self._evictable, *self._pins]
 
     def _is_free(self, block: int) -> bool:
         """Whether a cached block has no owner."""
-        return block in self._idle or block in self._guard
+        return block in self._evictable or block in self._pins
 
     def _take(self, count: int) -> list[int]:
         more = count - len(self._free)
         if more <= 0:
             return super()._take(count)
-        oldest = self._idle.pop(more)
+        oldest = self._evictable.pop(more)
         while len(oldest) < more:
-            oldest.append(self._guard.pop())
+            self._evictable.add([self._pins.pop()])
+            oldest += self._evictable.pop(1)
         self._evict(oldest)
         return super()._take(count - more) + oldest if self._free else oldest
 
@@ -182,13 +193,13 @@ class PrefixMemory(PagedMemory):
         known = [block for block in blocks if self._key_of[block] is not None]
         if len(known) < len(blocks):
             self._free += [block for block in reversed(blocks) if self._key_of[block] is None]
-        if self._guard.until:
-            known = [block for block in reversed(known) if not self._guard.takes(block)][::-1]
+        if self._pins.until:
+            known = [block for block in reversed(known) if not self._pins.takes(block)][::-1]
         if known:
-            self._idle.add(known)
+            self._evictable.add(known)
 
-    def _learn(self, blocks: Sequence[int], keys: Sequence[Hashable]) -> None:
-        """Register blocks under these keys, unless they are registered already."""
+    def _learn(self, blocks: Sequence[int], keys: Sequence[Hashable], request: Request) -> None:
+        """Register blocks of a request under these keys, unless they are registered already."""
         key_of, block_of = self._key_of, self._block_of
         for block, key in zip(blocks, keys, strict=True):
             if key_of[block] is not None:
@@ -197,6 +208,7 @@ class PrefixMemory(PagedMemory):
             key_of[block] = key
             if block_of.setdefault(key, block) != block:
                 self._equals.setdefault(key, []).append(block)
+        self._evictable.registered(blocks, keys, request, request._priority)
         self._changes += len(blocks)
         if self._where is not None:
             self._add_to_index(keys, self._where)
@@ -210,9 +222,10 @@ class PrefixMemory(PagedMemory):
                 del block_of[key]
                 if where is not None:
                     self._remove_from_index(key, where)
+        self._evictable.forgotten(blocks)
         self._changes += len(blocks)
-        if self._guard.until:
-            self._guard.forget(blocks)
+        if self._pins.until:
+            self._pins.forget(blocks)
 
     def _last(self, block: int, key: Hashable) -> bool:
         """Unregister a block from its key; returns whether no equal block is left."""
@@ -270,7 +283,7 @@ class PrefixMemory(PagedMemory):
     def hit_may_change(self, request: Request) -> bool:
         # The first of equal blocks is found. Once it is reused, the next one is found, which may be
         # in use already and then takes no free block. The last step may have done so.
-        if self._guard.places:
+        if self._pins.places:
             return True  # pinned blocks may expire
         hit = self.lookup(request)
         return bool(hit) and (
@@ -290,7 +303,8 @@ class PrefixMemory(PagedMemory):
         known = request._registered
         if full <= known:
             return
-        self._learn(request._tables[0][known:full], self._keys(request, full)[known:full])
+        keys = self._keys(request, full)[known:full]
+        self._learn(request._tables[0][known:full], keys, request)
         request._registered = full
 
     # -- admission and growth ------------------------------------------------------------------
@@ -303,18 +317,19 @@ class PrefixMemory(PagedMemory):
         return Fit.NOW if self.free - taken >= spare else Fit.LATER
 
     def unheld(self, request: Request, hit: Sequence[int]) -> int:
-        return self._idle.among(hit) + self._guard.among(hit)
+        return self._evictable.among(hit) + self._pins.among(hit)
 
-    def _claimed(self, hit: Sequence[int]) -> Sequence[int]:
+    def _claimed(self, hit: Sequence[int], request: Request) -> Sequence[int]:
         """Add an owner to each block of a hit; returns the blocks."""
-        others = self._idle.take_out(hit)
-        if self._guard.places:
-            others = [block for block in others if not self._guard.gives(block)]
+        self._evictable.used(hit, request)
+        others = self._evictable.take_out(hit)
+        if self._pins.places:
+            others = [block for block in others if not self._pins.gives(block)]
         self._share(others)
         return hit
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
-        super().admit(request, tokens, self._claimed(hit))
+        super().admit(request, tokens, self._claimed(hit, request))
         request._registered = len(hit)
         # A group that is rebuilt gets all its blocks now, and fills them later.
         if not (request._width > 1 and request.generated):
@@ -375,9 +390,9 @@ class PrefixMemory(PagedMemory):
             for key in self._block_of:
                 self._remove_from_index(key, self._where)
         # They are reused in the order of eviction.
-        self._free = [*reversed((*self._idle, *self._guard)), *self._free]
-        self._idle = Idle(self.total)
-        self._guard = Guard()
+        self._free = [*reversed((*self._evictable, *self._pins)), *self._free]
+        self._evictable = self._no_blocks()
+        self._pins = Pins()
         self._key_of = [None] * self.total
         self._block_of.clear()
         self._equals.clear()
@@ -386,14 +401,14 @@ class PrefixMemory(PagedMemory):
         if request._tables:
             self._register(request, request.computed)
             for block in request._tables[0][: request._registered]:
-                self._guard.set(block, until)
+                self._pins.set(block, until)
 
     def guarded(self, hit: Sequence[int]) -> int:
-        return len(self._guard.places) - self._guard.among(hit)
+        return len(self._pins.places) - self._pins.among(hit)
 
     def unguard(self, now: float) -> None:
-        if expired := self._guard.expired(now):
-            self._idle.add(expired[::-1])
+        if expired := self._pins.expired(now):
+            self._evictable.add(expired[::-1])
 
     def release(self, request: Request) -> None:
         if request._tables:
@@ -408,7 +423,7 @@ class PrefixMemory(PagedMemory):
 
     def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         if not request._tables:
-            hit = self._claimed(hit)
+            hit = self._claimed(hit, request)
             request._registered = len(hit)
         super().hold(request, tokens, hit)
 

@@ -8,24 +8,31 @@ from typing import NamedTuple, SupportsIndex
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_whole, shown
+from pagedsim.core.memory.eviction import RankedBlocks
+from pagedsim.core.memory.eviction_policy import EvictionPolicy, is_lru
+from pagedsim.core.request import Request
 
 
 class Taken(NamedTuple):
-    """A block that is allocated for writing, and the key of its former content."""
+    """A block that is allocated for writing, and the key and priority of its former content."""
 
     block: int
     key: Hashable | None
+    priority: float = 0.0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Tier:
     """Blocks that are free, used (by a request that is swapped out) or cached (known by a key).
 
-    The least recently used cached block is evicted first. One object may be shared by the memories
-    of several servers: what one of them has written, all of them find.
+    One object may be shared by the memories of several servers: what one of them has written, all
+    of them find.
     """
 
-    def __init__(self, name: str, blocks: SupportsIndex) -> None:
+    def __init__(
+        self, name: str, blocks: SupportsIndex, eviction: EvictionPolicy | None = None
+    ) -> None:
+        """It evicts in the order of a copy of `eviction`; default: LRU."""
         if not name.isidentifier():
             raise ConfigError(f"tier {shown(name)}: must have a name of letters, digits and _")
         self.name = name
@@ -37,6 +44,9 @@ class Tier:
         self._used: set[int] = set()
         self._key_of: OrderedDict[int, Hashable] = OrderedDict()  # least recently used first
         self._block_of: dict[Hashable, int] = {}
+        self._ranked: RankedBlocks | None = None  # the order of eviction, unless it is LRU
+        if eviction is not None and not is_lru(eviction):
+            self._ranked = RankedBlocks(self.total, eviction)
 
     def __repr__(self) -> str:
         return f"Tier({self.name!r}, {self.used} used + {self.cached} cached of {self.total})"
@@ -53,8 +63,13 @@ class Tier:
 
     @property
     def cached(self) -> int:
-        """Blocks with a key; the least recently used is evicted when none is free."""
+        """Blocks with a key, of which one is evicted when none is free."""
         return len(self._key_of)
+
+    @property
+    def is_lru(self) -> bool:
+        """Whether the least recently used block is evicted first."""
+        return self._ranked is None
 
     def uses(self, block: int) -> bool:
         """Whether a block is in use."""
@@ -65,18 +80,28 @@ class Tier:
         return self._block_of.get(key)
 
     def touch(self, block: int) -> None:
-        """Mark a cached block as just used."""
+        """Mark a cached block as just used: its content was to be written again."""
         self._key_of.move_to_end(block)
+        if self._ranked is not None:
+            self._ranked.take_out((block,))
+            self._ranked.used((block,), None)
+            self._ranked.add([block])
 
-    def hold(self, block: int) -> Hashable:
-        """A cached block is used until `keep` is called with its key, which is returned."""
+    def hold(self, block: int, request: Request) -> Hashable:
+        """A request loads a cached block, which is used until `keep` is called with its key.
+
+        Returns the key.
+        """
+        if self._ranked is not None:
+            self._ranked.take_out((block,))
+            self._ranked.used((block,), request)
         key = self._key_of.pop(block)
         del self._block_of[key]
         self._used.add(block)
         return key
 
     def take(self) -> Taken | None:
-        """A block to write to, used until `keep` or `give`: a free one, or else the oldest.
+        """A block to write to, used until `keep` or `give`: a free one, or else one is evicted.
 
         None where all are used.
         """
@@ -86,7 +111,7 @@ class Tier:
             taken = Taken(self._begun, None)
             self._begun += 1
         elif self._key_of:
-            taken = Taken(*self._key_of.popitem(last=False))
+            taken = self._evicted()
             del self._block_of[taken.key]
             self.changes += 1
         else:
@@ -94,11 +119,22 @@ class Tier:
         self._used.add(taken.block)
         return taken
 
-    def keep(self, block: int, key: Hashable) -> None:
-        """Register a used block under a key."""
+    def _evicted(self) -> Taken:
+        if self._ranked is None:
+            return Taken(*self._key_of.popitem(last=False))
+        (block,) = self._ranked.pop(1)
+        priority = self._ranked.priority(block)
+        self._ranked.forgotten((block,))
+        return Taken(block, self._key_of.pop(block), priority)
+
+    def keep(self, block: int, key: Hashable, priority: float = 0.0) -> None:
+        """Register a used block under a key; new content has the priority that it had above."""
         self._used.remove(block)
         self._key_of[block] = key
         self._block_of[key] = block
+        if self._ranked is not None:
+            self._ranked.registered((block,), (key,), None, priority)
+            self._ranked.add([block])
         self.changes += 1
 
     def give(self, block: int) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol, SupportsIndex
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_flag, unknown
 from pagedsim.core.memory.base import Move, Place
+from pagedsim.core.memory.eviction_policy import EvictionPolicy
 from pagedsim.core.memory.prefix import PrefixMemory, known_to_others
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.request import Request
@@ -50,18 +51,21 @@ class TieredMemory(PrefixMemory):
         write: object = "evicted",
         spill: object = True,
         prices: LoadPrices | None = None,
+        eviction: EvictionPolicy | None = None,
     ) -> None:
         """`write` is one of `WRITES`. Without `spill` only the first tier takes what is swapped.
 
         With `prices` a block is loaded only as long as that is cheaper than to compute it.
+        `eviction` is that of the GPU; each tier has its own.
         """
-        super().__init__(blocks, block_size)
+        super().__init__(blocks, block_size, eviction=eviction)
         if write not in WRITES:
             raise unknown("write", str(write), WRITES)
         names = [tier.name for tier in tiers]
         if len(set(names)) < len(names):
             raise ConfigError(f"tiers={', '.join(names)}: must have different names")
         self._tiers = tuple(tiers)
+        self._evictable = self._no_blocks()  # again, as tiers may ask for priorities
         self._through = write == "through"
         self._prices = prices
         self._firsts = [0, *accumulate(tier.total for tier in tiers)]
@@ -134,26 +138,26 @@ class TieredMemory(PrefixMemory):
     def _is_free(self, block: int) -> bool:
         return block < self.total and super()._is_free(block)
 
-    def _claimed(self, hit: Sequence[int]) -> Sequence[int]:
-        super()._claimed([found for found in hit if found < self.total])
+    def _claimed(self, hit: Sequence[int], request: Request) -> Sequence[int]:
+        super()._claimed([found for found in hit if found < self.total], request)
         below = [found for found in hit if found >= self.total]
         # Evictions that make room on the GPU are written down, and must not overwrite these.
         places = [self.place(found - self.total) for found in below]
-        keys = [self._tiers[place.level - 1].hold(place.block) for place in places]
+        keys = [self._tiers[place.level - 1].hold(place.block, request) for place in places]
         blocks = self._take(len(below))
         for place, key, block in zip(places, keys, blocks, strict=True):
             self._moves.append(Move(place, Place(0, block)))
             self._tiers[place.level - 1].keep(place.block, key)
-        self._learn(blocks, keys)
+        self._learn(blocks, keys, request)
         here = dict(zip(below, blocks, strict=True))
         return [here.get(found, found) for found in hit]
 
     # -- what goes down ------------------------------------------------------------------------
 
-    def _learn(self, blocks: Sequence[int], keys: Sequence[Hashable]) -> None:
+    def _learn(self, blocks: Sequence[int], keys: Sequence[Hashable], request: Request) -> None:
         both = zip(blocks, keys, strict=True)
         new = [(block, key) for block, key in both if self._key_of[block] is None]
-        super()._learn(blocks, keys)
+        super()._learn(blocks, keys, request)
         for block, key in new:
             self._unwritten.pop(block, None)  # what it is to get now is not in it yet
             if self._through and known_to_others(key):
@@ -161,12 +165,12 @@ class TieredMemory(PrefixMemory):
 
     def _evict(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            key = self._key_of[block]
+            key, priority = self._key_of[block], self._evictable.priority(block)
             super()._evict((block,))
             if known_to_others(key) and key not in self._block_of:
-                self._write(1, Place(0, block), key)
+                self._write(1, Place(0, block), key, priority)
 
-    def _write(self, level: int, source: Place, key: Hashable) -> None:
+    def _write(self, level: int, source: Place, key: Hashable, priority: float) -> None:
         """Write a block to the tier of that level; what it forgets for that goes further down."""
         for lower in range(level, len(self._tiers) + 1):
             tier = self._tiers[lower - 1]
@@ -177,16 +181,16 @@ class TieredMemory(PrefixMemory):
                 continue  # it is full of swapped requests
             target = Place(lower, taken.block)
             if taken.key is not None:
-                self._write(lower + 1, target, taken.key)
+                self._write(lower + 1, target, taken.key, taken.priority)
             self._moves.append(Move(source, target))
-            tier.keep(taken.block, key)
+            tier.keep(taken.block, key, priority)
             return
 
     def drain(self) -> list[Move]:
         for block, key in self._unwritten.items():
             if self._key_of[block] == key:
                 for level in range(1, len(self._tiers) + 1):
-                    self._write(level, Place(0, block), key)
+                    self._write(level, Place(0, block), key, self._evictable.priority(block))
         self._unwritten, self._learned = self._learned, {}
         self._settle()
         moves, self._moves = self._moves, []
@@ -201,7 +205,7 @@ class TieredMemory(PrefixMemory):
             if (taken := tier.take()) is not None:
                 place = Place(level, taken.block)
                 if taken.key is not None:
-                    self._write(level + 1, place, taken.key)
+                    self._write(level + 1, place, taken.key, taken.priority)
                 return self._number(place)
         raise IntegrityError("no tier has room for what is swapped out")
 
