@@ -135,7 +135,7 @@ class Arms:
     def same_requests(self) -> bool:
         """Whether all arms have the same workload; arms may override it."""
         workloads = [run.config.get("workload") for run in self.runs]
-        return all(one == workloads[0] for one in workloads)
+        return all(workload == workloads[0] for workload in workloads)
 
     @property
     def notes(self) -> list[str]:
@@ -157,7 +157,7 @@ class Arms:
         finished: dict[int, list[NDArray[np.bool_]]] = {}
         for run in self.runs:
             finished.setdefault(run.seed, []).append(run.by_column().in_state("finished"))
-        if all(np.array_equal(one, arms[0]) for arms in finished.values() for one in arms):
+        if all(np.array_equal(column, arms[0]) for arms in finished.values() for column in arms):
             return []
         counts = ", ".join(f"{arm} {self._finished(arm):,}" for arm in self.arms)
         return [
@@ -192,15 +192,18 @@ def by_class(arms: Arms) -> Arms:
     runs = []
     for run in arms.runs:
         classes = run.summary.get("classes", {})
-        named = {names.get(one, f"priority {one}"): numbers for one, numbers in classes.items()}
+        named = {
+            names.get(priority, f"priority {priority}"): numbers
+            for priority, numbers in classes.items()
+        }
         runs.append(replace(run, summary=run.summary | {"clients": named}))
-    there = (name for run in runs for name in run.summary["clients"])
-    return replace(arms, runs=runs, clients=tuple(dict.fromkeys(there)))
+    clients = (name for run in runs for name in run.summary["clients"])
+    return replace(arms, runs=runs, clients=tuple(dict.fromkeys(clients)))
 
 
 def _class_names(arms: Arms) -> dict[str, str]:
     """Class names by priority, where unique over all arms."""
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for run in arms.runs:
         workload = run.config.get("workload")
         classes = workload.get("classes", {}) if isinstance(workload, Mapping) else {}
@@ -208,5 +211,5 @@ def _class_names(arms: Arms) -> dict[str, str]:
             priority = settings.get("priority", 0)
             levels = priority if isinstance(priority, Mapping) else [priority]
             for level in levels:
-                found.setdefault(f"{float(level):g}", set()).add(str(name))
-    return {level: next(iter(some)) for level, some in found.items() if len(some) == 1}
+                names.setdefault(f"{float(level):g}", set()).add(str(name))
+    return {level: next(iter(some)) for level, some in names.items() if len(some) == 1}

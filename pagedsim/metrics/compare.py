@@ -76,25 +76,25 @@ def estimate(values: Sequence[float]) -> Estimate:
 
     If all seeds are equal, as for a recorded trace, there is no interval.
     """
-    there = np.asarray([value for value in values if not math.isnan(value)], dtype=np.float64)
-    if not len(there):
+    known = np.asarray([value for value in values if not math.isnan(value)], dtype=np.float64)
+    if not len(known):
         return NO_ESTIMATE
-    mean = float(there.mean())
-    if len(there) == 1:
+    mean = float(known.mean())
+    if len(known) == 1:
         return Estimate(mean, math.nan, math.nan)
-    deviation = float(there.std(ddof=1))
-    if deviation <= SAME * float(np.abs(there).max()):
+    deviation = float(known.std(ddof=1))
+    if deviation <= SAME * float(np.abs(known).max()):
         return Estimate(mean, math.nan, math.nan)
-    half = student_t(len(there) - 1) * deviation / math.sqrt(len(there))
-    return Estimate(mean, mean - half, mean + half)
+    reach = student_t(len(known) - 1) * deviation / math.sqrt(len(known))
+    return Estimate(mean, mean - reach, mean + reach)
 
 
 def estimate_of(key: str, values: Sequence[float]) -> Estimate:
     """The mean over seeds of a metric. Its interval leaves out what the metric cannot be, which
     takes nothing from its coverage: values below zero, and shares above one."""
     value = estimate(values)
-    there = [one for one in values if not math.isnan(one)]
-    if not value.known or min(there) < 0:  # a metric of a user's own may be
+    known = [number for number in values if not math.isnan(number)]
+    if not value.known or min(known) < 0:  # a metric of a user's own may be
         return value
     metric = metric_of(key)
     part = metric.unit == "share" and metric.better != LESS and is_ours(metric.of)
@@ -160,16 +160,16 @@ def compare(study: Arms, metrics: Iterable[str] | None = None) -> list[Compariso
     if not arms:
         return []
     baseline = baseline_of(study)
-    found = []
+    comparisons = []
     for arm in arms:
         if arm == baseline:
             continue
         for client in groups_of(study):
             for key in keys_of(study.metrics if metrics is None else metrics):
-                one = compare_two(study, arm, baseline, key, client)
-                if one is not None:
-                    found.append(one)
-    return found
+                comparison = compare_two(study, arm, baseline, key, client)
+                if comparison is not None:
+                    comparisons.append(comparison)
+    return comparisons
 
 
 def baseline_of(study: Arms) -> str:
@@ -228,12 +228,12 @@ def _ratio(ours: Floats, theirs: Floats) -> Estimate:
     if not ours.mean():
         return Estimate(0.0, math.nan, math.nan)
     ratio = float(ours.mean() / theirs.mean())
-    off = (ours - ratio * theirs) / ours.mean()
-    if float(np.abs(off).max()) <= SAME:  # such as when all but one seed are 0
+    deviations = (ours - ratio * theirs) / ours.mean()
+    if float(np.abs(deviations).max()) <= SAME:  # such as when all but one seed are 0
         return Estimate(ratio, math.nan, math.nan)
-    spread = estimate(list(off))
-    half = (spread.high - spread.low) / 2
-    return Estimate(ratio, ratio * math.exp(-half), ratio * math.exp(half))
+    spread = estimate(list(deviations))
+    reach = (spread.high - spread.low) / 2
+    return Estimate(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
 
 
 FEW = 4
@@ -272,8 +272,8 @@ def _answers(study: Arms) -> list[str]:
         return [_alone(study, arms[0])]
     if study.swept or len(arms) > FEW:
         return [*_extremes(study), *sureness(study)]
-    found = compare(study)
-    others = {arm: [one for one in found if one.arm == arm] for arm in arms}
+    comparisons = compare(study)
+    others = {arm: [change for change in comparisons if change.arm == arm] for arm in arms}
     del others[baseline_of(study)]
     sentences = [
         sentence(some, study)
@@ -285,12 +285,12 @@ def _answers(study: Arms) -> list[str]:
     return [*sentences, *sureness(study)]
 
 
-def sentence(found: Sequence[Comparison], study: Arms) -> str:
+def sentence(comparisons: Sequence[Comparison], study: Arms) -> str:
     """Gains and costs of one arm against the baseline."""
-    arm, baseline = found[0].arm, found[0].baseline
-    telling = [one for one in found if _telling(one, study)]
-    sure = [one for one in telling if one.sure or not one.difference.known]
-    gains, costs = (_strongest([one for one in sure if one.gain is way]) for way in (True, False))
+    arm, baseline = comparisons[0].arm, comparisons[0].baseline
+    telling = [change for change in comparisons if _telling(change, study)]
+    sure = [change for change in telling if change.sure or not change.difference.known]
+    gains, costs = (_strongest([c for c in sure if c.gain is way]) for way in (True, False))
     if not gains and not costs:
         if not telling:
             return f"{arm} and {baseline} do not differ in any metric of this study."
@@ -298,31 +298,33 @@ def sentence(found: Sequence[Comparison], study: Arms) -> str:
             f"No difference between {arm} and {baseline} is sure: "
             "every 95 % confidence interval includes zero change."
         )
-    said = [_join([in_words(one) for one in some]) for some in (gains, costs) if some]
-    versus = f"Against {baseline}, {arm} "
-    if len(said) == 2:
-        return f"{versus}{said[0]}; it {said[1]}."
+    clauses = [_join(list(map(in_words, changes))) for changes in (gains, costs) if changes]
+    versus = f"Against {baseline}, {arm} {clauses[0]}; "
+    if len(clauses) == 2:
+        return f"{versus}it {clauses[1]}."
     other = "loses" if gains else "gains"
-    if any(one.gain is not bool(gains) for one in telling):
-        return f"{versus}{said[0]}; nothing that it {other} is sure."
-    return f"{versus}{said[0]}; it {other} in nothing."
+    if any(change.gain is not bool(gains) for change in telling):
+        return f"{versus}nothing that it {other} is sure."
+    return f"{versus}it {other} in nothing."
 
 
-def in_words(one: Comparison) -> str:
+def in_words(comparison: Comparison) -> str:
     """One comparison as a predicate: "cuts the interactive TTFT P99 by 87 % (95 % CI …)"."""
-    whose = "" if one.client is None else f"{one.client} "
-    name = f"the {whose}{_in_sentence(one.key)}"
-    values = f"{text_of(one.key, one.theirs)} to {text_of(one.key, one.ours)}"
-    ratio = one.ratio
-    if one.ours == one.theirs:
-        return f"leaves {name} as it is ({text_of(one.key, one.ours)})"
+    key, ratio = comparison.key, comparison.ratio
+    whose = "" if comparison.client is None else f"{comparison.client} "
+    name = f"the {whose}{_in_sentence(key)}"
+    theirs, ours = text_of(key, comparison.theirs), text_of(key, comparison.ours)
+    values = f"{theirs} to {ours}"
+    if comparison.ours == comparison.theirs:
+        return f"leaves {name} as it is ({ours})"
     if math.isnan(ratio.mean) or ratio.mean <= 0:
         return f"takes {name} from {values}"
     if ratio.mean >= 2:
         interval = f"; 95 % CI {ratio.low:.1f}–{ratio.high:.1f}" if ratio.known else ""
         return f"raises {name} {ratio.mean:.1f}-fold ({values}{interval})"
     sizes = sorted(abs(bound - 1) for bound in (ratio.low, ratio.high))
-    interval = f"; 95 % CI {'–'.join(map(_percent, sizes))}" if ratio.known and one.sure else ""
+    known = ratio.known and comparison.sure
+    interval = f"; 95 % CI {'–'.join(map(_percent, sizes))}" if known else ""
     verb = "cuts" if ratio.mean < 1 else "raises"
     return f"{verb} {name} by {_percent(abs(ratio.mean - 1))} % ({values}{interval})"
 
@@ -333,32 +335,34 @@ def _percent(share: float) -> str:
     return f"{share * 100:.0f}" if whole else f"{min(share * 100, 99.9 if share < 1 else 1e9):.1f}"
 
 
-def _telling(one: Comparison, study: Arms) -> bool:
-    """Whether to report it: with several clients, latencies per client and the rest overall.
+def _telling(change: Comparison, study: Arms) -> bool:
+    """Whether to report a comparison: with several clients, latencies per client, else overall.
 
     A difference of 0.0 %, between values that are printed alike, is not reported.
     """
     several = len(groups_of(study)) > 1
-    if several and metric_of(one.key).latency == (one.client is None):
+    if several and metric_of(change.key).latency == (change.client is None):
         return False
-    if one.gain is None:
+    if change.gain is None:
         return False
-    alike = text_of(one.key, one.ours) == text_of(one.key, one.theirs)
-    unseen = alike and one.ours != one.theirs and _percent(abs(one.ratio.mean - 1)) == "0.0"
+    alike = text_of(change.key, change.ours) == text_of(change.key, change.theirs)
+    unseen = (
+        alike and change.ours != change.theirs and _percent(abs(change.ratio.mean - 1)) == "0.0"
+    )
     return not unseen
 
 
-def _strongest(found: Sequence[Comparison]) -> list[Comparison]:
+def _strongest(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The largest effect of each group, at most three, in descending order."""
-    ranked = sorted(found, key=_strength, reverse=True)
+    ranked = sorted(comparisons, key=_strength, reverse=True)
     first: dict[str | None, Comparison] = {}
-    for one in ranked:
-        first.setdefault(one.client, one)
+    for change in ranked:
+        first.setdefault(change.client, change)
     return list(first.values())[:3]
 
 
-def _strength(one: Comparison) -> float:
-    ratio = one.ratio.mean
+def _strength(change: Comparison) -> float:
+    ratio = change.ratio.mean
     return abs(math.log(ratio)) if ratio > 0 else math.inf if ratio == 0 else 0.0
 
 
@@ -424,8 +428,8 @@ def _doubt(study: Arms, key: str, best: str, means: Mapping[str, float]) -> str:
     """The closest arm that is not significantly worse than the best, as a clause; or nothing."""
     others = [arm for arm in means if arm != best]
     for other in sorted(others, key=lambda arm: abs(means[arm] - means[best])):
-        one = compare_two(study, best, other, key)
-        if one is None or (one.difference.known and not (one.sure and one.gain)):
+        change = compare_two(study, best, other, key)
+        if change is None or (change.difference.known and not (change.sure and change.gain)):
             return f", not surely better than {other}"
         if means[other] == means[best]:
             return f", as with {other}"
@@ -443,8 +447,8 @@ def sureness(study: Arms) -> list[str]:
 def _in_sentence(key: str) -> str:
     label = label_of(key)
     first = label.split()[0]
-    own = first.isupper() or not first[1:].islower()  # such as TTFT, E2E and QoE
-    return label if own else label[0].lower() + label[1:]
+    abbreviated = first.isupper() or not first[1:].islower()  # such as TTFT, E2E and QoE
+    return label if abbreviated else label[0].lower() + label[1:]
 
 
 def _join(parts: Sequence[str]) -> str:

@@ -108,18 +108,18 @@ class Metric:
             if self.kind == "latency":
                 values = group.requests.per_request(self.of)[group.finished]
                 values = values[~np.isnan(values)]
-                told = values, np.ones(len(values))
+                weighted = values, np.ones(len(values))
             else:
-                told = self.of(group)
-            if told is None:
+                weighted = self.of(group)
+            if weighted is None:
                 return {}
-            values, weights = told
+            values, weights = weighted
         percents = {**_PERCENTS, **more}
         percentiles = weighted_percentiles(values, weights, tuple(percents.values()))
-        found = {f"{self.name}_mean": weighted_mean(values, weights)}
-        for which, one in zip(percents, percentiles, strict=True):
-            found[f"{self.name}_{which}"] = float(one)
-        return found
+        summary = {f"{self.name}_mean": weighted_mean(values, weights)}
+        for which, percentile in zip(percents, percentiles, strict=True):
+            summary[f"{self.name}_{which}"] = float(percentile)
+        return summary
 
     @property
     def ours(self) -> bool:
@@ -127,9 +127,9 @@ class Metric:
         return is_ours(self.of)
 
     def sums_of(self, part: StepPart) -> list[float]:
-        """What it adds up over a chunk of steps."""
+        """The metric's sums over a chunk of steps."""
         with self._named():
-            return [float(one) for one in self.sums(part)]
+            return [float(total) for total in self.sums(part)]
 
     def of_run(self, run: RunTables, sums: Sequence[float]) -> dict[str, Number]:
         """Its summary entry, if it is a metric of the whole run."""
@@ -193,9 +193,9 @@ class Metrics(dict[str, Metric]):
 
     def _check(self, name: str, unit: object, better: object, latency: bool) -> None:
         """Raise ConfigError for a metric of a user's own that cannot be."""
-        keys = [f"{name}_{one}" for one in STATISTICS] if latency else [name]
+        keys = [f"{name}_{statistic}" for statistic in STATISTICS] if latency else [name]
         of_latency = _STATISTIC.fullmatch(name)
-        others = {one for one in self if is_ours(self[one].of)} | _NO_METRICS
+        others = {name for name in self if is_ours(self[name].of)} | _NO_METRICS
         if not others.isdisjoint((name, *keys)) or (
             of_latency and of_latency[1] in self and self[of_latency[1]].latency
         ):
@@ -209,7 +209,7 @@ class Metrics(dict[str, Metric]):
     @property
     def own(self) -> set[str]:
         """The modules of metrics that are not pagedsim's."""
-        return own_modules(one.of for one in self.values())
+        return own_modules(metric.of for metric in self.values())
 
 
 def _entry(name: str, value: Number | None) -> dict[str, Number]:

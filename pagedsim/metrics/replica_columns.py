@@ -42,7 +42,7 @@ class ReplicaSums:
         """Block-seconds in use."""
         self.batches = np.zeros(len(facts))
         """Sequence-seconds in steps."""
-        self.here = np.zeros(len(facts))
+        self.request_seconds = np.zeros(len(facts))
         """Request-seconds in steps, queued ones included."""
         self.computed = np.zeros(len(facts), dtype=np.int64)
         """Computed prompt tokens plus decoded sequences."""
@@ -51,41 +51,41 @@ class ReplicaSums:
     def add(self, index: int, steps: Columns) -> None:
         """Add further steps of a replica, in order."""
         start, end, decodes = steps["start"], steps["end"], steps["decode_seqs"]
-        seconds, here = end - start, present(steps)
+        seconds, requests = end - start, present(steps)
         self.busy[index] += seconds.sum()
         self.used[index] += seconds @ steps["used_blocks"]
         self.batches[index] += seconds @ (decodes + steps["prefill_requests"])
-        self.here[index] += seconds @ here
+        self.request_seconds[index] += seconds @ requests
         self.computed[index] += steps["prefill_tokens"].sum(dtype=np.int64)
         self.computed[index] += decodes.sum(dtype=np.int64)
         changes = self._changes.setdefault(self.facts[index].role, [])
-        changes.append(_changes(*course(start, end, here)))
+        changes.append(_changes(*course(start, end, requests)))
 
     @property
     def load(self) -> NDArray[np.float64]:
         """Tokens computed over the mean of all replicas of the same role; NaN for none."""
-        roles = np.array([one.role for one in self.facts])
-        found = np.full(len(roles), np.nan)
+        roles = np.array([replica.role for replica in self.facts])
+        relative = np.full(len(roles), np.nan)
         for role in np.unique(roles):
             mine = self.computed[roles == role]
             if mine.any():
-                found[roles == role] = mine / mine.mean()
-        return found
+                relative[roles == role] = mine / mine.mean()
+        return relative
 
     def imbalance(self) -> float:
         """Coefficient of variation of the number of requests over the replicas of a role, averaged
         over time with the number of requests as weight."""
-        off = there = 0.0
+        deviation = total = 0.0
         for role, changes in self._changes.items():
-            count = sum(one.role == role for one in self.facts)
+            count = sum(replica.role == role for replica in self.facts)
             times, first, second = (np.concatenate(every) for every in zip(*changes, strict=True))
             order = np.argsort(times, kind="stable")
             seconds = np.diff(times[order])
             sums, squares = np.cumsum(first[order])[:-1], np.cumsum(second[order])[:-1]
             # The deviation times the number of replicas: exact in integers.
-            off += float(seconds @ np.sqrt(count * squares - sums * sums))
-            there += float(seconds @ sums)
-        return off / there if there else float("nan")
+            deviation += float(seconds @ np.sqrt(count * squares - sums * sums))
+            total += float(seconds @ sums)
+        return deviation / total if total else float("nan")
 
 
 def present(steps: Columns) -> Array:
@@ -97,11 +97,11 @@ def course(start: Array, end: Array, values: Array) -> tuple[Array, Array]:
     """Change points of a value that is given per step and is 0 between steps."""
     pause = np.append(start[1:] > end[:-1], True)
     times = np.stack((start, end), axis=1).ravel()
-    told = np.stack((values, np.zeros_like(values)), axis=1).ravel()
+    changes = np.stack((values, np.zeros_like(values)), axis=1).ravel()
     kept = np.stack((np.ones(len(start), dtype=bool), pause), axis=1).ravel()
-    times, told = times[kept], told[kept]
-    new = np.append(True, told[1:] != told[:-1])[: len(told)]
-    return times[new], told[new]
+    times, changes = times[kept], changes[kept]
+    new = np.append(True, changes[1:] != changes[:-1])[: len(changes)]
+    return times[new], changes[new]
 
 
 def _changes(times: Array, values: Array) -> tuple[Array, Array, Array]:

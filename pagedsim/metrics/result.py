@@ -173,11 +173,13 @@ def of_one_kind(notices: Iterable[Notice]) -> list[Notice]:
     """
     every = list(notices)
     kinds: dict[str, dict[str, None]] = {}
-    for one in every:
-        kinds.setdefault(_NUMBER.sub("", one.what), {})[one.what] = None
+    for notice in every:
+        kinds.setdefault(_NUMBER.sub("", notice.what), {})[notice.what] = None
     return [
-        one if one.count else replace(one, what=_spanning(kinds[_NUMBER.sub("", one.what)]))
-        for one in every
+        notice
+        if notice.count
+        else replace(notice, what=_spanning(kinds[_NUMBER.sub("", notice.what)]))
+        for notice in every
     ]
 
 
@@ -187,10 +189,12 @@ def as_records(notices: Iterable[Notice]) -> list[dict[str, Any]]:
 
 
 def added_up(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The notices of an arm's seeds as lines, each with the number of seeds it applies to, and what
-    they together say of an overload."""
-    every = of_one_kind(Notice(**record) for one in summaries for record in one.get("notices", ()))
-    requests = sum(one.get("requests", 0) for one in summaries)
+    """The notices of an arm's seeds as lines, each with the number of its seeds, and a note on
+    overload from all seeds."""
+    every = of_one_kind(
+        Notice(**record) for summary in summaries for record in summary.get("notices", ())
+    )
+    requests = sum(summary.get("requests", 0) for summary in summaries)
     lines = []
     for what in dict.fromkeys(notice.what for notice in every):
         same = [notice for notice in every if notice.what == what]

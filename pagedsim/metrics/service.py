@@ -65,9 +65,9 @@ def covered(client: Whole, begin: Floats, end: Floats, depth: int = 1) -> Spans:
     return Spans(spans.client[long], spans.begin[long], spans.end[long])
 
 
-def together(one: Spans, other: Spans) -> Spans:
+def together(first: Spans, other: Spans) -> Spans:
     """The intersection of two clients' intervals."""
-    begin, end = np.append(one.begin, other.begin), np.append(one.end, other.end)
+    begin, end = np.append(first.begin, other.begin), np.append(first.end, other.end)
     return covered(np.zeros(len(begin), dtype=np.int64), begin, end, 2)
 
 
@@ -99,20 +99,20 @@ class Curve:
         return self.level[place] + self.slope[place] * (looks.clock - self.clock[place])
 
 
-def widest_gap(one: Curve, other: Curve) -> float | None:
+def widest_gap(first: Curve, other: Curve) -> float | None:
     """The largest difference in service over any interval in which both waited; None if they never
     did."""
-    both = together(one.waits, other.waits)
+    both = together(first.waits, other.waits)
     if not len(both.begin):
         return None
     groups, values = [], []
-    for mine, its, sign in ((one, other, 1.0), (other, one, -1.0)):
+    for mine, its, sign in ((first, other, 1.0), (other, first, -1.0)):
         for looks in mine.looks:
             group = both.which(looks.times, looks.before)
             some = group >= 0
-            here = Looks(looks.times[some], looks.clock[some], looks.values[some], looks.before)
+            joint = Looks(looks.times[some], looks.clock[some], looks.values[some], looks.before)
             groups.append(group[some])
-            values.append(sign * (here.values - its.at(here)))
+            values.append(sign * (joint.values - its.at(joint)))
     group = np.concatenate(groups)
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
@@ -176,15 +176,15 @@ class ServiceOverTime:
             whose = np.repeat(np.arange(len(client)), tokens)
             number = np.arange(len(whose)) - np.searchsorted(whose, whose)
             first = last = stretches.at(whose, number)
-            begun, count = number == 0, np.ones(len(whose))
+            is_first, count = number == 0, np.ones(len(whose))
         elif stretches is not None and alone:
             whose, count = stretches.request, stretches.count
-            first, last, begun = stretches.start, stretches.last, stretches.before == 0
+            first, last, is_first = stretches.start, stretches.last, stretches.before == 0
         else:
             whose = np.flatnonzero(~np.isnan(first_token))
-            first, last, begun, count = out[whose], left[whose], True, output[whose]
+            first, last, is_first, count = out[whose], left[whose], True, output[whose]
         # A ramp starts with a jump: its first token, and before that of the request the prompt.
-        jump = PROMPT * prompt[whose] * begun + token[whose]
+        jump = PROMPT * prompt[whose] * is_first + token[whose]
         self._knots(client[whose], first, last, jump, token[whose] * np.maximum(count - 1.0, 0))
 
     def at(self, client: ArrayLike, times: Floats, before: bool = False) -> Floats:
@@ -203,7 +203,7 @@ class ServiceOverTime:
         is a lower bound.
         """
         curves = [self._curve(client) for client in self._farthest()]
-        gaps = [widest_gap(one, other) for one, other in combinations(curves, 2)]
+        gaps = [widest_gap(curve, other) for curve, other in combinations(curves, 2)]
         return max((gap for gap in gaps if gap is not None), default=None)
 
     def gap_since_start(self, until: float = np.inf) -> float | None:
@@ -279,11 +279,11 @@ class ServiceOverTime:
     def _farthest(self) -> list[int]:
         """Clients that ever waited: all, or those farthest from the mean."""
         gain, seconds = self._while_waiting()
-        there = np.flatnonzero(seconds > 0)
-        if len(there) <= MOST:
-            return there.tolist()
-        beyond = (gain - gain.sum() / seconds.sum() * seconds)[there]
-        order = there[np.argsort(beyond, kind="stable")]
+        waited = np.flatnonzero(seconds > 0)
+        if len(waited) <= MOST:
+            return waited.tolist()
+        beyond = (gain - gain.sum() / seconds.sum() * seconds)[waited]
+        order = waited[np.argsort(beyond, kind="stable")]
         return [*order[: MOST // 2].tolist(), *order[-(MOST // 2) :].tolist()]
 
     def _curve(self, client: int) -> Curve:
@@ -306,8 +306,8 @@ class ServiceOverTime:
 
 def jain(rates: Floats) -> float | None:
     """Jain's index: 1 if all are equal, 1/n if one has everything; None for fewer than two."""
-    there = rates[~np.isnan(rates)]
-    squares = float(there @ there)
-    if len(there) < 2 or not squares:
+    known = rates[~np.isnan(rates)]
+    squares = float(known @ known)
+    if len(known) < 2 or not squares:
         return None
-    return float(there.sum()) ** 2 / (len(there) * squares)
+    return float(known.sum()) ** 2 / (len(known) * squares)

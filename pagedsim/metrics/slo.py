@@ -48,9 +48,9 @@ class Slo:
         """Which requests met it; a request without a TPOT cannot miss that bound. `of_client`
         returns the mask of a client's requests."""
         met = self._within(latencies)
-        for client, own in self.clients.items():
+        for client, slo in self.clients.items():
             some = of_client(client)
-            met[some] = own._within({name: values[some] for name, values in latencies.items()})
+            met[some] = slo._within({name: values[some] for name, values in latencies.items()})
         return met
 
     def _within(self, latencies: Latencies) -> Mask:
@@ -64,23 +64,25 @@ class Slo:
 def slo_of(settings: Mapping[str, Any]) -> Slo | None:
     """The objective from settings; None without bounds."""
     whole = Slo(**{name: settings[name] for name in BOUNDED})
-    own = {
+    per_client = {
         str(client): _own(f"slo.clients.{client}", bounds, whole)
         for client, bounds in settings.get("clients", {}).items()
     }
-    slo = replace(whole, clients=own)
+    slo = replace(whole, clients=per_client)
     bounded = any(
-        getattr(one, name) is not None for one in (slo, *own.values()) for name in BOUNDED
+        getattr(objective, name) is not None
+        for objective in (slo, *per_client.values())
+        for name in BOUNDED
     )
     return slo if bounded else None
 
 
 def validate_clients(slo: Slo, clients: Iterable[str]) -> None:
     """Raise ConfigError for bounds of a client that the workload lacks."""
-    there = set(clients)
+    known = set(clients)
     for client in slo.clients:
-        if not client or client not in there:
-            raise unknown_client(f"slo.clients.{client}", client, there)
+        if not client or client not in known:
+            raise unknown_client(f"slo.clients.{client}", client, known)
 
 
 def _own(where: str, bounds: object, whole: Slo) -> Slo:
@@ -140,8 +142,8 @@ class Reader:
             some = np.flatnonzero(alike & (tokens > 1))
             some = some[np.argsort(-tokens[some], kind="stable")]
             if len(some):
-                own = (each[some] for each in (requests, tokens, best, delay))
-                total[some] = _delays(own, pace, stretches)
+                subset = (column[some] for column in (requests, tokens, best, delay))
+                total[some] = _delays(subset, pace, stretches)
         return self._share(total, tokens)
 
     def qoe_of_times(self, arrival: Floats, tokens: Counts, came: Sequence[Floats]) -> Floats:
@@ -152,9 +154,9 @@ class Reader:
         pace, late = 1 / self.tokens_per_s, np.zeros(len(arrival))
         for row, (times, count) in enumerate(zip(came, tokens.tolist(), strict=True)):
             if count and len(times):
-                each = times[np.arange(count) * len(times) // count]
+                arrivals = times[np.arange(count) * len(times) // count]
                 best = arrival[row] + self.ttft + np.arange(count) * pace
-                late[row] = np.maximum(np.maximum.accumulate(each - best), 0).sum()
+                late[row] = np.maximum(np.maximum.accumulate(arrivals - best), 0).sum()
         return self._share(late, tokens)
 
     def _share(self, late: Floats, tokens: Counts) -> Floats:
@@ -164,9 +166,9 @@ class Reader:
         return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)
 
 
-def _delays(own: Iterable[Counts], pace: float, stretches: Stretches) -> Floats:
+def _delays(columns: Iterable[Counts], pace: float, stretches: Stretches) -> Floats:
     """The delays of requests, longest first, summed over their tokens in chunks."""
-    requests, tokens, best, delay = own
+    requests, tokens, best, delay = columns
     sums = delay.copy()
     most, number = int(tokens[0]), 1
     longer = np.searchsorted(-tokens, -np.arange(1, most), side="left")

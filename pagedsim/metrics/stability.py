@@ -55,26 +55,26 @@ class Growth(NamedTuple):
 
 @dataclass(frozen=True)
 class Backlog:
-    """What came to a stage and what it completed in the window of arrivals, after `BEGINNING`."""
+    """Arrivals at a stage and completions in the window of arrivals, after `BEGINNING`."""
 
     stage: str
     """A pool of replicas; empty: the whole server."""
     arrived_per_s: float
     completed_per_s: float
     growth: Growth
-    """That of all requests at the stage."""
+    """Growth of all requests at the stage."""
     waiting_growth: Growth
-    """That of the requests that had not begun there."""
+    """Growth of the requests that had not begun there."""
     requests: int
     """Requests that came to the stage in all."""
     present: int
     """Requests at the stage when the last one arrived."""
     waiting: int
-    """Of the requests that were present, those that had not begun there."""
+    """Requests that were present but had not begun there."""
     filling: float
     """What the growth would be if batches filled up and nothing queued."""
     enough: int
-    """In a run of so many requests, batches would have filled up before what is judged."""
+    """Number of requests of a run whose batches would be full before the judged window."""
 
     @property
     def overloaded(self) -> bool:
@@ -108,7 +108,7 @@ class _Stay:
 
 
 def backlogs(requests: Requests, replicas: Sequence[ReplicaFacts] = ()) -> list[Backlog]:
-    """That of the whole server, then those of its pools, if it has several; none without a rate.
+    """Backlogs of the whole server and, if there are several, of its pools; none without a rate.
 
     Arrivals are taken to be independent of answers, but for later turns of sessions.
     """
@@ -129,8 +129,8 @@ def overload_of(judged: Sequence[Backlog]) -> Backlog | None:
 
 
 def mean_backlogs(summaries: Iterable[Mapping[str, Any]]) -> list[Backlog]:
-    """Those of several runs of one server, by their summaries, taken together, which is surer than
-    each alone; empty if one was not judged."""
+    """Pooled backlogs of several runs of one server, by their summaries, which have narrower
+    intervals than each run; empty if a run was not judged."""
     runs = [list(map(_read, summary.get("backlogs", ()))) for summary in summaries]
     return [_mean(stages) for stages in zip(*runs, strict=False)]
 
@@ -220,13 +220,12 @@ def _mean(runs: Sequence[Backlog]) -> Backlog:
 
 def _pooled(growths: Sequence[Growth]) -> Growth:
     mean = sum(growth.mean for growth in growths) / len(growths)
-    half = sqrt(sum((growth.high - growth.mean) ** 2 for growth in growths)) / len(growths)
-    return Growth(mean, mean - half, mean + half)
+    reach = sqrt(sum((growth.high - growth.mean) ** 2 for growth in growths)) / len(growths)
+    return Growth(mean, mean - reach, mean + reach)
 
 
 def _service_seconds(requests: Requests) -> Floats:
-    """What each answer takes without queueing: the shortest TTFT, then tokens at the pace of a full
-    batch."""
+    """Seconds of each answer without queueing: the shortest TTFT, then the pace of a full batch."""
     done = requests.in_state("finished")
     names = ("arrival", "first_token", "finished", "output_tokens")
     arrival, first, finished, tokens = (requests[name][done] for name in names)
@@ -239,10 +238,10 @@ def _service_seconds(requests: Requests) -> Floats:
 
 
 def _stays(requests: Requests, replicas: Sequence[ReplicaFacts], served: Mask) -> Iterator[_Stay]:
-    """Those at the whole server, then at each of several pools.
+    """The stays at the whole server, then those at each of several pools.
 
-    A pool that hands prefilled requests on has them until their KV cache is complete; the next has
-    them from then on.
+    A request that a prefill pool hands on stays there until its KV cache is complete, and from then
+    on at the next pool.
     """
     times = ("arrival", "scheduled", "first_token", "finished")
     arrival, began, first, finished = (requests[name][served] for name in times)
@@ -258,12 +257,12 @@ def _stays(requests: Requests, replicas: Sequence[ReplicaFacts], served: Mask) -
     at = pools[requests[REPLICA][served]]
     before = np.where(handed, pools[source], at)
     for name in names:
-        own, later = before == name, handed & (at == name)
-        came = np.concatenate([arrival[own], ready[later]])
-        starts = np.concatenate([began[own], boarded[later]])
-        ends = np.concatenate([np.where(handed, ready, finished)[own], finished[later]])
+        direct, later = before == name, handed & (at == name)
+        came = np.concatenate([arrival[direct], ready[later]])
+        starts = np.concatenate([began[direct], boarded[later]])
+        ends = np.concatenate([np.where(handed, ready, finished)[direct], finished[later]])
         prefills = np.fmin.reduce(ends - came, initial=np.inf, keepdims=True)
-        yield _Stay(name, came, starts, ends, prefills if handed[own].any() else service)
+        yield _Stay(name, came, starts, ends, prefills if handed[direct].any() else service)
 
 
 def _handed_on(
@@ -312,5 +311,5 @@ def _filling(service: Floats, window: float) -> float:
 def _growth(more: NDArray[np.int64], arrived: NDArray[np.int64]) -> Growth:
     """Mean growth of the blocks, as a share of what arrived in them on average."""
     shares = more / max(arrived.mean(), 1 / _BLOCKS)
-    mean, half = float(shares.mean()), _T * float(shares.std(ddof=1)) / sqrt(_BLOCKS)
-    return Growth(mean, mean - half, mean + half)
+    mean, reach = float(shares.mean()), _T * float(shares.std(ddof=1)) / sqrt(_BLOCKS)
+    return Growth(mean, mean - reach, mean + reach)

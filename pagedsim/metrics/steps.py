@@ -122,10 +122,10 @@ class Steps:
         """All rows in order, at most `max_chunksize` per batch."""
         for begin in range(0, self.num_rows, max_chunksize):
             part = slice(begin, min(begin + max_chunksize, self.num_rows))
-            made = self._unfolded(part)
-            own = [made[name] for name in STEP_COLUMNS]
+            columns = self._unfolded(part)
+            arrays = [columns[name] for name in STEP_COLUMNS]
             more = [values[part] for values in self._more.values()]
-            yield pa.record_batch([*own, *more], schema=self.schema)
+            yield pa.record_batch([*arrays, *more], schema=self.schema)
 
     def _unfolded(self, part: slice) -> dict[str, Column]:
         begin, end = part.start, part.stop
@@ -137,23 +137,23 @@ class Steps:
         times = np.diff(
             np.maximum(first, begin), append=end
         )  # steps in the range that each row represents
-        made = {
+        columns = {
             name: np.repeat(values[rows], times)
             for name, values in self._rows.items()
             if name != "start"
         }
         # The index of each step within its row.
         later = np.arange(begin, end, dtype=np.int32) - np.repeat(first, times)
-        made["step"] += later
-        made["decode_context"] += np.multiply(later, made["decode_seqs"], dtype=np.int64)
-        made["end"], made["used_blocks"] = self._ends[part], self._used[part]
+        columns["step"] += later
+        columns["decode_context"] += np.multiply(later, columns["decode_seqs"], dtype=np.int64)
+        columns["end"], columns["used_blocks"] = self._ends[part], self._used[part]
         # An uneventful step starts at the end of the previous one.
-        made["start"] = np.empty(end - begin)
-        made["start"][1:] = made["end"][:-1]
-        made["start"][0] = self._ends[begin - 1]
+        columns["start"] = np.empty(end - begin)
+        columns["start"][1:] = columns["end"][:-1]
+        columns["start"][0] = self._ends[begin - 1]
         new = first >= begin
-        made["start"][first[new] - begin] = self._rows["start"][rows][new]
-        return made
+        columns["start"][first[new] - begin] = self._rows["start"][rows][new]
+        return columns
 
 
 class FleetSteps:
@@ -170,8 +170,8 @@ class FleetSteps:
     @property
     def schema(self) -> pa.Schema:
         """Names and types of the columns, including those that only some replicas have."""
-        own = pa.unify_schemas([steps.schema for steps in self.replicas])
-        return own.append(pa.field(REPLICA, pa.int32()))
+        schema = pa.unify_schemas([steps.schema for steps in self.replicas])
+        return schema.append(pa.field(REPLICA, pa.int32()))
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, at most `PART` of one replica at a time."""

@@ -39,72 +39,80 @@ Whose = NDArray[np.int64]
 
 
 def replica_rows(run: RunTables, replica_sums: ReplicaSums) -> list[dict[str, Any]]:
-    """One row a replica, in their order.
+    """A row per replica, in their order.
 
-    Of a request that was handed on, its prompt, what a cache had of it and its first token are
-    those of the replica that it came from, everything else of the one that it left.
+    If a prefill replica handed a request on, prompt tokens, cached tokens and first token count for
+    that replica, everything else for the replica at which the request finished.
     """
     columns = {name: values.tolist() for name, values in _columns(run, replica_sums).items()}
     return [
-        {"name": one.name, "pool": one.pool, "role": one.role, "hardware": one.hardware}
-        | {"total_blocks": one.total_blocks}
+        {
+            "name": replica.name,
+            "pool": replica.pool,
+            "role": replica.role,
+            "hardware": replica.hardware,
+        }
+        | {"total_blocks": replica.total_blocks}
         | {name: values[index] for name, values in columns.items()}
-        for index, one in enumerate(replica_sums.facts)
+        for index, replica in enumerate(replica_sums.facts)
     ]
 
 
 def _columns(run: RunTables, replica_sums: ReplicaSums) -> Mapping[str, NDArray[Any]]:
-    each, count = run.requests, len(replica_sums.facts)
-    left: Whose = each[REPLICA].astype(np.int64)
-    came = each.optional(CAME_FROM)
+    requests, count = run.requests, len(replica_sums.facts)
+    left: Whose = requests[REPLICA].astype(np.int64)
+    came = requests.optional(CAME_FROM)
     first: Whose = left if came is None else np.where(np.isnan(came), left, came).astype(np.int64)
     names = ("prompt_tokens", "cached_tokens")
-    prompts, cached = (_sums_by_replica(first, each[name], count) for name in names)
-    blocks = np.array([one.total_blocks for one in replica_sums.facts])
+    prompts, cached = (_sums_by_replica(first, requests[name], count) for name in names)
+    blocks = np.array([replica.total_blocks for replica in replica_sums.facts])
     return {
         "requests": _counts(left, count) + _counts(np.where(first == left, -1, first), count),
         "prompt_tokens": prompts,
         "cached_tokens": cached,
         "hit_rate": _ratios(cached, prompts),
-        "output_tokens": _sums_by_replica(left, each.generated, count),
+        "output_tokens": _sums_by_replica(left, requests.generated, count),
         "computed_tokens": replica_sums.computed,
         "load": replica_sums.load,
-        "preemptions": _sums_by_replica(left, each["preemptions"], count),
+        "preemptions": _sums_by_replica(left, requests["preemptions"], count),
         "busy": replica_sums.busy / run.makespan,
         "kv_utilisation_mean": replica_sums.used / (run.makespan * blocks),
         "batch_size_mean": _ratios(replica_sums.batches, replica_sums.busy),
-        "in_system_mean": replica_sums.here / run.makespan,
-        **_latencies(each, first, left, count),
+        "in_system_mean": replica_sums.request_seconds / run.makespan,
+        **_latencies(requests, first, left, count),
     }
 
 
-def _latencies(each: Requests, first: Whose, left: Whose, count: int) -> dict[str, Floats]:
-    kinds = {"ttft": (each.per_request(ttft), first), "tpot": (each.per_request(tpot), left)}
-    kinds["e2e"] = (each.per_request(e2e), left)
-    found = {}
+def _latencies(requests: Requests, first: Whose, left: Whose, count: int) -> dict[str, Floats]:
+    kinds = {
+        "ttft": (requests.per_request(ttft), first),
+        "tpot": (requests.per_request(tpot), left),
+    }
+    kinds["e2e"] = (requests.per_request(e2e), left)
+    latencies = {}
     for name, (values, whose) in kinds.items():
         known = ~np.isnan(values) & (whose >= 0)
         values, whose = values[known], whose[known]
-        found[f"{name}_mean"] = _ratios(
+        latencies[f"{name}_mean"] = _ratios(
             np.bincount(whose, values, count), np.bincount(whose, minlength=count)
         )
-        found[f"{name}_p99"] = percentiles(values, whose, count, 99)
-    return found
+        latencies[f"{name}_p99"] = percentiles(values, whose, count, 99)
+    return latencies
 
 
 def percentiles(values: Floats, whose: Whose, count: int, percent: float) -> Floats:
     """What numpy.percentile gives for the values of each of `count` owners; NaN for none."""
     order = np.lexsort((values, whose))
     values, sizes = values[order], np.bincount(whose, minlength=count)
-    found = np.full(count, NAN)
+    result = np.full(count, NAN)
     some = sizes > 0
     rank = percent / 100 * (sizes[some] - 1)
     below = np.floor(rank).astype(np.int64)
     begin = (np.cumsum(sizes) - sizes)[some]
     low = values[begin + below]
     high = values[begin + np.minimum(below + 1, sizes[some] - 1)]
-    found[some] = low + (high - low) * (rank - below)
-    return found
+    result[some] = low + (high - low) * (rank - below)
+    return result
 
 
 def _sums_by_replica(whose: Whose, values: NDArray[Any], count: int) -> NDArray[np.int64]:
@@ -150,10 +158,12 @@ def summarise(
     replica_sums, slots = None, total_blocks * block_size
     if len(replicas) > 1:
         replica_sums = ReplicaSums(replicas)
-        slots = sum(one.total_blocks * one.block_size for one in replicas)
+        slots = sum(replica.total_blocks * replica.block_size for replica in replicas)
     broken: dict[str, str] = {}
     ends, last, sums = _over_steps(steps, block_size, replica_sums, end, broken)
-    tiers = tiers_of(steps, [one.block_size for one in replicas] if replica_sums else [block_size])
+    tiers = tiers_of(
+        steps, [replica.block_size for replica in replicas] if replica_sums else [block_size]
+    )
     facts |= {"reader": reader or Reader(), "tiers": tiers, "replica_sums": replica_sums}
     run = RunTables(view, ends, last, slots, max_seqs, **facts)
     more = percentiles or {}
@@ -183,7 +193,7 @@ def summarise(
 
 @contextmanager
 def _kept_apart(metric: Metric, broken: dict[str, str]) -> Iterator[None]:
-    """Note a user's metric that fails, so that it costs no other; it is not asked again."""
+    """Note a user's metric that fails and skip it from then on, so that the others are kept."""
     try:
         yield
     except ConfigError as error:
@@ -239,7 +249,7 @@ def _over_steps(
 ) -> tuple[list[Floats], float, dict[str, list[float]]]:
     """Ends of the steps with decodes by replica, the end of the last step, and the metrics' sums;
     also adds all steps to `replica_sums`."""
-    metrics = {name: one for name, one in METRICS.items() if one.kind == "run"}
+    metrics = {name: metric for name, metric in METRICS.items() if metric.kind == "run"}
     nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0)
     sums: dict[str, list[float]] = {}
     for name, metric in metrics.items():
@@ -257,10 +267,10 @@ def _over_steps(
         decodes[index].append(part["end"][part["decode_seqs"] > 0])
         ended = float(part["end"][-1])
         last = last if last > ended else ended  # NaN is not
-        for name, own in sums.items():
+        for name, totals in sums.items():
             if name not in broken:
                 with _kept_apart(metrics[name], broken):
-                    sums[name] = list(map(add, own, metrics[name].sums_of(part)))
+                    sums[name] = list(map(add, totals, metrics[name].sums_of(part)))
     return [np.concatenate(ends) for ends in decodes], last, sums
 
 

@@ -223,11 +223,13 @@ class RunTables:
     reader: Reader
     slo: Slo | None = None
     flops: float | None = None
-    """Of all steps; so with the bytes."""
+    """FLOP of all steps."""
     bytes: float | None = None
+    """Bytes of all steps."""
     peak_flops: float | None = None
-    """Of the hardware, in a second; so with the bandwidth."""
+    """FLOP/s of the hardware."""
     peak_bandwidth: float | None = None
+    """Bytes/s of the hardware."""
     swapped_peak: int | None = None
     """Peak number of blocks swapped to the CPU; None without swap space."""
     tiers: Mapping[str, TierUse] | None = None
@@ -235,9 +237,9 @@ class RunTables:
     joules: float | None = None
     """Energy of all GPUs during steps."""
     idle_watts: float | None = None
-    """Their total power between steps."""
+    """Total power of all GPUs between steps."""
     euros_per_hour: float | None = None
-    """Their total price, busy or idle."""
+    """Total price of all GPUs, busy or idle."""
     replica_sums: ReplicaSums | None = None
     """Sums per replica, if there are several."""
     spans: Sequence[Span] | None = None
@@ -316,8 +318,8 @@ class RunTables:
     @cached_property
     def service(self) -> Floats:
         """Service of each request."""
-        each = self.requests
-        return service_of(each["prompt_tokens"], each.generated, each["first_token"])
+        requests = self.requests
+        return service_of(requests["prompt_tokens"], requests.generated, requests["first_token"])
 
     @cached_property
     def service_over_time(self) -> ServiceOverTime:
@@ -331,14 +333,14 @@ class RunTables:
         finished = self.requests.in_state("finished")
         rows = np.flatnonzero(finished)
         arrival, tokens = (self.requests[name][rows] for name in ("arrival", "output_tokens"))
-        found = np.full(len(finished), NAN)
+        values = np.full(len(finished), NAN)
         if (times := self.token_times) is not None:
-            found[rows] = self.reader.qoe_of_times(
+            values[rows] = self.reader.qoe_of_times(
                 arrival, tokens, list(map(times.of, rows.tolist()))
             )
         else:
-            found[rows] = self.reader.qoe(arrival, tokens, self.stretches, rows)
-        return found
+            values[rows] = self.reader.qoe(arrival, tokens, self.stretches, rows)
+        return values
 
     @cached_property
     def token_times(self) -> TokenTimes | None:

@@ -60,7 +60,7 @@ class Stretches:
     last: Floats
     """When the last of them came."""
     begin: Counts
-    """Which of `ends` the second of them came at, the others following; -1: they are spread."""
+    """Index in `ends` of the second token, which the others follow; -1: times are spread evenly."""
     offsets: Counts
     """The first stretch of each request, and the end."""
 
@@ -74,18 +74,20 @@ class Stretches:
         replica: Counts | None = None,
         resumed: Resumptions | None = None,
     ) -> Stretches:
-        """Of requests with these first and last tokens, the latter NaN if not known, on replicas
-        with these ends of decode steps."""
+        """The stretches of requests by the times of their first and last tokens, the latter NaN if
+        not known, and the ends of each replica's decode steps."""
         request: Counts = np.flatnonzero((tokens > 0) & ~np.isnan(first))
         before: Counts = np.zeros_like(request)
         start: Floats = first[request]
         where = np.zeros_like(request) if replica is None else np.maximum(replica[request], 0)
         if resumed is not None:
             moved = np.isin(request, resumed.request[resumed.before == 0])
-            own = (request[~moved], before[~moved], start[~moved], where[~moved])
-            request, before, start, where = map(np.concatenate, zip(own, resumed, strict=True))
+            unmoved = (request[~moved], before[~moved], start[~moved], where[~moved])
+            request, before, start, where = map(np.concatenate, zip(unmoved, resumed, strict=True))
             order = np.lexsort((before, request))
-            request, before, start, where = (one[order] for one in (request, before, start, where))
+            request, before, start, where = (
+                column[order] for column in (request, before, start, where)
+            )
         ending = np.diff(request, append=-1) != 0
         after = np.append(before[1:], 0)
         count = np.where(ending, tokens[request], after) - before
@@ -99,8 +101,8 @@ class Stretches:
         spread = np.zeros(len(first), dtype=bool)
         spread[request[~known]] = True
         kept = ~spread[request] | (before == 0)
-        found = [one[kept] for one in (request, before, count, start, came, begin)]
-        request, before, count, start, came, begin = found
+        columns = [column[kept] for column in (request, before, count, start, came, begin)]
+        request, before, count, start, came, begin = columns
         some = spread[request]
         whole = request[some]
         count[some], begin[some] = tokens[whole], -1
@@ -112,9 +114,9 @@ class Stretches:
     def spread(self) -> Mask:
         """Which requests have several tokens that are spread evenly, since their times are not
         known."""
-        found = np.zeros(len(self.offsets) - 1, dtype=bool)
-        found[self.request[(self.begin < 0) & (self.count > 2)]] = True
-        return found
+        spread = np.zeros(len(self.offsets) - 1, dtype=bool)
+        spread[self.request[(self.begin < 0) & (self.count > 2)]] = True
+        return spread
 
     def gaps(self, requests: Mask) -> tuple[Floats, Floats]:
         """All gaps between consecutive tokens of some requests, as values and weights.
@@ -122,9 +124,9 @@ class Stretches:
         Requests that decode in the same step share the gap before it, so those of a whole run are
         one value and one count per step.
         """
-        own = requests[self.request]
-        pause = self._pauses[own[1:] & (self.before[1:] > 0)]
-        several = own & (self.count > 1)
+        chosen = requests[self.request]
+        pause = self._pauses[chosen[1:] & (self.before[1:] > 0)]
+        several = chosen & (self.count > 1)
         spread = several & (self.begin < 0)
         steps = several & (self.begin >= 0)
         begin, count = self.begin[steps], self.count[steps]
@@ -148,17 +150,17 @@ class Stretches:
 
     def longest_gaps(self) -> Floats:
         """The longest gap between two tokens of each request; 0 with fewer than two."""
-        found = np.zeros(len(self.offsets) - 1)
+        longest = np.zeros(len(self.offsets) - 1)
         steps = np.flatnonzero((self.begin >= 0) & (self.count > 1))
         begin = self.begin[steps]
-        np.maximum.at(found, self.request[steps], self.ends[begin] - self.start[steps])
+        np.maximum.at(longest, self.request[steps], self.ends[begin] - self.start[steps])
         gaps = np.diff(self.ends, append=-np.inf)
-        np.maximum.at(found, self.request[steps], highest(gaps, begin, self.count[steps] - 2))
+        np.maximum.at(longest, self.request[steps], highest(gaps, begin, self.count[steps] - 2))
         spread = (self.begin < 0) & (self.count > 1)
-        np.maximum.at(found, self.request[spread], self._mean_gaps[spread])
+        np.maximum.at(longest, self.request[spread], self._mean_gaps[spread])
         later = self.before[1:] > 0
-        np.maximum.at(found, self.request[1:][later], self._pauses[later])
-        return found
+        np.maximum.at(longest, self.request[1:][later], self._pauses[later])
+        return longest
 
     def at(self, requests: Counts, numbers: Counts) -> Floats:
         """When these tokens of these requests came, counted from 0 and at most the last."""
@@ -191,27 +193,27 @@ class Stretches:
 def _steps(
     start: Floats, count: Counts, ends: Sequence[Floats], replica: Counts
 ) -> tuple[Counts, Counts]:
-    """The decode steps of the tokens after the first of each stretch, as the first of them and the
-    end, both -1 if there are not so many; counted over all replicas."""
+    """The decode steps of each stretch's tokens after the first, as [begin, stop) over the steps of
+    all replicas; -1 where there are too few steps."""
     begin, stop = np.full((2, len(start)), -1)
     offset = 0
-    for index, own in enumerate(ends):
+    for index, steps in enumerate(ends):
         some = np.flatnonzero(replica == index) if len(ends) > 1 else slice(None)
-        low = np.searchsorted(own, start[some], side="right")
+        low = np.searchsorted(steps, start[some], side="right")
         high = low + count[some] - 1
-        there = (high <= len(own)) & (count[some] > 1)
-        begin[some] = np.where(there, low + offset, -1)
-        stop[some] = np.where(there, high + offset, -1)
-        offset += len(own)
+        complete = (high <= len(steps)) & (count[some] > 1)
+        begin[some] = np.where(complete, low + offset, -1)
+        stop[some] = np.where(complete, high + offset, -1)
+        offset += len(steps)
     return begin, stop
 
 
 def highest(values: Floats, begin: Counts, count: Counts) -> Floats:
     """The maximum of `count` values from `begin` on, minus infinity for none; `values` has one
     entry more than is used."""
-    found = np.full(len(begin), -np.inf)
+    maxima = np.full(len(begin), -np.inf)
     some = np.flatnonzero(count > 0)
     some = some[np.argsort(begin[some], kind="stable")]
     pairs = np.stack([begin[some], begin[some] + count[some]], axis=1).ravel()
-    found[some] = np.maximum.reduceat(values, pairs)[::2] if len(some) else 0.0
-    return found
+    maxima[some] = np.maximum.reduceat(values, pairs)[::2] if len(some) else 0.0
+    return maxima
