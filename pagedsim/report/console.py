@@ -79,7 +79,8 @@ def _beyond(result: Result, shown: int) -> list[str]:
     left = len(result.rows) - shown
     parts = [f"{left} more row{'s' * (left > 1)}"] if left else []
     parts += ["reasons for differences"] if reasons(result) else []
-    return [*parts, *(f"“{one.title}” ({len(one.rows)} rows)" for one in result.listings)]
+    listings = [f"“{listing.title}” ({len(listing.rows)} rows)" for listing in result.listings]
+    return [*parts, *listings]
 
 
 def _show_arms(arms: Arms, console: Console) -> None:
@@ -109,15 +110,15 @@ def _listing(columns: Sequence[_Column], title: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     if title:
         table.title, table.title_justify = Text(title, style="italic"), "left"
-    for one in columns:
+    for column in columns:
         table.add_column(
-            Text(one.label),
-            justify="left" if one.words else "right",
+            Text(column.label),
+            justify="left" if column.words else "right",
             overflow="fold",
-            no_wrap=not one.words,
-            min_width=one.least,
+            no_wrap=not column.words,
+            min_width=column.least,
         )
-    for cells in zip(*(one.cells for one in columns), strict=True):
+    for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, cells))
     return table
 
@@ -166,9 +167,9 @@ def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
     names = min(names, _NAME) + 2  # table edges
     keys = parts[-1].keys  # the section of all requests has every column
     for some in fitting([_width(parts, key) + _BORDER for key in keys], width - names):
-        here = [keys[number] for number in some]
-        told = [part for part in parts if not set(here).isdisjoint(part.keys)]
-        yield _table(study, told, here, titled=len(parts) > 1)
+        chosen = [keys[number] for number in some]
+        described = [part for part in parts if not set(chosen).isdisjoint(part.keys)]
+        yield _table(study, described, chosen, titled=len(parts) > 1)
 
 
 def _width(parts: list[Section], key: str) -> int:

@@ -41,13 +41,14 @@ COLOURS = {light: f"--c{light[1:]}" for light in DARK}
 
 
 def drawn(drawings: Mapping[str, FigureSpec], broken: dict[str, str] | None = None) -> list[Plot]:
-    """Render the figures; what is wrong with those of a user that fail is added to `broken`, by
-    name, and raised without it. matplotlib is imported here, not at module level."""
+    """Render the figures. The error of a user's figure that fails is added to `broken` under its
+    name, or raised without `broken`. matplotlib is imported here, not at module level."""
     plots = []
     with drawing():
-        for name, one in drawings.items():
+        for name, figure in drawings.items():
             try:
-                plots.append(Plot(name, one.title, one.caption, *render(name, one.draw())))
+                image = render(name, figure.draw())
+                plots.append(Plot(name, figure.title, figure.caption, *image))
             except ConfigError as error:
                 if broken is None:
                     raise

@@ -77,10 +77,10 @@ def draw_gantt(study: Arms) -> Figure:
     if not any(run.inside for run in runs.values()):
         entries = {"no token yet": QUEUED, "decode": DECODE}
     shown = {
-        one.name
+        stage.name
         for arm in arms
         for life in lives_of(runs[arm], runs[arm].requests().take(chosen[arm]))
-        for one in life.stages
+        for stage in life.stages
     }
     entries |= {name: colour for name, colour in _RARE.items() if name in shown}
     if shown & {WAITS_AGAIN, SWAPPED_OUT}:
@@ -111,8 +111,8 @@ def busiest(run: Run, count: int) -> NDArray[np.int64]:
         order = order[~rejected[order]]
     if len(order) <= count:
         return order
-    begun = requests["scheduled" if run.inside else "first_token"]
-    wait = np.nan_to_num((begun - arrival)[order])
+    start = requests["scheduled" if run.inside else "first_token"]
+    wait = np.nan_to_num((start - arrival)[order])
     sums = np.convolve(wait, np.ones(count), mode="valid")
     first = int(np.argmax(sums))
     return order[first : first + count]
@@ -131,16 +131,16 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
     lives = lives_of(run, run.requests().take(rows[order]))
     for name, colour in _COLOURS.items():
         bars = [
-            (at, one)
+            (at, stage)
             for at, life in zip(y.tolist(), lives, strict=True)
-            for one in life.stages
-            if one.name == name
+            for stage in life.stages
+            if stage.name == name
         ]
         if bars:
             places, begins, ends = (
                 np.array([at for at, _ in bars]),
-                np.array([one.begin for _, one in bars]),
-                np.array([one.end for _, one in bars]),
+                np.array([stage.begin for _, stage in bars]),
+                np.array([stage.end for _, stage in bars]),
             )
             axes.add_collection(_bars(places, begins, ends, colour))
     _mark(axes, y, lives)
@@ -161,7 +161,9 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
 def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
     """Mark preemptions; if few, label them with the preempted and the benefiting request."""
     marks = [
-        (at, one["time"]) for at, life in zip(y, lives, strict=True) for one in life.preemptions
+        (at, preemption["time"])
+        for at, life in zip(y, lives, strict=True)
+        for preemption in life.preemptions
     ]
     if not marks:
         return
@@ -186,7 +188,7 @@ def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
 
 def _named(preemptions: Sequence[Preemption]) -> str:
     request = str(preemptions[0]["request"])
-    others = [str(one["by"]) for one in preemptions if one["by"] is not None]
+    others = [str(preemption["by"]) for preemption in preemptions if preemption["by"] is not None]
     return f"{request} for {', '.join(others)}" if others else request
 
 
@@ -195,7 +197,7 @@ def _bars(
 ) -> PolyCollection:
     from matplotlib.collections import PolyCollection
 
-    half = 0.41
-    corners = ((begin, y - half), (end, y - half), (end, y + half), (begin, y + half))
+    reach = 0.41
+    corners = ((begin, y - reach), (end, y - reach), (end, y + reach), (begin, y + reach))
     shapes = np.stack([np.stack(corner, axis=1) for corner in corners], axis=1)
     return PolyCollection(list(shapes), facecolors=colour, linewidths=0)

@@ -83,7 +83,7 @@ def _variables() -> str:
 
 
 def _finding(result: Result, arms: Arms | None) -> str:
-    sentences = "".join(f"<p>{escape(one)}</p>" for one in result.finding)
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in result.finding)
     words = _how_sure(arms, "CI" in sentences) if arms is not None else ""
     sure = f'<p class="sure">{words}</p>' if words else ""
     notes = "".join(f'<p class="sure">Note: {escape(note)}.</p>' for note in result.notes)
@@ -201,10 +201,10 @@ def _plain_table(name: str, head: str, rows: dict[str, list[str]]) -> str:
 def flat(config: Any, prefix: str = "") -> dict[str, str]:
     """Flatten a nested configuration to dotted names and strings."""
     if isinstance(config, dict) and config:
-        found: dict[str, str] = {}
+        entries: dict[str, str] = {}
         for name, value in config.items():
-            found |= flat(value, f"{prefix}{name}.")
-        return found
+            entries |= flat(value, f"{prefix}{name}.")
+        return entries
     return {prefix[:-1]: "null" if config is None else str(config)}
 
 

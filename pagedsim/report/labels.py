@@ -132,4 +132,4 @@ def _write(axes: Axes, label: Label, dot: Point, box: _Box) -> None:
 
 
 def _box(extents: Any, scale: float) -> _Box:
-    return _Box(*(float(one) * scale for one in extents))
+    return _Box(*(float(extent) * scale for extent in extents))

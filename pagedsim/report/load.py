@@ -88,11 +88,11 @@ _COLUMNS = ("start", "end", "waiting", "swapped", "running", "used_blocks")
 def mean_by_replica(run: Run, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Edges of equal time bins, and the mean number of requests at each replica, a row each."""
     edges = np.linspace(0, run.end or 1.0, bins + 1)
-    each = run.steps_by_replica(*_COLUMNS[:-1])
+    steps = run.steps_by_replica(*_COLUMNS[:-1])
     return edges, np.stack(
         [
             _means(start, end, waiting + swapped + running, edges)
-            for start, end, waiting, swapped, running in each
+            for start, end, waiting, swapped, running in steps
         ]
     )
 
@@ -100,11 +100,11 @@ def mean_by_replica(run: Run, bins: int) -> tuple[NDArray[np.float64], NDArray[n
 def _seen_from_outside(
     run: Run, bins: int
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    edges, each = np.linspace(0, run.end or 1.0, bins + 1), run.by_column()
-    arrival, first, last = (each[name] for name in ("arrival", "first_token", "finished"))
+    edges, requests = np.linspace(0, run.end or 1.0, bins + 1), run.by_column()
+    arrival, first, last = (requests[name] for name in ("arrival", "first_token", "finished"))
     left = np.where(np.isnan(last), run.end, last)
-    begun = np.where(np.isnan(first), left, first)
-    waiting, running = _present(arrival, begun, edges), _present(begun, left, edges)
+    start = np.where(np.isnan(first), left, first)
+    waiting, running = _present(arrival, start, edges), _present(start, left, edges)
     return edges, {"waiting": waiting, "running": running}
 
 
@@ -114,8 +114,8 @@ def _present(
     """Mean number of present requests in each bin."""
     times = np.concatenate((came, left))
     order = np.argsort(times, kind="stable")
-    there = np.cumsum(np.where(order < len(came), 1.0, -1.0))[:-1]
-    return _means(times[order][:-1], times[order][1:], there, edges)
+    present = np.cumsum(np.where(order < len(came), 1.0, -1.0))[:-1]
+    return _means(times[order][:-1], times[order][1:], present, edges)
 
 
 def _means(
@@ -126,10 +126,10 @@ def _means(
 ) -> NDArray[np.float64]:
     if not len(start):
         return np.zeros(len(edges) - 1)
-    each = values * (end - start)
-    reached = np.cumsum(each)
+    areas = values * (end - start)
+    reached = np.cumsum(areas)
     knots = np.stack((start, end), axis=1).ravel()
-    area = np.stack((np.subtract(reached, each, out=each), reached), axis=1).ravel()
+    area = np.stack((np.subtract(reached, areas, out=areas), reached), axis=1).ravel()
     return np.diff(np.interp(edges, knots, area)) / np.diff(edges)
 
 
@@ -166,7 +166,7 @@ def draw_service(study: Arms) -> Figure:
     panels[0, 0].set_ylim(bottom=0)
     margins(figure)
     figure.subplots_adjust(hspace=0.3, wspace=0.08)
-    key(figure, {client or "unnamed client": one for client, one in look.items()})
+    key(figure, {client or "unnamed client": line for client, line in look.items()})
     return figure
 
 
@@ -178,9 +178,9 @@ def _draw_arm(axes: Axes, run: Run, look: dict[str, Look]) -> None:
         times, 0, 1, where=contended, transform=axes.get_xaxis_transform(), color=GRID, lw=0
     )
     for number, client in enumerate(clients):
-        one = look[client]
+        line = look[client]
         values = over.at(number, times) / _THOUSAND
-        axes.plot(times, values, color=one.colour, linestyle=one.dashes)
+        axes.plot(times, values, color=line.colour, linestyle=line.dashes)
 
 
 def _of(run: Run) -> tuple[list[str], ServiceOverTime, float]:

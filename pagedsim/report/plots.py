@@ -172,11 +172,11 @@ def latency(study: Arms) -> FigureSpec:
 @plot
 def load(study: Arms) -> FigureSpec:
     """Queued and running requests over time."""
-    told = "Queued (including swapped) and running requests, and KV-cache utilisation"
+    shown = "Queued (including swapped) and running requests, and KV-cache utilisation"
     if not _inside(study):
-        told = "Requests without a token yet, and those that have one and wait for more"
-        told += ", as clients see it"
-    caption = f"{told}; seed {study.runs[0].seed}."
+        shown = "Requests without a token yet, and those that have one and wait for more"
+        shown += ", as clients see it"
+    caption = f"{shown}; seed {study.runs[0].seed}."
     return FigureSpec("Load", caption, partial(draw_load, study))
 
 
@@ -244,16 +244,17 @@ def _inside(study: Arms) -> bool:
 
 def without_ratio(study: Arms) -> list[str]:
     """Labels of differing metrics without a ratio, because a value is 0 or negative."""
-    found = [one for one in compare(study) if not one.ratio.mean > 0 and one.ours != one.theirs]
-    return list(dict.fromkeys(_name(one.client, one.key) for one in found))
+    changed = [change for change in compare(study) if change.ours != change.theirs]
+    names = (_name(change.client, change.key) for change in changed if not change.ratio.mean > 0)
+    return list(dict.fromkeys(names))
 
 
 def draw_effect(study: Arms) -> Figure:
     """Ratios to the baseline with intervals, one row per metric and client."""
-    found = [one for one in compare(study) if one.ratio.mean > 0]
+    changes = [change for change in compare(study) if change.ratio.mean > 0]
     others = [arm for arm in study.arms if arm != baseline_of(study)]
     look = looks(study.arms)
-    rows = list(dict.fromkeys((one.client, one.key) for one in found))
+    rows = list(dict.fromkeys((change.client, change.key) for change in changes))
     figure = new_figure(0.95 + 0.27 * (len(rows) + len({client for client, _ in rows})))
     axes = figure.subplots()
     places, y, last = {}, 0.0, rows[0][0] if rows else None
@@ -261,13 +262,14 @@ def draw_effect(study: Arms) -> Figure:
         y += 0.55 if client != last else 0
         places[client, name], last = y, client
         y += 1
-    for one in found:
-        shift = (others.index(one.arm) - (len(others) - 1) / 2) * 0.5 / max(len(others) - 1, 1)
-        _mark(axes, one, places[one.client, one.key] + shift, look[one.arm].colour, len(others))
+    for change in changes:
+        shift = (others.index(change.arm) - (len(others) - 1) / 2) * 0.5 / max(len(others) - 1, 1)
+        y = places[change.client, change.key] + shift
+        _mark(axes, change, y, look[change.arm].colour, len(others))
     axes.axvline(1, color=MUTED, lw=1)
     axes.set_yticks(list(places.values()), [_name(*row) for row in places], color=INK)
     axes.set_ylim(y - 0.4, -0.6)
-    _ratio_axis(axes, found)
+    _ratio_axis(axes, changes)
     tidy(axes, x=f"relative to {short(baseline_of(study), 60)} (bars: 95 % confidence)")
     single = len(others) == 1
     margins(figure, left=2.2, right=1.9 if single else 0.3, top=0.4 if single else 0.62)
@@ -308,16 +310,16 @@ def draw_sweep(study: Arms) -> Figure:
     return figure
 
 
-def _mark(axes: Axes, one: Comparison, y: float, colour: str, arms: int) -> None:
+def _mark(axes: Axes, change: Comparison, y: float, colour: str, arms: int) -> None:
     """A dot with its interval; hollow if the interval includes "no difference"."""
-    ratio = one.ratio
+    ratio = change.ratio
     if ratio.known:
         axes.plot([ratio.low, ratio.high], [y, y], color=colour, lw=2, solid_capstyle="butt")
-    sure = one.sure or not ratio.known
+    sure = change.sure or not ratio.known
     axes.plot(ratio.mean, y, "o", ms=6, color=colour, mfc=colour if sure else "#ffffff", mew=1.5)
     if arms == 1:
-        scale = scale_of(one.key, (one.theirs,)), scale_of(one.key, (one.ours,))
-        text = f"{scale[0].text(one.theirs)} → {scale[1].text(one.ours)}"
+        scale = scale_of(change.key, (change.theirs,)), scale_of(change.key, (change.ours,))
+        text = f"{scale[0].text(change.theirs)} → {scale[1].text(change.ours)}"
         axes.annotate(
             text,
             (1, y),
@@ -330,13 +332,13 @@ def _mark(axes: Axes, one: Comparison, y: float, colour: str, arms: int) -> None
         )
 
 
-def _ratio_axis(axes: Axes, found: list[Comparison]) -> None:
+def _ratio_axis(axes: Axes, changes: list[Comparison]) -> None:
     """A logarithmic axis of ratios that covers the intervals, up to a limit."""
     from matplotlib.ticker import FixedFormatter, FixedLocator
 
-    means = [one.ratio.mean for one in found] or [1.0]
-    lows = [one.ratio.low for one in found if one.ratio.known]
-    highs = [one.ratio.high for one in found if one.ratio.known]
+    means = [change.ratio.mean for change in changes] or [1.0]
+    lows = [change.ratio.low for change in changes if change.ratio.known]
+    highs = [change.ratio.high for change in changes if change.ratio.known]
     low = max(min([*means, *lows, 0.8]), min(*means, 1) / 10) / 1.1
     high = min(max([*means, *highs, 1.25]), max(*means, 1) * 10) * 1.1
     axes.set_xscale("log")
@@ -423,34 +425,34 @@ def _curves(study: Arms, groups: list[str | None]) -> dict[str, dict[str | None,
     for arm in study.arms:
         runs = [_values(run.by_column(), groups) for run in study.of(arm)]
         for name, of_groups in curves.items():
-            for group, found in of_groups.items():
+            for group, quantiles in of_groups.items():
                 some = np.concatenate([values[name, group] for values in runs])
                 if len(some):
-                    found[arm] = np.quantile(some, _SHARES)
+                    quantiles[arm] = np.quantile(some, _SHARES)
     return curves
 
 
 def _values(
     requests: Requests, groups: list[str | None]
 ) -> dict[tuple[str, str | None], NDArray[np.float64]]:
-    found = {}
+    by_group = {}
     whose = {group: requests.where("client", group) for group in groups if group is not None}
     for name in _NAMES:
         values = latency_of(name, requests)
         for group in groups:
             some = values if group is None else values[whose[group]]
-            found[name, group] = some[~np.isnan(some)]
-    return found
+            by_group[name, group] = some[~np.isnan(some)]
+    return by_group
 
 
 def _name_both(axes: Axes, curves: Curves, look: dict[str, Look], scale: Scale) -> None:
     """Label two curves where they are farthest apart."""
-    (one, a), (other, b) = curves.items()
+    (name, a), (other, b) = curves.items()
     inner = slice(36, 216)
     with np.errstate(divide="ignore", invalid="ignore"):
         apart = np.nan_to_num(np.abs(np.log(a[inner] / b[inner])), posinf=0)
     at = 36 + int(np.argmax(apart))
-    left, right = ((one, a), (other, b)) if a[at] <= b[at] else ((other, b), (one, a))
+    left, right = ((name, a), (other, b)) if a[at] <= b[at] else ((other, b), (name, a))
     for (arm, curve), side in ((left, "right"), (right, "left")):
         x, y = curve[at] * scale.factor, _SHARES[at]
         place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]

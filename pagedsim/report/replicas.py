@@ -143,11 +143,11 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _ranges(runs: Sequence[Run]) -> Listing:
-    every = [{one.label: one.span() for one in _columns(run.replicas)} for run in runs]
-    head = list(dict.fromkeys(label for one in every for label in one))
+    every = [{column.label: column.span() for column in _columns(run.replicas)} for run in runs]
+    head = list(dict.fromkeys(label for spans in every for label in spans))
     rows = [
-        [run.arm, str(len(run.replicas)), *(one.get(label, "–") for label in head)]
-        for run, one in zip(runs, every, strict=True)
+        [run.arm, str(len(run.replicas)), *(spans.get(label, "–") for label in head)]
+        for run, spans in zip(runs, every, strict=True)
     ]
     note = f"From the least to the most of an arm's replicas. {_MEANING}; seed {runs[0].seed}."
     return Listing("Replicas of each arm", ["", "Replicas", *head], rows, note)
@@ -155,8 +155,8 @@ def _ranges(runs: Sequence[Run]) -> Listing:
 
 def _transfers(runs: Sequence[Run]) -> Iterator[Listing]:
     """KV transfers between replicas, one row per arm."""
-    told = [(run, run.summary["transfers"]) for run in runs if "transfers" in run.summary]
-    if not told:
+    transfers = [(run, run.summary["transfers"]) for run in runs if "transfers" in run.summary]
+    if not transfers:
         return
     head = ["", "Transfers", "GB", "Mean", "Waiting", "Busiest link", "Retries", "Lost"]
     rows = [
@@ -167,7 +167,7 @@ def _transfers(runs: Sequence[Run]) -> Iterator[Listing]:
             Scale(100.0, "%").text(facts["busy_s"] / run.summary["makespan"]),
             *(f"{facts['retries']:,}", f"{facts['lost']:,}"),
         ]
-        for run, facts in told
+        for run, facts in transfers
     ]
     note = "Keys and values between replicas, of all their GPUs: how long a transfer took, how "
     note += "long of that it waited for others, and the share of the makespan that the busiest "
@@ -205,7 +205,7 @@ def draw_replicas(study: Arms) -> Figure:
                 middle = float(known.mean())
                 axes.plot([middle] * 2, [line - 0.36, line + 0.36], color=INK, lw=1.2)
         axes.set_title(title)
-        largest = max((one for some in values for one in some if one > 0), default=1.0)
+        largest = max((value for some in values for value in some if value > 0), default=1.0)
         axes.set_xlim(0, 1.08 * largest)
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
@@ -219,18 +219,18 @@ def draw_replicas(study: Arms) -> Figure:
 
 def _panels(every: list[list[dict[str, Any]]]) -> list[tuple[str, list[list[float]]]]:
     """Panel titles with units, and the values of each arm's replicas."""
-    found = [
+    panels = [
         (title, [[100 * row[name] for row in rows] for rows in every])
         for title, name in (("Load (% of mean)", "load"), ("Busy (%)", "busy"))
     ]
     for name in ("hit_rate", "ttft_mean", "tpot_mean"):
         values = [[float(row[name]) for row in rows] for rows in every]
-        if name == "hit_rate" and not any(one > 0 for some in values for one in some):
+        if name == "hit_rate" and not any(value > 0 for some in values for value in some):
             continue
-        scale = scale_of(name, [one for some in values for one in some if one == one])
-        scaled = [[one * scale.factor for one in some] for some in values]
-        found.append((f"{label_of(name)} ({scale.suffix})", scaled))
-    return found
+        scale = scale_of(name, [value for some in values for value in some if value == value])
+        scaled = [[value * scale.factor for value in some] for some in values]
+        panels.append((f"{label_of(name)} ({scale.suffix})", scaled))
+    return panels
 
 
 def draw_balance(study: Arms) -> Figure:
@@ -309,10 +309,10 @@ def _colours(
 def _names(replicas: list[dict[str, Any]]) -> list[tuple[float, str]]:
     """Tick positions and labels: replicas; if too many, pools, or the first and the last."""
     if len(replicas) <= _NAMED:
-        return [(row, one["name"]) for row, one in enumerate(replicas)]
+        return [(row, replica["name"]) for row, replica in enumerate(replicas)]
     pools: dict[str, list[int]] = {}
-    for row, one in enumerate(replicas):
-        pools.setdefault(one["pool"], []).append(row)
+    for row, replica in enumerate(replicas):
+        pools.setdefault(replica["pool"], []).append(row)
     if 1 < len(pools) <= _NAMED:
         return [(sum(rows) / len(rows), pool) for pool, rows in pools.items()]
     return [(row, replicas[row]["name"]) for row in (0, len(replicas) - 1)]

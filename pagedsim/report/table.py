@@ -42,10 +42,10 @@ def reasons(result: Result) -> list[str]:
 
 
 def published_text(row: Row) -> str:
-    """What was published, such as "1.3 s", "2 to 3 s" or "up to 15 ×"; a dash if nothing was."""
-    told = row.published
-    ends = told if isinstance(told, tuple) else (None if row.up_to else told, told)
-    return span(*ends, row.unit)
+    """The published number, such as "1.3 s", "2 to 3 s" or "up to 15 ×"; a dash without one."""
+    if isinstance(row.published, tuple):
+        return span(*row.published, row.unit)
+    return span(None if row.up_to else row.published, row.published, row.unit)
 
 
 def _cells(row: Row) -> list[str]:
@@ -92,10 +92,10 @@ class Cell:
     @property
     def verdict(self) -> str:
         """How to show the change: better, worse, or unsure (also without a better direction)."""
-        one = self.versus
-        if one is None or one.gain is None or not (one.sure or not one.difference.known):
+        change = self.versus
+        if change is None or change.gain is None or (change.difference.known and not change.sure):
             return "unsure"
-        return "better" if one.gain else "worse"
+        return "better" if change.gain else "worse"
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class Section:
         return [label_of(key) for key in self.keys]
 
 
-def _difference(one: Comparison) -> str:
-    difference = one.difference.mean
-    scale = scale_of(one.key, (difference,))
+def _difference(comparison: Comparison) -> str:
+    difference = comparison.difference.mean
+    scale = scale_of(comparison.key, (difference,))
     suffix = scale.suffix.replace("%", "pp")  # "%" would be read as a relative change
     sign = "+" if difference > 0 else "−"
     return f"{sign}{scale.number(abs(difference))} {suffix}".rstrip()
@@ -128,8 +128,8 @@ def _difference(one: Comparison) -> str:
 
 def sections(study: Arms) -> list[Section]:
     """A section for each client, if the study distinguishes several, and one for all requests."""
-    versus = {(one.arm, one.client, one.key): one for one in compare(study)}
-    found = []
+    versus = {(change.arm, change.client, change.key): change for change in compare(study)}
+    sections = []
     for client in groups_of(study):
         columns = {
             key: _column(study, key, client, versus)
@@ -137,8 +137,8 @@ def sections(study: Arms) -> list[Section]:
             if any(values_of(study, arm, key, client) for arm in study.arms)
         }
         rows = {arm: [column[arm] for column in columns.values()] for arm in study.arms}
-        found.append(Section(client, list(columns), rows))
-    return found
+        sections.append(Section(client, list(columns), rows))
+    return sections
 
 
 def _column(
@@ -193,11 +193,11 @@ def comparison_rows(study: Arms) -> list[list[Any]]:
     """One row per arm, metric and client, against the baseline."""
     return [
         [
-            *(one.client or "all", one.key, one.arm, one.baseline, one.seeds),
-            *map(_known, (one.ours, one.theirs, *one.difference, *one.ratio)),
-            one.sure,
+            *(change.client or "all", change.key, change.arm, change.baseline, change.seeds),
+            *map(_known, (change.ours, change.theirs, *change.difference, *change.ratio)),
+            change.sure,
         ]
-        for one in compare(study)
+        for change in compare(study)
     ]
 
 

@@ -55,18 +55,18 @@ def lives_of(run: Run, requests: pa.Table) -> list[Life]:
     names, times = _known(run, requests)
     lives = []
     words = (requests[name].to_pylist() for name in ("request", "state"))
-    for request, state, *own in zip(*words, *times, strict=True):
+    for request, state, *moments in zip(*words, *times, strict=True):
         if state == REJECTED:
-            lives.append(Life([Stage(REJECTED, own[0], own[-1])], ()))
+            lives.append(Life([Stage(REJECTED, moments[0], moments[-1])], ()))
             continue
         stages = [
             Stage(name, begin, end)
-            for name, (begin, end) in zip(names, pairwise(own), strict=True)
+            for name, (begin, end) in zip(names, pairwise(moments), strict=True)
             if end > begin
         ]
         # Preemptions before a restart on another replica are dropped.
-        mine = [one for one in preemptions.get(request, ()) if one["time"] >= own[1]]
-        lives.append(Life(_interrupted(stages, mine, own[-1]), mine))
+        mine = [event for event in preemptions.get(request, ()) if event["time"] >= moments[1]]
+        lives.append(Life(_interrupted(stages, mine, moments[-1]), mine))
     return lives
 
 
@@ -89,14 +89,15 @@ def _interrupted(
     stages: Sequence[Stage], preemptions: Sequence[Preemption], over: float
 ) -> Sequence[Stage]:
     """Insert preemptions into the stages of a request that ends at `over`."""
-    next_times = [*(one["time"] for one in preemptions), over][1:]
-    for one, until in zip(preemptions, next_times, strict=True):
+    next_times = [*(preemption["time"] for preemption in preemptions), over][1:]
+    for preemption, until in zip(preemptions, next_times, strict=True):
         back, decoding = (
-            until if isnan(time) else time for time in (one["back_at"], one["decoding_at"])
+            until if isnan(time) else time
+            for time in (preemption["back_at"], preemption["decoding_at"])
         )
-        swapped = one["how"] == "swap"
-        wait = Stage(SWAPPED_OUT if swapped else WAITS_AGAIN, one["time"], back, one)
-        work = Stage("prefill" if swapped else AGAIN, back, decoding, one)
+        swapped = preemption["how"] == "swap"
+        wait = Stage(SWAPPED_OUT if swapped else WAITS_AGAIN, preemption["time"], back, preemption)
+        work = Stage("prefill" if swapped else AGAIN, back, decoding, preemption)
         stages = _overlaid(_overlaid(stages, wait), work)
     return stages
 
@@ -105,12 +106,12 @@ def _overlaid(stages: Sequence[Stage], over: Stage) -> Sequence[Stage]:
     """Replace the part of the stages that overlaps another stage."""
     if over.end <= over.begin:
         return list(stages)
-    before = [one._replace(end=min(one.end, over.begin)) for one in stages]
-    after = [one._replace(begin=max(one.begin, over.end)) for one in stages]
+    before = [stage._replace(end=min(stage.end, over.begin)) for stage in stages]
+    after = [stage._replace(begin=max(stage.begin, over.end)) for stage in stages]
     return [
-        *(one for one in before if one.end > one.begin),
+        *(stage for stage in before if stage.end > stage.begin),
         over,
-        *(one for one in after if one.end > one.begin),
+        *(stage for stage in after if stage.end > stage.begin),
     ]
 
 
@@ -189,15 +190,15 @@ def _fleet(
     table, done, lost = run.requests(), run.steps(*_STEP, REPLICA), run.preemptions()
     for index, replica in enumerate(replicas[:shown]):
         name, process = f"{arm}: {replica['name']}", next(processes)
-        own = table.filter(pc.equal(table[REPLICA], index))
+        rows = table.filter(pc.equal(table[REPLICA], index))
         ran = done.filter(pc.equal(done[REPLICA], index))
-        _note(notes, name, "requests", own.num_rows, requests // shown)
+        _note(notes, name, "requests", rows.num_rows, requests // shown)
         _note(notes, name, "steps", ran.num_rows, steps // shown)
         yield from _process(process, name)
-        own_lost = [one for one in lost if one[REPLICA] == index]
+        own_lost = [preemption for preemption in lost if preemption[REPLICA] == index]
         ran = ran.slice(0, steps // shown)
         yield from _steps(process, ran, replica["total_blocks"], own_lost)
-        yield from _requests(run, process, own.slice(0, requests // shown), 2)
+        yield from _requests(run, process, rows.slice(0, requests // shown), 2)
     refused = table.filter(pc.less(table[REPLICA], 0))
     if refused.num_rows:
         _note(notes, arm, "refused requests", refused.num_rows, requests // shown)
@@ -225,11 +226,11 @@ def _steps(
     for start, duration, chunks, values in rows:
         if duration > 0:
             first, *others = map('"{}":{}'.format, names, values)
-            told = ",".join([first, *compress(others, values[1:])])
+            counters = ",".join([first, *compress(others, values[1:])])
             kind = _kind(chunks, values[2])
-            yield _slice(process, 1, kind, start, duration, f"{{{told}}}")
+            yield _slice(process, 1, kind, start, duration, f"{{{counters}}}")
     over = table["end"][-1].as_py() if table.num_rows else 0.0
-    yield from (_mark(process, 1, "p", one) for one in preemptions if one["time"] < over)
+    yield from (_mark(process, 1, "p", event) for event in preemptions if event["time"] < over)
     yield from _counters(process, table, total)
 
 
@@ -269,25 +270,25 @@ def _requests(run: Run, process: int, table: pa.Table, first: int) -> Events:
         yield from _track(process, track, f"{row['request']}{client}")
         if row.get(CAME_FROM) is not None:
             row[CAME_FROM] = run.replicas[row[CAME_FROM]]["name"]
-        told = {n: one for n, one in row.items() if n == "request" or one not in ("", 0, None)}
-        arguments = _text(told)
+        known = {n: v for n, v in row.items() if n == "request" or v not in ("", 0, None)}
+        arguments = _text(known)
         for name, begin, until, cause in life.stages:
             start = round(begin * 1e6, 3)
             length = round(round(until * 1e6, 3) - start, 3)
-            why = arguments if cause is None else _text(told | {"cause": cause_of(cause)})
+            why = arguments if cause is None else _text(known | {"cause": cause_of(cause)})
             yield _slice(process, track, name, start, length, why)
-        for one in life.preemptions:
-            yield _mark(process, track, "t", one)
+        for preemption in life.preemptions:
+            yield _mark(process, track, "t", preemption)
 
 
 def _mark(process: int, track: int, scope: str, preemption: Preemption) -> str:
     """An instant event of a preemption, with scope track (t) or process (p)."""
-    told = {n: one for n, one in preemption.items() if n in _CAUSE and one is not None}
+    arguments = {n: value for n, value in preemption.items() if n in _CAUSE and value is not None}
     event = {
         **{"ph": "i", "s": scope, "pid": process, "tid": track},
         "ts": round(preemption["time"] * 1e6, 3),
         "name": f"preemption of {preemption['request']}",
-        "args": told | {"cause": cause_of(preemption)},
+        "args": arguments | {"cause": cause_of(preemption)},
     }
     return _text(event)
 
