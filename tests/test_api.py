@@ -21,7 +21,6 @@ from pagedsim import api
 from pagedsim.config import Server
 from pagedsim.core import (
     ConfigError,
-    PagedMemory,
     PagedsimError,
     PolicyWrapper,
     PrefixMemory,
@@ -52,13 +51,6 @@ class Longest(ps.Policy):
 
     def rank(self, request: Request, state: ServerState) -> float:
         return -self.factor * request.prompt_len
-
-
-class Sizeless(PagedMemory):
-    """Without the other sizes that a memory takes."""
-
-    def __init__(self, blocks: int) -> None:
-        super().__init__(blocks, 16)
 
 
 def test_arms_are_names_objects_and_classes() -> None:
@@ -216,35 +208,6 @@ def test_a_fleet_has_replicas_or_pools_and_perhaps_arms() -> None:
         ps.fleet(0, **SMALL)
 
 
-@pytest.mark.parametrize(
-    ("run", "told"),
-    [
-        (lambda: ps.simulate(policy=ps.option("sjf", victm="last")), "did you mean 'victim'"),
-        (lambda: ps.simulate(memory=ps.option("paged", block_sise=1)), "you mean 'block_size'"),
-        (lambda: ps.simulate(memory=Sizeless), "Sizeless.__init__ must take block_size, which"),
-        (lambda: ps.compare(SIZED, memory={"a": PrefixMemory(9, 4)}), "^memory.blocks=8: must be "),
-        (lambda: ps.simulate(workload="t/a.csv"), r"^workload=t/a\.csv: unknown; .*trace\('t/a"),
-        (lambda: ps.simulate(policy="mine.Own"), "unknown; a class of yours is policy._target_=mi"),
-        (lambda: ps.simulate(server="8"), "^server=8: unknown; .*limits are settings of it"),
-        (lambda: ps.simulate(server={"max_sqs": 8}), "^server.max_sqs: no such key; did you mean"),
-        (lambda: ps.compare(server={"a": {"max_seqs": 8}}), "^server: must be limits, .* or arms"),
-        (lambda: ps.compare(server={"a": "vllm-0.6", "max_seqs": 8}), "^server: must be limits, "),
-        (lambda: ps.preset("vllm-0.6", server="x"), "^preset: server: is its first argument"),
-        (lambda: ps.preset("v"), "^server=v: unknown; choose from sglang-0.5, vllm-0.33, vllm-0.6"),
-        (lambda: ps.preset(None), r"^preset\(None\): must be a name, such as 'sglang-0.5'"),  # type: ignore[arg-type]
-        (lambda: ps.simulate(slo=0.5), "^slo=0.5: must be a mapping of settings: ttft, tpot"),
-        (lambda: ps.simulate(workload=ps.trace("a", columns=["a"])), r"^workload\.columns=\[a\]:"),
-        (lambda: ps.option(Longest(2.0), factor=3.0), "must be a name or a class"),  # type: ignore[arg-type]
-        (lambda: ps.simulate(autoscale=Longest), "^autoscale: no such key; use fleet.autoscale="),
-        (lambda: ps.metric(Longest), r"^@metric: must be @metric\.group"),
-        (lambda: ps.capacity(2.0), "^capacity: 2.0: must be a mapping, such as"),  # type: ignore[arg-type]
-    ],
-)  # fmt: skip
-def test_a_slip_names_what_is_meant(run: Callable[[], object], told: str) -> None:
-    with pytest.raises(PagedsimError, match=told):
-        run()
-
-
 def test_what_is_absent_is_said_and_keeps_its_columns() -> None:
     result = ps.compare(policy=AB, metrics=["ttft", "session_time"], **SMALL)
     assert "no run has a value of Session time mean, Session time P99" in result.notes
@@ -259,48 +222,6 @@ def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
     found = ps.simulate(workload=ps.trace(path, columns=columns), seeds=1, jobs=1)
     rows = found.requests.to_pylist()
     assert [(row["arrival"], row["client"]) for row in rows] == [(0.0, "a"), (1.5, "b")]
-    with pytest.raises(PagedsimError) as error:
-        ps.simulate(workload=ps.trace(path, columns={**columns, "arrival": "time"}), seeds=1)
-    assert str(error.value) == (
-        f"{path}:1: columns.arrival: no column 'time': its columns are my_time, in, out, tenant; "
-        "did you mean 'my_time'?"
-    )
-
-
-@pytest.mark.parametrize(
-    ("run", "line"),
-    [
-        (lambda: ps.simulate(policy="sjf"), "policy: SJF goes by predicted lengths, and none are"),
-        (lambda: ps.simulate(policy="sjff"), "policy=sjff: unknown; did you mean 'sjf'"),
-        (lambda: ps.simulate(polcy="sjf"), "polcy: no such key; did you mean 'policy'"),
-        (lambda: ps.simulate(seeds=0), "seeds=0: must be a whole number of at least 1"),
-        (lambda: ps.simulate(memory={"blocks": 9}), "memory: a mapping is of arms"),
-        (lambda: ps.compare(policy="fcfs"), "compare: needs a setting with arms"),
-        (lambda: ps.compare(policy={}), "policy={}: must have at least one arm"),
-        (lambda: ps.compare(policy={"a": "fcfs", "b": "x"}), "study.arms.b: policy=x: unknown"),
-        (lambda: ps.simulate(policy=3), "policy=3: must be the name of an option"),
-        (lambda: ps.simulate(workload=ps.synthetic(rat=3)), "workload.rat: no such setting of"),
-        (lambda: ps.simulate(policy=(one for one in "ab")), "policy: generator cannot be copied"),
-        (lambda: ps.simulate(policy=Drawing(3)), "policy: Drawing takes a seed, to which each run"),
-        (lambda: ps.simulate(SIZED, memory=PrefixMemory(9, 4)), "memory.blocks=8: must be 9, as"),
-        (lambda: ps.simulate({"fleet.autoscale": "kv"}), "fleet.autoscale='kv': must be settings"),
-        (lambda: ps.simulate({"policy.victim": "last"}, policy=Longest), "policy.victim: no such"),
-        (lambda: ps.simulate(policy=ps.option("aging", of=ps.option("sjf"))), "policy.of=sjf: m"),
-        (lambda: ps.compare(policy={1: "fcfs", "1": "vtc"}), "policy: 2 arms are called '1'"),
-        (lambda: ps.compare(policy=AB, cost=BC), "2 arms are called 'a, b, c': names must differ"),
-        (lambda: ps.sweep("policy", [Longest()]), "policy: the values of a sweep must be plain"),
-        (lambda: ps.simulate(title="${x}"), "study.title="),
-        (lambda: ps.simulate("fcfs"), "'fcfs': must be a mapping of settings"),  # type: ignore[arg-type]
-        (lambda: ps.sweep("memory.block_size", 8), "memory.block_size=8: must be a list of values"),  # type: ignore[arg-type]
-        (lambda: ps.simulate(gpu="h100", hardware="a10"), "gpu: is hardware, which is given, too"),
-        (lambda: ps.compare(policy={"": "fcfs"}), "policy: an arm has an empty name"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line(run: Callable[[], object], line: str) -> None:
-    with pytest.raises(PagedsimError) as error:
-        run()
-    assert str(error.value).startswith(line), str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("policy", ["sjf", "sjff", "nowhere.Policy", "fcfs.x"])
@@ -329,10 +250,6 @@ def test_numbers_of_numpy_and_paths() -> None:
 
 
 AB: Mapping[str, str] = {"a": "fcfs", "a, b": "vtc"}
-BC: Mapping[str, str] = {"b, c": "roofline", "c": "fitted"}
-
-
-SIZED: Mapping[str, int] = {"memory.blocks": 8}
 
 
 class Around(PolicyWrapper):

@@ -154,30 +154,3 @@ def test_sizes_go_to_a_file_and_back() -> None:
 def test_a_step_of_unified_has_a_token_for_every_sequence() -> None:
     assert ServerSpec(batching="unified", max_seqs=8, max_batched_tokens=8).step_tokens(4) == 8
     assert ServerSpec(batching="unified", max_seqs=3000, blocks=4).step_tokens(4) == 3000
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"max_seqs": 0}, "max_seqs=0: must be a whole number of at least 1"),
-        (
-            {"batching": "unified", "max_seqs": 8, "max_batched_tokens": 7},
-            "max_batched_tokens=7: must be at least max_seqs=8, so that a step has a token for",
-        ),
-        ({"max_model_len": 1.5}, "max_model_len=1.5: must be a whole number"),
-        ({"cpu_blocks": -1}, "cpu_blocks=-1: must be a whole number of at least 0"),
-        ({"block_size": "many"}, "block_size='many': must be a whole number"),
-        ({"swap_space_gib": "4"}, "swap_space_gib='4': must be a number"),
-        (
-            {"gpu_memory_utilization": 1.1},
-            "gpu_memory_utilization=1.1: must be a number above 0, at most 1",
-        ),
-        ({"tensor_parallel": 0}, "tensor_parallel=0: must be a whole number of at least 1"),
-        ({"kv_layout": "row"}, "unknown kv_layout 'row': choose from block, layer"),
-        ({"kv_cache_dtype": "fp4"}, "unknown kv_cache_dtype 'fp4': did you mean 'fp8'? "),
-    ],
-)
-def test_invalid_server_settings(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        ServerSpec(**settings)
-    assert str(error.value).startswith(line)

@@ -275,14 +275,6 @@ def test_a_sweep_ends_with_a_table_and_names_what_failed(call: Call) -> None:
     assert len(rows) == 2
 
 
-def test_a_sweep_over_an_unknown_option_begins_nothing(call: Call) -> None:
-    policies = ", ".join(sorted(path.stem for path in (ROOT / "conf" / "policy").glob("*.yaml")))
-    assert call("-m", "policy=fcfs,lifo", "hydra.sweep.dir=out") == (
-        *(1, ""),
-        f"pagedsim: policy=lifo: unknown; choose from {policies}\n",
-    )
-
-
 def test_options_may_stand_anywhere(call: Call) -> None:
     code, text, _ = call("experiment=single", "--help", "seeds=1")
     assert code == 0
@@ -316,25 +308,6 @@ def test_settings_that_a_replay_does_not_read_are_noted(call: Call) -> None:
         f"note: {word} changes nothing: the settings are those of run=nowhere"
         for word in words[1:3]
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "word", "meant"),
-    [
-        ("srve port=0", "srve", "serve"),
-        ("--cfg job help", "help", "--help"),
-        ("policy", "policy", "policies"),
-    ],
-)
-def test_an_unknown_command_lists_the_commands(
-    call: Call, words: str, word: str, meant: str
-) -> None:
-    assert call(*words.split()) == (
-        1,
-        "",
-        f"pagedsim: {word}: cannot be read as key=value, and is no command; "
-        f"did you mean {meant!r}? choose from --help, bench, policies, serve\n",
-    )
 
 
 def test_the_workload_suggested_for_an_unreachable_mean_composes(call: Call) -> None:

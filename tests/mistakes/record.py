@@ -124,8 +124,10 @@ def _forked(
             signal.alarm(LIMIT)
             os.chdir(folder)
             sys.path.insert(0, str(folder))
-            for number, path in ((1, os.devnull), (2, errors)):
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            for path in folder.glob("*.py"):  # a test may have imported another of that name
+                sys.modules.pop(path.stem, None)
+            for number, stream in ((1, os.devnull), (2, errors)):
+                os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
             act(typed)
             code = 0

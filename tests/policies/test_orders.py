@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import POLICIES
-from pagedsim.core import ConfigError, Policy, Request, ServerState, State
+from pagedsim.core import Policy, Request, ServerState, State
 from pagedsim.policies.aging import Aging
 from pagedsim.policies.ltr import LTR
 from pagedsim.policies.mlfq import Due
@@ -134,20 +134,6 @@ def test_a_request_past_the_target_of_its_class_is_rejected_where_shed_is_set() 
     found = served(jobs, SLO({0: 3.0, 1: 30.0}, shed=True), max_seqs=1).requests
     assert [request.state.value for request in found] == ["finished", "rejected", "finished"]
     assert found[1].finish_reason == "its first token was due at 4 s"
-
-
-@pytest.mark.parametrize(
-    ("targets", "line"),
-    [
-        (3, r"targets=3: must be seconds by priority, such as \{0: 1, 1: 10\}"),
-        ({}, r"targets=\{\}: must be seconds by priority"),
-        ({"a": 1}, "targets.a: a priority must be a number"),
-        ({0: -1}, "targets.0=-1: must be a number above 0"),
-    ],
-)
-def test_targets_that_are_none(targets: object, line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
-        SLO(targets)  # type: ignore[arg-type]
 
 
 # By the longest cached prefix

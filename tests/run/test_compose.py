@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
@@ -22,7 +21,6 @@ from pagedsim.options import Options
 from pagedsim.overrides import parse
 from pagedsim.run.compose import Composition, single
 from pagedsim.run.job import Job
-from pagedsim.run.objects import require_kinds
 from tests.run.studies import command
 
 # -- what is composed here is what Hydra composes -------------------------------------------------
@@ -104,31 +102,6 @@ def test_a_value_is_read_as_by_hydra(value: str) -> None:
             parse(word)
     else:
         assert repr(parse(word).value) == repr(theirs.value())
-
-
-@pytest.mark.parametrize(
-    ("word", "text"),
-    [
-        ("memory.block_sise=8", r"memory.block_sise: no such key; .*block_size"),
-        ("server.max_seqs=many", "server.max_seqs=many: must be a whole number"),
-        ("policy=longest_prefix", "policy=longest_prefix: this option is now called 'lpm'"),
-        ("policy=pirority", "policy=pirority: unknown; did you mean 'priority'"),
-        ("policy=3", "policy=3: must be the name of an option"),
-        ("+workload.rate=3", "[+]workload.rate=3: is there already; workload.rate=... changes it"),
-        ("~workload.nothing", "~workload.nothing: cannot be taken away: it is not there"),
-        ("+policy=vtc", r"\+policy=vtc: is chosen already"),
-        ("++policy=vtc", r"\+\+policy=vtc: \+\+ is for settings; policy=vtc chooses the option"),
-        ("policy=${nope}", r"policy=\${nope}: unknown; choose from \${backend}, "),
-        (" ", "' ': cannot be read as key=value, such as policy=fcfs"),
-        ("workload.rate=float(3)", r"functions such as float\(\) are not supported"),
-        ("~workload.rate=1", "~workload.rate=1: cannot be taken away: it is 3"),
-        ("+policy@workload.x=fcfs", "an option goes into its own group; @ is not supported"),
-        ("x=1,2", r"x=1,2: several values: a list is written x=\[1,2\]"),
-    ],
-)
-def test_what_cannot_be_composed_is_refused(word: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        Options().compose("config", ["workload.rate=3", word])
 
 
 def test_an_arm_may_choose_what_the_command_line_chooses() -> None:
@@ -289,49 +262,3 @@ def test_of_what_was_typed_a_run_s_command_leaves_out_what_is_the_study_s(tmp_pa
         "python -m pagedsim experiment=single workload=alpaca policy=vtc server.max_seqs=9 seed=7 "
         "seeds=1"
     )
-
-
-# -- kinds of settings: what a study is given by hand is what its fields say -----------------------
-
-
-@dataclass(frozen=True)
-class Study:
-    """One field of each kind."""
-
-    rate: float = 1.0
-    count: int = 1
-    name: str = "x"
-    sizes: Sequence[int] = (1, 2)
-    arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    loads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    variants: Mapping[str, float] | None = None
-    anything: Any = None
-    maker: object = None
-
-    def __post_init__(self) -> None:
-        require_kinds(self)
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"rate": "x"}, "^rate='x': must be a number$"),
-        ({"rate": None}, "^rate=None: must be a number$"),
-        ({"rate": float("nan")}, "^rate=nan: must be a number$"),
-        ({"count": 1.5}, "^count=1.5: must be a whole number$"),
-        ({"count": True}, "^count=True: must be a whole number$"),
-        ({"name": 5}, "^name=5: must be a text$"),
-        ({"sizes": 5}, "^sizes=5: must be a list$"),
-        ({"sizes": "16"}, "^sizes='16': must be a list$"),
-        ({"sizes": [1, "x"]}, "^sizes='x': must be a whole number$"),
-        ({"arms": [1]}, r"^arms=\[1\]: must be a mapping of names to settings$"),
-        ({"arms": {"a": 3}}, "^arms.a=3: must be a list$"),
-        ({"arms": {"a": [3]}}, "^arms.a=3: must be a text$"),
-        ({"loads": {"a": 3}}, "^loads.a=3: must be a mapping of names to settings$"),
-        ({"variants": 5}, "^variants=5: must be a mapping of names to settings$"),
-        ({"variants": {"a": None}}, "^variants.a=None: must be a number$"),
-    ],
-)
-def test_what_does_not_is_named(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        Study(**settings)

@@ -39,18 +39,6 @@ def test_a_cpu_pool_only_where_something_swaps() -> None:
     assert parts("preemption=swap", "memory.cpu_blocks=7").run.scheduler.memory.cpu_total == 7
 
 
-@pytest.mark.parametrize(
-    "group",
-    [
-        *("policy", "preemption", "batching", "memory", "model", "hardware", "cost", "workload"),
-        *("predictor", "fleet", "router", "backend"),
-    ],
-)
-def test_no_class_is_no_default(group: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{group}: needs _target_, the path of the class"):
-        parts("fleet.replicas=2", f"{group}._target_=null")
-
-
 # -- policies around others ------------------------------------------------------------------------
 
 AGING = "pagedsim.policies.aging.Aging"
@@ -118,20 +106,3 @@ def test_a_fault_of_the_program_says_where() -> None:
     assert str(failure) == f"{failure.reason} at 1.5 s of simulated time"
     assert not failure.expected
     assert "[][1]" in failure.trace
-
-
-# -- progress --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("backend.power=3", "backend.power=3: must be settings with a _target_, or null"),
-        ("backend.power.idle=2", "backend.power.idle=2: must be a number from 0 to 1"),
-        ("backend.power.idle=0.5", "backend.power.busy=0.3: must be at least power.idle=0.5"),
-    ],
-)
-def test_power_that_cannot_be_is_refused_in_one_line(word: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        parts(word)
-    assert str(error.value) == expected

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 import pagedsim as ps
-from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.core import ConfigError
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import LESS
 from pagedsim.report.plots import PLOTS
@@ -107,51 +107,6 @@ def test_a_script_needs_no_setting(tmp_path: Path) -> None:
     )
     count, plot = told.stdout.split()
     assert int(count) > 0 and plot == "lengths"
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (
-            "@ps.metric.group('A', 'count', MORE)\ndef ttft(group): return 1",
-            "plugins=own_parts: metric ttft: is one of pagedsim's keys; give it another name",
-        ),
-        *(
-            (
-                f"@ps.metric.{kind}\ndef {name}(group): return 1",
-                f"plugins=own_parts: metric {name}: is one of pagedsim's keys; give it another",
-            )
-            for kind, name in (
-                ("group('A', 'count', MORE)", "ttft_mean"),
-                ("group('A', 'count', MORE)", "e2e_p99_9"),
-                ("run('A', 'count', MORE)", "notices"),
-                ("latency('A')", "kv_utilisation"),
-            )
-        ),
-        (
-            "@ps.metric.group('A', 'tokens', MORE)\ndef a(group): return 1",
-            "plugins=own_parts: metric a: unit 'tokens': must be one of s, 1/s, share, count, J, ",
-        ),
-        (
-            "@ps.metric.group('A', 'count', 'more')\ndef a(group): return 1",
-            "plugins=own_parts: metric a: better='more': must be LESS, NEITHER or MORE",
-        ),
-        (
-            "@ps.plot\ndef load(study): return None",
-            "plugins=own_parts: plot load: is one of pagedsim's; give it another name",
-        ),
-        ("raise ValueError('no')", "plugins=own_parts: cannot be imported: ValueError: no ("),
-        ("import nowhere", "plugins=own_parts: cannot be imported: ModuleNotFoundError: No module"),
-    ],
-)
-def test_what_cannot_be_ends_in_one_line(
-    text: str, line: str, module: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(module.parent)
-    module.write_text(f"import pagedsim as ps\nfrom pagedsim.metrics.metric import MORE\n{text}\n")
-    with pytest.raises(PagedsimError) as caught:
-        ps.simulate(plugins=["own_parts"], **{**FEW, "seeds": 1})
-    assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

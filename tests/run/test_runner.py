@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedsim.core import ConfigError, Scheduler, StepPlan
-from pagedsim.experiments.studies.compare import Compare, sweep
+from pagedsim.core import Scheduler, StepPlan
+from pagedsim.experiments.studies.compare import Compare
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import read_summary
 from pagedsim.run import store as of_store
@@ -82,44 +82,6 @@ def test_a_router_needs_replicas() -> None:
     assert told(routers, *QUICK) == ["router=sticky", "router=random"]
     assert told(routers, *QUICK, "fleet.replicas=2") == []
     assert told(PLAN, *QUICK, "router=sticky") == ["router=sticky"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"arms": {}}, "arms={}: must be a mapping of names to overrides"),
-        (
-            {"arms": {"a": "b=c"}},
-            'arms.a=b=c: must be a list of overrides, such as ["policy=fcfs"]',
-        ),
-        *(
-            (
-                {"arms": {"a": [change]}},
-                f"arms.a: {change}: is the study's own, and the same for all arms",
-            )
-            for change in ("+seeds=2", "study.title=x")
-        ),
-        ({"baseline": "b"}, "baseline=b: must be one of the arms a"),
-        ({"metrics": "ttft"}, "metrics=ttft: must be a list such as [ttft, tpot]"),
-        ({"metrics": []}, "metrics=[]: must be a list such as [ttft, tpot]"),
-    ],
-)
-def test_invalid_plans(settings: dict[str, object], line: str) -> None:
-    given = {"title": "t", "question": "q", "arms": {"a": ["policy=fcfs"]}, **settings}
-    with pytest.raises(ConfigError) as error:
-        Compare(**given)  # type: ignore[arg-type]
-    assert str(error.value) == line
-
-
-def test_invalid_sweeps() -> None:
-    with pytest.raises(ConfigError, match="baseline=4: must be one of the values 8, 16"):
-        sweep("t", "q", "x", [8, 16], baseline=4)
-    with pytest.raises(ConfigError, match="values=8: must be a list"):
-        sweep("t", "q", "x", 8)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"values=\[4, 4\]: must differ from each other"):
-        sweep("t", "q", "x", [4, 4])
-    with pytest.raises(ConfigError, match="over=seed: is the study's own"):
-        sweep("t", "q", "seed", [1, 2])
 
 
 # -- runs ------------------------------------------------------------------------------------------

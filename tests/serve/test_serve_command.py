@@ -20,7 +20,6 @@ from pagedsim.serve.factory import client_name
 from tests.conftest import Call
 
 GROUPS = ("policy", "preemption", "batching", "memory", "model", "hardware", "cost", "backend")
-KEYS = ", ".join(sorted(field.name for field in fields(Serve)))
 
 
 # -- the manual page -------------------------------------------------------------------------------
@@ -78,53 +77,6 @@ def test_a_file_or_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
 
 # -- what is wrong ---------------------------------------------------------------------------------
 
-WRONG = {
-    "misspelt key": ("prot=3", f"prot: no such key; did you mean 'port'? choose from {KEYS}"),
-    "key of a study": ("workload.rate=3", f"workload: no such key; choose from {KEYS}"),
-    "several servers": (
-        "port=8,9",
-        "port=8,9: several values: a list is written port=[8,9]",
-    ),
-    "sweep": ("-m port=8,9", "-m: a command is one server; start one for each"),
-    "port beyond": ("port=99999", "port=99999: must be a whole number from 0 to 65535"),
-    "no host": ("host=", "host='': must not be empty; 0.0.0.0 listens on every address"),
-    "no key": ("api_key=", "api_key='': must not be empty; without a key leave it away"),
-    "no time": ("speed=0", "speed=0.0: must be a number above 0"),
-    "no queue": ("max_waiting=0", "max_waiting=0: must be a whole number of at least 1"),
-    "less than no drain": ("drain=-1", "drain=-1.0: must be a number of at least 0"),
-    "tokenizer that is not there": (
-        "tokenizer=nowhere",
-        "tokenizer=nowhere: must be a folder with a tokenizer's files",
-    ),
-    "path that is to be given": ("cost=fitted", "cost.path: must be given: cost.path=..."),
-    "a policy that needs predicted lengths": (
-        "policy=sjf",
-        "policy: SJF goes by predicted lengths, and clients predict none",
-    ),
-    "server elsewhere": ("backend=http", "backend=http: serve takes sim and engine"),
-    "a fleet": ("fleet.replicas=2", "fleet.replicas=2: serve is one replica; a study has many"),
-    "hardware of an engine": (
-        "hardware=h100 backend=engine",
-        "hardware=h100: changes nothing with backend=engine: times are measured, not modelled",
-    ),
-    "the same inside": (
-        "policy=aging policy.of=srpt",
-        "policy: SRPT goes by predicted lengths, and clients predict none",
-    ),
-}
-
-
-@pytest.mark.parametrize(("words", "line"), WRONG.values(), ids=WRONG)
-def test_invalid_settings(call: Call, words: str, line: str) -> None:
-    assert call("serve", "port=0", *words.split()) == (1, "", f"pagedsim: {line}\n")
-
-
-def test_an_unknown_model_lists_the_models(call: Call) -> None:
-    code, _, errors = call("serve", "port=0", "model=llama")
-    assert code == 1
-    assert errors.startswith("pagedsim: model=llama: unknown; ")
-    assert errors.count("\n") == 1
-
 
 def test_a_taken_port_is_refused_before_anything_is_loaded(call: Call) -> None:
     with socket.socket() as taken:
@@ -144,12 +96,6 @@ def test_an_empty_key_in_the_environment_is_refused_too(
     monkeypatch.setenv("PAGEDSIM_API_KEY", "")
     line = "PAGEDSIM_API_KEY='': must not be empty; without a key leave it away"
     assert call("serve", "port=0") == (1, "", f"pagedsim: {line}\n")
-
-
-def test_a_setting_of_the_simulator_is_refused_with_the_engine(call: Call) -> None:
-    pytest.importorskip("torch")
-    code, _, errors = call("serve", "port=0", "backend=engine", "speed=3")
-    assert (code, errors) == (1, "pagedsim: speed=3.0: is a setting of backend=sim\n")
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:

@@ -186,31 +186,6 @@ def test_each_choice_of_an_expert_elsewhere_travels_there_and_back() -> None:
 # -- what is refused -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "gpu", "settings", "line"),
-    [
-        ("llama-2-7b", "a10", {"pipeline_parallel": 0}, "must be a whole number of at least 1"),
-        ("llama-2-7b", "a10", {"pipeline_parallel": 33}, "must be at most 32, the layers of "),
-        ("llama-2-7b", "a10", {"pipeline_parallel": 16}, "hardware=a10 needs it"),
-        ("llama-2-7b", "h200", {"expert_parallel": 2}, "must be 1, for model=llama-2-7b "),
-        ("mixtral-8x7b", "h200", {"expert_parallel": 3}, "must divide the 8 experts of "),
-        (
-            *("mixtral-8x7b", "h200", {"expert_parallel": 2, "tensor_parallel": 4}),
-            "must be a multiple of tensor_parallel=4",
-        ),
-        ("mixtral-8x7b", "h200", {"expert_parallel": 0}, "must be a whole number of at"),
-        ("qwen3-30b-a3b", "l40s", {"expert_parallel": 16}, "hardware=l40s needs it"),
-    ],
-)
-def test_impossible_degrees_are_refused(
-    name: str, gpu: str, settings: dict[str, int], line: str
-) -> None:
-    key, value = next(iter(settings.items()))
-    named = "hardware.network_gb_s=null" if "needs it" in line else f"{key}={value}"
-    with pytest.raises(ConfigError, match=f"^{named}: {line}"):
-        replica(name, gpu, **settings)
-
-
 def test_other_impossible_splits_are_refused() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel=1, pipeline_parallel=2: a GPU would"):
         capacity(replica("llama-2-70b", "a10", pipeline_parallel=2))

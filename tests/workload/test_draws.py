@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from pagedsim.core import ConfigError
 from pagedsim.run.objects import make
 from pagedsim.workload import Bucket, Noisy, Predictor, Rank, Workload, synthetic
-from pagedsim.workload.arrivals import Arrivals, FixedInterval, Gamma, Poisson, make_arrivals
+from pagedsim.workload.arrivals import Arrivals, FixedInterval, Gamma, Poisson
 from pagedsim.workload.draws import stream
 from pagedsim.workload.lengths import Lengths, LogNormal, make_lengths
 from pagedsim.workload.predictor import kendall
@@ -31,22 +31,6 @@ def test_rate_and_burstiness(process: Arrivals, cv: float) -> None:
     assert gaps.mean() == pytest.approx(1 / 4.0, rel=4 * error + 1e-9)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1, abs=1e-9)
     assert (gaps >= 0).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": "poisson"}, "rate: must be given, for arrivals=poisson"),
-        ({"kind": "poison", "rate": 1.0}, "did you mean 'poisson'"),
-        ({"kind": "poisson", "rate": 1.0, "cv": 2.0}, "cv=2.0: only arrivals=gamma takes it"),
-        ({"kind": "gamma", "rate": 1.0}, "cv: must be given, for arrivals=gamma"),
-        ({"kind": "closed"}, "users: must be given, for arrivals=closed"),
-    ],
-)
-def test_arrivals_that_cannot_work_are_refused(settings: dict, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        make_arrivals(**settings)
-    assert message in str(error.value)
 
 
 # -- lengths ---------------------------------------------------------------------------------------
@@ -114,34 +98,6 @@ def test_empirical_keeps_pairs_together(tmp_path: Path) -> None:
         assert np.bincount(prompt // 100)[1:] == pytest.approx(1000, abs=150)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ("shargpt", "unknown lengths.shape 'shargpt': did you mean 'sharegpt'"),
-        ({"shape": "fixed", "promt": 1, "output": 2}, "did you mean 'prompt'"),
-        ({"shape": "fixed", "prompt": 1}, "lengths.output: must be given, for lengths.shape=fixed"),
-
-        ({"prompt": 1}, "lengths: needs shape="),
-
-        ({"shape": "uniform", "prompt_min": 5, "prompt_max": 4, "output_min": 1, "output_max": 1},
-         "lengths.prompt_max=4: must be a whole number from 5"),
-
-
-        (7, "lengths=7: must be a shape"),
-        ({"shape": "quantiles", "prompt": {0: 1, 90: 5}, "output": {0: 1, 100: 2}},
-         "lengths.prompt: must have the percents 0 and 100"),
-        ({"shape": "quantiles", "prompt": {0: 7, 50: 5, 100: 9}, "output": {0: 1, 100: 2}},
-         "lengths.prompt.50=5: must be a whole number from 7"),
-
-
-    ],
-)  # fmt: skip
-def test_lengths_that_cannot_work_are_refused(lengths: object, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        synthetic(requests=3, rate=1.0, lengths=lengths)  # type: ignore[arg-type]
-    assert message in str(error.value)
-
-
 # -- predictors ------------------------------------------------------------------------------------
 
 
@@ -195,17 +151,3 @@ def test_ranks_agree_to_the_stated_degree(tau: float) -> None:
     guess = Rank(tau).applied(workload, 0).predicted_len
     assert sorted(guess) == sorted(workload.output_len)
     assert kendall(workload.output_len.astype(float), guess) == pytest.approx(tau, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("make_one", "line"),
-    [
-        (lambda: Noisy(0), "sigma=0: must be a number above 0"),
-        (lambda: Bucket(buckets=1), "buckets=1: must be a whole number of at least 2"),
-        (lambda: Bucket(accuracy=1.5), "accuracy=1.5: must be a number from 0 to 1"),
-        (lambda: Rank(tau=2), "tau=2: must be a number from -1 to 1"),
-    ],
-)
-def test_invalid_predictors(make_one: Any, line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
-        make_one()

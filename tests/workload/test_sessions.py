@@ -128,39 +128,6 @@ def test_draws_have_their_mean_and_spread(given: Any, mean: float, spread: float
     assert drawn.std() == pytest.approx(spread, rel=0.02, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"turns": "many"}, "turns=many: must be a number, or shape: and its settings"),
-        ({"turns": {"shape": "cauchy"}}, "unknown turns.shape 'cauchy': choose from exponential"),
-        ({"think": {"shape": "fixed", "mean": 2}}, "think.mean: no such setting of think.shape"),
-        ({"sessions": None}, "sessions: must be given, or duration where sessions have a rate"),
-    ],
-)
-def test_invalid_sessions(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        chat_sessions(**{"sessions": 2, "arrivals": "burst", "lengths": FIXED, **settings})
-    assert str(error.value).startswith(says) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("programs", "says"),
-    [
-        ({"a": {"share": 1}}, "programs.a: shape: must be given: chain, map_reduce or tree"),
-        ({"a": {"shape": "chain"}}, "programs.a: turns: must be given, for shape=chain"),
-        (
-            {"a": {"shape": "tree", "breadth": 2, "depth": 1, "keep": 3}},
-            "programs.a: keep=3: must be a whole number from 1 to 2",
-        ),
-        ({"a": {"shape": "chain", "turns": 1, "share": 0.5}}, "programs.share: the probabilities"),
-    ],
-)
-def test_invalid_programs(programs: Any, says: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        agents(programs=programs, sessions=2, arrivals="burst")
-    assert str(error.value).startswith(says) and "\n" not in str(error.value)
-
-
 def test_no_request_waits_for_a_later_one() -> None:
     with pytest.raises(ConfigError, match="row 0 waits for row 1: must be one before it"):
         Sessions([0, 0], [1, 2], [[1], []], 0.0 * np.ones(2))

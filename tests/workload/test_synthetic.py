@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -269,22 +268,6 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"classes": {}}, "classes: must be a mapping of names to settings"),
-        ({"classes": {"x": {"rat": 1}}}, "classes.x: rat: no such setting of a class"),
-        ({"classes": {"x": {"rate": 1, "client": {"a": 2}}}}, "classes.x: client: the probab"),
-        ({"classes": {"x": {"arrivals": "closed", "users": 1}}}, "only for a workload of one"),
-        ({"classes": {"x": {"arrivals": "burst"}, "y": CHAT}}, "classes.x: needs requests=,"),
-    ],
-)
-def test_a_mix_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        mix(**{"requests": 10, **settings})
-    assert message in str(error.value)
-
-
 # -- merged arrivals -------------------------------------------------------------------------------
 
 
@@ -345,20 +328,6 @@ def test_every_prompt_is_asked_once_a_round() -> None:
     assert set(fewest.prompt_len.tolist()) == {2} and set(fewest.output_len.tolist()) == {1}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"stages": []}, "stages=[]: must be a list with at least one"),
-        ({"stages": [{"rate": 3}]}, "stages.0.seconds: must be given"),
-        ({"stages": [{"rate": 3, "seconds": 1, "n": 1}]}, "stages.0.n: no such setting"),
-        ({"stages": [{"rate": 1e6, "seconds": 1e6}]}, "stages.0: 1e+12 requests: must be at most"),
-    ],
-)
-def test_stages_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
-        made(**settings)
-
-
 # -- prompts ---------------------------------------------------------------------------------------
 
 
@@ -383,19 +352,6 @@ def test_requests_ask_for_as_much_as_they_are_to() -> None:
     )
     for request, output in both.requests():
         assert request.max_tokens == {"a": output, "b": 7, "c": None}[request.client]
-
-
-@pytest.mark.parametrize(
-    ("most", "told"),
-    [
-        ("most", "max_tokens=most: must be a number, exact, or null"),
-        (0, "max_tokens=0: must be a whole number from 1 to"),
-        (True, "max_tokens=True: must be a whole number from 1 to"),
-    ],
-)
-def test_what_requests_cannot_ask_for(most: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        synthetic(requests=5, max_tokens=most, **OPEN)
 
 
 # -- the options of `conf/workload` build what they say --------------------------------------------

@@ -257,27 +257,6 @@ def test_settings_that_a_format_ignores(
     assert message in complaint(written(tmp_path, text), arrivals="burst", **settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rate": -1}, "rate=-1: must be a number above 0"),
-        ({"rate": 2, "rate_scale": 2}, "set one of them"),
-        ({"rate_scale": 2, "arrivals": "burst"}, "only with arrivals=trace"),
-        ({"cv": 2}, "cv=2: a trace has its own arrivals"),
-        ({"rate": 1e-12}, "rate=1e-12: the last request would arrive at 3.5e+12 s: must be at"),
-        ({"arrivals": "fixed", "rate": 1e-320}, "the last request would arrive at inf s: must be"),
-        ({"columns": {"client": 5}}, "columns.client: no column '5'"),
-        ({"columns": {"arival": "a"}}, "columns.arival: no such setting; did you mean 'arrival'?"),
-        ({"columns": {"extra": "who"}}, "columns.extra='who': must be a list of columns, or a ma"),
-        ({"columns": {"extra": ["who"]}}, ":1: columns.extra: no column 'who': its columns are a"),
-        ({"columns": "when"}, "columns='when': must be a mapping of arrival, prompt, output, cl"),
-        ({"where": {"colour": "red"}}, "no column 'colour'"),
-    ],
-)
-def test_settings_that_cannot_work(tmp_path: Path, settings: dict, message: str) -> None:
-    assert message in complaint(written(tmp_path, PLAIN), **settings)
-
-
 def test_a_window_into_a_file_without_times(tmp_path: Path) -> None:
     path = written(tmp_path, LENGTHS)
     assert "format lengths has no times" in complaint(path, start=5, arrivals="burst")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from pagedsim.fidelity.logs.log import read_log
 from pagedsim.run.help import BENCH_HELP, WIDTH
 from tests.conftest import Call
@@ -65,38 +63,3 @@ def test_a_sweep_of_the_rate_is_one_report(call: Call, fake: Fake) -> None:
     words = ("experiment=sweep", "study.over=workload.rate", "study.values=[200,400]", "seeds=1")
     code, told, errors = call("bench", f"url={fake.url}", *words, *QUICK)
     assert (code, errors) == (0, "") and "400" in told
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (
-            ("experiment=fcfs_vs_priority", "backend=http"),
-            "backend=http: experiment=fcfs_vs_priority takes backend=sim, engine: it asks what "
-            "happens inside a server",
-        ),
-        (
-            ("bench", "backend=sim"),
-            "backend=sim: experiment=bench takes backend=http: it is load on a server elsewhere",
-        ),
-        (("experiment=single", "record=a.csv"), "record=a.csv: changes nothing here; "),
-        (("bench",), "backend.url: must be given: backend.url=http://host:port"),
-        (("bench", "url=127.0.0.1:9"), "backend.url=http://127.0.0.1:9: cannot be reached: "),
-        (("bench", "url={}", "record=l.csv", "seeds=2"), "record=l.csv: must be of one run, not "),
-        (("bench", "url={}", "record=log.txt"), "record=log.txt: must end in .csv"),
-        (
-            (
-                *("experiment=compare", "backend=http", "backend.url={}"),
-                'study.arms={a: ["policy=fcfs"], b: ["policy=priority"]}',
-            ),
-            "study.arms.b: sends what 'a' sends",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_one_line(
-    words: tuple[str, ...], told: str, call: Call, fake: Fake
-) -> None:
-    code, out, errors = call(*(word.replace("{}", fake.url) for word in words), "tracking=none")
-    assert (code, out) == (1, "")
-    assert errors.startswith(f"pagedsim: {told}") and errors.count("\n") == 1
-    assert not fake.asked

@@ -187,17 +187,3 @@ def test_a_rare_kind_of_step_is_taken_from_mixed_ones() -> None:
         f"{kind}: too few steps to fit: they take what the same work takes in mixed ones"
         for kind in ("prefill", "decode")
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "run: must be given: run=<folder of an earlier study on the engine>, requests="),
-        (["run=a", "requests=b"], "run, requests: only one of them can be fitted to"),
-        (["run=/nowhere"], "run=/nowhere: no such folder"),
-    ],
-)
-def test_invalid_settings_are_refused(words: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        carried_out(tmp_path, "experiment=calibrate", *words)
-    assert str(error.value).startswith(message)

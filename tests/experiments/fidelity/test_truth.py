@@ -98,25 +98,6 @@ def test_it_is_drawn(own: Path, tmp_path: Path) -> None:
     assert found["data"]["not as the table says"]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["study.tables=[none.csv]"], "study.tables=none.csv: no such file"),
-        (["study.tables=[]"], "study.tables=[]: must name a file"),
-        (["study.stack=vllm-1999"], "study.stack=vllm-1999: must be one of "),
-        (["+study.logs.mine={requests: a.csv}"], "study.logs.mine: has requests: must have"),
-        (
-            ["+study.logs.mine={requests: no.csv, server: ['model=llama-2-7b']}"],
-            "no.csv: no such file",
-        ),
-    ],
-)
-def test_invalid_settings_are_refused(words: list[str], says: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        carried_out(tmp_path, *TRUTH, "report=false", *words)
-    assert says in str(error.value)
-
-
 # -- constants -------------------------------------------------------------------------------------
 
 LOOSER = 1.5

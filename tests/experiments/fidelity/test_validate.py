@@ -127,33 +127,6 @@ def test_other_blocks_than_before_are_refused(
         validated(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["backend=sim"], "backend=sim: experiment=validate takes backend=engine"),
-        (["backend=engine", "~workload.rate"], "workload.rate: is set by the validation"),
-        (["backend=engine", "workload.arrivals=burst"], "workload.arrivals=burst: must be poisson"),
-    ],
-)
-def test_invalid_loads_are_refused(words: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        carried_out(tmp_path, "experiment=validate", *words, study=small_study())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"repeats": 0}, "repeats=0: must be"),
-        ({"calibration": {}}, "calibration={}: must be a mapping of names to settings"),
-        ({"regimes": {"a": {"load": 1}}}, "regimes.a.tolerance=None: must be a number above 0"),
-        ({"regimes": {"a": {"laod": 1}}}, "regimes.a.laod: must be load, tolerance or blocks"),
-    ],
-)
-def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        small_study(**settings)
-
-
 def test_a_profile_goes_through_the_grid() -> None:
     config: Any = OmegaConf.to_container(
         compose(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -21,7 +20,7 @@ from pagedsim.experiments.papers.reproduction import (
 )
 from pagedsim.run.objects import make
 from pagedsim.run.study import Study
-from tests.run.studies import carried_out, compose
+from tests.run.studies import compose
 
 # -- constraints -----------------------------------------------------------------------------------
 
@@ -129,25 +128,3 @@ def test_a_study_refuses_invalid_settings(
         inner[last] = value
     with pytest.raises(ConfigError, match=text):
         make("study", settings, Study)
-
-
-@pytest.mark.usefixtures("hydra")
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (
-            "experiment=chunk_budget study.capacity=null study.figures.beside=null "
-            "study.figures.crossing=null workload.arrivals=burst",
-            "^workload.arrivals=burst: has no rate, which every part",
-        ),
-        (
-            "experiment=early_rejection fleet=alike",
-            "^fleet=alike: must have prefill and decode apart",
-        ),
-    ],
-)
-def test_a_study_refuses_a_configuration_before_it_runs(
-    words: str, text: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=text):
-        carried_out(tmp_path, *words.split())

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.block_sizes import BlockSizes, unused_slots
 from pagedsim.metrics.arms import Run
 
@@ -81,16 +80,3 @@ def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     assert (
         "with blocks of 1, 1.00 times that with 1 and 256.00 times with 256" in reading.finding[2]
     )
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"sizes": [0, 16]}, "sizes=0: must be"),
-        ({"sizes": [16, 16]}, r"sizes=\[16, 16\]: must be 2 or more that"),
-        ({"metrics": ["speed"]}, "^metrics: unknown metric 'speed'"),
-    ],
-)
-def test_invalid_settings_are_refused(more: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        study(**more)

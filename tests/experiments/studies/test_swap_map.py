@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.swap_map import WAYS, SwapMap
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import Backend
@@ -117,18 +116,3 @@ def test_measured_prices_are_reported() -> None:
     reading = engine.read_arms(made)
     assert reading.listings[0].rows[0][1:] == ["1024", "256", "1,024"]
     assert "0.25 times with" in reading.finding[0]
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"sizes": 16}, r"^sizes=16: must be a list"),
-        ({"usual": 5}, r"^usual=5: must be one of sizes"),
-        ({"batch": [25]}, r"^batch=\[25\]: must be two numbers"),
-        ({"buses": {"PCIe 4": 0}}, r"^buses.PCIe 4=0: must be a number of at least 0.001"),
-        ({"own": {"A100": "PCIe 4"}}, r"^own=.*: must name one of buses for H100"),
-    ],
-)
-def test_invalid_settings_are_refused(more: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        study(Simulated(), **more)

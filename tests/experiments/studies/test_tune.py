@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pagedsim.core import ConfigError
 from pagedsim.experiments.studies import tune
 from pagedsim.experiments.studies.tune import Setting, space_of
 from pagedsim.run.runs import Runs
@@ -36,22 +35,6 @@ def test_a_space_is_of_choices_and_ranges() -> None:
     assert space == [policy, Setting("rate", (1, 8), log=True), c]
     assert space[1].override(4) == "rate=4"
     assert Setting("x", (0.5, 1.0), log=False).override(0.123456) == "x=0.1235"
-
-
-@pytest.mark.parametrize(
-    ("space", "text"),
-    [
-        ({}, "space: must have at least one setting"),
-        ({"a": 3}, "space.a=3: must be a list of values"),
-        ({"a": {"low": 3, "high": 1}}, "space.a={'low': 3, 'high': 1}: must be a list"),
-        ({"a": {"low": 0, "high": 1, "log": True}}, "space.a.low=0: must be above 0"),
-        ({"seeds": [1]}, "space.seeds: is the study's own"),
-    ],
-)
-def test_a_bad_space_is_named(space: object, text: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        space_of(space)
-    assert str(error.value).startswith(text)
 
 
 def test_a_missing_optuna_is_reported(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,24 +91,3 @@ def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
     first = result()
     code, _, _ = call(*QUICK, "report=false", "hydra.run.dir=other", "jobs=2")
     assert json.loads(Path("other/result.json").read_text())["data"]["trials"] == first["trials"]
-
-
-@needs_optuna
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["study.goal=nothing"], "study.goal: unknown metric 'nothing'"),
-        (["study.goal=batch_size_mean"], "study.goal=batch_size_mean: neither more nor less"),
-        (
-            ["backend=engine"],
-            "backend=engine: experiment=tune takes backend=sim: a search takes many runs",
-        ),
-        (["+study.space={memory.blok: [1]}"], "study.space.memory.blok: memory.blok: no such key"),
-        (["study.space.policy=[fcfs,sjff]"], "study.space.policy: policy=sjff: unknown"),
-        (["slo.ttft=null", "slo.tpot=null"], "study.goal: goodput_per_s needs an objective"),
-    ],
-)
-def test_invalid_settings_are_refused_in_a_line(call: Call, words: list[str], text: str) -> None:
-    code, out, errors = call(*QUICK, *words)
-    assert (code, out) == (1, "")
-    assert errors.startswith(f"pagedsim: {text}") and errors.count("\n") == 1

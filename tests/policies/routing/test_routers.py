@@ -180,18 +180,6 @@ def test_a_bad_setting_is_one_line(name: str, key: str) -> None:
     assert "\n" not in text
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"slots": 0}, "slots=0: must be a whole number of at least 1"),
-        ({"of": 1}, "of: no such setting of router=central; choose from slots"),
-    ],
-)
-def test_wrong_settings_of_a_router_are_refused(settings: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(text)):
-        make_router("central", **settings)
-
-
 def test_an_unknown_name_has_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown router 'dinamo': did you mean 'dynamo'"):
         make_router("dinamo")
