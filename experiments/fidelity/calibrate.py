@@ -18,8 +18,8 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.logs import report
-from pagedsim.fidelity.logs.consistency_checks import signs
-from pagedsim.fidelity.logs.fit import Found, fit_to_log
+from pagedsim.fidelity.logs.consistency_checks import inconsistencies
+from pagedsim.fidelity.logs.fit import LogFit, fit_to_log
 from pagedsim.fidelity.logs.log import read_log
 from pagedsim.fidelity.logs.server import Constant, ExternalServer, Fit
 from pagedsim.fidelity.recorded import log_of, recorded_runs
@@ -112,7 +112,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
     return Analysis(
         finding=[
             f"{scores['unseen'].count} requests whose times no fit has seen, predicted against "
-            f"measured means: {report.off(scores['unseen'])}.",
+            f"measured means: {report.mean_errors(scores['unseen'])}.",
             f"{log.path.name}: {len(log)} requests within {log.arrived[-1]:.1f} s, answered after "
             f"{(log.arrived + log.latencies.e2e).max():.1f} s; fitted by {found.simulations} "
             f"simulations, requests are {100 * found.distance:.1f} % off on average, and were "
@@ -126,7 +126,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
             ),
         ],
         notes=[
-            *signs(server, served, found.begin),
+            *inconsistencies(server, served, found.begin),
             *report.about_fit(found, scores),
             *report.about_log(server, served, found.cold, scores["unseen"], "unseen"),
         ],
@@ -150,7 +150,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
     )
 
 
-def _constant(found: Found, name: str) -> dict[str, Any]:
+def _constant(found: LogFit, name: str) -> dict[str, Any]:
     one = found.ranges.get(name)
     return {
         "meaning": Constant(name).meaning,

@@ -12,7 +12,7 @@ import numpy as np
 from pagedsim.core import ConfigError
 from pagedsim.experiments.papers.panels import Panel, Points, draw_panels
 from pagedsim.fidelity.logs import report
-from pagedsim.fidelity.logs.consistency_checks import load_over_time, signs
+from pagedsim.fidelity.logs.consistency_checks import inconsistencies, load_over_time
 from pagedsim.fidelity.logs.fit import cold_start
 from pagedsim.fidelity.logs.log import read_log
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
@@ -85,7 +85,7 @@ class Predict(Study):
         return Analysis(
             finding=[
                 f"{len(log)} requests of {log.path.name}, predicted with what was fitted to "
-                f"{fit.source}, against measured means: {report.off(scores['all'])}.",
+                f"{fit.source}, against measured means: {report.mean_errors(scores['all'])}.",
             ],
             listings=[
                 listing
@@ -94,7 +94,7 @@ class Predict(Study):
             ],
             notes=[
                 *fit.doubts(server, served),
-                *signs(server, served, constants),
+                *inconsistencies(server, served, constants),
                 *report.about_log(server, served, cold, scores["all"], "requests"),
             ],
             data={

@@ -45,7 +45,7 @@ class Replay(Study):
                 if changed:
                     verb = "has" if len(changed) == 1 else "have"
                     why = f"; {', '.join(changed)} {verb} changed since it was recorded"
-                wrong[name] = Failure(one.told(steps[name], why))
+                wrong[name] = Failure(one.text(steps[name], why))
         finding = (
             f"{len(wrong)} of {len(recorded)} runs are planned otherwise by the simulator."
             if wrong

@@ -25,7 +25,7 @@ from pagedsim.experiments.fidelity.truth_data import (
     logs_listings,
 )
 from pagedsim.fidelity.logs.score import Scores
-from pagedsim.fidelity.sheets import there
+from pagedsim.fidelity.sheets import option_names
 from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Cell, Table
 from pagedsim.fidelity.step_tables.times import Constants, Point, Points
 from pagedsim.metrics.result import Listing
@@ -77,8 +77,8 @@ class Truth(Study):
 
     def __post_init__(self) -> None:
         require_kinds(self)
-        if self.stack is not None and self.stack not in there("stack"):
-            known = ", ".join(sorted(there("stack")))
+        if self.stack is not None and self.stack not in option_names("stack"):
+            known = ", ".join(sorted(option_names("stack")))
             raise ConfigError(f"stack={self.stack}: must be one of {known}")
         if self.tables is not None and not self.tables:
             raise ConfigError("tables=[]: must name a file, or be null for those of pagedsim")
@@ -170,8 +170,8 @@ def finding(
     if logs:
         means = [
             f"{name}: "
-            + ", ".join(f"{m.upper()} {signed(error.off.mean)}" for m, error in one.errors.items())
-            for name, one in logs.items()
+            + ", ".join(f"{m.upper()} {signed(e.relative.mean)}" for m, e in score.errors.items())
+            for name, score in logs.items()
         ]
         yield f"Means of whole logs, before any fit: {'; '.join(means)}."
 

@@ -196,8 +196,8 @@ def logs_listings(scores: Mapping[str, Scores]) -> list[Listing]:
             "requests": f"{one.count:,}",
             "measured mean": f"{error.measured.mean:.4g} s",
             "predicted": f"{error.predicted.mean:.4g} s",
-            "off": signed(error.off.mean),
-            "half within": percent(error.half),
+            "off": signed(error.relative.mean),
+            "half within": percent(error.median_absolute),
         }
         for name, one in scores.items()
         for metric, error in one.errors.items()

@@ -231,7 +231,7 @@ class ValidationRounds:
                 )
         if difference := replayed(run):
             so = ", so there is nothing to compare"
-            raise UserError([f"{name}: {difference.told(run.steps.num_rows, so)}"])
+            raise UserError([f"{name}: {difference.text(run.steps.num_rows, so)}"])
         seconds = float(run.steps["end"][-1].as_py())
         self.runs.say(
             f"{name}: {run.requests.num_rows} requests, {run.steps.num_rows} steps in "

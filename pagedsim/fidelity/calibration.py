@@ -42,7 +42,7 @@ def fitted(log: StepLog) -> Fitted:
 
 
 class Calibration:
-    """A fit, held against the steps that it was made of."""
+    """A fit, with its residuals on the steps that it was made from."""
 
     def __init__(self, log: StepLog, cost: Fitted) -> None:
         self.log, self.cost = log, cost
@@ -68,7 +68,7 @@ class Calibration:
                 f"there is no data sheet of {machine['device']}: hardware={hardware}, as "
                 "configured, stands for it"
             )
-        for kind in (one for one in ("prefill", "decode") if one not in self.fits):
+        for kind in (kind for kind in ("prefill", "decode") if kind not in self.fits):
             yield f"{kind}: too few steps to fit: they take what the same work takes in mixed ones"
         if not self.cost.settings["swap"]:
             yield "swaps: too few to fit: they take what the hardware's data sheet says"
@@ -84,8 +84,8 @@ class Calibration:
             "coefficients": self._coefficients,
             "unit": "s",
             "leave_one_out": {kind: fit.error for kind, fit in self.fits.items()},
-            "residuals": {kind: one._asdict() for kind, one in self.rest.items()},
-            "roofline": {kind: one.total for kind, one in self.sheet.items()},
+            "residuals": {kind: residual._asdict() for kind, residual in self.rest.items()},
+            "roofline": {kind: residual.total for kind, residual in self.sheet.items()},
             "weakest": self.weakest and self.weakest._asdict(),
         }
 
@@ -115,15 +115,15 @@ class Calibration:
         errors = [
             {
                 "": kind,
-                "steps": f"{one.steps:,}",
+                "steps": f"{residual.steps:,}",
                 "leave one out": self.fits[kind].percent if kind in self.fits else "–",
-                "half are within": percent(one.median),
-                "90 % within": percent(one.p90),
-                "in all": signed(one.total),
-                "stalled": percent(one.stalled),
+                "half are within": percent(residual.median),
+                "90 % within": percent(residual.p90),
+                "in all": signed(residual.total),
+                "stalled": percent(residual.stalled),
                 f"roofline of {self.log.replica.hardware.name}": signed(self.sheet[kind].total),
             }
-            for kind, one in self.rest.items()
+            for kind, residual in self.rest.items()
         ]
         return [Listing.of(self.title, rows), Listing.of("How far off", errors)]
 
@@ -131,13 +131,13 @@ class Calibration:
 # -- residuals -------------------------------------------------------------------------------------
 
 RANGES = 4
-"""Parts that the steps of a kind are cut into, by each of what they have to do."""
+"""Number of ranges into which the values of a feature are cut, for each kind of step."""
 FEWEST = 0.05
-"""A range with a smaller share of a kind's steps tells nothing."""
+"""A range with a smaller share of a kind's steps is not judged."""
 
 
 class Residual(NamedTuple):
-    """Of the steps of one kind."""
+    """Errors of the predicted times of one kind of step."""
 
     steps: int
     total: float
@@ -146,7 +146,7 @@ class Residual(NamedTuple):
     """Of |predicted / measured - 1|, step by step."""
     p90: float
     stalled: float
-    """The share of their time in which the machine did something else."""
+    """The share of their measured time that is beyond the stall limit."""
 
 
 class Weakest(NamedTuple):
@@ -162,7 +162,7 @@ class Weakest(NamedTuple):
 
 
 def residuals(samples: Sequence[Sample], seconds: Sequence[float]) -> dict[str, Residual]:
-    """For each kind of step; `seconds` are what is predicted."""
+    """Residuals for each kind of step; `seconds` are the predicted times."""
     return {
         kind: _residual(np.array([samples[i].seconds for i in rows]), np.array(seconds)[rows])
         for kind, rows in _by_kind(samples).items()
@@ -170,8 +170,9 @@ def residuals(samples: Sequence[Sample], seconds: Sequence[float]) -> dict[str, 
 
 
 def weakest(samples: Sequence[Sample], seconds: Sequence[float]) -> Weakest | None:
-    """Where predictions are farthest off; None where every range is too small to tell."""
-    found = []
+    """The range of a feature with the largest total error; None if all ranges have too few
+    steps."""
+    ranges = []
     every = np.array(seconds)
     for kind, rows in _by_kind(samples).items():
         measured = np.array([samples[i].seconds for i in rows])
@@ -183,14 +184,14 @@ def weakest(samples: Sequence[Sample], seconds: Sequence[float]) -> Weakest | No
             for low, high in pairwise(bounds):
                 inside = (values >= low) & ((values < high) | (high == bounds[-1]))
                 if inside.sum() >= max(FEWEST * len(rows), 2):
-                    one = _residual(measured[inside], every[rows][inside])
+                    residual = _residual(measured[inside], every[rows][inside])
                     reach = float(values[inside].min()), float(values[inside].max())
-                    found.append(Weakest(kind, feature, *reach, int(inside.sum()), one.total))
-    return max(found, key=lambda one: abs(one.total), default=None)
+                    ranges.append(Weakest(kind, feature, *reach, int(inside.sum()), residual.total))
+    return max(ranges, key=lambda weak: abs(weak.total), default=None)
 
 
 def _by_kind(samples: Sequence[Sample]) -> Mapping[str, list[int]]:
-    """Rows of each kind of step; those that moved blocks are a kind of their own."""
+    """Rows of each kind of step; steps with swaps are a kind of their own."""
     kinds: dict[str, list[int]] = {}
     for row, sample in enumerate(samples):
         kinds.setdefault("swap" if sample.swaps else sample.kind, []).append(row)
@@ -199,11 +200,11 @@ def _by_kind(samples: Sequence[Sample]) -> Mapping[str, list[int]]:
 
 def _residual(measured: np.ndarray, seconds: np.ndarray) -> Residual:
     counted = np.minimum(measured, STALL * np.maximum(seconds, np.finfo(float).tiny))
-    off = np.abs(seconds / measured - 1)
+    errors = np.abs(seconds / measured - 1)
     return Residual(
         len(measured),
         float(seconds.sum() / counted.sum() - 1),
-        float(np.median(off)),
-        float(np.quantile(off, 0.9)),
+        float(np.median(errors)),
+        float(np.quantile(errors, 0.9)),
         float(1 - counted.sum() / measured.sum()),
     )

@@ -1,4 +1,4 @@
-"""The simulator made from an engine: its limits and blocks, its prices, its model and machine."""
+"""The simulator configured as an engine: limits, blocks, prices, model and hardware."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pagedsim.config import CARRIED
 from pagedsim.core import ConfigError, Scheduler
-from pagedsim.fidelity.sheets import settings, there
+from pagedsim.fidelity.sheets import option_names, settings
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import Backend, BackendRun, RunConfig, Settings
 from pagedsim.run.objects import make
@@ -32,9 +32,9 @@ class EngineModel(Backend):
     """The simulator in the place of an engine: its workload and limits, step times from a fit."""
 
     engine: Backend
-    """The engine's own settings, which say how much of a workload it serves."""
+    """The backend of the engine's own settings, which defines how much of a workload is served."""
     machine: Mapping[str, Any]
-    """Facts of the engine, as its runs have them."""
+    """The facts about the machine that the engine's runs record."""
     path: str
     """A cost.json that was fitted to the engine's steps."""
 
@@ -49,7 +49,7 @@ class EngineModel(Backend):
 
 
 class ModelledEngine(BackendRun):
-    """One run of it."""
+    """One run of an `EngineModel`."""
 
     def __init__(self, config: RunConfig, machine: Settings, cost: CostModel) -> None:
         self.scheduler = scheduler_of(config, machine, Scheduler)
@@ -113,17 +113,18 @@ def _shape(config: Settings) -> ModelShape:
 
 
 def _hardware(config: Settings, machine: Settings) -> Hardware:
-    """That of conf/hardware which the machine's device is called like; else the configured one."""
+    """The entry of conf/hardware whose name is in the device's name; else the configured
+    hardware."""
     name = data_sheet(machine)
     sheet = settings("hardware", name) if name else config.get("hardware")
     return make("hardware", sheet, Hardware)
 
 
 def data_sheet(machine: Settings) -> str | None:
-    """The name in conf/hardware of the machine's device; None where there is none of it."""
+    """The entry of conf/hardware for a device name; None without one."""
     if machine.get("cuda") is None:
         return "cpu"
     words = re.findall(r"[a-z0-9]+", machine["device"].lower())
     names = {*words, *(a + b for a, b in pairwise(words))}
-    found = [name for name in sorted(there("hardware")) if set(name.split("-")) <= names]
-    return max(found, key=len, default=None)
+    matches = [name for name in sorted(option_names("hardware")) if set(name.split("-")) <= names]
+    return max(matches, key=len, default=None)

@@ -38,7 +38,7 @@ _COUNTS = {
 
 @dataclass(frozen=True)
 class Recorded:
-    """One run: what it was made from, the machine, and its tables."""
+    """A recorded run: its configuration, the machine, and its tables."""
 
     folder: Path
     name: str
@@ -59,27 +59,27 @@ class Recorded:
 
     @property
     def changed(self) -> list[str]:
-        """What it was made from and is not the same any more."""
+        """Names of inputs of the run that have changed since."""
         now = recipe(Job(self.name, self.seed, self.config, self.folder))
         before = self.made_of
-        found = ["pagedsim's own code"] * (before.get("simulator") != now["simulator"])
+        changes = ["pagedsim's own code"] * (before.get("simulator") != now["simulator"])
         for kind in ("code", "files"):
             was = before.get(kind) or {}
-            found += [name for name, digest in now[kind].items() if was.get(name) != digest]
-        return found
+            changes += [name for name, digest in now[kind].items() if was.get(name) != digest]
+        return changes
 
 
 def recorded_runs(path: str) -> list[Recorded]:
-    """Every complete run of the engine under a folder; raises ConfigError where there is none."""
+    """All complete engine runs under a folder; raises ConfigError without any."""
     root = Path(path).expanduser()
     if path and root.is_file():
         raise ConfigError(f"run={path}: is a file, must be a folder")
     if not path or not root.is_dir():
         raise ConfigError(f"run={path}: no such folder")
-    found = sorted(root.rglob("run.json"))
-    if not found:
+    files = sorted(root.rglob("run.json"))
+    if not files:
         raise ConfigError(f"run={path}: holds no complete run (a run.json beside its tables)")
-    runs = [_read(file.parent, str(file.parent.relative_to(root))) for file in found]
+    runs = [_read(file.parent, str(file.parent.relative_to(root))) for file in files]
     served = [run for run in runs if run is not None]
     if not served:
         raise ConfigError(
@@ -104,7 +104,7 @@ def numbers(path: Path, table: pa.Table, name: str) -> NDArray[Any]:
 
 
 def _read(folder: Path, name: str) -> Recorded | None:
-    """A run; None for one that was simulated."""
+    """Read a run; None if it was simulated."""
     made_of, summary = _object(folder / "run.json"), _object(folder / SUMMARY)
     machine = summary.get("machine")
     if machine is None and not _engines(made_of):
@@ -149,10 +149,10 @@ def _whole(path: Path, otherwise: str) -> Iterator[None]:
 
 def _object(path: Path) -> dict[str, Any]:
     with _whole(path, "not JSON"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: must hold an object, not {found!r:.20}")
-    return found
+        content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold an object, not {content!r:.20}")
+    return content
 
 
 def _table(path: Path) -> pa.Table:
@@ -173,7 +173,7 @@ def _facts(path: Path, machine: object) -> Settings:
 
 
 def _check_times(path: Path, steps: pa.Table) -> None:
-    """Steps follow one another, and none ends before it begins."""
+    """Check that steps follow one another, and that none ends before it begins."""
     number, start, end = (numbers(path, steps, name) for name in ("step", "start", "end"))
     if not len(number):
         raise ConfigError(f"{path}: holds no steps")
@@ -206,7 +206,7 @@ _COLUMNS = {
     "decode_count": "decode_seqs",
     "prefill_chunks": "prefill_requests",
 }
-"""What a sample is made of, and what steps.parquet calls it."""
+"""Columns of steps.parquet by the fields of a sample."""
 
 
 @dataclass(frozen=True)
@@ -217,11 +217,11 @@ class StepLog:
     replica: Replica
     machine: Settings
     source: str
-    """Where they come from, for a reader."""
+    """A description of their origin, for readers."""
 
 
 def samples_of(steps: pa.Table) -> list[Sample]:
-    """Every step that took any time; it holds its swaps and the host's work."""
+    """All steps that took time; their swaps and the host's work are included."""
     seconds = (steps["end"].to_numpy() - steps["start"].to_numpy()).tolist()
     values = zip(*(steps[name].to_pylist() for name in _COLUMNS.values()), strict=True)
     return [
@@ -252,7 +252,7 @@ def log_of(runs: Iterable[Recorded], source: str) -> StepLog:
 
 
 def predicted(cost: CostModel, sample: Sample) -> float:
-    """What a cost model says that a recorded step takes, swaps included."""
+    """The time that a cost model predicts for a recorded step, swaps included."""
     plan = StepPlan(number=0, now=0.0)
     for name in _TOTALS:
         setattr(plan, f"_{name}", getattr(sample, name))

@@ -78,8 +78,8 @@ def measured(
 def summary_of(config: Settings, machine: Settings, seed: int, cost: Fitted) -> dict[str, Any]:
     """The summary of a run of the engine, as the simulator has it; nothing is kept of it."""
     recorder = Recorder()
-    made = RunConfig(config, seed)
-    ModelledEngine(made, machine, cost).run(made.workload(), recorder)
+    run_config = RunConfig(config, seed)
+    ModelledEngine(run_config, machine, cost).run(run_config.workload(), recorder)
     return _summary(recorder.requests_table(), recorder.steps_table(), machine)
 
 
@@ -94,7 +94,7 @@ def _summary(requests: pa.Table, steps: pa.Table, machine: Settings) -> dict[str
 
 
 UNEVEN = 0.1
-"""A spread of the engine's own runs that takes the meaning from a comparison with them."""
+"""A spread of the engine's runs that makes a comparison with them meaningless."""
 
 
 def doubts(regimes: Sequence[Regime]) -> Iterator[str]:
@@ -103,10 +103,10 @@ def doubts(regimes: Sequence[Regime]) -> Iterator[str]:
     if not any(summary["preemptions"] for summary in last.engine):
         yield f"no request was preempted under {last.name}: memory.blocks is too large"
     spreads = {
-        (regime.name, key): found.spread
+        (regime.name, key): agreement.spread
         for regime in regimes
-        for key, found in regime.agreements.items()
-        if key in JUDGED and found.spread > UNEVEN
+        for key, agreement in regime.agreements.items()
+        if key in JUDGED and agreement.spread > UNEVEN
     }
     if spreads:
         (name, key), most = max(spreads.items(), key=lambda item: item[1])
@@ -128,7 +128,7 @@ KEYS = (
 JUDGED = ("ttft_mean", "tpot_mean", "output_tokens_per_s")
 """Metrics that decide whether a regime agrees."""
 SPREADS = 2.0
-"""Errors up to so many times the engine's own spread count as agreement."""
+"""Errors up to this multiple of the engine's own spread count as agreement."""
 WIDE = 0.25
 """A spread above which agreement within twice the spread is not conclusive."""
 
@@ -241,11 +241,11 @@ def _nearness(mine: NDArray[np.float64], runs: Sequence[NDArray[np.float64]]) ->
 
 
 def finding(regimes: Sequence[Regime], machine: Mapping[str, Any], steps: int) -> list[str]:
-    """The verdicts, load by load, and what they are of: `steps` of the engine, planned alike."""
+    """The verdict of each load; `steps`: engine steps that the simulator planned alike."""
     verdicts = []
     for regime in regimes:
-        found, errors = regime.verdicts, regime.agreements
-        words = (f"{label_of(k)} {signed(errors[k].error)}, {found[k]}" for k in JUDGED)
+        judged, errors = regime.verdicts, regime.agreements
+        words = (f"{label_of(k)} {signed(errors[k].error)}, {judged[k]}" for k in JUDGED)
         verdicts.append(f"{regime.name}: {'; '.join(words)}")
     return [
         *verdicts,
@@ -274,17 +274,17 @@ def listings(regimes: Sequence[Regime]) -> Iterator[Listing]:
 
 def _metrics(regime: Regime, note: str) -> Listing:
     """Every metric of a load, with the pace of the engine's runs in the note."""
-    found, rows = regime.agreements, []
-    for name, one in found.items():
-        scale = scale_of(name, [one.engine, one.simulator])
+    agreements, rows = regime.agreements, []
+    for name, agreement in agreements.items():
+        scale = scale_of(name, [agreement.engine, agreement.simulator])
         rows.append(
             {
                 "": label_of(name),
-                "engine": scale.text(one.engine),
-                "spread": "–" if math.isnan(one.spread) else f"± {percent(one.spread)}",
-                "simulator": scale.text(one.simulator),
-                "error": signed(one.error),
-                "at its pace": signed(one.at_pace),
+                "engine": scale.text(agreement.engine),
+                "spread": "–" if math.isnan(agreement.spread) else f"± {percent(agreement.spread)}",
+                "simulator": scale.text(agreement.simulator),
+                "error": signed(agreement.error),
+                "at its pace": signed(agreement.at_pace),
                 "verdict": regime.verdicts.get(name, ""),
             }
         )
@@ -293,7 +293,7 @@ def _metrics(regime: Regime, note: str) -> Listing:
     pace = (
         f"the same steps took the engine, against what was fitted: "
         f"{', '.join(map(signed, regime.pace))}; where the simulator is given each run's pace its "
-        f"errors are {', '.join(f'{label_of(k)} {signed(found[k].at_pace)}' for k in JUDGED)}"
+        f"errors are {', '.join(f'{label_of(k)} {signed(agreements[k].at_pace)}' for k in JUDGED)}"
     )
     title = f"{regime.name}: {count} requests at {regime.rate:.3g}/s, {load}"
     return Listing.of(title, rows, f"{pace}.{note}")
@@ -305,11 +305,11 @@ def table(regimes: Sequence[Regime]) -> list[dict[str, object]]:
         {
             "load": regime.name,
             "metric": key,
-            **found._asdict(),
+            **agreement._asdict(),
             "verdict": regime.verdicts.get(key, ""),
         }
         for regime in regimes
-        for key, found in regime.agreements.items()
+        for key, agreement in regime.agreements.items()
     ]
 
 
@@ -323,8 +323,8 @@ def data(regime: Regime) -> dict[str, Any]:
         "tolerance": regime.tolerance,
         "pace": list(regime.pace),
         "verdicts": regime.verdicts,
-        "metrics": {name: one._asdict() for name, one in regime.agreements.items()},
-        "by_request": {name: one._asdict() for name, one in regime.nearness.items()},
+        "metrics": {name: agreement._asdict() for name, agreement in regime.agreements.items()},
+        "by_request": {name: nearness._asdict() for name, nearness in regime.nearness.items()},
     }
 
 
@@ -356,9 +356,9 @@ def draw_validation(regimes: Sequence[Regime]) -> Figure:
             every = [values[~np.isnan(values)] for values in columns]
             scale = scale_of(f"{name}_mean", [float(np.median(every[-1]))])
             for number, values in enumerate(every):
-                own = look["simulator" if number == len(runs) else "engine"]
+                style = look["simulator" if number == len(runs) else "engine"]
                 curve = np.quantile(values, _SHARES) * scale.factor
-                axes.plot(curve, _SHARES, color=own.colour, linestyle=own.dashes)
+                axes.plot(curve, _SHARES, color=style.colour, linestyle=style.dashes)
             drawn = np.concatenate(every) * scale.factor
             if 0 < drawn.min() < drawn.max() / _WIDE:
                 axes.set_xscale("log")

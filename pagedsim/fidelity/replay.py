@@ -19,14 +19,14 @@ from pagedsim.workload import Workload
 
 
 class Difference(NamedTuple):
-    """The first step that was planned otherwise."""
+    """The first step whose plans differ."""
 
     step: int
     engine: str
     simulator: str
 
-    def told(self, steps: int, so: str = "") -> str:
-        """Where it is, in a run of so many steps, what follows, and both plans."""
+    def text(self, steps: int, so: str = "") -> str:
+        """The step's number among `steps`, the consequence `so`, and both plans."""
         return (
             f"step {self.step} of {steps} differs{so}\n"
             f"  engine:    {self.engine}\n  simulator: {self.simulator}"
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
 
 def replayed(run: Recorded) -> Difference | None:
-    """Simulate a recorded run; the first step that is planned otherwise, or None."""
+    """Simulate a recorded run; returns the first step whose plan differs, or None."""
     for table, file, names in (
         (run.steps, STEPS, ("plan",)),
         (run.requests, REQUESTS, ("request", "output_ids")),
@@ -64,8 +64,8 @@ def _first_difference(run: Recorded) -> Difference | None:
     try:
         simulate(scheduler, source, _Durations(run), witness, fast_forward=False)
         witness.end()
-    except _Differs as found:
-        difference: Difference = found.args[0]
+    except _Differs as differs:
+        difference: Difference = differs.args[0]
         return difference
     return None
 
@@ -75,7 +75,7 @@ class _Differs(Exception):
 
 
 class _Witness:
-    """Holds each plan against the recorded one."""
+    """Compares each plan with the recorded one."""
 
     def __init__(self, plans: Sequence[str]) -> None:
         self._plans = plans
@@ -83,8 +83,8 @@ class _Witness:
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         wanted = self._plans[self._at] if self._at < len(self._plans) else "(no such step)"
-        if (found := described(plan, scheduler)) != wanted:
-            raise _Differs(Difference(self._at, wanted, found))
+        if (simulated := described(plan, scheduler)) != wanted:
+            raise _Differs(Difference(self._at, wanted, simulated))
         self._at += 1
 
     def end(self) -> None:
@@ -100,7 +100,7 @@ class _Witness:
 
 
 class _Durations:
-    """Each step lasts as long as the recorded one, which has its swaps in it."""
+    """A cost model with the durations of the recorded steps, which include swaps."""
 
     by_totals = False
 

@@ -1,4 +1,4 @@
-"""Rows of logs and of measured tables, each with the place where it stands."""
+"""Rows of logs and of tables of measurements, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagedsim.core import ConfigError
 from pagedsim.workload.traces.rows import file_at, opened, readable
 
 SEEN = 4096
-"""Characters that tell what a file is."""
+"""Characters from which the format of a file is recognised."""
 
 
 class Row(NamedTuple):
@@ -37,7 +37,7 @@ class Row(NamedTuple):
         high: float = inf,
         whole: bool = False,
     ) -> float:
-        """A finite number within the bounds; ConfigError that says what it `must` be."""
+        """A finite number within the bounds; raises ConfigError that says what it `must` be."""
         value = self.values.get(name)
         try:
             number = nan if isinstance(value, bool) or value is None else float(value)
@@ -53,9 +53,9 @@ class Row(NamedTuple):
 
 
 def read_rows(path: str | Path, where: str, what: str = "rows") -> list[Row]:
-    """All rows of a CSV, JSON lines or parquet file, of which there must be one at least.
+    """All rows of a CSV, JSON lines or parquet file; at least one.
 
-    Raises ConfigError with the place of what is wrong; `where` is the setting that names the file.
+    Raises ConfigError with the place of an error; `where` is the setting that names the file.
     """
     file = file_at(path, where)
     with readable(file):
@@ -109,11 +109,11 @@ def _of_parquet(path: Path) -> Iterator[Row]:
 
 def _object(place: str, line: str) -> Row:
     try:
-        found = json.loads(line)
+        content = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{place}: is not JSON: {error}") from None
     except (ValueError, RecursionError):
         raise ConfigError(f"{place}: is not JSON: a number too long, or lists too deep") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{place}: must be an object, one a line")
-    return Row(place, found)
+    return Row(place, content)

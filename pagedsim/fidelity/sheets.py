@@ -18,7 +18,7 @@ CONF = Path(conf.__file__).parent
 
 
 @cache
-def there(group: str) -> frozenset[str]:
+def option_names(group: str) -> frozenset[str]:
     """The names that a group has."""
     return frozenset(path.stem for path in (CONF / group).glob("*.yaml"))
 
@@ -37,10 +37,10 @@ def hardware_named(name: str) -> Hardware:
 
 @cache
 def stack_named(name: str) -> Stack:
-    """What a server program takes beside its kernels."""
+    """The overheads of a serving stack beside its kernels."""
     return make("stack", settings("stack", name), Stack)
 
 
 def settings(group: str, name: str) -> Any:
-    """What stands in the file."""
+    """The settings in an option's file."""
     return OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pagedsim.engine.engine import LLMEngine
 
 ROUNDS = 3
-"""How often the grid is gone through: what the machine does meanwhile befalls all of it alike."""
+"""Rounds over the whole grid, so that a change of the machine affects all cells alike."""
 TOKENS = 8
 """Tokens that each sequence of a cell generates."""
 LATE = 3
@@ -29,7 +29,7 @@ LATE = 3
 
 
 class Cell(NamedTuple):
-    """Some sequences with prompts of one length."""
+    """A number of sequences with prompts of one length."""
 
     sequences: int
     prompt: int
@@ -76,7 +76,7 @@ def grid(engine: LLMEngine) -> Iterator[Cell]:
 
 
 def _doubling(low: int, high: int, by: int = 2) -> Iterator[int]:
-    """`low`, and up to `high` each so many times the one before; `high` is the last."""
+    """From `low`, each a multiple of the one before, up to `high`, which is the last."""
     while low < high:
         yield low
         low *= by
@@ -85,7 +85,7 @@ def _doubling(low: int, high: int, by: int = 2) -> Iterator[int]:
 
 
 def _serve(engine: LLMEngine, cell: Cell, fill: Filler, numbers: Iterator[int]) -> None:
-    """Serve a cell's requests, which come together, and one that comes later."""
+    """Serve a cell's requests, which arrive together, and one that arrives later."""
     engine.restart_clock()
 
     def submit() -> None:

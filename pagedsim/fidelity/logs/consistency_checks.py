@@ -17,15 +17,15 @@ from pagedsim.run.backend import Settings
 from pagedsim.sim.cost.base import step
 
 FASTER = 1.05
-"""How much longer a request takes at the data sheet's peak than it was measured, to be told."""
+"""A request is too fast if the data sheet's peak takes this factor longer than was measured."""
 MANY = 0.05
-"""The part of the requests that must be so: one by one, chance decides which wait."""
+"""Share of the requests that must be too fast: single ones may be, by chance."""
 OVER = 1.1
-"""How much more memory a log must seem to use than there is."""
+"""Factor by which a log must seem to use more memory than there is."""
 AMISS = 0.25
-"""How far off first tokens must be at least for other settings to be tried."""
+"""Relative error of first tokens from which on other settings are tried."""
 BETTER = 0.5
-"""Of that, what other settings must leave at most to be named."""
+"""Other settings are named if they leave at most this share of the error."""
 NEARLY = 1.25
 """What leaves so many times as much as the best is named before it where it changes less."""
 MARGIN = 2
@@ -36,11 +36,11 @@ OTHERWISE = (
 )
 
 
-def signs(server: ExternalServer, served: Served, constants: Constants) -> Iterator[str]:
-    """Each in a line; `served`: what the simulated server did with the log.
+def inconsistencies(server: ExternalServer, served: Served, constants: Constants) -> Iterator[str]:
+    """Contradictions between the log and the settings, a line each.
 
-    `constants` are those with which other settings are tried: not any that were fitted to the log
-    with these.
+    `served`: the simulation of the log. `constants` are used to try other settings; they must not
+    be fitted to this log under the present settings.
     """
     if server.log.contents is not None and not server.finds_prefixes:
         yield (
@@ -93,19 +93,18 @@ def _of_size(server: ExternalServer) -> Iterator[str]:
 
 
 def _surely_running(log: Log) -> NDArray[np.int64]:
-    """How many requests ran at each time at which one begins or ends.
+    """Number of running requests at each beginning and end of one.
 
-    A client sees a last token some steps after the server has given its seat to another, so a
-    request counts from so many gaps between its tokens after its beginning, to as many before its
-    end.
+    A client sees the last token some steps after the server has given the seat to another request.
+    So a request counts from `MARGIN` token gaps after its beginning until as many before its end.
     """
     latencies = log.latencies
     margin = MARGIN * np.nan_to_num(latencies.tpot)
-    begun = latencies.ttft if latencies.queue is None else latencies.queue
-    begin, end = log.arrived + begun + margin, log.arrived + latencies.e2e - margin
-    there = begin < end
-    times = np.concatenate([begin[there], end[there]])
-    changes = np.concatenate([np.ones(there.sum(), int), -np.ones(there.sum(), int)])
+    scheduled = latencies.ttft if latencies.queue is None else latencies.queue
+    begin, end = log.arrived + scheduled + margin, log.arrived + latencies.e2e - margin
+    known = begin < end
+    times = np.concatenate([begin[known], end[known]])
+    changes = np.concatenate([np.ones(known.sum(), int), -np.ones(known.sum(), int)])
     order = np.lexsort((changes, times))  # at one time, ends first
     return np.concatenate([[0], np.cumsum(changes[order])])
 
@@ -114,23 +113,23 @@ def _surely_running(log: Log) -> NDArray[np.int64]:
 
 
 def _of_settings(server: ExternalServer, constants: Constants) -> Iterator[str]:
-    """The settings that the log fits better, where those of the server are far off."""
+    """Settings under which first tokens fit the log better, if the server's own are far off."""
     log = server.log
-    here = _amiss(log, server.serve_with(constants))
-    if here < AMISS:
+    error = _amiss(log, server.serve_with(constants))
+    if error < AMISS:
         return
     tried = []
     for words, changes in _others(server).items():
         with suppress(ConfigError):  # such as prompts that are never split and longer than a step
             served = ExternalServer({**server.config, **changes}, log).serve_with(constants)
             tried.append((_amiss(log, served), words, len(changes)))
-    least = min((amiss for amiss, *_ in tried), default=here)
-    near = [one for one in tried if one[0] <= NEARLY * least]
-    there, best, _ = min(near, key=lambda one: one[2], default=(here, "", 0))
-    if there < BETTER * here:
+    least = min((amiss for amiss, *_ in tried), default=error)
+    near = [trial for trial in tried if trial[0] <= NEARLY * least]
+    best_error, best, _ = min(near, key=lambda trial: trial[2], default=(error, "", 0))
+    if best_error < BETTER * error:
         yield (
-            f"half of the first tokens are {100 * here:.0f} % off and more with these settings; "
-            f"with {best} it would be {100 * there:.0f} %: are these the server's?"
+            f"half of the first tokens are {100 * error:.0f} % off and more with these settings; "
+            f"with {best} it would be {100 * best_error:.0f} %: are these the server's?"
         )
 
 
@@ -153,9 +152,9 @@ def _others(server: ExternalServer) -> dict[str, Settings]:
         limits = {**server.config["server"], "max_seqs": peak}
         seats.append(([f"server.max_seqs={peak}"], {"server": limits}))
     return {
-        " ".join([*one, *two]): {**changes, **limits}
-        for (one, changes), (two, limits) in product(batchings, seats)
-        if one or two
+        " ".join([*batching, *two]): {**changes, **limits}
+        for (batching, changes), (two, limits) in product(batchings, seats)
+        if batching or two
     }
 
 
@@ -166,14 +165,14 @@ POINTS = 400
 
 
 def load_over_time(log: Log, latencies: Latencies, scheduler: Scheduler) -> dict[str, Column]:
-    """Requests that run and wait, and the memory for keys and values in %, by when each began.
+    """Running and waiting requests, and used KV memory in %, over time.
 
-    One runs from when it was first in a step, where that is known, else from its first token;
-    until then it waits. A preempted request still counts as running, with its memory; blocks
-    that are kept or shared besides do not count, since no log has them.
+    A request runs from its first step, if the log knows it, else from its first token; before that
+    it waits. Preempted requests count as running, with their memory. Kept and shared blocks do not
+    count, since no log has them.
     """
-    begun = latencies.ttft if latencies.queue is None else latencies.queue
-    begin, end = log.arrived + begun, log.arrived + latencies.e2e
+    scheduled = latencies.ttft if latencies.queue is None else latencies.queue
+    begin, end = log.arrived + scheduled, log.arrived + latencies.e2e
     first = log.arrived + latencies.ttft
     times = np.linspace(0.0, float(end.max()), POINTS)
     now = times[:, None]

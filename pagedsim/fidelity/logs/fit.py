@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.status import Status
 
 from pagedsim.fidelity.logs.log import Column, Latencies, Log
-from pagedsim.fidelity.logs.score import Rows, apart, misses, scales
+from pagedsim.fidelity.logs.score import Rows, combined_error, misses, scales
 from pagedsim.fidelity.logs.server import FRONT, Constant, ExternalServer
 
 Point = NDArray[np.float64]
 
 TRIES = 30
 """Points spread over the space; the search begins from the best. There are many local minima, since
-other requests are preempted, or wait for another step, from point to point."""
+a small move preempts other requests or delays them by a step."""
 BEGINNINGS = 3
 DESCENTS = 6
 """Moves down the slopes from each beginning, at most,"""
@@ -29,31 +29,31 @@ PARTS = (1.0, 0.5, 0.2)
 LEVEL = 0.003
 """by this part of itself."""
 SIZES, MOVES = (0.3, 0.1), 40
-"""Of simplices from the best in the end, which need no slopes."""
+"""Sizes and moves of the simplices that search on from the best point, without slopes."""
 FRONT_BEGIN = 5.0
-"""ms: where the search begins with the way to the scheduler, where `stack=` has none."""
+"""Initial value in ms of the time before the scheduler, if `stack=` has none."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a fit came to."""
+class LogFit:
+    """The result of a fit."""
 
     begin: Mapping[str, float]
     constants: Mapping[str, float]
     ranges: Mapping[str, Range]
-    """Of those that the log could move: how far, and be as good."""
+    """For each constant that the log depends on: the interval of fits that are as good."""
     cold: Cold
     simulations: int
     before: float
-    """How far off the fitted requests were where it began, as `apart` has it."""
+    """`combined_error` of the fitted requests with the constants of `begin`."""
     distance: float
-    """The same where it ended, which is never more."""
+    """`combined_error` of the fitted requests with `constants`; at most `before`."""
 
 
-def fit_to_log(server: ExternalServer, known: int) -> Found:
+def fit_to_log(server: ExternalServer, known: int) -> LogFit:
     """Fit to the first `known` requests; the same log gives the same constants.
 
-    Leaves `server` cold where the log's was.
+    Sets `first_step` of `server` if the log's server was cold.
     """
     begin = server.constants
     with Console(stderr=True).status("fitting") as status:
@@ -67,62 +67,63 @@ def fit_to_log(server: ExternalServer, known: int) -> Found:
         cold = cold_start(server.log, server.serve_with(trials.constants(point)).latencies)
         if cold.requests:
             server.first_step = cold.seconds
-            trials.only(np.arange(cold.requests, known))
-        before = apart(trials.of(begin))
+            trials.restrict(np.arange(cold.requests, known))
+        before = combined_error(trials.of(begin))
         point = search(trials.value, min(ends, key=trials.value), SIZES, MOVES)
-        distance = apart(trials.misses(point))
-        found = ranges(trials, point, distance)
+        distance = combined_error(trials.misses(point))
+        intervals = ranges(trials, point, distance)
     constants = trials.constants(point)
     if distance > before:
         constants, distance = begin, before
-    return Found(begin, constants, found, cold, trials.count, before, distance)
+    return LogFit(begin, constants, intervals, cold, trials.count, before, distance)
 
 
 def _descended(trials: Trials, point: Point) -> Point:
-    """Down the slopes, until they lead no farther.
+    """Descend by the slopes until they lead no farther.
 
-    They lead along a ridge on which one constant makes up for another, where a simplex stays; a
-    simplex gets across the hollows in which slopes end.
+    They lead along a ridge on which two constants compensate each other, where a simplex stops; a
+    simplex crosses the hollows in which a descent stops.
     """
     value = trials.value(point)
     for _ in range(DESCENTS):
-        here, slopes = trials.misses(point), slopes_at(trials, point)
-        scale = scales(here)
-        move = least(scale * np.concatenate(here), scale[:, None] * slopes)
+        missed, slopes = trials.misses(point), slopes_at(trials, point)
+        scale = scales(missed)
+        move = least(scale * np.concatenate(missed), scale[:, None] * slopes)
         for part in PARTS:
-            there = point + part * move
-            if (found := trials.value(there)) < value * (1.0 - LEVEL):
+            target = point + part * move
+            if (reached := trials.value(target)) < value * (1.0 - LEVEL):
                 break
         else:
             break
-        point, value = there, found
+        point, value = target, reached
     return point
 
 
 # -- cold start ------------------------------------------------------------------------------------
 
 COLD_RATIO = log(1.5)
-"""How much longer the first token takes than it would later, to be of a cold server."""
+"""Least log-ratio of the first request's TTFT to that of a warm server, for a cold start."""
 COLD_SECONDS = 0.05
-"""And by so many seconds: less is chance."""
+"""Least difference to a warm server's TTFT for a cold start; smaller ones are chance."""
 
 
 class Cold(NamedTuple):
-    """The first requests of a log whose server was not warm yet."""
+    """The requests at the beginning of a log that a cold server answered."""
 
     requests: int
-    """How many; 0 where it was warm."""
+    """Their number; 0 if the server was warm."""
     seconds: float = 0.0
-    """From the first request until its first token."""
+    """TTFT of the first request."""
     warm: float = 0.0
-    """What that would have taken a warm server, by the simulation."""
+    """TTFT of the first request with a warm server, by the simulation."""
 
 
 def cold_start(measured: Log, predicted: Latencies) -> Cold:
-    """Whether its first request took far longer to its first token than others did.
+    """The cold start of a log: its first request took far longer to the first token than the
+    others.
 
-    Others are held against the same simulation, so that it need only tell one request from
-    another. Requests that arrive meanwhile wait for the same.
+    The others are compared by the same simulation, which need only tell one request from another.
+    Requests that arrive in the meantime wait for the same cause.
     """
     seconds = float(measured.latencies.ttft[0])
     usual = float(np.median(np.log(measured.latencies.ttft / predicted.ttft)))
@@ -135,24 +136,25 @@ def cold_start(measured: Log, predicted: Latencies) -> Cold:
 # -- simulations under trial constants -------------------------------------------------------------
 
 NUDGE = 0.2
-"""In logarithms, of a constant: what then changes no latency is not free."""
+"""Log-change of each constant at the beginning; a constant that changes no latency is not free."""
 EFFECT = 0.2
-"""What a unit of a free constant does to latencies, on average."""
+"""Mean log-change of latencies by a unit of a free constant."""
 TINY = 1e-9
 UNITS = (0.1, 20.0)
-"""A unit's least and most, of where the constant begins."""
+"""Least and largest unit, relative to the constant's initial value."""
 NONE = 0.05
-"""Of where it begins, a constant is as good as 0."""
+"""Ratio to the initial value below which a constant counts as 0."""
 PULL = 0.05
-"""What it counts, as a part of the misses, that a constant is as far from its beginning as may well
-be: too little to move what the log decides, enough for what it says little of."""
+"""Weight, relative to the misses, of a constant's distance from its beginning by a likely move: too
+little to change constants that the log decides, enough for those that it does not."""
 
 
 class Trials:
-    """All that a search tries.
+    """Simulations of a search, and their misses.
 
-    A point has the moves of the free constants from where they begin, each in its own unit. Moves
-    are of seconds, of which a step's time is a sum: so one makes up for another on a straight line.
+    A point has the moves of the free constants from their beginnings, each in its own unit. Moves
+    are in seconds, of which step times are sums, so two constants compensate each other along a
+    straight line.
     """
 
     def __init__(
@@ -168,31 +170,31 @@ class Trials:
         self._seconds = np.array([Constant(name).seconds(begin[name]) for name in units])
 
     def constants(self, point: Point) -> dict[str, float]:
-        """Those of a point; what cannot be is the nearest that can."""
+        """The constants at a point; values beyond their bounds are clipped."""
         seconds = self._seconds + self.units * point
         moved = {
-            name: Constant(name).held(each)
-            for name, each in zip(self.free, seconds.tolist(), strict=True)
+            name: Constant(name).held(moved_seconds)
+            for name, moved_seconds in zip(self.free, seconds.tolist(), strict=True)
         }
         return {**self.begin, **moved}
 
     def of(self, constants: Mapping[str, float]) -> list[Column]:
-        """How far off the requests are, a column a metric."""
+        """Simulate with these constants; returns the misses, a column per metric."""
         self.count += 1
         served = self.server.serve_with(constants, int(self.rows.max()) + 1)
         return misses(self.server.log, served.latencies, self.rows)
 
     def misses(self, point: Point) -> list[Column]:
-        """The same at a point, which is kept as one that was tried."""
-        found = self.of(self.constants(point))
+        """`of` at a point, which is recorded."""
+        missed = self.of(self.constants(point))
         self.points.append(point.copy())
-        self.distances.append(apart(found))
+        self.distances.append(combined_error(missed))
         nearest = 100 * min(self.distances)
         self.status.update(f"simulation {self.count}: requests are {nearest:.2f} % off at best")
-        return found
+        return missed
 
     def value(self, point: Point) -> float:
-        """What a search makes small: also how far it is from where it begins."""
+        """The objective of a search: the error, with a penalty for the distance moved."""
         seconds = self._seconds + self.units * point
         least = np.array([Constant(name).least for name in self.free])
         beyond = float((np.maximum(least - seconds, 0.0) / self.units).sum())
@@ -201,23 +203,24 @@ class Trials:
         for name in self.free:
             times = max(constants[name] / self.begin[name], NONE)
             strange += log1p((log(times) / Constant(name).likely) ** 2)
-        return apart(self.misses(point)) * (1.0 + PULL * strange + beyond)
+        return combined_error(self.misses(point)) * (1.0 + PULL * strange + beyond)
 
-    def only(self, rows: Rows) -> None:
-        """Go on with other requests, and forget what was found with these."""
+    def restrict(self, rows: Rows) -> None:
+        """Continue with other requests; discards the recorded points."""
         self.rows = rows
         self.points.clear()
         self.distances.clear()
 
     def _units(self) -> dict[str, float]:
         """The unit of each constant that these requests' latencies depend on at all."""
-        here, units = self.of(self.begin), {}
+        before, units = self.of(self.begin), {}
         for name, value in self.begin.items():
             less = value * float(np.exp(-NUDGE))
-            there = self.of({**self.begin, name: less})
-            if any(map(np.any, map(np.subtract, there, here))):
+            after = self.of({**self.begin, name: less})
+            changes = list(map(np.subtract, after, before))
+            if any(map(np.any, changes)):
                 # The median of each metric: single requests change by chance, to either side.
-                moves = [abs(np.median(two - one)) for one, two in zip(here, there, strict=True)]
+                moves = [abs(np.median(change)) for change in changes]
                 effect = max(float(np.mean(moves)), TINY)
                 seconds = Constant(name).seconds(value)
                 moved = abs(Constant(name).seconds(less) - seconds)
@@ -229,36 +232,36 @@ class Trials:
 # -- slopes ----------------------------------------------------------------------------------------
 
 SLOPE_NUDGE = 0.25
-"""In units, to both sides: wide enough that chance does not make the slope."""
+"""Difference quotients are over this many units to both sides, more than what chance changes."""
 FARTHEST = 3.0
-"""In units: where slopes ask for more, they are too flat to say."""
+"""Bound of a move in units; larger ones come from slopes that are too flat."""
 ROUNDS, SOFT, RIDGE = 30, 0.05, 1e-4
 
 
 def slopes_at(trials: Trials, point: Point) -> Column:
-    """A column a constant: how all misses change with its move."""
-    found = []
+    """The derivatives of all misses, a column for each constant."""
+    columns = []
     for index in range(len(point)):
         step = np.zeros(len(point))
         step[index] = SLOPE_NUDGE
         up, down = (np.concatenate(trials.misses(point + side * step)) for side in (1.0, -1.0))
-        found.append((up - down) / (2 * SLOPE_NUDGE))
-    return np.stack(found, 1)
+        columns.append((up - down) / (2 * SLOPE_NUDGE))
+    return np.stack(columns, 1)
 
 
 def least(target: Column, slopes: Column) -> Point:
-    """The moves that bring the misses `target` nearest to nothing.
+    """The moves that minimise the absolute misses `target`.
 
-    Least absolute misses, by least squares that are weighted anew in each round: a request that is
-    far off since another one was preempted is not to draw all others along.
+    Iteratively reweighted least squares, so that a request that is far off because another was
+    preempted does not dominate.
     """
-    found: Point = np.zeros(slopes.shape[1])
+    moves: Point = np.zeros(slopes.shape[1])
     for _ in range(ROUNDS):
-        weight = 1.0 / np.maximum(np.abs(target + slopes @ found), SOFT)
+        weight = 1.0 / np.maximum(np.abs(target + slopes @ moves), SOFT)
         weighted = slopes * weight[:, None]
         left = weighted.T @ slopes + RIDGE * float(weight.sum()) * np.eye(slopes.shape[1])
-        found = np.asarray(np.linalg.solve(left, -weighted.T @ target), np.float64)
-    return np.clip(found, -FARTHEST, FARTHEST)
+        moves = np.asarray(np.linalg.solve(left, -weighted.T @ target), np.float64)
+    return np.clip(moves, -FARTHEST, FARTHEST)
 
 
 # -- simplex search (Nelder and Mead) --------------------------------------------------------------
@@ -266,14 +269,14 @@ def least(target: Column, slopes: Column) -> Point:
 Function = Callable[[Point], float]
 
 FLAT = 1e-6
-"""A simplex whose values differ by less has arrived."""
+"""A simplex whose values differ by less has converged."""
 
 
 def search(value: Function, start: Point, sizes: Sequence[float], moves: int) -> Point:
-    """Search from `start`, once with a simplex of each size, from the best so far.
+    """Search from `start` by one simplex of each size in turn, each from the best point so far.
 
-    A new simplex leaves the small local minima of a simulation's values, in which other requests
-    are preempted from point to point. Each makes so many moves at most.
+    A new simplex leaves the small local minima of a simulation's values. Each makes at most `moves`
+    moves.
     """
     best = start
     for size in sizes:
@@ -294,21 +297,21 @@ def _descend(value: Function, start: Point, size: float, moves: int) -> Point:
 
 
 def _move(value: Function, points: Point, values: Point) -> None:
-    """Replace the worst point, the last one, by a better; where there is none, shrink."""
+    """Replace the worst point, the last one, by a better one; shrink if there is none."""
     worst = points[-1].copy()
     centre = points[:-1].mean(axis=0)
     other = centre + (centre - worst)  # as far on the other side
-    found = value(other)
-    if found < values[0]:
+    reflected = value(other)
+    if reflected < values[0]:
         farther = centre + 2.0 * (centre - worst)
         beyond = value(farther)
-        points[-1], values[-1] = (farther, beyond) if beyond < found else (other, found)
-    elif found < values[-2]:
-        points[-1], values[-1] = other, found
+        points[-1], values[-1] = (farther, beyond) if beyond < reflected else (other, reflected)
+    elif reflected < values[-2]:
+        points[-1], values[-1] = other, reflected
     else:
-        nearer = (centre + (other if found < values[-1] else worst)) / 2.0
+        nearer = (centre + (other if reflected < values[-1] else worst)) / 2.0
         between = value(nearer)
-        if between < min(found, values[-1]):
+        if between < min(reflected, values[-1]):
             points[-1], values[-1] = nearer, between
         else:
             points[1:] = (points[0] + points[1:]) / 2.0
@@ -319,26 +322,27 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
 def spread(count: int, numbers: int) -> list[Point]:
-    """Points from -1 to 1 in each of some numbers that lie evenly everywhere (Halton)."""
+    """Evenly spread points with coordinates from -1 to 1 (Halton)."""
     places = np.arange(1, count + 1)
-    return list(2.0 * np.stack([_radical(places, PRIMES[one]) for one in range(numbers)], 1) - 1.0)
+    columns = [_radical(places, prime) for prime in PRIMES[:numbers]]
+    return list(2.0 * np.stack(columns, 1) - 1.0)
 
 
 def _radical(places: NDArray[np.int64], base: int) -> Point:
-    """The digits of each place, mirrored at the point."""
-    found, unit = np.zeros(len(places)), 1.0
+    """The radical inverse: the digits of each number, mirrored at the point."""
+    digits, unit = np.zeros(len(places)), 1.0
     while places.any():
         unit /= base
-        found += unit * (places % base)
+        digits += unit * (places % base)
         places = places // base
-    return found
+    return digits
 
 
 # -- ranges of constants ---------------------------------------------------------------------------
 
 AS_GOOD = 0.25
-"""A fit is as good where it is farther off by no more than this part: so much is chance, by which
-other requests are preempted, or wait for another step, from point to point,"""
+"""A fit is as good if its error is larger by at most this share: differences up to it are due to
+which requests happen to be preempted or delayed,"""
 CHANCE = 0.005
 """or by so much: no server repeats itself more exactly than 0.5 %."""
 DECIDED = 1.25
@@ -348,9 +352,9 @@ STEPS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 CORRECTIONS = 3
 """Tries at a step."""
 WORSE = 2
-"""Steps in a row after which it goes no farther."""
+"""Steps in a row that are worse, after which a walk ends."""
 PARTNER = 0.3
-"""The part of one's move, in units, by which another must move along to be told."""
+"""Least ratio of a partner's move to a constant's, in units, for the partner to be named."""
 
 
 class Range(NamedTuple):
@@ -359,21 +363,26 @@ class Range(NamedTuple):
     low: float
     high: float
     open: bool
-    """Whether it may be higher or lower still than what was tried."""
+    """Whether the interval may extend beyond the tried values."""
     trades: str | None
-    """The constant that moves along, if one does."""
+    """The constant that compensates its moves, if one does."""
+
+    @property
+    def text(self) -> str:
+        """Such as "0.1 to 0.5"."""
+        return f"{self.low:.3g} to {self.high:.3g}"
 
     @property
     def decided(self) -> bool:
-        """Whether the log says what it is."""
+        """Whether the log determines the constant."""
         return not self.open and self.low > 0 and self.high / self.low <= DECIDED
 
 
 def ranges(trials: Trials, point: Point, distance: float) -> dict[str, Range]:
-    """Of every free constant: all that was simulated and is as good as `point`.
+    """Intervals of all free constants: the values of all simulated points that are as good as
+    `point`.
 
-    From there each is moved step by step, and the others to where slopes say that they make up for
-    it.
+    From there each constant is moved step by step, and the others to where slopes compensate it.
     """
     enough = distance + max(CHANCE, AS_GOOD * distance)
     valley = _Valley(point, scales(trials.misses(point)), slopes_at(trials, point))
@@ -383,20 +392,20 @@ def ranges(trials: Trials, point: Point, distance: float) -> dict[str, Range]:
     ]
     good = [
         trials.constants(tried)
-        for tried, apart in zip(trials.points, trials.distances, strict=True)
-        if apart <= enough
+        for tried, distance in zip(trials.points, trials.distances, strict=True)
+        if distance <= enough
     ]
-    found = {}
+    intervals = {}
     for index, name in enumerate(trials.free):
         values = [constants[name] for constants in good]
         far = max((move for move, _ in walks[index]), key=lambda move: abs(float(move[index])))
-        found[name] = Range(
+        intervals[name] = Range(
             min(values),
             max(values),
             any(unended for _, unended in walks[index]),
             _partner(trials, far, index),
         )
-    return found
+    return intervals
 
 
 class _Valley(NamedTuple):
@@ -406,9 +415,9 @@ class _Valley(NamedTuple):
     scale: Column
     slopes: Column
 
-    def again(self, missed: Column, index: int) -> Point:
-        """Moves of all constants but one under which these misses are smallest."""
-        others = [one for one in range(self.slopes.shape[1]) if one != index]
+    def corrections(self, missed: Column, index: int) -> Point:
+        """Moves of all constants but `index` that minimise the misses."""
+        others = [column for column in range(self.slopes.shape[1]) if column != index]
         moves: Point = np.zeros(self.slopes.shape[1])
         moves[others] = least(self.scale * missed, self.scale[:, None] * self.slopes[:, others])
         return moves
@@ -417,7 +426,8 @@ class _Valley(NamedTuple):
 def _walk(
     trials: Trials, valley: _Valley, index: int, side: float, enough: float
 ) -> tuple[Point, bool]:
-    """The farthest move to one side that is as good, and whether nothing ended it."""
+    """The farthest move to one side that is as good, and whether it was still as good at the last
+    step."""
     name, worse, unended = trials.free[index], 0, False
     farthest, before = np.zeros(len(valley.point)), trials.constants(valley.point)[name]
     for step in STEPS:
@@ -433,7 +443,7 @@ def _walk(
             if unended := trials.distances[-1] <= enough:
                 farthest, worse = move, 0
                 break
-            move = move + valley.again(missed, index)
+            move = move + valley.corrections(missed, index)
         # Between two that are as good, chance may well put one that is worse.
         worse += not unended
         if worse == WORSE:
@@ -442,8 +452,8 @@ def _walk(
 
 
 def _partner(trials: Trials, move: Point, index: int) -> str | None:
-    """The constant that moved most along with one, if that is much."""
+    """The constant that moved most along with `index`, if it moved far enough."""
     others = np.abs(move)
-    own, others[index] = float(others[index]), 0.0
+    mine, others[index] = float(others[index]), 0.0
     far = int(others.argmax())
-    return trials.free[far] if others[far] > PARTNER * own > 0 else None
+    return trials.free[far] if others[far] > PARTNER * mine > 0 else None

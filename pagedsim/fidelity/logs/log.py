@@ -1,7 +1,7 @@
 """Request logs of external servers: arrival and answer times, prompt contents, and recording.
 
-A log may state which prompts begin alike, for a server with a prefix cache: `prefix_id` with
-`prefix_tokens`, `hash_ids` of blocks as in Mooncake's traces, `prompt_token_ids`, or
+A log may state which prompts share their beginning, for a server with a prefix cache: `prefix_id`
+with `prefix_tokens`, `hash_ids` of blocks as in Mooncake's traces, `prompt_token_ids`, or
 `cached_tokens`, the server's own cache hits. Without any of these all prompts are different.
 """
 
@@ -66,14 +66,14 @@ VLLM = Layout(
 SPANS = ("ttft", "e2e")
 """Columns that count from the request's arrival."""
 SLOWEST = 2.0
-"""Seconds that the tokens of half of the answers may take."""
+"""Bound of the median time per output token, in seconds; larger values are refused."""
 QUEUE = "queue"
-"""The column of a plain log that says how long each request was in the server's queue."""
+"""The column of a plain log with each request's time in the server's queue."""
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of requests in one order, in seconds; NaN where there is none, or not yet."""
+    """Latencies of requests in one order, in seconds; NaN if there is none."""
 
     ttft: Column
     e2e: Column
@@ -83,25 +83,25 @@ class Latencies:
 
     @property
     def tpot(self) -> Column:
-        """The mean gap between tokens; an answer of one token has none."""
+        """Mean time per output token after the first; NaN for answers of one token."""
         gaps = np.where(self.output > 1, self.output - 1, np.nan)
         return (self.e2e - self.ttft) / gaps
 
 
 @dataclass(frozen=True)
 class Log:
-    """Its requests in order of arrival; the first comes at 0."""
+    """The requests of a log in order of arrival; the first arrives at 0."""
 
     path: Path
     places: Sequence[str]
-    """Where each request stands in it."""
+    """The place of each request in the file."""
     arrived: Column
     prompt: NDArray[np.int64]
     latencies: Latencies
     client: Sequence[str]
     """The client of each request; "" where the log does not say."""
     contents: Prompts | None = None
-    """What is in each prompt; None where the log does not say, and all are unlike."""
+    """Contents of the prompts; None if the log has none and all prompts differ."""
 
     @property
     def output(self) -> NDArray[np.int64]:
@@ -112,7 +112,7 @@ class Log:
 
 
 def read_log(path: str | Path) -> Log:
-    """A log in CSV, JSON lines or parquet; raises ConfigError with the place of what is wrong."""
+    """Read a log in CSV, JSON lines or parquet; raises ConfigError with the place of an error."""
     rows = read_rows(path, "requests", "requests")
     log = _log(Path(path).expanduser(), VLLM if VLLM.arrived in rows[0].values else PLAIN, rows)
     gaps = log.latencies.tpot
@@ -191,8 +191,8 @@ def _column(rows: Rows, name: str) -> Column:
 
 
 def _missing(rows: Rows, name: str) -> ConfigError:
-    there = ", ".join(map(str, rows[0].values))
-    return ConfigError(f"{rows[0].place}: has no {name}, only {there:.200}")
+    columns = ", ".join(map(str, rows[0].values))
+    return ConfigError(f"{rows[0].place}: has no {name}, only {columns:.200}")
 
 
 def _tokens(rows: Rows, name: str) -> NDArray[np.int64]:
@@ -207,33 +207,34 @@ def _tokens(rows: Rows, name: str) -> NDArray[np.int64]:
 PREFIX, HASHES, IDS, CACHED = CONTENTS
 PREFIX_TOKENS = "prefix_tokens"
 STATED = f"{PREFIX} with {PREFIX_TOKENS}, {HASHES}, {IDS} or {CACHED}"
-"""The columns that say which prompts begin alike."""
+"""The columns that state shared beginnings of prompts."""
 BLOCKS = tuple(1 << power for power in range(12, -1, -1))
-"""Tokens that a hash id may stand for, the most likely where several fit being the largest."""
+"""Tokens that a hash id may stand for, larger ones first: of several that fit, the largest."""
 
 
 def contents_of(rows: Rows, prompt: NDArray[np.int64]) -> Prompts | None:
-    """What the rows say of prompts of these lengths; None where they say nothing.
+    """Contents of prompts of these lengths by the columns of a log; None without such columns.
 
-    Raises ConfigError with the place of what is wrong.
+    Raises ConfigError with the place of an error.
     """
     place, values = rows[0]
-    there = [name for name in CONTENTS if name in values]
-    if len(there) > 1:
-        raise ConfigError(f"{place}: has {' and '.join(there)}: must have one of them")
-    if not there:
+    stated = [name for name in CONTENTS if name in values]
+    if len(stated) > 1:
+        raise ConfigError(f"{place}: has {' and '.join(stated)}: must have one of them")
+    if not stated:
         return None
-    if there == [PREFIX]:
+    if stated == [PREFIX]:
         return _prefixed(rows, prompt)
-    if there == [CACHED]:
+    if stated == [CACHED]:
         shared = _lengths(rows, CACHED, prompt)
         return PrefixedPrompts(np.where(shared > 0, 0, -1), shared, _narrow(prompt))
-    ids = [_integers(row, there[0]) for row in rows]
-    return _of_blocks(rows, ids, prompt) if there == [HASHES] else _of_tokens(rows, ids, prompt)
+    ids = [_integers(row, stated[0]) for row in rows]
+    return _of_blocks(rows, ids, prompt) if stated == [HASHES] else _of_tokens(rows, ids, prompt)
 
 
 def _prefixed(rows: Rows, prompt: NDArray[np.int64]) -> Prompts:
-    """Rows of one `prefix_id` share their first `prefix_tokens`; those without one share none."""
+    """Rows of one `prefix_id` share their first `prefix_tokens`; rows without an id share
+    nothing."""
     if PREFIX_TOKENS not in rows[0].values:
         raise ConfigError(f"{rows[0].place}: has {PREFIX} without {PREFIX_TOKENS}: needs both")
     number: dict[str, int] = {}
@@ -246,14 +247,15 @@ def _prefixed(rows: Rows, prompt: NDArray[np.int64]) -> Prompts:
 
 
 def _of_tokens(rows: Rows, ids: Sequence[Sequence[int]], prompt: NDArray[np.int64]) -> Prompts:
-    for row, each, length in zip(rows, ids, prompt.tolist(), strict=True):
-        if len(each) != length:
-            raise ConfigError(f"{row.place}: {IDS} has {len(each)} tokens, and the prompt {length}")
+    for row, tokens, length in zip(rows, ids, prompt.tolist(), strict=True):
+        if len(tokens) != length:
+            count = len(tokens)
+            raise ConfigError(f"{row.place}: {IDS} has {count} tokens, and the prompt {length}")
     return _named(ids, prompt, 1)
 
 
 def _of_blocks(rows: Rows, ids: Sequence[Sequence[int]], prompt: NDArray[np.int64]) -> Prompts:
-    counts = np.array([len(each) for each in ids])
+    counts = np.array([len(tokens) for tokens in ids])
     block = next((size for size in BLOCKS if (-(-prompt // size) == counts).all()), None)
     if block is None:
         raise ConfigError(
@@ -264,10 +266,10 @@ def _of_blocks(rows: Rows, ids: Sequence[Sequence[int]], prompt: NDArray[np.int6
 
 
 def _named(ids: Sequence[Sequence[int]], prompt: NDArray[np.int64], size: int) -> Prompts:
-    """Prompts whose blocks of so many tokens have these names."""
+    """Prompts by the names of their blocks of `size` tokens."""
     number: dict[int, int] = {}
-    flat = np.array([number.setdefault(name, len(number)) for each in ids for name in each])
-    starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])])
+    flat = np.array([number.setdefault(name, len(number)) for tokens in ids for name in tokens])
+    starts = np.concatenate([[0], np.cumsum([len(tokens) for tokens in ids])])
     return BlockPrompts(flat, starts, _narrow(prompt), size)
 
 
@@ -279,26 +281,26 @@ def _lengths(
     rows: Rows, name: str, prompt: NDArray[np.int64], needed: Sequence[bool] | None = None
 ) -> NDArray[np.int32]:
     """Tokens at the beginning of each prompt; none where the row may leave them out."""
-    found = np.zeros(len(rows), np.int32)
+    lengths = np.zeros(len(rows), np.int32)
     for at, (row, most) in enumerate(zip(rows, prompt.tolist(), strict=True)):
         if row.text(name) or (needed is not None and needed[at]):
             must = f"a whole number from 0 to the {most} tokens of the prompt"
-            found[at] = row.number(name, must, low=0, high=most, whole=True)
-    return found
+            lengths[at] = row.number(name, must, low=0, high=most, whole=True)
+    return lengths
 
 
 def _integers(row: Row, name: str) -> list[int]:
-    """A list of whole numbers, as such or in JSON, or separated by spaces."""
-    found = row.values.get(name)
-    if isinstance(found, str):
-        text = found.strip()
+    """A list of whole numbers: a list, JSON, or text separated by spaces."""
+    value = row.values.get(name)
+    if isinstance(value, str):
+        text = value.strip()
         try:
-            found = json.loads(text) if text[:1] == "[" else [int(one) for one in text.split()]
+            value = json.loads(text) if text[:1] == "[" else [int(word) for word in text.split()]
         except (ValueError, RecursionError):
-            found = None
-    if not (isinstance(found, list) and all(type(one) is int for one in found)):
+            value = None
+    if not (isinstance(value, list) and all(type(number) is int for number in value)):
         raise row.wrong(name, "a list of whole numbers")
-    return found
+    return value
 
 
 # -- recording -------------------------------------------------------------------------------------
@@ -315,7 +317,8 @@ RECORDED = {
 
 
 def check_log(path: Path) -> None:
-    """Raise ConfigError where `write_log` could not write, or would write over something else."""
+    """Raise ConfigError if `write_log` could not write to the path, or would overwrite another
+    file."""
     if not path.parent.is_dir():
         raise ConfigError(f"record={path}: there is no folder {path.parent}")
     if path.is_dir():
@@ -331,7 +334,7 @@ def check_log(path: Path) -> None:
 
 
 def write_log(path: Path, requests: pa.Table) -> int:
-    """Write the requests that were answered, in order of arrival; returns how many they are."""
+    """Write the requests that were answered, in order of arrival; returns their number."""
     whole = requests.filter(pc.equal(requests["state"].cast(pa.string()), "finished"))
     rows = whole.select([*RECORDED.values()]).sort_by(RECORDED["arrived_at"])
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -342,6 +345,6 @@ def write_log(path: Path, requests: pa.Table) -> int:
 
 
 def _texts(column: pa.ChunkedArray) -> list[str]:
-    """Times to a microsecond, everything else as it is."""
+    """Values as texts, times to a microsecond."""
     floats = pa.types.is_floating(column.type)
     return [f"{value:.6f}" if floats else str(value) for value in column.to_pylist()]

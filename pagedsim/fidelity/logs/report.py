@@ -1,20 +1,20 @@
-"""Tables and notes of a fit to a log, or of the prediction of one."""
+"""Tables and notes of a fit to a log, or of a prediction of one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pagedsim.fidelity.logs.fit import Cold, Found
+from pagedsim.fidelity.logs.fit import Cold, LogFit
 from pagedsim.fidelity.logs.score import METRICS, Scores
 from pagedsim.fidelity.logs.server import FRONT, Constant, ExternalServer, Served
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
 
 PEAK = 0.98
-"""A share of the data sheet from which on the log asks for all of it."""
+"""Share of a data sheet from which on the log is said to require all of it."""
 SAME = 0.001
-"""By how much a mean may be farther off than before, and nothing be said."""
+"""Increase of a mean's relative error up to which no note is made."""
 _CONSTANTS = (
     "as good: how far each may move, the others making up for it, and the fitted requests be "
     "farther off by no more than a quarter, or 0.5 %, as chance moves them; + where that end was "
@@ -28,19 +28,19 @@ _ERRORS = (
 _SPREAD = ("mean", "P50", "P90", "P99", "bias")
 
 
-def constants(found: Found) -> Listing:
-    """What was fitted, and how surely."""
+def constants(fit: LogFit) -> Listing:
+    """The fitted constants with their intervals."""
     rows = []
-    for name, one in found.ranges.items():
-        partner = "" if one.trades is None else f", for {one.trades}"
+    for name, interval in fit.ranges.items():
+        partner = "" if interval.trades is None else f", for {interval.trades}"
         rows.append(
             {
                 "": Constant(name).meaning,
-                "fitted": f"{found.constants[name]:.3g}",
-                "before": f"{found.begin[name]:.3g}",
+                "fitted": f"{fit.constants[name]:.3g}",
+                "before": f"{fit.begin[name]:.3g}",
                 "unit": Constant(name).unit,
-                "as good": f"{one.low:.3g} to {one.high:.3g}{'+' if one.open else ''}",
-                "decided": "yes" if one.decided else f"no{partner}",
+                "as good": f"{interval.text}{'+' if interval.open else ''}",
+                "decided": "yes" if interval.decided else f"no{partner}",
             }
         )
     return Listing.of("Constants of the server", rows, _CONSTANTS)
@@ -50,14 +50,14 @@ def errors(part: str, score: Scores) -> Listing:
     """How far off the latencies of some requests are."""
     rows = []
     for metric, error in score.errors.items():
-        off = error.off
+        shares = (*error.relative, error.bias)
         rows.append(
             {
                 "": _title(metric),
                 "measured": _time(metric, error.measured.mean),
                 "predicted": _time(metric, error.predicted.mean),
-                **{k: _number(v) for k, v in zip(_SPREAD, (*off, error.bias), strict=True)},
-                "each": _number(error.each).lstrip("+"),
+                **{k: _number(v) for k, v in zip(_SPREAD, shares, strict=True)},
+                "each": _number(error.mean_absolute).lstrip("+"),
                 "r": "–" if error.correlation != error.correlation else f"{error.correlation:.2f}",
             }
         )
@@ -69,15 +69,15 @@ def spreads(part: str, score: Scores) -> Listing:
     rows = []
     for metric, error in score.errors.items():
         both = zip(error.measured, error.predicted, strict=True)
-        cells = [f"{_time(metric, one)} → {_time(metric, two)}" for one, two in both]
+        cells = [f"{_time(metric, actual)} → {_time(metric, two)}" for actual, two in both]
         rows.append([_title(metric), *cells])
     return Listing(f"{part}: measured → predicted", ["", *_SPREAD[:4]], rows)
 
 
-def off(score: Scores) -> str:
-    """The errors of means, in words."""
+def mean_errors(score: Scores) -> str:
+    """The relative errors of the mean latencies, in words."""
     return ", ".join(
-        f"{metric.upper()} {signed(score.errors[metric].off.mean)}"
+        f"{metric.upper()} {signed(score.errors[metric].relative.mean)}"
         for metric in METRICS
         if metric in score.errors
     )
@@ -86,7 +86,7 @@ def off(score: Scores) -> str:
 def data(served: Served, scores: Mapping[str, Scores]) -> dict[str, Any]:
     """All errors, and what the simulated server did."""
     return {
-        "scores": {part: one.content() for part, one in scores.items()},
+        "scores": {part: score.content() for part, score in scores.items()},
         "simulated": {"steps": served.steps, "preemptions": served.preemptions},
     }
 
@@ -116,46 +116,45 @@ def _number(share: float) -> str:
 # -- what a reader must know -----------------------------------------------------------------------
 
 
-def about_fit(found: Found, scores: Mapping[str, Scores]) -> Iterator[str]:
-    """Of the constants; `scores` has what was unseen, before and after."""
-    if found.constants == found.begin:
+def about_fit(fit: LogFit, scores: Mapping[str, Scores]) -> Iterator[str]:
+    """Notes on the fitted constants; `scores` has the unseen requests before and after the fit."""
+    if fit.constants == fit.begin:
         yield (
             "nothing that was tried fits this log better than what cost= says, so that it is kept"
         )
     yield from _worse(scores)
-    for name, one in found.ranges.items():
-        if not one.decided:
-            partner = "" if one.trades is None else f", and makes up for {one.trades}"
+    for name, interval in fit.ranges.items():
+        if not interval.decided:
+            partner = "" if interval.trades is None else f", and makes up for {interval.trades}"
             yield (
-                f"this log does not decide {name}: {one.low:.3g} to {one.high:.3g}"
-                f"{' and beyond' if one.open else ''} fit as well{partner}; do not rely on it "
+                f"this log does not decide {name}: {interval.text}"
+                f"{' and beyond' if interval.open else ''} fit as well{partner}; do not rely on it "
                 "elsewhere"
             )
-    for name in found.ranges:
-        if Constant(name).share and found.constants[name] >= PEAK:
+    for name in fit.ranges:
+        if Constant(name).share and fit.constants[name] >= PEAK:
             yield (
-                f"{name}={found.constants[name]:.3g}: this log asks for all that the data sheet "
+                f"{name}={fit.constants[name]:.3g}: this log asks for all that the data sheet "
                 "has, or more: the GPU may be another, or faster than printed, or prompts may have "
                 "been cached, or more than one server stand behind it"
             )
-    if FRONT in found.ranges and found.constants[FRONT] > 0:
-        one = found.ranges[FRONT]
-        yield (
-            f"{found.constants[FRONT]:.3g} ms of each TTFT ({one.low:.3g} to {one.high:.3g} fit as "
-            "well) are no step's: HTTP, tokenising, clocks that differ"
+    if FRONT in fit.ranges and fit.constants[FRONT] > 0:
+        before = (
+            f"{fit.constants[FRONT]:.3g} ms of each TTFT ({fit.ranges[FRONT].text} fit as well)"
         )
+        yield f"{before} are no step's: HTTP, tokenising, clocks that differ"
 
 
 def _worse(scores: Mapping[str, Scores]) -> Iterator[str]:
-    """Means of requests that the fit made worse: it may not do so without a word."""
+    """Notes on mean latencies that the fit made worse."""
     for part in ("fitted", "unseen"):
         before, after = scores[f"{part}, before the fit"].errors, scores[part].errors
         for metric, error in after.items():
-            one, two = before[metric].off.mean, error.off.mean
-            if metric in METRICS and abs(two) > abs(one) + SAME:
+            earlier, later = before[metric].relative.mean, error.relative.mean
+            if metric in METRICS and abs(later) > abs(earlier) + SAME:
                 yield (
                     f"the fit made the mean {metric.upper()} of the {part} requests worse: "
-                    f"{signed(one)} before it, {signed(two)} with it"
+                    f"{signed(earlier)} before it, {signed(later)} with it"
                 )
 
 

@@ -18,14 +18,14 @@ METRICS = ("ttft", "tpot", "e2e")
 SCORED = ("ttft", "queue", "tpot", "e2e")
 """Reported latencies: `queue` where the log has it."""
 QUEUED = 1e-3
-"""Seconds: a request that was queued for less than a step has not waited."""
+"""Seconds in the queue, about a step, from which on a request has waited."""
 SMALLEST = 0.002
-"""What is less far off is as good as exact."""
+"""Smaller relative errors count as this one."""
 Rows = NDArray[np.int64]
 
 
 class Spread(NamedTuple):
-    """Of one metric of some requests, in seconds."""
+    """Mean and percentiles of a metric, in seconds."""
 
     mean: float
     p50: float
@@ -38,39 +38,40 @@ class Spread(NamedTuple):
 
 
 class Error(NamedTuple):
-    """One metric of some requests; shares, not percent, NaN where there is none."""
+    """Errors of one metric; shares, not percent, NaN where undefined."""
 
     measured: Spread
     predicted: Spread
-    off: Spread
-    """Of the predicted ones, against the measured."""
+    relative: Spread
+    """predicted / measured − 1 of the mean and of each percentile."""
     bias: float
     """Mean over requests of predicted / measured − 1."""
-    each: float
+    mean_absolute: float
     """Mean over requests of |predicted / measured − 1|."""
-    half: float
-    """What half of the requests are within: the median of the same."""
+    median_absolute: float
+    """Median over requests of |predicted / measured − 1|."""
     correlation: float
-    """Pearson's r; NaN where all are the same."""
+    """Pearson's r; NaN if all values are equal."""
 
     def content(self) -> dict[str, Any]:
-        """For a file: one level of names."""
-        found = self._asdict()
-        measured, predicted, off = (found.pop(name) for name in ("measured", "predicted", "off"))
+        """The fields as one flat mapping, for files."""
         return {
-            **{f"measured_{name}": value for name, value in measured._asdict().items()},
-            **{f"predicted_{name}": value for name, value in predicted._asdict().items()},
-            **off._asdict(),
-            **found,
+            **{f"measured_{name}": value for name, value in self.measured._asdict().items()},
+            **{f"predicted_{name}": value for name, value in self.predicted._asdict().items()},
+            **self.relative._asdict(),
+            "bias": self.bias,
+            "each": self.mean_absolute,
+            "half": self.median_absolute,
+            "correlation": self.correlation,
         }
 
 
 class Worst(NamedTuple):
-    """The quarter of the requests whose mean is farthest off."""
+    """The quarter of the requests with the largest relative error of a mean."""
 
     metric: str
     by: str
-    """What the requests were sorted by, to be cut into quarters."""
+    """The property by which the requests were sorted and cut into quarters."""
     low: float
     high: float
     mean: float
@@ -78,7 +79,7 @@ class Worst(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """Some requests, as predicted."""
+    """Errors of the predicted latencies of some requests."""
 
     count: int
     errors: dict[str, Error]
@@ -95,34 +96,34 @@ def distance(log: Log, predicted: Latencies, rows: Rows) -> float:
 
 
 def misses(log: Log, predicted: Latencies, rows: Rows) -> list[Column]:
-    """ln(predicted / measured) of the requests that have it, a column a metric."""
+    """ln(predicted / measured) of the requests that have it, a column per metric."""
     both = (_pair(log, predicted, metric, rows) for metric in METRICS)
-    return [np.log(there / here) for here, there in both if len(here)]
+    return [np.log(simulated / actual) for actual, simulated in both if len(actual)]
 
 
-def apart(columns: Sequence[Column]) -> float:
-    """How far off requests are: of each metric the mean |ln|, and of these the geometric mean.
+def combined_error(columns: Sequence[Column]) -> float:
+    """The error of a prediction: for each metric the mean |ln|, and of these the geometric mean.
 
-    Where chance makes one metric 15 % off whatever the constants, as it does with the TTFT of those
-    that find a queue or do not, it is not to drown another that they bring from 2 to 1 %.
+    So a metric that is 15 % off by chance, as the TTFT of requests that may or may not find a
+    queue, does not hide another that constants bring from 2 to 1 %.
     """
-    return float(np.exp(np.log([_off(column) for column in columns]).mean()))
+    return float(np.exp(np.log([_mean_miss(column) for column in columns]).mean()))
 
 
 def scales(columns: Sequence[Column]) -> Column:
-    """What to multiply all misses by, in one column, for metrics to count alike."""
-    return np.concatenate([np.full(len(column), 1.0 / _off(column)) for column in columns])
+    """Factors, one per miss, that give all metrics the same weight."""
+    return np.concatenate([np.full(len(column), 1.0 / _mean_miss(column)) for column in columns])
 
 
-def _off(column: Column) -> float:
+def _mean_miss(column: Column) -> float:
     return max(float(np.abs(column).mean()), SMALLEST)
 
 
 def score(log: Log, predicted: Latencies, rows: Rows) -> Scores:
-    """Every metric that these requests have, and where it is worst."""
+    """Errors of all metrics of these requests, and the quarter with the largest."""
     pairs = {metric: _pair(log, predicted, metric, rows) for metric in SCORED}
-    found = {metric: _error(metric, *pair) for metric, pair in pairs.items() if len(pair[0])}
-    return Scores(len(rows), found, _worst(log, predicted, rows))
+    errors = {metric: _error(metric, *pair) for metric, pair in pairs.items() if len(pair[0])}
+    return Scores(len(rows), errors, _worst(log, predicted, rows))
 
 
 def _worst(log: Log, predicted: Latencies, rows: Rows) -> Worst:
@@ -131,45 +132,41 @@ def _worst(log: Log, predicted: Latencies, rows: Rows) -> Worst:
         "prompt tokens": log.prompt,
         "answer tokens": log.output,
     }
-    found = []
+    quarters = []
     for by, values in keys.items():
         order = rows[np.argsort(values[rows], kind="stable")]
         for quarter in np.array_split(order, 4):
             for metric in METRICS:
-                here, there = _pair(log, predicted, metric, quarter)
-                if len(here):
-                    off = float(there.mean() / here.mean() - 1)
+                actual, simulated = _pair(log, predicted, metric, quarter)
+                if len(actual):
+                    error = float(simulated.mean() / actual.mean() - 1)
                     ends = float(values[quarter[0]]), float(values[quarter[-1]])
-                    found.append(Worst(metric, by, *ends, off))
-    return max(found, key=lambda one: abs(one.mean))
+                    quarters.append(Worst(metric, by, *ends, error))
+    return max(quarters, key=lambda quarter: abs(quarter.mean))
 
 
 def _pair(log: Log, predicted: Latencies, metric: str, rows: Rows) -> tuple[Column, Column]:
     columns = [getattr(of, metric) for of in (log.latencies, predicted)]
     if any(column is None for column in columns):
         return np.empty(0), np.empty(0)
-    here, there = (column[rows] for column in columns)
-    known = here >= 0 if metric == "queue" else here > 0
-    return here[known], there[known]
+    actual, simulated = (column[rows] for column in columns)
+    known = actual >= 0 if metric == "queue" else actual > 0
+    return actual[known], simulated[known]
 
 
-def _error(metric: str, here: Column, there: Column) -> Error:
-    measured, predicted = Spread.of(here), Spread.of(there)
+def _error(metric: str, actual: Column, simulated: Column) -> Error:
+    measured, predicted = Spread.of(actual), Spread.of(simulated)
     # Where few requests wait, a relative error of the queue is meaningless.
     least = QUEUED if metric == "queue" else 0.0
-    off = Spread(
-        *(
-            two / one - 1 if one > least else math.nan
-            for one, two in zip(measured, predicted, strict=True)
-        )
-    )
-    varies = here.std() > 0 and there.std() > 0
-    correlation = float(np.corrcoef(here, there)[0, 1]) if varies else math.nan
-    waited = here > least
-    each = there[waited] / here[waited] - 1 if waited.any() else np.array([math.nan])
-    size = np.abs(each)
-    means = float(each.mean()), float(size.mean()), float(np.median(size))
-    return Error(measured, predicted, off, *means, correlation)
+    pairs = zip(measured, predicted, strict=True)
+    relative = Spread(*(p / m - 1 if m > least else math.nan for m, p in pairs))
+    varies = actual.std() > 0 and simulated.std() > 0
+    correlation = float(np.corrcoef(actual, simulated)[0, 1]) if varies else math.nan
+    waited = actual > least
+    errors = simulated[waited] / actual[waited] - 1 if waited.any() else np.array([math.nan])
+    size = np.abs(errors)
+    means = float(errors.mean()), float(size.mean()), float(np.median(size))
+    return Error(measured, predicted, relative, *means, correlation)
 
 
 # -- clients ---------------------------------------------------------------------------------------
@@ -177,7 +174,7 @@ def _error(metric: str, here: Column, there: Column) -> Error:
 
 @dataclass(frozen=True)
 class ClientService:
-    """A log's requests with these latencies, as its clients saw them; times in seconds."""
+    """A log's requests with given latencies, as the clients observe them; times in seconds."""
 
     log: Log
     latencies: Latencies
@@ -206,23 +203,24 @@ class ClientService:
 
     @property
     def gap_waiting(self) -> float | None:
-        """The largest within any time in which two clients had requests waiting, if there is."""
+        """The largest difference in service while two clients had requests waiting; None without
+        such a time."""
         return self._over_time.gap_while_waiting()
 
     @property
     def rate(self) -> float:
-        """Tokens of answers a second, until the last arrival."""
+        """Output tokens per second until the last arrival."""
         out = np.clip((self._span - self._first) / (self._last - self._first), 0.0, 1.0)
         return float((self.log.output * out).sum() / self._span)
 
     @property
     def rate_to_the_end(self) -> float:
-        """Tokens of answers a second, until the last of them."""
+        """Output tokens per second until the last token."""
         return float(self.log.output.sum() / self._last.max())
 
     @property
     def at_once(self) -> float:
-        """Requests that are being answered at a time, on average until the last arrival."""
+        """Mean number of requests being answered, until the last arrival."""
         inside = np.minimum(self._last, self._span) - np.minimum(self._first, self._span)
         return float(inside.sum() / self._span)
 

@@ -1,4 +1,4 @@
-"""The simulated server in place of an external one, and the constants that its data sheet omits.
+"""The simulated counterpart of an external server, and the constants that data sheets omit.
 
 The constants are those of the roofline and the time before the scheduler. They belong to the GPU
 and the software, not to a model, so that a fit to one model applies to another.
@@ -37,7 +37,7 @@ class ExternalServer:
     """A simulated server with the settings of the external one."""
 
     def __init__(self, config: Settings, log: Log, first_step: float = 0.0) -> None:
-        """`first_step`: seconds that its first answer takes at least, where it was cold."""
+        """`first_step`: least seconds of its first answer, for a server that was cold."""
         backend = RunConfig(config).backend
         if not isinstance(backend, Simulated):
             raise ConfigError("backend=engine: must be sim: requests= are of a server elsewhere")
@@ -73,7 +73,7 @@ class ExternalServer:
 
     @cached_property
     def _stage(self) -> Simulation:
-        """What is built for its properties; every `serve` builds its own."""
+        """Built for its properties; every `serve` builds its own."""
         return self.backend.simulation(RunConfig(self.config))
 
     # -- constants ---------------------------------------------------------------------------------
@@ -90,34 +90,36 @@ class ExternalServer:
 
     @property
     def constants(self) -> dict[str, float]:
-        """Those that `cost=` has."""
+        """The constants of `cost=`."""
         cost = self.roofline
-        own = {name: value for name, value in cost.constants.items() if name not in TIED}
-        return own | {FRONT: 1e3 * cost.server_seconds}
+        fitted = {name: value for name, value in cost.constants.items() if name not in TIED}
+        return fitted | {FRONT: 1e3 * cost.server_seconds}
 
     def _cost_with(self, constants: Constants) -> Settings:
-        """The settings of its cost model with these."""
-        cost, own = self.config["cost"], self.roofline.constants
+        """The settings of its cost model with these constants."""
+        cost, old = self.config["cost"], self.roofline.constants
         settings = {name: value for name, value in constants.items() if name != FRONT}
         for name, leader in TIED.items():
             if leader in constants:
-                settings[name] = min(own[name] * constants[leader] / own[leader], 1.0)
+                settings[name] = min(old[name] * constants[leader] / old[leader], 1.0)
         stack = {**(cost.get("stack") or self.config["stack"])}
         return {**cost, **settings, "stack": stack | {"server_ms": constants.get(FRONT, 0.0)}}
 
     def words(self, constants: Constants, names: Collection[str]) -> str:
-        """Some constants, and those that go with them, as the command line takes them."""
+        """Overrides of the command line that set the named constants, with those that depend on
+        them."""
         settings = self._cost_with(constants)
         named = [*names, *(name for name, leader in TIED.items() if leader in names)]
-        found = [f"cost.{name}={settings[name]:.4g}" for name in named if name != FRONT]
+        overrides = [f"cost.{name}={settings[name]:.4g}" for name in named if name != FRONT]
         if FRONT in named:
-            found.append(f"stack.server_ms={constants[FRONT]:.4g}")
-        return " ".join(found)
+            overrides.append(f"stack.server_ms={constants[FRONT]:.4g}")
+        return " ".join(overrides)
 
     def at_its_peak(self) -> ExternalServer:
-        """The same at all that the data sheet has, and with software that takes no time."""
-        own = self.roofline.constants
-        peak = {name: 1.0 if Constant(name).share else 0.0 for name in own}
+        """The same server at the full rates of the data sheet and with software that takes no
+        time."""
+        constants = self.roofline.constants
+        peak = {name: 1.0 if Constant(name).share else 0.0 for name in constants}
         cost = {**self.config["cost"], "stack": sheets.settings("stack", "ideal"), **peak}
         return ExternalServer({**self.config, "cost": cost}, self.log)
 
@@ -146,14 +148,14 @@ class ExternalServer:
         return predictor.applied(workload, config["seed"])
 
     def serve_with(self, constants: Constants, first: int | None = None) -> Served:
-        """Serve the log with these; `first` as for `serve`."""
+        """Serve the log with these constants; `first` as for `serve`."""
         return self.serve(self._cost_with(constants), first)
 
     def serve(self, cost: Settings | None = None, first: int | None = None) -> Served:
         """Serve the log's requests.
 
-        `cost`: settings in the place of the configuration's. `first`: until so many of the earliest
-        are answered.
+        `cost` replaces the configuration's settings. With `first`, stop when the `first` earliest
+        requests are answered.
         """
         config = self.config if cost is None else {**self.config, "cost": cost}
         stage = self.backend.simulation(RunConfig(config))
@@ -173,7 +175,7 @@ class ExternalServer:
 
 
 class _Cold:
-    """A cost model whose first step takes `least` seconds at least."""
+    """A cost model whose first step takes at least `least` seconds."""
 
     def __init__(self, cost: CostModel, least: float) -> None:
         self.cost, self.least = cost, least
@@ -196,7 +198,7 @@ class Served:
         self.log = log
         self.steps = self.preemptions = 0
         self.largest = dict.fromkeys(_SIZES, 0)
-        """The largest steps: what one may know from this log."""
+        """The largest steps, which bound the validity of a fit."""
         self._wanted = self._left = wanted
         self._front = front
         self._plan: StepPlan | None = None
@@ -205,9 +207,9 @@ class Served:
 
     @property
     def latencies(self) -> Latencies:
-        """Of all requests; NaN for those that were not answered."""
-        begun, first, last = self._times - self.log.arrived
-        return Latencies(first, last, self.log.output, np.maximum(begun - self._front, 0.0))
+        """Latencies of all requests; NaN for requests that were not answered."""
+        scheduled, first, last = self._times - self.log.arrived
+        return Latencies(first, last, self.log.output, np.maximum(scheduled - self._front, 0.0))
 
     def score(self, rows: Rows | None = None) -> Scores:
         """Errors of some requests; None: of all."""
@@ -248,7 +250,7 @@ _SIZES = (
 # -- constants -------------------------------------------------------------------------------------
 
 FRONT = "front_ms"
-"""From when a request comes until the scheduler has it: HTTP, tokenising, handing over."""
+"""Time from a request's arrival until the scheduler has it: HTTP, tokenising, queueing."""
 MEANING = {
     "compute_efficiency": "FLOP/s, of the data sheet's",
     "bandwidth_efficiency": "bytes/s of weights",
@@ -263,20 +265,20 @@ MEANING = {
 UNITS = {"_efficiency": "share", "_ms": "ms", "_us": "µs", "_tokens": "tokens"}
 
 TIED = {"attention_efficiency": "compute_efficiency"}
-"""Which goes with which, since latencies of requests cannot tell them apart."""
+"""Constants that are moved with another, since latencies of requests cannot tell them apart."""
 
 Constants = Mapping[str, float]
 """The roofline's by their keywords, and FRONT."""
 
 
 class Constant(NamedTuple):
-    """One of them."""
+    """A constant of a fit."""
 
     name: str
 
     @property
     def share(self) -> bool:
-        """Whether it is part of what a data sheet says, so that it cannot be above 1."""
+        """Whether it is a share of a data sheet's number, and so at most 1."""
         return self.name.endswith("_efficiency")
 
     @property
@@ -288,12 +290,12 @@ class Constant(NamedTuple):
         return MEANING.get(self.name, self.name.replace("_", " "))
 
     def seconds(self, value: float) -> float:
-        """What a step's time is proportional to: for a share, what is left of it upside down."""
+        """The quantity that step times are linear in: for a share its inverse."""
         return 1.0 / value if self.share else value
 
     @property
     def likely(self) -> float:
-        """How far it may well be from what step tables say, in logarithms."""
+        """Log-difference from the value of step tables that is likely."""
         return 0.1 if self.share else 0.7
 
     @property
@@ -302,7 +304,7 @@ class Constant(NamedTuple):
         return 1.0 if self.share else 0.0
 
     def held(self, seconds: float) -> float:
-        """The value of so many `seconds`, or of the nearest that can be."""
+        """The value of `seconds`, clipped to its bound."""
         return self.seconds(max(seconds, self.least))
 
 
@@ -310,7 +312,7 @@ class Constant(NamedTuple):
 
 NAME = "fit.json"
 TRAVELS = ("model",)
-"""What may be another than it was fitted for: the roofline works that out."""
+"""Facts that may differ from those of the fit, since the roofline accounts for them."""
 WHY = {
     "hardware": "another GPU reaches other shares of its data sheet",
     **dict.fromkeys(
@@ -327,28 +329,28 @@ WHY = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants, and where they are from."""
+    """Fitted constants with their origin."""
 
     constants: Constants
     server: Settings
-    """What they were fitted for."""
+    """Facts of the server that they were fitted for."""
     largest: Mapping[str, int]
     """The largest steps that were fitted."""
     source: str
     undecided: Sequence[str]
-    """Those that the log did not decide."""
+    """Constants that the log did not decide."""
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Fit:
-        """From the file, or from the folder of the calibration; raises ConfigError."""
+        """Load from the file or from the folder of the calibration; raises ConfigError."""
         file = Path(path).expanduser()
         if file.is_dir():
             file /= NAME
         try:
-            found = json.loads(file.read_text())
+            content = json.loads(file.read_text())
         except OSError as error:
             raise ConfigError(
                 f"fit={path}: {file} cannot be read ({error.strerror}): must be the folder or the "
@@ -356,40 +358,40 @@ class Fit:
             ) from None
         except ValueError as error:
             raise ConfigError(f"fit={path}: is not JSON: {error}") from None
-        needed = [one.name for one in fields(cls)]
-        if not isinstance(found, dict) or set(found) != set(needed):
+        needed = [field.name for field in fields(cls)]
+        if not isinstance(content, dict) or set(content) != set(needed):
             raise ConfigError(f"fit={path}: must hold an object with {', '.join(needed)}")
-        constants = found["constants"]
+        constants = content["constants"]
         if not isinstance(constants, dict) or FRONT not in constants:
             raise ConfigError(f"fit={path}: constants must be an object that has {FRONT}")
         for name, value in constants.items():
             bounds = {"above": 0, "high": 1} if Constant(name).share else {"low": 0}
             require_number(f"fit={path}: constants.{name}", value, **bounds)
-        return cls(**found)
+        return cls(**content)
 
     def of(self, server: ExternalServer) -> dict[str, float]:
-        """All constants of a server: these, and its own where the fit says nothing."""
-        own = server.constants
-        if strange := [name for name in self.constants if name not in own]:
-            raise ConfigError(f"fit: has {', '.join(strange)}: cost= has only {', '.join(own)}")
-        return own | dict(self.constants)
+        """All constants of a server: the fitted ones, and its own for the rest."""
+        known = server.constants
+        if strange := [name for name in self.constants if name not in known]:
+            raise ConfigError(f"fit: has {', '.join(strange)}: cost= has only {', '.join(known)}")
+        return known | dict(self.constants)
 
     def doubts(self, server: ExternalServer, served: Served) -> Iterator[str]:
-        """What this server is that the fitted one was not, in a line each."""
+        """Differences between this server and the fitted one, a line each."""
         facts = server.facts
         usual = {name: 1 for name in WHY if name.endswith("_parallel")}  # where it is not named
         for name in dict.fromkeys([*facts, *(name for name in usual if name in self.server)]):
-            here, there = (of.get(name, usual.get(name)) for of in (facts, self.server))
-            if there == here:
+            now, then = (of.get(name, usual.get(name)) for of in (facts, self.server))
+            if then == now:
                 continue
             if name in TRAVELS:
                 yield (
-                    f"fitted for {name}={there}, and {here} is predicted: the constants are those "
+                    f"fitted for {name}={then}, and {now} is predicted: the constants are those "
                     "of the GPU and the stack, and the model's shape says the rest"
                 )
             else:
                 yield (
-                    f"fitted for {name}={there}, but {name}={here} is predicted: {WHY[name]}, so "
+                    f"fitted for {name}={then}, but {name}={now} is predicted: {WHY[name]}, so "
                     "that this is no more than a guess"
                 )
         beyond = [

@@ -1,8 +1,8 @@
-"""The steps of a row: planned once by the scheduler, whatever time they then are said to take.
+"""The steps of a row, planned once by the scheduler, independently of their duration.
 
-Requests that come all at once, or one after another's answer, are planned in the same steps however
-long these take. So a measured time is a weighted sum of the steps' times, and any cost model can be
-held against it without planning again.
+Requests that arrive all at once, or each after another's answer, are planned in the same steps
+however long these take. So a measured time is a weighted sum of step times, and any cost model can
+be evaluated without planning again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ Floats = NDArray[np.float64]
 
 FITS, PREEMPTS, TOO_LARGE = "", "preempts", "does not fit"
 STEP_TOKENS = 8192
-"""Of a step, at most: from there on prompts in more steps take as long as in one."""
+"""Tokens of a step at most: prompts in more steps take as long together."""
 LOOP_REQUESTS = 10
-"""Requests of a closed loop, for each that is there at a time."""
+"""Requests of a closed loop for each concurrent one."""
 LOOP_SEQS = 512
 """As many as run at a time in a loop."""
 SPARE = 0.02
 """The part of the blocks that a plan must leave free for memory not to have shaped it: more than
 the watermark of `prefill_first`."""
 _A_DOUBLING = 32
-"""Decodes of as many sequences stand together where their contexts are within so small a part of a
-doubling, about 2 %."""
+"""Bins per doubling of the context: decodes of as many sequences are merged within about 2 %."""
 
 
 class Schedule(NamedTuple):
@@ -47,16 +46,16 @@ class Schedule(NamedTuple):
     """A step, or several alike, a row: Totals up to `step`."""
     weights: Mapping[Metric, Floats]
     mark: str
-    """Why the server could not run it as the table says; FITS where it could."""
+    """Why the server could not run the row as the table says; FITS if it could."""
 
 
 def scheduled(cell: Cell) -> Schedule:
-    """The steps that a row's measurements are made of."""
+    """The steps whose times make up a row's measurements."""
     return _two_steps(cell) if cell.way == "steps" else _planned(cell)
 
 
 def _two_steps(cell: Cell) -> Schedule:
-    """The prompts in one step, and the one in the middle of their answers."""
+    """The prefill in one step, and the decode step in the middle of the answers."""
     prompt, count = cell.prompt, cell.at_once
     held = count * (prompt + cell.output / 2)
     totals = np.array(
@@ -76,11 +75,11 @@ def _holds(cell: Cell) -> bool:
     """Whether the memory has room for all of its requests at their longest."""
     server = server_of(cell)
     try:
-        found = sized(replace(server, max_model_len=None), cell.replica)
+        complete = sized(replace(server, max_model_len=None), cell.replica)
     except ConfigError:
         return False
-    assert found.blocks is not None
-    return found.blocks >= _blocks_of_all(cell, server)
+    assert complete.blocks is not None
+    return complete.blocks >= _blocks_of_all(cell, server)
 
 
 def _blocks_of_all(row: Cell | RowRequests, server: ServerSpec) -> int:
@@ -89,7 +88,7 @@ def _blocks_of_all(row: Cell | RowRequests, server: ServerSpec) -> int:
 
 
 def server_of(cell: Cell) -> ServerSpec:
-    """What stands in front of the GPUs."""
+    """The limits of the server software before the GPUs."""
     server = _server(RowRequests.of(cell), min(cell.model.max_model_len, STEP_TOKENS))
     return replace(server, tensor_parallel=cell.tensor_parallel)
 
@@ -111,7 +110,7 @@ def _server(requests: RowRequests, tokens: int) -> ServerSpec:
 
 
 def _planned(cell: Cell) -> Schedule:
-    """All steps of a row's requests, where need be with as much memory as they want."""
+    """All steps of a row's requests; with ample memory if the server's does not suffice."""
     requests, server = RowRequests.of(cell), server_of(cell)
     tokens = min(cell.model.max_model_len, STEP_TOKENS)
     ample, needed = _with_ample_memory(requests, tokens)
@@ -127,7 +126,8 @@ def _planned(cell: Cell) -> Schedule:
 
 @cache
 def _with_ample_memory(requests: RowRequests, tokens: int) -> tuple[Schedule, int]:
-    """What rows with the same requests share where memory is not short, and the blocks it takes."""
+    """The plan with ample memory, which rows with the same requests share, and the blocks it
+    takes."""
     server = _server(requests, tokens)
     steps = _run(requests, replace(server, blocks=2 * _blocks_of_all(requests, server)))
     return steps.schedule(), steps.needed
@@ -179,7 +179,7 @@ class RowRequests:
 
 
 class _Steps:
-    """A recorder of what each step computes, and of which requests are there meanwhile."""
+    """Records what each step computes, and which requests are in the server during it."""
 
     def __init__(self, requests: RowRequests) -> None:
         self.needed = 0
@@ -209,22 +209,22 @@ class _Steps:
         self.needed = max(self.needed, used_blocks)
 
     def left(self, request: Request) -> None:
-        begun, ended = request.first_token_at, request.finished_at
-        assert request.arrival is not None and begun is not None and ended is not None
+        first_token, ended = request.first_token_at, request.finished_at
+        assert request.arrival is not None and first_token is not None and ended is not None
         output = self._requests.workload.output_len[int(request.id)]
-        self._spans.append((request.arrival, begun, ended, output))
+        self._spans.append((request.arrival, first_token, ended, output))
 
     def schedule(self) -> Schedule:
-        """All steps, and how often each counts in what is measured of such requests."""
+        """All steps, and the weight of each in the measured metrics."""
         ends, spans = np.array(self._ends), np.array(self._spans)
         weights: dict[Metric, Floats] = {"latency": np.ones(len(ends))}
         if self._requests.loop:
-            came, begun, ended = (np.searchsorted(ends, spans[:, at]) for at in range(3))
+            came, first, ended = (np.searchsorted(ends, spans[:, at]) for at in range(3))
             came = np.where(spans[:, 0] == 0.0, 0, came + 1)
-            each = np.full(len(spans), 1.0 / len(spans))
+            weight = np.full(len(spans), 1.0 / len(spans))
             weights = {
-                "ttft": _during(len(ends), came, begun, each),
-                "tpot": _during(len(ends), begun + 1, ended, each / (spans[:, 3] - 1)),
+                "ttft": _during(len(ends), came, first, weight),
+                "tpot": _during(len(ends), first + 1, ended, weight / (spans[:, 3] - 1)),
             }
         together = _together(np.array(self._rows, dtype=float), weights)
         return Schedule(*together, PREEMPTS if self._preempted else FITS)
@@ -233,7 +233,7 @@ class _Steps:
 def _during(
     count: int, first: NDArray[np.int64], last: NDArray[np.int64], weight: Floats
 ) -> Floats:
-    """What each of `count` steps counts, from each request's first such step to its last."""
+    """The weight of each of `count` steps, from each request's first such step to its last."""
     edges = np.zeros(count + 1)
     np.add.at(edges, first, weight)
     np.add.at(edges, last + 1, -weight)
@@ -243,15 +243,15 @@ def _during(
 def _together(
     rows: Floats, weights: Mapping[Metric, Floats]
 ) -> tuple[Floats, dict[Metric, Floats]]:
-    """Steps that are alike in one row, which weighs as much as they do together.
+    """Merge steps that are alike, with the sum of their weights.
 
-    Those of prompts stay as they are. The time of decodes of as many sequences is linear in their
-    context, so that their mean stands for them.
+    Steps with prompts stay as they are. The time of decodes of as many sequences is linear in their
+    context, so their mean context represents them.
     """
     plain = rows[:, 4] * (rows[:, 0] == rows[:, 1]) * (rows[:, 2] == 0)
     bins = np.floor(_A_DOUBLING * np.log2(np.maximum(plain, 1.0)))
-    own = np.where(plain > 0, 0, np.arange(1, len(rows) + 1))
-    keys = np.stack([own, rows[:, 1], bins], axis=1)
+    single = np.where(plain > 0, 0, np.arange(1, len(rows) + 1))
+    keys = np.stack([single, rows[:, 1], bins], axis=1)
     _, group = np.unique(keys, axis=0, return_inverse=True)
     group = group.ravel()
     counts = np.bincount(group).astype(float)

@@ -1,6 +1,6 @@
 """Rows of measured cases: from files of three benchmarks, from logs, and from published fits.
 
-The header of a file tells its layout.
+A file's layout is recognised by its header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pagedsim.core import ConfigError, Request, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.fidelity.logs.log import Log
 from pagedsim.fidelity.rows import Row, read_rows
-from pagedsim.fidelity.sheets import hardware_named, model_named, settings, there
+from pagedsim.fidelity.sheets import hardware_named, model_named, option_names, settings
 from pagedsim.run.objects import make
 from pagedsim.sim.cost import Fitted
 from pagedsim.sim.hardware import Hardware
@@ -35,10 +35,10 @@ METRICS: Mapping[Metric, str] = {
 }
 """What each is called on a page."""
 Way = Literal["steps", "batch", "loop"]
-"""How it was measured: a step of prompts and one of tokens; requests that all come at once; as many
-requests at a time, each followed by another."""
+"""What was measured: steps (one of prompts, one of decodes); a batch of requests that arrive at
+once; or a closed loop with a number of concurrent requests."""
 SHORTEST = 0.8
-"""Lengths of such a loop are drawn from this share of what its row says up to all of it."""
+"""Lengths in a closed loop are drawn from this share of the row's length up to all of it."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Cell:
 
     @property
     def precision(self) -> str:
-        """What its products are computed in."""
+        """The number format of its products."""
         return self.model.products
 
     @property
     def server(self) -> str:
-        """What serves the requests, in words."""
+        """A description of the server."""
         form = "" if self.precision == "fp16" else f" {self.precision}"
         return f"{self.model.name}{form} on {self.tensor_parallel} × {self.hardware.name}"
 
@@ -130,7 +130,7 @@ class Layout(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """Those that are read; they tell it from the others."""
+        """The columns that are read, by which the layout is recognised."""
         sizes = self.gpus, self.prompt, self.at_once, self.output
         named = "model", "gpu", *sizes, *(column for column, _ in self.measured.values())
         return list(dict.fromkeys([*named, *([self.precision] if self.precision else [])]))
@@ -163,7 +163,7 @@ LAYOUTS = (
 
 
 class Table(NamedTuple):
-    """What a file holds."""
+    """The rows of a file."""
 
     name: str
     cells: Sequence[Cell]
@@ -172,12 +172,12 @@ class Table(NamedTuple):
 
 
 def read_table(path: str | Path, stack: str | None = None) -> Table:
-    """All rows of a file; `stack` stands in the place of that of its time."""
+    """Read all rows of a file; `stack` replaces the stack of its time."""
     rows, name = read_rows(path, "study.tables"), Path(path).stem
     header = rows[0].values
-    layout = next((one for one in LAYOUTS if {*one.columns} <= {*header}), None)
+    layout = next((candidate for candidate in LAYOUTS if {*candidate.columns} <= {*header}), None)
     if layout is None:
-        known = "; or ".join(", ".join(one.columns) for one in LAYOUTS)
+        known = "; or ".join(", ".join(layout.columns) for layout in LAYOUTS)
         raise ConfigError(f"{path}: has the columns {', '.join(header):.200}: must have {known}")
     cells, left_out = [], Counter[str]()
     for row in rows:
@@ -220,7 +220,7 @@ def _cell(table: str, row: Row, layout: Layout, stack: str) -> Cell:
 
 
 def _model(row: Row, column: str | None) -> ModelShape:
-    """The shape that conf/model has; `column` has what its weights and products are in."""
+    """The model of conf/model; `column` has the number format of weights and products."""
     shape = model_named(_name(row, "model", "model", ALIASES))
     precision = "" if column is None else row.text(column)
     if precision not in PRECISIONS:
@@ -233,7 +233,7 @@ def _model(row: Row, column: str | None) -> ModelShape:
 def _name(row: Row, column: str, group: str, aliases: Mapping[str, str]) -> str:
     """The name of a file in a group of conf/, from that or from one that benchmarks use."""
     text = row.text(column)
-    name, known = aliases.get(text, text), there(group)
+    name, known = aliases.get(text, text), option_names(group)
     if name not in known:
         choices = ", ".join(sorted({*aliases, *known} - NO_SHEETS))
         raise ConfigError(f"{row.place}: {column}={text}: unknown; choose from {choices}")
@@ -249,7 +249,7 @@ COLD_REQUESTS = 2
 def alone(
     log: Log, table: str, model: ModelShape, hardware: Hardware, stack: str
 ) -> Iterator[Cell]:
-    """Rows of requests that were alone from arrival to finish.
+    """Rows from requests that were alone in the server from arrival to finish.
 
     What lies between their first and their last token are steps of one sequence each.
     """
@@ -275,9 +275,9 @@ def alone(
 LENGTHS = (128, 256, 512, 1024)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 ANSWER = 128
-"""Tokens: the step of decodes is the one in the middle."""
+"""Output tokens; the measured decode step is the one in the middle."""
 STEP_TOKENS = 4096
-"""Prompts of a step have so many tokens at most; nothing says that more were measured."""
+"""Most prompt tokens of a step; no source says that larger ones were measured."""
 
 
 def grid(table: str, name: str, stack: str) -> Iterator[Cell]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.fidelity.sheets import stack_named, there
+from pagedsim.fidelity.sheets import option_names, stack_named
 from pagedsim.fidelity.step_tables.schedule import Schedule
 from pagedsim.fidelity.step_tables.tables import Cell, Metric
 from pagedsim.sim.cost import Roofline
@@ -19,12 +19,13 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
 LINK = "link.interconnect_us"
-"""The one constant that data sheets in conf/hardware have for a place."""
+"""The constant that data sheets in conf/hardware have for links between GPUs."""
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Families and stacks by name; a constant's name is theirs and its own, `hopper.cache`."""
+    """Constants by GPU family and by stack; a name is that of the family or stack and the
+    constant's, such as `hopper.cache`."""
 
     families: Mapping[str, Family]
     stacks: Mapping[str, Stack]
@@ -32,8 +33,8 @@ class Constants:
 
     @classmethod
     def standing(cls) -> Constants:
-        """Those that a simulation takes."""
-        stacks = {name: stack_named(name) for name in sorted(there("stack"))}
+        """The constants that simulations use."""
+        stacks = {name: stack_named(name) for name in sorted(option_names("stack"))}
         return cls(FAMILIES, stacks, Hardware.interconnect_us)
 
     def __getitem__(self, name: str) -> float:
@@ -82,7 +83,7 @@ class Point(NamedTuple):
     cell: Cell
     metric: Metric
     mark: str
-    """Why the server could not run the row as the table says, if so."""
+    """Why the server could not run the row as the table says, if it could not."""
     predicted: float = nan
 
     @property
@@ -96,20 +97,20 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class _Server:
-    """Rows of one server: their steps below one another."""
+    """The rows of one server, with their steps in one table."""
 
     replica: Replica
     stack: str
     totals: Floats
     rows: NDArray[np.int64]
-    """A step of each term of the sums; those of one point stand together."""
+    """Steps of each term of the sums, grouped by point."""
     weights: Floats
     begins: NDArray[np.int64]
     """Where each point's terms begin."""
     served: Floats
     """1 for a point that has a request's way through the server in it."""
     places: NDArray[np.int64]
-    """Where each point stands among all."""
+    """Index of each point among all points."""
 
     def seconds(self, cost: Roofline) -> Floats:
         terms = cost.seconds_of(self.totals)[self.rows] * self.weights
@@ -118,7 +119,7 @@ class _Server:
 
 
 class Points:
-    """Everything that was measured, in one order."""
+    """All measured points, in one order."""
 
     def __init__(self, rows: Iterable[tuple[Cell, Schedule]]) -> None:
         self.all: list[Point] = []
@@ -133,15 +134,15 @@ class Points:
     def predicted(
         self, cost_of: CostOf, only: Callable[[Replica, str], bool] | None = None
     ) -> Floats:
-        """What a cost model says of each, in seconds; NaN for servers that are not among `only`."""
-        found = np.full(len(self.all), np.nan)
+        """Predicted seconds of each point by a cost model; NaN for servers not in `only`."""
+        predictions = np.full(len(self.all), np.nan)
         for server in self._servers:
             if only is None or only(server.replica, server.stack):
-                found[server.places] = server.seconds(cost_of(server.replica, server.stack))
-        return found
+                predictions[server.places] = server.seconds(cost_of(server.replica, server.stack))
+        return predictions
 
     def scored(self, cost_of: CostOf) -> list[Point]:
-        """All of them with what a cost model says."""
+        """All points with a cost model's predictions."""
         both = zip(self.all, self.predicted(cost_of).tolist(), strict=True)
         return [point._replace(predicted=seconds) for point, seconds in both]
 

@@ -21,7 +21,7 @@ from pagedsim.core import ConfigError
 from pagedsim.experiments.child import listening
 from pagedsim.experiments.fidelity.truth_data import LOGS
 from pagedsim.fidelity.logs import fit
-from pagedsim.fidelity.logs.consistency_checks import signs
+from pagedsim.fidelity.logs.consistency_checks import inconsistencies
 from pagedsim.fidelity.logs.fit import Cold, search
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.report import about_log
@@ -352,10 +352,12 @@ def test_settings_that_the_log_fits_better_are_named() -> None:
     limits = "memory.blocks=9000", "server.max_batched_tokens=8192", "server.max_model_len=4096"
     times = serve(server(log, *limits, "server.max_seqs=8"), TRUE).latencies
     of = server(replace(log, latencies=times), *limits, "batching=prefill_first")
-    (line,) = [line for line in signs(of, serve(of, TRUE), TRUE) if "these settings" in line]
+    lines = inconsistencies(of, serve(of, TRUE), TRUE)
+    (line,) = [line for line in lines if "these settings" in line]
     assert "server.max_seqs=8 it would be" in line
     right = server(replace(log, latencies=times), *limits, "server.max_seqs=8")
-    assert not any("these settings" in one for one in signs(right, serve(right, TRUE), TRUE))
+    lines = inconsistencies(right, serve(right, TRUE), TRUE)
+    assert not any("these settings" in line for line in lines)
 
 
 def test_more_running_requests_than_max_seqs_are_noted() -> None:
@@ -364,12 +366,12 @@ def test_more_running_requests_than_max_seqs_are_noted() -> None:
     long = Latencies(np.full(30, 100.0), np.full(30, 200.0), log.output)
     of = server(replace(log, latencies=long), *limits)
     line = "up to 30 requests had begun and not ended at a time, and server.max_seqs=8"
-    assert any(one.startswith(line) for one in signs(of, serve(of, TRUE), TRUE))
+    assert any(one.startswith(line) for one in inconsistencies(of, serve(of, TRUE), TRUE))
     # Those whose last token is seen a step after their seat was given away overlap.
     times = serve(server(log, *limits), TRUE).latencies
     late = replace(times, e2e=times.e2e + 0.9 * np.nan_to_num(times.tpot))
     of = server(replace(log, latencies=late), *limits)
-    assert not any("server.max_seqs" in line for line in signs(of, serve(of, TRUE), TRUE))
+    assert not any("server.max_seqs" in line for line in inconsistencies(of, serve(of, TRUE), TRUE))
 
 
 def test_the_queue_is_read_and_scored(tmp_path: Path) -> None:
@@ -380,7 +382,7 @@ def test_the_queue_is_read_and_scored(tmp_path: Path) -> None:
     assert log.latencies.queue is not None and log.latencies.queue.tolist() == [0.5, 0.0]
     twice = replace(log.latencies, queue=2 * log.latencies.queue)
     queue = score(log, twice, np.arange(2)).errors["queue"]
-    assert (queue.off.mean, queue.each) == (1.0, 1.0)  # of the one that waited
+    assert (queue.relative.mean, queue.mean_absolute) == (1.0, 1.0)  # of the one that waited
     assert "queue" not in score(log, replace(log.latencies, queue=None), np.arange(2)).errors
     path.write_text(f"{head}\n0,5,3,1,2,0.5\n1,5,3,1,2,-1\n")
     with pytest.raises(ConfigError, match=r"log.csv:3: queue=-1: the request is -1 s in the queue"):

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.logs.consistency_checks import signs
+from pagedsim.fidelity.logs.consistency_checks import inconsistencies
 from pagedsim.fidelity.logs.log import check_log, read_log
 from tests.experiments.fidelity.test_fit import TRUE, serve, server
 
@@ -167,7 +167,7 @@ def test_only_the_first_computes_what_all_share(tmp_path: Path, columns: Any) ->
     assert serve(paged, TRUE).latencies.ttft[1:] == pytest.approx(unlike[1:], rel=0.01)
     assert any(
         "memory=prefix has a prefix cache" in line
-        for line in signs(paged, serve(paged, TRUE), TRUE)
+        for line in inconsistencies(paged, serve(paged, TRUE), TRUE)
     )
 
 
@@ -177,10 +177,10 @@ def test_first_tokens_that_come_too_soon_are_noted(tmp_path: Path) -> None:
     # As measured on a server whose software took no time.
     quick = replace(times, ttft=times.ttft - TRUE["front_ms"] / 1e3)
     unsaid = server(replace(log, latencies=quick, contents=None), BLOCKS)
-    told = [line for line in signs(unsaid, serve(unsaid, TRUE), TRUE) if "stated" in line]
+    told = [line for line in inconsistencies(unsaid, serve(unsaid, TRUE), TRUE) if "stated" in line]
     assert told and told[0].startswith(f"{ROWS - 1} of {ROWS} first tokens came sooner")
     said = server(replace(log, latencies=quick), BLOCKS)
-    assert not any("stated" in line for line in signs(said, serve(said, TRUE), TRUE))
+    assert not any("stated" in line for line in inconsistencies(said, serve(said, TRUE), TRUE))
 
 
 def test_two_beginnings_are_told_apart(tmp_path: Path) -> None:
