@@ -66,32 +66,6 @@ def test_what_is_called_otherwise_is_translated(given: dict[str, Any], meant: An
     assert from_vllm(given) == meant
 
 
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        (
-            {"memory": "paged", "enable_prefix_caching": True},
-            "enable_prefix_caching=True: memory='paged' says otherwise",
-        ),
-        (
-            {"num_gpu_blocks_override": 7, "num_gpu_blocks": 8},
-            "num_gpu_blocks=8: num_gpu_blocks_override=7 says otherwise",
-        ),
-        ({"enable_chunked_prefill": "no"}, "enable_chunked_prefill='no': must be true or false"),
-        (
-            {"speculative_config": {"num_speculative_tokens": 3}},
-            "speculative_config={'num_speculative_tokens': 3}: "
-            "pagedsim has no speculative decoding",
-        ),
-        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks=0: must be a whole number of at least 1"),
-    ],
-)
-def test_arguments_that_contradict_or_are_wrong(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        EngineArgs("tiny", **settings)
-    assert str(error.value) == line
-
-
 def test_engines_are_made_of_engine_args() -> None:
     args = EngineArgs(
         model="tiny", device="cpu", max_num_seqs=3, max_num_batched_tokens=70, max_model_len=64,
@@ -163,32 +137,6 @@ def test_weights_and_steps_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(assemble, "load_model", full)
     with pytest.raises(ConfigError, match="out of memory: no room for the weights on the host"):
         engine(model="tiny")
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"block_sizes": 8}, "unknown engine setting 'block_sizes': did you mean 'block_size'"),
-        ({"max_seqs": 3}, "unknown engine setting 'max_seqs': did you mean 'max_num_seqs'"),
-        ({"max_num_seqs": 0}, "max_num_seqs=0: must be a whole number of at least 1"),
-        ({"swap_space": -1}, "swap_space=-1: must be a number of at least 0"),
-        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: model=tiny with 8 heads"),
-        (
-            {"max_num_batched_tokens": 5, "max_num_seqs": 6, "max_model_len": 4},
-            "max_num_batched_tokens=5: must be at least max_num_seqs=6, ",
-        ),
-        (
-            {"preemption": "swap", "num_cpu_blocks": 0},
-            "preemption that swaps needs num_cpu_blocks: at least 1, not 0",
-        ),
-        ({"num_threads": 1.5}, "num_threads=1.5: must be a whole number"),
-        ({"generation_config": "other"}, "unknown generation_config 'other'"),
-    ],
-)
-def test_settings_of_an_llm_are_called_as_in_vllm(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        LLM("tiny", device="cpu", **{"num_gpu_blocks": 64, "max_model_len": 64, **settings})
-    assert str(error.value).startswith(line)
 
 
 @pytest.fixture
