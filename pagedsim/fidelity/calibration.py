@@ -68,8 +68,10 @@ class Calibration:
                 f"there is no data sheet of {machine['device']}: hardware={hardware}, as "
                 "configured, stands for it"
             )
-        for kind in (kind for kind in ("prefill", "decode") if kind not in self.fits):
-            yield f"{kind}: too few steps to fit: they take what the same work takes in mixed ones"
+        for kind in ("prefill", "decode"):
+            if kind not in self.fits:
+                why = "too few steps to fit: they take what the same work takes in mixed ones"
+                yield f"{kind}: {why}"
         if not self.cost.settings["swap"]:
             yield "swaps: too few to fit: they take what the hardware's data sheet says"
         if (weak := self.weakest) is not None:

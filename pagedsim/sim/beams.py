@@ -34,15 +34,15 @@ class Beams:
 
     def draws_for(self, asked: Iterable[SamplingParams]) -> bool:
         """Whether the seed matters to requests that ask for this."""
-        return self.turnover > 0 and any(one.beam_search for one in asked)
+        return self.turnover > 0 and any(params.beam_search for params in asked)
 
     def parents(self, plan: StepPlan) -> dict[RequestId, Sequence[int]]:
         """The parents of the beams that decode in `plan`, for `Scheduler.commit`."""
-        found: dict[RequestId, Sequence[int]] = {}
+        parents: dict[RequestId, Sequence[int]] = {}
         for request in plan.decodes:
             if request.params.beam_search and (chosen := self.chosen(request)):
-                found[request.id] = chosen
-        return found
+                parents[request.id] = chosen
+        return parents
 
     def chosen(self, request: Request) -> Sequence[int] | None:
         """The parents of its next beams; None if each beam continues."""

@@ -106,11 +106,11 @@ def _too_large(replica: Replica, utilization: float, beside: Callable[[int], flo
     model, hardware = replica.model, replica.hardware
     usable = utilization * hardware.memory_bytes
 
-    def need(each: Replica) -> float:
-        return each.weight_bytes + beside(each.tensor_parallel) + each.block_bytes
+    def need(choice: Replica) -> float:
+        return choice.weight_bytes + beside(choice.tensor_parallel) + choice.block_bytes
 
     choices = _of_any_width(replica)
-    fitting = [each for each in choices if need(each) <= usable]
+    fitting = [choice for choice in choices if need(choice) <= usable]
     if fitting:
         hint = f"the smallest tensor_parallel that fits is {fitting[0].tensor_parallel}"
     else:
@@ -131,11 +131,11 @@ def _too_large(replica: Replica, utilization: float, beside: Callable[[int], flo
 
 def _of_any_width(replica: Replica) -> list[Replica]:
     """The replica with each valid `tensor_parallel`."""
-    found = []
+    replicas = []
     for size in range(1, replica.hardware.gpus_per_node + 1):
         with suppress(ConfigError):
-            found.append(replace(replica, tensor_parallel=size))
-    return found
+            replicas.append(replace(replica, tensor_parallel=size))
+    return replicas
 
 
 def sized(server: ServerSpec, replica: Replica, reserved_gib: float = 0.5) -> ServerSpec:

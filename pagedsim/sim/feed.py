@@ -75,7 +75,7 @@ def feed(environment: Environment, server: RequestSink, source: Source, way: flo
     if source.mode == "closed":
         users = _Users(environment, server, source.requests(), source.think_time, way)
         for _ in range(source.users or 1):
-            environment.process(users.one())
+            environment.process(users.user())
     else:
         environment.process(_arrive(environment, server, Arrivals(source, way)))
 
@@ -107,7 +107,7 @@ class _Users:
     exhausted: bool = False
     """Whether no job is left."""
 
-    def one(self) -> Generator[simpy.Event, None, None]:
+    def user(self) -> Generator[simpy.Event, None, None]:
         """The process of one user."""
         try:
             environment, server = self.environment, self.server

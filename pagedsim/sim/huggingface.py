@@ -45,10 +45,10 @@ class Keys:
 
     def numbers(self, name: str) -> list[int]:
         """A list of integers; empty if missing."""
-        found = self.values.get(name, [])
-        if not isinstance(found, list) or not all(type(value) is int for value in found):
-            raise ConfigError(f"{self.where}: {name}={found!r}: must be a list of whole numbers")
-        return found
+        value = self.values.get(name, [])
+        if not isinstance(value, list) or not all(type(number) is int for number in value):
+            raise ConfigError(f"{self.where}: {name}={value!r}: must be a list of whole numbers")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean."""
@@ -71,11 +71,11 @@ def _experts_of_mixtral(keys: Keys) -> MoE:
 def _experts_of_gpt_oss(keys: Keys) -> MoE:
     """As Mixtral, with only the experts' weights quantised."""
     mxfp4 = keys.part("quantization_config").values.get("quant_method") == "mxfp4"
-    found = _experts_of_mixtral(keys)
+    experts = _experts_of_mixtral(keys)
     return MoE(
-        found.experts,
-        found.experts_per_token,
-        found.intermediate,
+        experts.experts,
+        experts.experts_per_token,
+        experts.intermediate,
         dtype_bytes=MXFP4_BYTES if mxfp4 else None,
     )
 
@@ -177,8 +177,8 @@ class Family:
         positions = keys.whole(*POSITIONS)
         wide = None if self.widening is None else self.widening * hidden
         mla = _mla(keys) if self.latent else None
-        own = mla.nope_dim + mla.rope_dim if mla else None
-        if own is None and "head_dim" not in keys.values and hidden % heads:
+        head_dim = mla.nope_dim + mla.rope_dim if mla else None
+        if head_dim is None and "head_dim" not in keys.values and hidden % heads:
             raise ConfigError(
                 f"{keys.where}: {heads} heads do not divide {hidden}; has no head_dim"
             )
@@ -187,7 +187,7 @@ class Family:
             "hidden": hidden,
             "heads": heads,
             "kv_heads": heads if mla else self.kv_heads(keys),
-            "head_dim": own or keys.whole("head_dim", default=hidden // heads),
+            "head_dim": head_dim or keys.whole("head_dim", default=hidden // heads),
             "intermediate": keys.whole(*self.intermediate, default=wide),
             "vocab": keys.whole("vocab_size"),
             "max_model_len": positions,
@@ -283,33 +283,33 @@ def _weight_bytes(keys: Keys) -> float:
 
     Serving engines hold float32 checkpoints in 16 bits, so only quantisation matters.
     """
-    found = keys.part("quantization_config")
-    method = found.values.get("quant_method")
+    config = keys.part("quantization_config")
+    method = config.values.get("quant_method")
     if method is None or method == "mxfp4":  # mxfp4 applies to experts only
         return 2.0
     if method in ("fp8", "fbgemm_fp8"):
         return 1.0
     if method == "bitsandbytes":
-        return 0.5 if found.flag("load_in_4bit", False) else 1.0
+        return 0.5 if config.flag("load_in_4bit", False) else 1.0
     if method == "compressed-tensors":
-        return _compressed(found)
-    if "bits" in found.values:
-        return found.whole("bits") / 8
+        return _compressed(config)
+    if "bits" in config.values:
+        return config.whole("bits") / 8
     raise ConfigError(
-        f"{found.where}.quant_method={method!r}: choose bitsandbytes, compressed-tensors, fp8, "
+        f"{config.where}.quant_method={method!r}: choose bitsandbytes, compressed-tensors, fp8, "
         "mxfp4, or one that states its bits"
     )
 
 
 def _products(keys: Keys) -> str:
     """Format of products with weights: 8 bits if activations are quantised, too."""
-    found = keys.part("quantization_config")
-    method = found.values.get("quant_method")
+    config = keys.part("quantization_config")
+    method = config.values.get("quant_method")
     if method in ("fp8", "fbgemm_fp8"):
         return "fp8"
     if method != "compressed-tensors":
         return FP16
-    groups = found.part("config_groups")
+    groups = config.part("config_groups")
     rounded = {
         groups.part(name).part("input_activations").values.get("type")
         for name, group in groups.values.items()
@@ -320,19 +320,17 @@ def _products(keys: Keys) -> str:
     return {"float": "fp8", "int": "int8"}.get(str(*rounded), FP16) if len(rounded) == 1 else FP16
 
 
-def _compressed(found: Keys) -> float:
+def _compressed(config: Keys) -> float:
     """Bytes per weight; all groups of layers must agree."""
-    groups = found.part("config_groups")
+    groups = config.part("config_groups")
     bits = {
         groups.part(name).part("weights").whole("num_bits")
         for name, group in groups.values.items()
         if isinstance(group, Mapping) and group.get("weights") is not None
     }
     if len(bits) != 1:
-        found_bits = ", ".join(map(str, sorted(bits))) or "none"
-        raise ConfigError(
-            f"{groups.where}: num_bits of weights is {found_bits}: must be one number"
-        )
+        stated = ", ".join(map(str, sorted(bits))) or "none"
+        raise ConfigError(f"{groups.where}: num_bits of weights is {stated}: must be one number")
     return bits.pop() / 8
 
 

@@ -182,8 +182,8 @@ class ModelShape:
     @property
     def expert_dtype_bytes(self) -> float:
         """Bytes per weight of an expert."""
-        own = self.moe.dtype_bytes if self.moe else None
-        return self.dtype_bytes if own is None else own
+        dtype_bytes = self.moe.dtype_bytes if self.moe else None
+        return self.dtype_bytes if dtype_bytes is None else dtype_bytes
 
     @property
     def moe_layers(self) -> int:
@@ -327,8 +327,8 @@ def attention_matrices(model: ModelShape) -> list[Matrix]:
     """The matrices of a layer's attention; Q, K and V are fused."""
     hidden, heads = model.hidden, model.heads
     if (mla := model.mla) is None:
-        made = (heads + 2 * model.kv_heads) * model.head_dim
-        return [Matrix("QKV", hidden, made), Matrix("output", heads * model.head_dim, hidden)]
+        outputs = (heads + 2 * model.kv_heads) * model.head_dim
+        return [Matrix("QKV", hidden, outputs), Matrix("output", heads * model.head_dim, hidden)]
     query = heads * (mla.nope_dim + mla.rope_dim)
     if mla.q_lora_rank is None:
         queries = [Matrix("query", hidden, query)]

@@ -171,7 +171,7 @@ class Replica:
         layers = [least] * count
         for index in range(over):
             layers[-2 - index] += 1
-        return [Stage(each, i == 0, i == count - 1) for i, each in enumerate(layers)]
+        return [Stage(layer_count, i == 0, i == count - 1) for i, layer_count in enumerate(layers)]
 
     @property
     def most_layers(self) -> int:

@@ -158,11 +158,12 @@ class Server:
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
         try:
-            environment, scheduler, here = self.environment, self.scheduler, self.scheduler.requests
+            environment, scheduler = self.environment, self.scheduler
+            requests = scheduler.requests
             now = environment.now
             self._stuck = False
             while True:
-                if not here or self._stuck:
+                if not requests or self._stuck:
                     woken = yield from self._sleep(now)
                     if woken is None:
                         break
@@ -178,7 +179,8 @@ class Server:
                     now = yield from self._run_step(plan, now)
                     self._refused = ()
                 if plan._rejected:
-                    yield from self._depart([one.request for one in plan._rejected], now)
+                    rejected = [rejection.request for rejection in plan._rejected]
+                    yield from self._depart(rejected, now)
                 if scheduler.pending is plan:
                     parents = self.beams.parents(plan) if self.searching else None
                     ended = scheduler.commit(plan, now, None, None, parents)
@@ -429,7 +431,7 @@ class AheadServer(Server):
                 now = yield from self._finish_step(current, now)
                 self._refused = ()
                 if refused:
-                    yield from self._depart([one.request for one in refused], now)
+                    yield from self._depart([rejection.request for rejection in refused], now)
                 if following is not None and following.empty:
                     now = yield from self._finish_step(following, now)
                     following = None

@@ -71,14 +71,14 @@ class TierSpec:
         return Level(Tier(self.name, self.size(replica), order), Link(read, write))
 
     def _way(self, gb_s: float | None, replica: Replica, cost: CostModel) -> Way:
-        one, two = (
+        single, two = (
             policy_validation.seconds(cost, "swap_seconds", cost.swap_seconds(blocks))
             for blocks in (1, 2)
         )
-        bus = two - one
-        fixed = one - bus
-        own = 0.0 if gb_s is None else replica.block_bytes / (gb_s * 1e9)
-        return Way(max(self.latency_us * 1e-6, fixed), max(own, bus))
+        bus = two - single
+        fixed = single - bus
+        transfer = 0.0 if gb_s is None else replica.block_bytes / (gb_s * 1e9)
+        return Way(max(self.latency_us * 1e-6, fixed), max(transfer, bus))
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ def tiered(
     if (load := settings.pop("load", "always")) not in LOADS:
         raise unknown("load", str(load), LOADS)
     eviction = settings.get("eviction") or "lru"
-    there = {level.tier.name: level for level in beside.levels} if beside else {}
+    shared = {level.tier.name: level for level in beside.levels} if beside else {}
     tiers = Tiers(
         [
-            there[one.name] if one.shared and there else one.level(replica, cost, eviction)
-            for one in specs
-            if one.size(replica)
+            shared[spec.name] if spec.shared and shared else spec.level(replica, cost, eviction)
+            for spec in specs
+            if spec.size(replica)
         ],
         replica.model.layers if layerwise else None,
     )
@@ -136,7 +136,7 @@ def _specs(tiers: Any) -> list[TierSpec]:
     """The specifications of tiers, in order; null removes one."""
     if not isinstance(tiers, Mapping):
         raise ConfigError(f"tiers={shown(tiers)}: must be a mapping of names to settings")
-    found = []
+    specs = []
     for name, settings in tiers.items():
         where = f"tiers.{name}"
         if settings is None:
@@ -146,5 +146,5 @@ def _specs(tiers: Any) -> list[TierSpec]:
         given = {str(key): value for key, value in settings.items()}
         make = partial(TierSpec, str(name))
         refuse_settings("a tier", given, make, where)
-        found.append(make(**given))
-    return found
+        specs.append(make(**given))
+    return specs

@@ -50,8 +50,8 @@ class Link:
 
     def read(self, blocks: Sequence[int], now: float) -> float:
         """Enqueue a read, which waits for pending writes of these blocks; returns when it ends."""
-        there = max(self._written.get(block, now) for block in blocks)
-        begin = max(now, there, self._read_until)
+        written = max(self._written.get(block, now) for block in blocks)
+        begin = max(now, written, self._read_until)
         self._read_until = begin + self.reading.seconds(len(blocks))
         return self._read_until
 
@@ -117,8 +117,8 @@ class Tiers:
 
 def _below_the_first(places: Sequence[Place]) -> dict[int, list[int]]:
     """Blocks below the first tier, by level."""
-    found: dict[int, list[int]] = defaultdict(list)
+    by_level: dict[int, list[int]] = defaultdict(list)
     for level, block in places:
         if level > 1:
-            found[level].append(block)
-    return found
+            by_level[level].append(block)
+    return by_level

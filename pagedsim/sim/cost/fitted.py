@@ -193,9 +193,9 @@ class Fitted(CostModel):
         rows = list(samples)
         fits = fit_kinds(rows)
         if echo:
-            for kind, found in fits.items():
-                echo(f"{kind}: {found}")
-        sets = {kind: found.coefficients for kind, found in fits.items()}
+            for kind, kind_fit in fits.items():
+                echo(f"{kind}: {kind_fit}")
+        sets = {kind: kind_fit.coefficients for kind, kind_fit in fits.items()}
         for kind in ("prefill", "decode"):
             if kind not in sets:
                 if "mixed" not in sets:
@@ -222,21 +222,21 @@ class Fitted(CostModel):
     def load(cls, path: str | PathLike[str], replica: Replica, **settings: Any) -> Fitted:
         """Load the JSON file written by `save`."""
         try:
-            found = json.loads(Path(path).read_text())
+            content = json.loads(Path(path).read_text())
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise ConfigError(f"{path}: is not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise ConfigError(f"{path}: must hold an object, not a {type(found).__name__}")
-        for key in found:
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path}: must hold an object, not a {type(content).__name__}")
+        for key in content:
             if key not in SETTINGS:
                 raise unknown(f"key in {path}:", key, SETTINGS)
         for key in ("prefill", "decode"):
-            if not isinstance(found.get(key), dict):
+            if not isinstance(content.get(key), dict):
                 raise ConfigError(f"{path}: has no {key} coefficients")
         try:
-            return cls(replica, **(found | settings))
+            return cls(replica, **(content | settings))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
@@ -262,9 +262,9 @@ class Fitted(CostModel):
             return self.decode_seconds(plan.decode_count, plan.decode_context)
         if any(map(gt, _features(plan), self._most)):
             self._beyond = True
-        one, token, attend, context, sequence, read = self._coefficients(plan)
+        constant, token, attend, context, sequence, read = self._coefficients(plan)
         return (
-            one
+            constant
             + plan.prefill_tokens * token
             + plan.prefill_attention * attend
             + plan.prefill_context * context
@@ -278,23 +278,23 @@ class Fitted(CostModel):
         if sequences < self._large_batch:
             if sequences < self._few:
                 return self._few_seconds(sequences, context)
-            one, sequence, read = self._line
+            constant, sequence, read = self._line
         else:
-            one, sequence, read = self._line_large
-        return one + sequences * sequence + context * read
+            constant, sequence, read = self._line_large
+        return constant + sequences * sequence + context * read
 
     def _few_seconds(self, sequences: int, context: int) -> float:
         if not sequences:
             return 0.0
-        one, sequence, read = _line(self._staged(self._decode, sequences, prompts=False))
-        return one + sequences * sequence + context * read
+        constant, sequence, read = _line(self._staged(self._decode, sequences, prompts=False))
+        return constant + sequences * sequence + context * read
 
     def _staged(self, whole: Coefficients, tokens: int, prompts: bool) -> Coefficients:
         """Coefficients of a step split into micro-batches and stages as in `Split`."""
         passes = min(tokens, self.replica.pipeline_parallel)
         long = lengthened(passes, self._slowest, prompts)
         constant, *others = whole
-        return Coefficients(constant * long, *(each * long / passes for each in others))
+        return Coefficients(constant * long, *(value * long / passes for value in others))
 
     def swap_seconds(self, blocks: int) -> float:
         return self._start + blocks * self._move if blocks else 0.0
@@ -302,8 +302,8 @@ class Fitted(CostModel):
     def recompute_seconds(self, tokens: int) -> float:
         if not tokens:
             return 0.0
-        one, token, attend, context, _, _ = self._staged(self._prefill, tokens, prompts=True)
-        return one + tokens * token + tokens * tokens * attend + tokens * context
+        constant, token, attend, context, _, _ = self._staged(self._prefill, tokens, prompts=True)
+        return constant + tokens * token + tokens * tokens * attend + tokens * context
 
     def work(self, plan: StepPlan) -> Work:
         return step_work(self.replica, plan)
@@ -319,14 +319,14 @@ class Fitted(CostModel):
     def _coefficients(self, plan: StepPlan) -> Coefficients:
         large, tokens = plan.decode_count >= self._large_batch, plan.prefill_tokens
         if not tokens:
-            found = self._decode_large if large else self._decode
+            coefficients = self._decode_large if large else self._decode
         elif not plan.decode_count:
-            found = self._prefill
+            coefficients = self._prefill
         else:
-            found = self._beside_large if large else self._beside
+            coefficients = self._beside_large if large else self._beside
         if self._few == 1:
-            return found
-        return self._staged(found, tokens + plan.decode_count, prompts=bool(tokens))
+            return coefficients
+        return self._staged(coefficients, tokens + plan.decode_count, prompts=bool(tokens))
 
     @property
     def notices(self) -> list[str]:

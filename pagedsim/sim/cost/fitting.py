@@ -177,11 +177,11 @@ def _robust(a: Matrix, seconds: Matrix, known: Matrix | float = 0.0) -> Matrix:
         by = np.sqrt(weight) / scale
         x = nnls(a * by[:, None], (seconds - known) * by)
         predicted = np.maximum(a @ x + known, 1e-3 * seconds)
-        off = np.abs(seconds / predicted - 1)
-        usual = OUTLIER * 1.4826 * float(np.median(off))
+        errors = np.abs(seconds / predicted - 1)
+        usual = OUTLIER * 1.4826 * float(np.median(errors))
         if usual < ALONE:  # all but a few fit exactly
             break
-        scale, weight = predicted, np.minimum(1.0, usual / np.maximum(off, ALONE))
+        scale, weight = predicted, np.minimum(1.0, usual / np.maximum(errors, ALONE))
     return x
 
 

@@ -165,7 +165,7 @@ class Roofline(ByTerms):
 
 def _first(*given: float | None) -> float:
     """The first argument that is not None."""
-    return next(one for one in given if one is not None)
+    return next(value for value in given if value is not None)
 
 
 class _Link(NamedTuple):
@@ -227,8 +227,8 @@ def _attention(
 
 def _layers(replica: Replica, seconds: float) -> list[CostTerm]:
     """Norms, rotary embeddings and gaps between kernels, on every GPU."""
-    each = Totals(step=replica.model.layers * seconds)
-    return [CostTerm("layers", "layers", "launch", each)] if seconds else []
+    totals = Totals(step=replica.model.layers * seconds)
+    return [CostTerm("layers", "layers", "launch", totals)] if seconds else []
 
 
 def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
@@ -238,11 +238,11 @@ def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
         return []
     vector = model.hidden * 2.0  # bytes; activations have 16 bits for all formats of weights
     reduces = ALL_REDUCES * model.layers
-    each = Totals(
+    totals = Totals(
         token=reduces * 2 * (gpus - 1) / gpus * vector / link,
         step=reduces * replica.hardware.interconnect_us * 1e-6,
     )
-    return [CostTerm("all-reduce", "all-reduce", "interconnect", each)]
+    return [CostTerm("all-reduce", "all-reduce", "interconnect", totals)]
 
 
 def _all_to_all(replica: Replica, share: float) -> list[CostTerm]:
@@ -255,27 +255,27 @@ def _all_to_all(replica: Replica, share: float) -> list[CostTerm]:
     model, gpus, hardware = replica.model, replica.expert_parallel, replica.hardware
     if replica.groups == 1 or model.moe is None:
         return []
-    there = 2.0 if model.products == FP16 else 1.0
-    sent = model.hidden * (there + 2.0) * model.moe.experts_per_token / replica.tensor_parallel
+    dispatched = 2.0 if model.products == FP16 else 1.0
+    sent = model.hidden * (dispatched + 2.0) * model.moe.experts_per_token / replica.tensor_parallel
     node = min(gpus, hardware.gpus_per_node)
-    found = []
+    terms = []
     for name, bound, others, rate, fixed in _links(replica, node - 1, gpus - node):
-        each = Totals(
+        totals = Totals(
             token=model.moe_layers * sent * others / gpus / (rate * share),
             step=model.moe_layers * 2 * fixed,
         )
-        found.append(CostTerm("all-to-all", f"all-to-all{name}", bound, each))
-    return found
+        terms.append(CostTerm("all-to-all", f"all-to-all{name}", bound, totals))
+    return terms
 
 
 def _hops(replica: Replica, share: float) -> list[CostTerm]:
     """Transfers of a micro-batch between stages, each GPU sending its part."""
     vector = replica.model.hidden * 2.0 / replica.tensor_parallel
-    found = []
+    terms = []
     for name, bound, hops, rate, fixed in _links(replica, *replica.hops):
-        each = Totals(token=hops * vector / (rate * share), step=hops * fixed)
-        found.append(CostTerm(f"stages{name}", f"to the next stage{name}", bound, each))
-    return found
+        totals = Totals(token=hops * vector / (rate * share), step=hops * fixed)
+        terms.append(CostTerm(f"stages{name}", f"to the next stage{name}", bound, totals))
+    return terms
 
 
 def _links(replica: Replica, inside: int, outside: int) -> Iterator[_Link]:

@@ -61,12 +61,12 @@ class Busiest:
     def __init__(self, moe: MoE, gpus: int, skew: float) -> None:
         chosen, experts = moe.experts_per_token, moe.experts
         skew = min(skew, experts / chosen)
-        self.each = experts // gpus
+        self.local_experts = experts // gpus
         self.chance = skew * chosen / experts
         """Probability that a token chooses a given expert of that GPU."""
-        self.choices = min(self.each * self.chance, float(chosen))
+        self.choices = min(self.local_experts * self.chance, float(chosen))
         """Expected choices per token that go to it."""
-        self.most = min(self.each, chosen)
+        self.most = min(self.local_experts, chosen)
         self.variance = self.choices * (1 - 1 / gpus) * (experts - chosen) / max(experts - 1, 1)
         self.above = highest_of(gpus)
         uneven = (1 - 2 / gpus) * (1 - 2 * chosen / experts) * experts / max(experts - 2, 1)
@@ -80,8 +80,8 @@ class Busiest:
     def unchosen(self, tokens: float) -> float:
         """Fraction of its experts that no token chooses; at least one is chosen."""
         mean = pow(1.0 - self.chance, tokens)
-        deviation = sqrt(mean * (1.0 - mean) / self.each)
-        return min(max(mean - self.above * deviation, 0.0), 1.0 - 1.0 / self.each)
+        deviation = sqrt(mean * (1.0 - mean) / self.local_experts)
+        return min(max(mean - self.above * deviation, 0.0), 1.0 - 1.0 / self.local_experts)
 
 
 def highest_of(count: int) -> float:
@@ -148,7 +148,7 @@ class Split:
         `totals.routed` and `totals.unchosen` are ignored.
         """
         passes = min(totals.token, self.stages)
-        tokens, found = totals.token / passes, self.busiest
+        tokens, busiest = totals.token / passes, self.busiest
         decodes = (totals.token - prompts) / passes
         chunk = longest / passes
         sequences = self._largest(totals.sequence / passes, 1.0)
@@ -159,8 +159,8 @@ class Split:
             pair=context * totals.pair / passes,
             chunk_context=context * totals.chunk_context / passes,
             decode_context=self._largest(decodes, 1.0) * totals.decode_context / passes,
-            unchosen=found.unchosen(tokens) if found else self.unchosen**tokens,
-            routed=found.routed(tokens) if found else 0.0,
+            unchosen=busiest.unchosen(tokens) if busiest else self.unchosen**tokens,
+            routed=busiest.routed(tokens) if busiest else 0.0,
         )
         long = lengthened(passes, self.slowest, prompts=prompts > 0)
         host = self._largest(totals.sequence, 1.0) * totals.sequence
@@ -196,7 +196,7 @@ class CostTerm(NamedTuple):
 
     def of(self, totals: Totals) -> float:
         """Seconds in a step."""
-        return sum(each * total for each, total in zip(self.seconds, totals, strict=True))
+        return sum(seconds * total for seconds, total in zip(self.seconds, totals, strict=True))
 
 
 _Form = tuple[tuple[int, float], ...]
@@ -297,8 +297,8 @@ class ByTerms(CostModel):
         try:
             longest, read, alone, constant, least = self._decodes[sequences]
         except KeyError:
-            found = self._decodes[sequences] = self._decoding(sequences)
-            longest, read, alone, constant, least = found
+            line = self._decodes[sequences] = self._decoding(sequences)
+            longest, read, alone, constant, least = line
         seconds = longest + context * read + alone + constant
         return seconds if seconds > least else least
 
@@ -317,9 +317,9 @@ class ByTerms(CostModel):
             for ways in self._overlaps
         )
         constant = self._alone.step + unchosen * self._alone.unchosen
-        each = self._alone.token + self._alone.sequence
+        per_sequence = self._alone.token + self._alone.sequence
         least = self._least(Totals(sequence=sequences, step=1))
-        return longest, self._read, sequences * each, constant, least
+        return longest, self._read, sequences * per_sequence, constant, least
 
     def _least(self, totals: Sequence[float]) -> float:
         """Lower bound of a step, in which the GPU waits for the last launch."""
@@ -376,8 +376,8 @@ class ByTerms(CostModel):
             longest = 0.0
             for form in ways:
                 way = 0.0
-                for index, each in form:  # `_worth` inlined: a call would add half of the time
-                    way += totals[index] * each
+                for index, rate in form:  # `_worth` inlined: a call would add half of the time
+                    way += totals[index] * rate
                 if way > longest:
                     longest = way
             seconds += longest
@@ -397,9 +397,9 @@ class ByTerms(CostModel):
         self, sequences: int, split: Split
     ) -> tuple[float, float, float, float, float]:
         """Like `_decoding`, scaled by the share of the busiest GPU."""
-        one = Totals(token=sequences, sequence=sequences, decode_context=1, step=1)
-        share = split.share(one, 0, 0)
-        part, host_part = (one._replace(decode_context=0.0) for one in (share.part, share.host))
+        totals = Totals(token=sequences, sequence=sequences, decode_context=1, step=1)
+        share = split.share(totals, 0, 0)
+        part, host_part = (t._replace(decode_context=0.0) for t in (share.part, share.host))
         longest = self._added_up(part) * share.long
         read = share.part.decode_context * self._read * share.long
         read += share.host.decode_context * self._host.decode_context
@@ -410,10 +410,10 @@ class ByTerms(CostModel):
         return step_work(self.replica, plan)
 
     def explain(self, plan: StepPlan) -> Breakdown:
-        found = list(self._counting(plan))
+        terms = list(self._counting(plan))
         if plan.ahead:
-            found = list(_hidden(found, self._launches(plan)))
-        return Breakdown(kind_of(plan), tuple(found), self.work(plan))
+            terms = list(_hidden(terms, self._launches(plan)))
+        return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
 
     def _counting(self, plan: StepPlan) -> Iterator[Term]:
         """The terms that contribute to a step, in the order of the table."""
@@ -427,7 +427,7 @@ class ByTerms(CostModel):
             return
         share = self._share(plan, self._split)
         hosts = [term for term in self.terms if term.bound == "host"]
-        parts = list(self._of(share.part, [one for one in self.terms if one not in hosts]))
+        parts = list(self._of(share.part, [term for term in self.terms if term not in hosts]))
         busy = share.passes / self._split.stages
         yield from (term._replace(seconds=term.seconds * busy) for term in parts)
         if (idle := share.long - busy) > 1e-9:
@@ -441,8 +441,8 @@ class ByTerms(CostModel):
         for kernel in _kernels(terms):
             ways: dict[str, list[Term]] = {}
             for term in kernel:
-                found = Term(term.name, term.of(totals), term.bound)
-                ways.setdefault(term.bound, []).append(found)
+                evaluated = Term(term.name, term.of(totals), term.bound)
+                ways.setdefault(term.bound, []).append(evaluated)
             longest = max(ways.values(), key=lambda way: sum(term.seconds for term in way))
             gpu += sum(term.seconds for term in longest if term.bound != "host")
             yield from (term for term in longest if term.seconds or term.bound == "host")
@@ -490,16 +490,16 @@ def _longest(ways: Sequence[Totals]) -> list[Totals]:
 
 
 def _within(way: Totals, other: Totals) -> bool:
-    return all(one <= more for one, more in zip(way, other, strict=True))
+    return all(coefficient <= more for coefficient, more in zip(way, other, strict=True))
 
 
 def _worth(form: _Form, totals: Sequence[float]) -> float:
     """Weighted sum of totals."""
     seconds = 0.0
-    for index, each in form:
-        seconds += totals[index] * each
+    for index, coefficient in form:
+        seconds += totals[index] * coefficient
     return seconds
 
 
 def _form(way: Totals) -> _Form:
-    return tuple((index, each) for index, each in enumerate(way) if each)
+    return tuple((index, coefficient) for index, coefficient in enumerate(way) if coefficient)

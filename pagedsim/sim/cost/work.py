@@ -73,9 +73,9 @@ def total_work(replica: Replica, steps: Batches) -> Work:
     """Total work of recorded steps, from a table like `steps.parquet`."""
     flop = read = 0.0
     for part in steps.to_batches():
-        each = works(replica, part)
-        flop += float(each[0].sum())
-        read += float(each[1].sum())
+        part_work = works(replica, part)
+        flop += float(part_work[0].sum())
+        read += float(part_work[1].sum())
     return Work(flop, read)
 
 
