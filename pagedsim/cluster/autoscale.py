@@ -24,7 +24,7 @@ class Autoscale:
     """
 
     make: Callable[[], Autoscaler]
-    """A new autoscaler, of a role of its own."""
+    """Builds a new autoscaler, one for each role."""
     min_replicas: int = 1
     """Minimum number of replicas of each role, and the initial one."""
     interval_s: float = 10.0
@@ -59,15 +59,14 @@ def scale(dispatcher: Dispatcher, settings: Autoscale) -> None:
 
 
 def _held(dispatcher: Dispatcher, role: str) -> float:
-    """The share of one role in the requests queued at the router, which count evenly for all
-    replicas that can serve them."""
-    there = Counter(
-        one.role for one in dispatcher.states.in_state(ReplicaState.UP, ReplicaState.STARTING)
-    )
+    """The requests queued at the router that count for one role, divided evenly over all replicas
+    that can serve them."""
+    replicas = dispatcher.states.in_state(ReplicaState.UP, ReplicaState.STARTING)
+    present = Counter(replica.role for replica in replicas)
     share = 0.0
     for phase in PHASES:
-        if able := role in (phase, "both") and there[phase] + there["both"]:
-            share += dispatcher.held_for(phase) * there[role] / able
+        if able := role in (phase, "both") and present[phase] + present["both"]:
+            share += dispatcher.held_for(phase) * present[role] / able
     return share
 
 
@@ -88,20 +87,20 @@ class _Scaling:
             yield from background.until(now)
             for draining in self._in_state(ReplicaState.DRAINING):
                 self._dispatcher.stop_if_drained(draining)
-            there = self._in_state(ReplicaState.UP, ReplicaState.STARTING)
-            self._change(self._wanted(now, there) - len(there))
+            present = self._in_state(ReplicaState.UP, ReplicaState.STARTING)
+            self._change(self._wanted(now, present) - len(present))
 
     def _in_state(self, *which: ReplicaState) -> list[ReplicaHandle]:
-        return [one for one in self._replicas if self._dispatcher.states[one] in which]
+        return [replica for replica in self._replicas if self._dispatcher.states[replica] in which]
 
-    def _wanted(self, now: float, there: Sequence[ReplicaHandle]) -> int:
+    def _wanted(self, now: float, present: Sequence[ReplicaHandle]) -> int:
         settings, role = self._settings, self._replicas[0].role
-        if len(there) < settings.min_replicas:
-            return len(there) + 1
+        if len(present) < settings.min_replicas:
+            return len(present) + 1
         view = ScalingView(
             now,
             role,
-            tuple(self._dispatcher.view(one) for one in there),
+            tuple(self._dispatcher.view(replica) for replica in present),
             starting=len(self._in_state(ReplicaState.STARTING)),
             draining=len(self._in_state(ReplicaState.DRAINING)),
             queued=_held(self._dispatcher, role),
@@ -113,7 +112,7 @@ class _Scaling:
         return max(self._autoscaler.desired(view), settings.min_replicas)
 
     def _change(self, more: int) -> None:
-        """Start or drain as many replicas as that, or as there are."""
+        """Start or drain up to that many replicas."""
         if more < 0:
             for replica in self._in_state(ReplicaState.UP)[more:][::-1]:
                 self._dispatcher.drain(replica)

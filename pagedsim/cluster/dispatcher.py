@@ -62,9 +62,9 @@ class LazyAdvance:
 
     def _list(self, replica: ReplicaHandle) -> None:
         next_time = replica.due
-        if there := next_time < inf:
+        if scheduled := next_time < inf:
             heappush(self._due, (next_time, replica.index))
-        self._listed[replica.index] = there
+        self._listed[replica.index] = scheduled
 
 
 class Dispatcher:
@@ -97,11 +97,12 @@ class Dispatcher:
         self._renewal = inf  # time of the next retry after stale counts are renewed
         self._staleness = staleness
         self._views = [
-            StaleReplicaView(one, staleness) if staleness else ReplicaView(one) for one in replicas
+            StaleReplicaView(replica, staleness) if staleness else ReplicaView(replica)
+            for replica in replicas
         ]
-        self._roles = any(one.role != "both" for one in replicas)
+        self._roles = any(replica.role != "both" for replica in replicas)
         # Index of all prefix caches, maintained from the first time a router reads it.
-        self._index = cache(lambda: PrefixIndex([one.scheduler.memory for one in replicas]))
+        self._index = cache(lambda: PrefixIndex([replica.scheduler.memory for replica in replicas]))
         self.states = ReplicaStates(environment, replicas, self._update_candidates)
         self.retries: Counter[RequestId] = Counter()  # restarts after losing the KV cache
         self.max_retries = max_retries
@@ -111,7 +112,7 @@ class Dispatcher:
         """Arrival number and output length of every request in the fleet."""
         self._arrivals = 0
         self._update_candidates()
-        independent = any(replica.own is not environment for replica in replicas)
+        independent = any(replica.environment is not environment for replica in replicas)
         self.lazy = (
             LazyAdvance(replicas, shown=not (staleness or router.blind)) if independent else None
         )
@@ -235,7 +236,7 @@ class Dispatcher:
             yield from background.until(self.environment.now + every)
             moves = self.router.migrate(self._candidates["decode"], self.environment.now)
             for move in self._checked(moves):
-                source, target = (self.replicas[one.index] for one in (move.source, move.target))
+                source, target = (self.replicas[view.index] for view in (move.source, move.target))
                 migration.migrate(move.request, source, target)
 
     def _checked(self, moves: Any) -> Sequence[Move]:
@@ -327,9 +328,9 @@ class Dispatcher:
         """Why no event is left although requests are in the fleet."""
         name, held = type(self.router).__name__, len(self.held)
         where = [
-            f"{len(one.scheduler.requests)} at {one.name}"
-            for one in self.replicas
-            if one.scheduler.requests
+            f"{len(replica.scheduler.requests)} at {replica.name}"
+            for replica in self.replicas
+            if replica.scheduler.requests
         ]
         if self.migration is not None and self.migration.waiting:
             where.append(f"{len(self.migration.waiting)} to decode ({name} returned no replica)")
@@ -348,7 +349,7 @@ class Dispatcher:
 
     def _update_candidates(self) -> None:
         """Rebuild the candidates of each phase after a change of replica states."""
-        up = [self.view(one) for one in self.states.in_state(ReplicaState.UP)]
+        up = [self.view(replica) for replica in self.states.in_state(ReplicaState.UP)]
         self._candidates = {
             role: Candidates(
                 [view for view in up if view.role in (role, "both")],

@@ -78,8 +78,8 @@ def failures_of(settings: Any, replicas: int) -> Failures:
             ", or settings, such as {mean_between: 3600, mean_repair: 60}"
         )
     outages: dict[int, list[Outage]] = {}
-    for row, one in enumerate(settings):
-        index, outage = _listed(f"failures[{row}]", one, replicas)
+    for row, setting in enumerate(settings):
+        index, outage = _listed(f"failures[{row}]", setting, replicas)
         outages.setdefault(index, []).append(outage)
     for index, mine in outages.items():
         mine.sort()
@@ -103,16 +103,16 @@ def _listed(where: str, settings: Any, replicas: int) -> tuple[int, Outage]:
 
 def _joined(outages: Iterator[Outage]) -> Iterator[Outage]:
     """The same outages, adjacent ones merged."""
-    one: Outage | None = None
+    outage: Outage | None = None
     for at, seconds in outages:
-        if one is None or at > _after(sum(one)):
-            if one is not None:
-                yield one
-            one = (at, seconds)
+        if outage is None or at > _after(sum(outage)):
+            if outage is not None:
+                yield outage
+            outage = (at, seconds)
         else:
-            one = (one[0], at + seconds - one[0])
-    if one is not None:
-        yield one
+            outage = (outage[0], at + seconds - outage[0])
+    if outage is not None:
+        yield outage
 
 
 def _after(end: float) -> float:

@@ -321,11 +321,11 @@ class KVMigration:
             self._cancel(transfer)
 
     def _decodes(self, request: Request, replica: ReplicaHandle) -> bool:
-        """Whether it decodes there, its first token completed: with async scheduling the step that
-        samples it may still be in flight."""
+        """Whether it decodes there and its first token is completed: with async scheduling the step
+        that samples the token may still be in flight."""
         scheduler = replica.scheduler
-        here = scheduler.requests.get(request.id) is request
-        decodes = here and request.state is State.RUNNING and request.decoding
+        present = scheduler.requests.get(request.id) is request
+        decodes = present and request.state is State.RUNNING and request.decoding
         return decodes and request.generated > scheduler.queues.tokens_in_flight(request)
 
     def _move(self, transfer: Transfer) -> Wait:
@@ -394,6 +394,6 @@ class KVMigration:
         """Free the blocks reserved at the target."""
         target, request = transfer.target, transfer.request
         target.cancel_expected(request)
-        if any(one is request for one in target.scheduler.migration.held):
+        if any(migrating is request for migrating in target.scheduler.migration.held):
             target.release(request)
         self.dispatcher.stop_if_drained(target)

@@ -171,7 +171,7 @@ def divide(flows: Sequence[Flow]) -> None:
         users = Counter(link for flow in rising for link in flow.route)
         share = {link: room[link] / count for link, count in users.items()}
         level = min(*share.values(), *(flow.most for flow in rising))
-        full = {link for link, one in share.items() if one <= level}
+        full = {link for link, rate in share.items() if rate <= level}
         stops = [f for f in rising if f.most <= level or not full.isdisjoint(f.route)]
         for flow in stops:
             flow.rate = level
@@ -192,7 +192,7 @@ class Network:
     RENAMED: ClassVar = {"lanes": "channels"}
 
     bandwidth_gb_s: float | None = None
-    """Of a channel, in one direction; None: `network_gb_s` of each replica's hardware."""
+    """Bandwidth of a channel, in one direction; None: `network_gb_s` of each replica's hardware."""
     latency_us: float = 0.0
     """From sending the last byte to its arrival."""
     topology: str = "nic"
@@ -263,12 +263,12 @@ class Usage:
     bytes: float = 0.0
     """Of transfers that arrived, over the links of all GPUs of a replica."""
     seconds: float = 0.0
-    """From their start until they arrived or were given up."""
+    """Total time of transfers, from the start until they arrived or were given up."""
     waiting_s: float = 0.0
-    """Of these, the time spent waiting for other transfers."""
+    """The part of `seconds` spent waiting for other transfers."""
     retries: int = 0
     lost: int = 0
-    """Given up, or cancelled when a replica failed or the request ended."""
+    """Transfers given up, or cancelled when a replica failed or the request ended."""
 
 
 class Fabric:

@@ -23,7 +23,7 @@ class Option:
     goodput: float
     """Requests/s within the SLO; 0 if no rate meets it."""
     euros_per_hour: float | None = None
-    """Of one server; None if its GPUs have no price."""
+    """Price of one server; None if its GPUs have no price."""
 
     @property
     def per_gpu(self) -> float:
@@ -115,9 +115,9 @@ def pair(
     """The best pair of one server for each phase, at the rate that both sustain, on at most `gpus`
     GPUs in total."""
     pairs = [
-        Placement(min(one.goodput, other.goodput), (Share(one, 1), Share(other, 1)))
-        for one, other in product(prefill, decode)
-        if gpus is None or one.gpus + other.gpus <= gpus
+        Placement(min(first.goodput, other.goodput), (Share(first, 1), Share(other, 1)))
+        for first, other in product(prefill, decode)
+        if gpus is None or first.gpus + other.gpus <= gpus
     ]
-    found = max(pairs, key=lambda each: (each.per_gpu, -each.gpus), default=None)
-    return None if found is None or not found.rate else found
+    best = max(pairs, key=lambda placement: (placement.per_gpu, -placement.gpus), default=None)
+    return None if best is None or not best.rate else best

@@ -166,8 +166,8 @@ class StepNotifier:
 
     def drop(self, request: Request | None = None) -> None:
         """Remove the waiter of a request, or all waiters."""
-        kept = [one for one in self._waiting if request is not None and one[1] is not request]
-        self._waiting = kept
+        waiting = self._waiting if request is not None else []
+        self._waiting = [waiter for waiter in waiting if waiter[1] is not request]
 
     def notify(self) -> None:
         """Wake the waiters, after the events already scheduled for now."""
@@ -207,7 +207,7 @@ class StepNotifier:
         if not queues.ranked:
             return request.id != next(iter(asking))
         if self._first is None:
-            rivals = (*(one.request for one in asking.values()), *queues.swapped)
+            rivals = (*(waiter.request for waiter in asking.values()), *queues.swapped)
             self._first = min(map(queues.order, rivals))
         return bool(queues.order(request) > self._first)
 
@@ -233,9 +233,9 @@ class Unit:
     token_bytes: float = 0.0
     """KV bytes of a token on each of its GPUs."""
     links: float = 1.0
-    """Links, one a GPU, that carry such a share at once."""
+    """Links, one per GPU, that carry equal shares at once."""
     hardware: Hardware | None = None
-    """Of each of its GPUs; None: the network has bandwidths of its own."""
+    """Hardware of each of its GPUs; None: the network has bandwidths of its own."""
     layers: int = 1
     """Layers of the model."""
 
@@ -254,7 +254,7 @@ class ReplicaHandle:
         """`clock` is the fleet's environment. An `independent` replica has an environment of its
         own and is advanced to the fleet's time only when it is read or receives a request."""
         self.clock = clock
-        self.own = environment = Environment() if independent else clock
+        self.environment = environment = Environment() if independent else clock
         self.index = index
         self.name = unit.name
         self.role = unit.role
@@ -277,7 +277,7 @@ class ReplicaHandle:
     @property
     def due(self) -> float:
         """Time of the next event at the replica."""
-        queue = self.own._queue
+        queue = self.environment._queue
         return queue[0][0] if queue else inf
 
     @property
@@ -288,8 +288,8 @@ class ReplicaHandle:
     def catch_up(self) -> None:
         """Advance the replica to the fleet's current time."""
         self._process_arrivals()
-        if self.own is not self.clock:
-            self.own.run_to(self.clock._now)
+        if self.environment is not self.clock:
+            self.environment.run_to(self.clock._now)
 
     def close(self) -> None:
         """Declare that no further requests arrive."""
@@ -298,12 +298,12 @@ class ReplicaHandle:
 
     def run_to_end(self) -> None:
         """Serve the remaining requests, in the replica's own environment."""
-        self.own.horizon = inf
-        self.own.run(self.server.process)
+        self.environment.horizon = inf
+        self.environment.run(self.server.process)
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives now."""
-        if self.own is self.clock:
+        if self.environment is self.clock:
             self._add(request, output_len)
             return
         # Batching keeps the working set of a replica in the processor's caches.
@@ -314,7 +314,7 @@ class ReplicaHandle:
     def _process_arrivals(self) -> None:
         arrived, self.arrived = self.arrived, []
         for time, request, output_len in arrived:
-            self.own.run_to(time)
+            self.environment.run_to(time)
             self._add(request, output_len)
 
     def _add(self, request: Request, output_len: int) -> None:
@@ -422,7 +422,7 @@ class ReplicaStates:
 
     def in_state(self, *states: ReplicaState) -> list[ReplicaHandle]:
         """The replicas in one of these states, by index."""
-        return [one for one in self.replicas if self._state[one.index] in states]
+        return [replica for replica in self.replicas if self._state[replica.index] in states]
 
     def put(self, replica: ReplicaHandle, state: ReplicaState) -> None:
         """Change the state of a replica now."""
@@ -434,11 +434,11 @@ class ReplicaStates:
 
     def paid(self) -> list[list[Span]]:
         """The spans in which each replica costs money; the current one ends at infinity."""
-        return [self._spans(one, *PAID) for one in self.replicas]
+        return [self._spans(replica, *PAID) for replica in self.replicas]
 
     def down(self) -> list[list[Span]]:
         """The spans in which each replica was down."""
-        return [self._spans(one, ReplicaState.DOWN) for one in self.replicas]
+        return [self._spans(replica, ReplicaState.DOWN) for replica in self.replicas]
 
     def _spans(self, replica: ReplicaHandle, *states: ReplicaState) -> list[Span]:
         spans: list[Span] = []

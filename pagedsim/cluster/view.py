@@ -83,7 +83,7 @@ class ReplicaView:
         if state != self._walked:
             blocks_for = replica.scheduler.memory.blocks_for
             self._walked = state
-            self._wanted = sum(blocks_for(one.num_tokens) for one in waiting)
+            self._wanted = sum(blocks_for(request.num_tokens) for request in waiting)
         return self._wanted + sum([blocks for blocks, _ in replica.incoming.values()])
 
     @property
@@ -100,8 +100,8 @@ class ReplicaView:
     def predicted_tokens(self) -> float:
         """Remaining output tokens of all requests, as predicted."""
         clock = self._replica.scheduler.clock
-        here = max(self._replica.load.predicted_output - clock.generated_in_all, 0.0)
-        return here + sum([left for _, left in self._replica.incoming.values()])
+        predicted = max(self._replica.load.predicted_output - clock.generated_in_all, 0.0)
+        return predicted + sum([left for _, left in self._replica.incoming.values()])
 
     @property
     def batch(self) -> Collection[Request]:
@@ -224,8 +224,8 @@ class Candidates(Replicas):
         """Length of the longest cached prefix of a request on each replica, in tokens."""
         for view in self._views:
             view.catch_up()
-        found = self._index().tokens(request)
-        return [found[view.index] for view in self._views]
+        cached = self._index().tokens(request)
+        return [cached[view.index] for view in self._views]
 
     def __len__(self) -> int:
         return len(self._views)

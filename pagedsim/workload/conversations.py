@@ -81,11 +81,11 @@ class MapReduce(Shape):
         self.drawn = self.width.drawn
 
     def sessions(self, count: int, rng: np.random.Generator) -> list[Calls]:
-        made: list[Calls] = []
+        drafts: list[Calls] = []
         for width in self.width.counts(count, rng).tolist():
             parts = tuple(range(width))
-            made.append([*(Call(1) for _ in parts), Call(2, parts, quotes=parts)])
-        return made
+            drafts.append([*(Call(1) for _ in parts), Call(2, parts, quotes=parts)])
+        return drafts
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Program:
         calls = self.shape.sessions(len(arrival), draw("turns"))
         ends = np.cumsum([len(some) for some in calls]).tolist()
         rows = ends[-1] if ends else 0
-        asked, said = (each.tolist() for each in self.lengths.sample(rows, draw("lengths")))
+        asked, said = (column.tolist() for column in self.lengths.sample(rows, draw("lengths")))
         pauses = self.pause.sample(rows, draw("pauses")).tolist()
         prefixes, tokens = [-1] * len(arrival), 0
         if self.prefixes is not None:
@@ -221,7 +221,7 @@ class _Rows:
             together = begin < len(self.turn) and self.turn[-1] == call.turn
             self.session.append(number)
             self.turn.append(call.turn)
-            self.after.append([begin + one for one in call.after])
+            self.after.append([begin + index for index in call.after])
             self.pause.append(self.pause[-1] if together else draft.pauses[place])
             self.base.append(-1 if call.base < 0 else begin + call.base)
             self.asks.append(begin + (place if call.asks is None else call.asks))
@@ -236,7 +236,7 @@ class _Rows:
             before = draft.prefix_len if draft.prefix >= 0 else 0
         else:
             before = self.prompt_len[begin + call.base] + self.output_len[begin + call.base]
-        quoted = sum(self.output_len[begin + one] for one in call.quotes)
+        quoted = sum(self.output_len[begin + index] for index in call.quotes)
         asked = draft.asked[place if call.asks is None else call.asks]
         return before + quoted + asked, draft.said[place]
 
@@ -265,14 +265,15 @@ def sessions_of(
     shares = np.array([program.share for program in programs])
     which = pick(shares / shares.sum(), len(starts), stream(seed, "programs"))
     drafts = [
-        iter(one.drafts(starts[which == number], seed)) for number, one in enumerate(programs)
+        iter(program.drafts(starts[which == number], seed))
+        for number, program in enumerate(programs)
     ]
     rows = _Rows(max_len)
-    counts = [0 if one.prefixes is None else one.prefixes.count for one in programs]
+    counts = [0 if program.prefixes is None else program.prefixes.count for program in programs]
     firsts = list(accumulate(counts, initial=0))
     for number in which.tolist():
         rows.add(next(drafts[number]), firsts[number])
-    labels = [one.labelled(starts[which == number], seed) for number, one in enumerate(programs)]
+    labels = [kind.labelled(starts[which == number], seed) for number, kind in enumerate(programs)]
     clients = sorted({name for label in labels for name in label.clients})
     session = np.array(rows.session)
 
@@ -299,7 +300,7 @@ def sessions_of(
         mode=process.mode,
         users=closed.users if closed else None,
         think_time=closed.think_time if closed else 0.0,
-        drawn=process.drawn or len(programs) > 1 or any(one.drawn for one in programs),
+        drawn=process.drawn or len(programs) > 1 or any(program.drawn for program in programs),
         clipped=rows.clipped,
         notices=(*notice(rows.clipped, len(session), max_len), *_ended(rows)),
     )
@@ -393,10 +394,10 @@ def agents(
     """
     if not isinstance(programs, Mapping) or not programs:
         raise ConfigError("programs: must be a mapping of names to settings, with at least one")
-    made = [_program(str(name), settings, max_len) for name, settings in programs.items()]
-    weights_of("programs.share", {one.name: one.share for one in made})
+    classes = [_program(str(name), settings, max_len) for name, settings in programs.items()]
+    weights_of("programs.share", {program.name: program.share for program in classes})
     process = make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
-    return sessions_of(made, process, sessions, duration, max_len, seed)
+    return sessions_of(classes, process, sessions, duration, max_len, seed)
 
 
 def _program(name: str, settings: Any, max_len: int | None) -> Program:

@@ -44,10 +44,10 @@ def weights_of(key: str, weights: Mapping[Any, Any]) -> NDArray[np.float64]:
     """Validated probabilities: non-negative, summing to 1."""
     if not weights:
         raise ConfigError(f"{key}: needs at least one value and its probability")
-    found = np.array([require_number(f"{key}.{value}", w, low=0) for value, w in weights.items()])
-    if abs(found.sum() - 1) > 1e-6:
-        raise ConfigError(f"{key}: the probabilities sum to {found.sum():g}: must sum to 1")
-    return found
+    shares = np.array([require_number(f"{key}.{value}", w, low=0) for value, w in weights.items()])
+    if abs(shares.sum() - 1) > 1e-6:
+        raise ConfigError(f"{key}: the probabilities sum to {shares.sum():g}: must sum to 1")
+    return shares
 
 
 def pick(weights: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int32]:
@@ -292,7 +292,7 @@ class Labels:
         return Labelled(priority, client, clients, deadline, self.params, exact)
 
     def cut(self, output_len: NDArray[Any]) -> NDArray[Any]:
-        """Lengths of answers, as far as requests ask for them."""
+        """Output lengths, cut to what requests ask for."""
         most = self.params.max_tokens
         return output_len if most is None else np.minimum(output_len, most)
 

@@ -208,10 +208,10 @@ def synthetic(
     )
     only = only.checked()
     process = only.process
-    made = _build([only], requests, duration, seed)
+    workload = _build([only], requests, duration, seed)
     if isinstance(process, ClosedLoop):
-        made = replace(made, users=process.users, think_time=process.think_time)
-    return replace(made, mode=process.mode)
+        workload = replace(workload, users=process.users, think_time=process.think_time)
+    return replace(workload, mode=process.mode)
 
 
 def mix(
@@ -232,10 +232,10 @@ def mix(
     """
     if not classes:
         raise ConfigError("classes: must be a mapping of names to settings, with at least one")
-    made = [_class(str(name), settings, max_len) for name, settings in classes.items()]
+    traffics = [_class(str(name), settings, max_len) for name, settings in classes.items()]
     if rate is not None:
-        made = _scaled(made, require_number("rate", rate, above=0))
-    return _build(made, requests, duration, seed)
+        traffics = _scaled(traffics, require_number("rate", rate, above=0))
+    return _build(traffics, requests, duration, seed)
 
 
 def _class(name: str, settings: Any, max_len: int | None) -> Traffic:
@@ -253,14 +253,14 @@ def _class(name: str, settings: Any, max_len: int | None) -> Traffic:
 
 
 def _scaled(classes: Sequence[Traffic], rate: float) -> list[Traffic]:
-    total = sum(one.requests_per_second for one in classes)
+    total = sum(traffic.requests_per_second for traffic in classes)
     if not total:
         raise ConfigError(f"rate={rate:g}: no class has a rate that could be scaled")
     return [
-        replace(one, arrivals=one.process.scaled(rate / total))
-        if isinstance(one.process, Timed)
-        else one
-        for one in classes
+        replace(traffic, arrivals=traffic.process.scaled(rate / total))
+        if isinstance(traffic.process, Timed)
+        else traffic
+        for traffic in classes
     ]
 
 
@@ -273,15 +273,16 @@ def _build(
     if duration is not None:
         require_number("duration", duration, above=0)
     with np.errstate(over="ignore"):
-        merged = merge([one.source(seed) for one in classes], requests, duration)
+        merged = merge([traffic.source(seed) for traffic in classes], requests, duration)
     slowest = min(
-        (one.requests_per_second for one in classes if one.requests_per_second), default=0
+        (traffic.requests_per_second for traffic in classes if traffic.requests_per_second),
+        default=0,
     )
     refuse_late(f"rate={slowest:g}", merged.arrival[-1])
     parts = []
-    for one, arrival in zip(classes, merged.split(), strict=True):
-        with within(one.name and f"classes.{one.name}"):
-            parts.append(one.rows(arrival, seed))
+    for traffic, arrival in zip(classes, merged.split(), strict=True):
+        with within(traffic.name and f"classes.{traffic.name}"):
+            parts.append(traffic.rows(arrival, seed))
     return _joined(classes, merged, parts)
 
 
@@ -289,13 +290,13 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
     labels = [part.labels for part in parts]
     prompt_len = merged.join([part.prompt_len for part in parts])
     prompts = None
-    if any(one.prefixes is not None for one in classes):
+    if any(traffic.prefixes is not None for traffic in classes):
         prefixes = merged.join(_numbered([part.prefix for part in parts]))
         prefix_len = merged.join([part.prefix_len for part in parts])
         prompts = PrefixedPrompts(prefixes, prefix_len, prompt_len)
     clients = sorted({name for label in labels for name in label.clients})
-    each = [part.labels.asked(part.output_len) for part in parts]
-    asked = tuple(dict.fromkeys(params for _, distinct in each for params in distinct))
+    columns = [part.labels.asked(part.output_len) for part in parts]
+    asked = tuple(dict.fromkeys(params for _, distinct in columns for params in distinct))
     place = {params: index for index, params in enumerate(asked)}
     return Workload.of(
         merged.arrival,
@@ -309,13 +310,13 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
         deadline=merged.join([label.deadline for label in labels]),
         sampling=merged.join(
             [
-                np.array([place[one] for one in distinct], np.int32)[index]
-                for index, distinct in each
+                np.array([place[params] for params in distinct], np.int32)[index]
+                for index, distinct in columns
             ]
         ),
         asked=asked,
         prompts=prompts,
-        drawn=any(one.drawn for one in classes),
+        drawn=any(traffic.drawn for traffic in classes),
         clipped=sum(part.clipped for part in parts),
         notices=_notices(classes, parts),
     )
@@ -325,9 +326,11 @@ def _notices(classes: Sequence[Traffic], parts: Sequence[Rows]) -> list[str]:
     """Notices on clipping, per class, since each has its own bound."""
     rows = sum(len(part.output_len) for part in parts)
     lines: list[str] = []
-    for one, part in zip(classes, parts, strict=True):
-        lines += notice(part.clipped, rows, one.max_len, one.name)
-        lines += capped_notice(part.capped, len(part.output_len), rows, one.max_len, one.name)
+    for traffic, part in zip(classes, parts, strict=True):
+        lines += notice(part.clipped, rows, traffic.max_len, traffic.name)
+        lines += capped_notice(
+            part.capped, len(part.output_len), rows, traffic.max_len, traffic.name
+        )
     return lines
 
 
@@ -374,20 +377,20 @@ def shared_prefix(
     ...               prefix_len=30, question_len=10, output_len=5)
     Workload(10 requests over 5.35877 s, 40 tokens in and 5 out on average)
     """
-    found = stages_of(stages)
+    parsed = stages_of(stages)
     require_number("pause", pause, low=0)
     for name, value in (("groups", groups), ("questions", questions)):
         require_whole(name, value, 1, 1_000_000)
     lengths = {"prefix_len": prefix_len, "question_len": question_len, "output_len": output_len}
     for name, value in lengths.items():
         require_whole(name, value, 1, LONGEST)
-    arrival = _arrivals(found, pause, stream(seed, "arrivals"))
+    arrival = _arrivals(parsed, pause, stream(seed, "arrivals"))
     refuse_late("stages", arrival[-1])
     order = stream(seed, "prompts").permutation(groups * questions)
     asked = order[np.arange(len(arrival)) % len(order)].astype(np.int32)
     prompt_len = np.full(len(arrival), prefix_len + question_len, np.int32)
     shared = np.full(len(arrival), prefix_len, np.int32)
-    prompts = PrefixedPrompts(asked // questions, shared, prompt_len, own=asked)
+    prompts = PrefixedPrompts(asked // questions, shared, prompt_len, suffix=asked)
     return Workload.of(arrival, prompt_len, output_len, prompts=prompts)
 
 
@@ -395,7 +398,7 @@ def stages_of(stages: object) -> list[Stage]:
     """Stages from settings; raises ConfigError that names an invalid one."""
     if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
         raise ConfigError(f"stages={stages!r}: must be a list with at least one {{rate, seconds}}")
-    return [_stage(f"stages.{place}", one) for place, one in enumerate(stages)]
+    return [_stage(f"stages.{place}", settings) for place, settings in enumerate(stages)]
 
 
 def _stage(where: str, settings: Any) -> Stage:

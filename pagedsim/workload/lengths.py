@@ -192,10 +192,10 @@ class LogNormal(Lengths):
 
     def _out_of_reach(self, key: str, mean: float) -> ConfigError:
         cut = f"max_len={self.max_len} cuts prompts at {self.prompt_cap} and answers at the rest"
-        half = self.prompt_cap
+        cap = self.prompt_cap
         return ConfigError(
             f"lengths.{key}={mean:g}: {cut}: no distribution has that mean; raise max_len, or take "
-            f"workload=fixed workload.lengths.prompt={half} workload.lengths.output={half}"
+            f"workload=fixed workload.lengths.prompt={cap} workload.lengths.output={cap}"
         )
 
     def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:

@@ -36,8 +36,8 @@ class Predictor(ABC):
         guess = GUESSES.checked(self, "guesses", answer, (workload.output_len,))
         if not self.drawn:
             return replace(workload, predicted_len=guess)
-        told = (*workload.notices, _told(workload.output_len, guess))
-        return replace(workload, predicted_len=guess, notices=told, drawn=True)
+        notices = (*workload.notices, _told(workload.output_len, guess))
+        return replace(workload, predicted_len=guess, notices=notices, drawn=True)
 
     @abstractmethod
     def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
@@ -173,14 +173,14 @@ class Rank(Predictor):
 
 
 def _told(output_len: NDArray[np.int32], guess: Floats) -> str:
-    off = np.median(np.abs(guess - output_len) / output_len)
+    error = np.median(np.abs(guess - output_len) / output_len)
     tau = kendall(output_len[:SAMPLE].astype(np.float64), guess[:SAMPLE])
-    return f"{PREDICTED} {off:.0%} in the median; Kendall's tau of their order is {tau:.2f}"
+    return f"{PREDICTED} {error:.0%} in the median; Kendall's tau of their order is {tau:.2f}"
 
 
 def kendall(first: Floats, second: Floats) -> float:
     """Kendall's tau-b rank correlation, from -1 to 1."""
-    one = np.sign(first[:, None] - first)
+    signs = np.sign(first[:, None] - first)
     other = np.sign(second[:, None] - second)
-    pairs = np.sqrt((one * one).sum() * (other * other).sum())
-    return float((one * other).sum() / pairs) if pairs else float("nan")
+    pairs = np.sqrt((signs * signs).sum() * (other * other).sum())
+    return float((signs * other).sum() / pairs) if pairs else float("nan")

@@ -236,11 +236,11 @@ def _turns(parents: Sequence[int] | None, in_turns: bool) -> Sessions | None:
     if parents is None:
         return None
     session, turn = list[int](), list[int]()
-    begun = 0
+    sessions = 0
     for parent in parents:
-        session.append(begun if parent < 0 else session[parent])
+        session.append(sessions if parent < 0 else session[parent])
         turn.append(1 if parent < 0 else turn[parent] + 1)
-        begun += parent < 0
+        sessions += parent < 0
     after = [[parent] if in_turns and parent >= 0 else [] for parent in parents]
     return Sessions(session, turn, after, np.zeros(len(parents)))
 
@@ -283,15 +283,15 @@ def _changed(
     table: Table, arrivals: str, rate_scale: float, rate: float | None, requests: int | None
 ) -> Iterator[str]:
     """Notices on how the requests differ from the file."""
-    own = table.arrival
+    arrival = table.arrival
     if table.cut:
         yield f"only the first {requests:,} requests of the trace are served (requests={requests})"
-    if own is None:
+    if arrival is None:
         return
     if arrivals != "trace":
         yield f"the trace's own times are not kept: they are drawn (arrivals={arrivals})"
     elif rate is not None:
-        usual = (len(own) - 1) / float(own[-1] - own[0])
+        usual = (len(arrival) - 1) / float(arrival[-1] - arrival[0])
         yield f"the trace's {usual:.4g} requests/s are served at {rate:g} (rate={rate:g})"
     elif rate_scale != 1:
         yield f"the trace is served at {rate_scale:g} times its rate (rate_scale={rate_scale:g})"

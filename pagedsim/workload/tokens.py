@@ -14,7 +14,7 @@ class Prompts(ABC):
     """The prompts of a workload, each generated on access."""
 
     block: int | None = None
-    """Tokens of the blocks by which a trace tells its prompts apart; None without such blocks."""
+    """Block size of a trace whose contents are known by block; None otherwise."""
 
     @abstractmethod
     def __getitem__(self, row: int) -> SymbolicPrompt:
@@ -32,7 +32,7 @@ class Prompts(ABC):
 class PrefixedPrompts(Prompts):
     """Prompts that start with a shared prefix (-1: none) and have a suffix of their own.
 
-    Requests with equal `own` share the suffix too; None: all suffixes differ.
+    Requests with equal `suffix` share the suffix too; None: all suffixes differ.
     """
 
     def __init__(
@@ -40,25 +40,25 @@ class PrefixedPrompts(Prompts):
         prefix: NDArray[np.int32],
         prefix_len: NDArray[np.int32],
         prompt_len: NDArray[np.int32],
-        own: NDArray[np.int32] | None = None,
+        suffix: NDArray[np.int32] | None = None,
     ) -> None:
         self.prefix = prefix
         self.prefix_len = prefix_len
         self.prompt_len = prompt_len
-        self.own = own
-        self._first_own = int(prefix.max(initial=-1)) + 1
+        self.suffix = suffix
+        self._first_suffix = int(prefix.max(initial=-1)) + 1
 
     def shrunk(self, times: int, prompt_len: NDArray[np.int32]) -> Prompts:
-        return PrefixedPrompts(self.prefix, self.prefix_len // times, prompt_len, self.own)
+        return PrefixedPrompts(self.prefix, self.prefix_len // times, prompt_len, self.suffix)
 
     def __getitem__(self, row: int) -> SymbolicPrompt:
-        which = row if self.own is None else int(self.own[row])
-        own, length = self._first_own + which, int(self.prompt_len[row])
+        which = row if self.suffix is None else int(self.suffix[row])
+        stream, length = self._first_suffix + which, int(self.prompt_len[row])
         prefix = int(self.prefix[row])
         if prefix < 0:
-            return SymbolicPrompt(((own, length),))
+            return SymbolicPrompt(((stream, length),))
         shared = min(int(self.prefix_len[row]), length)
-        return SymbolicPrompt(((prefix, shared), (own, length - shared)))
+        return SymbolicPrompt(((prefix, shared), (stream, length - shared)))
 
 
 class BlockPrompts(Prompts):
@@ -109,8 +109,8 @@ class GrowingPrompts(Prompts):
         self.prefix_len = prefix_len
         self.prompt_len = prompt_len
         self.output_len = output_len
-        self._first_own = int(prefix.max(initial=-1)) + 1
-        self._first_answer = self._first_own + len(base)
+        self._first_suffix = int(prefix.max(initial=-1)) + 1
+        self._first_answer = self._first_suffix + len(base)
 
     def __getitem__(self, row: int) -> SymbolicPrompt:
         streams, ends, at = list[int](), list[int](), row  # from the last run on
@@ -119,7 +119,7 @@ class GrowingPrompts(Prompts):
             length = self.prompt_len.item(base)
             begin = length + self.output_len.item(base)
             if begin < end:
-                streams.append(self._first_own + self.asks.item(at))
+                streams.append(self._first_suffix + self.asks.item(at))
                 ends.append(end)
             streams.append(self._first_answer + base)
             ends.append(begin)
@@ -127,7 +127,7 @@ class GrowingPrompts(Prompts):
         prefix = self.prefix.item(at)
         shared = min(self.prefix_len.item(at), end) if prefix >= 0 else 0
         if shared < end:
-            streams.append(self._first_own + self.asks.item(at))
+            streams.append(self._first_suffix + self.asks.item(at))
             ends.append(end)
         if shared:
             streams.append(prefix)

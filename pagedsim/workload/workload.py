@@ -159,7 +159,7 @@ class Workload:
             raise ConfigError(f"arrival={times[fine.argmin()]:g}: must be from 0 to {LATEST:g} s")
         if (np.diff(times) < 0).any():
             raise ConfigError("arrival: times must not decrease")
-        made = cls(
+        workload = cls(
             arrival=times,
             prompt_len=_column("prompt_len", prompt_len, np.int32, rows),
             output_len=_column("output_len", output_len, np.int32, rows),
@@ -174,22 +174,23 @@ class Workload:
             notices=tuple(notices),
             **fields,
         )
-        for name, tokens in (("prompt_len", made.prompt_len), ("output_len", made.output_len)):
+        for name in ("prompt_len", "output_len"):
+            tokens: NDArray[np.int32] = getattr(workload, name)
             if tokens.min() < 1:
                 row = int(tokens.argmin())
                 raise ConfigError(f"{name}={tokens[row]} in row {row}: must be at least 1")
-        if not np.isfinite(made.priority).all():
-            row = int(np.isfinite(made.priority).argmin())
-            raise ConfigError(f"priority={made.priority[row]} in row {row}: must be finite")
-        if made.client.min() < 0 or made.client.max() >= len(made.clients):
-            raise ConfigError(f"client: must be an index into {len(made.clients)} names")
-        if made.sampling.min() < 0 or made.sampling.max() >= len(made.asked):
-            raise ConfigError(f"sampling: must be an index into {len(made.asked)} settings")
-        if made.turns is not None and len(made.turns) != rows:
-            raise ConfigError(f"turns: {len(made.turns)} for {rows} requests")
+        if not np.isfinite(workload.priority).all():
+            row = int(np.isfinite(workload.priority).argmin())
+            raise ConfigError(f"priority={workload.priority[row]} in row {row}: must be finite")
+        if workload.client.min() < 0 or workload.client.max() >= len(workload.clients):
+            raise ConfigError(f"client: must be an index into {len(workload.clients)} names")
+        if workload.sampling.min() < 0 or workload.sampling.max() >= len(workload.asked):
+            raise ConfigError(f"sampling: must be an index into {len(workload.asked)} settings")
+        if workload.turns is not None and len(workload.turns) != rows:
+            raise ConfigError(f"turns: {len(workload.turns)} for {rows} requests")
         if extra is not None and len(extra) != rows:
             raise ConfigError(f"extra: {len(extra)} for {rows} requests")
-        return made
+        return workload
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -237,7 +238,7 @@ class Workload:
                 yield request, output
 
     def request(self, row: int) -> Request:
-        """What a request asks for, without what policies see of it beside."""
+        """The request of a row, without the attributes that only policies see."""
         prompt = int(self.prompt_len[row]) if self.prompts is None else self.prompts[row]
         return Request(row, prompt, self.asked[int(self.sampling[row])])
 

@@ -48,12 +48,12 @@ class CsvFormat(Format):
 
     def mapped(self, columns: Mapping[str, str]) -> Self:
         """This layout with other columns of times and lengths, by names of `COLUMNS`."""
-        made = copy(self)
+        layout = copy(self)
         if self.time is not None:
-            made.time = columns.get("arrival", self.time)
-        made.prompt = columns.get("prompt", self.prompt)
-        made.output = columns.get("output", self.output)
-        return made
+            layout.time = columns.get("arrival", self.time)
+        layout.prompt = columns.get("prompt", self.prompt)
+        layout.output = columns.get("output", self.output)
+        return layout
 
     def fits(self, head: str) -> float:
         """Share of the required columns that the header has."""
@@ -75,8 +75,8 @@ class CsvFormat(Format):
             reader = csv.reader(file)
             header = _header(path, reader)
             roles = {"arrival": self.time, "prompt": self.prompt, "output": self.output}
-            own = {**roles, **options.columns} if options.columns else {}
-            setting = {name: f"columns.{key}: " for key, name in own.items() if name is not None}
+            named = {**roles, **options.columns} if options.columns else {}
+            setting = {name: f"columns.{key}: " for key, name in named.items() if name is not None}
             setting |= dict.fromkeys(options.extra.values(), "columns.extra: ")
             places = {
                 name: self._place(path, reader.line_num, header, name, setting.get(name, ""))
@@ -117,7 +117,7 @@ class CsvFormat(Format):
             tokens(path, lines, self.output, column(self.output)),
             column(client) if client else None,
             numbers(path, lines, priority, column(priority)) if priority else None,
-            links=[(one, one) for one in column(session)] if session else None,
+            links=[(name, name) for name in column(session)] if session else None,
             extra=_extra({key: places[name] for key, name in options.extra.items()}, rows),
         )
 
@@ -132,22 +132,22 @@ class CsvFormat(Format):
         close = get_close_matches(name, header, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         whose = "" if setting else f" (format {self.name})"
-        there = f"its columns are {names_of(header)}{hint}"
-        raise wrong(path, line, f"{setting}no column {name!r}{whose}: {there}")
+        columns = f"its columns are {names_of(header)}{hint}"
+        raise wrong(path, line, f"{setting}no column {name!r}{whose}: {columns}")
 
 
 def _extra(places: Mapping[str, int], rows: Sequence[Row]) -> list[Mapping[str, Any]] | None:
-    """The columns in `places` as one mapping a row, the same object where texts are the same."""
+    """The columns in `places` as one mapping per row; rows with equal texts share an object."""
     if not places:
         return None
-    made: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    found = []
+    mappings: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    extra = []
     for row in rows:
         texts = tuple(row[place] for place in places.values())
-        if texts not in made:
-            made[texts] = MappingProxyType(dict(zip(places, texts, strict=True)))
-        found.append(made[texts])
-    return found
+        if texts not in mappings:
+            mappings[texts] = MappingProxyType(dict(zip(places, texts, strict=True)))
+        extra.append(mappings[texts])
+    return extra
 
 
 def read_header(path: Path) -> list[str]:
@@ -173,8 +173,8 @@ def names_of(header: Sequence[str]) -> str:
     names = (name if name.isprintable() else repr(name) for name in header)
     text = ", ".join(names) or "none"
     text = text if len(text) <= 200 else f"{text[:200]}..."
-    one = len(header) == 1 and (";" in header[0] or "\t" in header[0])
-    return f"{text} (columns must be separated by commas)" if one else text
+    joined = len(header) == 1 and (";" in header[0] or "\t" in header[0])
+    return f"{text} (columns must be separated by commas)" if joined else text
 
 
 def _filled(row: Row) -> bool:
@@ -217,7 +217,7 @@ def tokens(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) ->
         return np.array(list(map(int, _plain(texts))), np.int64)
     except (ValueError, OverflowError):
         wanted = "a whole number of tokens"
-        return np.array(each(path, lines, name, texts, _whole, wanted), np.int64)
+        return np.array(parse_each(path, lines, name, texts, _whole, wanted), np.int64)
 
 
 def numbers(
@@ -229,15 +229,15 @@ def numbers(
     [0.0, 0.1]
     """
     try:
-        found = np.array(list(map(float, _plain(texts))), np.float64)
-        if np.isfinite(found).all():
-            return found
+        parsed = np.array(list(map(float, _plain(texts))), np.float64)
+        if np.isfinite(parsed).all():
+            return parsed
     except ValueError:
         pass
-    return np.array(each(path, lines, name, texts, _finite, "a finite number"), np.float64)
+    return np.array(parse_each(path, lines, name, texts, _finite, "a finite number"), np.float64)
 
 
-def each(
+def parse_each(
     path: Path,
     lines: Sequence[int],
     name: str,
@@ -245,14 +245,14 @@ def each(
     parse: Callable[[str], T],
     wanted: str,
 ) -> list[T]:
-    """Parse one by one; raises ConfigError for the first text that is not as `wanted`."""
-    found = []
+    """Parse the texts one by one; raises ConfigError for the first that is not as `wanted`."""
+    values = []
     for line, text in zip(lines, texts, strict=True):
         try:
-            found.append(parse(text))
+            values.append(parse(text))
         except (ValueError, OverflowError):
             raise wrong(path, line, f"{name}={text!r:.60}: must be {wanted}") from None
-    return found
+    return values
 
 
 def _plain(texts: Sequence[str]) -> Sequence[str]:
@@ -306,8 +306,8 @@ def dates(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) -> 
             raise ValueError("a time zone, or no time at all")
         moments = np.array(plain, "datetime64[ns]")
     except ValueError:
-        found = each(path, lines, name, texts, _moment, _WANTED)
-        moments = np.array(found, "datetime64[ns]")
+        values = parse_each(path, lines, name, texts, _moment, _WANTED)
+        moments = np.array(values, "datetime64[ns]")
     seconds: NDArray[np.float64] = (moments - _ORIGIN) / np.timedelta64(1, "s")
     return seconds
 

@@ -62,8 +62,8 @@ class JsonLines(Format):
     def fields(self) -> Mapping[str, Field]:
         """All fields."""
         unit = "seconds" if self.per_second == 1 else "milliseconds"
-        own = {self.time: (is_number, f"a number of {unit}")}
-        return {**self.first, **own, self.prompt: TOKENS, self.output: TOKENS, **self.last}
+        time = {self.time: (is_number, f"a number of {unit}")}
+        return {**self.first, **time, self.prompt: TOKENS, self.output: TOKENS, **self.last}
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -73,8 +73,8 @@ class JsonLines(Format):
         """Share of fields in the first line; above 0 for any object, so that reading it reports
         the missing field."""
         first = head.partition("\n")[0]
-        there = sum(f'"{name}"' in first for name in self.fields)
-        return first.startswith("{") * (1 + there) / (1 + len(self.fields))
+        known = sum(f'"{name}"' in first for name in self.fields)
+        return first.startswith("{") * (1 + known) / (1 + len(self.fields))
 
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         with opened(path) as file:
@@ -107,8 +107,8 @@ class JsonLines(Format):
         fits, wanted = self.fields[name]
         for line, row in zip(lines, rows, strict=True):
             if name not in row:
-                there = f"its fields are {', '.join(row) or 'none'}"
-                raise wrong(path, line, f"no field {name!r} (format {self.name}): {there:.200}")
+                stated = f"its fields are {', '.join(row) or 'none'}"
+                raise wrong(path, line, f"no field {name!r} (format {self.name}): {stated:.200}")
             if not fits(row[name]):
                 raise wrong(path, line, f"{name}={json.dumps(row[name]):.60}: must be {wanted}")
 
@@ -142,7 +142,7 @@ def _extra(
         if value is not None and not isinstance(value, dict):
             what = f"extra={json.dumps(value):.60}: must be an object"
             raise wrong(path, line, what)
-    return [MappingProxyType(one) if one else NO_EXTRA for one in given] if any(given) else None
+    return [MappingProxyType(row) if row else NO_EXTRA for row in given] if any(given) else None
 
 
 class Log(JsonLines):
@@ -202,8 +202,8 @@ class Mooncake(JsonLines):
 def check_blocks(path: Path, chunk: Chunk) -> None:
     """Raise ConfigError if a prompt's number of blocks does not match its tokens."""
     block = chunk.block_tokens
-    each = zip(chunk.lines, chunk.prompt_len.tolist(), chunk.blocks or (), strict=True)
-    for line, length, names in each:
+    rows = zip(chunk.lines, chunk.prompt_len.tolist(), chunk.blocks or (), strict=True)
+    for line, length, names in rows:
         if len(names) != -(-length // block) and length > 0:
             what = f"hash_ids has {len(names)} blocks, input_length={length} tokens"
             raise wrong(path, line, f"{what}: must be one for each {block} tokens begun")
@@ -320,7 +320,7 @@ def _counter(tokenizer: str | Tokenizer | None) -> Callable[[str], int]:
             "Hugging Face Hub, a tokenizer.json, or a function"
         )
     if not isinstance(tokenizer, str):
-        return lambda text: found if isinstance(found := tokenizer(text), int) else len(found)
+        return lambda text: tokens if isinstance(tokens := tokenizer(text), int) else len(tokens)
     try:
         # Imported by name: an optional dependency, installed with transformers.
         library = import_module("tokenizers")

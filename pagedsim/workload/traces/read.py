@@ -89,8 +89,8 @@ def _missing(file: Path, key: str) -> ConfigError:
 def format_of(path: Path, name: str, columns: Mapping[str, str] | None = None) -> Format:
     """The format called `name`, with these columns; `auto` detects it from the file."""
     formats = {
-        key: one.mapped(columns) if columns and isinstance(one, CsvFormat) else one
-        for key, one in FORMATS.items()
+        key: layout.mapped(columns) if columns and isinstance(layout, CsvFormat) else layout
+        for key, layout in FORMATS.items()
     }
     if columns and "arrival" in columns:  # of one's own, whichever of the two ways it is named
         formats["plain"] = OwnTimes().mapped(columns)
@@ -109,15 +109,17 @@ def format_of(path: Path, name: str, columns: Mapping[str, str] | None = None) -
         return best  # reading it reports a missing column, if any
     tables = (format for format in FORMATS.values() if format.is_table)
     known = "; ".join(f"{format.name}: {', '.join(format.needs)}" for format in tables)
-    there = f"no known format has columns {names_of(read_header(path))} ({known})"
-    raise wrong(path, 1, f"{there}; columns.arrival, .prompt and .output name those of another")
+    problem = f"no known format has columns {names_of(read_header(path))} ({known})"
+    raise wrong(path, 1, f"{problem}; columns.arrival, .prompt and .output name those of another")
 
 
 def refuse_ignored(format: Format, options: Options) -> None:
     """Raise ConfigError for an option that the format does not support."""
     for key, value in options.given.items():
         if key not in format.options:
-            users = ", ".join(sorted(one.name for one in FORMATS.values() if key in one.options))
+            users = ", ".join(
+                sorted(layout.name for layout in FORMATS.values() if key in layout.options)
+            )
             key = "columns.extra" if key == "extra" else key
             given = key if callable(value) else f"{key}={value}"
             what = f"{given}: format {format.name} has no use for it"
@@ -285,7 +287,7 @@ def _full(prompt: NDArray[np.int64], output: NDArray[np.int64]) -> NDArray[np.bo
 def _extra(chunks: Sequence[Chunk], rows: NDArray[np.int64]) -> list[Mapping[str, Any]] | None:
     if all(chunk.extra is None for chunk in chunks):
         return None
-    every = [one for chunk in chunks for one in chunk.extra or [NO_EXTRA] * len(chunk.lines)]
+    every = [extra for chunk in chunks for extra in chunk.extra or [NO_EXTRA] * len(chunk.lines)]
     return [every[row] for row in rows.tolist()]
 
 

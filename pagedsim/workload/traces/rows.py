@@ -63,7 +63,7 @@ class Clock:
 
 
 COLUMNS = ("arrival", "prompt", "output", "client", "priority", "session")
-"""What a column of a table can hold, beside what requests carry as `extra`."""
+"""What a column of a table can hold, apart from `extra` values of requests."""
 
 Link = tuple[Hashable, Hashable]
 """A row's name, and the name of the row it continues: the last one above with that name."""
@@ -104,7 +104,7 @@ class Options:
     def given(self) -> dict[str, Any]:
         """Options that differ from their defaults."""
         default = Options()
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {key: value for key, value in values.items() if value != getattr(default, key)}
 
 
@@ -144,8 +144,8 @@ CONTENTS = ("prefix_id", "hash_ids", "prompt_token_ids", "cached_tokens")
 
 def unread_contents(names: Iterable[str]) -> tuple[str, ...]:
     """The columns of prompt contents among `names`."""
-    there = set(names)
-    return tuple(name for name in CONTENTS if name in there)
+    present = set(names)
+    return tuple(name for name in CONTENTS if name in present)
 
 
 def wrong(path: Path, line: int, what: str) -> ConfigError:
