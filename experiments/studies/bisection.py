@@ -46,7 +46,7 @@ class Bisection:
 
     @property
     def contradictions(self) -> list[float]:
-        """Rates at which it was met although it was missed at a lower one."""
+        """Rates that met the objective although a lower one missed it."""
         return sorted(rate for rate in self._met if self.high is not None and rate > self.high)
 
     @property
@@ -60,7 +60,7 @@ class Bisection:
         self.answers[rate] = met
 
     def next(self) -> float | None:
-        """The next rate; None at the end."""
+        """The next rate; None when the search has ended."""
         low, high = self.low, self.high
         if not self.answers:
             return rounded(self.start)
@@ -100,7 +100,7 @@ def rounded(rate: float) -> float:
 
 @dataclass(frozen=True)
 class Bound:
-    """One latency, such as `ttft_p99`, that must not be above `seconds`."""
+    """An upper bound in seconds of a latency such as `ttft_p99`."""
 
     key: str
     seconds: float
@@ -121,21 +121,21 @@ class Bound:
 
 
 def bounds_of(settings: object) -> list[Bound]:
-    """The bounds that a mapping describes, whose values may be mappings for single clients."""
-    found = list(_read(settings, "bounds", None))
-    if not found:
+    """The bounds in a mapping, whose values may be mappings for single clients."""
+    bounds = list(_read(settings, "bounds", None))
+    if not bounds:
         raise ConfigError("bounds: must have at least one, such as {ttft_p99: 2.0}")
-    return found
+    return bounds
 
 
 def _read(settings: object, where: str, client: str | None) -> list[Bound]:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{where}={settings}: must be a mapping such as {{ttft_p99: 2.0}}")
-    found: list[Bound] = []
+    bounds: list[Bound] = []
     for name, value in settings.items():
         key = f"{where}.{name}"
         if isinstance(value, Mapping) and client is None:
-            found += _read(value, key, str(name))
+            bounds += _read(value, key, str(name))
         elif value is not None:
             try:
                 metric = metric_of(str(name))
@@ -144,14 +144,13 @@ def _read(settings: object, where: str, client: str | None) -> list[Bound]:
             if not metric.latency or name == metric.name:
                 raise ConfigError(f"{key}: must be a latency with its statistic, such as ttft_p99")
             require_number(key, value, 0)
-            found.append(Bound(str(name), float(value), client))
-    return found
+            bounds.append(Bound(str(name), float(value), client))
+    return bounds
 
 
 def missed(bounds: Sequence[Bound], summary: Mapping[str, Any]) -> list[Bound]:
-    """The bounds that a run did not meet; what was not measured, such as a TPOT of answers of one
-    token, counts as met.
-    """
+    """The bounds that a run exceeded. A latency that was not measured, such as the TPOT of answers
+    of one token, exceeds none."""
     return [bound for bound in bounds if bound.of(summary) > bound.seconds]
 
 

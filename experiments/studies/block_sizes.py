@@ -58,7 +58,7 @@ class BlockSizes(Reproduction):
     def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
         of = {size: runs[_arm(size)] for size in self.sizes}
         keys = list(dict.fromkeys([*keys_of(self.metrics), E2E]))
-        found = {
+        metrics = {
             key: [estimate_of(key, [run.summary[key] for run in of[size]]) for size in self.sizes]
             for key in keys
         }
@@ -69,22 +69,22 @@ class BlockSizes(Reproduction):
         seconds = kernel["seconds"].values() if kernel else []
         data: dict[str, Any] = {
             "sizes": list(self.sizes),
-            "metrics": {key: [list(value) for value in values] for key, values in found.items()},
+            "metrics": {key: [list(value) for value in values] for key, values in metrics.items()},
             "unused_slots_a_sequence": unused,
             **({"kernel": kernel} if kernel else {}),
         }
-        scales = {key: scale_of(key, [one.mean for one in values]) for key, values in found.items()}
-        titles = {key: _title(key, scales[key]) for key in found}
+        scales = {key: scale_of(key, [e.mean for e in values]) for key, values in metrics.items()}
+        titles = {key: _title(key, scales[key]) for key in metrics}
         panels = {
-            titles[key]: [Estimate(*(scales[key].factor * x for x in one)) for one in values]
-            for key, values in found.items()
+            titles[key]: [Estimate(*(scales[key].factor * x for x in value)) for value in values]
+            for key, values in metrics.items()
         }
         if kernel:
-            each = [Estimate(1e6 * one, math.nan, math.nan) for one in seconds]
-            panels["Attention of one layer (µs)"] = each
+            microseconds = [Estimate(1e6 * value, math.nan, math.nan) for value in seconds]
+            panels["Attention of one layer (µs)"] = microseconds
         table = [
-            [titles[key], *(scales[key].number(one.mean) for one in values)]
-            for key, values in found.items()
+            [titles[key], *(scales[key].number(value.mean) for value in values)]
+            for key, values in metrics.items()
         ]
         if kernel:
             table.append(["attention of a layer (µs)", *(f"{1e6 * s:,.0f}" for s in seconds)])
@@ -93,7 +93,7 @@ class BlockSizes(Reproduction):
             "saw the same requests, so differences are surer than bars suggest."
         )
         return Analysis(
-            finding=self._finding(found, self._alike(of), unused, kernel),
+            finding=self._finding(metrics, self._alike(of), unused, kernel),
             rows=[
                 Row(f"unused slots a sequence, blocks of {size}", value, (size - 1) / 2)
                 for size, value in zip(self.sizes, unused, strict=True)
@@ -127,10 +127,10 @@ class BlockSizes(Reproduction):
             "cpu" if machine["cuda"] is None else "cuda",
             machine.get("kv_cache_dtype", "auto"),
         )
-        own = run.config["backend"].get("clock") == "cpu"
+        on_cpu = run.config["backend"].get("clock") == "cpu"
         with the_machine(lambda: False), threads(machine["threads"]):
             seconds = attention_seconds(
-                decodes, self.sizes, time.process_time if own else time.perf_counter
+                decodes, self.sizes, time.process_time if on_cpu else time.perf_counter
             )
         return {
             "seconds": {str(size): value for size, value in seconds.items()},
@@ -143,7 +143,7 @@ class BlockSizes(Reproduction):
         """Sizes not significantly slower than the best, paired by seed; none for one seed."""
         times = {size: [run.summary[E2E] for run in runs] for size, runs in of.items()}
         best = min(times.values(), key=fmean)
-        slower = {size: paired_ratio(own, best) for size, own in times.items()}
+        slower = {size: paired_ratio(of_size, best) for size, of_size in times.items()}
         surely = [
             size for size, more in slower.items() if (more.low if more.known else more.mean) > 1
         ]
@@ -151,13 +151,13 @@ class BlockSizes(Reproduction):
 
     def _finding(
         self,
-        found: Mapping[str, Sequence[Estimate]],
+        estimates: Mapping[str, Sequence[Estimate]],
         alike: Sequence[int],
         unused: Sequence[float],
         kernel: Mapping[str, Any] | None,
     ) -> list[str]:
         small, large = self.sizes[0], self.sizes[-1]
-        means = [value.mean for value in found[E2E]]
+        means = [value.mean for value in estimates[E2E]]
         at = means.index(min(means))
         scale = scale_of(E2E, [means[at]])
         others = [str(size) for size in alike if size != self.sizes[at]]
@@ -167,7 +167,7 @@ class BlockSizes(Reproduction):
         ]
         beside = f"it takes {' and '.join(times)}" if times else "no other size was tried"
         sure = f" (not surely slower: {', '.join(others)})" if others else ""
-        told = [
+        sentences = [
             f"Requests are answered soonest with blocks of {self.sizes[at]}{sure}, after "
             f"{scale.text(means[at])} on average; {beside}.",
             f"A sequence leaves {unused[0]:.3g} slots unused with blocks of {small} and "
@@ -176,13 +176,13 @@ class BlockSizes(Reproduction):
         if kernel:
             took = {int(size): value for size, value in kernel["seconds"].items()}
             fast = min(took, key=lambda size: took[size])
-            told.append(
+            sentences.append(
                 f"Attention of one layer over {kernel['sequences']} sequences of "
                 f"{kernel['context']} tokens takes {1e6 * took[fast]:,.0f} µs with blocks of "
                 f"{fast}, {took[small] / took[fast]:.2f} times that with {small} and "
                 f"{took[large] / took[fast]:.2f} times with {large}."
             )
-        return told
+        return sentences
 
 
 def _arm(size: int) -> str:
@@ -229,7 +229,7 @@ CALLS = 10
 
 @dataclass(frozen=True)
 class Decodes:
-    """One layer's attention in a step of decodes."""
+    """One layer's attention in a decode step."""
 
     shape: ModelShape
     sequences: int
@@ -261,16 +261,16 @@ def _call(decodes: Decodes, size: int) -> Callable[[], object]:
     from pagedsim.kernels.ops import paged_decode
 
     shape, sequences = decodes.shape, decodes.sequences
-    each = -(-decodes.context // size)
+    blocks = -(-decodes.context // size)
     kind = {"dtype": getattr(torch, decodes.dtype), "device": decodes.device}
     random = torch.Generator().manual_seed(0)
-    kv = torch.zeros(sequences * each, 1, 2, size, shape.kv_heads, shape.head_dim, **kind)
+    kv = torch.zeros(sequences * blocks, 1, 2, size, shape.kv_heads, shape.head_dim, **kind)
     kv = rounded(kv.normal_(), FORMATS.get(decodes.cache, kv.dtype))
     q = torch.zeros(sequences, shape.heads, shape.head_dim, **kind).normal_()
-    tables = torch.randperm(sequences * each, generator=random).to(torch.int32)
+    tables = torch.randperm(sequences * blocks, generator=random).to(torch.int32)
     lengths = torch.full((sequences,), decodes.context, dtype=torch.int32)
     place: torch.device = q.device
-    tables, lengths = tables.view(sequences, each).to(place), lengths.to(place)
+    tables, lengths = tables.view(sequences, blocks).to(place), lengths.to(place)
     scale = shape.head_dim**-0.5
     return lambda: paged_decode(q, kv[:, 0, 0], kv[:, 0, 1], tables, lengths, scale=scale)
 
@@ -293,18 +293,18 @@ def draw_sizes(sizes: Sequence[int], values: Mapping[str, Sequence[Estimate]]) -
     """A panel per metric, with intervals where they are known."""
     places = range(len(sizes))
 
-    def more(each: Sequence[Estimate], axes: Axes) -> None:
-        bars = np.transpose([one.sides for one in each])
-        axes.errorbar(places, [one.mean for one in each], bars, fmt="none", ecolor=MUTED, zorder=1)
+    def more(panel: Sequence[Estimate], axes: Axes) -> None:
+        bars = np.transpose([e.sides for e in panel])
+        axes.errorbar(places, [e.mean for e in panel], bars, fmt="none", ecolor=MUTED, zorder=1)
         axes.set_xticks(places, [str(size) for size in sizes], fontsize=8)
 
     panels = [
         Panel(
-            lines={"": (places, [one.mean for one in each])},
+            lines={"": (places, [value.mean for value in estimates])},
             title=title,
             x="block size (tokens)",
-            more=partial(more, each),
+            more=partial(more, estimates),
         )
-        for title, each in values.items()
+        for title, estimates in values.items()
     ]
     return draw_panels([panels[at : at + 3] for at in range(0, len(panels), 3)])

@@ -91,7 +91,7 @@ class Capacity(Study):
         ]
 
     def started(self, runs: Runs) -> float:
-        """The first rate to be tried: a trace's own is looked up once."""
+        """The first rate to try: that of a trace is looked up once."""
         config = runs.config
         rate: float | None = self.start or config["workload"].get("rate")
         if rate is None and not self._own:
@@ -144,7 +144,7 @@ def probe_name(arm: str, rate: float) -> str:
 
 
 class Search(Bisection):
-    """That of one arm under one seed, and the runs that answer it."""
+    """The search for one arm under one seed, with its runs."""
 
     def __init__(
         self, arm: str, seed: int, bounds: Sequence[Bound], start: float, tolerance: float
@@ -169,33 +169,34 @@ class Search(Bisection):
 
 
 @dataclass(frozen=True)
-class Found:
-    """What came of the searches of one arm, one per seed."""
+class ArmCapacity:
+    """The result of an arm's searches, one per seed."""
 
     name: str
     searches: Sequence[Search]
 
     @property
     def rate(self) -> Estimate:
-        """The highest rate that met the objective, over the seeds; NaN if there is no edge."""
-        if any(one.low is None or one.high is None for one in self.searches):
+        """Mean over seeds of the highest rate that met the objective; NaN if a search has no
+        edge."""
+        if any(search.low is None or search.high is None for search in self.searches):
             return NO_ESTIMATE
         return estimate(list(self.lows.values()))
 
     @property
     def lows(self) -> dict[int, float]:
-        """The same by seed, where there is one."""
-        return {one.seed: low for one in self.searches if (low := one.low) is not None}
+        """The highest rate that met the objective, by seed, where there is one."""
+        return {search.seed: low for search in self.searches if (low := search.low) is not None}
 
     @property
     def lowest_runs(self) -> list[Run]:
         """The runs at these rates."""
-        return [one.runs[low] for one in self.searches if (low := one.low) is not None]
+        return [search.runs[low] for search in self.searches if (low := search.low) is not None]
 
     @property
     def missed_from(self) -> float:
-        """Mean rate from which on all probes missed it: the other end of the bracket."""
-        return _mean([one.missed_from or math.nan for one in self.searches])
+        """Mean rate from which on all probes missed the objective: the other end of the bracket."""
+        return _mean([search.missed_from or math.nan for search in self.searches])
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -204,8 +205,8 @@ class Found:
     @property
     def binds(self) -> str:
         """The bounds violated just above, with the number of seeds if not all."""
-        highs = [(one, high) for one in self.searches if (high := one.high) is not None]
-        every = Counter(name for one, high in highs for name in one.missed(high))
+        highs = [(search, high) for search in self.searches if (high := search.high) is not None]
+        every = Counter(name for search, high in highs for name in search.missed(high))
         seeds = len(self.searches)
         return ", ".join(
             name if count == seeds else f"{name} ({count} of {seeds})"
@@ -214,9 +215,8 @@ class Found:
 
     @cached_property
     def hidden(self) -> float:
-        """Of what arrived at the rate found, the share that may have come in excess of what can be
-        completed without being seen: a backlog grows by as much by chance, or as much was left
-        over at the last arrival."""
+        """Share of the arrivals at this rate that may exceed what can be completed without being
+        detected: the backlog grows as much by chance, or that much was left at the last arrival."""
         summaries = [run.summary for run in self.lowest_runs]
         stages = mean_backlogs(summaries)
         if not stages:
@@ -227,17 +227,18 @@ class Found:
 
     @property
     def nowhere(self) -> str:
-        """Why there is no edge; empty if there is one."""
-        for one in self.searches:
-            if one.low is None:
-                least = min(one.runs)
-                return f"no rate meets it: at {least:g}/s it misses {', '.join(one.missed(least))}"
-            if one.high is None:
-                most = max(one.runs)
+        """Why a search has no edge; empty if all have one."""
+        for search in self.searches:
+            if search.low is None:
+                least = min(search.runs)
+                missed = ", ".join(search.missed(least))
+                return f"no rate meets it: at {least:g}/s it misses {missed}"
+            if search.high is None:
+                most = max(search.runs)
                 return f"no rate misses it, even {most:g}/s: more requests would overload it"
         return ""
 
-    def ratio_to(self, other: Found) -> Estimate:
+    def ratio_to(self, other: ArmCapacity) -> Estimate:
         """Geometric mean over seeds of the ratios to another arm."""
         if math.isnan(self.rate.mean) or math.isnan(other.rate.mean):
             return NO_ESTIMATE
@@ -247,7 +248,7 @@ class Found:
 
 
 class Searches:
-    """All searches, as far as the runs answer them, and what came of them."""
+    """All searches with their runs so far, and the results."""
 
     def __init__(self, study: Capacity, runs: Runs) -> None:
         self.study, self.runs = study, runs
@@ -287,10 +288,12 @@ class Searches:
     # -- what came of it ---------------------------------------------------------------------------
 
     @cached_property
-    def arms(self) -> list[Found]:
-        """Those that are searched to the end."""
+    def arms(self) -> list[ArmCapacity]:
+        """The arms whose searches have ended."""
         every = self.searches.values()
-        return [Found(arm, [one for one in every if one.arm == arm]) for arm in self.over]
+        return [
+            ArmCapacity(arm, [search for search in every if search.arm == arm]) for arm in self.over
+        ]
 
     @property
     def baseline(self) -> str:
@@ -298,7 +301,7 @@ class Searches:
 
     @property
     def missing(self) -> dict[str, str]:
-        """The other arms, and the reasons."""
+        """The other arms, with the reasons."""
         reasons = {arm: str(failure) for arm, failure in self.failed.items()}
         stopped = [arm for arm in self.study.searched if arm not in {*reasons, *self.over}]
         return reasons | dict.fromkeys(stopped, "the search was interrupted")
@@ -329,15 +332,16 @@ class Searches:
             wrong=self.failed,
         )
 
-    def _change(self, arm: Found) -> Estimate:
+    def _change(self, arm: ArmCapacity) -> Estimate:
         """Ratio of an arm to the baseline; NaN for the baseline itself or if it is missing."""
         for other in self.arms:
             if other.name == self.baseline and other is not arm:
                 return arm.ratio_to(other)
         return NO_ESTIMATE
 
-    def _command(self, arm: Found) -> str:
-        """Repeats the run at the rate found, under the first seed; empty where there is none."""
+    def _command(self, arm: ArmCapacity) -> str:
+        """The command that repeats the run at the rate found under the first seed; empty without a
+        rate."""
         first = arm.searches[0]
         if first.low is None:
             return ""
@@ -348,19 +352,19 @@ class Searches:
         objective = ", ".join(bound.text for bound in self.bounds)
         if not self.arms:
             return ["No arm was searched to the end."]
-        found = [arm for arm in self.arms if not math.isnan(arm.rate.mean)]
-        if not found:
+        feasible = [arm for arm in self.arms if not math.isnan(arm.rate.mean)]
+        if not feasible:
             return [f"No arm has a highest rate that meets {objective}."]
-        best, worst = (pick(found, key=lambda arm: arm.rate.mean) for pick in (max, min))
+        best, worst = (pick(feasible, key=lambda arm: arm.rate.mean) for pick in (max, min))
         lines = [
             f"Within {objective}, {best.name} serves most, {best.rate.mean:.3g} requests/s"
             + (f", and {worst.name} least, {worst.rate.mean:.3g}." if worst is not best else ".")
         ]
-        sure = [(arm, change) for arm in found if _sure(change := self._change(arm))]
+        sure = [(arm, change) for arm in feasible if _sure(change := self._change(arm))]
         if sure:
-            told = ", ".join(f"{arm.name} ({signed(change.mean - 1)})" for arm, change in sure)
-            lines.append(f"Surely other than {self.baseline} are {told}.")
-        elif len(found) > 1:
+            changes = ", ".join(f"{arm.name} ({signed(change.mean - 1)})" for arm, change in sure)
+            lines.append(f"Surely other than {self.baseline} are {changes}.")
+        elif len(feasible) > 1:
             lines.append(f"No arm is surely other than {self.baseline}.")
         return lines
 
@@ -379,7 +383,7 @@ class Searches:
                     "nowhere": arm.nowhere,
                     "against_baseline": self._change(arm)._asdict(),
                     "command": self._command(arm),
-                    "seeds": {one.seed: self._of_seed(one) for one in arm.searches},
+                    "seeds": {search.seed: self._of_seed(search) for search in arm.searches},
                 }
                 for arm in self.arms
             },
@@ -402,7 +406,7 @@ class Searches:
             ],
         }
 
-    def _row(self, arm: Found) -> dict[str, object]:
+    def _row(self, arm: ArmCapacity) -> dict[str, object]:
         rate, change = arm.rate, self._change(arm)
         return {
             "arm": arm.name,
@@ -450,11 +454,11 @@ class Searches:
             yield "under every seed the workload is the same, so each arm has one search"
         if self.runs.changed:
             yield changed_note(self.runs.changed)
-        for one in (one for arm in self.arms for one in arm.searches):
-            if rates := one.contradictions:
+        for search in (search for arm in self.arms for search in arm.searches):
+            if rates := search.contradictions:
                 met = ", ".join(f"{rate:g}" for rate in rates)
                 yield (
-                    f"{one.arm}, seed {one.seed}: missed at {one.high:g}/s, and yet met "
+                    f"{search.arm}, seed {search.seed}: missed at {search.high:g}/s, and yet met "
                     f"at {met}/s: there chance decides"
                 )
         yield from self._hidden()
@@ -463,8 +467,8 @@ class Searches:
             summaries = [run.summary for run in arm.lowest_runs]
             for text in added_up(summaries):
                 whose.setdefault(text, []).append(arm.name)
-        for text, own in whose.items():
-            yield text if len(own) == len(self.arms) else f"{', '.join(own)}: {text}"
+        for text, arms in whose.items():
+            yield text if len(arms) == len(self.arms) else f"{', '.join(arms)}: {text}"
 
     def _hidden(self) -> Iterator[str]:
         """Whether the runs are too short to show sustained overload."""
@@ -478,8 +482,8 @@ class Searches:
 
 
 def _with_margin(value: Estimate) -> str:
-    half = value.high - value.mean
-    margin = f"{half:,.0f}" if half >= 10 else f"{half:.2g}"
+    reach = value.high - value.mean
+    margin = f"{reach:,.0f}" if reach >= 10 else f"{reach:.2g}"
     return f"{value.mean:.3g} ± {margin}" if value.known else f"{value.mean:.3g}"
 
 

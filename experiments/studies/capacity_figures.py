@@ -30,8 +30,8 @@ def draw_capacity(data: Mapping[str, Any], scales: Mapping[str, Scale]) -> Figur
     for (name, seconds), axes in zip(bounds.items(), panels, strict=True):
         factor = scales[name].factor
         points = {
-            arm: [(one["rate"], one["values"][name] * factor, one["missed"]) for one in each]
-            for arm, each in probes.items()
+            arm: [(p["rate"], p["values"][name] * factor, p["missed"]) for p in tried]
+            for arm, tried in probes.items()
         }
         _draw_latencies(axes, points, seconds * factor, look)
         axes.set_title(name)
@@ -65,19 +65,19 @@ Probe = tuple[float, float, Sequence[str]]
 def _draw_latencies(
     axes: Axes, probes: Mapping[str, Sequence[Probe]], bound: float, look: Mapping[str, style.Look]
 ) -> None:
-    every = [probe for each in probes.values() for probe in each if not math.isnan(probe[1])]
+    every = [probe for tried in probes.values() for probe in tried if not math.isnan(probe[1])]
     front = pareto_front({n: (rate, -value) for n, (rate, value, _) in enumerate(every)})
     axes.set_xscale("log")
     axes.set_yscale("log")
     rates, values = ([every[number][part] for number in reversed(front)] for part in (0, 1))
     axes.step(rates, values, where="pre", color=style.QUEUED, lw=5, zorder=1)
-    for arm, each in probes.items():
-        own = look[arm]
-        rates, values = ([probe[part] for probe in each] for part in (0, 1))
-        axes.plot(rates, values, lw=1, color=own.colour, linestyle=own.dashes)
-        for rate, value, missed in each:
-            fill = style.PAPER if missed else own.colour
-            axes.plot(rate, value, "o", ms=4, color=own.colour, mfc=fill, mew=1)
+    for arm, tried in probes.items():
+        line = look[arm]
+        rates, values = ([probe[part] for probe in tried] for part in (0, 1))
+        axes.plot(rates, values, lw=1, color=line.colour, linestyle=line.dashes)
+        for rate, value, missed in tried:
+            fill = style.PAPER if missed else line.colour
+            axes.plot(rate, value, "o", ms=4, color=line.colour, mfc=fill, mew=1)
     axes.axhline(bound, color=style.INK, lw=1, ls=(0, (4, 2)))
     for axis in (axes.xaxis, axes.yaxis):
         style.plain_log_ticks(axis)

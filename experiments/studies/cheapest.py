@@ -70,7 +70,7 @@ class Cheapest(Study):
     _options: list[Option] = field(default_factory=list, init=False, repr=False)
     _left_out: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     probes: dict[str, Probe] = field(default_factory=dict, init=False, repr=False)
-    """What has been asked for, by the name of its runs."""
+    """Probes by the name of their runs."""
 
     def __post_init__(self) -> None:
         for key in ("gpus", "routers"):
@@ -114,12 +114,12 @@ class Cheapest(Study):
         return notes_of_left_out(self._left_out, "; ")
 
     def next_runs(self, runs: Runs) -> list[Arm]:
-        found = Searches(self, runs).next()
-        self.probes.update({probe.name: probe for probe in found})
-        return [self.arm(probe, runs) for probe in found]
+        probes = Searches(self, runs).next()
+        self.probes.update({probe.name: probe for probe in probes})
+        return [self.arm(probe, runs) for probe in probes]
 
     def arm(self, probe: Probe, runs: Runs) -> Arm:
-        """Its runs; a short one has as many requests at most as a long one."""
+        """The runs of a probe; a short run has at most as many requests as a long one."""
         changes = probe.sizes
         if probe.long:
             return Arm(probe.name, probe.overrides, changes)
@@ -148,13 +148,14 @@ class Cheapest(Study):
 
 @dataclass(frozen=True)
 class Probe:
-    """A fleet that is tried, by a short run or by long ones."""
+    """A fleet to try, by one short run or by long runs."""
 
     option: Option
     counts: Counts
     long: bool
     role: int | None = None
-    """The one of its roles that is done, as if others did the rest; None: all of it."""
+    """Index of the single role that is simulated, with the others taken as ideal; None: the
+    fleet."""
 
     @property
     def name(self) -> str:
@@ -189,19 +190,19 @@ class Searches:
                 self.lattices[option.name, role] = Lattice([option.prices[role]], study.most)
         for probe in study.probes.values():
             self._tell(probe)
-        for (name, alone), one in self.lattices.items():
+        for (name, alone), lattice in self.lattices.items():
             if alone is not None:  # no fleet of all roles has fewer of one
-                self.lattices[name, None].take(alone, one.least)
+                self.lattices[name, None].take(alone, lattice.least)
 
     def _tell(self, probe: Probe) -> None:
         """The result of a probe, once all of its runs exist."""
         for (arm, _), failure in self.runs.failed.items():
             if arm == probe.name:
                 self.failed.setdefault(probe.option.name, failure)
-        found = self.of(probe)
-        if len(found) == (self._seeds if probe.long else 1):
-            attained = estimate(_values(found, ATTAINED)).mean >= self.study.attainment
-            met = attained and overload_of(_backlogs(found)) is None
+        runs = self.of(probe)
+        if len(runs) == (self._seeds if probe.long else 1):
+            attained = estimate(_values(runs, ATTAINED)).mean >= self.study.attainment
+            met = attained and overload_of(_backlogs(runs)) is None
             self.lattices[probe.option.name, probe.role].tell(probe.counts, met, probe.long)
 
     def of(self, probe: Probe) -> list[Run]:
@@ -217,26 +218,28 @@ class Searches:
     @property
     def limit(self) -> float:
         """Euros an hour; what costs more is dropped."""
-        return (1 + self.study.margin) * min((one.expected for _, one in self._open), default=inf)
+        expected = min((lattice.expected for _, lattice in self._open), default=inf)
+        return (1 + self.study.margin) * expected
 
     @property
     def _open(self) -> list[tuple[Option, Lattice]]:
-        """Options, but for those of which a run has failed."""
+        """Options without a failed run."""
         every = ((option, self.lattices[option.name, None]) for option in self.options)
-        return [(option, one) for option, one in every if option.name not in self.failed]
+        return [(option, lattice) for option, lattice in every if option.name not in self.failed]
 
     def next(self) -> list[Probe]:
         """The next runs: short ones first, then confirming long ones."""
         limit = self.limit
-        short = [probe for option, one in self._open for probe in self._short(option, one, limit)]
+        short = [run for option, grid in self._open for run in self._short(option, grid, limit)]
         return short or [
             Probe(option, counts, long=True)
-            for option, one in self._open
-            for counts in one.next_long(limit)
+            for option, lattice in self._open
+            for counts in lattice.next_long(limit)
         ]
 
     def _short(self, option: Option, lattice: Lattice, limit: float) -> list[Probe]:
-        """Its next short runs: those of roles alone go first, if the option may yet be worth it."""
+        """The next short runs of an option: those of single roles first, if it may still be worth
+        it."""
         if lattice.long or lattice.bound > limit:
             return []
         alone = [
@@ -259,13 +262,15 @@ class Searches:
                 f"{key.upper()} {bounds[key]:g} s" for key in BOUNDED if bounds[key] is not None
             ),
             fleets=[fleet for fleet in map(self._fleet, self.study.probes.values()) if fleet],
-            least={option.name: option.fleet(one.best) for option, one in self._open if one.best},
-            dropped={
-                option.name: one.bound
-                for option, one in self._open
-                if one.best is None and not isinf(one.bound)
+            least={
+                option.name: option.fleet(grid.best) for option, grid in self._open if grid.best
             },
-            nowhere=[option.name for option, one in self._open if isinf(one.bound)],
+            dropped={
+                option.name: lattice.bound
+                for option, lattice in self._open
+                if lattice.best is None and not isinf(lattice.bound)
+            },
+            nowhere=[option.name for option, lattice in self._open if isinf(lattice.bound)],
             limit=self.limit,
             most=self.study.most,
             interrupted=bool(self.next()),
@@ -293,12 +298,12 @@ class Searches:
         return ordinary(command, self.study.key_of(arm.name), arm, command.seeds[0])
 
     def _fleet(self, probe: Probe) -> report.Fleet | None:
-        """One that was tried; None where a run of it is not there."""
-        found, option = self.of(probe), probe.option
-        if probe.role is not None or len(found) < (self._seeds if probe.long else 1):
+        """A fleet that was tried; None if one of its runs is missing."""
+        runs, option = self.of(probe), probe.option
+        if probe.role is not None or len(runs) < (self._seeds if probe.long else 1):
             return None
-        means = {key: estimate(_values(found, key)) for key in (ATTAINED, *report.COLUMNS)}
-        judged = _backlogs(found)
+        means = {key: estimate(_values(runs, key)) for key in (ATTAINED, *report.COLUMNS)}
+        judged = _backlogs(runs)
         return report.Fleet(
             name=option.fleet(probe.counts),
             option=option.name,
@@ -306,10 +311,10 @@ class Searches:
             router=option.router,
             long=probe.long,
             counts=probe.counts,
-            gpus=sum(n * each for n, each in zip(probe.counts, option.gpus, strict=True)),
+            gpus=sum(n * gpus for n, gpus in zip(probe.counts, option.gpus, strict=True)),
             euros_per_hour=self.lattices[option.name, None].cost(probe.counts),
             attained=means.pop(ATTAINED),
-            means={key: one.mean for key, one in means.items()},
+            means={key: estimate.mean for key, estimate in means.items()},
             overloaded=overload_of(judged) is not None,
             unsure=unsure_note(judged) or "",
         )
@@ -348,7 +353,7 @@ class Option:
     keys: Sequence[str]
     """Settings for the number of replicas of each kind."""
     alone: Sequence[Sequence[str]]
-    """For each role the changes of a fleet that does nothing else; none where all do both."""
+    """For each role the changes of a fleet with that role alone; empty if all replicas do both."""
     gpus: Sequence[int]
     """Of a replica of each kind."""
     prices: Sequence[float]
@@ -384,7 +389,7 @@ def check_splits(splits: object) -> None:
 
 
 def _check_changes(where: str, changes: object) -> None:
-    if not isinstance(changes, (list, tuple)) or not all(isinstance(one, str) for one in changes):
+    if not isinstance(changes, (list, tuple)) or not all(isinstance(word, str) for word in changes):
         raise ConfigError(
             f"{where}={shown(changes)}: must be a list of overrides, such as "
             '["tensor_parallel=2"], '
@@ -399,7 +404,7 @@ def _check_changes(where: str, changes: object) -> None:
 
 
 def _changes(gpu: str, split: Split, router: str) -> tuple[list[str], list[str], list[list[str]]]:
-    """Overrides, the keys of how many replicas there are, and overrides of each role alone."""
+    """Overrides of the fleet, the keys of replica counts, and the overrides of each single role."""
     changes = [f"hardware={gpu}", f"router={router}"]
     if not isinstance(split, Mapping):
         return [*changes, *split], [REPLICAS], []

@@ -35,7 +35,7 @@ class Fleet:
     gpu: str
     router: str
     long: bool
-    """Whether in long runs under every seed; otherwise in one short run."""
+    """Whether it was run under every seed; otherwise in one short run."""
     counts: tuple[int, ...]
     gpus: int
     euros_per_hour: float
@@ -53,7 +53,7 @@ class Cheapest:
 
     attainment: float
     traffic: str
-    """Such as "10 requests/s take"."""
+    """The traffic as the beginning of a sentence, such as "10 requests/s take"."""
     objective: str
     fleets: Sequence[Fleet]
     """All tried fleets, in order."""
@@ -69,12 +69,12 @@ class Cheapest:
     interrupted: bool
 
     @property
-    def found(self) -> list[Fleet]:
+    def cheapest_fleets(self) -> list[Fleet]:
         """The cheapest sufficient fleet of each option, by cost, then by descending goodput."""
         names = set(self.least.values())
-        there = [fleet for fleet in self.fleets if fleet.long and fleet.name in names]
+        confirmed = [fleet for fleet in self.fleets if fleet.long and fleet.name in names]
         return sorted(
-            there,
+            confirmed,
             key=lambda fleet: (
                 round(fleet.euros_per_hour, 9),
                 -fleet.means[GOODPUT],
@@ -84,7 +84,7 @@ class Cheapest:
 
     @property
     def winner(self) -> Fleet | None:
-        return next(iter(self.found), None)
+        return next(iter(self.cheapest_fleets), None)
 
     def lines(self) -> list[str]:
         lines = ["The search was interrupted; this is what is known."] if self.interrupted else []
@@ -104,11 +104,11 @@ class Cheapest:
         )
         lines.append(f"The cheapest gives {self._use(best)}.")
         seen = {best.gpu}
-        for one in self.found[1:]:
-            if one.gpu not in seen:
-                seen.add(one.gpu)
-                dearer = signed(one.euros_per_hour / best.euros_per_hour - 1, 0)
-                lines.append(f"{one.name} costs {one.euros_per_hour:,.2f} € ({dearer}).")
+        for fleet in self.cheapest_fleets[1:]:
+            if fleet.gpu not in seen:
+                seen.add(fleet.gpu)
+                dearer = signed(fleet.euros_per_hour / best.euros_per_hour - 1, 0)
+                lines.append(f"{fleet.name} costs {fleet.euros_per_hour:,.2f} € ({dearer}).")
         if best.attained.known and best.attained.low < self.attainment:
             lines.append(
                 f"Whether it has {percent(self.attainment, 0)} within is not sure: more "
@@ -124,40 +124,40 @@ class Cheapest:
 
     @staticmethod
     def _use(fleet: Fleet) -> str:
-        told = [
+        phrases = [
             f"{scale_of(name, [value]).text(value)}"
             if name.endswith("watts")
             else f"{value:,.{0 if value >= 1e3 else 1}f} {label_of(name).lower()}"
             for name, value in fleet.means.items()
             if name != GOODPUT and value == value
         ]
-        return " and ".join(", ".join(told).rsplit(", ", 1))
+        return " and ".join(", ".join(phrases).rsplit(", ", 1))
 
     # -- for files and pages -----------------------------------------------------------------------
 
     def listings(self) -> list[Listing]:
         """Tables of the cheapest fleet of each option, and of dropped options."""
         listings = []
-        if found := self.found:
-            scales = {name: scale_of(name, [one.means[name] for one in found]) for name in COLUMNS}
+        if fleets := self.cheapest_fleets:
+            scales = {name: scale_of(name, [f.means[name] for f in fleets]) for name in COLUMNS}
             units = [
                 label_of(name) + (f" ({scale.suffix})" if scale.suffix else "")
                 for name, scale in scales.items()
             ]
             rows = [
                 [
-                    one.name,
-                    str(one.gpus),
-                    f"{one.euros_per_hour:,.2f}",
-                    _share(one),
-                    *(scales[name].number(one.means[name]) for name in COLUMNS),
+                    fleet.name,
+                    str(fleet.gpus),
+                    f"{fleet.euros_per_hour:,.2f}",
+                    _share(fleet),
+                    *(scales[name].number(fleet.means[name]) for name in COLUMNS),
                 ]
-                for one in found
+                for fleet in fleets
             ]
             head = ["the least of an option", "GPUs", "€/h", "within the objective", *units]
             listings.append(Listing("What it takes", head, rows))
         if self.dropped or self.nowhere:
-            costs = sorted(self.dropped.items(), key=lambda one: one[1])
+            costs = sorted(self.dropped.items(), key=lambda dropped: dropped[1])
             rows = [[name, f"at least {euros:,.2f} €/h"] for name, euros in costs]
             rows += [[name, f"missed even by {self.most} of a kind"] for name in self.nowhere]
             listings.append(Listing("What was dropped", ["option", "why"], rows))
@@ -167,7 +167,7 @@ class Cheapest:
         return {
             "attainment": self.attainment,
             "cheapest": self.winner and self.winner.name,
-            "least": {one.option: _data(one) for one in self.found},
+            "least": {fleet.option: _data(fleet) for fleet in self.cheapest_fleets},
             "dropped": dict(self.dropped),
             "nowhere": list(self.nowhere),
             "limit_euros_per_hour": self.limit,
@@ -178,21 +178,21 @@ class Cheapest:
     def table(self) -> list[dict[str, object]]:
         return [
             {
-                "fleet": one.name,
-                "runs": "long" if one.long else "short",
-                "gpus": one.gpus,
-                "euros_per_hour": one.euros_per_hour,
-                "slo_attainment": one.attained.mean,
-                "slo_attainment_low": one.attained.low,
-                "slo_attainment_high": one.attained.high,
-                "overloaded": one.overloaded,
-                **one.means,
+                "fleet": fleet.name,
+                "runs": "long" if fleet.long else "short",
+                "gpus": fleet.gpus,
+                "euros_per_hour": fleet.euros_per_hour,
+                "slo_attainment": fleet.attained.mean,
+                "slo_attainment_low": fleet.attained.low,
+                "slo_attainment_high": fleet.attained.high,
+                "overloaded": fleet.overloaded,
+                **fleet.means,
             }
-            for one in self.fleets
+            for fleet in self.fleets
         ]
 
     def drawings(self) -> dict[str, FigureSpec]:
-        if not self.found:
+        if not self.cheapest_fleets:
             return {}
         caption = (
             "A dot a fleet that was tried, large in long runs and small in a short one; hollow "
@@ -205,38 +205,38 @@ class Cheapest:
 def front_of(fleets: Sequence[Fleet]) -> list[Fleet]:
     """The Pareto front of cost and attainment, by cost; the first of equals."""
     at: dict[Point, Fleet] = {}
-    for one in fleets:
-        at.setdefault((-round(one.euros_per_hour, 9), round(one.attained.mean, 9)), one)
+    for fleet in fleets:
+        at.setdefault((-round(fleet.euros_per_hour, 9), round(fleet.attained.mean, 9)), fleet)
     return [at[point] for point in pareto_front({point: point for point in at})]
 
 
 def draw(done: Cheapest) -> Figure:
     """SLO attainment over cost, coloured by GPU type."""
     floor = min(_FLOOR, done.attainment)
-    shown = [one for one in done.fleets if one.attained.mean >= floor]
-    look = style.looks(list(dict.fromkeys(one.gpu for one in done.fleets)))
+    shown = [fleet for fleet in done.fleets if fleet.attained.mean >= floor]
+    look = style.looks(list(dict.fromkeys(fleet.gpu for fleet in done.fleets)))
     figure = style.new_figure(4.2)
     axes = figure.subplots()
     style.margins(figure, left=0.75)
     style.key(figure, dict(look))
-    scale_axis(axes, "x", [one.euros_per_hour for one in shown])
-    lowest = min(one.attained.mean for one in shown)
+    scale_axis(axes, "x", [fleet.euros_per_hour for fleet in shown])
+    lowest = min(fleet.attained.mean for fleet in shown)
     room = 0.12 * (1.0 - min(lowest, 0.9))
     axes.set_ylim(100 * (lowest - room), 100 * (1 + room))
     axes.axhline(100 * done.attainment, color=style.INK, lw=1, ls=(0, (4, 2)))
-    front = front_of([one for one in shown if one.long and not one.overloaded])
-    line = stairs([_point(one) for one in front])
+    front = front_of([fleet for fleet in shown if fleet.long and not fleet.overloaded])
+    line = stairs([_point(fleet) for fleet in front])
     axes.plot(*zip(*line, strict=True), color=style.MUTED, lw=1.2, zorder=2)
-    for one in shown:
-        colour = look[one.gpu].colour
-        met = one.attained.mean >= done.attainment and not one.overloaded
-        size = 6.5 if one.long else 3.5
+    for fleet in shown:
+        colour = look[fleet.gpu].colour
+        met = fleet.attained.mean >= done.attainment and not fleet.overloaded
+        size = 6.5 if fleet.long else 3.5
         face = colour if met else style.PAPER
-        axes.plot(*_point(one), "o", ms=size, mec=colour, mfc=face, zorder=4 if one.long else 3)
+        axes.plot(*_point(fleet), "o", ms=size, mec=colour, mfc=face, zorder=4 if fleet.long else 3)
     # Dots without a name are placed as empty labels, so that names avoid them.
-    names = {id(one): style.short(one.name, 44) for one in front}
-    ordered = sorted(shown, key=lambda one: id(one) not in names)
-    labels = [Label(names.get(id(one), ""), _point(one), {"fontsize": 8}) for one in ordered]
+    names = {id(fleet): style.short(fleet.name, 44) for fleet in front}
+    ordered = sorted(shown, key=lambda fleet: id(fleet) not in names)
+    labels = [Label(names.get(id(fleet), ""), _point(fleet), {"fontsize": 8}) for fleet in ordered]
     place(axes, labels, line)
     style.tidy(axes, x="cost (€ an hour)", y="within the objective (%)")
     return figure
@@ -247,9 +247,9 @@ def _point(fleet: Fleet) -> Point:
 
 
 def _share(fleet: Fleet) -> str:
-    one = fleet.attained
-    sure = f" ({100 * one.low:.1f} to {min(100 * one.high, 100.0):.1f})" if one.known else ""
-    return percent(one.mean) + sure
+    attained = fleet.attained
+    low, high = 100 * attained.low, min(100 * attained.high, 100.0)
+    return percent(attained.mean) + (f" ({low:.1f} to {high:.1f})" if attained.known else "")
 
 
 def _data(fleet: Fleet) -> dict[str, Any]:

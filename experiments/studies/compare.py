@@ -87,7 +87,7 @@ class Decisions(Compare):
 
 
 def check_baseline(baseline: str | None, arms: Iterable[str], what: str = "arms") -> None:
-    """Raise ConfigError unless it is among them, if it is given."""
+    """Raise ConfigError if a baseline is given that is no arm."""
     if baseline is not None and baseline not in arms:
         raise ConfigError(f"baseline={baseline}: must be one of the {what} {', '.join(arms)}")
 
@@ -131,7 +131,7 @@ def refuse_of_an_arm(where: str, change: str) -> None:
 
 
 def ordinary(command: Command, key: str, arm: Arm, seed: int) -> str:
-    """The command that repeats a run of an arm, whose overrides are settings of `key`."""
+    """The command that repeats a run of an arm whose overrides are in `key`."""
     config = command.configured(key, arm.overrides, arm.changes)
     numbers = [f"{name}={value:g}" for name, value in arm.changes.items()]
     job = Job(arm.name, seed, config, command.folder)
@@ -139,19 +139,19 @@ def ordinary(command: Command, key: str, arm: Arm, seed: int) -> str:
 
 
 def means_of(arms: Arms, group: str | None = None) -> dict[str, dict[str, float]]:
-    """Means over the seeds of each arm's metrics, as far as there are values."""
-    found = {
+    """Means over the seeds of each arm's metrics that have values."""
+    means = {
         arm: {key: list(values_of(arms, arm, key, group).values()) for key in keys_of(arms.metrics)}
         for arm in arms.arms
     }
     return {
         arm: {key: estimate(values).mean for key, values in metrics.items() if values}
-        for arm, metrics in found.items()
+        for arm, metrics in means.items()
     }
 
 
 def notices_of(arms: Arms) -> Iterator[str]:
-    """Notices of many arms, one line each, with the arms of smallest and largest counts."""
+    """Notices of many arms, a line each, with the arms of the smallest and the largest count."""
     noted = [
         (run.arm, Notice(**record))
         for run in arms.runs
@@ -161,9 +161,9 @@ def notices_of(arms: Arms) -> Iterator[str]:
     noted += [(arm, Notice(*load)) for arm, load in loads if load is not None]
     counts: dict[str, dict[str, int]] = {}
     every = of_one_kind(notice for _, notice in noted)
-    for (arm, _), one in zip(noted, every, strict=True):
-        of_arm = counts.setdefault(one.what, {})
-        of_arm[arm] = of_arm.get(arm, 0) + one.count
+    for (arm, _), notice in zip(noted, every, strict=True):
+        of_arm = counts.setdefault(notice.what, {})
+        of_arm[arm] = of_arm.get(arm, 0) + notice.count
     for what, by_arm in counts.items():
         least, most = min(by_arm, key=by_arm.__getitem__), max(by_arm, key=by_arm.__getitem__)
         whose = _whose(list(by_arm), arms)
@@ -185,7 +185,7 @@ def _whose(some: Sequence[str], arms: Arms) -> str:
 
 
 def notes_of_left_out(reasons: Mapping[str, str], between: str = ", ") -> list[str]:
-    """Notes on what is left out, one per reason."""
+    """Notes on arms that are left out, one per reason."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
@@ -193,7 +193,7 @@ def notes_of_left_out(reasons: Mapping[str, str], between: str = ", ") -> list[s
 
 
 def _texts(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+    return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
 
 
 # -- a sweep ---------------------------------------------------------------------------------------

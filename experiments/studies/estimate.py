@@ -81,7 +81,7 @@ class Estimate(Study):
         )
 
     def case(self, runs: Runs) -> Case:
-        """The server and the request sizes; raises ConfigError where there is no estimate."""
+        """The server and the request sizes; raises ConfigError if nothing can be estimated."""
         config = runs.config
         run_config = RunConfig(dict(config))
         refuse_fleet(run_config, "an estimate is of one server")
@@ -125,7 +125,7 @@ Data = Mapping[str, Any]
 def finding(data: Data) -> Iterator[str]:
     """The main results as sentences."""
     memory, steps = data["memory"], data["steps"]
-    prefill, one, full = (steps[name] for name in ("prefill", "decode_one", "decode_full"))
+    prefill, single, full = (steps[name] for name in ("prefill", "decode_one", "decode_full"))
     prompt, longest = data["prompt"], memory["max_model_len"]
     held = f"{memory['contexts_of_prompt']:,} contexts of {prompt:,} tokens"
     if longest != prompt:
@@ -136,9 +136,9 @@ def finding(data: Data) -> Iterator[str]:
     )
     yield (
         f"A prompt of {prompt:,} tokens takes {milliseconds(prefill['seconds'])}, bound by "
-        f"{_binds(prefill)}. A decode takes {milliseconds(one['seconds'])} for one sequence, "
-        f"bound by {_binds(one)}, and {milliseconds(full['seconds'])} for "
-        f"{data['batches']['full']:,}, bound by {_binds(full)}: {one['tokens_per_s']:,.0f} and "
+        f"{_binds(prefill)}. A decode takes {milliseconds(single['seconds'])} for one sequence, "
+        f"bound by {_binds(single)}, and {milliseconds(full['seconds'])} for "
+        f"{data['batches']['full']:,}, bound by {_binds(full)}: {single['tokens_per_s']:,.0f} and "
         f"{full['tokens_per_s']:,.0f} tokens/s."
     )
     size, bound = data["bounds"]["products_compute_from"], "bound by bandwidth"
@@ -148,18 +148,18 @@ def finding(data: Data) -> Iterator[str]:
     yield f"Products of decodes with weights are {'bound by compute' if size == 1 else bound}."
     asked = data["batches"].get("batch", data["batches"]["full"])
     many = steps["decode_batch" if "batch" in data["batches"] else "decode_full"]
-    if one["watts"] is not None:
+    if single["watts"] is not None:
         yield (
             f"Power of {_gpus(data)}: about {prefill['watts']:,.0f} W in the prefill and "
             f"{many['watts']:,.0f} W in a decode for {asked:,}, which gives "
             f"{number(many['tokens_per_joule'])} tokens per joule, against "
-            f"{number(one['tokens_per_joule'])} for one sequence."
+            f"{number(single['tokens_per_joule'])} for one sequence."
         )
     if (euros := data["euros_per_hour"]) is not None:
         yield (
             f"An hour of {_gpus(data)} costs {euros:,.2f} €: "
             f"{many['tokens_per_euro'] / 1e6:,.2f} million tokens per euro in a decode for "
-            f"{asked:,}, against {one['tokens_per_euro'] / 1e6:,.2f} for one sequence."
+            f"{asked:,}, against {single['tokens_per_euro'] / 1e6:,.2f} for one sequence."
         )
     if data["output"] > 1:
         kept, again = (data["kv_cache"][key] for key in ("with", "without"))
@@ -183,8 +183,8 @@ def rows(data: Data) -> list[Row]:
         Row("blocks", memory["blocks"]),
         *(Row(f"contexts of {tokens:,} tokens", held) for tokens, held in contexts.items()),
         *(
-            Row(_named(name, data), 1e3 * one["seconds"], unit="ms")
-            for name, one in data["steps"].items()
+            Row(_named(name, data), 1e3 * step["seconds"], unit="ms")
+            for name, step in data["steps"].items()
         ),
     ]
 
@@ -205,8 +205,8 @@ def listings(data: Data) -> list[Listing]:
             f"An answer of {data['output']:,} tokens, with and without a KV cache",
             ["", "FLOP", "time"],
             [
-                [name, decimal(one["flop"], "FLOP"), milliseconds(one["seconds"])]
-                for name, one in data["kv_cache"].items()
+                [name, decimal(cost["flop"], "FLOP"), milliseconds(cost["seconds"])]
+                for name, cost in data["kv_cache"].items()
             ],
         ),
     ]
@@ -266,15 +266,15 @@ def _steps(data: Data) -> Listing:
     table = [
         [
             _named(name, data),
-            milliseconds(one["seconds"]),
-            one["bound"],
-            decimal(one["flop"], ""),
-            decimal(one["bytes"], ""),
-            percent(one["mfu"], 1),
-            percent(one["mbu"], 1),
-            f"{one['tokens_per_s']:,.0f}",
+            milliseconds(step["seconds"]),
+            step["bound"],
+            decimal(step["flop"], ""),
+            decimal(step["bytes"], ""),
+            percent(step["mfu"], 1),
+            percent(step["mbu"], 1),
+            f"{step['tokens_per_s']:,.0f}",
         ]
-        for name, one in data["steps"].items()
+        for name, step in data["steps"].items()
     ]
     return Listing("Steps (FLOP, bytes, MFU and MBU of a GPU)", head, table)
 
@@ -282,12 +282,12 @@ def _steps(data: Data) -> Listing:
 def _terms(data: Data) -> Listing:
     steps = data["steps"]
     times = {
-        name: {term["name"]: term["seconds"] for term in one["terms"]}
-        for name, one in steps.items()
+        name: {term["name"]: term["seconds"] for term in step["terms"]}
+        for name, step in steps.items()
     }
-    names = dict.fromkeys(term for one in times.values() for term in one)
+    names = dict.fromkeys(term for terms in times.values() for term in terms)
     table = [
-        [term, *(milliseconds(one[term]) if term in one else "–" for one in times.values())]
+        [term, *(milliseconds(terms[term]) if term in terms else "–" for terms in times.values())]
         for term in names
     ]
     return Listing("Where the time goes", ["", *(_named(name, data) for name in steps)], table)
@@ -295,9 +295,9 @@ def _terms(data: Data) -> Listing:
 
 def _bounds(data: Data) -> Listing:
     table = [
-        [what, f"{one['from']:,}", one["bound"], one["term"]]
+        [what, f"{change['from']:,}", change["bound"], change["term"]]
         for kind, what in (("prefill", "tokens of a prompt"), ("decode", "sequences that decode"))
-        for one in data["bounds"][kind]
+        for change in data["bounds"][kind]
     ]
     title = f"What binds a step, up to {MOST:,} (contexts of {data['prompt']:,} tokens)"
     return Listing(title, ["", "from", "bound by", "longest part"], table)
@@ -308,18 +308,18 @@ def _product_table(data: Data, name: str) -> Listing:
     of = "" if many == 1 else f"; shapes of the whole, all else of one of {many} GPUs"
     table = [
         [
-            one["name"],
+            product["name"],
             "–"
-            if one["inputs"] is None
-            else "×".join(number(one[key]) for key in ("rows", "inputs", "outputs")),
-            number(one["times"]),
-            decimal(one["flop"], ""),
-            decimal(one["bytes"], ""),
-            number(1e3 * one["computing_s"]),
-            number(1e3 * one["reading_s"]),
-            one["bound"],
+            if product["inputs"] is None
+            else "×".join(number(product[key]) for key in ("rows", "inputs", "outputs")),
+            number(product["times"]),
+            decimal(product["flop"], ""),
+            decimal(product["bytes"], ""),
+            number(1e3 * product["computing_s"]),
+            number(1e3 * product["reading_s"]),
+            product["bound"],
         ]
-        for one in data["products"][name]
+        for product in data["products"][name]
     ]
     head = ["", "shape", "count", "FLOP", "bytes", "compute", "read", "bound by"]
     return Listing(f"Products: {_named(name, data)} (times in ms{of})", head, table)
@@ -329,7 +329,7 @@ def _rates(data: Data) -> Listing:
     """Rates by number format, and the time of the products with weights at each."""
     peak, reached = data["peak"], data["reached"]
     efficiency = reached["flop_rate"] / peak["flop_rates"]["fp16"]
-    flop = sum(one["flop"] for one in data["products"]["prefill"] if not one["attention"])
+    flop = sum(p["flop"] for p in data["products"]["prefill"] if not p["attention"])
     table = [
         [
             name,
@@ -374,13 +374,11 @@ def draw_roofline(data: Mapping[str, Any]) -> Figure:
     from matplotlib.lines import Line2D
 
     products = {
-        name: [
-            (one["name"], _point(one, max(one["computing_s"], one["reading_s"]))) for one in each
-        ]
-        for name, each in data["products"].items()
+        name: [(p["name"], _point(p, max(p["computing_s"], p["reading_s"]))) for p in of_step]
+        for name, of_step in data["products"].items()
     }
-    whole = {name: _point(one, one["seconds"]) for name, one in data["steps"].items()}
-    points = [*whole.values(), *(point for each in products.values() for _, point in each)]
+    whole = {name: _point(step, step["seconds"]) for name, step in data["steps"].items()}
+    points = [*whole.values(), *(point for of_step in products.values() for _, point in of_step)]
     figure = new_figure(4.6)
     axes = figure.subplots()
     margins(figure, left=0.75)
@@ -388,9 +386,9 @@ def draw_roofline(data: Mapping[str, Any]) -> Figure:
     axes.set_ylim(bottom=min(y for _, y in points) / _MARGIN**2)
     look, entries = looks(list(products)), {}
     near: dict[Point, dict[str, None]] = {}
-    for (name, each), marker in zip(products.items(), _MARKERS, strict=False):
+    for (name, of_step), marker in zip(products.items(), _MARKERS, strict=False):
         colour = look[name].colour
-        for product, (x, y) in each:
+        for product, (x, y) in of_step:
             at = min(x, roof[-1][0] / 1.2), y  # infinite intensity is drawn at the edge
             axes.plot(*at, marker, ms=6, color=colour, mfc="none", mew=1.4)
             near.setdefault((float(f"{at[0]:.2g}"), float(f"{y:.2g}")), {})[product] = None

@@ -50,12 +50,12 @@ class Product(NamedTuple):
 
 def products(replica: Replica, plan: StepPlan) -> list[Product]:
     """The products of a step; their FLOP and bytes add up to the step's work."""
-    found = [*_with_weights(replica, plan)] if plan.prefill_tokens + plan.decode_count else []
+    rows = [*_with_weights(replica, plan)] if plan.prefill_tokens + plan.decode_count else []
     if plan.chunks:
-        found += _of_chunks(replica, plan)
+        rows += _of_chunks(replica, plan)
     if plan.decode_count:
-        found += _of_decodes(replica, plan)
-    return found
+        rows += _of_decodes(replica, plan)
+    return rows
 
 
 def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
@@ -63,13 +63,13 @@ def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
     passes = replica.passes(whole)  # each reads the weights again
     tokens = whole if passes == 1 else whole / passes
 
-    def product(matrix: Matrix, rows: float, times: float, each: float, of: str = "") -> Product:
+    def product(matrix: Matrix, rows: float, times: float, nbytes: float, of: str = "") -> Product:
         times *= passes
         holders = replica.gpus if of == "expert" else replica.gpus // replica.groups
         flop = 2 * rows * matrix.params * times / replica.gpus
         return Product(
             *(f"{of} {matrix.name}".strip(), rows, matrix.inputs, matrix.outputs, times),
-            *(flop, matrix.params * times * each / holders),
+            *(flop, matrix.params * times * nbytes / holders),
         )
 
     if model.params is not None:
@@ -86,10 +86,10 @@ def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
         router = Matrix("router", model.hidden, moe.experts)
         yield product(router, tokens, model.moe_layers, model.dtype_bytes)
         chosen = moe.expected_experts(tokens)
-        each = tokens * moe.experts_per_token / chosen
+        expert_rows = tokens * moe.experts_per_token / chosen
         for matrix in mlp_matrices(model, moe.intermediate):
             times = model.moe_layers * chosen
-            yield product(matrix, each, times, model.expert_dtype_bytes, "expert")
+            yield product(matrix, expert_rows, times, model.expert_dtype_bytes, "expert")
         if shared := model.moe_layers * moe.shared_experts:
             for matrix in mlp_matrices(model, moe.intermediate):
                 yield product(matrix, tokens, shared, model.dtype_bytes, "shared")
@@ -116,7 +116,7 @@ def _of_chunks(replica: Replica, plan: StepPlan) -> list[Product]:
 
 
 def _of_decodes(replica: Replica, plan: StepPlan) -> list[Product]:
-    """Decode attention, the query heads of one KV head in one product."""
+    """Decode attention: the query heads that share a KV head are one product."""
     model, count = replica.model, plan.decode_count
     key, value = model.decode_dims
     groups = 1 if model.mla else model.kv_heads
@@ -137,28 +137,28 @@ def _read(replica: Replica, tokens: int) -> tuple[float, float]:
 
 
 def timed(cost: Roofline, plan: StepPlan) -> list[dict[str, Any]]:
-    """The products of a step, as for result.json, with the time that each takes alone."""
+    """The products of a step with the time that each takes alone, as for result.json."""
     return [_timed(cost, product) for product in products(cost.replica, plan)]
 
 
 def _timed(cost: Roofline, product: Product) -> dict[str, Any]:
-    told = product._asdict()
+    fields = product._asdict()
     if product.attention:
         computing = product.flop / cost.attention_rate
-        longer = cost.paged if told.pop("from_blocks") else 1.0
+        longer = cost.paged if fields.pop("from_blocks") else 1.0
         reading = product.bytes / cost.cache_bandwidth * longer
     else:
-        del told["from_blocks"]
+        del fields["from_blocks"]
         computing = product.flop / (cost.head_rate if product.name == HEAD else cost.flop_rate)
         reading = product.bytes / cost.bandwidth
     bound: Bound = "compute" if computing >= reading else "bandwidth"
-    return {**told, "computing_s": computing, "reading_s": reading, "bound": bound}
+    return {**fields, "computing_s": computing, "reading_s": reading, "bound": bound}
 
 
-def bound_of(told: Breakdown) -> tuple[Bound, str]:
+def bound_of(breakdown: Breakdown) -> tuple[Bound, str]:
     """The bottleneck of a step, and the longest term of it."""
-    waits = [term for term in told.terms if term.bound == told.bound]
-    return told.bound, max(waits, key=lambda term: term.seconds).name
+    waits = [term for term in breakdown.terms if term.bound == breakdown.bound]
+    return breakdown.bound, max(waits, key=lambda term: term.seconds).name
 
 
 def changes(of: Callable[[int], T], most: int) -> list[tuple[int, T]]:
@@ -215,40 +215,40 @@ EMBEDDINGS = "embeddings"
 def weights_of(replica: Replica) -> dict[str, float]:
     """Bytes of the weights of one GPU by part; they add up to `weight_bytes`."""
     model, stage = replica.model, replica.fullest
-    found = {}
-    for part, each in weights(model).items():
+    parts = {}
+    for part, nbytes in weights(model).items():
         gpus = replica.stage_gpus if part == "experts" else replica.tensor_parallel
-        found[part] = each / gpus
+        parts[part] = nbytes / gpus
         if part not in (EMBEDDINGS, HEAD):
-            found[part] *= stage.layers / model.layers
+            parts[part] *= stage.layers / model.layers
     if not stage.first:
-        embeddings = found.pop(EMBEDDINGS, 0.0)
+        embeddings = parts.pop(EMBEDDINGS, 0.0)
         if stage.last and model.tied_embeddings:
-            found[HEAD] = embeddings * model.head_bytes / model.embedding_bytes
+            parts[HEAD] = embeddings * model.head_bytes / model.embedding_bytes
     if not stage.last:
-        found.pop(HEAD, None)
-    return {part: each for part, each in found.items() if each}
+        parts.pop(HEAD, None)
+    return {part: nbytes for part, nbytes in parts.items() if nbytes}
 
 
 def weights(model: ModelShape) -> dict[str, float]:
     """Bytes of a model's weights by part; they add up to `weight_bytes`."""
     if model.params is not None:
         return {"all": model.params * model.dtype_bytes}
-    attention = model.layers * sum(one.params for one in attention_matrices(model))
+    attention = model.layers * sum(matrix.params for matrix in attention_matrices(model))
     dense = model.layers - model.moe_layers
-    mlp = dense * sum(one.params for one in mlp_matrices(model, model.intermediate))
-    found = {"attention": attention * model.dtype_bytes, "MLP": mlp * model.dtype_bytes}
+    mlp = dense * sum(matrix.params for matrix in mlp_matrices(model, model.intermediate))
+    parts = {"attention": attention * model.dtype_bytes, "MLP": mlp * model.dtype_bytes}
     if moe := model.moe:
         of = model.moe_layers * model.expert_params
-        found["experts"] = of * moe.experts * model.expert_dtype_bytes
-        found["shared experts"] = of * moe.shared_experts * model.dtype_bytes
-        found["routers"] = model.moe_layers * model.hidden * moe.experts * model.dtype_bytes
-    found["norms"] = (2 * model.layers + 1) * model.hidden * model.dtype_bytes
+        parts["experts"] = of * moe.experts * model.expert_dtype_bytes
+        parts["shared experts"] = of * moe.shared_experts * model.dtype_bytes
+        parts["routers"] = model.moe_layers * model.hidden * moe.experts * model.dtype_bytes
+    parts["norms"] = (2 * model.layers + 1) * model.hidden * model.dtype_bytes
     embeddings = (model.vocab + model.learned_positions) * model.hidden
-    found[EMBEDDINGS] = embeddings * model.head_dtype_bytes
+    parts[EMBEDDINGS] = embeddings * model.head_dtype_bytes
     if not model.tied_embeddings:
-        found[HEAD] = model.head_params * model.head_dtype_bytes
-    return {part: each for part, each in found.items() if each}
+        parts[HEAD] = model.head_params * model.head_dtype_bytes
+    return {part: nbytes for part, nbytes in parts.items() if nbytes}
 
 
 # -- numbers for result.json -----------------------------------------------------------------------
@@ -351,8 +351,8 @@ def _memory(case: Case) -> dict[str, Any]:
         "memory_bytes": round(replica.hardware.memory_bytes),
         "gpu_memory_utilization": utilization,
         "usable_bytes": round(usable),
-        "weights": {part: round(each) for part, each in held.items()},
-        "activations": {part: round(each) for part, each in active.items()},
+        "weights": {part: round(nbytes) for part, nbytes in held.items()},
+        "activations": {part: round(nbytes) for part, nbytes in active.items()},
         "max_batched_tokens": case.step_tokens,
         "max_seqs": server.max_seqs,
         "reserved_bytes": round(reserved),
@@ -369,21 +369,21 @@ def _memory(case: Case) -> dict[str, Any]:
 
 
 def _step(case: Case, plan: StepPlan) -> dict[str, Any]:
-    told, replica = case.cost.explain(plan), case.replica
-    bound, term = bound_of(told)
+    breakdown, replica = case.cost.explain(plan), case.replica
+    bound, term = bound_of(breakdown)
     tokens = plan.prefill_tokens + plan.decode_count
-    rate, euros = tokens / told.seconds, replica.euros_per_hour
-    watts = case.power and case.power.watts(replica, told.work, told.seconds)
+    rate, euros = tokens / breakdown.seconds, replica.euros_per_hour
+    watts = case.power and case.power.watts(replica, breakdown.work, breakdown.seconds)
     return {
         "tokens": tokens,
-        "seconds": told.seconds,
+        "seconds": breakdown.seconds,
         "bound": bound,
         "term": term,
-        "terms": [part._asdict() for part in told.terms],
-        "flop": told.work.flop,
-        "bytes": told.work.bytes,
-        "mfu": told.mfu(replica.hardware),
-        "mbu": told.mbu(replica.hardware),
+        "terms": [part._asdict() for part in breakdown.terms],
+        "flop": breakdown.work.flop,
+        "bytes": breakdown.work.bytes,
+        "mfu": breakdown.mfu(replica.hardware),
+        "mbu": breakdown.mbu(replica.hardware),
         "tokens_per_s": rate,
         "watts": watts,
         "tokens_per_joule": watts and rate / watts,

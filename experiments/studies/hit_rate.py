@@ -35,7 +35,7 @@ def ideal(workload: Workload, block: int) -> Ideal:
     assert workload.prompts is not None
     seen: set[tuple[object, ...]] = set()
     numbers: dict[tuple[object, ...], int] = {}
-    blocks = found = tokens = found_tokens = 0
+    blocks = hits = tokens = found_tokens = 0
     for row in range(len(workload)):
         prompt = workload.prompts[row]
         length, before, fresh = len(prompt), -1, False
@@ -46,16 +46,16 @@ def ideal(workload: Workload, block: int) -> Ideal:
             if fresh:
                 seen.add(key)
             else:
-                found += 1
+                hits += 1
                 found_tokens += min(block, length - start)
             before = numbers.setdefault(key, len(numbers))
         tokens += length
-    return Ideal(blocks, found, tokens, found_tokens)
+    return Ideal(blocks, hits, tokens, found_tokens)
 
 
 @dataclass(frozen=True)
 class HitRate(Study):
-    """One run, of which only cache hits are reported."""
+    """A study of one run that reports cache hits."""
 
     title: str
     question: str
@@ -87,16 +87,16 @@ class HitRate(Study):
         }
         return Analysis(
             finding=[
-                f"The cache finds {percent(found, 2)} of the {what} of {summary['requests']:,} "
+                f"The cache finds {percent(cached, 2)} of the {what} of {summary['requests']:,} "
                 f"prompts; with a memory that forgets nothing there are {percent(most, 2)} to find."
-                for what, (found, most) in shares.items()
+                for what, (cached, most) in shares.items()
             ],
             listings=[
                 Listing(
                     f"Found in {best.blocks:,} blocks of {block} tokens, of which memory holds "
                     f"{summary['total_blocks']:,}",
                     ["share of", "found", "ideally"],
-                    [[what, *(percent(one, 2) for one in both)] for what, both in shares.items()],
+                    [[what, *(percent(v, 2) for v in both)] for what, both in shares.items()],
                 )
             ],
             notes=[*_coarser(workload, block, best), *added_up([summary])],
@@ -112,8 +112,8 @@ class HitRate(Study):
                 "ideal_share_of_tokens": shares["tokens"][1],
             },
             table=[
-                {"of": what, "found": found, "ideal": most}
-                for what, (found, most) in shares.items()
+                {"of": what, "found": cached, "ideal": most}
+                for what, (cached, most) in shares.items()
             ],
         )
 
@@ -136,13 +136,13 @@ def _memory(runs: Runs) -> dict[str, int]:
 
 
 def _coarser(workload: Workload, block: int, best: Ideal) -> Iterator[str]:
-    """That blocks of this size hide what prompts share by the trace's own."""
-    own = workload.prompts.block if workload.prompts is not None else None
-    if own is not None and block > own:
-        finer = ideal(workload, own)
+    """A note if blocks of this size hide shared prompts that the trace's block size shows."""
+    trace_block = workload.prompts.block if workload.prompts is not None else None
+    if trace_block is not None and block > trace_block:
+        finer = ideal(workload, trace_block)
         yield (
-            f"the trace names blocks of {own} tokens, and by them {_of_tokens(finer)} of the "
-            f"tokens are there to find; memory.block_size={block} leaves {_of_tokens(best)}"
+            f"the trace names blocks of {trace_block} tokens, and by them {_of_tokens(finer)} of "
+            f"the tokens are there to find; memory.block_size={block} leaves {_of_tokens(best)}"
         )
 
 

@@ -44,7 +44,7 @@ class Lattice:
             self._open[tuple(slice(count) for count in counts)] = False
 
     def take(self, kind: int, least: int | None) -> None:
-        """So many of a kind it takes at least; None: more than there may be."""
+        """At least `least` replicas of a kind are needed; None: more than `most`."""
         line = np.moveaxis(self._open, kind, 0)
         line[: None if least is None else least - 1] = False
         self._floor[kind] = len(line) if least is None else least
@@ -54,7 +54,7 @@ class Lattice:
 
     @property
     def least(self) -> int | None:
-        """Of the first kind, so many are not known to miss; None: however many there are do."""
+        """Fewest replicas of the first kind that are not known to miss; None if all are."""
         left = np.argwhere(self._open)
         return int(left[:, 0].min()) + 1 if len(left) else None
 
@@ -78,8 +78,7 @@ class Lattice:
 
     @property
     def expected(self) -> float:
-        """The cost as far as is known: of what meets it, or once long runs have missed it, of
-        the next."""
+        """The cost of the best known fleet, or of the next one once long runs have missed it."""
         if self.long and self.best is None:
             return self.bound
         return inf if self.likely is None else self.cost(self.likely)
@@ -114,7 +113,7 @@ class Lattice:
             return []
         if (best := self.best) is not None:
             less = [
-                tuple(each - (number == kind) for number, each in enumerate(best))
+                tuple(count - (number == kind) for number, count in enumerate(best))
                 for kind, count in enumerate(best)
                 if count > 1
             ]

@@ -22,7 +22,7 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 
 PHASES = {"prefill": "prefill", "decode": "decode", "both": "null"}
-"""What a server does, and `backend.only` for it."""
+"""Phases that a server serves, each with its `backend.only`."""
 APART = "apart"
 """What a fleet of both does."""
 
@@ -38,14 +38,14 @@ class Place(Capacity):
     source: str = ""
     target: float = 10.0
     node: int | None = None
-    """GPUs that one server for each phase may have together; None: any number."""
+    """GPUs of one server for each phase together, at most; None: any number."""
     wholes: Mapping[str, Sequence[str]] | None = None
     """Fleets of servers for each phase that are searched as a whole, by name."""
     published: Mapping[str, Any] | None = None
-    """Of such a pair: requests/s a GPU (`per_gpu`), the GPUs of each (`prefill`, `decode`), and
-    the `name` that it has among `wholes`."""
+    """Published values for the pair: requests/s per GPU (`per_gpu`), GPUs of each phase (`prefill`,
+    `decode`), and its `name` among `wholes`."""
     example: Mapping[str, Any] = field(default_factory=dict)
-    """What `baseline`, `node`, `wholes` and `published` are beside the `usual` options."""
+    """Values of `baseline`, `node`, `wholes` and `published` with the `usual` options."""
     _unlinked: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     """Why an arm is left out: no bandwidth is known for its transfers. Empty: it is known."""
 
@@ -101,18 +101,18 @@ class Place(Capacity):
 
     @property
     def fleets(self) -> Mapping[str, Sequence[str]]:
-        """`wholes`, none where they were not given."""
+        """`wholes`; empty if not given."""
         return self.wholes or {}
 
     def check(self, jobs: Sequence[Job]) -> None:
         super().check(jobs)
         for job in jobs if self.arms is None else ():
             fitted, model = job.config["cost"].get("fitted_for", {}), job.config["model"]["name"]
-            if (own := fitted.get("model", model)) != model:
+            if (measured_model := fitted.get("model", model)) != model:
                 raise ConfigError(
                     f"study.arms: must be given for model={model}, e.g. "
                     f"'study.arms={{TP 2: [\"tensor_parallel=2\"]}}': those of the experiment "
-                    f"have the step times of {own}"
+                    f"have the step times of {measured_model}"
                 )
 
     def key_of(self, arm: str) -> str:
@@ -123,32 +123,32 @@ class Place(Capacity):
         reading = super().analyse(runs)
         if reading is None:
             return None
-        found = Found(self, runs, reading.data)
+        placed = PlacementResult(self, runs, reading.data)
         return replace(
             reading,
-            finding=found.finding(),
-            rows=found.rows(),
-            listings=[*found.listings(), *reading.listings],
-            notes=[*self.left_out, *found.notes(), *reading.notes],
-            data={**reading.data, "placement": found.data()},
+            finding=placed.finding(),
+            rows=placed.rows(),
+            listings=[*placed.listings(), *reading.listings],
+            notes=[*self.left_out, *placed.notes(), *reading.notes],
+            data={**reading.data, "placement": placed.data()},
         )
 
 
-class Found:
-    """Options with what they sustain, and what is placed by that."""
+class PlacementResult:
+    """Options with the rates that they sustain, and the placement that follows."""
 
     def __init__(self, study: Place, runs: Runs, capacity: Mapping[str, Any]) -> None:
         self.study = study
         arms = capacity["arms"]
         self.unbound = [name for name, arm in arms.items() if arm["nowhere"] and _rate(arm)]
-        found: dict[str, list[Option]] = {phase: [] for phase in (*PHASES, APART)}
-        for phase, options in found.items():
+        by_phase: dict[str, list[Option]] = {phase: [] for phase in (*PHASES, APART)}
+        for phase, options in by_phase.items():
             fleets = phase == APART
             of = study.fleets if fleets else study.options
             for name, (gpus, euros) in servers(runs, "wholes" if fleets else "arms", of).items():
                 if (arm := arms.get(f"{phase}, {name}")) is not None:
                     options.append(Option(name, gpus, _rate(arm), euros))
-        self.wholes, self.options = found.pop(APART), found
+        self.wholes, self.options = by_phase.pop(APART), by_phase
         apart = self.options["prefill"], self.options["decode"]
         self.together = placed(study.target, self.options["both"])
         self.apart = placed(study.target, *apart)
@@ -174,28 +174,28 @@ class Found:
         ]
         return lines + [f"Nothing does {phase} within the objective." for phase in missing]
 
-    def _placed(self, one: Placement, phases: Sequence[str]) -> str:
-        told = " and ".join(
+    def _placed(self, placement: Placement, phases: Sequence[str]) -> str:
+        parts = " and ".join(
             f"{share.servers} × {share.option.name} for {phase}"
-            for share, phase in zip(one.shares, phases, strict=True)
+            for share, phase in zip(placement.shares, phases, strict=True)
         )
-        euros = one.euros_per_hour
+        euros = placement.euros_per_hour
         cost = "" if euros is None else f" for {euros:,.2f} € an hour"
-        return f"{one.rate:g} requests/s take {one.gpus} GPUs{cost}: {told}"
+        return f"{placement.rate:g} requests/s take {placement.gpus} GPUs{cost}: {parts}"
 
     def rows(self) -> list[Row]:
         """Comparison with published numbers for one server of each phase."""
-        told = self.study.published or {}
+        published = self.study.published or {}
         rows = []
         if self.pair is not None:
             most = "" if self.study.node is None else f", {self.study.node} GPUs at most"
             what = f"one server for each phase{most}: requests/s a GPU"
-            rows.append(Row(what, self.pair.per_gpu, told.get("per_gpu")))
+            rows.append(Row(what, self.pair.per_gpu, published.get("per_gpu")))
             for share, phase in zip(self.pair.shares, ("prefill", "decode"), strict=True):
-                rows.append(Row(f"of these, GPUs for {phase}", share.gpus, told.get(phase)))
+                rows.append(Row(f"of these, GPUs for {phase}", share.gpus, published.get(phase)))
         for whole in self.wholes:
             what = f"{whole.name}, simulated together: requests/s a GPU"
-            known = told.get("per_gpu") if told.get("name") == whole.name else None
+            known = published.get("per_gpu") if published.get("name") == whole.name else None
             rows.append(Row(what, whole.per_gpu, known))
         return rows
 
@@ -215,16 +215,16 @@ class Found:
         return [Listing("What one server sustains", head, table)]
 
     def notes(self) -> list[str]:
-        told = [
+        notes = [
             "each phase is simulated alone: requests come to decodes as they arrive, without a "
             "transfer, and prefills never wait for memory that others decode in"
         ]
         if self.unbound:
-            told.append(
+            notes.append(
                 f"no rate misses the objective of {', '.join(self.unbound)}: the highest that was "
                 "tried stands for what it sustains; more requests would overload it"
             )
-        return told
+        return notes
 
     def data(self) -> dict[str, Any]:
         return {
@@ -235,7 +235,7 @@ class Found:
                 }
                 for phase, options in self.options.items()
             },
-            "wholes": {one.name: {"gpus": one.gpus, "a_gpu": one.per_gpu} for one in self.wholes},
+            "wholes": {w.name: {"gpus": w.gpus, "a_gpu": w.per_gpu} for w in self.wholes},
             "apart": _data(self.apart),
             "together": _data(self.together),
             "pair": _data(self.pair),
@@ -246,8 +246,8 @@ class Found:
 def servers(
     runs: Runs, key: str, arms: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[int, float | None]]:
-    """GPUs of each arm, and what they cost an hour."""
-    found = {}
+    """GPUs of each arm and their price per hour."""
+    servers = {}
     for name, changes in arms.items():
         config = runs.command.configured(f"study.{key}.{name}", changes, {})
         gpus, euros = 0, 0.0
@@ -255,33 +255,33 @@ def servers(
             replicas = pool.get("replicas", 1)
             gpus += replicas * many
             euros += replicas * (math.nan if price is None else price)
-        found[name] = gpus, None if math.isnan(euros) else euros
-    return found
+        servers[name] = gpus, None if math.isnan(euros) else euros
+    return servers
 
 
 def pools_of(config: Settings) -> Iterator[tuple[Settings, int, float | None]]:
-    """The pools of a fleet, and for a server of each its GPUs and what they cost an hour."""
+    """The pools of a fleet, with the GPUs of one server of each and their price per hour."""
     for name, pool in (config["fleet"].get("pools") or {"": {}}).items():
-        own = RunConfig(config).pool(name).settings
-        gpus = max(own["tensor_parallel"], own["expert_parallel"]) * own["pipeline_parallel"]
-        price = own["hardware"].get("price_per_hour")
+        of = RunConfig(config).pool(name).settings
+        gpus = max(of["tensor_parallel"], of["expert_parallel"]) * of["pipeline_parallel"]
+        price = of["hardware"].get("price_per_hour")
         yield pool, gpus, price and gpus * price
 
 
 def _rate(arm: Mapping[str, Any]) -> float:
-    """The mean over seeds; 0 where no rate meets the objective under one of them."""
+    """Mean rate over the seeds; 0 if under one of them no rate meets the objective."""
     met = [seed["met_up_to"] or 0.0 for seed in arm["seeds"].values()]
     return fmean(met) if all(met) else 0.0
 
 
-def _data(one: Placement | None) -> dict[str, Any] | None:
-    if one is None:
+def _data(placement: Placement | None) -> dict[str, Any] | None:
+    if placement is None:
         return None
-    shares = [{"option": share.option.name, "servers": share.servers} for share in one.shares]
+    shares = [{"option": share.option.name, "servers": share.servers} for share in placement.shares]
     return {
-        "requests_per_s": one.rate,
-        "gpus": one.gpus,
-        "a_gpu": one.per_gpu,
-        "euros_per_hour": one.euros_per_hour,
+        "requests_per_s": placement.rate,
+        "gpus": placement.gpus,
+        "a_gpu": placement.per_gpu,
+        "euros_per_hour": placement.euros_per_hour,
         "shares": shares,
     }

@@ -45,7 +45,7 @@ WAYS: Mapping[str, Sequence[str]] = {
 
 
 class Place(NamedTuple):
-    """One line of the map."""
+    """A line of the map."""
 
     model: str
     machine: str
@@ -67,7 +67,7 @@ class SwapMap(Reproduction):
     models: Sequence[str]
     """The first is the paper's."""
     modern: Annotated[str, In("models")]
-    """The one that the finding holds against it."""
+    """The model that the finding compares with the paper's."""
     machines: Mapping[str, Sequence[str]]
     buses: Annotated[Mapping[str, float], Number(1e-3), Count()]
     """GB/s by name."""
@@ -79,11 +79,11 @@ class SwapMap(Reproduction):
     length: Annotated[int, Number(1)]
     """Tokens of the sequence whose price the map shows."""
     batch: Annotated[Sequence[int], Number(1)]
-    """Decodes beside which it may be computed again, and the tokens of their contexts."""
+    """Decodes in the step of a recompute, and the sum of their contexts."""
     batchings: Mapping[str, Sequence[str]]
     """Overrides of whole runs by name."""
     measured: Sequence[int]
-    """Block sizes whose prices are measured on the engine."""
+    """Block sizes with measured prices on the engine."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,7 +210,7 @@ class SwapMap(Reproduction):
         yield (
             f"The paper's case ({places[0].model}, {places[0].machine}, {COPIES['layer']}, blocks "
             f"of {self.usual}): {self.length} tokens take {_ms(prices[0].recompute)} to compute "
-            f"again, and out and in {_each([_ms(one.swap) for one in prices], self.buses)}; "
+            f"again, and out and in {_each([_ms(price.swap) for price in prices], self.buses)}; "
             "recompute is at most "
             f"{_each([f'{_most(grid[place]):.2f}' for place in places], self.buses)} times as slow "
             f"(published: {1 + SLOWER:g}, over a bus that is not named)."
@@ -223,7 +223,7 @@ class SwapMap(Reproduction):
         )
         least, most = sorted((now.recompute, now.swap))
         better, other = (
-            "swap" if one.swap < one.recompute else "recompute" for one in (now, split)
+            "swap" if price.swap < price.recompute else "recompute" for price in (now, split)
         )
         yield (
             f"{_of(block)}: {_ms(now.swap)} against {_ms(now.recompute)}, so {better} is "
@@ -311,7 +311,7 @@ class SwapMap(Reproduction):
             for arm, of in runs.items()
             if arm.startswith("cheapest")
         }
-        rows, told = [], []
+        rows, losses = [], []
         for arm, (machine, price) in prices.items():
             size = machine["block_size"]
             tokens = min(self.length, machine["blocks"] * size)
@@ -319,10 +319,10 @@ class SwapMap(Reproduction):
             copies = arm.removeprefix("cheapest, ").partition(", blocks")[0]
             times = [_ms(swap, ""), _ms(again, "")]
             rows.append([f"{copies}, blocks of {size}", f"{tokens}", *times])
-            told.append((swap / again, f"{copies} in blocks of {size}"))
+            losses.append((swap / again, f"{copies} in blocks of {size}"))
         effects = _effects(runs, "")
         machine = next(iter(prices.values()))[0]
-        least, most = min(told), max(told)
+        least, most = min(losses), max(losses)
         head = ["", "tokens", "swap, ms", "recompute"]
         table = [[way, _sure(effects[way])] for way in list(WAYS)[1:]]
         return Analysis(
@@ -352,9 +352,9 @@ class SwapMap(Reproduction):
 
 
 def _effects(runs: Mapping[str, Sequence[Run]], where: str) -> dict[str, Estimate]:
-    """Throughput of each way over that of recompute: geometric means of the seeds' ratios."""
-    found = {way: [run.summary[THROUGHPUT] for run in runs[where + way]] for way in WAYS}
-    return {way: paired_ratio(values, found["recompute"]) for way, values in found.items()}
+    """Throughput of each way relative to recompute: geometric mean of the seeds' ratios."""
+    rates = {way: [run.summary[THROUGHPUT] for run in runs[where + way]] for way in WAYS}
+    return {way: paired_ratio(values, rates["recompute"]) for way, values in rates.items()}
 
 
 def _most(prices: Sequence[Price]) -> float:
@@ -383,11 +383,11 @@ def _ms(seconds: float, unit: str = " ms") -> str:
 
 
 class Price(NamedTuple):
-    """Seconds for one sequence."""
+    """Prices of one sequence in seconds."""
 
     swap: float
     recompute: float
-    """Recomputation in a step of its own."""
+    """Recompute in a step of its own."""
     beside: float
     """Recomputation added to a step of decodes."""
 
@@ -402,9 +402,9 @@ def price_of(
     layout: str | None = None,
     pcie_gb_s: float | None = None,
 ) -> Price:
-    """The price of `tokens`, beside so many decodes that attend to so much in all; nothing is run.
+    """The price of `tokens`, beside a number of decodes with a total context.
 
-    Block size, layout and bus may be others than the configuration's.
+    Nothing is run. Block size, layout and bus may differ from the configuration.
     """
     memory = config["memory"]
     server = ServerSpec(
@@ -440,10 +440,10 @@ def draw_map(data: Mapping[str, Any]) -> Figure:
     from matplotlib.patches import Patch
 
     prices, sizes = data["prices"], data["sizes"]
-    machines = list(dict.fromkeys(one["machine"] for one in prices))
-    buses = list(dict.fromkeys(one["bus"] for one in prices))
+    machines = list(dict.fromkeys(price["machine"] for price in prices))
+    buses = list(dict.fromkeys(price["bus"] for price in prices))
     lines = sorted(
-        dict.fromkeys((one["layout"], one["model"]) for one in prices), key=lambda one: one[0]
+        dict.fromkeys((p["layout"], p["model"]) for p in prices), key=lambda line: line[0]
     )
     figure = new_figure(0.9 + (0.2 * len(lines) + 0.5) * len(machines))
     panels = figure.subplots(len(machines), len(buses), squeeze=False)
@@ -451,12 +451,14 @@ def draw_map(data: Mapping[str, Any]) -> Figure:
     for row, machine in enumerate(machines):
         for column, bus in enumerate(buses):
             axes = panels[row][column]
-            found = {
-                (one["layout"], one["model"]): one
-                for one in prices
-                if one["machine"] == machine and one["bus"] == bus
+            at_line = {
+                (price["layout"], price["model"]): price
+                for price in prices
+                if price["machine"] == machine and price["bus"] == bus
             }
-            ratios = [[found[at]["recompute"] / swap for swap in found[at]["swap"]] for at in lines]
+            ratios = [
+                [at_line[at]["recompute"] / swap for swap in at_line[at]["swap"]] for at in lines
+            ]
             axes.pcolormesh(
                 ratios, cmap=ListedColormap(COLOURS), norm=norm, edgecolor="white", lw=0.8
             )

@@ -37,13 +37,13 @@ _RANGE = ("low", "high", "log")
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting, and what it may be."""
+    """A setting with its candidate values."""
 
     key: str
     values: tuple[Any, ...]
     """As on the command line; the two ends of a range."""
     log: bool | None = None
-    """Whether a range is logarithmic; None: it is one of the values."""
+    """Whether a range is logarithmic; None: the values are categories."""
 
     def distribution(self) -> BaseDistribution:
         """A range is of integers if both ends are."""
@@ -66,10 +66,10 @@ def space_of(settings: object) -> list[Setting]:
     """Parse a mapping of keys to lists or ranges; null omits a key."""
     if not isinstance(settings, Mapping):
         raise ConfigError(f"space={settings}: must be a mapping of settings to values")
-    found = [_setting(str(key), value) for key, value in settings.items() if value is not None]
-    if not found:
+    parsed = [_setting(str(key), value) for key, value in settings.items() if value is not None]
+    if not parsed:
         raise ConfigError("space: must have at least one setting")
-    return found
+    return parsed
 
 
 def _setting(key: str, value: object) -> Setting:
@@ -150,8 +150,8 @@ class Tune(Study):
         return search.reading() if search.done.values else None
 
     def progress(self, runs: Runs) -> str:
-        told = len(self._search(runs).done.trials)
-        return f"{told} of {self.trials} trials are complete"
+        complete = len(self._search(runs).done.trials)
+        return f"{complete} of {self.trials} trials are complete"
 
     def key_of(self, arm: str) -> str:
         return "study" if arm == DEFAULT else "study.space"
@@ -180,7 +180,7 @@ class Search:
         self._rounds = self._all()
 
     def ask(self) -> list[Arm]:
-        """The next arms to run; empty at the end."""
+        """The next arms to run; empty when the search has ended."""
         return next(self._rounds, [])
 
     def _all(self) -> Iterator[list[Arm]]:
@@ -193,8 +193,8 @@ class Search:
             left = self.tune.trials - len(self.study.trials)
             asked = []
             for _ in range(min(self.tune.batch, left)):
-                trial = self.study.ask({one.key: one.distribution() for one in self.space})
-                changes = [one.override(trial.params[one.key]) for one in self.space]
+                trial = self.study.ask({s.key: s.distribution() for s in self.space})
+                changes = [setting.override(trial.params[setting.key]) for setting in self.space]
                 asked.append((trial, name := " ".join(changes)))
                 done.changes[name] = changes
             yield from self._until([arm for _, arm in asked], seeds)
@@ -225,9 +225,9 @@ class Search:
                 if failures:
                     self.failed[arm] = failures[0]
                 elif all(key in self.runs.finished for key in wanted):
-                    found = {n: self.runs.finished[arm, n].summary for _, n in wanted}
-                    into[arm] = {n: value_of(one, self.tune.goal) for n, one in found.items()}
-                    judged = mean_backlogs(found.values())
+                    summaries = {n: self.runs.finished[arm, n].summary for _, n in wanted}
+                    into[arm] = {n: value_of(s, self.tune.goal) for n, s in summaries.items()}
+                    judged = mean_backlogs(summaries.values())
                     if overload_of(judged) is not None:
                         self.done.overloaded.add((arm, confirm))
                     if note := unsure_note(judged):
@@ -288,7 +288,7 @@ class Tuning:
     trials: list[str] = field(default_factory=list)
     """The arm of each trial, in order."""
     confirmed: dict[str, Values] = field(default_factory=dict)
-    """The default and the best under held-out seeds."""
+    """Values of the default and of the best trial under held-out seeds."""
     importance: Mapping[str, float] = field(default_factory=dict)
     """Of each setting, as a share of the goal's variance, descending."""
     command: str = ""
@@ -296,7 +296,7 @@ class Tuning:
     unsure: dict[str, str] = field(default_factory=dict)
     """A note for each arm whose runs are too short to show that it keeps up."""
     overloaded: set[tuple[str, bool]] = field(default_factory=set)
-    """Arms that do not keep up with the requests, each with whether under held-out seeds."""
+    """Overloaded arms, each with whether under held-out seeds."""
 
     @property
     def more(self) -> bool:
@@ -304,8 +304,8 @@ class Tuning:
 
     @property
     def best(self) -> str:
-        """The arm with the best mean, the first of equals, among those that are not overloaded; of
-        all, if all are."""
+        """The arm with the best mean that is not overloaded, the first of equals; of all, if all
+        are."""
         kept_up = [arm for arm in self.values if (arm, False) not in self.overloaded]
         means = {arm: mean(self.values[arm]) for arm in kept_up or self.values}
         known = [arm for arm, value in means.items() if not math.isnan(value)] or list(means)
@@ -313,12 +313,12 @@ class Tuning:
         return str(pick(known, key=means.__getitem__))
 
     @property
-    def found(self) -> float:
+    def best_mean(self) -> float:
         return mean(self.values[self.best])
 
     @property
     def ratio(self) -> Estimate:
-        """The best against the default under the held-out seeds: geometric mean of ratios."""
+        """The best relative to the default under held-out seeds: geometric mean of ratios."""
         best, default = (self.confirmed.get(arm, {}) for arm in (self.best, DEFAULT))
         seeds = sorted(best.keys() & default.keys())
         return paired_ratio([best[seed] for seed in seeds], [default[seed] for seed in seeds])
@@ -360,7 +360,7 @@ class Tuning:
     def data(self) -> dict[str, Any]:
         best = {
             "changes": self.changes[self.best],
-            "mean": self.found,
+            "mean": self.best_mean,
             "overloaded": (self.best, False) in self.overloaded,
             "command": self.command,
         }
@@ -413,7 +413,7 @@ class Tuning:
 def draw_tuning(done: Tuning) -> Figure:
     """The goal over trials, and the importances of the settings."""
     look = looks(["trial"])["trial"]
-    scale = scale_of(done.goal, [done.found])
+    scale = scale_of(done.goal, [done.best_mean])
     means = np.asarray(done.means) * scale.factor
     best = np.maximum if done.more else np.minimum
     numbers = np.arange(1, len(means) + 1)

@@ -96,8 +96,8 @@ class Zoo(Decisions):
                     raise ConfigError(f"{key}: {unknown('arm', name, self.every)}")
         if not self.chosen:
             given = {"only": self.only, "without": self.without or None}
-            told = [f"{key}={list(names)}" for key, names in given.items() if names is not None]
-            raise ConfigError(f"{', '.join(told)}: leaves no arm")
+            lists = [f"{key}={list(names)}" for key, names in given.items() if names is not None]
+            raise ConfigError(f"{', '.join(lists)}: leaves no arm")
         check_baseline(self.baseline, self.chosen)
 
     @property
@@ -131,16 +131,16 @@ class Zoo(Decisions):
                 raise ConfigError(f"study.objectives.{name}: {unknown('class', name, classes)}")
 
     def _bounds(self, runs: Runs) -> dict[str, Any]:
-        """The objectives as a setting, overridden by those of the command line."""
-        own = runs.config["slo"]["clients"]
-        return {"slo.clients": by_client(runs.config["workload"], self.objectives) | own}
+        """The objectives as a setting; those of the command line have precedence."""
+        typed = runs.config["slo"]["clients"]
+        return {"slo.clients": by_client(runs.config["workload"], self.objectives) | typed}
 
     def _fed(self, runs: Runs) -> Iterator[tuple[str, Sequence[str]]]:
         """Arms whose required inputs exist; the reasons for omitting others are stored."""
         feed, bounds = Feed(runs.config, runs.command.seeds[0]), self._bounds(runs)
         for name, changes in self.chosen.items():
             config = runs.command.configured(self.key_of(name), changes, bounds)
-            if reason := feed.lacking(config, own=name in self.arms):
+            if reason := feed.lacking(config, listed=name in self.arms):
                 self._left_out[name] = reason
             else:
                 if feed.counts_apart(config):
@@ -191,8 +191,8 @@ class Zoo(Decisions):
             for group in groups_of(classes)
             if group is None or metric_of(key).unit in ("s", "share")
         ]
-        told = [one for one in every if _told(classes, one)]
-        return Ranking(classes, told)
+        shown = [criterion for criterion in every if _told(classes, criterion)]
+        return Ranking(classes, shown)
 
     def _notes(self, arms: Arms) -> Iterator[str]:
         names = [label_of(k) for k in keys_of(self.criteria) if not _told(arms, Criterion(k))]
@@ -215,8 +215,8 @@ def _check_criteria(where: str, names: Sequence[str]) -> None:
             raise ConfigError(f"{where}: {key}: neither way is better")
 
 
-def _told(arms: Arms, one: Criterion) -> bool:
-    return any(values_of(arms, arm, one.key, one.group) for arm in arms.arms)
+def _told(arms: Arms, criterion: Criterion) -> bool:
+    return any(values_of(arms, arm, criterion.key, criterion.group) for arm in arms.arms)
 
 
 HOLDS = (
@@ -238,65 +238,65 @@ def sentences(ranking: Ranking, planes: Sequence[Plane], predictors: Sequence[st
     """Pareto fronts, best arms, dominated arms, effect of predictors, and caveats."""
     if len(ranking.arms.arms) < 2 or not ranking.arms.finished:
         return finding(ranking.arms)
-    axes = dict.fromkeys(one for plane in planes for one in plane)
+    axes = dict.fromkeys(criterion for plane in planes for criterion in plane)
     return [
         *(
             f"Pareto front of {first.label} and {second.label}: "
             f"{_some(ranking.frontier(first, second), _FRONT)}."
             for first, second in planes
         ),
-        *(_best(ranking, one) for one in axes),
+        *(_best(ranking, criterion) for criterion in axes),
         *_dominated(ranking),
-        *(line for one in list(axes)[:1] for line in _guesses(ranking, one, predictors)),
+        *(line for first in list(axes)[:1] for line in _guesses(ranking, first, predictors)),
         *_same(ranking),
         *_selective(ranking),
         *sureness(ranking.arms),
     ]
 
 
-def _best(ranking: Ranking, one: Criterion) -> str:
-    best = ranking.best(one)
+def _best(ranking: Ranking, criterion: Criterion) -> str:
+    best = ranking.best(criterion)
     assert best is not None
-    value = text_of(one.key, ranking.mean(best, one))
-    alike = ranking.as_good(one)
+    value = text_of(criterion.key, ranking.mean(best, criterion))
+    alike = ranking.as_good(criterion)
     doubt = f"; not surely behind it: {_some(alike)}" if alike else ""
     if best == ranking.baseline:
-        return f"{one.label}: best with {best} ({value}){doubt}."
-    gain = ranking.compared(best, ranking.baseline, one)
-    told = f"against {ranking.baseline} it {in_words(gain)}" if gain else value
-    told += "" if gain is None or gain.sure else ", which is not sure"
+        return f"{criterion.label}: best with {best} ({value}){doubt}."
+    gain = ranking.compared(best, ranking.baseline, criterion)
+    difference = f"against {ranking.baseline} it {in_words(gain)}" if gain else value
+    difference += "" if gain is None or gain.sure else ", which is not sure"
     cost = ranking.price(best)
     price = f"What it costs most: it {in_words(cost)}" if cost else "It costs nothing that is sure"
-    return f"{one.label}: best with {best}; {told}{doubt}. {price}."
+    return f"{criterion.label}: best with {best}; {difference}{doubt}. {price}."
 
 
 def _dominated(ranking: Ranking) -> Iterator[str]:
-    found = ranking.dominated()
+    dominated = ranking.dominated()
     arms = len(ranking.arms.arms)
-    if not found:
+    if not dominated:
         yield f"None of {arms} arms is behind another by every criterion."
         return
-    told = ", ".join(f"{arm} (by {one.by})" for arm, one in found.items())
+    listed = ", ".join(f"{arm} (by {loser.by})" for arm, loser in dominated.items())
     yield (
-        f"{len(found)} of {arms} arms are nowhere better than another one, and somewhere surely "
-        f"worse: {told}."
+        f"{len(dominated)} of {arms} arms are nowhere better than another one, and somewhere "
+        f"surely worse: {listed}."
     )
 
 
-def _guesses(ranking: Ranking, one: Criterion, predictors: Sequence[str]) -> Iterator[str]:
+def _guesses(ranking: Ranking, criterion: Criterion, predictors: Sequence[str]) -> Iterator[str]:
     """The effect of other predictors than the first."""
     first, *others = predictors
     for other in others:
-        told = []
+        changes = []
         for arm in ranking.arms.arms:
             name = arm.removesuffix(guessed("", other))
             if name != arm and guessed(name, first) in ranking.arms.arms:
-                found = ranking.compared(arm, guessed(name, first), one)
-                told += [f"{name} {_ratio(found)}"] if found else []
-        if told:
+                effect = ranking.compared(arm, guessed(name, first), criterion)
+                changes += [f"{name} {_ratio(effect)}"] if effect else []
+        if changes:
             yield (
-                f"{one.label} with predictor={other} in the place of {first}, in brackets where "
-                f"not sure: {', '.join(told)}."
+                f"{criterion.label} with predictor={other} in the place of {first}, in brackets "
+                f"where not sure: {', '.join(changes)}."
             )
 
 
@@ -307,10 +307,10 @@ def _same(ranking: Ranking) -> Iterator[str]:
 
 def _selective(ranking: Ranking) -> Iterator[str]:
     if left := ranking.selective:
-        told = ", ".join(f"{arm} ({count:,})" for arm, count in left.items())
+        counts = ", ".join(f"{arm} ({count:,})" for arm, count in left.items())
         yield (
-            f"Fewer requests than others finished {told}: their latencies are of those alone, and "
-            "are compared with no other arm's."
+            f"Fewer requests than others finished {counts}: their latencies are of those alone, "
+            "and are compared with no other arm's."
         )
 
 
@@ -321,34 +321,34 @@ def listings(ranking: Ranking) -> list[Listing]:
     """All tables."""
     if len(ranking.arms.arms) < 2 or not ranking.arms.finished:
         return []
-    found = [_winners(ranking)]
+    listings = [_winners(ranking)]
     if dominated := ranking.dominated():
         many = len(ranking.criteria)
-        rows = [[arm, one.by, f"{one.surely} of {many}"] for arm, one in dominated.items()]
+        rows = [[arm, loser.by, f"{loser.surely} of {many}"] for arm, loser in dominated.items()]
         note = "As good or better in the mean by every criterion; surely better by so many of them."
-        found.append(
+        listings.append(
             Listing("Nowhere better than another", ["", "beaten by", "surely"], rows, note)
         )
     for part in sections(ranking.arms):
         if part.client is not None:
             rows = [[arm, *(cell.text for cell in cells)] for arm, cells in part.rows.items()]
-            found.append(Listing(part.title, ["", *part.labels], rows, "Means over the seeds."))
-    return found
+            listings.append(Listing(part.title, ["", *part.labels], rows, "Means over the seeds."))
+    return listings
 
 
 def _winners(ranking: Ranking) -> Listing:
     rows = []
-    for one in ranking.criteria:
-        if (best := ranking.best(one)) is None:
+    for criterion in ranking.criteria:
+        if (best := ranking.best(criterion)) is None:
             continue
-        gain, cost = ranking.compared(best, ranking.baseline, one), ranking.price(best)
+        gain, cost = ranking.compared(best, ranking.baseline, criterion), ranking.price(best)
         rows.append(
             [
-                one.label,
+                criterion.label,
                 best,
-                text_of(one.key, ranking.mean(best, one)),
+                text_of(criterion.key, ranking.mean(best, criterion)),
                 "" if best == ranking.baseline or gain is None else _ratio(gain),
-                _some(ranking.as_good(one)),
+                _some(ranking.as_good(criterion)),
                 "" if cost is None else f"{Criterion(cost.key, cost.client).label} {_ratio(cost)}",
             ]
         )
@@ -361,14 +361,14 @@ def _winners(ranking: Ranking) -> Listing:
     return Listing("Which one wins where", head, rows, note)
 
 
-def _ratio(one: Comparison) -> str:
+def _ratio(comparison: Comparison) -> str:
     """The change, in brackets if not significant."""
-    ratio = one.ratio.mean
+    ratio = comparison.ratio.mean
     if not ratio > 0:
-        scale = scale_of(one.key, (one.ours, one.theirs))
-        return f"{scale.text(one.theirs)} → {scale.text(one.ours)}"
+        scale = scale_of(comparison.key, (comparison.ours, comparison.theirs))
+        return f"{scale.text(comparison.theirs)} → {scale.text(comparison.ours)}"
     text = f"×{ratio:.1f}" if ratio >= 2 else signed(ratio - 1)
-    return text if one.sure else f"({text})"
+    return text if comparison.sure else f"({text})"
 
 
 def _some(arms: Sequence[str], most: int = _NAMED) -> str:
@@ -383,14 +383,14 @@ def data_of(ranking: Ranking, planes: Sequence[Plane]) -> dict[str, Any]:
     return {
         "means": {group or "all": means_of(arms, group) for group in groups_of(arms)},
         "frontiers": [
-            {"of": [one.key for one in plane], "arms": ranking.frontier(*plane)} for plane in planes
+            {"of": [c.key for c in plane], "arms": ranking.frontier(*plane)} for plane in planes
         ],
         "best": {
-            one.label: {"arm": ranking.best(one), "not surely worse": ranking.as_good(one)}
-            for one in ranking.criteria
+            c.label: {"arm": ranking.best(c), "not surely worse": ranking.as_good(c)}
+            for c in ranking.criteria
         },
         "beaten": {
-            arm: {"by": one.by, "surely": one.surely} for arm, one in ranking.dominated().items()
+            arm: {"by": by.by, "surely": by.surely} for arm, by in ranking.dominated().items()
         },
     }
 
@@ -403,8 +403,8 @@ def every_policy(predictors: Sequence[str]) -> dict[str, list[str]]:
     arms: dict[str, list[str]] = {}
     for name, kind in policies().items():
         if "predictor" in kind.needs:
-            for one in predictors:
-                arms[guessed(name, one)] = [f"policy={name}", f"predictor={one}"]
+            for predictor in predictors:
+                arms[guessed(name, predictor)] = [f"policy={name}", f"predictor={predictor}"]
         else:
             arms[name] = [f"policy={name}"]
     return arms
@@ -420,18 +420,18 @@ def by_client(workload: Mapping[str, Any], objectives: Mapping[str, Any]) -> dic
 
     Raises ConfigError for a client of several classes.
     """
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, bounds in objectives.items():
         settings = (workload.get("classes") or {}).get(name)
         client = (settings or {}).get("client", name)  # default is the class's name
         clients = map(str, client) if isinstance(client, Mapping) else [str(client)]
         for client in [] if settings is None else clients:
-            if found.setdefault(client, bounds) is not bounds:
+            if by_name.setdefault(client, bounds) is not bounds:
                 raise ConfigError(
                     f"objectives.{name}: client {client} is of other classes, too; "
                     f"set slo.clients.{client}="
                 )
-    return found
+    return by_name
 
 
 class Feed:
@@ -443,18 +443,18 @@ class Feed:
         self._workloads: dict[str, Workload] = {}
         build(base, seed, self._workload(base))
 
-    def lacking(self, config: Settings, own: bool) -> str:
-        """Why an arm is left out; one of the user's `own` that cannot be built is an error."""
+    def lacking(self, config: Settings, listed: bool) -> str:
+        """Why an arm is left out; an arm `listed` by the user that cannot be built is an error."""
         policy, workload = policy_of(config["policy"]), self._workload(config)
         for _, reason in unmet(policy, workload):
             return reason
-        if any("prompts" in one.needs for one in _around(policy)) and (
+        if any("prompts" in part.needs for part in _around(policy)) and (
             _memory(config).lookup is Memory.lookup
         ):
             kind = memory_target(config["memory"])
             return f"goes by what is cached, and memory={kind} caches nothing; set memory=prefix"
         try:
-            if not own:
+            if not listed:
                 build(config, self.seed, workload)
         except ConfigError as error:
             return str(error)
@@ -466,7 +466,7 @@ class Feed:
         return (
             issubclass(_memory(config), PrefixMemory)
             and self._workload(config).prompts is not None
-            and any(isinstance(one, Refusal) for one in rules)
+            and any(isinstance(rule, Refusal) for rule in rules)
         )
 
     def _workload(self, config: Settings) -> Workload:
@@ -480,7 +480,7 @@ class Feed:
 
 
 def _around(policy: Policy) -> Iterator[Policy]:
-    """A policy, and those that it stands around."""
+    """A policy and all policies inside it."""
     yield policy
     if isinstance(policy, PolicyWrapper):
         yield from _around(policy.inner)

@@ -73,8 +73,8 @@ class Ranking:
         key = arm, criterion
         if key not in self._means:
             values = values_of(self.arms, arm, criterion.key, criterion.group).values()
-            told = arm not in self.selective or not metric_of(criterion.key).latency
-            self._means[key] = estimate(list(values)).mean if told else math.nan
+            comparable = arm not in self.selective or not metric_of(criterion.key).latency
+            self._means[key] = estimate(list(values)).mean if comparable else math.nan
         return self._means[key]
 
     @cached_property
@@ -90,23 +90,23 @@ class Ranking:
         """Paired comparison of two arms; None if one has no value."""
         key = arm, other, criterion
         if key not in self._found:
-            there = not any(math.isnan(self.mean(one, criterion)) for one in (arm, other))
+            known = not any(math.isnan(self.mean(name, criterion)) for name in (arm, other))
             self._found[key] = (
                 compare_two(self.arms, arm, other, criterion.key, criterion.group)
-                if there
+                if known
                 else None
             )
         return self._found[key]
 
     def surely_better(self, arm: str, other: str, criterion: Criterion) -> bool:
-        one = self.compared(arm, other, criterion)
-        return one is not None and one.sure and one.gain is True
+        comparison = self.compared(arm, other, criterion)
+        return comparison is not None and comparison.sure and comparison.gain is True
 
     def best(self, criterion: Criterion) -> str | None:
         """The arm with the best mean, the first of equals; None if no arm has a value."""
         means = {arm: self.mean(arm, criterion) for arm in self.arms.arms}
-        there = [arm for arm, mean in means.items() if not math.isnan(mean)]
-        return max(there, key=lambda arm: criterion.way * means[arm], default=None)
+        ranked = [arm for arm, mean in means.items() if not math.isnan(mean)]
+        return max(ranked, key=lambda arm: criterion.way * means[arm], default=None)
 
     def as_good(self, criterion: Criterion) -> list[str]:
         """Arms that are not significantly worse than the best, in order."""
@@ -124,11 +124,11 @@ class Ranking:
 
     def price(self, arm: str) -> Comparison | None:
         """The largest significant deterioration against the baseline; None if there is none."""
-        found = [self.compared(arm, self.baseline, one) for one in self.criteria]
-        costs = [one for one in found if one is not None and one.sure and one.gain is False]
+        comparisons = [self.compared(arm, self.baseline, criterion) for criterion in self.criteria]
+        costs = [c for c in comparisons if c is not None and c.sure and c.gain is False]
         return max(
             costs,
-            key=lambda one: abs(math.log(one.ratio.mean)) if one.ratio.mean > 0 else math.inf,
+            key=lambda cost: abs(math.log(cost.ratio.mean)) if cost.ratio.mean > 0 else math.inf,
             default=None,
         )
 
@@ -139,9 +139,9 @@ class Ranking:
             for arm in self.arms.arms
             if arm != self.baseline
             and all(
-                self.mean(arm, one) == self.mean(self.baseline, one)
-                for one in self.criteria
-                if not math.isnan(self.mean(self.baseline, one))
+                self.mean(arm, criterion) == self.mean(self.baseline, criterion)
+                for criterion in self.criteria
+                if not math.isnan(self.mean(self.baseline, criterion))
             )
         ]
 
@@ -156,21 +156,21 @@ class Ranking:
 
     def dominated(self) -> dict[str, Dominated]:
         """Arms that are nowhere better than another and significantly worse in some criterion."""
-        found = {}
+        dominated = {}
         for arm in self.arms.arms:
             every = [Dominated(by, self._surely(by, arm)) for by in self.arms.arms if by != arm]
-            best = max(every, key=lambda one: one.surely, default=None)
+            best = max(every, key=lambda rival: rival.surely, default=None)
             if best is not None and best.surely > 0:
-                found[arm] = best
-        return found
+                dominated[arm] = best
+        return dominated
 
     def _surely(self, by: str, arm: str) -> int:
         """Number of criteria by which it is significantly better; 0 if it is worse by any."""
-        for one in self.criteria:
-            ours, theirs = one.way * self.mean(by, one), one.way * self.mean(arm, one)
+        for criterion in self.criteria:
+            ours, theirs = (criterion.way * self.mean(name, criterion) for name in (by, arm))
             if not ours >= theirs:  # also for NaN
                 return 0
-        return sum(self.surely_better(by, arm, one) for one in self.criteria)
+        return sum(self.surely_better(by, arm, criterion) for criterion in self.criteria)
 
 
 def pareto_front(points: Mapping[T, tuple[float, float]]) -> list[T]:
@@ -222,7 +222,7 @@ def _draw(axes: Axes, ranking: Ranking, plane: Plane, numbers: Mapping[str, int]
     line = stairs([points[arm] for arm in front], plane[0].way < 0)
     axes.plot(*zip(*line, strict=True), color=FRONT, lw=1, alpha=0.5, zorder=2)
     labels = []
-    for arm in sorted(points, key=lambda one: (one not in front, one != ranking.baseline)):
+    for arm in sorted(points, key=lambda arm: (arm not in front, arm != ranking.baseline)):
         named = arm in front or arm == ranking.baseline
         ink = FRONT if arm in front else style.YIELD if named else style.MUTED
         axes.plot(*points[arm], "o", ms=6 if named else 4, color=ink, zorder=3)
@@ -234,26 +234,25 @@ def _draw(axes: Axes, ranking: Ranking, plane: Plane, numbers: Mapping[str, int]
         text = style.short(arm, 24) if named else str(numbers[arm])
         labels.append(Label(text, points[arm], look))
     place(axes, labels, line)
-    for name, one in zip("xy", plane, strict=True):
-        better = "more is better" if one.way > 0 else "less is better"
-        unit = _scale(ranking, one).suffix
-        style.tidy(
-            axes, **{name: f"{one.label} ({unit}), {better}" if unit else f"{one.label}, {better}"}
-        )
+    for name, criterion in zip("xy", plane, strict=True):
+        better = "more is better" if criterion.way > 0 else "less is better"
+        unit = _scale(ranking, criterion).suffix
+        title = f"{criterion.label} ({unit})" if unit else criterion.label
+        style.tidy(axes, **{name: f"{title}, {better}"})
 
 
 def _points(ranking: Ranking, plane: Plane) -> dict[str, tuple[float, float]]:
     """Coordinates of the arms in axis units, without arms that lack a value."""
-    first, second = (_scale(ranking, one).factor for one in plane)
-    found = {
+    first, second = (_scale(ranking, criterion).factor for criterion in plane)
+    points = {
         arm: (ranking.mean(arm, plane[0]) * first, ranking.mean(arm, plane[1]) * second)
         for arm in ranking.arms.arms
     }
-    return {arm: at for arm, at in found.items() if not any(map(math.isnan, at))}
+    return {arm: at for arm, at in points.items() if not any(map(math.isnan, at))}
 
 
-def _scale(ranking: Ranking, one: Criterion) -> Scale:
-    return scale_of(one.key, [ranking.mean(arm, one) for arm in ranking.arms.arms])
+def _scale(ranking: Ranking, criterion: Criterion) -> Scale:
+    return scale_of(criterion.key, [ranking.mean(arm, criterion) for arm in ranking.arms.arms])
 
 
 def scale_axis(axes: Axes, axis: str, values: Sequence[float], log: bool = True) -> None:
