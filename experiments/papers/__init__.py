@@ -1,1 +1,1 @@
-"""What papers have published, made again: one figure a file."""
+"""Reproductions of published figures, one file each."""

@@ -58,7 +58,7 @@ class Search(Bisection):
         self.name, self.gap, self.seed = name, gap, seed
 
     def key(self, rate: float) -> Key:
-        """Of the run at a rate, which searches under other objectives share."""
+        """The name of the run at a rate, which searches under other objectives share."""
         return arm(self.name, f"{rate:g} per s"), self.seed
 
 
@@ -75,7 +75,7 @@ class Capacity:
     tolerance: Annotated[float, Number(0.001, 0.5)]
 
     def next_runs(self, runs: Runs) -> list[Arm]:
-        """One run for each search that is not at its end."""
+        """One run for each search that has not ended."""
         seeds = runs.command.seeds
         wanted: dict[Key, Arm] = {}
         for (case, budget, _), searches in self._searches(runs).items():
@@ -106,20 +106,20 @@ class Capacity:
         while (rate := search.next()) is not None:
             if (run := runs.finished.get(search.key(rate))) is None:
                 break
-            told = run.summary
-            met = told["finished"] and not (
-                told["itl_p99"] > gap or told["queue_time_p50"] > self.queue_time
+            summary = run.summary
+            met = summary["finished"] and not (
+                summary["itl_p99"] > gap or summary["queue_time_p50"] > self.queue_time
             )
             search.tell(rate, bool(met))
         return search
 
     def analyse(self, runs: Runs) -> Analysis:
         """Sustained rates, and each published budget's over the baseline's."""
-        found = {
+        capacities = {
             where: [search.low or math.nan for search in searches if search.answers]
             for where, searches in self._searches(runs).items()
         }
-        means = {where: estimate(rates).mean for where, rates in found.items()}
+        means = {where: estimate(rates).mean for where, rates in capacities.items()}
         objectives = {
             arm(name, objective): (name, objective)
             for name, case in self.cases.items()
@@ -130,16 +130,16 @@ class Capacity:
             for what, (name, objective) in objectives.items()
         }
         bars = {
-            what: {b: None if math.isnan(rate) else rate for b, rate in each.items()}
-            for what, each in rates.items()
+            what: {b: None if math.isnan(rate) else rate for b, rate in by_budget.items()}
+            for what, by_budget in rates.items()
         }
         title = "Requests a second within an objective"
         caption = (
             "The highest rate at which the 99th percentile of the gaps between tokens and the "
             "median wait keep their bounds."
         )
-        cells = [[what, *map(number, each.values())] for what, each in rates.items()]
-        gains = {name: self._gains(found, name) for name in self.cases}
+        cells = [[what, *map(number, by_budget.values())] for what, by_budget in rates.items()]
+        gains = {name: self._gains(capacities, name) for name in self.cases}
         return Analysis(
             finding=[self._sentence(name, its) for name, its in gains.items()],
             rows=[row for name, its in gains.items() for row in self._rows(name, its)],
@@ -152,18 +152,19 @@ class Capacity:
             },
             table=[
                 {"case": case, "objective": objective, "budget": budget, "requests_per_s": rate}
-                for (case, budget, objective), seeds in found.items()
+                for (case, budget, objective), seeds in capacities.items()
                 for rate in seeds
             ],
         )
 
-    def _gains(self, found: Mapping[Where, Sequence[float]], case: str) -> dict[str, Estimate]:
+    def _gains(self, capacities: Mapping[Where, Sequence[float]], case: str) -> dict[str, Estimate]:
         """By objective, what the paper's budget gains over the baseline."""
         gains = {}
         for objective, its in self.cases[case].objectives.items():
-            ours, theirs = (found[case, name, objective] for name in (its.budget, self.baseline))
+            budgets = its.budget, self.baseline
+            ours, theirs = (capacities[case, budget, objective] for budget in budgets)
             pairs = [pair for pair in zip(ours, theirs, strict=True) if not math.isnan(sum(pair))]
-            gains[objective] = paired_ratio([one for one, _ in pairs], [two for _, two in pairs])
+            gains[objective] = paired_ratio([ours for ours, _ in pairs], [two for _, two in pairs])
         return gains
 
     def _sentence(self, name: str, gains: Mapping[str, Estimate]) -> str:
@@ -173,8 +174,8 @@ class Capacity:
             + (", no sure difference)" if unsure(gain) else ")")
             for objective, gain in gains.items()
         ]
-        told = case.published
-        published = "" if told is None else f"; published: up to {number(told, '×')}"
+        claim = case.published
+        published = "" if claim is None else f"; published: up to {number(claim, '×')}"
         return (
             f"Rate within the objective for {name}, compared with {self.baseline}: "
             f"{', '.join(parts)}{published}."
@@ -184,18 +185,18 @@ class Capacity:
         case = self.cases[name]
         rows = [
             Row(
-                f"{name}, {one}: {case.objectives[one].budget} / {self.baseline}",
+                f"{name}, {objective}: {case.objectives[objective].budget} / {self.baseline}",
                 gain.mean,
                 unit="×",
                 why=f"{gain.low:.2f} to {gain.high:.2f} with 95 % confidence" if gain.known else "",
             )
-            for one, gain in gains.items()
+            for objective, gain in gains.items()
         ]
         known = [gain.mean for gain in gains.values() if not math.isnan(gain.mean)]
         if not known:
             return rows
-        what, told = f"{name}: largest gain of a budget", case.published
-        return [Row(what, max(known), told, "×", up_to=told is not None), *rows]
+        what, claim = f"{name}: largest gain of a budget", case.published
+        return [Row(what, max(known), claim, "×", up_to=claim is not None), *rows]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pagedsim.metrics.compare import Estimate, paired_ratio
 Curve = Mapping[float, float]
 """Rate: latency."""
 Estimates = Mapping[float, Estimate]
-"""By value of the sweep; a result of all its values stands at 0."""
+"""Estimates by value of the sweep; a result over all its values has the key 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,22 +30,22 @@ class Comparison:
     """None: all of a case."""
     cases: Sequence[str] | None = None
     over: str | None = None
-    """The system by whose value the others' are divided."""
+    """The system that the others' values are divided by."""
     inverse: bool = False
     """Whether it is divided by theirs instead."""
     paired: bool = False
     """Whether ratios are of each seed, with a confidence interval; else of means over seeds."""
     growth: bool = False
-    """Whether values are compared, in per cent, with the own at the first one."""
+    """Whether values are changes, in per cent, from the system's first value."""
     percent: bool = False
     """Whether a ratio is reported as a change in per cent."""
     at: Any = None
-    """Values of the sweep; or `most`: where the result is largest; `best`: where each system's
-    value is largest; `last`; `published`: those that were; None: all."""
+    """Values of the sweep; or `most`: the one with the largest result; `best`: each system's own
+    best; `last`; `published`: those with published numbers; None: all."""
     bound: Positive | None = None
     """Report the value of the sweep up to which the measure keeps this bound."""
     bounds: Sequence[float] = ()
-    """Alternatives to it, which are quoted beside a result."""
+    """Other bounds, which are quoted beside a result."""
     step_factor: Positive | None = None
     """Quote the result if all steps took so many times as long."""
     ratio_bound: Positive | None = None
@@ -60,10 +60,10 @@ class Comparison:
     up_to: bool = False
     """Whether published numbers are the largest of several, as they are for `at: most`."""
     sensitivity: bool = False
-    """Whether the finding has the range of results under other assumptions."""
+    """Whether the finding states the range of results under other assumptions."""
     why: str = ""
     rows: bool = True
-    """Whether there are rows of it, or data alone."""
+    """Whether it has rows; otherwise it is data alone."""
     finding: bool = True
     """Whether it is among the findings."""
     draw: bool = False
@@ -71,24 +71,24 @@ class Comparison:
 
     def estimates(self, curves: Mapping[str, Sequence[Curve]], system: str) -> Estimates:
         """The results of a system by value of the sweep."""
-        found = self._points(curves[system])
+        points = self._points(curves[system])
         if self.growth:
-            first = next(iter(found.values()))
+            first = next(iter(points.values()))
             return self._selected(
-                {x: _mean(100 * (own / at - 1) for own, at in zip(ys, first, strict=True))
-                 for x, ys in found.items()}
+                {x: _mean(100 * (values / at - 1) for values, at in zip(ys, first, strict=True))
+                 for x, ys in points.items()}
             )  # fmt: skip
         if self.over is None:
-            return self._selected({x: _mean(seeds) for x, seeds in found.items()})
+            return self._selected({x: _mean(seeds) for x, seeds in points.items()})
         base = self._points(curves[self.over])
         if self.at == "best":
-            pairs = {0.0: (*found.values(), *base.values())}
+            pairs = {0.0: (*points.values(), *base.values())}
         else:
-            pairs = {x: (found[x], base[x]) for x in found if x in base}
+            pairs = {x: (points[x], base[x]) for x in points if x in base}
         return self._selected({x: self._ratio(*pair) for x, pair in pairs.items()})
 
     def _points(self, curves: Sequence[Curve]) -> dict[float, list[float]]:
-        """What is compared of one system, by value of the sweep: a number per seed."""
+        """The compared numbers of one system: by value of the sweep, a number per seed."""
         if self.over is not None or self.bound is not None or self.at == "best":
             curves = curves if self.paired else [mean_curve(curves)]
         if self.bound is not None:
@@ -106,10 +106,10 @@ class Comparison:
         share = ours[0] / theirs[0] if len(ours) == 1 and theirs[0] else math.nan
         return _exactly(100 * (share - 1) if self.percent else share)
 
-    def _selected(self, found: Estimates) -> Estimates:
-        if not found:
+    def _selected(self, estimates: Estimates) -> Estimates:
+        if not estimates:
             return {}
-        line = {x: one.mean for x, one in found.items()}
+        line = {x: value.mean for x, value in estimates.items()}
         if self.ratio_bound is not None:
             return {0.0: _exactly(sustained(line, self.ratio_bound))}
         if self.above is not None:
@@ -117,12 +117,12 @@ class Comparison:
             return {0.0: _exactly(first)}
         if self.at == "most":
             most = max(line, key=lambda x: -math.inf if math.isnan(line[x]) else line[x])
-            return {most: found[most]}
+            return {most: estimates[most]}
         if self.at == "last":
-            return {max(found): found[max(found)]}
+            return {max(estimates): estimates[max(estimates)]}
         if isinstance(self.at, Sequence) and not isinstance(self.at, str):
-            return {x: found[x] for x in self.at if x in found}
-        return found
+            return {x: estimates[x] for x in self.at if x in estimates}
+        return estimates
 
     @property
     def of_sweep(self) -> bool:

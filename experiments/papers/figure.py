@@ -26,7 +26,7 @@ class Measure:
     label: str
     unit: str = ""
     scale: float = 1.0
-    """Factor from the number to one in the unit."""
+    """Factor from the measured number to one in `unit`."""
     per: str | None = None
     """Key of the number by which it is divided."""
     log: bool = False
@@ -34,7 +34,7 @@ class Measure:
     top: float | None = None
     """The end of its axis."""
     seeds: Literal["mean", "worst", "first"] = "mean"
-    """What counts of several seeds: their mean, the largest number, or that of the first seed."""
+    """Which number of several seeds counts: their mean, the largest, or the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,9 @@ class Case:
 
     overrides: Sequence[str] = ()
     own: Names | None = None
-    """Systems of this case alone, or other overrides of those of the figure."""
+    """Systems of this case only, or overrides that replace those of the figure's systems."""
     only: Sequence[str] | None = None
-    """Systems that are run; None: all, or those of `values_of`."""
+    """Systems to run; None: all, or those of `values_of`."""
     more: Names = field(default_factory=dict)
     """Further overrides of some systems."""
     values: Sequence[float] | None = None
@@ -55,7 +55,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the figure's `reads`."""
     of: Annotated[str | None, In("cases")] = None
-    """The case of which it is a variant, with its overrides before the own ones."""
+    """The case that it varies, whose overrides come before its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,8 @@ class Sweep:
     """The setting on the x axis."""
 
     setting: str | None = None
-    """None: its values are the keys of the numbers that `reads` returns, all of one run."""
+    """The swept setting; None: the values are the keys of the numbers that `reads` returns for one
+    run."""
     label: str
     text: str = "{:g} per s"
     overrides: Mapping[float, Sequence[str]] = field(default_factory=dict)
@@ -77,13 +78,13 @@ class Sweep:
         return self.text.format(value)
 
     def changes(self, value: float) -> list[str]:
-        own = [] if self.setting is None else [f"{self.setting}={value:g}"]
-        return [*own, *self.overrides.get(value, ())]
+        swept = [] if self.setting is None else [f"{self.setting}={value:g}"]
+        return [*swept, *self.overrides.get(value, ())]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Arms, the measures of their runs, and what is compared and drawn of them."""
+    """The arms of a figure, their measures, comparisons and plots."""
 
     title: str
     caption: str = ""
@@ -93,7 +94,7 @@ class Figure:
     """Other assumptions: cases whose results are quoted beside those of the case they vary."""
     sweep: Sweep | None = None
     values: Annotated[Sequence[float] | None, Count()] = None
-    """Of the sweep, in all cases that have none of their own."""
+    """Values of the sweep, for all cases without values of their own."""
     reads: str | None = None
     """Path of a function that returns numbers of a run beside its summary."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -113,11 +114,12 @@ class Figure:
                 if system not in known:
                     raise ConfigError(f"{where}.{name}: {unknown('system', system, known)}")
         known = {**self.systems, **{s: () for c in self.cases.values() for s in c.own or {}}}
-        for one in self.comparisons:
-            for system in (*(one.systems or ()), *([one.over] if one.over else ())):
+        for comparison in self.comparisons:
+            over = [comparison.over] if comparison.over else []
+            for system in (*(comparison.systems or ()), *over):
                 if system not in known:
                     raise ConfigError(f"{where}.comparisons: {unknown('system', system, known)}")
-            for named in one.cases or ():
+            for named in comparison.cases or ():
                 if named not in self.cases:
                     raise ConfigError(f"{where}.comparisons: {unknown('case', named, self.cases)}")
 
@@ -130,9 +132,7 @@ class Figure:
             self,
             cases=cases,
             variants={n: v for n, v in self.variants.items() if self.base_of(v) in cases.values()},
-            comparisons=[
-                one for one in self.comparisons if not one.cases or {*one.cases} & {*cases}
-            ],
+            comparisons=[c for c in self.comparisons if not c.cases or {*c.cases} & {*cases}],
         )
 
     # -- arms --------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Figure:
         return {**self.cases, **self.variants}
 
     def _full(self, case: Case) -> Case:
-        """A variant with what it has of the case that it varies."""
+        """A variant completed by the case that it varies."""
         base = self.base_of(case)
         if case is base:
             return case
@@ -158,8 +158,9 @@ class Figure:
         )
 
     def base_of(self, case: Case) -> Case:
-        """The case that it varies, or itself; a variant that names none is one of the first."""
-        if any(case is one for one in self.cases.values()):
+        """The case that a variant varies, or the case itself; a variant without `of` varies the
+        first."""
+        if any(case is named for named in self.cases.values()):
             return case
         return self.cases[case.of] if case.of is not None else next(iter(self.cases.values()))
 
@@ -184,54 +185,55 @@ class Figure:
                     yield name, system, x, arm(name, system, text)
 
     def arms(self) -> dict[str, list[str]]:
-        """Names of runs, and the overrides that make them."""
-        found = {}
+        """The overrides of each run, by name."""
+        arms = {}
         for name, system, x, arm_name in self.points():
             case = self._full(self.cases_and_variants[name])
-            own = {**self.systems, **(case.own or {})}[system]
+            overrides = {**self.systems, **(case.own or {})}[system]
             swept = self.sweep.changes(x) if self.sweep is not None and x is not None else []
-            found[arm_name] = [*case.overrides, *own, *case.more.get(system, ()), *swept]
-        return found
+            arms[arm_name] = [*case.overrides, *overrides, *case.more.get(system, ()), *swept]
+        return arms
 
     # -- numbers -----------------------------------------------------------------------------------
 
     def read(self, runs: ByArm) -> dict[str, Curves]:
         """The curves of each measure."""
         function = None if self.reads is None else locate(self.reads)
-        found: dict[str, Any] = {name: {} for name in self.measures}
+        curves_by_measure: dict[str, Any] = {name: {} for name in self.measures}
         for case, system, x, arm_name in self.points():
             options = {**self.options, **self._full(self.cases_and_variants[case]).options}
             for seed, run in enumerate(runs[arm_name]):
                 numbers = {**run.summary, **(function(run, **options) if function else {})}
                 for name, measure in self.measures.items():
-                    curves = found[name].setdefault(case, {}).setdefault(system, [])
+                    curves = curves_by_measure[name].setdefault(case, {}).setdefault(system, [])
                     if seed == len(curves):
                         curves.append({})
                     curves[seed].update(_points_at(numbers, measure, x))
         for name, measure in self.measures.items():
-            for systems in found[name].values() if measure.seeds != "mean" else ():
-                for system, each in systems.items():
-                    counted = each[:1] if measure.seeds == "first" else each
-                    systems[system] = [{x: max(curve[x] for curve in counted) for x in each[0]}]
-        return found
+            for systems in curves_by_measure[name].values() if measure.seeds != "mean" else ():
+                for system, by_seed in systems.items():
+                    counted = by_seed[:1] if measure.seeds == "first" else by_seed
+                    systems[system] = [{x: max(curve[x] for curve in counted) for x in by_seed[0]}]
+        return curves_by_measure
 
     def curves_of(self, curves: Curves, case: str) -> Mapping[str, Sequence[Curve]]:
-        """Those of a case; a variant has those of its case where it is not run itself."""
+        """The curves of a case; a variant has those of its case where it is not run."""
         base = self.cases_and_variants[case].of
         return {**(curves[base] if base is not None else {}), **curves[case]}
 
 
 def _points_at(numbers: Mapping[str, Any], measure: Measure, x: float | None) -> dict[float, float]:
-    """A measure of one run: at the run's value of the sweep, or at all values that it tells of."""
-    found: Any = numbers
+    """The measure of one run: at the run's value of the sweep, or at all values that its numbers
+    have."""
+    node: Any = numbers
     for key in measure.of.split("."):
-        if not isinstance(found, Mapping) or key not in found:
-            known = found if isinstance(found, Mapping) else {}
+        if not isinstance(node, Mapping) or key not in node:
+            known = node if isinstance(node, Mapping) else {}
             raise ConfigError(f"measures: {unknown('number', measure.of, known)}")
-        found = found[key]
-    if isinstance(found, Mapping):
-        return {float(key): float(value) for key, value in found.items()}
-    value = math.nan if found is None else float(found)
+        node = node[key]
+    if isinstance(node, Mapping):
+        return {float(key): float(value) for key, value in node.items()}
+    value = math.nan if node is None else float(node)
     if measure.per is not None:
         value /= numbers[measure.per]
     return {0.0 if x is None else float(x): value}

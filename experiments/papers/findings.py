@@ -57,17 +57,17 @@ class Result(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One row of a comparison, what it is of, and how sure it is."""
+    """A row of a comparison, with its case, system and certainty."""
 
     case: str
     system: str
     at: str
-    """The value of the sweep in words, where the row is of one."""
+    """The value of the sweep in words, if the row is for one value."""
     row: Row
     unsure: bool
     """Whether it is a ratio that may as well be 1."""
     others: Mapping[str, float]
-    """The number under other assumptions."""
+    """The number under other assumptions, by their names."""
 
 
 class Optimum(NamedTuple):
@@ -80,13 +80,13 @@ class Optimum(NamedTuple):
     high: float
     published: Published
 
-    def rows(self, label: str, one: Comparison, unit: str) -> Iterator[Row]:
+    def rows(self, label: str, comparison: Comparison, unit: str) -> Iterator[Row]:
         """A row for each of the three."""
-        told = self.published
-        low, high = told if isinstance(told, tuple) else (None, None)
+        published = self.published
+        low, high = published if isinstance(published, tuple) else (None, None)
         what = f"{arm(self.case, label)}: {self.system}"
-        edge = f"within {100 * (one.good or 0):g} %"
-        yield Row(f"{what}, best", self.best, told, unit)
+        edge = f"within {100 * (comparison.good or 0):g} %"
+        yield Row(f"{what}, best", self.best, published, unit)
         yield Row(f"{what}, smallest {edge}", self.low, low, unit)
         yield Row(f"{what}, largest {edge}", self.high, high, unit)
 
@@ -96,148 +96,155 @@ class Findings:
     """A figure, and the curves of its measures."""
 
     figure: Figure
-    found: Mapping[str, Curves]
+    by_measure: Mapping[str, Curves]
 
     def _compared(
-        self, one: Comparison
+        self, comparison: Comparison
     ) -> Iterator[tuple[str, str, Mapping[str, Sequence[Curve]]]]:
         """Each case and system that is compared, with the curves of the case."""
         for case in self.figure.cases:
-            if one.cases is not None and case not in one.cases:
+            if comparison.cases is not None and case not in comparison.cases:
                 continue
-            its = self.figure.curves_of(self.found[one.measure], case)
-            for system in one.systems or its:
-                if system in its and system != one.over and one.over in (None, *its):
+            its = self.figure.curves_of(self.by_measure[comparison.measure], case)
+            for system in comparison.systems or its:
+                if system in its and system != comparison.over and comparison.over in (None, *its):
                     yield case, system, its
 
-    def results(self, one: Comparison) -> Iterator[Result]:
-        """Ours, and what was published, for each case, system and value of the sweep."""
-        for case, system, its in self._compared(one):
-            derived = self._derived(one, case, system) if one.published is None else {}
-            for x, ours in one.estimates(its, system).items():
-                if one.published is not None:
-                    told = _number_or_range(lookup(one.published, case, system, x))
+    def results(self, comparison: Comparison) -> Iterator[Result]:
+        """Our and the published result for each case, system and value of the sweep."""
+        for case, system, its in self._compared(comparison):
+            given = comparison.published is not None
+            derived = {} if given else self._derived(comparison, case, system)
+            for x, ours in comparison.estimates(its, system).items():
+                if comparison.published is not None:
+                    published = _number_or_range(lookup(comparison.published, case, system, x))
                 else:
-                    told = _at_value(derived, x, one.at in ("most", "best"))
-                yield Result(case, system, x, ours, told)
+                    published = _at_value(derived, x, comparison.at in ("most", "best"))
+                yield Result(case, system, x, ours, published)
 
-    def _derived(self, one: Comparison, case: str, system: str) -> Estimates:
+    def _derived(self, comparison: Comparison, case: str, system: str) -> Estimates:
         """The same comparison of the figure's published curves."""
-        tree = lookup(self.figure.published.get(one.measure), case)
-        names = [name for name in (system, one.over) if name is not None]
+        tree = lookup(self.figure.published.get(comparison.measure), case)
+        names = [name for name in (system, comparison.over) if name is not None]
         lines: dict[str, Sequence[Curve]] = {
             name: [curve] for name in names if (curve := curve_of(lookup(tree, name)))
         }
-        return one.estimates(lines, system) if len(lines) == len(names) else {}
+        return comparison.estimates(lines, system) if len(lines) == len(names) else {}
 
-    def unit(self, one: Comparison) -> str:
-        if one.of_sweep:
+    def unit(self, comparison: Comparison) -> str:
+        if comparison.of_sweep:
             return self.figure.sweep.unit if self.figure.sweep is not None else ""
-        if one.growth or one.percent:
+        if comparison.growth or comparison.percent:
             return "%"
-        return "×" if one.over is not None else self.figure.measures[one.measure].unit
+        return "×" if comparison.over is not None else self.figure.measures[comparison.measure].unit
 
-    def _scale(self, one: Comparison) -> float:
+    def _scale(self, comparison: Comparison) -> float:
         """Factor of results from the measure's number to its unit."""
-        plain = one.over is None and not one.of_sweep and not one.growth
-        return self.figure.measures[one.measure].scale if plain else 1.0
+        plain = comparison.over is None and not comparison.of_sweep and not comparison.growth
+        return self.figure.measures[comparison.measure].scale if plain else 1.0
 
-    def measure_of(self, one: Comparison) -> str:
+    def measure_of(self, comparison: Comparison) -> str:
         """What a comparison measures, with its bound."""
-        measure = self.figure.measures[one.measure]
-        label = one.label or measure.label
-        return label if one.bound is None else f"{label} within {number(one.bound, measure.unit)}"
+        measure = self.figure.measures[comparison.measure]
+        label = comparison.label or measure.label
+        bound = comparison.bound
+        return label if bound is None else f"{label} within {number(bound, measure.unit)}"
 
-    def label(self, one: Comparison) -> str:
+    def label(self, comparison: Comparison) -> str:
         """What a comparison is of."""
-        label = self.measure_of(one)
-        if one.over is not None and one.ratio_bound is None:
-            over = f"{one.over} compared with each" if one.inverse else f"compared with {one.over}"
-            label += f", {over}"
-        return label + {"most": ", at most", "best": ", each at its best"}.get(str(one.at), "")
+        label = self.measure_of(comparison)
+        if comparison.over is not None and comparison.ratio_bound is None:
+            over, inverse = comparison.over, comparison.inverse
+            label += f", {over} compared with each" if inverse else f", compared with {over}"
+        suffixes = {"most": ", at most", "best": ", each at its best"}
+        return label + suffixes.get(str(comparison.at), "")
 
-    def lines(self, one: Comparison) -> Iterator[Line]:
-        """The rows of a comparison of values or ratios, and what they are of."""
-        scale, sweep = self._scale(one), self.figure.sweep
-        for result in self.results(one):
-            told, ours = result.published, result.ours
-            if told is None and (math.isnan(ours.mean) or one.at == "published"):
+    def lines(self, comparison: Comparison) -> Iterator[Line]:
+        """The lines of a comparison of values or ratios."""
+        scale, sweep = self._scale(comparison), self.figure.sweep
+        for result in self.results(comparison):
+            published, ours = result.published, result.ours
+            if published is None and (math.isnan(ours.mean) or comparison.at == "published"):
                 continue
-            if one.published is None and isinstance(told, float):
-                told *= scale
-            plain = one.of_all or one.at in ("most", "best")
+            if comparison.published is None and isinstance(published, float):
+                published *= scale
+            plain = comparison.of_all or comparison.at in ("most", "best")
             at = "" if plain or sweep is None else sweep.name(result.x)
-            what = f"{arm(result.case, self.label(one))}: {arm(result.system, at)}"
-            others = self._others(one, result) if told is not None else {}
-            why = "; ".join(self._why(one, result, others))
-            largest = one.up_to or one.at == "most"
-            up_to = largest and bool(told) and not isinstance(told, tuple)
-            row = Row(what, scale * ours.mean, told, self.unit(one), why, up_to)
-            yield Line(result.case, result.system, at, row, one.paired and unsure(ours), others)
+            what = f"{arm(result.case, self.label(comparison))}: {arm(result.system, at)}"
+            others = self._others(comparison, result) if published is not None else {}
+            why = "; ".join(self._why(comparison, result, others))
+            largest = comparison.up_to or comparison.at == "most"
+            up_to = largest and bool(published) and not isinstance(published, tuple)
+            row = Row(what, scale * ours.mean, published, self.unit(comparison), why, up_to)
+            doubtful = comparison.paired and unsure(ours)
+            yield Line(result.case, result.system, at, row, doubtful, others)
 
-    def _why(self, one: Comparison, result: Result, others: Mapping[str, float]) -> Iterator[str]:
-        """Where a result is, its spread, and what other assumptions make of a published one."""
-        unit, scale, (_, _, x, ours, told) = self.unit(one), self._scale(one), result
-        if one.at in ("most", "best") and self.figure.sweep is not None and not one.of_all:
-            yield f"at {self.figure.sweep.name(x)}"
-        if ours.known and (one.paired or told is not None):
-            kind = "with 95 % confidence" if one.paired else "by seed"
+    def _why(
+        self, comparison: Comparison, result: Result, others: Mapping[str, float]
+    ) -> Iterator[str]:
+        """The place of a result in the sweep, its spread, and its range under other assumptions."""
+        unit, scale = self.unit(comparison), self._scale(comparison)
+        (_, _, x, ours, published), sweep = result, self.figure.sweep
+        if comparison.at in ("most", "best") and sweep is not None and not comparison.of_all:
+            yield f"at {sweep.name(x)}"
+        if ours.known and (comparison.paired or published is not None):
+            kind = "with 95 % confidence" if comparison.paired else "by seed"
             yield f"{number(scale * ours.low)} to {number(scale * ours.high, unit)} {kind}"
         if len(others) > MANY:
             ordered = sorted(others, key=others.__getitem__)
             others = {name: others[name] for name in (ordered[0], ordered[-1])}
         for name, value in others.items():
             yield f"{number(value, unit)} with {name}"
-        if one.why and told is not None:
-            yield one.why
+        if comparison.why and published is not None:
+            yield comparison.why
 
-    def _others(self, one: Comparison, result: Result) -> dict[str, float]:
+    def _others(self, comparison: Comparison, result: Result) -> dict[str, float]:
         """The result under other assumptions, by their names."""
-        scale, case, system, x = self._scale(one), result.case, result.system, result.x
+        scale, case, system, x = self._scale(comparison), result.case, result.system, result.x
         others = {
-            f"a bound of {bound:g}": self._other(replace(one, bound=bound), case, system, x)
-            for bound in one.bounds
+            f"a bound of {bound:g}": self._other(replace(comparison, bound=bound), case, system, x)
+            for bound in comparison.bounds
         }
         for name, variant in self.figure.variants.items():
             run = self.figure.systems_of(variant)
             if self.figure.base_of(variant) is self.figure.cases[case] and (
-                system in run or one.over in run
+                system in run or comparison.over in run
             ):
-                other = self._other(one, name, system, x)
+                other = self._other(comparison, name, system, x)
                 others[name.removeprefix(f"{case}, ")] = scale * other
-        if one.step_factor is not None and one.bound is not None:
-            slow = replace(one, bound=one.bound / one.step_factor)
-            sustained = self._other(slow, case, system, x) / one.step_factor
-            others[f"steps {one.step_factor:g} times as long"] = sustained
+        if comparison.step_factor is not None and comparison.bound is not None:
+            slow = replace(comparison, bound=comparison.bound / comparison.step_factor)
+            sustained = self._other(slow, case, system, x) / comparison.step_factor
+            others[f"steps {comparison.step_factor:g} times as long"] = sustained
         return {name: value for name, value in others.items() if not math.isnan(value)}
 
-    def _other(self, one: Comparison, case: str, system: str, x: float) -> float:
+    def _other(self, comparison: Comparison, case: str, system: str, x: float) -> float:
         """The result of a system under other assumptions."""
-        its = self.figure.curves_of(self.found[one.measure], case)
-        if system not in its or one.over not in (None, *its):
+        its = self.figure.curves_of(self.by_measure[comparison.measure], case)
+        if system not in its or comparison.over not in (None, *its):
             return math.nan
-        found = one.estimates(its, system)
-        if x not in found and one.at in ("most", "best", "last"):
-            return next((value.mean for value in found.values()), math.nan)
-        return found[x].mean if x in found else math.nan
+        estimates = comparison.estimates(its, system)
+        if x not in estimates and comparison.at in ("most", "best", "last"):
+            return next((value.mean for value in estimates.values()), math.nan)
+        return estimates[x].mean if x in estimates else math.nan
 
-    def optima(self, one: Comparison) -> Iterator[Optimum]:
+    def optima(self, comparison: Comparison) -> Iterator[Optimum]:
         """The best value of the sweep for each case and system."""
-        assert one.good is not None
-        for case, system, its in self._compared(one):
+        assert comparison.good is not None
+        for case, system, its in self._compared(comparison):
             curve = mean_curve(its[system])
             least = min(curve.values())
-            near = [x for x, y in curve.items() if y <= least * (1 + one.good)]
+            near = [x for x, y in curve.items() if y <= least * (1 + comparison.good)]
             best = min(curve, key=curve.__getitem__)
-            told = _number_or_range(lookup(one.published, case, system))
-            yield Optimum(case, system, best, min(near), max(near), told)
+            published = _number_or_range(lookup(comparison.published, case, system))
+            yield Optimum(case, system, best, min(near), max(near), published)
 
-    def rows(self, one: Comparison) -> Iterator[Row]:
-        if one.good is None:
-            yield from (line.row for line in self.lines(one))
+    def rows(self, comparison: Comparison) -> Iterator[Row]:
+        if comparison.good is None:
+            yield from (line.row for line in self.lines(comparison))
             return
-        for best in self.optima(one):
-            yield from best.rows(self.label(one), one, self.unit(one))
+        for best in self.optima(comparison):
+            yield from best.rows(self.label(comparison), comparison, self.unit(comparison))
 
     def listing(self) -> Listing:
         """Every arm, and its measures; means over seeds."""
@@ -246,52 +253,54 @@ class Findings:
             [
                 arm(case, system, "" if sweep is None else sweep.name(x)),
                 *(
-                    number(one.scale * mean_curve(self.found[name][case][system]).get(x, math.nan))
-                    for name, one in measures.items()
+                    number(
+                        m.scale * mean_curve(self.by_measure[name][case][system]).get(x, math.nan)
+                    )
+                    for name, m in measures.items()
                 ),
             ]
-            for case, systems in next(iter(self.found.values())).items()
+            for case, systems in next(iter(self.by_measure.values())).items()
             for system, curves in systems.items()
             for x in curves[0]
         ]
-        heads = [f"{one.label}{one.unit and f', {one.unit}'}" for one in measures.values()]
+        heads = [f"{m.label}{m.unit and f', {m.unit}'}" for m in measures.values()]
         return Listing(self.figure.title, ["", *heads], rows, "Means over seeds.")
 
     def data(self) -> dict[str, Any]:
         """Means of each measure by case, system and value of the sweep; ratios that are drawn."""
-        data: dict[str, Any] = {name: _means(curves) for name, curves in self.found.items()}
-        for one in self.figure.comparisons:
-            if one.bound is not None:
-                data.setdefault("bounds", {})[self.label(one)] = one.bound
-            for case, system, x, ours, _ in self.results(one) if one.draw else ():
-                by_case = data.setdefault("compared", {}).setdefault(self.label(one), {})
+        data: dict[str, Any] = {name: _means(curves) for name, curves in self.by_measure.items()}
+        for comparison in self.figure.comparisons:
+            if comparison.bound is not None:
+                data.setdefault("bounds", {})[self.label(comparison)] = comparison.bound
+            for case, system, x, ours, _ in self.results(comparison) if comparison.draw else ():
+                by_case = data.setdefault("compared", {}).setdefault(self.label(comparison), {})
                 ends = [*ours] if ours.known else [ours.mean]
                 by_case.setdefault(case, {}).setdefault(system, {})[f"{x:g}"] = ends
         return data | ({"published": self.figure.published} if self.figure.published else {})
 
 
 def _at_value(derived: Estimates, x: float, anywhere: bool) -> float | None:
-    """The published result at x, or the only one where that is."""
+    """The published result at x, or the single one of all values."""
     its = derived.get(x)
     if its is None and len(derived) == 1 and anywhere:
         (its,) = derived.values()
     return None if its is None or math.isnan(its.mean) else its.mean
 
 
-def _number_or_range(told: Any) -> Published:
-    if told is None or isinstance(told, Mapping):
+def _number_or_range(published: Any) -> Published:
+    if published is None or isinstance(published, Mapping):
         return None
-    return (told[0], told[1]) if isinstance(told, Sequence) else told
+    return (published[0], published[1]) if isinstance(published, Sequence) else published
 
 
 def _means(curves: Curves) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    means: dict[str, Any] = {}
     for case, systems in curves.items():
-        for system, each in systems.items():
-            curve = mean_curve(each)
+        for system, by_seed in systems.items():
+            curve = mean_curve(by_seed)
             plain = {f"{x:g}": y for x, y in curve.items()}
-            found.setdefault(case, {})[system] = curve[0.0] if set(curve) == {0.0} else plain
-    return found if set(found) != {""} else dict(found[""])
+            means.setdefault(case, {})[system] = curve[0.0] if set(curve) == {0.0} else plain
+    return means if set(means) != {""} else dict(means[""])
 
 
 # -- sentences -------------------------------------------------------------------------------------
@@ -299,15 +308,15 @@ def _means(curves: Curves) -> dict[str, Any]:
 _UNCLEAR = re.compile(
     ", |\\b(after|as|at|before|beside|by|for|from|if|in|of|on|over|per|to|under|up|with|without)\\b"
 )
-"""What keeps a name from being read as one inside a sentence."""
+"""Words that would make a name unreadable inside a sentence without quotes."""
 
 
-def sentences(findings: Findings, one: Comparison) -> Iterator[str]:
-    """One for each case: of the rows with a published number, if any has one."""
-    if one.good is not None:
-        yield from _of_optima(findings, one)
+def sentences(findings: Findings, comparison: Comparison) -> Iterator[str]:
+    """A sentence for each case, of the rows with a published number if there are any."""
+    if comparison.good is not None:
+        yield from _of_optima(findings, comparison)
         return
-    lines = list(findings.lines(one))
+    lines = list(findings.lines(comparison))
     if any(line.row.published is not None for line in lines):
         lines = [line for line in lines if line.row.published is not None]
     cases = list(dict.fromkeys(line.case for line in lines))
@@ -315,27 +324,27 @@ def sentences(findings: Findings, one: Comparison) -> Iterator[str]:
     if len(cases) == len(lines) > 1:
         groups = [lines]
     for its in groups:
-        yield _Sentence(findings.measure_of(one), one, its).text()
+        yield _Sentence(findings.measure_of(comparison), comparison, its).text()
 
 
 @dataclass(frozen=True)
 class _Sentence:
-    """Lines of one comparison; what all of them share is said once, before their numbers."""
+    """A sentence on lines of one comparison; what they share is stated once."""
 
     measure: str
-    one: Comparison
+    comparison: Comparison
     lines: Sequence[Line]
 
     def text(self) -> str:
-        systems = quoted([line.system for line in self.lines], self.one.over)
+        systems = quoted([line.system for line in self.lines], self.comparison.over)
         cases = quoted([line.case for line in self.lines])
         by_case, several, swept = (len({line[i] for line in self.lines}) > 1 for i in range(3))
         first = self.lines[0]
         head = self._subject(systems, "" if several else first.system)
         head += f" at {first.at}" if first.at and not swept else ""
-        head += ", each at its best" if self.one.at == "best" else ""
+        head += ", each at its best" if self.comparison.at == "best" else ""
         if first.case and not by_case:
-            head += f"{',' if self.one.at == 'best' else ''} for {cases[first.case]}"
+            head += f"{',' if self.comparison.at == 'best' else ''} for {cases[first.case]}"
         results = [
             self._result(line, systems[line.system] if several else "")
             + (f" at {line.at}" if line.at and swept else "")
@@ -345,59 +354,59 @@ class _Sentence:
         return f"{_capital(head)}: {', '.join(results)}."
 
     def _subject(self, systems: Mapping[str, str], system: str) -> str:
-        """The measure, and the system that all results are of, if they are of one."""
-        one = self.one
-        if one.over is None or one.ratio_bound is not None:
-            word = "with" if one.ratio_bound is None else "against"
+        """The measure, and the system if all lines are of one."""
+        comparison = self.comparison
+        if comparison.over is None or comparison.ratio_bound is not None:
+            word = "with" if comparison.ratio_bound is None else "against"
             return f"{self.measure} {word} {systems[system]}" if system else self.measure
-        if not one.inverse:
+        if not comparison.inverse:
             its = f" with {systems[system]}" if system else ""
-            return f"{self.measure}{its}, compared with {systems[one.over]}"
+            return f"{self.measure}{its}, compared with {systems[comparison.over]}"
         theirs = f", compared with {systems[system]}" if system else ""
-        return f"{self.measure} with {systems[one.over]}{theirs}"
+        return f"{self.measure} with {systems[comparison.over]}{theirs}"
 
     def _result(self, line: Line, system: str) -> str:
-        """A number, what is known about it, and the system it is of."""
-        row, one = line.row, self.one
+        """The number of a line, its certainty, and its system."""
+        row, comparison = line.row, self.comparison
         value = number(row.ours, row.unit)
-        if one.at == "most" and row.ours:
+        if comparison.at == "most" and row.ours:
             value = f"up to {value}"
         remarks = []
         if row.published is not None:
             remarks.append(f"published: {published_text(row)}")
         if line.unsure:
             remarks.append("no sure difference")
-        if one.sensitivity and line.others:
+        if comparison.sensitivity and line.others:
             others = line.others.values()
             remarks.append(f"{span(min(others), max(others))} under other assumptions")
         remark = f" ({'; '.join(remarks)})" if remarks else ""
         if not system:
             return value + remark
-        if one.ratio_bound is not None:
+        if comparison.ratio_bound is not None:
             return f"{value}{remark} against {system}"
-        if one.over is not None and one.inverse:
+        if comparison.over is not None and comparison.inverse:
             return f"{value} that with {system}{remark}"
         return f"{value}{remark} with {system}"
 
 
-def _of_optima(findings: Findings, one: Comparison) -> Iterator[str]:
+def _of_optima(findings: Findings, comparison: Comparison) -> Iterator[str]:
     """The best value of the sweep for each case and system with a published one."""
-    measure, unit = findings.figure.measures[one.measure].label, findings.unit(one)
-    optima = list(findings.optima(one))
+    measure, unit = findings.figure.measures[comparison.measure].label, findings.unit(comparison)
+    optima = list(findings.optima(comparison))
     if any(best.published is not None for best in optima):
         optima = [best for best in optima if best.published is not None]
     several = len({best.system for best in optima}) > 1
     systems = quoted([best.system for best in optima])
     cases = quoted([best.case for best in optima])
     for best in optima:
-        words = [f"{findings.label(one)} with the smallest {measure}"]
+        words = [f"{findings.label(comparison)} with the smallest {measure}"]
         words += [f"with {systems[best.system]}"] if several else []
         words += [f"for {cases[best.case]}"] if best.case else []
-        told = published_text(Row("", best.best, best.published, unit))
-        published = "" if best.published is None else f" (published: {told})"
+        number_text = published_text(Row("", best.best, best.published, unit))
+        published = "" if best.published is None else f" (published: {number_text})"
         yield (
             f"{_capital(' '.join(words))}: {number(best.best, unit)}{published}; within "
-            f"{100 * (one.good or 0):g} % of it: {span(best.low, best.high)}."
+            f"{100 * (comparison.good or 0):g} % of it: {span(best.low, best.high)}."
         )
 
 

@@ -65,11 +65,11 @@ def normalized_latency(run: Run, warm_up: float = 0.0) -> Numbers:
 
 
 def ends_of_batches(scheduled: Floats, finished: Floats) -> Floats:
-    """For each request the end of its batch, where a batch begins after the one before it."""
+    """For each request the end of its batch, if batches do not overlap."""
     order = np.argsort(scheduled, kind="stable")
-    begun, ended = scheduled[order], finished[order]
+    starts, ended = scheduled[order], finished[order]
     before = np.concatenate(([-np.inf], np.maximum.accumulate(ended)[:-1]))
-    batch = np.cumsum(begun >= before) - 1
+    batch = np.cumsum(starts >= before) - 1
     last = np.full(batch[-1] + 1, -np.inf)
     np.maximum.at(last, batch, ended)
     ends = np.empty(len(order))
@@ -78,10 +78,10 @@ def ends_of_batches(scheduled: Floats, finished: Floats) -> Floats:
 
 
 def answers(run: Run, classes: int = 4, predictions: bool = False) -> Numbers:
-    """Seconds end to end, and per token of the answer, of finished requests.
+    """Seconds end to end and per output token of finished requests.
 
-    `class_1` to `class_N` and `p99_N`: of equal parts of the answers, the shortest first. With
-    `predictions`, `tau` is Kendall's correlation of predicted and true lengths.
+    `class_1` to `class_N` and `p99_N`: means and P99 of equal parts of the requests, shortest
+    outputs first. With `predictions`, `tau` is Kendall's correlation of predicted and true lengths.
     """
     arrival, finished, tokens = (
         column.astype(np.float64)
@@ -91,7 +91,7 @@ def answers(run: Run, classes: int = 4, predictions: bool = False) -> Numbers:
     if not done.any():
         raise ConfigError(f"{run.arm}: no request was finished")
     seconds, lengths = (finished - arrival)[done], tokens[done]
-    found = {
+    numbers = {
         "e2e": seconds.mean(),
         "token_mean": (seconds / lengths).mean(),
         "token_p90": np.percentile(seconds / lengths, 90),
@@ -101,9 +101,9 @@ def answers(run: Run, classes: int = 4, predictions: bool = False) -> Numbers:
     for part in range(classes):
         low, high = np.quantile(lengths, [part / classes, (part + 1) / classes])
         within = seconds[(lengths <= high) & ((lengths > low) | (part == 0))]
-        found[f"class_{part + 1}"] = within.mean() if within.size else math.nan
-        found[f"p99_{part + 1}"] = np.percentile(within, 99) if within.size else math.nan
-    return found
+        numbers[f"class_{part + 1}"] = within.mean() if within.size else math.nan
+        numbers[f"p99_{part + 1}"] = np.percentile(within, 99) if within.size else math.nan
+    return numbers
 
 
 def agreement(run: Run) -> float:
@@ -157,17 +157,17 @@ def stages(run: Run) -> Numbers:
     given = stages_of(run.config["workload"]["stages"])
     ends = accumulate((stage.requests for stage in given), initial=0)
     parts = [slice(begin, end) for begin, end in pairwise(ends)]
-    found: Numbers = {}
+    numbers: Numbers = {}
     for stage, part in zip(given[1:], parts[1:], strict=True):
         for name, value in _stage(run, part).items():
-            found.setdefault(name, {})[stage.rate] = value
+            numbers.setdefault(name, {})[stage.rate] = value
     summary = run.summary
     cache = summary["total_blocks"] * summary["block_size"] / len(summary["replicas"])
-    return {**found, "cache": {given[-1].rate: cache}}
+    return {**numbers, "cache": {given[-1].rate: cache}}
 
 
 def _stage(run: Run, rows: slice) -> Numbers:
-    """From the stage's first arrival to its last answer."""
+    """From a stage's first arrival to its last token."""
     table = run.by_column()
     names = (
         *("arrival", "first_token", "finished", "output_tokens"),
@@ -231,9 +231,9 @@ def shared(run: Run, settled: float) -> Numbers:
         )
     lengths, widths = arrays(run.requests("output_tokens", "sequences"))
     names = ("start", "end", "decode_seqs", "sampled_prefills", "used_blocks", "shared_blocks")
-    start, end, decoded, begun, used, named = arrays(run.steps(*names))
+    start, end, decoded, prefilled, used, named = arrays(run.steps(*names))
     counted = (start > settled) & (start <= last)
-    tokens = decoded[counted].sum() / float(np.mean(widths)) + begun[counted].sum()
+    tokens = decoded[counted].sum() / float(np.mean(widths)) + prefilled[counted].sum()
     seconds = end[counted][-1] - start[counted][0]
     stored = counted & (used > 0)
     return {
@@ -260,24 +260,24 @@ def prompts(run: Run) -> Numbers:
 
 
 def unused_slots(run: Run) -> Numbers:
-    """Slots that a sequence holds and does not use."""
+    """Allocated slots per sequence that hold no token."""
     return {"unused": block_sizes.unused_slots(run, run.config["memory"]["block_size"])}
 
 
 def swap_prices(run: Run, lengths: Sequence[int], batch: Sequence[int]) -> Numbers:
     """Seconds to swap a sequence out and in, and to compute it again, alone and beside `batch`:
     decodes, and the tokens of their contexts."""
-    found: Numbers = {}
+    prices: Numbers = {}
     for length in lengths:
         price = price_of(run.config, length, *batch)
-        found |= {
+        prices |= {
             f"swap_{length}": price.swap,
             f"recompute_{length}": price.recompute,
             f"beside_{length}": price.beside,
             f"ratio_{length}": price.recompute / price.swap,
             f"ratio_beside_{length}": price.beside / price.swap,
         }
-    return found
+    return prices
 
 
 # -- stalls ----------------------------------------------------------------------------------------
@@ -338,9 +338,9 @@ def stage_loads(run: Run, warm_up: float, span: float = 0.0, step: float = 1.0) 
         between = (finished - boarded) / (requests["output_tokens"] - 1)
         slow = ~refused & (between > float(run.config["router"]["tbt"]))
     times = np.arange(warm_up, _last_arrival(run, warm_up), step)
-    there = ~np.isnan(boarded)
+    handed = ~np.isnan(boarded)
     prefill = _present(arrival, np.where(np.isnan(left), finished, left), times)
-    decode = _present(boarded[there], finished[there], times)
+    decode = _present(boarded[handed], finished[handed], times)
     drawn = times < warm_up + span
     return {
         "refused": refused.mean(),
@@ -358,8 +358,8 @@ def stage_loads(run: Run, warm_up: float, span: float = 0.0, step: float = 1.0) 
 
 def _present(begin: Floats, end: Floats, times: Floats) -> NDArray[Any]:
     """The number of requests that have begun and not ended, at each time."""
-    begun = np.searchsorted(np.sort(begin), times, side="right")
-    return begun - np.searchsorted(np.sort(end), times, side="right")
+    started = np.searchsorted(np.sort(begin), times, side="right")
+    return started - np.searchsorted(np.sort(end), times, side="right")
 
 
 def _known_mean(values: Floats) -> float:
@@ -372,6 +372,7 @@ def _swing(load: NDArray[Any]) -> float:
     return float(load.std()) / average if average else 0.0
 
 
-def _correlation(one: NDArray[Any], other: NDArray[Any]) -> float:
-    spread = float(one.std() * other.std())
-    return float(np.mean((one - one.mean()) * (other - other.mean()))) / spread if spread else 0.0
+def _correlation(first: NDArray[Any], other: NDArray[Any]) -> float:
+    spread = float(first.std() * other.std())
+    covariance = float(np.mean((first - first.mean()) * (other - other.mean())))
+    return covariance / spread if spread else 0.0

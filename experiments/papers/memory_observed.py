@@ -46,7 +46,7 @@ class Observed(Simulated):
 
 
 class _Observation(Simulation):
-    """A simulation whose table of steps has the shares of the slots."""
+    """A simulation whose table of steps includes the shares of the slots."""
 
     def __init__(self, plain: Simulation, every: int) -> None:
         vars(self).update(vars(plain))

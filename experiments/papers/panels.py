@@ -27,7 +27,7 @@ MANY = 30
 """Bars of a panel up to which their values stand above them."""
 _MARKERS = "osD^vP"
 _WIDE, _NARROW = 3.4, 1.6
-"""Widths of the first and the last line, in points: lines that coincide show one inside another."""
+"""Widths of the first and the last line in points, so that coinciding lines are all visible."""
 _LARGE, _SMALL = 8.0, 5.5
 """Sizes of their markers."""
 _DENSE = 100
@@ -42,7 +42,7 @@ Groups = Mapping[str, Mapping[str, float | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Lines over x, beside what was published."""
+    """A panel of lines over x, beside published ones."""
 
     lines: Mapping[str, Points]
     published: Mapping[str, Points] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Panel:
     top: float | None = None
     """The end of the y axis; None: as the data have it."""
     more: Callable[[Axes], None] | None = None
-    """Draws what is beyond that."""
+    """Draws further content."""
 
     def draw(self, axes: Axes, styles: Mapping[str, Style]) -> None:
         for name, (x, y) in self.lines.items():
@@ -136,13 +136,13 @@ def draw_bar_panels(panels: Mapping[str, Groups], text: str = "{:.3g}") -> Figur
 
 def _draw_bars(axes: Axes, groups: Groups, colours: Mapping[str, str], text: str) -> None:
     """A group of bars for each entry, with each bar's value above it."""
-    each = 0.8 / len(colours)
+    width = 0.8 / len(colours)
     numbered = len(colours) * len(groups) <= MANY
     for number, (name, colour) in enumerate(colours.items()):
-        shift = (number - (len(colours) - 1) / 2) * each
+        shift = (number - (len(colours) - 1) / 2) * width
         for place, group in enumerate(groups.values()):
             if (value := group.get(name)) is not None:
-                bar = axes.bar(place + shift, value, 0.94 * each, color=colour, lw=0)
+                bar = axes.bar(place + shift, value, 0.94 * width, color=colour, lw=0)
                 label = [text.format(value) if numbered else ""]
                 axes.bar_label(bar, label, padding=2, fontsize=7, color=MUTED)
     labels = [name.replace(", ", ",\n", 1) for name in groups]

@@ -114,7 +114,7 @@ class In:
     field: str
 
     def require(self, where: str, value: Any, owners: Sequence[Any]) -> None:
-        defined = (getattr(one, self.field, None) for one in owners)
+        defined = (getattr(owner, self.field, None) for owner in owners)
         known = next(names for names in defined if names is not None)
         sign = "." if isinstance(value, Mapping) else "="
         for name in [value] if isinstance(value, str) else value:
@@ -124,70 +124,71 @@ class In:
 
 Positive = Annotated[float, Number(above=0)]
 Names = Mapping[str, Sequence[str]]
-"""Names, and the overrides that make what they name."""
+"""The overrides of each name."""
 
 
 def check_settings(of: Any, where: str = "", around: Sequence[Any] = ()) -> None:
-    """Make the nested settings of a dataclass, and raise ConfigError for what its fields rule out.
+    """Build the nested settings of a dataclass; raise ConfigError for values that its constraints
+    exclude.
 
-    `where` is its place in the study's settings, `around` the settings that it belongs to.
+    `where` is the path of the settings in the study, `around` the settings that contain them.
     """
     require_kinds(of, where)
     hints = get_type_hints(type(of), include_extras=True)
     before, owners = (f"{where}." if where else ""), (of, *around)
     for field in fields(of):
-        made = _made(getattr(of, field.name), hints[field.name], before + field.name, owners)
-        object.__setattr__(of, field.name, made)
+        built = _built(getattr(of, field.name), hints[field.name], before + field.name, owners)
+        object.__setattr__(of, field.name, built)
     for field in fields(of):
         _require(before + field.name, getattr(of, field.name), hints[field.name], owners)
 
 
 def _require(where: str, value: Any, hint: Any, owners: Sequence[Any]) -> None:
-    """The constraints of an annotation, and of those inside it."""
+    """Check the constraints of an annotation and of the annotations inside it."""
     if value is None:
         return
     plain, constraints = _split(hint)
-    for one in constraints:
-        one.require(where, value, owners)
+    for constraint in constraints:
+        constraint.require(where, value, owners)
     inside = get_args(plain)
     if isinstance(value, Mapping) and len(inside) == 2:
-        for key, one in value.items():
-            _require(f"{where}.{key}", one, inside[1], owners)
+        for key, item in value.items():
+            _require(f"{where}.{key}", item, inside[1], owners)
     elif isinstance(value, (list, tuple)) and len(inside) == 1:
-        for one in value:
-            _require(where, one, inside[0], owners)
+        for item in value:
+            _require(where, item, inside[0], owners)
 
 
-def _made(value: Any, hint: Any, where: str, owners: Sequence[Any]) -> Any:
-    """`value` with the dataclasses that its annotation names in the place of their settings."""
+def _built(value: Any, hint: Any, where: str, owners: Sequence[Any]) -> Any:
+    """`value` with settings replaced by the dataclasses that its annotation names."""
     hint, _ = _split(hint)
     inside = get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
         refuse_settings(where.rpartition(".")[2], value, hint, where)
-        made = hint(**value)
-        check_settings(made, where, owners)
-        return made
+        built = hint(**value)
+        check_settings(built, where, owners)
+        return built
     if isinstance(value, Mapping) and len(inside) == 2:
-        return {key: _made(one, inside[1], f"{where}.{key}", owners) for key, one in value.items()}
+        return {key: _built(v, inside[1], f"{where}.{key}", owners) for key, v in value.items()}
     if isinstance(value, (list, tuple)) and len(inside) == 1:
-        return [_made(one, inside[0], where, owners) for one in value]
+        return [_built(item, inside[0], where, owners) for item in value]
     return value
 
 
 def _split(hint: Any) -> tuple[Any, Sequence[Constraint]]:
-    """X and the constraints of `Annotated[X, ...]`, also where None is allowed besides."""
+    """X and the constraints of `Annotated[X, ...]`, also inside an optional."""
     if get_origin(hint) is Annotated:
         return _split(get_args(hint)[0])[0], hint.__metadata__
-    kinds = [one for one in get_args(hint) if one is not NoneType]
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     return _split(kinds[0]) if NoneType in get_args(hint) and len(kinds) == 1 else (hint, ())
 
 
 def _leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _leaves(f"{where}.{key}", one)
+        for key, item in value.items():
+            yield from _leaves(f"{where}.{key}", item)
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _leaves(where, one)
+        for item in value:
+            yield from _leaves(where, item)
     else:
         yield where, value

@@ -34,7 +34,7 @@ class Figures(Reproduction):
     """Figures and tables of a paper, run and analysed as they are published."""
 
     figures: Mapping[str, Figure | None]
-    """One that is null is left out."""
+    """Figures by name; null removes one."""
     only: Sequence[str] | None = None
     """The cases to run; None: all."""
     remarks: Sequence[str] = ()
@@ -46,33 +46,34 @@ class Figures(Reproduction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = [case for one in self.drawn.values() for case in one.cases]
+        known = [case for figure in self.drawn.values() for case in figure.cases]
         for name in self.only or ():
             if name not in known:
                 raise ConfigError(f"only: {unknown('case', name, known)}")
         for name, figure in self.drawn.items():
             figure.check(f"figures.{name}")
         wanted = {name: figure.of_cases(self.only) for name, figure in self.drawn.items()}
-        object.__setattr__(self, "figures", {n: one for n, one in wanted.items() if one.cases})
+        object.__setattr__(self, "figures", {n: f for n, f in wanted.items() if f.cases})
 
     @property
     def drawn(self) -> dict[str, Figure]:
         """The figures that are not left out."""
-        return {name: one for name, one in self.figures.items() if one is not None}
+        return {name: figure for name, figure in self.figures.items() if figure is not None}
 
     def arms(self) -> dict[str, list[str]]:
-        return {name: own for one in self.drawn.values() for name, own in one.arms().items()}
+        return {name: words for f in self.drawn.values() for name, words in f.arms().items()}
 
     def key_of(self, arm: str) -> str:
         for name, figure in self.drawn.items():
-            for case, *_, own in figure.points():
-                if own == arm:
+            for case, *_, arm_name in figure.points():
+                if arm_name == arm:
                     part = "variants" if case in figure.variants else "cases"
                     return f"study.figures.{name}" + (f".{part}.{case}" if case else "")
         return f"study.figures.{arm}"
 
     def analyse(self, runs: Runs) -> Analysis:
-        """With a note on overrides by which the runs are of something else than was published."""
+        """Analyse the runs, with a note on overrides that make them differ from the published
+        setting."""
         typed = [
             word
             for word in runs.command.words
@@ -80,19 +81,20 @@ class Figures(Reproduction):
             and not word.startswith(("~study", "study.only", "+study.only"))
             and group_of(word) not in _NEUTRAL
         ]
-        own = f"what was published belongs to experiment={runs.command.experiment} without them"
+        why = f"what was published belongs to experiment={runs.command.experiment} without them"
         reading = super().analyse(runs)
         # The quality of predictions is a measure where it matters.
         notes = [note for note in reading.notes if PREDICTED not in note]
-        return replace(reading, notes=[*([f"{', '.join(typed)}: {own}"] if typed else ()), *notes])
+        return replace(reading, notes=[*([f"{', '.join(typed)}: {why}"] if typed else ()), *notes])
 
     def read_arms(self, runs: ByArm) -> Analysis:
-        every = {name: Findings(one, one.read(runs)) for name, one in self.drawn.items()}
+        every = {name: Findings(figure, figure.read(runs)) for name, figure in self.drawn.items()}
         finding, rows = list[str](), list[Row]()
         for findings in every.values():
-            for one in findings.figure.comparisons:
-                rows += findings.rows(one) if one.rows else ()
-                finding += sentences(findings, one) if one.rows and one.finding else ()
+            for comparison in findings.figure.comparisons:
+                rows += findings.rows(comparison) if comparison.rows else ()
+                stated = comparison.rows and comparison.finding
+                finding += sentences(findings, comparison) if stated else ()
         drawings = {name: drawing_of(findings) for name, findings in every.items()}
         return Analysis(
             finding=finding,
@@ -123,9 +125,10 @@ class Rejection(Figures):
 
 
 def drawing_of(findings: Findings) -> FigureSpec | None:
-    """Comparisons that are drawn; else lines over the sweep, or bars; None where nothing is."""
+    """The plot of a figure: its comparisons, or else lines over the sweep, or bars; None without
+    any."""
     figure = findings.figure
-    drawn = [one for one in figure.comparisons if one.draw]
+    drawn = [comparison for comparison in figure.comparisons if comparison.draw]
     measures = figure.draw if figure.draw is not None else [next(iter(figure.measures))]
     if drawn:
         draw = partial(draw_bar_panels, _compared_bars(findings, drawn))
@@ -140,8 +143,8 @@ def drawing_of(findings: Findings) -> FigureSpec | None:
 
 def _panels(findings: Findings, measures: Sequence[str]) -> list[list[Panel]]:
     """A row for each measure, a column for each case with several values of the sweep."""
-    found = findings.found[measures[0]]
-    swept = [case for case in findings.figure.cases if _most_points(found[case]) > 1]
+    curves = findings.by_measure[measures[0]]
+    swept = [case for case in findings.figure.cases if _most_points(curves[case]) > 1]
     cases = swept or list(findings.figure.cases)
     panels = [
         _panel(findings, measure, case, labelled=case == cases[0])
@@ -154,13 +157,11 @@ def _panels(findings: Findings, measures: Sequence[str]) -> list[list[Panel]]:
 
 def _panel(findings: Findings, name: str, case: str, labelled: bool) -> Panel:
     figure = findings.figure
-    curves: Mapping[str, Sequence[Curve]] = findings.found[name][case]
+    curves: Mapping[str, Sequence[Curve]] = findings.by_measure[name][case]
     measure, sweep = figure.measures[name], figure.sweep
     assert sweep is not None
     most = _most_points(curves)
-    lines = {
-        system: mean_curve(each) for system, each in curves.items() if 2 * len(each[0]) >= most
-    }
+    lines = {name: mean_curve(seeds) for name, seeds in curves.items() if 2 * len(seeds[0]) >= most}
     xs = sorted({x for line in lines.values() for x in line})
 
     def drawn(line: Mapping[float, Any]) -> tuple[list[float], list[float]]:
@@ -171,13 +172,11 @@ def _panel(findings: Findings, name: str, case: str, labelled: bool) -> Panel:
         }
         return list(points), [measure.scale * y for y in points.values()]
 
-    told = lookup(figure.published.get(name), case)
-    bounds = {one.bound for one in figure.comparisons if one.measure == name and one.bound}
+    published = lookup(figure.published.get(name), case)
+    bounds = {c.bound for c in figure.comparisons if c.measure == name and c.bound}
     return Panel(
         lines={system: drawn(line) for system, line in lines.items()},
-        published={
-            system: drawn(curve) for system in lines if (curve := curve_of(lookup(told, system)))
-        },
+        published={s: drawn(curve) for s in lines if (curve := curve_of(lookup(published, s)))},
         bounds=[measure.scale * bound for bound in sorted(bounds)],
         title=case,
         x=sweep.label,
@@ -189,7 +188,7 @@ def _panel(findings: Findings, name: str, case: str, labelled: bool) -> Panel:
 
 
 def _most_points(curves: Mapping[str, Sequence[Curve]]) -> int:
-    return max(len(each[0]) for each in curves.values())
+    return max(len(by_seed[0]) for by_seed in curves.values())
 
 
 def _ticks(names: Sequence[str], axes: Axes) -> None:
@@ -197,23 +196,23 @@ def _ticks(names: Sequence[str], axes: Axes) -> None:
 
 
 def _bars(findings: Findings, measures: Sequence[str]) -> dict[str, Any]:
-    """A panel for each measure: systems by case, or ours beside what was published."""
+    """A bar panel for each measure: systems by case, or our numbers beside the published ones."""
     figure = findings.figure
     panels: dict[str, Any] = {}
     for name in measures:
-        measure, found = figure.measures[name], findings.found[name]
-        told = figure.published.get(name)
+        measure, by_case = figure.measures[name], findings.by_measure[name]
+        published = figure.published.get(name)
         title = f"{measure.label}{measure.unit and f' ({measure.unit})'}"
         ours = {
-            case: {s: measure.scale * mean_curve(each)[0.0] for s, each in found[case].items()}
+            case: {s: measure.scale * mean_curve(seeds)[0.0] for s, seeds in by_case[case].items()}
             for case in figure.cases
         }
-        if told is None:
+        if published is None:
             panels[title] = {case or figure.title: bars for case, bars in ours.items()}
             continue
         for case, bars in ours.items():
-            there = {s: curve_of(lookup(lookup(told, case), s)) for s in bars}
-            known = {s: measure.scale * curve[0.0] for s, curve in there.items() if curve}
+            curves = {s: curve_of(lookup(lookup(published, case), s)) for s in bars}
+            known = {s: measure.scale * curve[0.0] for s, curve in curves.items() if curve}
             single = len(figure.cases) == 1
             apart = not single and len(known) > 1
             group = panels.setdefault(arm(case, title) if apart else title, {})
@@ -224,14 +223,14 @@ def _bars(findings: Findings, measures: Sequence[str]) -> dict[str, Any]:
 
 
 def _compared_bars(findings: Findings, drawn: Sequence[Comparison]) -> dict[str, Any]:
-    """A panel for each case and value of the sweep: results of systems, and published ones."""
+    """A bar panel for each case and value of the sweep, with our and the published results."""
     panels: dict[str, Any] = {}
     sweep = findings.figure.sweep
-    for one in drawn:
-        for case, system, x, ours, told in findings.results(one):
-            title = case if sweep is None or one.of_all else arm(case, sweep.name(x))
+    for comparison in drawn:
+        for case, system, x, ours, published in findings.results(comparison):
+            title = case if sweep is None or comparison.of_all else arm(case, sweep.name(x))
             bars = panels.setdefault(title, {}).setdefault(system, {})
-            bars[one.label or "ours"] = ours.mean
-            if isinstance(told, float):
-                bars["published"] = told
+            bars[comparison.label or "ours"] = ours.mean
+            if isinstance(published, float):
+                bars["published"] = published
     return panels
