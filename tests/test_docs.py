@@ -409,10 +409,11 @@ def test_the_metric_and_the_plot_of_the_page_stand_in_a_report(call: Call) -> No
     assert marked
     Path("page_plugin.py").write_text(marked[1], encoding="utf-8")
     code, out, errors = call(
-        *("experiment=single", "plugins=[page_plugin]", "study.metrics=[ttft,slow_starts]"),
-        *("workload.requests=60", "seeds=1", "jobs=1", "tracking=none", "hydra.run.dir=out"),
+        *("experiment=single", "plugins=[page_plugin]", "memory.blocks=300", "seeds=1", "jobs=1"),
+        *("study.metrics=[ttft,slow_starts,resumption_p95]", "workload.requests=60"),
+        *("tracking=none", "hydra.run.dir=out"),
     )
-    assert (code, errors) == (0, "") and "starts" in out
+    assert (code, errors) == (0, "") and "starts" in out and "resumption P95" in out
     assert Path("out/plots/lengths.png").is_file()
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import simpy
 
 from pagedsim.cluster.kv_migration import KVMigration
-from pagedsim.cluster.replica import ReplicaHandle, ReplicaState, ReplicaStates
+from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle, ReplicaState, ReplicaStates
 from pagedsim.cluster.view import Candidates, ReplicaView, StaleReplicaView
 from pagedsim.core import PagedsimError, Request, RequestId, State
 from pagedsim.core.errors import AnswerError, RequestError, printed, require_flag
@@ -75,7 +75,7 @@ class Dispatcher:
         environment: Environment,
         replicas: Sequence[ReplicaHandle],
         router: Router,
-        recorder: Recorder,
+        recorder: FleetRecorder,
         staleness: float = 0.0,
         max_retries: int = MAX_RETRIES,
     ) -> None:

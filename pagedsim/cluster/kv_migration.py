@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import simpy
 
 from pagedsim.cluster.link import Fabric
-from pagedsim.cluster.replica import ReplicaHandle
+from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle
 from pagedsim.core import Request, RequestId, State, StepPlan
 from pagedsim.core.errors import RequestError
 from pagedsim.policies.routing.router import Refusal
@@ -35,7 +35,7 @@ class Routing(Protocol):
     """The part of `Dispatcher` that migrations use."""
 
     environment: Environment
-    recorder: Recorder
+    recorder: FleetRecorder
 
     def route(
         self, request: Request, role: Literal["prefill", "decode"]
@@ -212,14 +212,15 @@ class KVMigration:
         assert source is not None
         # The side with fewer GPUs has more to carry on each.
         busier = max((source.unit, target.unit), key=attrgetter("token_bytes"))
-        arrived = yield from self.fabric.send(
-            source.index,
-            target.index,
-            tokens * busier.token_bytes,
-            since=since,
-            layers=source.unit.layers,
-            links=busier.links,
-        )
+        nbytes, links, layers = tokens * busier.token_bytes, busier.links, source.unit.layers
+        ends, began, arrived = (source.index, target.index), self.environment.now, False
+        try:
+            arrived = yield from self.fabric.send(
+                *ends, nbytes, since=since, layers=layers, links=links
+            )
+        finally:  # it may be cancelled
+            row = transfer.request.id, *ends, began, self.environment.now, links * nbytes, arrived
+            self.dispatcher.recorder.transfers.append(row)
         if transfer.cancelled:
             raise _Cancelled
         return arrived

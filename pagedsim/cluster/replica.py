@@ -31,6 +31,13 @@ class ReplicaRecorder(Recorder, Protocol):
         """A request that has decoded elsewhere goes on here."""
 
 
+class FleetRecorder(Recorder, Protocol):
+    """The recorder of requests that are at no replica, and between replicas."""
+
+    transfers: list[tuple[Any, ...]]
+    """Of KV cache: request, source, target, start, end, bytes, and whether it arrived."""
+
+
 class ReplicaLoad:
     """Recorder that updates the sums and forwards to the replica's own recorder.
 

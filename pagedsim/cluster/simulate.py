@@ -11,14 +11,13 @@ from pagedsim.cluster.dispatcher import MAX_RETRIES, MIN_INTERVAL_S, Dispatcher
 from pagedsim.cluster.failures import Failures, fail
 from pagedsim.cluster.kv_migration import RESEND, KVMigration
 from pagedsim.cluster.link import Fabric, Network
-from pagedsim.cluster.replica import ReplicaHandle, ReplicaRecorder, Unit
+from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle, ReplicaRecorder, Unit
 from pagedsim.core import PagedsimError
 from pagedsim.core.errors import require_number
 from pagedsim.core.source import Source
 from pagedsim.policies.routing.router import Router
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import feed
-from pagedsim.sim.server import Recorder
 
 
 def simulate_fleet(
@@ -26,7 +25,7 @@ def simulate_fleet(
     source: Source,
     router: Router,
     recorders: Sequence[ReplicaRecorder],
-    refused: Recorder,
+    refused: FleetRecorder,
     *,
     staleness: float = 0.0,
     network: Network | None = None,
@@ -41,12 +40,12 @@ def simulate_fleet(
 ) -> Dispatcher:
     """Run until all requests are served; returns the dispatcher.
 
-    `recorders` has one for each replica; `refused` records requests that reach none. Each request
-    takes `way` seconds to reach the router. `network` connects replicas between which requests
-    migrate, and `on_receiver_death` is one of `AFTER_DEATH`; a request set back by more than
-    `max_retries` failures is rejected. `seed` is that of random failures. Independent replicas are
-    simulated in environments of their own, unless `together` is set; the results are the same.
-    `begins` receives the dispatcher before the first arrival.
+    `recorders` has one for each replica; `refused` records requests that reach none, and transfers
+    between replicas. Each request takes `way` seconds to reach the router. `network` connects
+    replicas between which requests migrate, and `on_receiver_death` is one of `AFTER_DEATH`; a
+    request set back by more than `max_retries` failures is rejected. `seed` is that of random
+    failures. Independent replicas are simulated in environments of their own, unless `together` is
+    set; the results are the same. `begins` receives the dispatcher before the first arrival.
     """
     environment = Environment()
     together = together or failures is not None or autoscale is not None

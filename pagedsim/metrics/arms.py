@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pagedsim.metrics.files import PREEMPTIONS, REQUESTS, STEPS, read_table
-from pagedsim.metrics.recorder import preemptions_table
+from pagedsim.metrics.files import REQUESTS, STEPS, read_table
+from pagedsim.metrics.recorder import REQUEST_COLUMNS, TABLES, Recorder
 from pagedsim.metrics.result import added_up
 from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
@@ -36,22 +36,16 @@ class Run:
 
     def by_column(self) -> Requests:
         """The requests, with lazily read columns."""
-        return Requests(lambda name: self.requests(name)[name])
+        return Requests(lambda name: self.requests(name)[name], [*REQUEST_COLUMNS])
 
     def steps(self, *columns: str) -> pa.Table:
         """One row per step; the given columns, or all."""
         return read_table(self.folder / STEPS, *columns)
 
-    def events(self) -> pa.Table:
-        """One row per preemption, by time; empty if no file was written."""
-        path = self.folder / PREEMPTIONS
-        none = preemptions_table([[]] * max(1, len(self.replicas)))
-        return read_table(path) if path.exists() else none
-
-    def preemptions(self) -> list[dict[str, Any]]:
-        """The same as mappings."""
-        rows: list[dict[str, Any]] = self.events().to_pylist()
-        return rows
+    def events(self, name: str = "preemptions") -> pa.Table:
+        """One row per preemption, by time, or per transfer; empty if no file was written."""
+        path = self.folder / f"{name}.parquet"
+        return read_table(path) if path.exists() else TABLES[name](Recorder())
 
     @property
     def replicas(self) -> list[dict[str, Any]]:

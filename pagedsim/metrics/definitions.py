@@ -69,11 +69,10 @@ def tpot(each: Requests) -> Floats:
 
 
 @METRICS.distribution("ITL")
-def itl(group: RequestGroup) -> tuple[Floats, Floats]:
+def itl(group: RequestGroup) -> Floats | tuple[Floats, Floats]:
     """Inter-token latency: every gap between two tokens of one request; one value a token."""
     if (times := group.run.token_times) is not None:
-        gaps = times.gaps(group.finished)
-        return gaps, np.ones(len(gaps))
+        return times.gaps(group.finished)
     return group.run.stretches.gaps(group.finished)
 
 
@@ -111,28 +110,28 @@ def sessions_finished(group: RequestGroup) -> int | None:
 
 
 @METRICS.distribution("Session time")
-def session_time(group: RequestGroup) -> tuple[Floats, Floats] | None:
+def session_time(group: RequestGroup) -> Floats | None:
     """From the first arrival of a finished session to its last answer."""
     spans = _session_times(group)
-    return None if spans is None else _unweighted(spans.seconds)
+    return None if spans is None else spans.seconds
 
 
 @METRICS.distribution("Session at server")
-def session_served_time(group: RequestGroup) -> tuple[Floats, Floats] | None:
+def session_served_time(group: RequestGroup) -> Floats | None:
     """The part of a finished session in which any of its requests waited or was served: without
     the time in which its user thinks or its tools run."""
     spans = _session_times(group)
-    return None if spans is None else _unweighted(spans.seconds - spans.away)
+    return None if spans is None else spans.seconds - spans.away
 
 
 @METRICS.distribution("Session per token")
-def session_time_per_token(group: RequestGroup) -> tuple[Floats, Floats] | None:
+def session_time_per_token(group: RequestGroup) -> Floats | None:
     """Session time divided by the tokens generated in the session, those of all sequences of all
     its requests: one value a finished session that generated any."""
     if (spans := _session_times(group)) is None:
         return None
     some = spans.tokens > 0
-    return _unweighted(spans.seconds[some] / spans.tokens[some])
+    return spans.seconds[some] / spans.tokens[some]
 
 
 @METRICS.group("Sessions", "1/s", MORE)
@@ -450,10 +449,6 @@ def _tokens(each: Requests) -> Floats:
 
 def _divided(times: Floats, by: Floats) -> Floats:
     return np.divide(times, by, out=np.full(len(times), NAN), where=by > 0)
-
-
-def _unweighted(values: Floats) -> tuple[Floats, Floats]:
-    return values, np.ones(len(values))
 
 
 def _session_times(group: RequestGroup) -> SessionTimes | None:

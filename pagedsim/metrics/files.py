@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pagedsim.metrics.steps import Batches
 
 REQUESTS, STEPS, SUMMARY = "requests.parquet", "steps.parquet", "summary.json"
-PREEMPTIONS = "preemptions.parquet"
-"""Files of a run."""
+"""Files of a run, beside those of events."""
 RESULT, COMPARISON, TIMELINE = "result.json", "comparison.csv", "timeline.json"
 REPORT = "report.html"
 """Files of a study."""
@@ -46,10 +45,10 @@ def write_run(
     requests: pa.Table,
     steps: Batches,
     summary: dict[str, Any],
-    preemptions: pa.Table | None = None,
+    events: Mapping[str, pa.Table] | None = None,
 ) -> None:
     """Write requests.parquet, steps.parquet and summary.json into `folder`, which is created; and
-    preemptions.parquet if there were any."""
+    tables of events by their names, if there were any."""
     from pyarrow import parquet
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,10 +57,12 @@ def write_run(
         with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
             for part in steps.to_batches():
                 file.write_batch(part)
-        if preemptions is not None and preemptions.num_rows:
-            parquet.write_table(preemptions, folder / PREEMPTIONS, compression="zstd")
-        else:
-            (folder / PREEMPTIONS).unlink(missing_ok=True)
+        for name, rows in (events or {}).items():
+            path = folder / f"{name}.parquet"
+            if rows.num_rows:
+                parquet.write_table(rows, path, compression="zstd")
+            else:
+                path.unlink(missing_ok=True)
         write_json(folder / SUMMARY, summary, ordered=True)  # clients are in the order of reports
 
 

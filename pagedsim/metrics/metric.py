@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, get_args
+from inspect import signature
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
 from pagedsim.core.contracts import is_ours, own_modules
-from pagedsim.core.errors import ConfigError, PagedsimError, raised
-from pagedsim.metrics.tables import EachRequest, Floats, RequestGroup, RunTables, StepPart
+from pagedsim.core.errors import ConfigError, PagedsimError, choices, raised
+from pagedsim.metrics.recorder import TABLES
+from pagedsim.metrics.tables import Floats, RequestGroup, StepPart
 
 
 def weighted_mean(values: Floats, weights: Floats) -> float:
@@ -44,14 +46,15 @@ MORE: Way = 1
 """The better direction."""
 
 Number = int | float
-EachValue = Callable[[RequestGroup], tuple[Floats, Floats] | None]
-"""Values of a group of requests and their weights; None if not defined."""
-OfRequests = Callable[[RequestGroup], Number | None]
-"""A number; None if not defined, in which case the summary lacks the key."""
-OfRun = Callable[..., Number | None]
-"""The same of a run and of sums over its steps."""
 Function = Callable[..., Any]
+"""Returns a number, or values; None if not defined, in which case the summary lacks the key."""
+F = TypeVar("F", bound=Function)
 Sums = Callable[[StepPart], Sequence[float]]
+
+READS = (*TABLES, "replicas", "group", "run")
+"""What a parameter of a metric may be called: tables, a `RequestGroup`, a `RunTables`."""
+OF_RUN = frozenset(("steps", "replicas", "run"))
+"""Those that do not belong to requests: a metric that reads one has no value for each client."""
 
 STATISTICS = {"mean": "mean", "p50": "P50", "p90": "P90", "p99": "P99"}
 """Suffixes of a latency's keys, and their labels."""
@@ -67,9 +70,9 @@ _NO_METRICS = {
 """Keys of the summary that are no metrics."""
 
 
-Kind = Literal["latency", "distribution", "group", "run"]
-"""One duration per finished request, or any number of them, summarised as mean and percentiles; a
-count or rate of requests, of all and of each client; a number of the whole run."""
+Kind = Literal["latency", "distribution", "number"]
+"""One duration per finished request, or any values, summarised as mean and percentiles; or one
+number."""
 
 
 def _no_sums(steps: StepPart) -> Sequence[float]:
@@ -88,38 +91,47 @@ class Metric:
     meaning: str
     kind: Kind
     of: Function
+    reads: Sequence[str]
+    """What `of` is called with, by the names in `READS`."""
     sums: Sums = _no_sums
     """Steps are processed in chunks, since a run may have millions: this returns the contributions
-    of a chunk, which are added up, and `of` is called with the run and these sums."""
+    of a chunk, which are added up, and `of` is called with these sums, too."""
 
     @property
     def latency(self) -> bool:
         """Whether it has a key for each of `STATISTICS`."""
         return self.kind in ("latency", "distribution")
 
-    def of_requests(self, group: RequestGroup, more: Percents = _NO_MORE) -> dict[str, Number]:
+    @property
+    def of_run(self) -> bool:
+        """Whether it is of the whole run, and not of a group of requests."""
+        return not OF_RUN.isdisjoint(self.reads)
+
+    def entries(
+        self, group: RequestGroup, more: Percents = _NO_MORE, sums: Sequence[float] = ()
+    ) -> dict[str, Number]:
         """Its summary entries for a group of requests, with `more` percentiles of a latency; empty
-        for a metric of the whole run."""
-        if self.kind == "run":
-            return {}
+        if the backend does not record what it reads."""
         with self._named():
-            if self.kind == "group":
-                return _entry(self.name, self.of(group))
-            if self.kind == "latency":
-                values = group.requests.per_request(self.of)[group.finished]
-                values = values[~np.isnan(values)]
-                weighted = values, np.ones(len(values))
-            else:
-                weighted = self.of(group)
-            if weighted is None:
+            tables = [group.read(name) for name in self.reads]
+            if any(table is None for table in tables):
                 return {}
-            values, weights = weighted
+            if self.kind == "latency":
+                answer: Any = group.requests.per_request(self.of)[group.finished]
+            else:
+                answer = self.of(*tables, *sums)
+            if self.kind == "number" or answer is None:
+                return _entry(self.name, answer)
+            if not isinstance(answer, tuple):
+                values = np.asarray(answer, dtype=np.float64)
+                values = values[~np.isnan(values)]
+                answer = values, np.ones(len(values))
+            values, weights = answer
         percents = {**_PERCENTS, **more}
         percentiles = weighted_percentiles(values, weights, tuple(percents.values()))
-        summary = {f"{self.name}_mean": weighted_mean(values, weights)}
-        for which, percentile in zip(percents, percentiles, strict=True):
-            summary[f"{self.name}_{which}"] = float(percentile)
-        return summary
+        statistics = {"mean": weighted_mean(values, weights)}
+        statistics |= dict(zip(percents, percentiles.tolist(), strict=True))
+        return {f"{self.name}_{which}": value for which, value in statistics.items()}
 
     @property
     def ours(self) -> bool:
@@ -130,11 +142,6 @@ class Metric:
         """The metric's sums over a chunk of steps."""
         with self._named():
             return [float(total) for total in self.sums(part)]
-
-    def of_run(self, run: RunTables, sums: Sequence[float]) -> dict[str, Number]:
-        """Its summary entry, if it is a metric of the whole run."""
-        with self._named():
-            return _entry(self.name, self.of(run, *sums)) if self.kind == "run" else {}
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -153,37 +160,48 @@ class Metrics(dict[str, Metric]):
     """Metrics by name, in the order of the summary.
 
     A metric is a function with one of the decorators below: its name is the metric's, its docstring
-    the explanation in reports.
+    the explanation in reports. It is called with what its parameters name, see `READS`.
     """
 
-    def __call__(self, *given: object) -> NoReturn:
-        """Raise ConfigError: which decorator it is was left out."""
-        raise ConfigError("@metric: must be @metric.group(...), .latency(...) or .run(...)")
+    def __call__(self, label: str, unit: Any = None, better: Any = None) -> Callable[[F], F]:
+        """One number, of a `Unit`; `better` is LESS, NEITHER or MORE."""
+        return self._defining("number", label, unit, better)
 
-    def latency(self, label: str) -> Callable[[EachRequest], EachRequest]:
-        """One duration per finished request."""
-        return self._defining("latency", label, "s", LESS)
+    def distribution(self, label: str, unit: Unit = "s", better: Way = LESS) -> Callable[[F], F]:
+        """Any number of values: an array, in which NaN is none, or values and their weights."""
+        return self._defining("distribution", label, unit, better)
 
-    def distribution(self, label: str) -> Callable[[EachValue], EachValue]:
-        """Any number of durations per request."""
-        return self._defining("distribution", label, "s", LESS)
+    def latency(self, label: str) -> Callable[[F], F]:
+        """One duration per finished request, of a function of all `Requests`."""
+        return self._defining("latency", label, "s", LESS, ["group"])
 
-    def group(self, label: str, unit: Unit, better: Way) -> Callable[[OfRequests], OfRequests]:
-        """One number of a group of requests."""
-        return self._defining("group", label, unit, better)
+    def group(self, label: str, unit: Unit, better: Way) -> Callable[[F], F]:
+        """One number of a `RequestGroup`."""
+        return self._defining("number", label, unit, better, ["group"])
 
-    def run(
-        self, label: str, unit: Unit, better: Way, sums: Sums = _no_sums
-    ) -> Callable[[OfRun], OfRun]:
-        """One number of the run."""
-        return self._defining("run", label, unit, better, sums)
+    def run(self, label: str, unit: Unit, better: Way, sums: Sums = _no_sums) -> Callable[[F], F]:
+        """One number of a `RunTables`."""
+        return self._defining("number", label, unit, better, ["run"], sums)
 
     def _defining(
-        self, kind: Kind, label: str, unit: Unit, better: Way, sums: Sums = _no_sums
-    ) -> Callable[[Function], Any]:
-        def define(of: Function) -> Function:
+        self,
+        kind: Kind,
+        label: str,
+        unit: Unit,
+        better: Way,
+        reads: Sequence[str] = (),
+        sums: Sums = _no_sums,
+    ) -> Callable[[F], F]:
+        """The decorator; without `reads`, the function's parameters say what it reads."""
+        if not isinstance(label, str):
+            raise ConfigError(
+                "@metric: must be @metric(label, unit, better), or .distribution(label)"
+            )
+
+        def define(of: F) -> F:
             name, meaning = of.__name__, " ".join((of.__doc__ or "").split())
-            metric = Metric(name, label, unit, better, meaning, kind, of, sums)
+            read = reads or _read_by(name, of)
+            metric = Metric(name, label, unit, better, meaning, kind, of, read, sums)
             if not is_ours(of):
                 self._check(name, unit, better, metric.latency)
             self[name] = metric
@@ -210,6 +228,17 @@ class Metrics(dict[str, Metric]):
     def own(self) -> set[str]:
         """The modules of metrics that are not pagedsim's."""
         return own_modules(metric.of for metric in self.values())
+
+
+def _read_by(name: str, of: Function) -> list[str]:
+    """What a metric's parameters name; those with defaults are its own."""
+    parameters = signature(of).parameters.values()
+    names = [one.name for one in parameters if one.default is one.empty]
+    for table in names or [""]:
+        if table not in READS:
+            wrong = f"unknown table {table!r}" if table else "has no parameter"
+            raise ConfigError(f"metric {name}: {wrong}: {choices(table, READS)}")
+    return names
 
 
 def _entry(name: str, value: Number | None) -> dict[str, Number]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan, nan
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -138,27 +139,23 @@ class PreemptionRecord:
         """When its KV cache is recomputed or swapped in; NaN if never."""
 
 
-def preemptions_table(replicas: Sequence[Sequence[PreemptionRecord]]) -> pa.Table:
-    """One row per preemption, by time; with a replica column if there are several `replicas`."""
-    rows = [one for replica in replicas for one in replica]
-    times = np.array([one.time for one in rows], dtype=np.float64)
-    order = np.argsort(times, kind="stable")
-    rows = [rows[index] for index in order.tolist()]
-    columns = {
-        "time": times[order],
-        "request": pa.array([one.request for one in rows]),
-        "by": pa.array([one.by for one in rows]),
-        "why": pa.array([one.why for one in rows], pa.string()),
-        "wanted": pa.array([one.wanted for one in rows], pa.string()),
-        "how": pa.array([one.how for one in rows], pa.string()),
-        "back_at": np.array([one.back_at for one in rows], dtype=np.float64),
-        "decoding_at": np.array([one.decoding_at for one in rows], dtype=np.float64),
-    }
-    if len(replicas) > 1:
-        sizes = [len(replica) for replica in replicas]
-        which = np.repeat(np.arange(len(replicas), dtype=np.int32), sizes)
-        columns[REPLICA] = which[order]
-    return pa.table(columns)
+PREEMPTIONS = {
+    **{"time": pa.float64(), "request": None, "by": None},
+    **dict.fromkeys(("why", "wanted", "how"), pa.string()),
+    **dict.fromkeys(("back_at", "decoding_at"), pa.float64()),
+}
+"""Columns of preemptions, with their types; ids of requests are numbers or strings."""
+TRANSFERS = {
+    **{"request": None, "source": pa.int32(), "target": pa.int32()},
+    **{"start": pa.float64(), "end": pa.float64(), "bytes": pa.float64(), "arrived": pa.bool_()},
+}
+"""The same of transfers of KV cache between replicas."""
+
+
+def _events(rows: Iterable[Sequence[Any]], columns: Mapping[str, Any]) -> pa.Table:
+    values = list(zip(*rows, strict=True)) or [()] * len(columns)
+    pairs = zip(columns.items(), values, strict=True)
+    return pa.table({name: pa.array(column, kind) for (name, kind), column in pairs})
 
 
 class TierMoves:
@@ -467,6 +464,7 @@ class Recorder(StepRecorder):
         self._turns = array("i")
         self._resumed = Numbers({_ROW: np.int32, **STRETCHES})
         self._requests_table: pa.Table | None = None
+        self.transfers: list[tuple[Any, ...]] = []  # rows of `TRANSFERS`, each added as it ends
 
     def add_replica(self) -> ReplicaRecorder:
         """Add a recorder for the steps of the next replica."""
@@ -525,7 +523,17 @@ class Recorder(StepRecorder):
     def preemptions_table(self) -> pa.Table:
         """One row per preemption, by time."""
         replicas: Sequence[StepRecorder] = self.replicas or [self]
-        return preemptions_table([replica._preemptions for replica in replicas])
+        rows = [
+            (*[getattr(record, name) for name in PREEMPTIONS], index)
+            for index, replica in enumerate(replicas)
+            for record in replica._preemptions
+        ]
+        table = _events(sorted(rows, key=itemgetter(0)), {**PREEMPTIONS, REPLICA: pa.int32()})
+        return table if len(replicas) > 1 else table.drop_columns(REPLICA)
+
+    def transfers_table(self) -> pa.Table:
+        """One row per transfer of KV cache between replicas, by its end."""
+        return _events(self.transfers, TRANSFERS)
 
     def requests_table(self) -> pa.Table:
         """One row per request, by id."""
@@ -584,3 +592,12 @@ class ReplicaRecorder(StepRecorder):
         """Record a request that left the fleet from this replica, or is alive on it at the end."""
         self._whole.left(request)
         self._whole._places[-1] = self._index
+
+
+TABLES: Mapping[str, Callable[[Recorder], Batches]] = {
+    "requests": Recorder.requests_table,
+    "steps": Recorder.steps,
+    "preemptions": Recorder.preemptions_table,
+    "transfers": Recorder.transfers_table,
+}
+"""Every recorded table, by the name of its file and of the parameter of a metric that reads it."""

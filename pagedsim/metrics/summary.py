@@ -8,8 +8,9 @@ there are several.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import add
 from typing import Any
 
@@ -32,6 +33,7 @@ from pagedsim.metrics.tables import (
     Requests,
     RunTables,
     StepPart,
+    Table,
 )
 
 Whose = NDArray[np.int64]
@@ -140,6 +142,7 @@ def summarise(
     reader: Reader | None = None,
     replicas: Sequence[ReplicaFacts] = (),
     percentiles: Mapping[str, Percents] | None = None,
+    events: Mapping[str, pa.Table] | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """The summary of one run; `facts` are further fields of `RunTables`.
@@ -150,11 +153,16 @@ def summarise(
     Where memory has tiers below the GPU, `tiers` has what was loaded from and written to each.
     Of several `replicas` blocks, work, power and price are sums, `max_seqs` and the peaks are
     means, `block_size` is NaN where theirs differ, and the key `replicas` has a row for each.
-    `percentiles` are further ones of single latencies, by the suffixes of their keys.
+    `percentiles` are further ones of single latencies, by the suffixes of their keys; `events` are
+    recorded tables beside requests and steps.
     `spread_answers` is the number of finished requests whose tokens had to be spread over the time
     from the first to the last, if there are any: inter-token latencies and QoE are approximate.
     """
     view = Requests.of(requests)
+    tables: dict[str, Table] = {"requests": view}
+    if not np.isnan(total_blocks):
+        recorded = {"steps": steps, **(events or {})}
+        tables |= {name: Table.of(rows, name) for name, rows in recorded.items()}
     replica_sums, slots = None, total_blocks * block_size
     if len(replicas) > 1:
         replica_sums = ReplicaSums(replicas)
@@ -165,30 +173,30 @@ def summarise(
         steps, [replica.block_size for replica in replicas] if replica_sums else [block_size]
     )
     facts |= {"reader": reader or Reader(), "tiers": tiers, "replica_sums": replica_sums}
-    run = RunTables(view, ends, last, slots, max_seqs, **facts)
-    more = percentiles or {}
+    run = RunTables(view, ends, last, slots, max_seqs, tables=tables, **facts)
+    rows = [] if replica_sums is None else replica_rows(run, replica_sums)
+    if rows:
+        tables["replicas"] = Table.of(pa.Table.from_pylist(rows), "replicas")
+    entries = partial(_entries, run, percentiles or {}, broken)
     every = np.ones(requests.num_rows, dtype=bool)
-    summary = _of_requests(run, more, every, broken)
+    summary = entries(every)
     clients = pc.unique(requests["client"]).to_pylist()
     if len(clients) == 1:
         groups = {clients[0]: dict(summary)}
     else:
-        groups = {
-            c: _of_requests(run, more, view.where("client", c), broken) for c in _by_urgency(view)
-        }
-    for metric in METRICS.values():
-        if metric.name not in broken:
-            with _kept_apart(metric, broken):
-                summary |= metric.of_run(run, sums.get(metric.name, ()))
+        groups = {c: entries(view.where("client", c)) for c in _by_urgency(view)}
+    summary |= entries(every, sums)
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
     if spread := run.spread_answers:
         summary["spread_answers"] = spread
     if tiers is not None:
         summary["tiers"] = {name: use._asdict() for name, use in tiers.items()}
-    rows = {} if replica_sums is None else {"replicas": replica_rows(run, replica_sums)}
-    classes = _classes(run, more, groups, broken)
-    failed = {"broken_metrics": list(broken.values())} if broken else {}
-    return summary | {"clients": groups} | classes | rows | failed
+    summary |= {"clients": groups, **_classes(view, groups, entries)}
+    if rows:
+        summary["replicas"] = rows
+    if broken:
+        summary["broken_metrics"] = list(broken.values())
+    return summary
 
 
 @contextmanager
@@ -203,40 +211,42 @@ def _kept_apart(metric: Metric, broken: dict[str, str]) -> Iterator[None]:
 
 
 def _classes(
-    run: RunTables,
-    more: Mapping[str, Percents],
+    requests: Requests,
     clients: Mapping[str, dict[str, Any]],
-    broken: dict[str, str],
+    entries: Callable[[Mask], dict[str, Any]],
 ) -> dict[str, Any]:
     """The metrics of each priority, the most urgent first; nothing where all have the same.
 
     One that is a client's, and that client's only one, has the metrics of `clients`.
     """
-    priority = run.requests["priority"]
+    priority = requests["priority"]
     levels = np.unique(priority)
     if len(levels) < 2:
         return {}
-    names, whose = run.requests.encoded("client")
+    names, whose = requests.encoded("client")
     classes: dict[str, Any] = {}
     for level in levels.tolist():
         mask = priority == level
         client = whose[np.argmax(mask)]
         alone = np.array_equal(mask, whose == client)
-        classes[f"{level:g}"] = (
-            dict(clients[names[client]]) if alone else _of_requests(run, more, mask, broken)
-        )
+        classes[f"{level:g}"] = dict(clients[names[client]]) if alone else entries(mask)
     return {"classes": classes}
 
 
-def _of_requests(
-    run: RunTables, more: Mapping[str, Percents], mask: Mask, broken: dict[str, str]
+def _entries(
+    run: RunTables,
+    more: Mapping[str, Percents],
+    broken: dict[str, str],
+    mask: Mask,
+    sums: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    group = RequestGroup(run, mask)
+    """The metrics of a group of requests; with `sums` over steps, those of the whole run."""
+    group, of_run = RequestGroup(run, mask), sums is not None
     summary: dict[str, Any] = {}
-    for metric in METRICS.values():
-        if metric.name not in broken:
+    for name, metric in METRICS.items():
+        if name not in broken and metric.of_run == of_run:
             with _kept_apart(metric, broken):
-                summary |= metric.of_requests(group, more.get(metric.name, {}))
+                summary |= metric.entries(group, more.get(name, {}), (sums or {}).get(name, ()))
     return summary
 
 
@@ -249,7 +259,7 @@ def _over_steps(
 ) -> tuple[list[Floats], float, dict[str, list[float]]]:
     """Ends of the steps with decodes by replica, the end of the last step, and the metrics' sums;
     also adds all steps to `replica_sums`."""
-    metrics = {name: metric for name, metric in METRICS.items() if metric.kind == "run"}
+    metrics = {name: metric for name, metric in METRICS.items() if metric.of_run}
     nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0)
     sums: dict[str, list[float]] = {}
     for name, metric in metrics.items():

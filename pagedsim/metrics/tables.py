@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.core.errors import ConfigError
+from pagedsim.core.errors import ConfigError, choices
 from pagedsim.metrics.replica_columns import ReplicaSums
 from pagedsim.metrics.service import ServiceOverTime, service_of
 from pagedsim.metrics.slo import Reader, Slo
-from pagedsim.metrics.steps import REPLICA, TierUse
+from pagedsim.metrics.steps import REPLICA, Batches, TierUse
 from pagedsim.metrics.token_times import Resumptions, Stretches
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Rows = NDArray[np.int64]
-"""Row indices of requests."""
 EachRequest = Callable[["Requests"], Floats]
 """One value per request; NaN for none."""
 
@@ -54,42 +52,53 @@ class TokenTimes(NamedTuple):
         return np.diff(self.times[first : first + len(whose)])[same]
 
 
-class Requests:
-    """The table of requests, with lazily read columns."""
+class Table:
+    """A recorded table, with lazily read columns."""
 
-    def __init__(self, column: Callable[[str], pa.ChunkedArray]) -> None:
-        self._column = column
-        self._columns: dict[str, NDArray[Any]] = {}
-        self._values: dict[EachRequest, Floats] = {}
-        self._states: dict[str, Mask] = {}
+    def __init__(
+        self,
+        column: Callable[[str], pa.ChunkedArray],
+        columns: Sequence[str],
+        name: str = "requests",
+    ) -> None:
+        """`column` raises KeyError for all but `columns`."""
+        self._column, self._columns, self._name = column, columns, name
+        self._cache: dict[object, NDArray[Any]] = {}
 
     @classmethod
-    def of(cls, table: pa.Table) -> Requests:
-        """The requests of a table in memory."""
-        return cls(table.column)
+    def of(cls, rows: Batches, name: str = "requests") -> Self:
+        """The columns of a table in memory, or of steps."""
+
+        def column(name: str) -> pa.ChunkedArray:
+            kind = rows.schema.field(name).type
+            return pa.chunked_array([batch[name] for batch in rows.to_batches()], kind)
+
+        return cls(column, rows.schema.names, name)
+
+    def only(self, rows: Mask) -> Self:
+        """The masked rows."""
+        mask = pa.array(rows)
+        return type(self)(lambda name: self._column(name).filter(mask), self._columns, self._name)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        if name not in self._columns:
+        if (column := self.optional(name)) is None:
+            raise KeyError(f"{self._name} have no column {name!r}; {choices(name, self._columns)}")
+        return column
+
+    def __len__(self) -> int:
+        return len(self[self._columns[0]])
+
+    def optional(self, name: str) -> NDArray[Any] | None:
+        """A column; None if it does not exist."""
+        if name not in self._cache:
             try:
-                column = self._column(name)
+                self._cache[name] = np.asarray(self._column(name).to_numpy())
             except KeyError:
-                raise KeyError(f"requests have no column {name!r}") from None
-            self._columns[name] = np.asarray(column.to_numpy())
-        return self._columns[name]
-
-    @cached_property
-    def generated(self) -> NDArray[np.int64]:
-        """Output tokens of each request, over all its sequences."""
-        return np.asarray(self["output_tokens"] * self["sequences"].astype(np.int64))
-
-    def in_state(self, state: str) -> Mask:
-        """Mask of the requests in a state: finished, rejected, aborted or unfinished."""
-        if state not in self._states:
-            self._states[state] = self.where("state", state)
-        return self._states[state]
+                return None
+        return self._cache[name]
 
     def where(self, name: str, word: str) -> Mask:
-        """Mask of the requests with this value in a string column."""
+        """Mask of the rows with this value in a string column."""
         column = self._column(name)
         if not len(column):
             return np.zeros(0, dtype=bool)
@@ -103,17 +112,26 @@ class Requests:
             return None
         return np.asarray(column.offsets, dtype=np.int64), np.asarray(column.values)
 
-    def optional(self, name: str) -> NDArray[Any] | None:
-        """A column; None if it does not exist."""
-        try:
-            return self[name]
-        except KeyError:
-            return None
-
     def encoded(self, name: str) -> tuple[list[str], NDArray[np.int64]]:
-        """Dictionary encoding of a string column: distinct values, and an index per request."""
+        """Dictionary encoding of a string column: distinct values, and an index per row."""
         coded = pc.dictionary_encode(self._column(name).combine_chunks())
         return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), dtype=np.int64)
+
+
+class Requests(Table):
+    """The table of requests."""
+
+    @cached_property
+    def generated(self) -> NDArray[np.int64]:
+        """Output tokens of each request, over all its sequences."""
+        return np.asarray(self["output_tokens"] * self["sequences"].astype(np.int64))
+
+    def in_state(self, state: str) -> Mask:
+        """Mask of the requests in a state: finished, rejected, aborted or unfinished."""
+        key = ("state", state)
+        if key not in self._cache:
+            self._cache[key] = self.where(*key)
+        return self._cache[key]
 
     @cached_property
     def session(self) -> NDArray[np.int64] | None:
@@ -126,15 +144,15 @@ class Requests:
 
     def per_request(self, of: EachRequest) -> Floats:
         """One value per request, cached; NaN for unfinished requests."""
-        if of not in self._values:
+        if of not in self._cache:
             values, finished = np.asarray(of(self)), self.in_state("finished")
             if values.shape != finished.shape or values.dtype.kind not in "iuf":
                 raise ConfigError(
                     f"metric {of.__name__}: answered {values.dtype} of shape {values.shape}: must "
                     f"be numbers of shape {finished.shape}, one a request"
                 )
-            self._values[of] = np.where(finished, values, NAN)
-        return self._values[of]
+            self._cache[of] = np.where(finished, values, NAN)
+        return self._cache[of]
 
 
 class StepPart:
@@ -246,6 +264,8 @@ class RunTables:
     """Periods of up and down time of a dynamic fleet; None: all were up all the time."""
     open_loop: bool = False
     """Whether requests came at a rate of their own, not once others were answered."""
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    """The recorded tables by name; without those that the backend cannot record."""
 
     @property
     def servers(self) -> int:
@@ -366,6 +386,17 @@ class RequestGroup:
     def finished(self) -> Mask:
         """Mask of the finished requests of the group."""
         return self.mask & self.requests.in_state("finished")
+
+    def read(self, name: str) -> Any:
+        """What a metric gets for a parameter of this name: a table's rows, those of these requests
+        if its rows belong to requests; None if the run lacks it."""
+        if name in ("group", "run"):
+            return self if name == "group" else self.run
+        table = self.run.tables.get(name)
+        if table is None or (ids := table.optional("request")) is None or self.mask.all():
+            return table
+        own = self.requests["request"][self.mask]
+        return table.only(self.mask if name == "requests" else np.isin(ids, own))
 
     def count(self, state: str) -> int:
         """Number of requests in a state."""

@@ -50,7 +50,7 @@ class Life(NamedTuple):
 def lives_of(run: Run, requests: pa.Table) -> list[Life]:
     """The stages of the given rows of a run's requests."""
     preemptions: dict[Any, list[Preemption]] = {}
-    for row in run.preemptions():
+    for row in run.events().to_pylist():
         preemptions.setdefault(row["request"], []).append(row)
     names, times = _known(run, requests)
     lives = []
@@ -168,7 +168,7 @@ def write_timeline(
         if run.inside:
             events += _process(server, f"{arm}: server")
             total = value_of(run.summary, "total_blocks")
-            events += _steps(server, done.slice(0, steps), total, run.preemptions())
+            events += _steps(server, done.slice(0, steps), total, run.events().to_pylist())
         events += _process(clients, f"{arm}: requests")
         events += _requests(run, clients, table.slice(0, requests), 1)
     if notes:
@@ -187,7 +187,7 @@ def _fleet(
     shown = min(len(replicas), REPLICAS)
     if shown < len(replicas):
         notes.append(f"{arm}: the first {shown} of {len(replicas):,} replicas are shown")
-    table, done, lost = run.requests(), run.steps(*_STEP, REPLICA), run.preemptions()
+    table, done, lost = run.requests(), run.steps(*_STEP, REPLICA), run.events().to_pylist()
     for index, replica in enumerate(replicas[:shown]):
         name, process = f"{arm}: {replica['name']}", next(processes)
         rows = table.filter(pc.equal(table[REPLICA], index))

@@ -21,6 +21,7 @@ from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
 from pagedsim.metrics.files import write_run
+from pagedsim.metrics.recorder import TABLES
 from pagedsim.metrics.result import Notice, as_records, notice_of
 from pagedsim.metrics.stability import backlogs
 from pagedsim.metrics.steps import Steps
@@ -165,7 +166,8 @@ def _finish(
     """Write the tables; requests that are still alive are in them as unfinished. `drawn` is a note
     on numbers that hooks drew."""
     parts.run.leave_off(recorder)
-    requests, steps = recorder.requests_table(), recorder.steps()
+    events: Settings = {name: table(recorder) for name, table in TABLES.items()}
+    requests, steps = events.pop("requests"), events.pop("steps")
     if parts.scheduler:
         requests = as_sent(requests, parts.workload)
         refuse_early(requests, parts.scheduler.policy)
@@ -179,7 +181,8 @@ def _finish(
     for name, values in parts.run.request_columns(requests["request"].to_pylist()).items():
         requests = requests.append_column(name, values)
     known: Settings = {"slo": parts.slo, "reader": parts.reader, "end": recorder.time}
-    known |= {"percentiles": further_percentiles(job.config.get("study")), **parts.run.sizes()}
+    known |= {"percentiles": further_percentiles(job.config.get("study")), "events": events}
+    known |= parts.run.sizes()
     if is_open := parts.workload.mode == "open":
         known["open_loop"] = True
     summary = summarise(requests, steps, **(known | dict(parts.run.work(steps))))
@@ -195,7 +198,7 @@ def _finish(
     summary |= parts.run.extra_summary()
     if facts := parts.run.facts():
         summary["machine"] = facts
-    write_run(job.folder, requests, steps, summary, recorder.preemptions_table())
+    write_run(job.folder, requests, steps, summary, events)
     if not partial:
         parts.run.leave(job.folder, parts.workload, requests)
     return Run(job.arm, job.number, job.folder, job.config, summary)

@@ -184,7 +184,9 @@ def _absent_notes(runs: Runs, arms: Arms | None) -> Iterator[str]:
         return
     names = absent(arms)
     if names and len(names) < len(keys_of(arms.metrics)):  # else the finding says so
-        yield f"no run has a value of {', '.join(names)}"
+        outside = not any(run.inside for run in arms.runs)
+        why = ": a server over HTTP shows requests alone" if outside else ""
+        yield f"no run has a value of {', '.join(names)}{why}"
 
 
 def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> Result:

@@ -20,7 +20,7 @@ def test_every_metric_has_its_account(tmp_path: Path) -> None:
     recording = watch(configured(["workload.requests=3"]), tmp_path)
     assert isinstance(recording, Recording)
     books = Books(recording)
-    of_runs = {name for name, metric in METRICS.items() if metric.kind == "run"}
+    of_runs = {name for name, metric in METRICS.items() if metric.of_run}
     assert set(of_run(books)) == of_runs
     assert set(of_requests(books, books.lives)) == METRICS.keys() - of_runs
 

@@ -12,7 +12,7 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Scheduler
 from pagedsim.metrics.arms import Arms, Run
-from pagedsim.metrics.files import PREEMPTIONS, write_run
+from pagedsim.metrics.files import write_run
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.summary import summarise
@@ -107,13 +107,13 @@ def recorded(one: Scheduler, jobs: Jobs = TWO) -> Recorder:
 def study_with(recorder: Recorder, folder: Path, facts: list[ReplicaFacts] | None = None) -> Arms:
     requests, steps = recorder.requests_table(), recorder.steps_table()
     summary = summarise(requests, steps, **SIZES, replicas=facts or ())
-    write_run(folder, requests, steps, summary, recorder.preemptions_table())
+    write_run(folder, requests, steps, summary, {"preemptions": recorder.preemptions_table()})
     return Arms("s", "t", "q", folder, "c", [Run("fcfs", 0, folder, {}, summary)])
 
 
 def test_the_timeline_shows_the_wait_and_names_both_requests(tmp_path: Path) -> None:
     made = study_with(recorded(scheduler()), tmp_path)
-    [row] = made.runs[0].preemptions()
+    [row] = made.runs[0].events().to_pylist()
     assert row == {
         **{"time": 3.0, "request": 1, "by": 0, "why": "memory", "wanted": "block"},
         **{"how": "recompute", "back_at": 8.0, "decoding_at": 9.0},
@@ -139,7 +139,7 @@ def test_the_timeline_shows_the_wait_and_names_both_requests(tmp_path: Path) -> 
 
 def test_a_swapped_request_is_out_until_it_is_copied_back(tmp_path: Path) -> None:
     made = study_with(recorded(scheduler("swap", cpu=8)), tmp_path)
-    [row] = made.runs[0].preemptions()
+    [row] = made.runs[0].events().to_pylist()
     assert (row["how"], row["back_at"]) == ("swap", row["decoding_at"])
     run = made.runs[0]
     _, stages = (life.stages for life in lives_of(run, run.requests()))
@@ -168,7 +168,7 @@ def test_causes_of_preemptions(
     jobs: Jobs, settings: dict[str, Any], row: tuple[Any, ...], cause: str, tmp_path: Path
 ) -> None:
     made = study_with(recorded(scheduler(**settings), jobs), tmp_path)
-    [found] = made.runs[0].preemptions()
+    [found] = made.runs[0].events().to_pylist()
     assert tuple(found[name] for name in ("request", "by", "why", "wanted")) == row
     assert events(made, "i", 1)[0]["args"]["cause"] == cause
 
@@ -200,9 +200,9 @@ def test_every_preemption_ends_before_the_next_of_its_request(
 
 def test_a_run_without_preemptions_leaves_no_file(tmp_path: Path) -> None:
     study_with(recorded(scheduler()), tmp_path)
-    assert (tmp_path / PREEMPTIONS).exists()
+    assert (tmp_path / "preemptions.parquet").exists()
     study_with(recorded(scheduler(blocks=64)), tmp_path)
-    assert not (tmp_path / PREEMPTIONS).exists()
+    assert not (tmp_path / "preemptions.parquet").exists()
 
 
 def test_a_step_that_did_not_end_preempts_no_request() -> None:

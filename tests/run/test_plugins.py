@@ -125,8 +125,8 @@ def test_a_script_needs_no_setting(tmp_path: Path) -> None:
             "metric a failed: KeyError: 'x' (",
         ),
         (
-            "@ps.metric.distribution('A')\ndef a(group): return [1.0]",
-            "metric a failed: ValueError: not enough values to unpack",
+            "@ps.metric.distribution('A')\ndef a(group): return 'long'",
+            "metric a failed: ValueError: could not convert string to float: 'long'",
         ),
         (
             "@ps.metric.run('A', 'count', MORE)\ndef a(): return 1",
