@@ -1,4 +1,4 @@
-"""A server of ours in a process of its own."""
+"""`python -m pagedsim serve` in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Child:
     url: str
     process: subprocess.Popen[str]
     said: list[str] = field(default_factory=list)
-    """What it has written to stderr."""
+    """Lines it has written to stderr."""
 
     def end(self) -> int:
-        """Tell it to end and wait until it has; its exit code."""
+        """Terminate it and wait; returns its exit code."""
         self.process.terminate()
         assert self.process.stderr is not None
         self.said += self.process.stderr

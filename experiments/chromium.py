@@ -20,11 +20,11 @@ PATIENCE = 30.0
 
 def find_browser() -> str | None:
     """The first Chromium in PATH."""
-    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
 class BrowserError(Exception):
-    """The browser, or a script in a page, says that something failed."""
+    """An error of the browser or of a script in a page."""
 
 
 class Chromium:
@@ -87,7 +87,7 @@ class Chromium:
         self.call("Emulation.setDeviceMetricsOverride", **size, mobile=False)
 
     def open(self, url: str) -> None:
-        """Go there, and wait until it is loaded."""
+        """Open a page and wait until it is loaded."""
         self.call("Page.navigate", url=url)
         self.wait(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
 
@@ -130,7 +130,7 @@ class Chromium:
         return place[0], place[1]
 
     def type(self, selector: str, text: str) -> None:
-        """Replace what stands in a field."""
+        """Replace the content of a field."""
         self.evaluate(f"document.querySelector({json.dumps(selector)}).select()")
         self.call("Input.insertText", text=text)
 
@@ -148,7 +148,7 @@ class Chromium:
     # -- the protocol ----------------------------------------------------------------------------
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the protocol, and what it returns."""
+        """Send a command of the protocol; returns its result."""
         self._numbers += 1
         message: dict[str, Any] = {"id": self._numbers, "method": method, "params": params}
         if self._session is not None:

@@ -25,7 +25,7 @@ SERVER = (
     "preemption=swap", "policy=priority", "batching=unified", "server.max_model_len=4096",
 )  # fmt: skip
 CLIENTS = (("chat", 0, 0.5), ("search", 0, 0.2), ("code", 0, 0.2), ("batch", 1, 0.1))
-"""Who sends, with which priority, and which share of all requests."""
+"""Clients with their priorities and shares of the requests."""
 RATE = 9.5
 """Requests a second."""
 PROMPT = "Explain in a few sentences why an LLM server keeps its cache in blocks."
@@ -55,13 +55,13 @@ async def load(url: str, seed: int = 0) -> None:
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, object]) -> None:
-    """One request, whatever becomes of it."""
+    """Send one request and ignore its outcome."""
     async with session.post(url, json=body) as response:
         await response.read()
 
 
 def text(random_: random.Random, letters: int) -> str:
-    """Letters that no other prompt begins with."""
+    """A prompt that shares no prefix with others."""
     return "".join(random_.choices("etaoin shrdlu", k=letters))
 
 

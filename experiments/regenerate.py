@@ -48,45 +48,45 @@ def main(words: Sequence[str] | None = None) -> None:
             parser.error(f"{name}: must be one of {', '.join(STUDIES)}")
     for name in chosen or STUDIES:
         with tempfile.TemporaryDirectory() as scratch:
-            made = run(name, Path(scratch) / "run")
-            keep(made, RESULTS / name)
-    (RESULTS / "README.md").write_text(index(there()), encoding="utf-8")
+            folder = run(name, Path(scratch) / "run")
+            keep(folder, RESULTS / name)
+    (RESULTS / "README.md").write_text(index(committed()), encoding="utf-8")
 
 
 def run(name: str, folder: Path) -> Path:
-    """The experiment, as its command runs it, in `folder`."""
+    """Run an experiment by its command, in `folder`."""
     words = (f"experiment={name}", "tracking=none", f"hydra.run.dir={folder}")
     subprocess.run([sys.executable, "-m", "pagedsim", *words], check=True)
     return folder
 
 
-def keep(made: Path, place: Path) -> None:
-    """Copy what came out, in the stead of what was there.
+def keep(folder: Path, place: Path) -> None:
+    """Replace the committed result.
 
-    The version and commit are left out: what is kept is the same from one commit to the next.
+    The version and commit are left out, so that the file is equal from one commit to the next.
     """
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    result = read_json(made / RESULT)
+    result = read_json(folder / RESULT)
     del result["pagedsim"]
     write_json(place / RESULT, result)
     for name in result["pictures"]:
-        shutil.copy(made / "plots" / f"{name}.png", place)
+        shutil.copy(folder / "plots" / f"{name}.png", place)
 
 
-def there() -> list[str]:
+def committed() -> list[str]:
     """The studies whose results are committed."""
     return [name for name in STUDIES if (RESULTS / name / RESULT).exists()]
 
 
 def index(names: Iterable[str]) -> str:
-    """The page of all findings: in words, with a picture and the command."""
+    """The page of all findings, each with a picture and its command."""
     return "\n".join([_HEAD, *(_entry(name) for name in names)])
 
 
 def _entry(name: str) -> str:
     result: dict[str, Any] = read_json(RESULTS / name / RESULT)
-    picture = "".join(f"![{result['title']}]({name}/{one}.png)\n\n" for one in result["pictures"])
+    picture = "".join(f"![{result['title']}]({name}/{plot}.png)\n\n" for plot in result["pictures"])
     return (
         f"## {name}: {result['title']}\n{' '.join(result['finding'][:SENTENCES])}\n\n{picture}"
         f"`{result['command']}` → [{RESULT}]({name}/{RESULT})\n"

@@ -26,16 +26,16 @@ PUBLISHED = {
     128: (192, 369),
     256: (194, 360),
 }
-"""By GPUs: microseconds of a layer there, and back."""
+"""Microseconds per layer of dispatch and combine, by number of GPUs."""
 
 
 def simulated(gpus: int) -> float:
-    """Microseconds of a layer, there and back."""
+    """Simulated microseconds per layer, dispatch and combine."""
     h800 = replace(hardware_named("h100"), interconnect_gb_s=160.0)
     where = Replica(model_named("deepseek-v3"), h800, expert_parallel=gpus)
-    told = Roofline(where).explain(step(decodes=TOKENS * gpus, context=TOKENS * gpus))
-    found = sum(term.seconds for term in told.terms if term.name.startswith("all-to-all"))
-    return 1e6 * found / where.model.moe_layers
+    breakdown = Roofline(where).explain(step(decodes=TOKENS * gpus, context=TOKENS * gpus))
+    seconds = sum(term.seconds for term in breakdown.terms if term.name.startswith("all-to-all"))
+    return 1e6 * seconds / where.model.moe_layers
 
 
 def main() -> None:

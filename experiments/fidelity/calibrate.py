@@ -68,13 +68,13 @@ class Calibrate(Study):
         cost = fitted(log)
         path = runs.command.folder / "cost.json"
         cost.save(path)
-        found = Calibration(log, cost)
+        calibrated = Calibration(log, cost)
         return Analysis(
-            finding=[f"Step times are fitted to {found.title}."],
-            listings=found.listings(),
-            notes=list(found.notes()),
-            data={"source": log.source, "machine": log.machine} | found.data(),
-            table=found.table(),
+            finding=[f"Step times are fitted to {calibrated.title}."],
+            listings=calibrated.listings(),
+            notes=list(calibrated.notes()),
+            data={"source": log.source, "machine": log.machine} | calibrated.data(),
+            table=calibrated.table(),
             used={"use it": f"cost=fitted cost.path={shown(path)}"},
         )
 
@@ -95,51 +95,52 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
             f"requests: must be at least {NEEDED}, and leave some to predict"
         )
     server = ExternalServer(runs.config, log)
-    found = fit_to_log(server, known)
+    log_fit = fit_to_log(server, known)
     # The others are served by one whole simulation, so that they find the queue and the memory as
     # the fitted left them.
-    served, before = (server.serve_with(of) for of in (found.constants, found.begin))
-    parts = {"fitted": np.arange(found.cold.requests, known), "unseen": np.arange(known, len(log))}
+    served, before = (server.serve_with(of) for of in (log_fit.constants, log_fit.begin))
+    first = log_fit.cold.requests
+    parts = {"fitted": np.arange(first, known), "unseen": np.arange(known, len(log))}
     scores = {name: served.score(rows) for name, rows in parts.items()}
     scores |= {f"{name}, before the fit": before.score(rows) for name, rows in parts.items()}
 
     path = runs.command.folder / "fit.json"
-    largest = server.serve_with(found.constants, first=known).largest
-    loose = [name for name, one in found.ranges.items() if not one.decided]
-    fit = Fit(dict(found.constants), server.facts, largest, log.path.name, loose)
+    largest = server.serve_with(log_fit.constants, first=known).largest
+    loose = [name for name, interval in log_fit.ranges.items() if not interval.decided]
+    fit = Fit(dict(log_fit.constants), server.facts, largest, log.path.name, loose)
     fit.save(path)
-    words = server.words(found.constants, list(found.ranges))
+    words = server.words(log_fit.constants, list(log_fit.ranges))
     return Analysis(
         finding=[
             f"{scores['unseen'].count} requests whose times no fit has seen, predicted against "
             f"measured means: {report.mean_errors(scores['unseen'])}.",
             f"{log.path.name}: {len(log)} requests within {log.arrived[-1]:.1f} s, answered after "
-            f"{(log.arrived + log.latencies.e2e).max():.1f} s; fitted by {found.simulations} "
-            f"simulations, requests are {100 * found.distance:.1f} % off on average, and were "
-            f"{100 * found.before:.1f} % off before.",
+            f"{(log.arrived + log.latencies.e2e).max():.1f} s; fitted by {log_fit.simulations} "
+            f"simulations, requests are {100 * log_fit.distance:.1f} % off on average, and were "
+            f"{100 * log_fit.before:.1f} % off before.",
         ],
         listings=[
-            *([report.constants(found)] if found.ranges else []),
+            *([report.constants(log_fit)] if log_fit.ranges else []),
             *(
                 report.errors(part, scores[part])
                 for part in ("fitted", "unseen", "unseen, before the fit")
             ),
         ],
         notes=[
-            *inconsistencies(server, served, found.begin),
-            *report.about_fit(found, scores),
-            *report.about_log(server, served, found.cold, scores["unseen"], "unseen"),
+            *inconsistencies(server, served, log_fit.begin),
+            *report.about_fit(log_fit, scores),
+            *report.about_log(server, served, log_fit.cold, scores["unseen"], "unseen"),
         ],
         data={
             "requests": fit.source,
             "server": fit.server,
             "split": split,
-            "constants": {name: _constant(found, name) for name in found.constants},
+            "constants": {name: _constant(log_fit, name) for name in log_fit.constants},
             "words": words,
-            "cold": found.cold._asdict(),
-            "simulations": found.simulations,
-            "distance": found.distance,
-            "before": found.before,
+            "cold": log_fit.cold._asdict(),
+            "simulations": log_fit.simulations,
+            "distance": log_fit.distance,
+            "before": log_fit.before,
             **report.data(served, scores),
         },
         table=report.table(scores),
@@ -150,12 +151,12 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
     )
 
 
-def _constant(found: LogFit, name: str) -> dict[str, Any]:
-    one = found.ranges.get(name)
+def _constant(fit: LogFit, name: str) -> dict[str, Any]:
+    interval = fit.ranges.get(name)
     return {
         "meaning": Constant(name).meaning,
         "unit": Constant(name).unit,
-        "value": found.constants[name],
-        "before": found.begin[name],
-        "range": one and one._asdict() | {"decided": one.decided},
+        "value": fit.constants[name],
+        "before": fit.begin[name],
+        "range": interval and interval._asdict() | {"decided": interval.decided},
     }

@@ -30,13 +30,13 @@ from pagedsim.report.numbers import percent, signed
 from pagedsim.sim.replica import Replica
 
 MOVED = 1.2
-"""A constant is held at so many times its value and at its value over that, the others fitted."""
+"""Factor by which a constant is raised and lowered while the others are fitted."""
 MINDED = 0.01
 """If then errors rise by less than this share on either side, the tables do not decide it."""
 NEAR = 0.1
-"""A constant that stands and is farther than this share from what is fitted is named."""
+"""Constants are named whose committed value differs from the fitted one by more than this share."""
 KIN = ("ampere", "hopper")
-"""Families of which GPUs are left out: what is fitted in their stead are others of these."""
+"""Families whose GPUs are left out; the constants are then fitted to other GPUs of these."""
 
 
 class LeftOut(NamedTuple):
@@ -46,19 +46,19 @@ class LeftOut(NamedTuple):
     fit: Fit
     unseen: Sequence[Point]
     seen: Sequence[Point]
-    """The same rows, as the constants that stand predict them."""
+    """The same rows, as predicted by the committed constants."""
 
     @classmethod
     def of(cls, what: str, fit: Fit, standing: Constants, rows: Rows) -> LeftOut:
         points = Points(rows)
-        both = (points.scored(one.cost_of) for one in (standing.but(fit.values), standing))
-        return cls(what, fit, *both)
+        unseen = points.scored(standing.but(fit.values).cost_of)
+        return cls(what, fit, unseen, points.scored(standing.cost_of))
 
     @classmethod
     def together(cls, what: str, parts: Sequence[LeftOut]) -> LeftOut:
         """All that was left out at some time."""
-        unseen = [one for part in parts for one in part.unseen]
-        return cls(what, parts[0].fit, unseen, [one for part in parts for one in part.seen])
+        unseen = [point for part in parts for point in part.unseen]
+        return cls(what, parts[0].fit, unseen, [point for part in parts for point in part.seen])
 
 
 class Refits(NamedTuple):
@@ -67,25 +67,25 @@ class Refits(NamedTuple):
     standing: Constants
     whole: Fit
     stands: float
-    """The distance, as a fit has it, of the constants that stand."""
+    """The distance of the committed constants, as a fit measures it."""
     models: Sequence[LeftOut]
     gpus: Sequence[LeftOut]
     others: Sequence[LeftOut]
     """Tables that the fit has not seen."""
     minded: Mapping[str, tuple[float, float]]
-    """By what share errors rise where a constant is held lower, and higher."""
+    """Relative increase of the error with a constant lowered, and raised."""
 
     def reach(self, name: str, parts: Sequence[LeftOut]) -> tuple[float, float]:
         """The least and the most that a constant is in these fits."""
         values = [part.fit.values[name] for part in parts]
         return min(values), max(values)
 
-    def off(self, name: str) -> float:
-        """By what share more a fit has than what stands."""
+    def change(self, name: str) -> float:
+        """Relative difference of the fitted from the committed value."""
         return self.whole.values[name] / self.standing[name] - 1
 
     def decided(self, name: str) -> bool:
-        """Whether no other constants make up for its being elsewhere."""
+        """Whether other constants cannot compensate a change of this one."""
         return min(self.minded[name]) >= MINDED
 
 
@@ -101,10 +101,10 @@ def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refi
     used = [(cell, steps) for cell, steps in whole if cell.table in FITTED]
     kin = [(cell, steps) for cell, steps in whole if cell.hardware.family in KIN]
     points = Points(used)
-    found = fitted(points, standing)
+    whole_fit = fitted(points, standing)
     say(f"{len(used)} rows fitted")
 
-    begin = found.values
+    begin = whole_fit.values
 
     folds: list[tuple[str, Rows, Callable[[Cell], str]]] = [
         *((name, used, _model_of) for name in dict.fromkeys(_model_of(cell) for cell, _ in used)),
@@ -123,17 +123,17 @@ def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refi
         rows = [row for row in used if of(row[0]) == name]
         left_out.append(LeftOut.of(name, next(fits), standing, rows))
         say(f"fitted without {name}")
-    rises = [fit.distance / found.distance - 1 for fit in fits]
+    rises = [fit.distance / whole_fit.distance - 1 for fit in fits]
     models = sum(of is _model_of for _, _, of in folds)
     others = dict.fromkeys(cell.table for cell, _ in whole if cell.table not in FITTED)
     return Refits(
         standing,
-        found,
+        whole_fit,
         distance(points, standing),
         left_out[:models],
         left_out[models:],
         [
-            LeftOut.of(name, found, standing, [row for row in whole if row[0].table == name])
+            LeftOut.of(name, whole_fit, standing, [row for row in whole if row[0].table == name])
             for name in others
         ],
         dict(zip(begin, zip(rises[::2], rises[1::2], strict=True), strict=False)),
@@ -149,7 +149,7 @@ def _gpu_of(cell: Cell) -> str:
 
 
 def held_elsewhere(values: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Each constant lower and higher, to see whether the others make up for it."""
+    """Each constant lowered and raised, to see whether the others compensate it."""
     return [
         (name, moved(name, factor * value))
         for name, value in values.items()
@@ -158,7 +158,7 @@ def held_elsewhere(values: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def moved(name: str, value: float) -> float:
-    """What a constant is held at: the value, or its bound if that is less."""
+    """The value at which a constant is held, at most its bound."""
     return min(value, most(name))
 
 
@@ -166,12 +166,12 @@ def moved(name: str, value: float) -> float:
 
 
 def listings(refits: Refits | None) -> list[Listing]:
-    """What each fit says of what it has not seen, and the constants that were found."""
+    """Tables of errors on held-out rows, and of the fitted constants."""
     return [] if refits is None else [left_out_listing(refits), constants_listing(refits)]
 
 
 def constants_listing(refits: Refits) -> Listing:
-    """What was fitted beside what stands."""
+    """The fitted constants beside the committed ones."""
 
     def reach(name: str, parts: Sequence[LeftOut]) -> str:
         low, high = refits.reach(name, parts)
@@ -182,7 +182,7 @@ def constants_listing(refits: Refits) -> Listing:
             "constant": name,
             "stands": _bounded(name, refits.standing[name]),
             "fitted": _bounded(name, value),
-            "off, %": signed(refits.off(name), 0, ""),
+            "off, %": signed(refits.change(name), 0, ""),
             "errors, %": " / ".join(signed(rise, 1, "") for rise in refits.minded[name]),
             "decided": "yes" if refits.decided(name) else "no",
             "without a model": reach(name, refits.models),
@@ -205,13 +205,13 @@ def _bounded(name: str, value: float) -> str:
 
 
 def left_out_listing(refits: Refits) -> Listing:
-    """How far off what was left out is."""
+    """Errors on held-out rows."""
     rows = []
     for kind, parts in (("model", refits.models), ("GPU", refits.gpus)):
-        rows += [_errors(f"without {one.what}", one) for one in parts]
+        rows += [_errors(f"without {part.what}", part) for part in parts]
         rows.append(_errors(f"every {kind} by a fit without it", LeftOut.together("", parts)))
         rows.append([f"the worst {kind}", *(_worst(parts, name) for name in CLASSES)])
-    rows += [_errors(f"{one.what}, which no fit sees", one) for one in refits.others]
+    rows += [_errors(f"{other.what}, which no fit sees", other) for other in refits.others]
     note = (
         "median |error| of the rows left out, in %, by constants that have not seen them, and in "
         "brackets by those that stand"
@@ -219,8 +219,8 @@ def left_out_listing(refits: Refits) -> Listing:
     return Listing("What a fit that has not seen it says", ["rows", *CLASSES], rows, note)
 
 
-def _errors(what: str, one: LeftOut) -> list[str]:
-    new, old = medians(one.unseen), medians(one.seen)
+def _errors(what: str, part: LeftOut) -> list[str]:
+    new, old = medians(part.unseen), medians(part.seen)
     cells = (f"{100 * new[k]:.1f} ({100 * old[k]:.1f})" if k in new else "–" for k in CLASSES)
     return [what, *cells]
 
@@ -231,14 +231,14 @@ def _worst(parts: Sequence[LeftOut], name: str) -> str:
 
 
 def worst(parts: Sequence[LeftOut], *classes: str) -> tuple[str, Score]:
-    """Of what was left out, that which is farthest off in these classes, and how far."""
-    groups = {part.what: [one for one in part.unseen if kind_of(one) in classes] for part in parts}
-    found = {what: Score.of(group) for what, group in groups.items() if group}
-    return max(found.items(), key=lambda one: one[1].median)
+    """The held-out part with the largest median error in these classes, with its errors."""
+    groups = {part.what: [p for p in part.unseen if kind_of(p) in classes] for part in parts}
+    scores = {what: Score.of(group) for what, group in groups.items() if group}
+    return max(scores.items(), key=lambda pair: pair[1].median)
 
 
 def medians(every: Sequence[Point]) -> Mapping[str, float]:
-    """The median |error| of each class that there is."""
+    """The median |error| of each class with points."""
     return {name: of.median for name, of in by_class(every).items()}
 
 
@@ -247,16 +247,16 @@ Floats = NDArray[np.float64]
 # -- the fit ---------------------------------------------------------------------------------------
 
 LOOKED_AT: tuple[Metric, ...] = ("prompt", "token", "latency", "tpot")
-"""What a fit looks at: TTFT has clients and queues in it of which the tables do not tell."""
+"""Metrics that are fitted. TTFT is not: it includes clients and queues that the tables omit."""
 ROBUST = 0.1
 """Scale of the robust loss: larger errors have less weight."""
 PULL = 0.1
-"""How hard a constant is held to where it began, so that one of which no row tells stays there: a
-factor of e from it is as bad as a row that is so much off."""
+"""Regularisation towards the initial value, for constants that no row determines: a factor of e has
+the weight of a row with this error."""
 MOST_SHARE = 0.92
 """Of a rate that a kernel may reach."""
 MOVES, ENOUGH, DIFFERENCE = 30, 1e-4, 1e-3
-"""At most so many; one that gains less than this share is the last; what slopes are taken over."""
+"""Most moves; least relative gain of a move; step of difference quotients."""
 _STUCK = 1e6
 
 SHARES = {"compute": 0.6, "bandwidth": 0.8, "cache": 0.8}
@@ -310,39 +310,39 @@ def fitted(
     names = [name for name in BEGIN if name not in held]
     problem = _Problem(points, standing.but(begin), names, pull)
     x = problem.within(np.log([begin[name] for name in names]))
-    off = problem.errors(x)
-    now, damping = problem.cost(x, off), 1e-2
+    errors = problem.errors(x)
+    now, damping = problem.cost(x, errors), 1e-2
     for _ in range(MOVES):
-        normal, downhill = problem.normal(x, off)
+        normal, downhill = problem.normal(x, errors)
         while damping < _STUCK:
             # What is at its bound and would go beyond stays, and the others move without it.
             free = (problem.most - x > 0) | (downhill < 0)
             damped = normal + damping * np.diag(np.diag(normal))
             step = np.zeros(len(downhill))
             step[free] = np.linalg.solve(damped[np.ix_(free, free)], downhill[free])
-            there = problem.within(x + step)
-            found = problem.errors(there)
-            if (then := problem.cost(there, found)) < now:
+            moved = problem.within(x + step)
+            moved_errors = problem.errors(moved)
+            if (then := problem.cost(moved, moved_errors)) < now:
                 break
             damping *= 10
         else:
             break
         better = now - then
-        x, off, now, damping = there, found, then, damping / 10
+        x, errors, now, damping = moved, moved_errors, then, damping / 10
         if better < ENOUGH * now:
             break
-    return Fit({**begin, **problem.values(x)}, float(np.abs(off).mean()))
+    return Fit({**begin, **problem.values(x)}, float(np.abs(errors).mean()))
 
 
 def distance(points: Points, constants: Constants) -> float:
-    """The mean |ln(predicted / measured)| of what a fit looks at."""
+    """The mean |ln(predicted / measured)| of the metrics in `LOOKED_AT`."""
     looked_at = [point.metric in LOOKED_AT for point in points.all]
-    off = np.log(points.predicted(constants.cost_of) / points.measured)[looked_at]
-    return float(np.abs(off).mean())
+    errors = np.log(points.predicted(constants.cost_of) / points.measured)[looked_at]
+    return float(np.abs(errors).mean())
 
 
 class _Problem:
-    """Logarithms of constants, and what they make of the errors."""
+    """The errors as a function of the logarithms of the constants."""
 
     def __init__(
         self, points: Points, standing: Constants, names: Sequence[str], pull: float
@@ -353,7 +353,7 @@ class _Problem:
         self.most = np.log([most(name) for name in names])
 
     def within(self, x: Floats) -> Floats:
-        """No share beyond its bound."""
+        """Clip shares to their bounds."""
         return np.minimum(x, self.most)
 
     def values(self, x: Floats) -> dict[str, float]:
@@ -362,15 +362,15 @@ class _Problem:
     def errors(self, x: Floats, only: Callable[[Replica, str], bool] | None = None) -> Floats:
         """ln(predicted / measured); NaN where a server is not among `only`."""
         cost_of = self.standing.but(self.values(x)).cost_of
-        off: Floats = np.log(self.points.predicted(cost_of, only) / self.points.measured)
-        return off[self.looked_at]
+        errors: Floats = np.log(self.points.predicted(cost_of, only) / self.points.measured)
+        return errors[self.looked_at]
 
-    def cost(self, x: Floats, off: Floats) -> float:
-        robust = ROBUST**2 * (np.sqrt(1 + (off / ROBUST) ** 2) - 1)
+    def cost(self, x: Floats, errors: Floats) -> float:
+        robust = ROBUST**2 * (np.sqrt(1 + (errors / ROBUST) ** 2) - 1)
         return float(robust.sum() + self.pull**2 * ((x - self.origin) ** 2).sum() / 2)
 
-    def normal(self, x: Floats, off: Floats) -> tuple[Floats, Floats]:
-        """The normal equations at a place: curvature, and the way down."""
+    def normal(self, x: Floats, errors: Floats) -> tuple[Floats, Floats]:
+        """The normal equations at a point: curvature and descent direction."""
         columns = []
         for at, name in enumerate(self.names):
             owner = name.split(".")[0]
@@ -382,12 +382,12 @@ class _Problem:
 
             moved = x.copy()
             moved[at] -= DIFFERENCE
-            found = self.errors(moved, touched)
-            columns.append(np.where(np.isnan(found), 0.0, (off - found) / DIFFERENCE))
+            changed = self.errors(moved, touched)
+            columns.append(np.where(np.isnan(changed), 0.0, (errors - changed) / DIFFERENCE))
         slopes = np.stack(columns, axis=1)
-        weighted = slopes / np.sqrt(1 + (off / ROBUST) ** 2)[:, None]
+        weighted = slopes / np.sqrt(1 + (errors / ROBUST) ** 2)[:, None]
         curvature = slopes.T @ weighted + self.pull**2 * np.eye(len(x))
-        return curvature, -weighted.T @ off - self.pull**2 * (x - self.origin)
+        return curvature, -weighted.T @ errors - self.pull**2 * (x - self.origin)
 
 
 def most(name: str) -> float:

@@ -30,7 +30,7 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 
 DATA = Path(__file__).parents[1] / "data"
-"""Folder of the logs that come with pagedsim."""
+"""Folder of the logs that pagedsim includes."""
 FEWEST = 20
 """Minimum number of requests to fit four coefficients to."""
 
@@ -92,8 +92,8 @@ class Fairness(Rules, Study):
     def analyse(self, runs: Runs) -> Analysis:
         pairs = list(self._pairs(runs))
         longest = sorted(pairs, key=lambda pair: len(pair.first), reverse=True)
-        found = in_processes(Pair.studied, longest, runs.config["jobs"])
-        by_name = {one.name: one for one in found}
+        studied = in_processes(Pair.studied, longest, runs.config["jobs"])
+        by_name = {pair.name: pair for pair in studied}
         done = [by_name[pair.name] for pair in pairs]
         rows = [row for pair in done for row in rows_of(pair, self.within)]
         gaps = {pair.name: gaps_of(pair) for pair in done}
@@ -141,13 +141,13 @@ class Fairness(Rules, Study):
             )
         if config["memory"].get("blocks") is None:
             raise ConfigError("memory.blocks: must be given: the server's pool, in blocks")
-        rules = Rules(**{one.name: getattr(self, one.name) for one in fields(Rules)})
+        rules = Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
         first, second = _log(f"{where}.fcfs", fcfs), _log(f"{where}.other", other)
         return Pair(name, config, first, second, self.policy, self.more, rules)
 
 
 def _log(where: str, path: str) -> Log:
-    """Read a log from a path, or from those that come with pagedsim."""
+    """Read a log from a path or from the included ones."""
     file = Path(path).expanduser()
     if not file.exists() and (DATA / path).exists():
         file = DATA / path
@@ -188,10 +188,10 @@ MEANINGS = {
 }
 
 
-def metrics_of(one: ClientService) -> dict[str, float | None]:
+def metrics_of(service: ClientService) -> dict[str, float | None]:
     """The numbers of a log or of its simulation, by the names of MEANINGS."""
-    others = {name: getattr(one, name) for name in MEANINGS if name != "light"}
-    return {"light": one.ttft(one.light), **others}
+    others = {name: getattr(service, name) for name in MEANINGS if name != "light"}
+    return {"light": service.ttft(service.light), **others}
 
 
 def rows_of(pair: Paired, within: float) -> Iterator[Row]:
@@ -199,33 +199,34 @@ def rows_of(pair: Paired, within: float) -> Iterator[Row]:
     for side in pair.sides:
         measured, simulated = metrics_of(side.measured), metrics_of(side.simulated)
         for name, (meaning, unit) in MEANINGS.items():
-            here, there = measured[name], simulated[name]
-            if here is None or there is None:
+            actual, predicted = measured[name], simulated[name]
+            if actual is None or predicted is None:
                 continue
-            row = Row(f"{pair.name}, {side.policy.upper()}: {meaning}", there, here, unit)
+            row = Row(f"{pair.name}, {side.policy.upper()}: {meaning}", predicted, actual, unit)
             yield replace(row, why=_why(side, name, row)) if abs(row.difference) > within else row
 
 
 def _why(side: Side, name: str, row: Row) -> str:
     reasons = []
     if name.startswith("gap"):
-        each = request_of(side.measured)
+        mean_service = request_of(side.measured)
         assert isinstance(row.published, float)
         reasons.append(
-            f"a request gets {each:,.0f}: that of {row.published / each:.1f} against that of "
-            f"{row.ours / each:.1f}"
+            f"a request gets {mean_service:,.0f}: that of {row.published / mean_service:.1f} "
+            f"against that of {row.ours / mean_service:.1f}"
         )
     near = []
     for what, other in side.elsewise.items():
         if (value := metrics_of(other)[name]) is not None:
-            near.append((abs(off := Row(what, value, row.published).difference), off, what))
-    nearer = [one for one in sorted(near) if one[0] < abs(row.difference)][:_NEAREST]
-    return "; ".join([*reasons, *(f"{signed(off)} with {what}" for _, off, what in nearer)])
+            difference = Row(what, value, row.published).difference
+            near.append((abs(difference), difference, what))
+    nearer = [entry for entry in sorted(near) if entry[0] < abs(row.difference)][:_NEAREST]
+    return "; ".join([*reasons, *(f"{signed(change)} with {what}" for _, change, what in nearer)])
 
 
-def request_of(one: ClientService) -> float:
+def request_of(service: ClientService) -> float:
     """Mean service of a request."""
-    log = one.log
+    log = service.log
     return float(service_of(log.prompt, log.output, log.arrived).mean())
 
 
@@ -233,14 +234,14 @@ def data(pair: Paired) -> dict[str, Any]:
     """All numbers of a pair, for result.json."""
     return {
         "server": dict(pair.facts),
-        "weights": pair.found.weights._asdict(),
-        "distance": pair.found.distance,
-        "simulations": pair.found.simulations,
+        "weights": pair.fit.weights._asdict(),
+        "distance": pair.fit.distance,
+        "simulations": pair.fit.simulations,
         "pace": pair.pace,
         "logs": {
             side.policy: {
-                name: metrics_of(one) | {"ttft": {name: one.ttft(name) for name in one.clients}}
-                for name, one in side.every.items()
+                name: metrics_of(s) | {"ttft": {name: s.ttft(name) for name in s.clients}}
+                for name, s in side.every.items()
             }
             for side in pair.sides
         },
@@ -269,13 +270,13 @@ POINTS = 120
 
 def gaps_of(pair: Paired) -> dict[str, dict[str, Any]]:
     """For each log, times in seconds and the service gap at each."""
-    found = {}
+    curves = {}
     for side in pair.sides:
         times = np.linspace(0.0, float(side.measured.log.arrived[-1]), POINTS)
         both = {"measured": side.measured, "simulated": side.simulated}
-        gaps = {name: one.gaps(times).tolist() for name, one in both.items()}
-        found[side.policy] = {"times": times.tolist(), **gaps}
-    return found
+        gaps = {name: service.gaps(times).tolist() for name, service in both.items()}
+        curves[side.policy] = {"times": times.tolist(), **gaps}
+    return curves
 
 
 # -- report ----------------------------------------------------------------------------------------
@@ -289,11 +290,11 @@ def finding(pairs: Sequence[Paired], every: Sequence[Row], within: float) -> lis
         f"Step times are fitted to logs under FCFS alone, and {names} is then simulated: {near} of "
         f"{len(every)} numbers are within {percent(within, 0)} of what the logs say.",
         *(
-            f"{pair.name}: even requests that were fitted are {percent(pair.found.distance)} off "
+            f"{pair.name}: even requests that were fitted are {percent(pair.fit.distance)} off "
             "on average, so that little follows: batching=, server.max_seqs= or memory.blocks= is "
             "another than that of the logs' server."
             for pair in pairs
-            if pair.found.distance > within
+            if pair.fit.distance > within
         ),
         *(_effect(pair) for pair in pairs),
     ]
@@ -302,7 +303,7 @@ def finding(pairs: Sequence[Paired], every: Sequence[Row], within: float) -> lis
 def _effect(pair: Paired) -> str:
     old, new = (side.measured for side in pair.sides)
     ours, then = (side.simulated for side in pair.sides)
-    light = [one.ttft(one.light) for one in (old, new, ours, then)]
+    light = [service.ttft(service.light) for service in (old, new, ours, then)]
     return (
         f"{pair.name}: from FCFS to {pair.other.policy.upper()} the light client's mean TTFT goes "
         f"from {light[0]:.1f} to {light[1]:.1f} s (simulated: {light[2]:.1f} to "
@@ -317,16 +318,17 @@ def clients(pairs: Sequence[Paired]) -> Listing:
     for pair in pairs:
         for side in pair.sides:
             for client in side.measured.clients:
-                here, there = (one.ttft(client) for one in (side.measured, side.simulated))
+                actual, predicted = (s.ttft(client) for s in (side.measured, side.simulated))
                 light = " (light)" if client == side.measured.light else ""
                 name = f"{pair.name}, {side.policy.upper()}, {client or 'no name'}{light}"
-                lines.append([name, f"{here:.2f}", f"{there:.2f}", signed(there / here - 1, 1, "")])
+                error = signed(predicted / actual - 1, 1, "")
+                lines.append([name, f"{actual:.2f}", f"{predicted:.2f}", error])
     head = ["client", "measured, s", "simulated, s", "off, %"]
     return Listing("Mean time to the first token", head, lines)
 
 
-def _main(one: ClientService) -> tuple[float, float, float]:
-    return one.ttft(one.light), one.gap, one.rate
+def _main(service: ClientService) -> tuple[float, float, float]:
+    return service.ttft(service.light), service.gap, service.rate
 
 
 def elsewise(pairs: Sequence[Paired]) -> Listing:
@@ -334,9 +336,9 @@ def elsewise(pairs: Sequence[Paired]) -> Listing:
     lines = []
     for pair in pairs:
         side = pair.other
-        for what, one in {"as it is": side.simulated, **side.elsewise}.items():
-            both = zip(_main(one), _main(side.measured), strict=True)
-            cells = [signed(there / here - 1, 1, "") for there, here in both]
+        for what, service in {"as it is": side.simulated, **side.elsewise}.items():
+            both = zip(_main(service), _main(side.measured), strict=True)
+            cells = [signed(p / m - 1, 1, "") for p, m in both]
             lines.append([f"{pair.name}, {side.policy.upper()}: {what}", *cells])
     head = ["with", "light client's TTFT, %", "largest difference, %", "tokens/s, %"]
     note = "how far the simulation is from the log where one thing is assumed otherwise"
@@ -348,8 +350,8 @@ def others(pairs: Sequence[Paired]) -> Listing:
     lines = [
         [f"{pair.name}, {name.upper()}", f"{light:.2f}", f"{gap:,.0f}", f"{rate:.1f}"]
         for pair in pairs
-        for name, one in {pair.other.policy: pair.other.simulated, **pair.other.policies}.items()
-        for light, gap, rate in [_main(one)]
+        for name, s in {pair.other.policy: pair.other.simulated, **pair.other.policies}.items()
+        for light, gap, rate in [_main(s)]
     ]
     head = ["simulated", "light client's TTFT, s", "largest difference", "tokens/s"]
     return Listing("Other policies on the same requests", head, lines)
@@ -373,16 +375,16 @@ def notes(pairs: Sequence[Paired], cold: bool) -> Iterator[str]:
     """Notes of the report."""
     yield _TERMS
     for pair in pairs:
-        found, other = pair.found, pair.other
+        fit, other = pair.fit, pair.other
         yield (
             f"{pair.name}: {pair.facts['model']} on {pair.facts['hardware']}; requests that were "
-            f"fitted are {percent(found.distance)} off on average, after {found.simulations} "
+            f"fitted are {percent(fit.distance)} off on average, after {fit.simulations} "
             f"simulations; the log under {other.policy.upper()} took {percent(pair.pace)} of the "
             "simulated time between tokens: so much the server itself was not the same"
         )
         yield from _alike(pair)
         yield from _waves(pair)
-        gaps = [one.gap for one in other.elsewise.values()]
+        gaps = [service.gap for service in other.elsewise.values()]
         if gaps and max(gaps) > _APART * min(gaps):
             yield (
                 f"{pair.name}: with one thing assumed otherwise the simulated difference under "
@@ -393,7 +395,7 @@ def notes(pairs: Sequence[Paired], cold: bool) -> Iterator[str]:
         f"{first:.2f} s in {pair.name}, {side.policy.upper()}"
         for pair in pairs
         for side in pair.sides
-        if (first := float(side.measured.latencies.ttft[0])) > pair.found.weights.mixed_step + _COLD
+        if (first := float(side.measured.latencies.ttft[0])) > pair.fit.weights.mixed_step + _COLD
     ]
     if cold and late:
         yield (
@@ -411,12 +413,14 @@ def _alike(pair: Paired) -> Iterator[str]:
             f"{pair.other.policy.upper()} is that under FCFS"
         )
     ends = zip(pair.sides, ((first, other), (other, first)), strict=True)
-    alone = {side.policy: sorted({*one.clients} - {*two.clients}) for side, (one, two) in ends}
-    told = [f"{', '.join(names)} only under {one.upper()}" for one, names in alone.items() if names]
-    if told:
+    alone = {side.policy: sorted({*mine.clients} - {*two.clients}) for side, (mine, two) in ends}
+    differences = [
+        f"{', '.join(names)} only under {p.upper()}" for p, names in alone.items() if names
+    ]
+    if differences:
         yield (
             f"{pair.name}: clients are not the same in both logs, so that little can be held "
-            f"against each other: {'; '.join(told)}"
+            f"against each other: {'; '.join(differences)}"
         )
 
 

@@ -51,15 +51,15 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, cost: CostModel) -> Weights:
         """The closest weights to another cost model."""
-        one, two = cost.decode_seconds(1, 0), cost.decode_seconds(2, 0)
-        read = (cost.decode_seconds(1, 4096) - one) / 4096
+        single, two = cost.decode_seconds(1, 0), cost.decode_seconds(2, 0)
+        read = (cost.decode_seconds(1, 4096) - single) / 4096
         short, long, longer = (cost.recompute_seconds(size) for size in (1024, 2048, 4096))
         # A prompt's time is a + b·n + c·n², through three points.
         pair = ((longer - long) / 2048 - (long - short) / 1024) / (4096 - 1024)
         token = (long - short) / 1024 - pair * (1024 + 2048)
-        fixed = 2 * one - two
-        found = (fixed, fixed, token, pair, two - one, read)
-        return cls(*(max(value, LEAST) for value in found))
+        fixed = 2 * single - two
+        weights = (fixed, fixed, token, pair, two - single, read)
+        return cls(*(max(value, LEAST) for value in weights))
 
     @property
     def settings(self) -> Settings:
@@ -83,8 +83,8 @@ class Weights(NamedTuple):
         }
 
 
-class Found(NamedTuple):
-    """What the search came to."""
+class WeightsFit(NamedTuple):
+    """The result of a search."""
 
     weights: Weights
     simulations: int
@@ -92,7 +92,7 @@ class Found(NamedTuple):
     """Mean |ln(predicted / measured)| of the fitted requests."""
 
 
-def fitted(server: ExternalServer, known: int, sizes: Sequence[float], moves: int) -> Found:
+def fitted(server: ExternalServer, known: int, sizes: Sequence[float], moves: int) -> WeightsFit:
     """Fit to the first `known` requests; the same log gives the same weights.
 
     `sizes` and `moves` are those of `search`.
@@ -110,7 +110,7 @@ def fitted(server: ExternalServer, known: int, sizes: Sequence[float], moves: in
             return apart + PULL * float((point**2).sum())
 
         point = search(value, np.zeros(len(FREE)), sizes, moves)
-    return Found(_weights(begin, point), tries, _apart(server, begin, point, known))
+    return WeightsFit(_weights(begin, point), tries, _apart(server, begin, point, known))
 
 
 def _apart(server: ExternalServer, begin: Weights, point: Point, known: int) -> float:
@@ -173,7 +173,7 @@ class Paired:
 
     name: str
     facts: Settings
-    found: Found
+    fit: WeightsFit
     first: Side
     other: Side
     pace: float
@@ -200,10 +200,10 @@ class Pair:
 
     def studied(self) -> Paired:
         first = self._server(self.first, "fcfs")
-        begun = self.first.arrived + self.first.latencies.ttft
-        known = max(int((begun <= self.rules.known).sum()), self.rules.least)
-        found = fitted(first, min(known, len(self.first)), FIT, self.rules.moves)
-        weights = found.weights
+        first_token = self.first.arrived + self.first.latencies.ttft
+        known = max(int((first_token <= self.rules.known).sum()), self.rules.least)
+        fit = fitted(first, min(known, len(self.first)), FIT, self.rules.moves)
+        weights = fit.weights
         measured = [ClientService(log, log.latencies) for log in (self.first, self.other)]
         ours = self._served(self.first, "fcfs", weights)
         other = self._served(self.other, self.policy, weights)
@@ -212,7 +212,7 @@ class Pair:
         return Paired(
             self.name,
             first.facts,
-            found,
+            fit,
             Side("fcfs", measured[0], ours),
             Side(self.policy, measured[1], other, self._elsewise(weights, pace), more),
             pace,
@@ -222,12 +222,12 @@ class Pair:
         """The other log, simulated with one assumption changed."""
         rules, serve = self.rules, partial(self._served, self.other, self.policy)
         slower = Weights(*(weight * pace for weight in weights))
-        found = {"steps as long as in this log": serve(slower)}
+        variants = {"steps as long as in this log": serve(slower)}
         if self.config["batching"].get("max_wait_tokens"):
-            found["admission at every step"] = serve(weights, batching={"max_wait_tokens": 0})
+            variants["admission at every step"] = serve(weights, batching={"max_wait_tokens": 0})
         if self.config["server"]["max_batched_tokens"] is None:
             most = {"max_batched_tokens": 1 << 20}
-            found["prompts of a step without bound"] = serve(weights, server=most)
+            variants["prompts of a step without bound"] = serve(weights, server=most)
         plain: dict[str, Mapping[str, Any]] = {
             "prompts as long as clients say": {"more_prompt": 0},
             "no memory for adapters": {"adapter": 0},
@@ -236,8 +236,8 @@ class Pair:
         for name, change in plain.items():
             other = replace(self, rules=replace(rules, **change))
             if other.rules != rules:
-                found[name] = other._served(self.other, self.policy, weights)
-        return found
+                variants[name] = other._served(self.other, self.policy, weights)
+        return variants
 
     def _served(
         self, log: Log, policy: str, weights: Weights, **changes: Settings
@@ -266,7 +266,7 @@ class Pair:
             config[group] |= values
         longer = replace(log, prompt=log.prompt + rules.more_prompt)
         first = float(log.latencies.ttft[0]) if rules.cold else 0.0
-        made = ExternalServer(config, longer, first)
+        external = ExternalServer(config, longer, first)
         try:
             RunConfig(config).prepare()
         except ConfigError as error:
@@ -276,4 +276,4 @@ class Pair:
                 f"{error}; of the pool's {pool:,} tokens the adapters of {clients} clients take "
                 f"{adapters:,} (study.adapter={rules.adapter})"
             ) from error
-        return made
+        return external

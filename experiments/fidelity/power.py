@@ -35,7 +35,7 @@ tokens rises. The source gives no reason."""
 
 
 class Case(NamedTuple):
-    """A row of the table, with what its GPUs did."""
+    """A row of the table, with the work of its GPUs."""
 
     model: str
     gpus: int
@@ -56,13 +56,13 @@ def cases(path: Path = TABLE) -> list[Case]:
 
 def _case(cell: Cell, power: float) -> Case:
     prompt, batch, output, replica = cell.prompt, cell.at_once, cell.output, cell.replica
-    one = step_work(replica, step(prompt))
+    prefill = step_work(replica, step(prompt))
     # Weights are read once for the batch; a chunk's own keys and values are not read.
     # The mean context is half an answer longer than the prompt.
-    each = step_work(replica, step(decodes=batch, context=batch * (prompt + output // 2)))
+    decode = step_work(replica, step(decodes=batch, context=batch * (prompt + output // 2)))
     work = Work(
-        flop=batch * one.flop + (output - 1) * each.flop,
-        bytes=one.bytes + (output - 1) * each.bytes,
+        flop=batch * prefill.flop + (output - 1) * decode.flop,
+        bytes=prefill.bytes + (output - 1) * decode.bytes,
     )
     seconds = cell.measured["prompt"] + (output - 1) * cell.measured["token"]
     used = work.mfu(seconds, cell.hardware), work.mbu(seconds, cell.hardware)
@@ -87,7 +87,7 @@ def errors(power: EnergyRoofline, some: Sequence[Case]) -> list[float]:
 
 
 def folds(some: Sequence[Case]) -> Iterator[tuple[str, list[Case], list[Case]]]:
-    """What is left out, the cases that are fitted, and those that are predicted."""
+    """Folds: the name of the held-out part, the fitted cases, and the held-out cases."""
     ways: list[tuple[str, Callable[[Case], str | int]]] = [
         ("without {}", lambda case: case.model),
         ("without {} GPUs", lambda case: case.gpus),
@@ -114,10 +114,10 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _line(title: str, power: EnergyRoofline, left: list[Case], same: float | None = None) -> None:
-    found = errors(power, left)
+    relative = errors(power, left)
     constants = f"{power.busy:6.3f} {power.compute:7.3f} {power.bandwidth:9.3f}"
-    mean = sum(map(abs, found)) / len(found)
-    line = f"{title:20} {constants} {len(left):7} {mean:11.1%} {max(found, key=abs):+6.1%}"
+    mean = sum(map(abs, relative)) / len(relative)
+    line = f"{title:20} {constants} {len(left):7} {mean:11.1%} {max(relative, key=abs):+6.1%}"
     if same is not None:
         constant = [abs(same / case.share - 1) for case in left]
         line += f" {sum(constant) / len(constant):18.1%}"

@@ -32,21 +32,21 @@ DRAWN = 80
 """Measured values that are drawn of each."""
 
 
-def panels(found: Mapping[str, Mapping[str, Any]]) -> list[list[Panel]]:
+def panels(series: Mapping[str, Mapping[str, Any]]) -> list[list[Panel]]:
     """One panel per quantity, two in a row."""
 
     def line(kind: str, name: str, every: int = 1) -> Points:
         latency = name in ("ttft", "e2e")
-        times = found[kind]["arrived" if latency else "times"]
-        return times[::every], found[kind][name][::every]
+        times = series[kind]["arrived" if latency else "times"]
+        return times[::every], series[kind][name][::every]
 
-    made = []
+    drawn = []
     for name, y in QUANTITIES.items():
-        every = max(len(found["measured"][name]) // DRAWN, 1)
+        every = max(len(series["measured"][name]) // DRAWN, 1)
         lines = {"simulated": line("simulated", name)}
         dots = {"simulated": line("measured", name, every)}
-        made.append(Panel(lines=lines, published=dots, x="seconds", y=y))
-    return [made[at : at + 2] for at in range(0, len(made), 2)]
+        drawn.append(Panel(lines=lines, published=dots, x="seconds", y=y))
+    return [drawn[at : at + 2] for at in range(0, len(drawn), 2)]
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Predict(Study):
             ],
             listings=[
                 listing
-                for part, one in scores.items()
-                for listing in (report.spreads(part, one), report.errors(part, one))
+                for part, score in scores.items()
+                for listing in (report.spreads(part, score), report.errors(part, score))
             ],
             notes=[
                 *fit.doubts(server, served),
@@ -120,10 +120,10 @@ class Predict(Study):
 
 
 def drawn_over_time(server: ExternalServer, served: Served) -> dict[str, Any]:
-    """Measured and simulated load, both as the log's requests tell it, and latencies."""
-    log, found = server.log, served.latencies
+    """Measured and simulated load and latencies over time, both computed from requests."""
+    log, latencies = server.log, served.latencies
     if log.latencies.queue is None:
-        found = replace(found, queue=None)  # to be told as the measured ones are
+        latencies = replace(latencies, queue=None)  # to be told as the measured ones are
     return {
         name: {
             key: values.tolist()
@@ -134,5 +134,5 @@ def drawn_over_time(server: ExternalServer, served: Served) -> dict[str, Any]:
                 "e2e": of.e2e,
             }.items()
         }
-        for name, of in (("measured", log.latencies), ("simulated", found))
+        for name, of in (("measured", log.latencies), ("simulated", latencies))
     }

@@ -34,18 +34,19 @@ class Replay(Study):
         assert self.run is not None
         recorded = recorded_runs(self.run)
         steps = {run.name: run.steps.num_rows for run in recorded}
-        found: dict[str, Difference | None] = {}
+        differences: dict[str, Difference | None] = {}
         wrong = {}
         for run in recorded:
             name = run.name
-            found[name] = one = replayed(run)
-            runs.say(f"{name}: {'no' if one else f'{steps[name]} of {steps[name]} steps the same'}")
-            if one is not None:
+            differences[name] = difference = replayed(run)
+            alike = "no" if difference else f"{steps[name]} of {steps[name]} steps the same"
+            runs.say(f"{name}: {alike}")
+            if difference is not None:
                 changed, why = run.changed, ""
                 if changed:
                     verb = "has" if len(changed) == 1 else "have"
                     why = f"; {', '.join(changed)} {verb} changed since it was recorded"
-                wrong[name] = Failure(one.text(steps[name], why))
+                wrong[name] = Failure(difference.text(steps[name], why))
         finding = (
             f"{len(wrong)} of {len(recorded)} runs are planned otherwise by the simulator."
             if wrong
@@ -56,9 +57,9 @@ class Replay(Study):
             {
                 "run": name,
                 "steps": f"{steps[name]:,}",
-                "first difference": f"step {one.step}" if one else "none",
+                "first difference": f"step {difference.step}" if difference else "none",
             }
-            for name, one in found.items()
+            for name, difference in differences.items()
         ]
         return Analysis(
             finding=[finding],
@@ -66,13 +67,13 @@ class Replay(Study):
             data={
                 "run": self.run,
                 "runs": {
-                    name: {"steps": steps[name], "difference": one and one._asdict()}
-                    for name, one in found.items()
+                    name: {"steps": steps[name], "difference": difference and difference._asdict()}
+                    for name, difference in differences.items()
                 },
             },
             table=[
-                {"run": name, "steps": steps[name], "first_difference": one and one.step}
-                for name, one in found.items()
+                {"run": name, "steps": steps[name], "first_difference": d and d.step}
+                for name, d in differences.items()
             ],
             wrong=wrong,
         )

@@ -89,9 +89,9 @@ class Truth(Study):
         return ()
 
     def analyse(self, runs: Runs) -> Analysis:
-        found, logs = truth_data.tables(self.tables, self.stack), self._logs(runs)
+        read, logs = truth_data.tables(self.tables, self.stack), self._logs(runs)
         jobs = runs.config["jobs"]
-        rows = truth_data.planned(found, jobs, runs.say)
+        rows = truth_data.planned(read, jobs, runs.say)
         every = Points(rows).scored(Constants.standing().cost_of)
         refits = constants.refitted(rows, jobs, runs.say) if self.tables is None else None
         served = {log.name: log.scores() for log in logs}
@@ -111,7 +111,7 @@ class Truth(Study):
         return Analysis(
             finding=list(finding(every, refits, served)),
             listings=[*listings(every), *constants.listings(refits), *logs_listings(served)],
-            notes=list(notes(found, every, refits, logs)),
+            notes=list(notes(read, every, refits, logs)),
             data=data(every, refits, served),
             drawings={"predicted": predicted, "errors": errors},
             table=table(every),
@@ -130,20 +130,20 @@ _UNIT = "in %: median |error|, in brackets the 90th percentile, and the median w
 
 def usable(every: Sequence[Point]) -> list[Point]:
     """Rows that the server could run as stated in the table."""
-    return [one for one in every if not one.mark]
+    return [point for point in every if not point.mark]
 
 
 def finding(
     every: Sequence[Point], refits: Refits | None, logs: Mapping[str, Scores]
 ) -> Iterator[str]:
     """Sentences, most important first."""
-    told = usable(every)
-    fitted = [one for one in told if one.cell.table in FITTED]
-    if not told:
+    shown = usable(every)
+    fitted = [point for point in shown if point.cell.table in FITTED]
+    if not shown:
         yield "No server could run any row as its table says: see the last of the tables below."
         return
     if refits is None or not fitted:
-        errors = _percents(medians(told))
+        errors = _percents(medians(shown))
         yield f"Uncalibrated step times against these tables, median errors {errors}."
         return
     yield (
@@ -160,9 +160,9 @@ def finding(
         f"{farthest}."
     )
     others = []
-    for one in refits.others:
-        new, stands = (Score.of(tokens(group)).median for group in (one.unseen, one.seen))
-        others.append(f"{one.what} {percent(new)} ({percent(stands)})")
+    for other in refits.others:
+        new, stands = (Score.of(tokens(group)).median for group in (other.unseen, other.seen))
+        others.append(f"{other.what} {percent(new)} ({percent(stands)})")
     yield (
         "Tables that no fit has seen, tokens by a fit without them, and in brackets as constants "
         f"stand: {', '.join(others)}."
@@ -177,8 +177,8 @@ def finding(
 
 
 def tokens(group: Sequence[Point]) -> list[Point]:
-    """Those that count as tokens, on however many GPUs."""
-    return [one for one in group if kind_of(one) in (ONE, SEVERAL)]
+    """The points of token times, on any number of GPUs."""
+    return [point for point in group if kind_of(point) in (ONE, SEVERAL)]
 
 
 def _percents(of: Mapping[str, float]) -> str:
@@ -190,32 +190,32 @@ def _percents(of: Mapping[str, float]) -> str:
 
 def groups_of(every: Sequence[Point]) -> dict[str, dict[str, list[Point]]]:
     """By server, by table and GPU, and what could not be run, as result.json has them."""
-    told, marked = usable(every), [one for one in every if one.mark]
+    shown, marked = usable(every), [point for point in every if point.mark]
 
-    def table_of(one: Point) -> str:
-        known = " (fitted)" if one.cell.table in FITTED else ""
-        return f"{one.cell.table}, {one.cell.hardware.name}{known}"
+    def table_of(point: Point) -> str:
+        known = " (fitted)" if point.cell.table in FITTED else ""
+        return f"{point.cell.table}, {point.cell.hardware.name}{known}"
 
     return {
-        "rows": by(told, lambda one: f"{one.cell.table}: {one.cell.server}"),
-        "tables": by(told, table_of),
-        "not as the table says": by(marked, lambda one: f"{table_of(one)}: {one.mark}"),
+        "rows": by(shown, lambda point: f"{point.cell.table}: {point.cell.server}"),
+        "tables": by(shown, table_of),
+        "not as the table says": by(marked, lambda point: f"{table_of(point)}: {point.mark}"),
     }
 
 
 def listings(every: Sequence[Point]) -> Iterator[Listing]:
     """Tables by table and GPU, by server, of rows that could not be run, and of the worst rows."""
-    told = usable(every)
+    shown = usable(every)
     servers, tables, marked = groups_of(every).values()
     yield _grouped("By table and GPU", tables)
     yield _grouped("By model and number of GPUs", servers, with_worst=True)
     if marked:
         note = f"rows that their server could not run as the table says; {_UNIT}"
         yield _grouped("Not as the table says", marked, note=note)
-    apart = [one for one in told if one.cell.hardware.family is not None]
-    if told:
-        yield _worst(f"The {FARTHEST} farthest off", told)
-    if apart and len(apart) < len(told):
+    apart = [point for point in shown if point.cell.hardware.family is not None]
+    if shown:
+        yield _worst(f"The {FARTHEST} farthest off", shown)
+    if apart and len(apart) < len(shown):
         yield _worst(f"The {FARTHEST} farthest off, of GPUs whose family is known", apart)
 
 
@@ -225,7 +225,7 @@ def _grouped(
     rows = []
     for name, group in groups.items():
         scores = by_class(group)
-        cells = [_cell(scores[one]) if one in scores else "–" for one in CLASSES]
+        cells = [_cell(scores[name]) if name in scores else "–" for name in CLASSES]
         if with_worst:
             cells.append(_named(Score.of(group).worst))
         rows.append([name, *cells])
@@ -238,26 +238,26 @@ def _cell(of: Score) -> str:
     return f"{of.rows}: {size} {signed(of.bias, 1, '')}"
 
 
-def _named(one: Point) -> str:
-    cell = one.cell
+def _named(point: Point) -> str:
+    cell = point.cell
     sizes = f"{cell.prompt:,}/{cell.output:,}×{cell.at_once}"
-    return f"{METRICS[one.metric]} {sizes}: {signed(one.error, 0)}"
+    return f"{METRICS[point.metric]} {sizes}: {signed(point.error, 0)}"
 
 
 def _worst(title: str, group: Sequence[Point]) -> Listing:
-    def times(one: Point) -> float:
-        ends = sorted((one.predicted, one.measured))
+    def times(point: Point) -> float:
+        ends = sorted((point.predicted, point.measured))
         return ends[1] / ends[0]
 
     rows = [
         {
-            "row": f"{one.cell.table}: {one.cell}",
-            "what": METRICS[one.metric],
-            "measured": f"{1e3 * one.measured:,.4g} ms",
-            "predicted": f"{1e3 * one.predicted:,.4g} ms",
-            "off": signed(one.error, 0),
+            "row": f"{point.cell.table}: {point.cell}",
+            "what": METRICS[point.metric],
+            "measured": f"{1e3 * point.measured:,.4g} ms",
+            "predicted": f"{1e3 * point.predicted:,.4g} ms",
+            "off": signed(point.error, 0),
         }
-        for one in sorted(group, key=times, reverse=True)[:FARTHEST]
+        for point in sorted(group, key=times, reverse=True)[:FARTHEST]
     ]
     return Listing.of(title, rows, "by how many times one is the other")
 
@@ -269,12 +269,12 @@ def data(
     every: Sequence[Point], refits: Refits | None, logs: Mapping[str, Scores]
 ) -> dict[str, Any]:
     """For result.json."""
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         kind: {name: _classes(group) for name, group in groups.items()}
         for kind, groups in groups_of(every).items()
     }
     if refits is not None:
-        found["constants"] = {
+        content["constants"] = {
             name: {
                 "stands": refits.standing[name],
                 "fitted": value,
@@ -284,13 +284,13 @@ def data(
             }
             for name, value in refits.whole.values.items()
         }
-        found["left out"] = {
-            one.what: {"unseen": medians(one.unseen), "stands": medians(one.seen)}
-            for one in (*refits.models, *refits.gpus, *refits.others)
+        content["left out"] = {
+            part.what: {"unseen": medians(part.unseen), "stands": medians(part.seen)}
+            for part in (*refits.models, *refits.gpus, *refits.others)
         }
     if logs:
-        found["logs"] = {name: one.content() for name, one in logs.items()}
-    return found
+        content["logs"] = {name: score.content() for name, score in logs.items()}
+    return content
 
 
 def _classes(group: Sequence[Point]) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def table(every: Sequence[Point]) -> list[dict[str, object]]:
     """Every number, for comparison.csv."""
     return [
         {
-            "table": (cell := one.cell).table,
+            "table": (cell := point.cell).table,
             "row": cell.place.rpartition("/")[2],
             "model": cell.model.name,
             "hardware": cell.hardware.name,
@@ -312,19 +312,19 @@ def table(every: Sequence[Point]) -> list[dict[str, object]]:
             "prompt_tokens": cell.prompt,
             "output_tokens": cell.output,
             "at_once": cell.at_once,
-            "what": METRICS[one.metric],
-            "measured_s": one.measured,
-            "predicted_s": one.predicted,
-            "error": one.error,
-            "mark": one.mark,
+            "what": METRICS[point.metric],
+            "measured_s": point.measured,
+            "predicted_s": point.predicted,
+            "error": point.error,
+            "mark": point.mark,
         }
-        for one in every
+        for point in every
     ]
 
 
 def notes(
     tables: Sequence[Table],
-    told: Sequence[Point],
+    points: Sequence[Point],
     refits: Refits | None,
     logs: Sequence[truth_data.ServerLog],
 ) -> Iterator[str]:
@@ -333,16 +333,16 @@ def notes(
         "a batch's time and TPOT count as tokens; TTFT is a server's, with the queue in it and "
         "server_ms of the stack on its way"
     )
-    yield from _believed(told)
+    yield from _believed(points)
     for table in tables:
         for model, count in table.left_out.items():
             yield f"{table.name}: {count} rows of {model} are left out: {SHAPELESS[model]}"
-    if any(one.mark for one in told):
+    if any(point.mark for point in points):
         yield (
             "rows that preempt in the simulation, or whose requests have no room in memory, are "
             "told apart, and no constant is fitted to them: their times are the queue's"
         )
-    if any(one.cell.way == "loop" for one in told):
+    if any(point.cell.way == "loop" for point in points):
         yield (
             "of a closed loop the tables say how many requests there are at a time, and not how "
             "they begin, nor what clients and HTTP add: here all begin at once, lengths are drawn "
@@ -356,21 +356,21 @@ def notes(
         yield from _constants(refits)
 
 
-def _believed(told: Sequence[Point]) -> Iterator[str]:
+def _believed(points: Sequence[Point]) -> Iterator[str]:
     """Median and 90th percentile errors by stack, and of GPUs of unknown families."""
-    usable = [one for one in told if not one.mark]
-    known = [one for one in usable if one.cell.hardware.family is not None]
-    for stack, group in by(known, lambda one: one.cell.stack).items():
+    usable = [point for point in points if not point.mark]
+    known = [point for point in usable if point.cell.hardware.family is not None]
+    for stack, group in by(known, lambda point: point.cell.stack).items():
         parts = [
             f"{name} {percent(of.median, 0)} and {percent(of.p90, 0)}"
             for name, of in by_class(group).items()
         ]
-        gpus = ", ".join(sorted({one.cell.hardware.name for one in group}))
+        gpus = ", ".join(sorted({point.cell.hardware.name for point in group}))
         yield (
             f"{stack} on {gpus}: half and nine tenths of the rows are within " + ", ".join(parts)
         )
-    strangers = [one for one in usable if one.cell.hardware.family is None]
-    for name, group in by(tokens(strangers), lambda one: one.cell.hardware.name).items():
+    strangers = [point for point in usable if point.cell.hardware.family is None]
+    for name, group in by(tokens(strangers), lambda point: point.cell.hardware.name).items():
         yield (
             f"{name}: no table in the repository has taught what its family reaches, nor its "
             f"software; half of its tokens are {percent(Score.of(group).median, 0)} off and more: "
@@ -386,8 +386,8 @@ def _constants(refits: Refits) -> Iterator[str]:
             f"{', '.join(open_ones)}"
         )
     values = refits.whole.values
-    far = [name for name in values if abs(refits.off(name)) > constants.NEAR]
-    near = max(abs(refits.off(name)) for name in values if name not in far)
+    far = [name for name in values if abs(refits.change(name)) > constants.NEAR]
+    near = max(abs(refits.change(name)) for name in values if name not in far)
     named = ", ".join(
         f"{name} ({refits.standing[name]:.3g} stands, {values[name]:.3g} is fitted)" for name in far
     )
@@ -425,18 +425,18 @@ _GREY: dict[str, Any] = {"color": style.MUTED, "alpha": 0.15, "lw": 0}
 
 def draw_predicted(every: Sequence[Point]) -> Figure:
     """One panel per table, one dot per measurement."""
-    look = {name: one.colour for name, one in style.looks(CLASSES).items()}
-    groups = by(every, lambda one: one.cell.table)
+    look = {name: style_of.colour for name, style_of in style.looks(CLASSES).items()}
+    groups = by(every, lambda point: point.cell.table)
     rows = ceil(len(groups) / ACROSS)
     figure = style.new_figure(0.75 + 2.6 * rows)
     panels = figure.subplots(rows, min(ACROSS, len(groups)), squeeze=False)
     for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
-        both = 1e3 * np.array([[one.measured, one.predicted] for one in group])
+        both = 1e3 * np.array([[point.measured, point.predicted] for point in group])
         ends = np.array([both.min() * 0.8, both.max() * 1.25])
         axes.fill_between(ends, ends / (1 + BAND), ends * (1 + BAND), **_GREY)
         axes.plot(ends, ends, color=style.MUTED, lw=0.8)
         for kind in dict.fromkeys(map(kind_of, group)):
-            points = both[[kind_of(one) == kind for one in group]]
+            points = both[[kind_of(point) == kind for point in group]]
             axes.plot(*points.T, color=look[kind], **_DOTS)
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
         for axis in (axes.xaxis, axes.yaxis):
@@ -452,8 +452,8 @@ def draw_predicted(every: Sequence[Point]) -> Figure:
 
 def draw_errors(every: Sequence[Point]) -> Figure:
     """Errors of token times over batch size and over sequence length."""
-    gpus = by(tokens(every), lambda one: one.cell.hardware.name)
-    look = {name: one.colour for name, one in style.looks(list(gpus), ordered=True).items()}
+    gpus = by(tokens(every), lambda point: point.cell.hardware.name)
+    look = {name: s.colour for name, s in style.looks(list(gpus), ordered=True).items()}
     figure = style.new_figure(3.9)
     panels = figure.subplots(1, 2, sharey=True)
     sizes: dict[str, Callable[[Cell], float]] = {
@@ -462,8 +462,8 @@ def draw_errors(every: Sequence[Point]) -> Figure:
     }
     for axes, (what, size) in zip(panels, sizes.items(), strict=True):
         for name, group in gpus.items():
-            off = np.clip([one.error for one in group], -MOST, MOST)
-            axes.plot([size(one.cell) for one in group], 100 * off, color=look[name], **_DOTS)
+            errors = np.clip([point.error for point in group], -MOST, MOST)
+            axes.plot([size(p.cell) for p in group], 100 * errors, color=look[name], **_DOTS)
         axes.axhspan(-100 * BAND, 100 * BAND, **_GREY)
         axes.set_xscale("log")
         style.plain_log_ticks(axes.xaxis)

@@ -26,7 +26,7 @@ from pagedsim.run.pool import inside_a_worker
 from pagedsim.run.runs import cores
 
 DATA = Path(__file__).parents[1] / "data" / "step-tables"
-"""Folder of the tables that come with pagedsim."""
+"""Folder of the tables that pagedsim includes."""
 LOGS = Path(__file__).parents[1] / "data" / "server-logs"
 """Folder of server logs."""
 ALONE = {
@@ -60,14 +60,14 @@ def tables(paths: Sequence[str] | None, stack: str | None) -> list[Table]:
     """The user's tables; or all of pagedsim's, rows of logs, and published fits."""
     if paths is not None:
         return [read_table(path, stack) for path in paths]
-    found = [read_table(path, stack) for path in sorted(DATA.glob("*.csv"))]
+    tables = [read_table(path, stack) for path in sorted(DATA.glob("*.csv"))]
     for name, (model, gpu) in ALONE.items():
         log = read_log(LOGS / f"{name}.csv")
         shapes = model_named(model), hardware_named(gpu)
-        found.append(Table(name, list(alone(log, name, *shapes, stack or ALONE_STACK)), {}))
+        tables.append(Table(name, list(alone(log, name, *shapes, stack or ALONE_STACK)), {}))
     fits = [cell for name in GRID_COSTS for cell in grid(GRID, name, stack or GRID_STACK)]
-    found.append(Table(GRID, fits, {}))
-    return sorted(found, key=lambda table: (table.name not in FITTED, table.name))
+    tables.append(Table(GRID, fits, {}))
+    return sorted(tables, key=lambda table: (table.name not in FITTED, table.name))
 
 
 def planned(
@@ -78,15 +78,15 @@ def planned(
     alike: dict[RowRequests, list[int]] = {}
     for place, cell in enumerate(cells):
         alike.setdefault(RowRequests.of(cell), []).append(place)
-    groups = sorted(alike.items(), key=lambda one: one[0].at_once * one[0].output, reverse=True)
+    groups = sorted(alike.items(), key=lambda item: item[0].at_once * item[0].output, reverse=True)
     schedules = in_processes(
         _planned_alike, [[cells[place] for place in places] for _, places in groups], jobs
     )
-    found: dict[int, Schedule] = {}
-    for (_, places), made in zip(groups, schedules, strict=True):
-        found |= zip(places, made, strict=True)
+    by_row: dict[int, Schedule] = {}
+    for (_, places), planned in zip(groups, schedules, strict=True):
+        by_row |= zip(places, planned, strict=True)
     say(f"{len(cells):,} rows of {len(tables)} tables planned")
-    return [(cell, found[place]) for place, cell in enumerate(cells)]
+    return [(cell, by_row[place]) for place, cell in enumerate(cells)]
 
 
 def _planned_alike(cells: Sequence[Cell]) -> list[Schedule]:
@@ -139,22 +139,22 @@ class Score(NamedTuple):
     @classmethod
     def of(cls, group: Sequence[Point]) -> Score:
         """Errors of a non-empty group."""
-        off = np.array([one.error for one in group])
-        size = np.abs(off)
-        spread = float(np.median(size)), float(np.percentile(size, 90)), float(np.median(off))
+        errors = np.array([point.error for point in group])
+        size = np.abs(errors)
+        spread = float(np.median(size)), float(np.percentile(size, 90)), float(np.median(errors))
         return cls(len(group), *spread, group[int(size.argmax())])
 
 
 def by(every: Sequence[Point], key: Callable[[Point], Key]) -> dict[Key, list[Point]]:
     """Group in order of first appearance."""
-    found: dict[Key, list[Point]] = {}
-    for one in every:
-        found.setdefault(key(one), []).append(one)
-    return found
+    groups: dict[Key, list[Point]] = {}
+    for point in every:
+        groups.setdefault(key(point), []).append(point)
+    return groups
 
 
 def by_class(every: Sequence[Point]) -> dict[str, Score]:
-    """Errors of each class that there is, in order of first appearance."""
+    """Errors of each class with points, in order of first appearance."""
     return {name: Score.of(group) for name, group in by(every, kind_of).items()}
 
 
@@ -177,15 +177,17 @@ class ServerLog(NamedTuple):
 
 def read_logs(logs: Mapping[str, Mapping[str, Any]], command: Command) -> list[ServerLog]:
     """Read the listed logs, each with a file `requests` and overrides `server`."""
-    found = []
+    server_logs = []
     for name, of in logs.items():
         where = f"study.logs.{name}"
         if set(of) != {"requests", "server"}:
             raise ConfigError(f"{where}: has {', '.join(of)}: must have requests, server")
         config = command.configured(where, list(of["server"]))
         path = Path(str(of["requests"])).expanduser()
-        found.append(ServerLog(name, config, read_log(path if path.exists() else ROOT / path)))
-    return found
+        server_logs.append(
+            ServerLog(name, config, read_log(path if path.exists() else ROOT / path))
+        )
+    return server_logs
 
 
 def logs_listings(scores: Mapping[str, Scores]) -> list[Listing]:
@@ -193,14 +195,14 @@ def logs_listings(scores: Mapping[str, Scores]) -> list[Listing]:
     rows = [
         {
             "log": f"{name}: {metric.upper()}",
-            "requests": f"{one.count:,}",
+            "requests": f"{score.count:,}",
             "measured mean": f"{error.measured.mean:.4g} s",
             "predicted": f"{error.predicted.mean:.4g} s",
             "off": signed(error.relative.mean),
             "half within": percent(error.median_absolute),
         }
-        for name, one in scores.items()
-        for metric, error in one.errors.items()
+        for name, score in scores.items()
+        for metric, error in score.errors.items()
     ]
     note = "the server's limits and blocks are known, its step times are as cost=roofline has them"
     return [Listing.of("Whole logs, before any fit", rows, note)] if rows else []

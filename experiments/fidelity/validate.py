@@ -31,7 +31,7 @@ from pagedsim.sim.cost import Fitted
 from pagedsim.user_error import UserError, line, shown
 
 CAPACITY = 200
-"""Requests, all at once, whose simulation tells how many can be served in a second."""
+"""Requests of a simulated burst from which the served requests/s are estimated."""
 FULL = 4
 """Or so many times as many as run at once, so that most of the time the server is full."""
 AT_ONCE = 1e6
@@ -41,7 +41,7 @@ FEWEST = 20
 SYNTHETIC = "pagedsim.workload.synthetic"
 """What calibrations take their requests from, whatever is validated."""
 POOLS = ("blocks", "cpu_blocks")
-"""What every run takes from the first, unless a regime says otherwise."""
+"""Settings that every run takes from the first, unless a regime states them."""
 MODEL = "pagedsim.fidelity.engine_model.EngineModel"
 CALIBRATION, ENGINE, SIMULATED = "calibration-{}", "{}, engine", "{}, simulator"
 """Names of arms."""
@@ -137,7 +137,8 @@ class ValidationRounds:
         self.path = (runs.command.folder if place is None else place) / "cost.json"
 
     def next_runs(self) -> list[Arm]:
-        """A calibration; each round's loads with the next; at last the simulator's runs."""
+        """The next runs: a calibration, then each round's loads, and at last the simulator's
+        runs."""
         if self.runs.failed:
             ((arm, _), failure) = next(iter(self.runs.failed.items()))
             raise error_of({arm: failure})
@@ -203,12 +204,13 @@ class ValidationRounds:
     # -- the engine's runs -------------------------------------------------------------------------
 
     def _calibrations(self, again: int) -> list[Recorded]:
-        """Those of a round, if they are there."""
+        """The calibration runs of a round; empty if one is missing."""
         names = map(CALIBRATION.format, self.study.calibration)
         return self._all(names, self.seed + 100 + again)
 
     def _all(self, names: Iterator[str], number: int) -> list[Recorded]:
-        """These runs, each planned by the simulator as by the engine; none if one is missing."""
+        """The runs of these arms; empty if one is missing. Raises an error if the simulator plans
+        one differently."""
         keys = [(name, number) for name in names]
         if any(key not in self.runs.finished for key in keys):
             return []
@@ -255,11 +257,11 @@ class ValidationRounds:
         return Arm(name, self.overrides, every, seeds=[seed], repeats=[again])
 
     def _of_its_own(self, change: Settings) -> Settings:
-        """A change whose workload is another, and none of the settings of the one that is there."""
+        """A change with another workload, without the settings of the current one."""
         changes = flat({key: value for key, value in change.items() if key != "workload"})
         if "workload" in change:
-            own = {"_target_": SYNTHETIC, "max_len": self.config["workload"].get("max_len")}
-            changes["workload"] = {**own, **change["workload"]}
+            settings = {"_target_": SYNTHETIC, "max_len": self.config["workload"].get("max_len")}
+            changes["workload"] = {**settings, **change["workload"]}
         return changes
 
     def _plans(self) -> dict[str, Settings]:
@@ -358,11 +360,11 @@ class Parity(Validate):
     def analyse(self, runs: Runs) -> Analysis | None:
         readings: dict[Changes, Analysis] = {}
         for changes in self._combinations():
-            one = self._one(changes, runs)
-            if changes in self._failed or not one.complete:
+            rounds = self._one(changes, runs)
+            if changes in self._failed or not rounds.complete:
                 continue
             try:
-                readings[changes] = one.analyse()
+                readings[changes] = rounds.analyse()
             except Exception as error:
                 self._fail(changes, error, runs)
         wrong = {_said(changes): failure for changes, failure in self._failed.items()}
@@ -370,8 +372,8 @@ class Parity(Validate):
             raise error_of(wrong)
         if not readings:
             return None
-        rows = [row for changes, one in readings.items() for row in _rows(changes, one.data)]
-        steps = sum(int(str(one.data["replayed_steps"])) for one in readings.values())
+        rows = [row for changes, of in readings.items() for row in _rows(changes, of.data)]
+        steps = sum(int(str(reading.data["replayed_steps"])) for reading in readings.values())
         beyond = sum(row[f"{key}_verdict"] == "beyond" for row in rows for key in JUDGED)
         return Analysis(
             finding=[
@@ -380,10 +382,10 @@ class Parity(Validate):
                 "the engine's own spread.",
             ],
             listings=[_listing(rows)],
-            notes=[f"{_said(c)}: {note}" for c, one in readings.items() for note in one.notes],
+            notes=[f"{_said(c)}: {note}" for c, of in readings.items() for note in of.notes],
             data={
                 "steps": steps,
-                "validations": {_said(changes): one.data for changes, one in readings.items()},
+                "validations": {_said(changes): of.data for changes, of in readings.items()},
             },
             table=rows,
             failed={whose: str(failure) for whose, failure in wrong.items()},
@@ -391,15 +393,15 @@ class Parity(Validate):
         )
 
     def _fail(self, changes: Changes, error: Exception, runs: Runs) -> None:
-        """Note it: the others may still tell something."""
+        """Record the failure and continue with the other combinations."""
         failure = failure_of(error, self._configured[changes], None)
         self._failed[changes] = failure
         runs.say(f"failed: {failure}")
 
     def progress(self, runs: Runs) -> str:
         combinations = self._combinations()
-        begun = sum(bool(runs.only(_prefix(changes)).jobs) for changes in combinations)
-        return f"in validation {max(begun, 1)} of {len(combinations)}"
+        started = sum(bool(runs.only(_prefix(changes)).jobs) for changes in combinations)
+        return f"in validation {max(started, 1)} of {len(combinations)}"
 
     def _combinations(self) -> list[Changes]:
         pairs = (word.partition("=") for word in self.over)
@@ -434,9 +436,9 @@ def _prefix(changes: Changes) -> str:
     return f"{_said(changes)}: "
 
 
-def _rows(changes: Changes, found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(changes: Changes, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
-    for name, regime in found["regimes"].items():
+    for name, regime in content["regimes"].items():
         row: dict[str, Any] = dict(change.split("=", 1) for change in changes)
         row |= {"load": name}
         for key in JUDGED:
@@ -450,7 +452,7 @@ def _rows(changes: Changes, found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _listing(rows: Sequence[Mapping[str, Any]]) -> Listing:
-    """The errors of what is judged; a star where one is beyond tolerance and spread."""
+    """The errors of judged metrics; a star marks those beyond tolerance and spread."""
     settings = list(rows[0])[: list(rows[0]).index("load") + 1]
     lines = []
     for row in rows:

@@ -11,7 +11,7 @@ import pytest
 from pagedsim.experiments import regenerate
 from pagedsim.experiments.fidelity import validate
 from pagedsim.experiments.fidelity.truth_data import LOGS
-from pagedsim.experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
+from pagedsim.experiments.regenerate import RESULTS, STUDIES, committed, index, keep, run
 from pagedsim.fidelity import step_grid
 from pagedsim.metrics.files import RESULT, write_json
 from pagedsim.run.help import Experiment
@@ -53,7 +53,7 @@ QUICK = ("fcfs_vs_priority",)
 
 
 def test_the_index_is_of_what_is_there() -> None:
-    assert (RESULTS / "README.md").read_text() == index(there())
+    assert (RESULTS / "README.md").read_text() == index(committed())
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_index_is_of_what_is_there() -> None:
     [
         pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
         for name in STUDIES
-        if name in there()
+        if name in committed()
     ],
 )
 def test_a_result_comes_out_again(name: str, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
 }
 """The least of each that says something. A new experiment without a committed result wants a line
 here; the others are run whole above, with a check of what they leave."""
-SMALL = [one for one in EXPERIMENTS if one.name not in there()]
+SMALL = [one for one in EXPERIMENTS if one.name not in committed()]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.fidelity.fairness import DATA, _alike
-from pagedsim.experiments.fidelity.fairness_pair import Found, Paired, Side, Weights
+from pagedsim.experiments.fidelity.fairness_pair import Paired, Side, Weights, WeightsFit
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.score import ClientService
 from tests.run.studies import carried_out
@@ -116,7 +116,7 @@ def test_logs_with_different_clients_are_noted() -> None:
     for policy, one, path in (("fcfs", first, Path(__file__)), ("vtc", other, DATA)):
         got = ClientService(replace(one, path=path), one.latencies)  # paths that exist
         sides.append(Side(policy, got, got))
-    found = Found(Weights(*[1.0] * 6), 1, 0.0)
+    found = WeightsFit(Weights(*[1.0] * 6), 1, 0.0)
     (note,) = _alike(Paired("mine", {}, found, sides[0], sides[1], 1.0))
     assert note == (
         "mine: clients are not the same in both logs, so that little can be held against each "
