@@ -124,7 +124,6 @@ class ARC(EvictionPolicy):
             return
         ghosts = self._ghosts[part]
         for key in reversed(entry.keys):  # the end of a prompt is forgotten before its beginning
-            ghosts.pop(key, None)
             ghosts[key] = None
         while len(ghosts) > self.capacity:
             del ghosts[next(iter(ghosts))]

@@ -171,7 +171,6 @@ class RadixMemory(Memory):
 
     def _add(self, parent: Node, keys: list[Hashable], pages: list[int], request: Request) -> Node:
         node = Node(parent, keys, pages, self._leaves.tick(), request._priority)
-        self._leaves.discard(parent)
         self._leaves.insert(node, request)
         parent.children[keys[0]] = node
         self._evictable += len(pages)

@@ -13,10 +13,12 @@ from typing import Any, Literal, TypeVar
 from hypothesis import strategies as st
 
 from pagedsim.build import (
+    EVICTIONS,
     POLICIES,
     PREEMPTIONS,
     accepts,
     make_batching,
+    make_eviction,
     make_memory,
     make_policy,
     make_preemption,
@@ -105,6 +107,8 @@ class Server:
     """Blocks of each, where memory has them."""
     pool: Tier | None = None
     """Below these, one that others use, too."""
+    eviction: str = "lru"
+    """Of caches; that of a `pool` is its own."""
     write: str = "evicted"
     spill: bool = True
     chunk: int | None = None
@@ -130,14 +134,17 @@ class Server:
         if self.memory.startswith("reserved"):
             return make_memory(self.memory, **size, max_model_len=self.reserved_len)
         if self.memory == "tiered":
-            tiers = [Tier(f"tier{level}", blocks) for level, blocks in enumerate(self.tiers)]
+            order = make_eviction(self.eviction)
+            tiers = [Tier(f"tier{level}", some, order) for level, some in enumerate(self.tiers)]
             tiers += [self.pool] if self.pool else []
             prices = Prices(self.ratio) if self.weighs else None
             how = {"write": self.write, "spill": self.spill, "prices": prices}
-            return make_memory("tiered", **size, tiers=tiers, **how)
+            return make_memory("tiered", **size, tiers=tiers, eviction=self.eviction, **how)
         if self.memory == "radix":
-            return make_memory("radix", **size)
+            return make_memory("radix", **size, eviction=self.eviction)
         swap = {"cpu_blocks": self.cpu_blocks, "swap_bound": self.swap_bound}
+        if self.memory == "prefix":
+            return make_memory("prefix", **size, **swap, eviction=self.eviction)
         return make_memory(self.memory, **size, **swap)
 
     def _batching(self) -> Batching:
@@ -346,6 +353,7 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         max_model_len=max_model_len,
         reserved_len=reserved_len,
         tiers=tuple(tiers),
+        eviction=draw(_one_of("lru", "lru", *EVICTIONS)) if cached or memory == "radix" else "lru",
         write=draw(_one_of(*WRITES)) if tiers else "evicted",
         spill=draw(_truth) if tiers else True,
         weighs=draw(_one_of(False, False, True)) if tiers else False,
