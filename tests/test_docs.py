@@ -164,6 +164,7 @@ PRESSED = (
         ("README.md", "sjf"),
         ("docs/policies.md", "mine"),
         ("docs/routing.md", "by_length"),
+        ("docs/eviction.md", "lfuda"),
         ("docs/tutorial.md", "short_first"),
         ("docs/components.md", "parts"),
     ],
