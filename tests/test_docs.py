@@ -51,9 +51,10 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def code_spans() -> Iterator[tuple[str, str]]:
-    """What stands in backticks, or in the lines of a shell block."""
+    """What stands in backticks, or in the lines of a shell block, and files that are included."""
     for page, text in PAGES.items():
         yield from ((page, span) for span in re.findall(r"`([^`\n]+)`", text))
+        yield from ((page, path) for path in re.findall(r'^--8<-- "(.+)"$', text, re.M))
     for page, block in blocks("bash"):
         yield from ((page, line) for line in block.replace("\\\n", " ").splitlines())
 

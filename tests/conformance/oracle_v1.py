@@ -1,9 +1,14 @@
-"""vLLM 0.33's scheduler, once more: plainly, from its rules alone, to be the judge of ours.
+"""The scheduler of vLLM V1 (0.33): continuous batching, chunked prefill, prefix caching.
 
-It shares no line and no idea with pagedsim.core: the free list is a list that is searched, a
-block is named by what it and all before it hold, and every step looks at everything. That it is
-right is shown by the recorded workloads, which it reproduces.
+There is neither a prefill phase nor a decode phase. A request has tokens, and the KV cache has keys
+and values of the first `num_computed_tokens` of them; each step lets requests catch up. So a chunk
+of a prompt, a decode and the recomputation after a preemption are one case: `num_new_tokens`.
+
+Names are vLLM's, the code is not, and nothing here is fast: the free list is a list that is
+searched, and every step looks at every request.
 """
+
+from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
@@ -11,306 +16,355 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 Step: TypeAlias = dict[str, Any]
-Content: TypeAlias = tuple[int, tuple[int, ...]]  # name of the block before, tokens of this one
+"""What one call has decided, as it is recorded."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A request, its tokens, and its blocks of the KV cache."""
+
+    request_id: int
+    priority: tuple[int, int]  # then the arrival: the smallest goes first
+    token_ids: list[int]  # the prompt, followed by the sampled tokens
+    max_len: int  # the length at which it finishes
+    num_computed_tokens: int = 0  # those of steps in flight count as computed
+    num_output_placeholders: int = 0  # tokens that steps in flight will sample
+    num_preemptions: int = 0
+    was_scheduled: bool = False
+    block_ids: list[int] = field(default_factory=list)  # the block table
+    num_cached_blocks: int = 0  # so many of its blocks, from the first on, can be found by hash
+    block_hashes: list[int] = field(default_factory=list)  # of its full blocks, as far as needed
+
+    @property
+    def num_tokens(self) -> int:
+        """Its length, with the tokens that steps in flight will sample."""
+        return len(self.token_ids) + self.num_output_placeholders
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens to compute until it can sample: many of a prompt, one where it decodes."""
+        return self.num_tokens - self.num_computed_tokens
+
+
+# -- a step ----------------------------------------------------------------------------------------
 
 
 @dataclass
-class Seq:
-    """A request: its tokens, how many of them are computed, and the blocks that hold these.
+class SchedulerOutput:
+    """The decisions of one step."""
 
-    What a step under way computes counts as computed; the token that it samples is not in `tokens`
-    yet, but is `pending`.
-    """
+    token_budget: int  # what is left of it
+    num_scheduled_tokens: dict[Request, int] = field(default_factory=dict)
+    num_cached_tokens: dict[Request, int] = field(default_factory=dict)  # hits of new requests
+    preempted: list[Request] = field(default_factory=list)
 
-    id: int
-    key: tuple[int, int]  # (priority, arrival): smaller goes first
-    tokens: list[int]
-    end: int  # length at which it ends
-    computed: int = 0
-    pending: int = 0
-    lives: int = 0  # times that it was preempted
-    seen: bool = False  # scheduled before
-    blocks: list[int] = field(default_factory=list)
-    registered: int = 0  # of its blocks, the first ones
-    names: list[int] = field(default_factory=list)  # of its full blocks, as far as they were asked
-
-    @property
-    def wanted(self) -> int:
-        """Tokens to compute until it samples again."""
-        return len(self.tokens) + self.pending - self.computed
-
-    @property
-    def ends_anyway(self) -> bool:
-        """Whether it ends with the tokens that are under way."""
-        return self.pending > 0 and len(self.tokens) + self.pending >= self.end
+    def schedule(self, request: Request, num_tokens: int) -> None:
+        """Let a request compute so many tokens."""
+        self.num_scheduled_tokens[request] = num_tokens
+        self.token_budget -= num_tokens
 
 
-class Work(NamedTuple):
-    """What a step computes of one request."""
+class InFlight(NamedTuple):
+    """What a step in flight computes of one request."""
 
-    seq: Seq
-    tokens: int
+    request: Request
+    num_tokens: int
     samples: bool
-    life: int  # of the request, in which the step was planned
+    num_preemptions: int  # of the request, when the step was scheduled
 
 
-class Blocks:
-    """The pool: a free list in eviction order, reference counts, and holders by content."""
+class Scheduler:
+    """Two queues, and the KV cache. `evict_uncomputed`: see `preempt`."""
 
-    def __init__(self, total: int, block_size: int, caching: bool) -> None:
-        self.size = block_size
-        self.caching = caching
-        self.free = list(range(total))
-        self.refs = [0] * total
-        self.registered: list[int | None] = [None] * total  # block -> name
-        self.holders: dict[int, list[int]] = {}  # name -> blocks, the first registered first
-        self.known: dict[Content, int] = {}
+    def __init__(self, config: dict[str, Any], evict_uncomputed: bool) -> None:
+        self.kv_cache = KVCacheManager(
+            config["gpu_blocks"], config["block_size"], bool(config.get("prefix_caching"))
+        )
+        self.max_num_running_reqs: int = config["max_seqs"]
+        self.max_num_scheduled_tokens: int = config["max_batched_tokens"]
+        self.by_priority = config.get("policy") == "priority"  # else first come, first served
+        self.evict_uncomputed = evict_uncomputed
+        self.waiting: list[Request] = []  # new and preempted requests, the next one first
+        self.running: list[Request] = []  # in the order in which they were admitted
+        self.in_flight: deque[list[InFlight]] = deque()  # one step; two with async scheduling
 
-    def name(self, seq: Seq, index: int) -> int:
-        """One number for the content of a full block and of all blocks before it."""
-        while len(seq.names) <= index:
-            i = len(seq.names)
-            before = seq.names[-1] if i else -1
-            content = (before, tuple(seq.tokens[i * self.size : (i + 1) * self.size]))
-            seq.names.append(self.known.setdefault(content, len(self.known)))
-        return seq.names[index]
+    def schedule(self) -> Step:
+        """Decide a step: running requests first, then waiting ones unless memory is short."""
+        output = SchedulerOutput(self.max_num_scheduled_tokens)
+        self.sort_waiting()
+        self.schedule_running(output)
+        self.sort_waiting()
+        if not output.preempted:
+            self.schedule_waiting(output)
+        step = self.recorded(output)
+        self.update_after_schedule(output)
+        return step
 
-    def hits(self, seq: Seq) -> list[int]:
-        """The blocks that hold the beginning of `seq`, short of its last token."""
-        found: list[int] = []
-        for i in range((len(seq.tokens) - 1) // self.size if self.caching else 0):
-            holders = self.holders.get(self.name(seq, i))
-            if not holders:
+    def schedule_running(self, output: SchedulerOutput) -> None:
+        """Each running request catches up within the token budget; where blocks are lacking,
+        others are preempted for it, and in the end itself."""
+        for request in self.running[:]:
+            if request not in self.running or not output.token_budget:
+                continue  # preempted for another one; or no budget is left
+            if request.num_output_placeholders and request.num_tokens >= request.max_len:
+                continue  # finishes with a token that is in flight
+            num_new_tokens = min(request.num_new_tokens, output.token_budget)
+            while request in self.running:
+                if self.kv_cache.allocate_slots(request, num_new_tokens):
+                    output.schedule(request, num_new_tokens)
+                    break
+                self.preempt(self.victim(), output)
+
+    def schedule_waiting(self, output: SchedulerOutput) -> None:
+        """Admit waiting requests in order, until one has no room: no other one overtakes it. The
+        last one may get a chunk of its prompt, but all of its prompt has to fit."""
+        while self.waiting and len(self.running) < self.max_num_running_reqs:
+            request = self.waiting[0]
+            computed_blocks = self.kv_cache.get_computed_blocks(request)
+            if not output.token_budget or not self.kv_cache.fits(request, computed_blocks):
                 break
-            found.append(holders[0])
-        return found
+            self.kv_cache.touch(request, computed_blocks)
+            if computed_blocks and not request.was_scheduled:
+                output.num_cached_tokens[request] = request.num_computed_tokens
+            num_new_tokens = min(request.num_new_tokens, output.token_budget)
+            self.kv_cache.allocate_slots(request, num_new_tokens)
+            output.schedule(request, num_new_tokens)
+            request.was_scheduled = True
+            self.running.append(self.waiting.pop(0))
 
-    def need(self, tokens: int) -> int:
-        return -(-tokens // self.size)
+    def victim(self) -> Request:
+        """The running request to preempt: the last one admitted, or the least urgent."""
+        if self.by_priority:
+            return max(self.running, key=lambda request: request.priority)
+        return self.running[-1]
 
-    def start(self, seq: Seq) -> bool:
-        """Give a request what the cache holds of it, if all of its tokens would fit."""
-        found = self.hits(seq)
-        idle = [block for block in found if self.refs[block] == 0]
-        if self.need(len(seq.tokens)) - len(found) > len(self.free) - len(idle):
-            return False
-        for block in found:
-            self.refs[block] += 1
-        self.free = [block for block in self.free if block not in idle]
-        seq.blocks, seq.registered = found, len(found)
-        seq.computed = len(found) * self.size
-        return True
+    def preempt(self, victim: Request, output: SchedulerOutput) -> None:
+        """Free all blocks of a request, to be recomputed; it waits before all others.
 
-    def extend(self, seq: Seq, new: int) -> bool:
-        """Blocks for `new` more tokens; those that they fill are registered at once."""
-        end = seq.computed + new
-        more = self.need(end) - len(seq.blocks)
-        if more > len(self.free):
-            return False
-        for _ in range(more):
-            block = self.free.pop(0)
-            self.forget(block)
-            self.refs[block] = 1
-            seq.blocks.append(block)
-        self.register(seq, end)
-        return True
-
-    def register(self, seq: Seq, end: int) -> None:
-        """Make the blocks of its first `end` tokens findable, as far as these are known."""
-        full = min(end, len(seq.tokens)) // self.size if self.caching else 0
-        for i in range(seq.registered, full):
-            name = self.name(seq, i)
-            self.registered[seq.blocks[i]] = name
-            self.holders.setdefault(name, []).append(seq.blocks[i])
-        seq.registered = max(seq.registered, full)
-
-    def release(self, seq: Seq) -> None:
-        """Free the tail first: nameless blocks are the next to be taken, named ones the last."""
-        for block in reversed(seq.blocks):
-            self.refs[block] -= 1
-            if self.refs[block] == 0:
-                where = 0 if self.registered[block] is None else len(self.free)
-                self.free.insert(where, block)
-        seq.blocks, seq.registered = [], 0
-
-    def forget(self, block: int) -> None:
-        name = self.registered[block]
-        if name is not None:
-            self.holders[name].remove(block)
-            self.registered[block] = None
-
-
-class OracleV1:
-    """Two queues and a pool. `unlearn`: see `preempt`."""
-
-    def __init__(self, config: dict[str, Any], unlearn: bool) -> None:
-        caching = bool(config.get("prefix_caching"))
-        self.pool = Blocks(config["gpu_blocks"], config["block_size"], caching)
-        self.max_seqs: int = config["max_seqs"]
-        self.max_tokens: int = config["max_batched_tokens"]
-        self.by_priority = config.get("policy") == "priority"
-        self.unlearn = unlearn
-        self.waiting: list[Seq] = []
-        self.running: list[Seq] = []
-        self.under_way: deque[list[Work]] = deque()
-
-    @property
-    def busy(self) -> bool:
-        """Whether anything is left to begin or to finish."""
-        return bool(self.waiting or self.running or self.under_way)
-
-    def preempt(self, victim: Seq) -> None:
-        """Take all its blocks; it waits at the front, or where its priority puts it.
-
-        A victim that was already scheduled in this step has registered blocks that no step will
-        compute. vLLM leaves them in the cache, pagedsim takes them out (`unlearn`).
+        If it was scheduled in this step, its tokens go back to the budget. Then it has blocks in
+        the prefix cache that no step will compute: vLLM leaves them there, pagedsim evicts them
+        (`evict_uncomputed`).
         """
-        if self.unlearn:
-            for block in victim.blocks[victim.computed // self.pool.size : victim.registered]:
-                self.pool.forget(block)
-        self.pool.release(victim)
-        victim.computed = victim.pending = 0
-        victim.lives += 1
+        self.running.remove(victim)
+        output.token_budget += output.num_scheduled_tokens.pop(victim, 0)
+        output.preempted.append(victim)
+        if self.evict_uncomputed:
+            first = victim.num_computed_tokens // self.kv_cache.block_size
+            for block in victim.block_ids[first : victim.num_cached_blocks]:
+                self.kv_cache.evict(block)
+        self.kv_cache.free(victim)
+        victim.num_computed_tokens = victim.num_output_placeholders = 0
+        victim.num_preemptions += 1
         self.waiting.insert(0, victim)
 
-    def run(self) -> tuple[dict[int, int], list[Seq]]:
-        """Tokens for each that runs, in order, and the requests preempted for it."""
-        work: dict[int, int] = {}
-        preempted: list[Seq] = []
-        todo = self.running[:]
-        for seq in todo:
-            if seq not in self.running or sum(work.values()) == self.max_tokens:
-                continue
-            if seq.ends_anyway:
-                continue
-            new = min(seq.wanted, self.max_tokens - sum(work.values()))
-            while seq in self.running and not self.pool.extend(seq, new):
-                last = max(self.running, key=lambda s: s.key) if self.by_priority else None
-                victim = last or self.running[-1]
-                self.running.remove(victim)
-                work.pop(victim.id, None)
-                self.preempt(victim)
-                preempted.append(victim)
-            if seq in self.running:
-                work[seq.id] = new
-        return work, preempted
-
-    def admit(self, work: dict[int, int]) -> list[list[int]]:
-        """Start waiting requests with the rest of the budget; what the cache held of the new."""
-        cached: list[list[int]] = []
-        while self.waiting and len(self.running) < self.max_seqs:
-            seq = self.waiting[0]
-            left = self.max_tokens - sum(work.values())
-            if left == 0 or not self.pool.start(seq):
-                break
-            if seq.computed and not seq.seen:
-                cached.append([seq.id, seq.computed])
-            work[seq.id] = min(seq.wanted, left)
-            self.pool.extend(seq, work[seq.id])
-            seq.seen = True
-            self.running.append(self.waiting.pop(0))
-        return cached
-
-    def step(self) -> Step:
-        """Decide one step, and begin it."""
+    def sort_waiting(self) -> None:
+        """By priority preempted requests do not wait before all others, but in their place."""
         if self.by_priority:
-            self.waiting.sort(key=lambda seq: seq.key)
-        work, preempted = self.run()
-        if self.by_priority:
-            self.waiting.sort(key=lambda seq: seq.key)
-        cached = self.admit(work) if not preempted else []
-        record: Step = {
-            "scheduled": [[id, new] for id, new in work.items()],
-            "cached": cached,
-            "preempted": sorted(seq.id for seq in preempted),
-            "waiting": [seq.id for seq in self.waiting],
-            "running": [seq.id for seq in self.running],
-            "free": len(self.pool.free),
-        }
-        self.under_way.append(self.begin(work))
-        return record
+            self.waiting.sort(key=lambda request: request.priority)
 
-    def begin(self, work: dict[int, int]) -> list[Work]:
-        """Count as computed what the step will compute."""
-        begun: list[Work] = []
-        by_id = {seq.id: seq for seq in self.running}
-        for id, tokens in work.items():
-            seq = by_id[id]
-            seq.computed += tokens
-            samples = seq.wanted == 0
-            seq.pending += samples
-            begun.append(Work(seq, tokens, samples, seq.lives))
-        return begun
+    def update_after_schedule(self, output: SchedulerOutput) -> None:
+        """The step is in flight: its tokens count as computed, so that the next one can be
+        scheduled before it ends. A request that has caught up samples a token."""
+        step: list[InFlight] = []
+        for request, num_tokens in output.num_scheduled_tokens.items():
+            request.num_computed_tokens += num_tokens
+            samples = request.num_new_tokens == 0
+            request.num_output_placeholders += samples
+            step.append(InFlight(request, num_tokens, samples, request.num_preemptions))
+        self.in_flight.append(step)
 
-    def finish(self) -> Step:
-        """Take the tokens of the oldest step under way; requests may end with them."""
-        output: list[list[int]] = []
+    def update_from_output(self) -> Step:
+        """The oldest step in flight has ended: append its tokens, and free finished requests."""
+        sampled: list[list[int]] = []
         finished: list[int] = []
-        for seq, _, samples, life in self.under_way.popleft():
+        for request, _, samples, num_preemptions in self.in_flight.popleft():
             if not samples:
                 continue
-            seq.tokens.append(7)
-            output.append([seq.id, 1])
-            if life == seq.lives:  # else it was preempted since, and computes this token again
-                seq.pending -= 1
-                self.pool.register(seq, seq.computed - self.unfinished(seq))
-            if len(seq.tokens) >= seq.end:
-                self.pool.release(seq)
-                (self.running if seq in self.running else self.waiting).remove(seq)
-                finished.append(seq.id)
-        return {"output": output, "finished": finished}
+            request.token_ids.append(7)  # what a model samples does not matter here
+            sampled.append([request.request_id, 1])
+            if num_preemptions == request.num_preemptions:  # else this token is recomputed
+                request.num_output_placeholders -= 1
+                self.kv_cache.cache_blocks(request, self.num_stored_tokens(request))
+            if len(request.token_ids) >= request.max_len:
+                self.kv_cache.free(request)
+                (self.running if request in self.running else self.waiting).remove(request)
+                finished.append(request.request_id)
+        return {"output": sampled, "finished": finished}
 
-    def unfinished(self, seq: Seq) -> int:
-        """Tokens that steps under way compute of a request, in its present life."""
-        works = (work for step in self.under_way for work in step)
-        return sum(w.tokens for w in works if w.seq is seq and w.life == seq.lives)
+    def num_stored_tokens(self, request: Request) -> int:
+        """Tokens whose keys and values are in the KV cache now: without those in flight."""
+        return request.num_computed_tokens - sum(
+            part.num_tokens
+            for step in self.in_flight
+            for part in step
+            if part.request is request and part.num_preemptions == request.num_preemptions
+        )
+
+    def recorded(self, output: SchedulerOutput) -> Step:
+        """The decisions, and what they leave, by the ids of requests."""
+        return {
+            "scheduled": [[r.request_id, n] for r, n in output.num_scheduled_tokens.items()],
+            "cached": [[r.request_id, n] for r, n in output.num_cached_tokens.items()],
+            "preempted": sorted(request.request_id for request in output.preempted),
+            "waiting": [request.request_id for request in self.waiting],
+            "running": [request.request_id for request in self.running],
+            "free": len(self.kv_cache.free_block_queue),
+        }
 
 
-def prompt(request: dict[str, Any]) -> list[int]:
-    """A prompt's tokens; where only its length is known, no two share any."""
-    runs = request.get("prompt") or [[-1 - request["id"], request["prompt_len"]]]
-    tokens = [stream * 100_003 + i for stream, length in runs for i in range(length)]
-    return tokens[: request["prompt_len"]]
+# -- the KV cache ----------------------------------------------------------------------------------
+
+
+class KVCacheManager:
+    """The blocks of the KV cache. Full ones can be found by the hash of their tokens, also when
+    they are free, until they are allocated again: the free list is in the order of eviction."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool) -> None:
+        self.block_size = block_size
+        self.enable_caching = enable_caching
+        self.free_block_queue = list(range(num_blocks))  # the next to be allocated first
+        self.ref_cnt = [0] * num_blocks  # requests that share each block
+        self.block_hash: list[int | None] = [None] * num_blocks
+        self.cached_blocks: dict[int, list[int]] = {}  # by hash, the first one cached first
+        self.hash_of_content: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def hash(self, request: Request, index: int) -> int:
+        """A number for the tokens of a full block and of all blocks before it; vLLM's is a hash,
+        here each content has its own."""
+        hashes = request.block_hashes
+        while len(hashes) <= index:
+            begin = len(hashes) * self.block_size
+            tokens = tuple(request.token_ids[begin : begin + self.block_size])
+            content = (hashes[-1] if hashes else -1, tokens)
+            hashes.append(self.hash_of_content.setdefault(content, len(self.hash_of_content)))
+        return hashes[index]
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        """The cached blocks with which a request begins; its last token is computed in any case,
+        for without it there is nothing to sample from."""
+        blocks: list[int] = []
+        full = (len(request.token_ids) - 1) // self.block_size if self.enable_caching else 0
+        for index in range(full):
+            cached = self.cached_blocks.get(self.hash(request, index))
+            if not cached:
+                break
+            blocks.append(cached[0])
+        return blocks
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def fits(self, request: Request, computed_blocks: list[int]) -> bool:
+        """Whether all tokens of a request fit beside the blocks that were found for it, of which
+        those without a request are on the free list."""
+        needed = self.num_blocks(len(request.token_ids)) - len(computed_blocks)
+        unused = [block for block in computed_blocks if not self.ref_cnt[block]]
+        return needed <= len(self.free_block_queue) - len(unused)
+
+    def touch(self, request: Request, computed_blocks: list[int]) -> None:
+        """A request begins with cached blocks, which leave the free list."""
+        for block in computed_blocks:
+            if not self.ref_cnt[block]:
+                self.free_block_queue.remove(block)
+            self.ref_cnt[block] += 1
+        request.block_ids, request.num_cached_blocks = computed_blocks, len(computed_blocks)
+        request.num_computed_tokens = len(computed_blocks) * self.block_size
+
+    def allocate_slots(self, request: Request, num_new_tokens: int) -> bool:
+        """Blocks for so many more tokens, or none if there are too few. Those that the tokens fill
+        are cached at once, so a request of the same step can share them."""
+        num_tokens = request.num_computed_tokens + num_new_tokens
+        missing = self.num_blocks(num_tokens) - len(request.block_ids)
+        if missing > len(self.free_block_queue):
+            return False
+        for _ in range(missing):
+            block = self.free_block_queue.pop(0)
+            self.evict(block)
+            self.ref_cnt[block] = 1
+            request.block_ids.append(block)
+        self.cache_blocks(request, num_tokens)
+        return True
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Let the full blocks of its first tokens be found, as far as these are sampled."""
+        known = min(num_tokens, len(request.token_ids))
+        full = known // self.block_size if self.enable_caching else 0
+        for index in range(request.num_cached_blocks, full):
+            block = request.block_ids[index]
+            self.block_hash[block] = self.hash(request, index)
+            self.cached_blocks.setdefault(self.hash(request, index), []).append(block)
+        request.num_cached_blocks = max(request.num_cached_blocks, full)
+
+    def free(self, request: Request) -> None:
+        """Give its blocks back, the last one first, so that the end of a prefix is evicted before
+        its beginning. Blocks without a hash are of no use, and the next to be allocated."""
+        for block in reversed(request.block_ids):
+            self.ref_cnt[block] -= 1
+            if not self.ref_cnt[block]:
+                place = 0 if self.block_hash[block] is None else len(self.free_block_queue)
+                self.free_block_queue.insert(place, block)
+        request.block_ids, request.num_cached_blocks = [], 0
+
+    def evict(self, block: int) -> None:
+        """Let a block no longer be found."""
+        if (block_hash := self.block_hash[block]) is not None:
+            self.cached_blocks[block_hash].remove(block)
+            self.block_hash[block] = None
+
+
+# -- the loop around it ----------------------------------------------------------------------------
 
 
 def simulate(
-    config: dict[str, Any], requests: list[dict[str, Any]], unlearn: bool = False
+    config: dict[str, Any], workload: list[dict[str, Any]], evict_uncomputed: bool = False
 ) -> Iterator[Step]:
-    """Every scheduling call of a workload, until all its requests are done."""
-    oracle = OracleV1(config, unlearn)
-    coming: list[tuple[int, Seq]] = []
-    for arrival, r in enumerate(requests):
-        tokens = prompt(r)
-        end = min(len(tokens) + r["output_len"], config["max_model_len"])
-        seq = Seq(r["id"], (r.get("priority", 0), arrival), tokens, end)
-        coming.append((r["arrival_step"], seq))
-    coming.sort(key=lambda pair: (pair[0], pair[1].id))
-    call = _ahead if config.get("async_scheduling") else _at_once
-    now, ended = 0, False
-    while coming or oracle.busy:
-        while coming and coming[0][0] <= now:
-            oracle.waiting.append(coming.pop(0)[1])
-        if oracle.busy:
-            step = {"step": now} | call(oracle, now, ended)
-            ended = bool(step["finished"])
+    """Every step of a workload, in which requests arrive before steps, until all are finished."""
+    scheduler = Scheduler(config, evict_uncomputed)
+    arrivals: deque[tuple[int, Request]] = deque()
+    for number, row in sorted(enumerate(workload), key=lambda pair: _arrival(pair[1])):
+        token_ids = prompt(row)
+        max_len = min(len(token_ids) + row["output_len"], config["max_model_len"])
+        request = Request(row["id"], (row.get("priority", 0), number), token_ids, max_len)
+        arrivals.append((row["arrival_step"], request))
+    run = _async_step if config.get("async_scheduling") else _step
+    now, any_finished = 0, False
+    while arrivals or scheduler.waiting or scheduler.running or scheduler.in_flight:
+        while arrivals and arrivals[0][0] <= now:
+            scheduler.waiting.append(arrivals.popleft()[1])
+        if scheduler.waiting or scheduler.running or scheduler.in_flight:
+            step = {"step": now} | run(scheduler, now, any_finished)
+            any_finished = bool(step["finished"])
             yield step
         now += 1
 
 
-def _at_once(oracle: OracleV1, now: int, ended: bool) -> Step:
-    """A step, from its beginning to its end."""
-    step = oracle.step() | oracle.finish()
+def _arrival(row: dict[str, Any]) -> tuple[int, int]:
+    return row["arrival_step"], row["id"]
+
+
+def prompt(row: dict[str, Any]) -> list[int]:
+    """The tokens of a prompt; where only its length is known, it shares none with others."""
+    spans = row.get("prompt") or [[-1 - row["id"], row["prompt_len"]]]
+    tokens = [stream * 100_003 + i for stream, length in spans for i in range(length)]
+    return tokens[: row["prompt_len"]]
+
+
+def _step(scheduler: Scheduler, now: int, any_finished: bool) -> Step:
+    """A step ends before the next one is scheduled."""
+    step = scheduler.schedule() | scheduler.update_from_output()
     del step["output"]
     return step
 
 
-def _ahead(oracle: OracleV1, now: int, ended: bool) -> Step:
-    """Begin a step, then finish the one before.
+def _async_step(scheduler: Scheduler, now: int, any_finished: bool) -> Step:
+    """With async scheduling a step is scheduled while the one before is computed, which ends then.
 
-    After the last requests have `ended` a step is begun that reports this to vLLM's workers.
+    After the last requests have finished, an empty step tells vLLM's workers so.
     """
-    before = len(oracle.under_way)
-    step = oracle.step() if oracle.waiting or oracle.running or ended else {}
-    if not before:
+    previous = bool(scheduler.in_flight)
+    unfinished = scheduler.waiting or scheduler.running
+    step = scheduler.schedule() if unfinished or any_finished else {}
+    if not previous:
         return step | {"updated": None, "output": [], "finished": []}
-    return step | {"updated": now - 1} | oracle.finish()
+    return step | {"updated": now - 1} | scheduler.update_from_output()

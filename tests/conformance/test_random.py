@@ -173,7 +173,7 @@ def difference(workload: Workload) -> Difference | None:
     if workload.version == 0:
         oracle = oracle_v0.simulate(config, requests)
     else:
-        oracle = oracle_v1.simulate(config, requests, unlearn=True)
+        oracle = oracle_v1.simulate(config, requests, evict_uncomputed=True)
     wanted = list(islice(oracle, LONGEST))
     for glide in (False, True):
         ours = islice(drive(workload, glide, check_every=3), LONGEST)
