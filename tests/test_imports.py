@@ -129,11 +129,12 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.run": (("pagedsim", *EVERYTHING_OURS), all_but()),
     "pagedsim.fidelity": (("pagedsim", *EVERYTHING_OURS, "pagedsim.run"), all_but()),
     "pagedsim.serve": (("pagedsim", *EVERYTHING_OURS, "pagedsim.run"), all_but()),
+    "pagedsim.__main__": ((*EVERYTHING_OURS, "pagedsim.run", "pagedsim.serve"), all_but()),
     "pagedsim.experiments": (
-        (*EVERYTHING_OURS, "pagedsim.run", "pagedsim.fidelity", "pagedsim.serve"),
+        tuple(f"pagedsim.{room}" for room in ("run", "fidelity", "serve", "__main__"))
+        + EVERYTHING_OURS,
         all_but(),
     ),
-    "pagedsim.__main__": ((*EVERYTHING_OURS, "pagedsim.run", "pagedsim.serve"), all_but()),
 }
 
 
