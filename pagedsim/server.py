@@ -156,7 +156,7 @@ class ServerSpec:
         return not isinstance(self.preemption, Preemption)
 
     def priced(self, prices: Prices) -> ServerSpec:
-        """The same with a preemption that knows these prices, if it weighs any."""
+        """This server with a preemption that knows the prices, if it uses any."""
         if not self.weighs_prices:
             return self
         if isinstance(self.preemption, str):

@@ -41,7 +41,7 @@ class Weights(NamedTuple):
     decode_step: float
     """A decode-only step: reading the model's weights, and host overhead."""
     mixed_step: float
-    """The same for a step with prefill."""
+    """A step with prefill: reading the model's weights, and host overhead."""
     prompt_token: float
     prompt_pair: float
     """A pair of a prompt token and a token it attends to."""

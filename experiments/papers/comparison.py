@@ -56,7 +56,7 @@ class Comparison:
     """Report the values of the sweep with the smallest measure, and those within this share."""
     published: Any = None
     """A number or a range, open at an end that is null, or mappings to them by case, system and
-    value of the sweep; None: the same of the figure's published curves."""
+    value of the sweep; None: results from the figure's published curves."""
     up_to: bool = False
     """Whether published numbers are the largest of several, as they are for `at: most`."""
     sensitivity: bool = False

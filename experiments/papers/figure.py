@@ -51,9 +51,9 @@ class Case:
     values: Sequence[float] | None = None
     """Values of the sweep; None: those of the figure."""
     values_of: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The same by system."""
+    """Values of the sweep for some systems."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the figure's `reads`."""
+    """Arguments of the figure's `reads`."""
     of: Annotated[str | None, In("cases")] = None
     """The case that it varies, whose overrides come before its own."""
 

@@ -123,7 +123,7 @@ class Findings:
                 yield Result(case, system, x, ours, published)
 
     def _derived(self, comparison: Comparison, case: str, system: str) -> Estimates:
-        """The same comparison of the figure's published curves."""
+        """The results of the comparison on the figure's published curves."""
         tree = lookup(self.figure.published.get(comparison.measure), case)
         names = [name for name in (system, comparison.over) if name is not None]
         lines: dict[str, Sequence[Curve]] = {

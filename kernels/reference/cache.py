@@ -74,12 +74,12 @@ def write_step(
     v_cache: torch.Tensor,
     batch: AttentionBatch,
 ) -> None:
-    """Write where `batch.slots` says, which is worked out once for all layers."""
+    """Write at `batch.slots`, whose places are computed once for all layers."""
     _write(k, v, k_cache, v_cache, _places_of(batch, k_cache))
 
 
 def write_one(new: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch) -> None:
-    """The same for one cache."""
+    """Write to one cache at `batch.slots`."""
     _write_to(new, cache, _places_of(batch, cache))
 
 

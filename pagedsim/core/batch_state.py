@@ -363,7 +363,8 @@ class BatchState:
         return entries
 
     def decoding_at(self, version: int) -> tuple[Request, ...]:
-        """The same, for a plan that was made at this version of the batch."""
+        """`decoding`, for a plan that was made at this version of the batch; raises PlanError at
+        another."""
         if version != self.clock.version:
             raise PlanError(
                 "the batch has changed since the plan: read its decodes before it is committed; "

@@ -211,7 +211,7 @@ class Sampler:
         return self.draw(logits, rows).samples()
 
     def draw(self, logits: Tensor, rows: Sequence[Row]) -> Draw:
-        """The same, without waiting for it."""
+        """Sample without waiting for the result."""
         params, settings = [row.params for row in rows], self._settings
         if settings is None or settings.params != params:
             settings = self._settings = BatchSettings(params, logits)

@@ -149,7 +149,7 @@ class RollingStats:
         return _spread(self._ttfts, now - LATELY)
 
     def tpot_ms(self, now: float) -> Plain | None:
-        """The same of the time per output token of finished requests."""
+        """Median and 95th percentile of the recent TPOT of finished requests; None without any."""
         return _spread(self._tpots, now - LATELY)
 
 

@@ -82,7 +82,8 @@ def activation_bytes(
 def activations(
     model: ModelShape, tensor_parallel: int, max_batched_tokens: int, max_seqs: int
 ) -> dict[str, float]:
-    """The same by part, in 16 bits except for the sampler.
+    """Estimated peak activation memory of a step on one GPU by part, in 16 bits except for the
+    sampler.
 
     A layer peaks at the residual stream, the normalised input, and the intermediate results of the
     MLP (gate, up and their product) or of attention, whichever are larger, per token. The sampler

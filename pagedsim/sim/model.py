@@ -307,7 +307,8 @@ class ModelShape:
 
     @property
     def decode_dims(self) -> tuple[int, int]:
-        """The same in decode: larger for MLA, which then attends to compressed vectors."""
+        """Dimensions of a head in decode: larger for MLA, which then attends to compressed
+        vectors."""
         if self.mla:
             return self.mla.kv_lora_rank + self.mla.rope_dim, self.mla.kv_lora_rank
         return self.head_dim, self.head_dim

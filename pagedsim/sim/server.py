@@ -28,7 +28,7 @@ class Costs(Protocol):
         """Forward pass and host work of a step, swaps excluded."""
 
     def decode_seconds(self, sequences: int, context: int) -> float:
-        """The same for a step of decodes alone."""
+        """`step_seconds` of a step of decodes alone."""
 
     def swap_seconds(self, blocks: int) -> float:
         """Moving blocks over the bus, one way."""

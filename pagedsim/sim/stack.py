@@ -28,7 +28,8 @@ class Stack:
     all_reduce_share: float = 0.65
     """Achieved fraction of the link bandwidth by all-reduces."""
     all_to_all_share: float = 0.8
-    """The same by all-to-alls of experts, and transfers between pipeline stages."""
+    """Achieved fraction of the link bandwidth by all-to-alls of experts and by transfers between
+    pipeline stages."""
     server_ms: float = 20.0
     """Time of HTTP and tokenisation, before a request is queued."""
 

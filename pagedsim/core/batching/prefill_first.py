@@ -125,7 +125,7 @@ class PrefillFirst(Batching):
         return max(wide) if wide else 1
 
     def _decode_tight(self, queues: Queues, plan: StepPlan) -> None:
-        """The same request by request, in order, with preemptions."""
+        """Allocate the next token of running requests one by one, in order, with preemptions."""
         if queues.ranked:
             queues.rank_running()
         queue = deque(queues.running)

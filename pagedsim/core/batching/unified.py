@@ -70,7 +70,8 @@ class Unified(Batching):
         batch: dict[Request, None],
         all_decode: bool,
     ) -> int:
-        """The same request by request, if some may be preempted or have to wait for the next step.
+        """Serve the batch request by request, if some may be preempted or must wait for the next
+        step.
 
         `all_decode`: decoding requests are served already, and `batch` has the others.
         """

@@ -140,10 +140,10 @@ def _log(path: Path, layout: Layout, rows: Rows) -> Log:
         shift = float((arrived - _column(rows, layout.queued)).max())
         first, last = first + shift, last + shift
     prompt, output = (_tokens(rows, name) for name in (layout.prompt, layout.output))
-    for row, come, begun, ended in zip(rows, arrived, first, last, strict=True):
-        if not come < begun <= ended:
+    for row, come, start, ended in zip(rows, arrived, first, last, strict=True):
+        if not come < start <= ended:
             raise ConfigError(
-                f"{row.place}: arrives at {come:g}, has its first token at {begun:g} and its last "
+                f"{row.place}: arrives at {come:g}, has its first token at {start:g} and its last "
                 f"at {ended:g} s: must come in this order"
             )
     order = np.argsort(arrived, kind="stable")

@@ -94,7 +94,7 @@ def server_of(cell: Cell) -> ServerSpec:
 
 
 def _server(requests: RowRequests, tokens: int) -> ServerSpec:
-    """The same for a model that has so many tokens in a step at most."""
+    """The limits of the server software for these requests, with at most `tokens` in a step."""
     longest = requests.prompt + requests.output
     if requests.loop:
         return ServerSpec(

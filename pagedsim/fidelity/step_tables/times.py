@@ -45,7 +45,7 @@ class Constants:
         return value
 
     def but(self, values: Mapping[str, float]) -> Constants:
-        """The same with some of them changed; KeyError for a name that none of them has."""
+        """These constants with some values changed; KeyError for an unknown name."""
         families, stacks = dict(self.families), dict(self.stacks)
         for name, value in values.items():
             owner, _, field = name.partition(".")

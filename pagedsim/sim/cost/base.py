@@ -169,7 +169,7 @@ class CostModel(ABC):
         """Duration of a step: forward pass and host work."""
 
     def decode_seconds(self, sequences: int, context: int) -> float:
-        """The same for a step of decodes alone, bit for bit; `context` is their total context.
+        """`step_seconds` of a step of decodes alone, bit for bit; `context` is their total context.
 
         The most frequent call of a simulation: keep it to a handful of float operations. Default:
         `step_seconds` of a plan with these totals and without requests.

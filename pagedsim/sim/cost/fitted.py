@@ -415,7 +415,7 @@ def _mapping(where: str, values: object, kind: str, known: Iterable[str]) -> dic
 
 
 def _numbers(where: str, values: object, kind: str, known: Iterable[str]) -> dict[str, float]:
-    """The same for a mapping to non-negative numbers."""
+    """Copy a mapping to non-negative numbers; raises ConfigError for other values or keys."""
     numbers = _mapping(where, values, kind, known)
     for key, value in numbers.items():
         require_number(f"{where}.{key}", value, 0)

@@ -436,7 +436,7 @@ class ByTerms(CostModel):
         yield from (Term(term.name, term.of(share.host), term.bound) for term in hosts)
 
     def _of(self, totals: Totals, terms: Sequence[CostTerm]) -> Iterator[Term]:
-        """The same for one GPU without micro-batches."""
+        """The terms of a step with these totals on one GPU, without micro-batches."""
         gpu = 0.0
         for kernel in _kernels(terms):
             ways: dict[str, list[Term]] = {}
