@@ -15,10 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
+from pagedsim.kernels import tuning
 from pagedsim.kernels.batch import RowNorm
-from pagedsim.kernels.product_tuning import Matrix, tiles_of
 from pagedsim.kernels.rounding import readable, widened
-from pagedsim.kernels.tiles import ProductTiles
+from pagedsim.kernels.tiles import ProductTiles, product_tiles
 
 
 def product(
@@ -58,8 +58,9 @@ def add_product(
 def _chosen(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> ProductTiles:
     outputs, inputs = weight.shape
     itemsizes = x.element_size(), weight.element_size()
-    matrix = Matrix(outputs // 2 if gated else outputs, inputs, itemsizes, gated)
-    return tiles_of(x.device, matrix, len(x))
+    outputs = outputs // 2 if gated else outputs
+    capability = tuning.capability(x.device)
+    return product_tiles(len(x), outputs, inputs, itemsizes, capability, gated)
 
 
 def _launch(

@@ -1,36 +1,33 @@
-"""Shared parts of all benchmarks: command lines, costs, tables, processes and digests of code.
+"""Shared parts of all benchmarks: command lines, rounds, costs, tables and files.
 
 Machines differ, so a cost is also given in SimPy timeouts: the processor time of one plain timeout,
-measured in the same process before and after the work. It imports no torch, so that a plugin of
-pytest may use it in every process.
+measured in the same process before and after the work. `device.py` has what needs torch: times of
+calls on a GPU, and runs with results.
 """
 
 from __future__ import annotations
 
-import ast
-import resource
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from math import isfinite
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pagedsim.metrics.files import write_json
 
 ROOT = Path(__file__).parents[2]
 """The root of the repository."""
+NAME = "pagedsim.experiments.benchmarks"
 TIMEOUTS = 200_000
 """SimPy timeouts that are timed as one."""
 
+K = TypeVar("K")
 T = TypeVar("T")
 Command = Callable[[Sequence[str]], None]
 """A benchmark; takes the words of its command line."""
@@ -46,14 +43,11 @@ class Parser(ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; --help lists what there is\n")
 
 
-def _whole(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise ArgumentTypeError(f"{text}: must be a whole number of at least {least}")
+def positive_int(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text}: must be a whole number of at least 1")
     return int(text)
-
-
-non_negative_int = partial(_whole, least=0)
-positive_int = partial(_whole, least=1)
 
 
 def positive_float(text: str) -> float:
@@ -85,6 +79,7 @@ def parse(doc: str | None, words: Sequence[str], options: Mapping[str, Any]) -> 
 
 
 def _argument(declared: Any) -> dict[str, Any]:
+    types = {int: positive_int, float: positive_float}
     match declared:
         case dict():
             return declared
@@ -93,18 +88,13 @@ def _argument(declared: Any) -> dict[str, Any]:
         case tuple():
             return {"choices": declared, "default": declared[0]}
         case list():
-            return {"nargs": "+", "type": _type(declared[0]), "default": declared}
+            kind = type(declared[0])
+            return {"nargs": "+", "type": types.get(kind, kind), "default": declared}
         case int() | float() | str():
-            return {"type": _type(declared), "default": declared, "help": f"default: {declared}"}
+            kind = type(declared)
+            what = {"type": types.get(kind, kind), "default": declared}
+            return {**what, "help": f"default: {declared}"}
     return {"type": declared}
-
-
-def _type(default: float | str) -> Callable[[str], Any]:
-    if isinstance(default, str):
-        return str
-    if isinstance(default, float):
-        return positive_float
-    return positive_int if default else non_negative_int
 
 
 def main_of(module: str, *commands: Command) -> Callable[..., None]:
@@ -126,27 +116,38 @@ def main_of(module: str, *commands: Command) -> Callable[..., None]:
     return main
 
 
-# -- costs -----------------------------------------------------------------------------------------
+# -- rounds and costs ------------------------------------------------------------------------------
 
 
-@dataclass
-class Cost:
-    """The cost of the same work, round by round."""
+def in_turns(calls: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
+    """The results of each call in each round; all take turns, so that a change of the machine's
+    speed is in all of them, and ratios within a run are fair."""
+    results: dict[K, list[T]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            results[name].append(call())
+    return results
 
-    seconds: list[float] = field(default_factory=list)
-    timeouts: list[float] = field(default_factory=list)
-    """The same in timeouts of the same round, since the speed of a machine varies."""
 
-    def add(self, measure: Callable[[], float]) -> None:
-        """Add a round; `measure` returns its seconds and runs between two timings of a timeout."""
-        before, seconds = timeout_seconds(), measure()
-        self.seconds.append(seconds)
-        self.timeouts.append(2 * seconds / (before + timeout_seconds()))
+class Cost(NamedTuple):
+    """Processor time of some work."""
 
-    def cells(self, digits: int, per: int = 1) -> list[str]:
-        """Table cells: median and lowest seconds, median and lowest timeouts of each of `per`."""
-        times = [f"{of(self.seconds):.{digits}f}" for of in (median, min)]
-        return times + [f"{of(self.timeouts) / per:.1f}" for of in (median, min)]
+    seconds: float
+    timeouts: float
+    """The same in timeouts timed beside it, since the speed of a machine varies."""
+
+
+def cost_of(work: Callable[[], object]) -> Cost:
+    """Call it between two timings of a timeout."""
+    before, seconds = timeout_seconds(), cpu_seconds(work)
+    return Cost(seconds, 2 * seconds / (before + timeout_seconds()))
+
+
+def cost_cells(costs: Sequence[Cost], digits: int, per: float = 1) -> list[str]:
+    """Table cells: median and lowest seconds, median and lowest timeouts of each of `per`."""
+    seconds, timeouts = zip(*costs, strict=True)
+    times = [f"{of(seconds):.{digits}f}" for of in (median, min)]
+    return times + [f"{of(timeouts) / per:.1f}" for of in (median, min)]
 
 
 def timeout_seconds() -> float:
@@ -170,23 +171,6 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - begun
 
 
-def children_cpu_seconds() -> float:
-    """Processor time of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def peak_mb() -> float:
-    """The highest resident memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function in a process of its own, so that its peak memory is that of this call."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(function, *given).result()
-
-
 # -- tables and files ------------------------------------------------------------------------------
 
 
@@ -205,81 +189,31 @@ def row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def keep(place: Path | None, name: str, result: Mapping[str, Any]) -> None:
-    """Write `name`.json, as far as the measurement has come; without a folder, nothing."""
-    if place is not None:
-        place.mkdir(parents=True, exist_ok=True)
-        part = place / f".{name}.part"  # a process killed here leaves the previous file
-        write_json(part, dict(result))
-        part.replace(place / f"{name}.json")
+def keep(place: Path, name: str, result: Mapping[str, Any]) -> None:
+    """Write `name`.json; a process killed here leaves the previous file."""
+    place.mkdir(parents=True, exist_ok=True)
+    part = place / f".{name}.part"
+    write_json(part, dict(result))
+    part.replace(place / f"{name}.json")
 
 
-# -- digests of the code that a measurement runs ---------------------------------------------------
+# -- a digest of the code that a measurement of a GPU runs -----------------------------------------
 
-PACKAGES = ("pagedsim", "tests")
-BESIDE = ("policies", "kernels", "experiments")
-"""Packages of pagedsim that stand beside it."""
-READ = {"pagedsim.experiments.benchmarks.shapes": "conf/model/*.yaml"}
-"""Data files that a module reads."""
-NO_EFFECT = "pagedsim.report"
-"""Drawing, which changes no number."""
+CODE = (
+    *("kernels", "pagedsim/core", "pagedsim/engine", "pagedsim/fidelity", "conf/model"),
+    *("experiments/benchmarks", "experiments/fidelity", "tests/kernels", "tests/engine"),
+)
+"""Its folders; libraries are not in it, facts have their versions."""
 LENGTH = 16
 """Hexadecimal digits of a digest."""
 
 
 @cache
-def digest(*modules: str) -> str:
-    """A digest of all files of this repository that modules run or read.
-
-    It is of their contents and places in the tree, so it is the same in every clone, with git or
-    without. Libraries are not in it; facts have their versions.
-    """
-    found = sha256()
-    for path in sorted(files(modules), key=str):
-        content = (ROOT / path).read_bytes()
-        found.update(f"{path.as_posix()} {len(content)}\n".encode() + content)
-    return found.hexdigest()[:LENGTH]
-
-
-def files(modules: Iterable[str]) -> set[Path]:
-    """The files that these modules run or read, relative to the root, by following imports."""
-    left, seen, found = list(modules), set[str](), set[Path]()
-    while left:
-        name = left.pop()
-        if name in seen or name.partition(".")[0] not in PACKAGES or name.startswith(NO_EFFECT):
-            continue
-        seen.add(name)
-        if "." in name:
-            left.append(name.rpartition(".")[0])  # an import runs the packages of a module
-        parts = name.split(".")
-        beside = parts[0] == "pagedsim" and len(parts) > 1 and parts[1] in BESIDE
-        place = Path(*parts[1:] if beside else parts)
-        for path in (place / "__init__.py", place.with_suffix(".py")):
-            if (ROOT / path).exists():  # or it is a name in a module
-                data = ROOT.glob(READ[name]) if name in READ else ()
-                found.update((path, *(one.relative_to(ROOT) for one in data)))
-                left += _imported(path)
-                break
-    return found
-
-
-@cache
-def _imported(path: Path) -> list[str]:
-    return list(_imports(ast.parse((ROOT / path).read_bytes())))
-
-
-def _imports(tree: ast.AST) -> Iterator[str]:
-    """All that a file imports, in functions, too."""
-    left = [tree]
-    while left:
-        node = left.pop()
-        match node:
-            case ast.If(test=ast.Name("TYPE_CHECKING")):  # never runs
-                left += node.orelse
-                continue
-            case ast.Import():
-                yield from (alias.name for alias in node.names)
-            case ast.ImportFrom(module=str(base)):  # the tree has no relative imports
-                yield base
-                yield from (f"{base}.{alias.name}" for alias in node.names)
-        left += ast.iter_child_nodes(node)
+def digest() -> str:
+    """A digest of the contents and places of the code, the same in every clone."""
+    total = sha256()
+    for path in sorted(path for folder in CODE for path in ROOT.glob(f"{folder}/**/*.[py]*")):
+        if path.suffix in (".py", ".yaml"):
+            content = path.read_bytes()
+            total.update(f"{path.relative_to(ROOT).as_posix()} {len(content)}\n".encode() + content)
+    return total.hexdigest()[:LENGTH]

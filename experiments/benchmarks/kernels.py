@@ -1,35 +1,27 @@
-"""Paged attention and swapping on a GPU, against the GPU's limits and against other libraries.
+"""Paged attention and swapping on a GPU, against the limits of the GPU.
 
-    python -m pagedsim.experiments.benchmarks.kernels
-    python -m pagedsim.experiments.benchmarks.kernels swap [--kv-cache-dtype fp8_e4m3]
+    python -m pagedsim.experiments.benchmarks.kernels [--headlines]
+    python -m pagedsim.experiments.benchmarks.kernels swap
     python -m pagedsim.experiments.benchmarks.kernels --device cpu --quick  (without a GPU)
 
-The limit of a case is the time of its bytes at the speed of a device copy, or of its FLOP at that
-of a matrix product, whichever is longer; both are timed in the same rounds as the kernels. Outputs
-are first compared with plain torch in fp64; a wrong one is not timed. Results go to
-experiments/results/<GPU>/kernels.json, or to a file of another `--name`; `--headlines` measures
-only the cases with a bar.
+Outputs are first compared with plain torch in fp64; a wrong one is not timed. Results go to
+kernels.json and swap.json in experiments/results/<GPU>.
 
-Peers are the installed libraries that can compute a case; `--peers` without names measures ours
-alone. SDPA gets contiguous keys and values, which saves it the block tables; it takes no 8-bit
-cache, no contexts that differ and no chunks. FlashInfer and FlashAttention 3 get the same
-paged cache, FlashAttention 2 the same in pages of 256 tokens, its smallest size.
+The limit of a case of attention is the time of its bytes at the speed of a device copy, or of its
+FLOP at that of a matrix product, whichever is longer; both are timed in the same rounds as the
+kernels. `--headlines` measures only the cases with a bar.
 
 `swap` moves blocks out and in by block size and layout. The engine's mover copies blocks between
 random places of both pools, so that no two of them share a copy, the worst case. It is timed by the
 host's clock, until all copies are done, in the same rounds as one large copy of pinned memory each
-way, its limit. The moved bytes are compared first. Results go to swap.json, those of an 8-bit cache
-to a file of their own.
+way, its limit. The moved bytes are compared first.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, product, starmap
+from itertools import product, starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -37,143 +29,80 @@ import torch
 from pagedsim.core import StepPlan
 from pagedsim.core.memory import Pairs
 from pagedsim.engine.cache import LAYOUTS, Cache, CacheShape, Mover
-from pagedsim.experiments.benchmarks.device import CACHE, OPTIONS, Results, dtype_of, parse_device
-from pagedsim.experiments.benchmarks.harness import columns, main_of
+from pagedsim.experiments.benchmarks.device import TIMED, Copy, Line, Run, medians, noise, wait
+from pagedsim.experiments.benchmarks.harness import main_of
 from pagedsim.experiments.benchmarks.shapes import (
-    SHAPES,
+    BASE,
+    HEADLINES,
     TINY,
     Case,
     Problem,
     grid,
-    headlines,
     shape_of,
 )
-from pagedsim.experiments.benchmarks.timing import (
-    TIMED,
-    Bench,
-    Line,
-    Rival,
-    Work,
-    limits_table,
-    medians,
-    noise,
-    wait,
-)
-from pagedsim.kernels.float8 import AUTO, FORMATS
 
-FREE = 0.9
-"""The share of free memory that a case may take."""
+# -- attention -------------------------------------------------------------------------------------
+
+SIDE, SHORT_SIDE = 8192, 256
+"""The side of the limiting product's matrices, and at tiny sizes."""
 
 
 def kernels(words: Sequence[str]) -> None:
     """Measure the grid; print a table, and keep the results."""
-    peers = {"nargs": "*", "choices": list(PEERS), "default": list(PEERS)}
-    headlines_only = {"action": "store_true", "help": "only the cases with a bar"}
-    more = {"--peers": peers, "--name": "kernels", "--headlines": headlines_only}
-    asked = parse_device(__doc__, words, {**OPTIONS, **more})
-    device, dtype = asked.device, dtype_of(asked.device)
-    bench = Bench(asked, dtype)
-    room = FREE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
-    wanted = [*(headlines if asked.headlines else grid)(asked.quick)]
-    left_out = [str(case) for case in wanted if case.room(dtype) >= room]
-    results = Results(asked.name, "kernels", words, asked, dtype, left_out=left_out)
-
-    def line(case: Case) -> Line:
-        problem = Problem(case, dtype, device)
-        rivals = {name: partial(PEERS[name], problem) for name in asked.peers}
-        size = case.moved(dtype), case.flop
-        work = Work(problem.ours, problem.error, problem.allowed, *size, rivals)
-        return {"kind": case.kind, **asdict(case), **bench.line(work)}
-
-    results.sweep({str(case): case for case in wanted if str(case) not in left_out}, line)
-    text = limits_table(results.heading(), results.timed())
-    if left_out:
-        text += f"\n\nleft out, for want of memory: {'; '.join(left_out)}"
-    results.close(text)
-
-
-# -- peers -----------------------------------------------------------------------------------------
-
-PAGE = 256
-"""Tokens of the smallest page of FlashAttention 2."""
-
-
-def sdpa(problem: Problem) -> Rival | None:
-    """torch's `scaled_dot_product_attention`, which has no causal mask for a chunk."""
-    case = problem.case
-    if case.kind == "chunk" or case.cache != AUTO or case.beside:
-        return None
-    q, k, v = problem.dense
-    settings: Any = {"is_causal": case.queries > 1, "scale": problem.scale, "enable_gqa": True}
-    attend = partial(torch.nn.functional.scaled_dot_product_attention, q, k, v)
-
-    def error(out: torch.Tensor) -> float:
-        return problem.error(out.transpose(1, 2).flatten(0, 1))
-
-    return Rival(lambda: attend(**settings), error)
-
-
-def flash(problem: Problem) -> Rival | None:
-    """FlashAttention over a paged cache: version 3, or else 2, whichever is installed."""
-    case = problem.case
-    if problem.q.device.type != "cuda" or case.cache != AUTO:
-        return None
-    named = "page_table"
-    if importlib.util.find_spec("flash_attn_interface") is not None:
-        library: Any = importlib.import_module("flash_attn_interface")
-    elif importlib.util.find_spec("flash_attn") is not None:
-        library = importlib.import_module("flash_attn")
-        named = "block_table"
-        problem = Problem(replace(case, block_size=PAGE), problem.q.dtype, problem.q.device)
-    else:
-        return None
-    q = problem.q.unflatten(0, (len(case.contexts), case.queries))
-    settings: dict[str, Any] = {named: problem.tables, "cache_seqlens": problem.batch.context_lens}
-    settings |= {"softmax_scale": problem.scale, "causal": True}
-    attend = partial(library.flash_attn_with_kvcache, q, problem.k_cache, problem.v_cache)
-
-    def error(out: Any) -> float:
-        found: torch.Tensor = out[0] if isinstance(out, tuple) else out  # with the log-sum-exp
-        return problem.error(found.flatten(0, 1))
-
-    return Rival(lambda: attend(**settings), error)
-
-
-def flashinfer(problem: Problem) -> Rival | None:
-    """FlashInfer's paged wrappers, without planning, which is done once for all layers."""
-    if problem.q.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
-        return None
-    library: Any = importlib.import_module("flashinfer")
-    case, shape, device = problem.case, problem.case.shape, problem.q.device
-    ints: Any = {"dtype": torch.int32, "device": device}
-    room = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
-    ends = [0, *accumulate(map(len, problem.blocks))]
-    last = [(context - 1) % case.block_size + 1 for context in case.contexts]
-    starts = torch.arange(len(last) + 1, **ints)
-    pages = (torch.tensor(ends, **ints), torch.cat(problem.blocks), torch.tensor(last, **ints))
-    heads = (shape.heads, shape.kv_heads, shape.head_dim, case.block_size)
-    kind: Any = {
-        "q_data_type": problem.q.dtype,
-        "kv_data_type": problem.k_cache.dtype,
-        "sm_scale": problem.scale,
+    headlines = {"action": "store_true", "help": "only the cases with a bar"}
+    run = Run("kernels", __doc__, words, {"--headlines": headlines})
+    cases = [*grid(run.quick)]
+    if run.asked.headlines:
+        cases = cases[: 2 if run.quick else len(HEADLINES)]
+    run.sweep({str(case): case for case in cases}, Limits(run).line)
+    cells: dict[str, Callable[[Line], str]] = {
+        "case": lambda one: one["case"],
+        "µs": lambda one: f"{one[TIMED] * 1e6:,.1f}",
+        "GB/s": lambda one: f"{one['gb_s']:,.0f}",
+        "TFLOP/s": lambda one: f"{one['tflop_s']:,.3g}",
+        "a copy's GB/s": lambda one: f"{one['copy_gb_s']:,.0f}",
+        "a product's TFLOP/s": lambda one: f"{one['product_tflop_s']:,.3g}",
+        "of the limit": lambda one: f"{one['of_limit']:.0%}",
     }
-    if case.queries == 1:
-        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-            room, "NHD", use_tensor_cores=shape.heads > shape.kv_heads
-        )
-        wrapper.plan(*pages, *heads, **kind)
-    else:
-        wrapper = library.BatchPrefillWithPagedKVCacheWrapper(room, "NHD")
-        wrapper.plan(starts * case.queries, *pages, *heads, causal=True, **kind)
-    caches = (problem.k_cache, problem.v_cache)
-    return Rival(lambda: wrapper.run(problem.q, caches), problem.error)
+    run.close(cells)
 
 
-PEERS: Mapping[str, Callable[[Problem], Rival | None]] = {
-    "sdpa": sdpa,
-    "flash": flash,
-    "flashinfer": flashinfer,
-}
+class Limits:
+    """Measures attention beside the limits of the device."""
+
+    def __init__(self, run: Run) -> None:
+        self._device, self._rounds = run.device, run.asked.rounds
+        self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
+        side = SHORT_SIDE if run.quick else SIDE
+        kind: Any = {"dtype": self._dtype, "device": self._device}
+        self._copy = Copy(self._device, run.quick)
+        left, right = torch.randn(2, side, side, **kind).unbind()
+        self._product = partial(torch.matmul, left, right, out=torch.empty(side, side, **kind))
+        self._flop = 2 * side**3
+
+    def line(self, case: Case) -> Line:
+        """The line of a case, without a time if its result is wrong."""
+        problem = Problem(case, self._dtype, self._device)
+        moved, flop = case.moved(self._dtype), case.flop
+        line: Line = {"kind": case.kind, "bytes": moved, "flop": flop}
+        line |= {"error": problem.error(problem.ours()), "error_allowed": problem.allowed}
+        if not line["error"] <= problem.allowed:
+            return line
+        calls: dict[str, Callable[[], object]] = {TIMED: problem.ours, "copy": self._copy}
+        seconds = medians({**calls, "product": self._product}, self._device, self._rounds)
+        own, bytes_s = seconds[TIMED], self._copy.moved / seconds["copy"]
+        flop_s = self._flop / seconds["product"]
+        return {
+            **line,
+            TIMED: own,
+            "copy_gb_s": bytes_s / 1e9,
+            "product_tflop_s": flop_s / 1e12,
+            "bound": "bytes" if moved / bytes_s > flop / flop_s else "flop",
+            "of_limit": max(moved / bytes_s, flop / flop_s) / own,
+            "gb_s": moved / own / 1e9,
+            "of_copy": moved / own / bytes_s,
+            "tflop_s": flop / own / 1e12,
+        }
 
 
 # -- swapping --------------------------------------------------------------------------------------
@@ -197,26 +126,20 @@ class Swap(NamedTuple):
 
 
 def swap(words: Sequence[str]) -> None:
-    """Measure all swaps; print a table, and keep the results."""
-    asked = parse_device(__doc__, words, {**OPTIONS, "--kv-cache-dtype": CACHE})
-    cache = asked.kv_cache_dtype
-    dtype = FORMATS.get(cache, torch.bfloat16)
-    name = "swap" if cache == AUTO else f"swap-{cache}"
-    results = Results(name, "kernels", ["swap", *words], asked, dtype)
-    moved = LITTLE if asked.quick else MOVED
-    results.sweep(
-        {str(one): one for one in swaps(asked.quick)},
-        lambda one: swapped(one, dtype, asked.device, moved, asked.rounds),
+    """Measure every block size and layout; print a table, and keep the results."""
+    run = Run("kernels swap", __doc__, words)
+    model, sizes, moved = (TINY.name, FEW_SIZES, LITTLE) if run.quick else (BASE, SIZES, MOVED)
+    run.sweep(
+        {str(one): one for one in starmap(Swap, product([model], sizes, LAYOUTS))},
+        lambda one: swapped(one, run.device, moved, run.asked.rounds),
     )
     cells: dict[str, Callable[[Line], str]] = {
-        "model": lambda one: one["model"],
-        "block": lambda one: str(one["block_size"]),
-        "layout": lambda one: one["layout"],
+        "case": lambda one: one["case"],
         "KiB a copy": lambda one: f"{one['copy_bytes'] / 1024:,.4g}",
         "GB/s out, in": lambda one: ", ".join(f"{one[way]['gb_s']:,.3g}" for way in WAYS),
         "of a pinned copy, out, in": of_pinned,
     }
-    results.close(f"{results.heading()}\n\n{columns(results.timed(), cells)}")
+    run.close(cells)
 
 
 def of_pinned(line: Line) -> str:
@@ -224,48 +147,38 @@ def of_pinned(line: Line) -> str:
     return ", ".join(f"{line[way]['of_pinned']:.0%}" for way in WAYS)
 
 
-def swaps(quick: bool) -> Iterator[Swap]:
-    """Every model, block size and layout."""
-    models, sizes = ((TINY.name,), FEW_SIZES) if quick else (SHAPES, SIZES)
-    yield from starmap(Swap, product(models, sizes, LAYOUTS))
-
-
-def swapped(swap: Swap, dtype: torch.dtype, device: torch.device, moved: int, rounds: int) -> Line:
+def swapped(swap: Swap, device: torch.device, moved: int, rounds: int) -> Line:
     """Whether it moves the right bytes and, if so, its speed each way."""
     of = shape_of(swap.model)
-    shape = CacheShape(of.layers, swap.block_size, of.kv_heads, of.head_dim, dtype)
+    shape = CacheShape(of.layers, swap.block_size, of.kv_heads, of.head_dim, torch.bfloat16)
     blocks = max(2, moved // shape.block_bytes)
     cache = Cache(shape, 2 * blocks, 2 * blocks, device)
     mover = Mover(cache, swap.layout)
     pairs = scattered(blocks)
-    found: Line = {
+    line: Line = {
         "blocks": blocks,
         "copy_bytes": shape.block_bytes // (2 * of.layers if swap.layout == "layer" else 1),
         "right": right(cache, mover, pairs),
     }
-    if not found["right"]:
-        return found
+    if not line["right"]:
+        return line
     size = blocks * shape.block_bytes
     host = noise(size, torch.device("cpu"), pinned=device.type == "cuda")
     there = noise(size, device)
     # Pools contain random bytes, not zeros, as those of a server.
     for pool in (cache.gpu, cache.cpu):
         pool.view(torch.uint8).random_()
-    seconds = medians(
-        {
-            "swap out": lambda: mover.move(plan_of("out", pairs)),
-            "swap in": lambda: mover.move(plan_of("in", pairs)),
-            "copy out": lambda: host.copy_(there, non_blocking=True),
-            "copy in": lambda: there.copy_(host, non_blocking=True),
-        },
-        device,
-        rounds,
-        wall=True,
-    )
+    calls: Mapping[str, Callable[[], object]] = {
+        "swap out": lambda: mover.move(plan_of("out", pairs)),
+        "swap in": lambda: mover.move(plan_of("in", pairs)),
+        "copy out": lambda: host.copy_(there, non_blocking=True),
+        "copy in": lambda: there.copy_(host, non_blocking=True),
+    }
+    seconds = medians(calls, device, rounds, wall=True)
     for way in WAYS:
         own, pinned = seconds[f"swap {way}"], seconds[f"copy {way}"]
-        found[way] = {"gb_s": size / own / 1e9, "of_pinned": pinned / own}
-    return {**found, TIMED: seconds["swap out"] + seconds["swap in"]}
+        line[way] = {"gb_s": size / own / 1e9, "of_pinned": pinned / own}
+    return {**line, TIMED: seconds["swap out"] + seconds["swap in"]}
 
 
 def scattered(blocks: int) -> Pairs:

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
 
 from pagedsim.engine.models.shaped import shaped_config
+from pagedsim.experiments.benchmarks.device import norm_error
 from pagedsim.experiments.benchmarks.harness import ROOT
-from pagedsim.experiments.benchmarks.timing import norm_error
-from pagedsim.kernels import reference
+from pagedsim.kernels import ops, reference
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import AUTO, FORMATS, raw, rounded
-from pagedsim.kernels.ops import attend_cached
-from pagedsim.sim.model import MLA, ModelShape, MoE
+from pagedsim.sim.model import ModelShape
 
-LAYERS, LAYER = 4, 1
-"""A block holds several layers, as in the engine, and one of them is read."""
-ROWS = 4
-"""Query tokens of each stretch whose outputs are compared."""
-
+# -- shapes ----------------------------------------------------------------------------------------
 
 BASE = "llama-3.1-8b"
-CONF = ROOT / "conf" / "model"
 TINY = ModelShape("little", 2, 48, 4, 2, 16, 80, 512, 512)
-OWN = {"gpt2": ModelShape("gpt2", 12, 768, 12, 12, 64, 3072, 50257, 1024), "little": TINY}
-"""Shapes that are not in conf/model."""
-SHAPES = (BASE, "qwen3-0.6b", "llama-2-7b", "llama-3.1-70b", "gpt2")
+SHAPES = (BASE, "qwen3-0.6b", "llama-2-7b", "llama-3.1-70b")
 """The models whose attention is measured."""
 LONG = 131072
 """Tokens of a long context."""
@@ -39,18 +30,13 @@ LONG = 131072
 
 @cache
 def shape_of(name: str) -> ModelShape:
-    """A model's shape, from conf/model or `OWN`."""
-    if name in OWN:
-        return OWN[name]
-    words = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
-    for part, kind in (("moe", MoE), ("mla", MLA)):
-        if part in words:
-            words[part] = kind(**_settings(words[part]))
-    return ModelShape(**_settings(words))
-
-
-def _settings(words: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in words.items() if key != "_target_"}
+    """A model's shape, from conf/model, or the tiny one."""
+    if name == TINY.name:
+        return TINY
+    path = ROOT / "conf" / "model" / f"{name}.yaml"
+    settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    del settings["_target_"]
+    return ModelShape(**settings)
 
 
 def group_of(shape: ModelShape) -> int:
@@ -69,8 +55,15 @@ def config_of(shape: ModelShape) -> Any:
     return config
 
 
-@dataclass(frozen=True)
-class Case:
+# -- attention -------------------------------------------------------------------------------------
+
+LAYERS, LAYER = 4, 1
+"""A block holds several layers, as in the engine, and one of them is read."""
+ROWS = 4
+"""Query tokens of each stretch whose outputs are compared."""
+
+
+class Case(NamedTuple):
     """Sequences of one length, of which the last `queries` tokens are computed."""
 
     model: str
@@ -114,13 +107,6 @@ class Case:
         rows = len(self.contexts) * self.queries * self.shape.heads * dtype.itemsize
         return 2 * (keys + rows) * self.shape.head_dim
 
-    def room(self, dtype: torch.dtype) -> int:
-        """Bytes for the timing: a cache of some layers, and a contiguous one for peers."""
-        layer = 2 * sum(self.contexts) * self.shape.kv_heads * self.shape.head_dim
-        rows = 6 * len(self.contexts) * self.queries * self.shape.heads * self.shape.head_dim
-        cache = LAYERS * layer * self.held(dtype).itemsize
-        return cache + (layer + rows) * dtype.itemsize
-
     def __str__(self) -> str:
         what = f"{self.kind} {self.batch} × {self.context:,}"
         if self.kind == "chunk":
@@ -136,9 +122,9 @@ DECODE = Case(BASE, 64, 1, 4096)
 PREFILL = Case(BASE, 1, 8192, 8192)
 LONE = Case(BASE, 1, 1, LONG)
 BESIDE = Case(BASE, 63, 1, 1024, beside=LONG)
-WIDE = replace(DECODE, block_size=128)
-HEADLINES = [replace(case, cache="fp8_e4m3") for case in (DECODE, LONE, BESIDE)]
-HEADLINES += [DECODE, WIDE, PREFILL, LONE, BESIDE, replace(PREFILL, cache="fp8_e4m3")]
+WIDE = DECODE._replace(block_size=128)
+HEADLINES = [case._replace(cache="fp8_e4m3") for case in (DECODE, LONE, BESIDE)]
+HEADLINES += [DECODE, WIDE, PREFILL, LONE, BESIDE, PREFILL._replace(cache="fp8_e4m3")]
 """The cases with bars and goals, decodes over 8-bit tiles first."""
 
 
@@ -159,17 +145,18 @@ def grid(quick: bool) -> Iterator[Case]:
         yield Case("little", 2, 24, 24, cache="fp8_e4m3")
         yield Case("little", 3, 1, 20, 8, beside=70)
         return
-    decodes = [Case(BASE, b, 1, c) for b in (1, 8, 64, 256) for c in (512, 4096, 32768)]
+    decodes = [Case(BASE, b, 1, c) for b in (1, 8, 64, 256) for c in (512, 4096)]
+    decodes += [Case(BASE, b, 1, 32768) for b in (1, 8)]
     prefills = [Case(BASE, b, n, n) for b, n in ((1, 512), (8, 1024), (1, 4096), (1, 32768))]
     chunks = [Case(BASE, b, 512, 8192) for b in (1, 4)]
     eight = [case for case in decodes if case.context > 512] + [prefills[2], chunks[0]]
-    found = [*HEADLINES, *decodes, Case(BASE, 8, 1, LONG), *prefills, *chunks]
-    found += [replace(case, cache="fp8_e4m3") for case in eight]
-    found.append(replace(DECODE, cache="fp8_e5m2"))
+    cases = [*HEADLINES, *decodes, *prefills, *chunks]
+    cases += [case._replace(cache="fp8_e4m3") for case in eight]
+    cases.append(DECODE._replace(cache="fp8_e5m2"))
     for case in (DECODE, Case(BASE, 1, 4096, 4096)):
-        found += [replace(case, model=model) for model in SHAPES if model != BASE]
-        found += [replace(case, block_size=size) for size in (8, 32, 64, 128)]
-    yield from dict.fromkeys(found)
+        cases += [case._replace(model=model) for model in SHAPES if model != BASE]
+        cases += [case._replace(block_size=size) for size in (8, 32, 64, 128)]
+    yield from dict.fromkeys(cases)
 
 
 class Problem:
@@ -207,19 +194,7 @@ class Problem:
         )
 
     def ours(self) -> torch.Tensor:
-        return attend_cached(self.q, self.k_cache, self.v_cache, self.batch, scale=self.scale)
-
-    @cached_property
-    def dense(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [batch, heads, queries, dim], and keys and values [batch, KV heads, context,
-        dim] without blocks; contexts are equal."""
-        q = self.q.unflatten(0, (self.case.batch, self.case.queries))
-        k, v = (
-            cache[self.tables.long()].flatten(1, 2)[:, : self.case.context]
-            for cache in (self.k_cache, self.v_cache)
-        )
-        queries, keys, values = (one.transpose(1, 2).contiguous() for one in (q, k, v))
-        return queries, keys, values
+        return ops.attend_cached(self.q, self.k_cache, self.v_cache, self.batch, scale=self.scale)
 
     def error(self, out: torch.Tensor) -> float:
         """|out - reference| / |reference| of the first and last sequence, the worst stretch.
@@ -229,8 +204,7 @@ class Problem:
         """
         worst = 0.0
         for where, expected in self._answers:
-            found = out[where : where + len(expected)].cpu().double()
-            off = norm_error(found, expected)
+            off = norm_error(out[where : where + len(expected)].cpu(), expected)
             worst = max(worst, math.inf if math.isnan(off) else off)
         return worst
 

@@ -10,14 +10,16 @@ processor's.
 `scale` runs what a study does with a run: simulate, make tables, summarise and write them, on a
 saturated, a busy and a calm server. The cost of a request should not depend on their number, and a
 million must fit into 1.5 GB. Each line is from a process of its own; peak MB is its memory.
-
 """
 
 from __future__ import annotations
 
+import resource
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -26,12 +28,12 @@ from omegaconf import OmegaConf
 
 from pagedsim.experiments.benchmarks.harness import (
     Cost,
-    cpu_seconds,
+    cost_cells,
+    cost_of,
     existing_file,
-    in_new_process,
+    in_turns,
     main_of,
     parse,
-    peak_mb,
     row,
     table,
 )
@@ -55,29 +57,13 @@ SERVER = (
 """Llama-2-7B on an A100 with 80 GB, blocks of 16 tokens."""
 TRACE = {"type": existing_file, "help": "CSV: arrived_at, num_prefill_tokens, num_decode_tokens"}
 """The option of a trace, with columns as Vidur names them."""
-URGENT = "workload.priority={0:0.2,1:0.8}"
-"""The share of requests by priority."""
-AHEAD = "server.async_scheduling=true"
-DISPLACING = ("policy=priority", "policy.displace=true", URGENT)
-TURNS = ("workload=chat_sessions", "workload.rate=1.1", "memory=prefix")
+DISPLACING = ("policy=priority", "policy.displace=true", "workload.priority={0:0.2,1:0.8}")
 
 
 def lengths(prompt: int) -> Words:
     """Lengths as of the trace, with prompts of this mean."""
     means = f"prompt_mean={prompt}", "prompt_cv=0.9", "output_mean=211", "output_cv=0.8"
     return ("workload.lengths.shape=lognormal", *(f"++workload.lengths.{one}" for one in means))
-
-
-def conversation(path: str | None, requests: int) -> Words:
-    """The conversation trace, or drawn requests like it."""
-    drawn = ("workload=sharegpt", "workload.rate=4.5", *lengths(1000))
-    source = ("workload=trace", f"workload.path={path}") if path else drawn
-    return (*source, f"workload.requests={requests}", "workload.max_len=4096")
-
-
-def sessions(requests: int) -> Words:
-    """Conversations of several turns with prompt contents, for a prefix cache."""
-    return (*TURNS, f"workload.sessions={max(1, requests // 4)}")
 
 
 def short(requests: int, prompt: int, output: int, rate: float) -> Words:
@@ -96,14 +82,9 @@ def composed(words: Words) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(made, resolve=True))
 
 
-def prepared(words: Words) -> BackendRun:
-    """A run of these words, which serves one workload."""
-    return RunConfig(composed(words)).prepare()
-
-
-def workload_of(words: Words) -> Workload:
-    """The requests of these words."""
-    return RunConfig(composed(words)).workload()
+def run_of(words: Words) -> RunConfig:
+    """The configuration of one run."""
+    return RunConfig(composed(words))
 
 
 def serve(run: BackendRun, workload: Workload) -> Recorder:
@@ -120,38 +101,44 @@ def loop(words: Sequence[str]) -> None:
     """Print the cost of the event loop for each workload."""
     asked = parse(__doc__, words, {"--trace": TRACE, "--requests": 10_000, "--rounds": 5})
     every = cases(asked.trace, asked.requests)
-    workloads = {name: workload_of(settings) for name, settings in every.items()}
-    costs = {name: Cost() for name in every}
+    workloads = {name: run_of(words).workload() for name, words in every.items()}
     steps = {
-        name: serve(prepared(settings), workloads[name]).steps_table().num_rows
-        for name, settings in every.items()
+        name: serve(run_of(words).prepare(), workloads[name]).steps_table().num_rows
+        for name, words in every.items()
     }
-    for _ in range(asked.rounds):
-        for name, settings in every.items():
-            run = prepared(settings)
-            costs[name].add(partial(cpu_seconds, partial(serve, run, workloads[name])))
+
+    def cost(name: str) -> Cost:
+        run = run_of(every[name]).prepare()
+        return cost_of(lambda: serve(run, workloads[name]))
+
     rows = []
-    for name, cost in costs.items():
-        took, requests = median(cost.seconds), len(workloads[name])
-        tokens = int(workloads[name].output_len.sum() + workloads[name].prompt_len.sum())
-        rates = [f"{requests / took:,.0f}", f"{tokens / took / 1e6:.1f} M"]
-        rows.append([name, *cost.cells(3, requests), *rates, f"{steps[name] / took:,.0f}"])
+    for name, costs in in_turns(
+        {name: partial(cost, name) for name in every}, asked.rounds
+    ).items():
+        workload, took = workloads[name], median(one.seconds for one in costs)
+        tokens = int(workload.output_len.sum() + workload.prompt_len.sum())
+        rates = [f"{len(workload) / took:,.0f}", f"{tokens / took / 1e6:.1f} M"]
+        cells = cost_cells(costs, 3, len(workload))
+        rows.append([name, *cells, *rates, f"{steps[name] / took:,.0f}"])
     print(f"Llama-2-7B, A100-80GB, 7,424 blocks of 16; {built()}; timeouts a request\n")
     head = ["workload", "seconds", "lowest", "timeouts", "lowest", "requests/s", "tokens/s"]
     print(table([*head, "iterations/s"], rows))
 
 
 def cases(path: str | None, requests: int) -> dict[str, Words]:
-    """The reference case and variants of it."""
-    talk = conversation(path, requests)
+    """The trace, or drawn requests like it, and variants."""
+    drawn = ("workload=sharegpt", "workload.rate=4.5", *lengths(1000))
+    source = ("workload=trace", f"workload.path={path}") if path else drawn
+    talk = (*source, f"workload.requests={requests}", "workload.max_len=4096")
     name = "conversation trace" if path else "conversation, drawn"
-    own = (*lengths(250), "workload.think=15", "workload.prefixes=null")
+    turns = ("workload=chat_sessions", "workload.rate=1.1", "memory=prefix", *lengths(250))
+    sessions = (f"workload.sessions={max(1, requests // 4)}", "workload.think=15")
     return {
         name: talk,
         f"{name}, step by step": (*talk, "backend.fast_forward=false"),
-        f"{name}, a step ahead": (*talk, AHEAD),
+        f"{name}, a step ahead": (*talk, "server.async_scheduling=true"),
         f"{name}, priority displaces": (*talk, *DISPLACING),
-        "conversations, prefix cache": (*sessions(requests), *own),
+        "conversations, prefix cache": (*turns, *sessions, "workload.prefixes=null"),
         "154 in, 312 out, 1000/s": short(requests, 154, 312, 1000),
     }
 
@@ -175,20 +162,21 @@ def scale(words: Sequence[str]) -> None:
     print(table(head, []), flush=True)
     for load in asked.loads:
         for requests in asked.requests:
-            print(row(in_new_process(scale_row, load, requests)), flush=True)
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                print(row(process.submit(scale_row, load, requests).result()), flush=True)
 
 
 def scale_row(load: str, requests: int) -> list[str]:
     """The cells of one run."""
     prompt, output, rate = LOADS[load]
     words, few = (short(count, prompt, output, rate) for count in (requests, 10))
-    whole_run(prepared(few), workload_of(few))  # loads what is imported on first use
-    run, workload, cost, steps = prepared(words), workload_of(words), Cost(), list[int]()
-    cost.add(partial(cpu_seconds, lambda: steps.append(whole_run(run, workload))))
-    each = [f"{cost.seconds[0] / requests * 1e6:.1f}", f"{cost.timeouts[0] / requests:.1f}"]
-    counts = [f"{requests:,}", f"{steps[0]:,}", f"{cost.seconds[0]:.2f}"]
-    name = f"{prompt} in, {output} out, {rate:g}/s"
-    return [load, name, *counts, *each, f"{peak_mb():,.0f}"]
+    whole_run(run_of(few).prepare(), run_of(few).workload())  # loads what is imported on first use
+    run, workload, steps = run_of(words).prepare(), run_of(words).workload(), list[int]()
+    seconds, timeouts = cost_of(lambda: steps.append(whole_run(run, workload)))
+    each = [f"{seconds / requests * 1e6:.1f}", f"{timeouts / requests:.1f}"]
+    counts = [f"{requests:,}", f"{steps[0]:,}", f"{seconds:.2f}"]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return [load, f"{prompt} in, {output} out, {rate:g}/s", *counts, *each, f"{peak:,.0f}"]
 
 
 def whole_run(run: BackendRun, workload: Workload) -> int:

@@ -49,11 +49,8 @@ def everywhere(
 
     def decorate(test: Callable[[Any], None]) -> Callable[..., None]:
         @pytest.mark.parametrize(("device", "dtype"), found, ids=str)
-        def of_all(device: str, dtype: torch.dtype | None, request: pytest.FixtureRequest) -> None:
-            every = [*cases, *(large if device == "cuda" else ())]
-            if request.config.getoption("--one-case", False):
-                every = every[len(every) // 2 :][:1]
-            for case in every:
+        def of_all(device: str, dtype: torch.dtype | None) -> None:
+            for case in [*cases, *(large if device == "cuda" else ())]:
                 case = replace(case, dtype=dtype or case.dtype, device=device)
                 try:
                     test(case)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pagedsim.kernels import product_tuning, tuning
-from pagedsim.kernels.product_tuning import Matrix, tiles_of
+from pagedsim.kernels import tuning
 from pagedsim.kernels.tiles import (
     MIN_ROWS,
-    ProductTiles,
     Split,
     Tiles,
     decode_split,
@@ -137,38 +134,6 @@ def test_parts_cover_a_context(split: Split) -> None:
 
 
 # Products
-
-DOWN = Matrix(4096, 14336, (2, 2))
-MEASURED = product_tuning.Entry(
-    "", (9, 0), DOWN, ProductTiles(16, 64, 128, 8, 3), {"date": "today"}
-)
-
-
-def test_products_where_nothing_was_measured_take_defaults() -> None:
-    assert tiles_of(CPU, DOWN, 3) == product_tiles(3, 4096, 14336, (2, 2), (9, 0))
-
-
-def test_products_take_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_tuning, "_table", lambda: {MEASURED.key: MEASURED})
-    assert {tiles_of(CPU, DOWN, tokens) for tokens in (1, 9, 16)} == {MEASURED.tiles}
-    assert tiles_of(CPU, DOWN, 17).rows == 32  # another tile, of which nothing is known
-    assert tiles_of(CPU, DOWN._replace(itemsizes=(2, 1)), 3) != MEASURED.tiles
-
-
-def test_the_table_of_products_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    file = tmp_path / "table.json"
-    gate = Matrix(14336, 4096, (2, 1), gated=True)
-    other = product_tuning.Entry("Pretend", (8, 0), gate, ProductTiles(32, 64, 64, 4, 4))
-    product_tuning.write(
-        [product_tuning.Entry("", (9, 0), DOWN, other.tiles), MEASURED, other, MEASURED], file
-    )
-    held = product_tuning.read(file)
-    assert sorted(entry.key for entry in held) == sorted(
-        [MEASURED.key, other.key, ("", DOWN, other.tiles.rows)]
-    )
-    assert MEASURED in held and other in held
-    product_tuning.write(held, file)
-    assert product_tuning.read(file) == held
 
 
 def test_defaults_of_products_are_powers_of_two() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+
+from pagedsim.core.request import Rank
 
 
 class CacheEntry:
@@ -24,8 +25,8 @@ class CacheEntry:
         """Requests that have used it, the one that computed it included."""
         self.priority = priority
         """The smallest, which is the most urgent, of these requests."""
-        self.rank: Any = now
-        """As last given by the policy, and of what kind it gives."""
+        self.rank: Rank = now
+        """As last given by the policy."""
         self.order = 0  # of its place in the queue; 0: it cannot be evicted
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,15 +22,13 @@ from pagedsim.experiments.benchmarks import (  # noqa: E402
     harness,
     host,
     kernels,
-    products,
     step,
 )
 from pagedsim.experiments.benchmarks.shapes import Problem, grid  # noqa: E402
 from pagedsim.experiments.benchmarks.step import Arm  # noqa: E402
-from pagedsim.kernels import ops  # noqa: E402
 
 CPU = torch.device("cpu")
-QUICK = ["--device", "cpu", "--quick", "--rounds", "1"]
+QUICK = ["--device", "cpu", "--rounds", "1"]
 
 
 def lines(place: Path, name: str) -> list[dict[str, Any]]:
@@ -48,7 +44,7 @@ def test_a_case_that_fails_leaves_the_others(
 ) -> None:
     """It is tried again after the others; a GPU that is lost ends the run at once."""
     first, *others = map(str, grid(quick=True))
-    words = [*QUICK, "--resume", "--peers", "--out", str(tmp_path)]
+    words = [*QUICK, "--resume", "--out", str(tmp_path)]
     right = Problem.ours
 
     def fails(problem: Problem) -> Any:
@@ -60,8 +56,8 @@ def test_a_case_that_fails_leaves_the_others(
     with monkeypatch.context() as patched, pytest.raises(SystemExit, match="used no more"):
         patched.setattr(device, "lost", lambda device: True)
         kernels.main(words)
-    failed = {"case": first, "failed": "RuntimeError: out of resource"}
-    assert lines(tmp_path, "kernels") == [failed]
+    (failed,) = lines(tmp_path, "kernels")
+    assert (failed["case"], failed["failed"]) == (first, "RuntimeError: out of resource")
     with pytest.raises(SystemExit, match=rf"^not timed: .*{re.escape(first)}$"):
         kernels.main(words)
     cases = lines(tmp_path, "kernels")
@@ -75,26 +71,7 @@ def test_a_case_that_fails_leaves_the_others(
     assert "of the norm, not timed" in error
 
 
-# -- products, experts and swapping ----------------------------------------------------------------
-
-
-def test_wrong_products_are_not_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    product, latent = ops.product, ops.attend_latent
-
-    def without_norm(*args: Any, **settings: Any) -> Any:
-        return product(*args, **{**settings, "norm": None})
-
-    monkeypatch.setattr(ops, "product", without_norm)
-    monkeypatch.setattr(products, "WEIGHTS", {"auto": None})
-    with pytest.raises(SystemExit, match=r"^not timed: auto, 1; auto, 8; "):
-        products.main(QUICK)
-    assert "| auto |" not in capsys.readouterr().out
-    monkeypatch.setattr(ops, "attend_latent", lambda *some, **more: latent(*some, **more) * 1.1)
-    with pytest.raises(SystemExit, match=r"^not timed: latents, 1 × 1 of 64; latents, 2"):
-        products.main(["experts", *QUICK])
-    assert "experts, mixtral" in capsys.readouterr().out
+# -- swapping --------------------------------------------------------------------------------------
 
 
 def one_too_far(source: Any, target: Any, pairs: Any) -> None:
@@ -128,7 +105,7 @@ def steps(
     place: Path, monkeypatch: pytest.MonkeyPatch, some: list[Arm], *words: str
 ) -> list[dict[str, Any]]:
     """The lines of these arms."""
-    for module in (graphs, runner):
+    for module in (graphs, runner, step):
         monkeypatch.setattr(module, "recorder_of", lambda device: Repeats())
     monkeypatch.setattr(step, "arms", lambda graphs: some)
     step.main([*QUICK, "--out", str(place), *words])
@@ -147,11 +124,12 @@ def test_wrong_logits_are_not_timed(
         return model
 
     monkeypatch.setattr(step, "load_model", loaded)
-    some = [Arm("auto", impl, True, bool(a)) for impl in step.IMPLEMENTATIONS for a in (0, 1)]
+    some = [Arm("auto", True), Arm("auto", True, ahead=True)]
     with pytest.raises(SystemExit, match=r"^not timed: native, graphs; native, graphs, async"):
         steps(tmp_path, monkeypatch, some)
-    for one in lines(tmp_path, "step"):
-        assert ("seconds" in one) == (one["model_impl"] == "transformers")
+    monkeypatch.setattr(Rotation, "of", right)  # until it is loaded again
+    with pytest.raises(SystemExit, match=r"^native, graphs: off by .*, not profiled$"):
+        step.main(["profile", *QUICK])
     error = capsys.readouterr().err
     assert "native, graphs: off by" in error and "there is nothing to compare" in error
 
@@ -160,21 +138,20 @@ def test_wrong_logits_are_not_timed(
 
 
 def test_other_tokens_of_an_engine_are_not_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agreement = engine.agreement
 
-    def wrong(found: engine.Answers, wanted: engine.Answers, dtype: Any) -> float:
-        *others, last = found
-        return agreement([*others, [*last[:-1], last[-1] + 1]], wanted, dtype)
+    def wrong(answers: engine.Answers, wanted: engine.Answers, exact: bool) -> float:
+        *others, last = answers
+        return agreement([*others, [*last[:-1], last[-1] + 1]], wanted, exact)
 
     monkeypatch.setattr(engine, "agreement", wrong)
     few = ["--prompts", "5", "--tokens", "6", "--rounds", "1"]
-    with pytest.raises(SystemExit, match="not give the same tokens"):
+    with pytest.raises(SystemExit, match=r"^not timed: pagedsim; pagedsim, async_sch"):
         engine.main([*few, "--out", str(tmp_path)])
-    result = json.loads((tmp_path / "engine.json").read_text())
-    assert not result["right"] and "rates" not in result
-    assert "| pagedsim | 80% |" in capsys.readouterr().out
+    for line in lines(tmp_path, "engine"):
+        assert line["alike"] == 0.8 and "rate" not in line
 
 
 def test_wrong_tokens_of_the_host_are_not_timed(
@@ -188,68 +165,49 @@ def test_wrong_tokens_of_the_host_are_not_timed(
     monkeypatch.setattr(host.Nothing, "forward", shifted)
     with pytest.raises(SystemExit, match=r"^not timed: 3; 3, ahead$"):
         host.main(["--running", "1", "3", "--steps", "4", "--rounds", "1"])
-    assert "| 3 | – | – | – | – | – | – |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| 1, ahead |" in printed and "| 3 |" not in printed
 
 
 # -- what results are valid for --------------------------------------------------------------------
 
-SMALL = {
-    "experiments/a.py": "from pagedsim.one import f\n",
-    "pagedsim/__init__.py": "",
-    "pagedsim/one.py": (
-        "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    import pagedsim.types\n"
-        "def f():\n    from pagedsim import two\n    import numpy\n"
-        "import pagedsim.three\n"
-    ),
-    "pagedsim/two.py": "import pagedsim.report.plots\n",
-    "pagedsim/three/__init__.py": "",
-    "pagedsim/types.py": "",
-    "pagedsim/report/plots.py": "",
-    "pagedsim/other.py": "",
-}
 
-
-def test_a_digest_is_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def digest(root: Path) -> str:
+def test_a_digest_is_of_the_code_and_its_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(changed: str = "", root: Path = tmp_path / "here") -> str:
+        for name in ("kernels/a.py", "pagedsim/core/b/c.py", "pagedsim/report/d.py", "conf/e.yaml"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text("changed" * (name == changed))
         monkeypatch.setattr(harness, "ROOT", root)
-        harness._imported.cache_clear()
-        return harness.digest.__wrapped__("pagedsim.experiments.a")
+        return harness.digest.__wrapped__()
 
-    here, run = tmp_path / "here", 0
-    for name, text in SMALL.items():
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).write_text(text)
-    before = digest(here)
-    shutil.copytree(here, tmp_path / "there")
-    assert digest(tmp_path / "there") == before
-    for name, text in SMALL.items():
-        (here / name).write_text(f"{text}\nmore = 1\n")
-        changed = digest(here) != before
-        assert changed != name.endswith(("types.py", "plots.py", "other.py")), name
-        run += changed
-        (here / name).write_text(text)
-    assert run == 5
-    harness._imported.cache_clear()
+    assert digest() == digest(root=tmp_path / "there")
+    changes = [digest(name) for name in ("", "kernels/a.py", "pagedsim/core/b/c.py")]
+    assert len({*changes}) == 3
+    assert digest("pagedsim/report/d.py") == digest("conf/e.yaml") == digest()
 
 
 def test_lines_measured_the_same_way_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def results(place: Path | None, **settings: Any) -> device.Results:
-        asked = Namespace(
-            **{"device": CPU, "out": place, "quick": True, "resume": True, "rounds": 3} | settings
-        )
-        words = ["--out", "/some/where", "--table=/a.json", "--quick", "--archive", "/b.tar.gz"]
-        return device.Results("a", "table", words, asked, "x")
+    def measured(*words: str) -> list[int]:
+        """The cases that are measured."""
+        cases: list[int] = []
 
-    first = results(tmp_path)
-    assert first.known == []
-    first.sweep({"1": 1}, lambda case: {"seconds": case})
-    assert results(tmp_path).known == [{"case": "1", "seconds": 1}]
-    assert results(tmp_path, resume=False).known == results(tmp_path, rounds=4).known == []
-    assert first.content["command"] == "python -m pagedsim.experiments.benchmarks.table --quick"
-    assert {"driver", "torch", "triton", "date", *device.SAME} <= set(first.content)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+        def line(case: int) -> dict[str, Any]:
+            cases.append(case)
+            return {"seconds": case}
+
+        words = ("--device", "cpu", *words, "--out", str(tmp_path), "--resume")
+        run = device.Run("kernels swap", None, words)
+        run.sweep({"1": 1}, line)
+        return cases
+
+    assert (measured(), measured(), measured("--rounds", "4")) == ([1], [], [1])
+    kept = json.loads((tmp_path / "swap.json").read_text())
+    assert kept["cases"] == [{"case": "1", "seconds": 1}]
+    assert kept["command"].endswith("benchmarks.kernels swap --device cpu --rounds 4 --resume")
+    assert {"driver", "torch", "triton", "date", *device.SAME} <= set(kept)
     monkeypatch.setattr(device, "tiles", lambda name: "others")
-    assert results(tmp_path).known == []
+    assert measured("--rounds", "4") == [1]

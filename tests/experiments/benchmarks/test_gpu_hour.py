@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,21 +27,19 @@ from pagedsim.experiments.benchmarks.gpu import (  # noqa: E402
     FAILED,
     FOLDER,
     FRONT_DOOR,
-    PLUGIN,
     Ledger,
     Part,
     parts,
-    unpack,
 )
+from pagedsim.experiments.benchmarks.harness import NAME  # noqa: E402
 from pagedsim.kernels import tuning  # noqa: E402
 
 TOLD = {"device": "Pretend", "driver": "1", "torch": "2", "date": "today"}
 ROOT = Path(__file__).parents[3]
 PARTS = [
-    *("smoke", "headlines", "calibrate", "validate", "step", "fcfs_vs_priority", "parity"),
+    *("headlines", "calibrate", "validate", "step"),
     *("tiles, decode, 8 bits", "tiles, decode", "tiles, prefill", "tiles, prefill, 8 bits"),
-    *("profile", "host", "swap", "swap, 8 bits", "tests", "tests alone", "tiles, products"),
-    *("products", "experts", "kernels", "step, all", "engine", "servers", "peers"),
+    *("profile", "host", "swap", *gpu.TESTS, "kernels", "engine"),
 ]
 
 
@@ -62,10 +59,8 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def slice_of(
-    wanted: Sequence[Part], place: Path, seconds: float = 60, packed: Path | None = None
-) -> Ledger:
-    ledger = Ledger(place, TOLD, packed)
+def slice_of(wanted: Sequence[Part], place: Path, seconds: float = 60) -> Ledger:
+    ledger = Ledger(place, TOLD)
     gpu.run(wanted, ledger, seconds)
     return ledger
 
@@ -89,55 +84,47 @@ def test_a_failed_part_leaves_the_others_and_is_tried_again(
     assert kept["parts"]["a"]["command"] == "python -m fine" and "said" not in kept["parts"]["a"]
     assert {name: kept[name] for name in TOLD} == TOLD
     assert gpu.verdict(ledger, wanted) == 1
-    assert "not done: b (failed); the same command tries again" in capsys.readouterr().err
+    assert "failed: b; the same command tries again" in capsys.readouterr().err
     wanted.append(Part("c", ("fine", "--new")))
     (modules / "broken.py").write_text("print('mended')")
     ledger = slice_of(wanted, tmp_path)
     said = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert said == ["a: done already", "c: python -m fine --new", "fine",
-                    "b: python -m broken", "mended"]  # fmt: skip
+    assert said == ["c: python -m fine --new", "fine", "b: python -m broken", "mended"]
     assert gpu.verdict(ledger, wanted) == 0
     slice_of([Part("a", ("fine", "--other"))], tmp_path)
-    assert "done already" not in capsys.readouterr().out
+    assert "a: python -m fine --other" in capsys.readouterr().out
 
 
-def test_another_machine_goes_on_from_the_archive(
+def test_another_machine_goes_on_from_the_folder(
     modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With other names of folders; its results go to their place with --unpack."""
+    """Under another name."""
     wanted = [Part("a", ("writes", "{out}")), Part("b", ("fine",), least=1e6)]
-    ledger = slice_of(wanted, tmp_path / "here", packed=tmp_path / "one.tar.gz")
+    ledger = slice_of(wanted, tmp_path / "here")
     assert gpu.verdict(ledger, wanted) == gpu.GOES_ON
     assert "1 of 2 parts are done; the same command goes on with: b" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "here")
-    there = tmp_path / "there" / "deep"
-    unpack(tmp_path / "one.tar.gz", there, "Pretend")
+    there = (tmp_path / "here").rename(tmp_path / "there")
     assert (there / "written.json").read_text() == "{}"
     wanted[1] = wanted[1]._replace(least=0.0)
-    ledger = slice_of(wanted, there, packed=tmp_path / "two.tar.gz")
-    assert "a: done already\nb: python -m fine" in capsys.readouterr().out
+    ledger = slice_of(wanted, there)
+    assert capsys.readouterr().out.startswith("b: python -m fine")
     assert gpu.verdict(ledger, wanted) == 0
     with pytest.raises(SystemExit, match=r"^--out [^\n]*: is of Pretend, and this is Another"):
         Ledger(there, {**TOLD, "device": "Another"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagedsim.experiments.benchmarks.device.RESULTS", tmp_path / "results")
-        gpu.main(["--unpack", "--archive", str(tmp_path / "two.tar.gz")])
-    assert states(tmp_path / "results" / "pretend") == {"a": DONE, "b": DONE}
 
 
 def test_a_part_that_does_not_end_is_stopped(
-    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A part that reaches its limit leaves time to the others and goes on in the next slice in its
-    place; once it may hang, it comes last."""
-    monkeypatch.setattr(gpu, "PATIENCE", 0.6)
+    """A part that reaches its limit leaves time to the others and comes last in the next slice."""
     wanted = [Part("a", ("endless",), most=0.4, least=0), Part("b", ("fine",), least=0)]
     ledger = slice_of(wanted, tmp_path)
-    assert states(tmp_path) == {"a": BEGUN, "b": DONE}
-    assert 0.4 <= ledger.parts["a"]["seconds"] < 5
-    ledger = slice_of(wanted, tmp_path)
-    assert states(tmp_path) == {"a": CUT, "b": DONE} and ledger.spent(wanted[0]) >= 0.8
-    assert [part.name for part in ledger.left([*wanted, Part("c", ("fine",))])] == ["c", "a"]
+    assert states(tmp_path) == {"a": CUT, "b": DONE}
+    assert 0.4 <= ledger.parts["a"]["seconds"] < 5 and ledger.parts["a"]["said"] == ["begun"]
+    capsys.readouterr()
+    ledger = slice_of([*wanted, Part("c", ("fine", "--c"), least=0)], tmp_path, seconds=0.6)
+    assert capsys.readouterr().out.split("\n")[0] == "c: python -m fine --c"
+    assert gpu.verdict(ledger, wanted) == gpu.GOES_ON
 
 
 KILLED = """
@@ -146,10 +133,10 @@ from pathlib import Path
 from pagedsim.experiments.benchmarks import gpu
 from pagedsim.experiments.benchmarks.gpu import Ledger
 from pagedsim.experiments.benchmarks.gpu import Part
-place, packed = map(Path, sys.argv[1:])
+place = Path(sys.argv[1])
 gpu.signal.signal(gpu.signal.SIGTERM, gpu.signal.default_int_handler)
 wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
-gpu.run(wanted, Ledger(place, {"device": "Pretend"}, packed), 60)
+gpu.run(wanted, Ledger(place, {"device": "Pretend"}), 60)
 """
 LEAVES = """
 import os, sys, time
@@ -165,8 +152,8 @@ def test_a_killed_run_loses_the_part_under_way(
     number: signal.Signals, modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (modules / "leaves.py").write_text(LEAVES)
-    place, packed = tmp_path / "out", tmp_path / "gpu.tar.gz"
-    words = [sys.executable, "-c", KILLED, str(place), str(packed)]
+    place = tmp_path / "out"
+    words = [sys.executable, "-c", KILLED, str(place)]
     path = os.pathsep.join([str(modules), str(ROOT)])
     with subprocess.Popen(
         words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE
@@ -175,17 +162,14 @@ def test_a_killed_run_loses_the_part_under_way(
         run.send_signal(number)
         run.communicate()
     assert run.returncode != 0
-    shutil.rmtree(place)
     status = Path(f"/proc/{pid}/status")  # the part under way has ended, too
     waited_for(lambda: not status.exists() or "\nState:\tZ" in status.read_text())
-    unpack(packed, place, "Pretend")
     assert states(place) == {"a": DONE, "b": BEGUN}
     (modules / "leaves.py").write_text("print('mended')")
     wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
-    slice_of(wanted, place, packed=packed)
+    slice_of(wanted, place)
     said = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert said == ["a: done already", "b: python -m leaves FOLDER", "mended",
-                    "c: python -m fine --c", "fine"]  # fmt: skip
+    assert said == ["b: python -m leaves FOLDER", "mended", "c: python -m fine --c", "fine"]
 
 
 def waited_for(known: Callable[[], bool], path: Path | None = None) -> str:
@@ -197,33 +181,22 @@ def waited_for(known: Callable[[], bool], path: Path | None = None) -> str:
     raise AssertionError("it is not so within a minute")
 
 
-def test_an_archive_is_small_and_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "out"
-    (place / "validate" / "runs").mkdir(parents=True)
-    study = ("validate/result.json", "validate/config.yaml", "validate/runs/run.json")
-    for name in ("gpu.json", "a.png", "c.md", "trace.gz", ".d.json", *study):
-        (place / name).write_text('{"device": "Pretend"}')
-    (place / "large.json").write_bytes(bytes(gpu.LARGEST + 1))
-    (place / "random.json").write_bytes(os.urandom(10**5))
-    monkeypatch.setattr(gpu, "MOST", 50_000)
-    gpu.pack(place, tmp_path / "a.tar.gz")
-    assert (tmp_path / "a.tar.gz").stat().st_size < 50_000
-    unpack(tmp_path / "a.tar.gz", tmp_path / "new", "Pretend")
-    new = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
-    names = {path.relative_to(tmp_path / "new").as_posix() for path in new}
-    assert names == {"gpu.json", "a.png", "c.md", "validate/result.json"}
-    with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is of Pretend, and this is Another"):
-        unpack(tmp_path / "a.tar.gz", tmp_path / "new", "Another")
-    for content in (b"", b"no archive"):
-        (tmp_path / "a.tar.gz").write_bytes(content)
-        with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is none that this [^\n]*$"):
-            unpack(tmp_path / "a.tar.gz", tmp_path / "new")
-
-
-# -- the archive, and tuned tiles ------------------------------------------------------------------
-
-
-entries, write = tuning.read, tuning.write
+def test_tuned_tiles_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as they were written when a part was stopped."""
+    entries = tuning.read()
+    monkeypatch.setattr(tuning, "PATH", tmp_path / "kernels" / "tuned.json")
+    tuning.PATH.parent.mkdir()
+    read, write = tuning.read, tuning.write
+    monkeypatch.setattr(tuning, "read", lambda path=tuning.PATH: read(path))
+    monkeypatch.setattr(tuning, "write", lambda lines, path=tuning.PATH: write(lines, path))
+    tuning.write(entries[:1])
+    for text in ("[", "[{}]"):
+        (tmp_path / "tuned.json").write_text(text)
+        gpu.main(["--merge", str(tmp_path)])
+        assert tuning.read() == entries[:1]
+    tuning.write(entries, tmp_path / "tuned.json")
+    gpu.main(["--merge", str(tmp_path)])
+    assert tuning.read() == entries and len(entries) > 1
 
 
 # -- the parts -------------------------------------------------------------------------------------
@@ -257,6 +230,16 @@ def test_every_part_takes_its_words(monkeypatch: pytest.MonkeyPatch, hydra: None
                     module.main(part.words[1:])
 
 
+@pytest.mark.slow
+def test_every_file_with_tests_for_a_gpu_is_a_part() -> None:
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-m", "gpu", "tests/kernels"]
+    ended = subprocess.run([*words, "tests/engine"], cwd=ROOT, capture_output=True, text=True)
+    files = {
+        line.partition(":")[0] for line in ended.stdout.splitlines() if line.startswith("test")
+    }
+    assert files == {*gpu.TESTS}
+
+
 def composes(part: Part, device: str) -> None:
     own = [word for word in part.words[1:] if not word.startswith("hydra.")]
     assert part.words[-1] == f"hydra.run.dir={FOLDER}/{part.name}" and len(own) > 5
@@ -266,24 +249,12 @@ def composes(part: Part, device: str) -> None:
     assert config.backend.cache_tokens in (256, 1024, 2048, 16384)
 
 
-def test_tests_that_others_would_disturb_run_alone() -> None:
-    """Beside other processes the free memory of a GPU says nothing."""
-    assert {"tests/kernels/test_gpu.py", "tests/engine/test_gpu.py"} <= set(gpu.marked())
-    words = {part.name: part.words for part in parts("cuda", quick=False)}
-    for test in gpu.ALONE:
-        path, _, name = test.partition("::")
-        assert f"\ndef {name}(" in (ROOT / path).read_text() and path in gpu.marked()
-        assert test in words["tests alone"] and "-n" not in words["tests alone"]
-        assert all(f"--deselect={test}" in words[part] for part in ("smoke", "tests"))
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--device", "cpu"], "--out: what is quick is written nowhere by itself; give a folder"),
         (["--out", "x"], "no CUDA device here, and this measures one; "),
-        (["--unpack"], "--unpack: there is nothing to unpack; give --archive"),
-        (["--unpack", "--archive", "nowhere.gz"], "--archive nowhere.gz: is none that this "),
+        (["--device", "cpu", "--out", "x", "--parts", "no"], "--parts 'no': is no part; there "),
     ],
 )
 def test_bad_words_get_one_line(
@@ -329,9 +300,7 @@ sys.meta_path[:] = [
 @pytest.mark.slow
 def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
     every = {part.words[0] for part in (*parts("cuda", False), *parts("cpu", True))} - {"pytest"}
-    names = sorted(
-        {*every, gpu.NAME, "pagedsim.experiments.benchmarks.table", PLUGIN} - {FRONT_DOOR}
-    )
+    names = sorted({*every, f"{NAME}.gpu", f"{NAME}.table"} - {FRONT_DOOR})
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     listed = "import importlib.util as u\n" + "\n".join(f"import {name}" for name in names)
     listed += f"\nprint([name for name in {ABSENT} if u.find_spec(name)])"

@@ -16,21 +16,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pagedsim.core import SamplingParams  # noqa: E402
+from pagedsim.engine.sampler import Row, Sampler, stream_key  # noqa: E402
 from pagedsim.experiments.benchmarks import tune  # noqa: E402
-from pagedsim.experiments.benchmarks.products import Layer  # noqa: E402
-from pagedsim.experiments.benchmarks.shapes import BASE, TINY, Case  # noqa: E402
-from pagedsim.experiments.benchmarks.tune import (  # noqa: E402
-    Gpu,
-    Race,
-    screened,
-    tuned_attention,
-)
-from pagedsim.kernels import product_tuning, tuning  # noqa: E402
-from pagedsim.kernels.tiles import ProductTiles, Split, Tiles  # noqa: E402
-from pagedsim.kernels.tuning import DEFAULT, KERNELS, Cut, Entry, Heads  # noqa: E402
+from pagedsim.experiments.benchmarks.shapes import BASE, Case  # noqa: E402
+from pagedsim.experiments.benchmarks.tune import Gpu, screened, tuned_attention  # noqa: E402
+from pagedsim.kernels import tuning  # noqa: E402
+from pagedsim.kernels.tiles import Split, Tiles  # noqa: E402
+from pagedsim.kernels.tuning import DEFAULT, KERNELS, Cut, Heads  # noqa: E402
 
-GPU = Gpu("NVIDIA Pretend", (9, 0))
-CPU = torch.device("cpu")
+GPU = Gpu("NVIDIA Pretend", (9, 0), {"date": "today"}, torch.device("cpu"))
 ROOT = Path(__file__).parents[3]
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -41,37 +36,52 @@ needs_triton = pytest.mark.skipif(
 
 
 def price(cut: Cut, case: Case) -> float:
-    """Makes 128 keys, 8 warps and 7 stages the best tiles, and 32 parts of 512 the best split."""
+    """Makes 128 keys, 8 warps and 7 stages the best tiles, and parts of 512 the best split."""
     tiles, split = cut
     wrong = (tiles.keys != 128) + (tiles.warps != 8) + (tiles.stages != 7) + (tiles.rows == 128)
-    return case.flop * (1 + wrong + 0.1 * (split.part != 512) + 0.1 * (split.most != 32))
+    return case.flop * (1 + wrong + 0.1 * (split.part != 512))
 
 
-def both(race: Race, **rest: Any) -> tuple[Entry, Entry]:
-    """The entries of a model's prefill and decode."""
+@pytest.fixture
+def race(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A race that needs no GPU: seconds are its `price` of a candidate."""
+    how: dict[str, Any] = {"price": price}
 
-    def screen(cuts: Any, case: Case) -> Any:
-        return [cut for cut in cuts if cut.tiles.keys != 32]
+    def run(cuts: Sequence[Cut], case: Case, **rest: Any) -> Mapping[Cut, float]:
+        return {cut: how["price"](cut, case) for cut in cuts} if how["price"] else {}
 
-    told = {"date": "today"}
-    prefill, decode = (
-        tuned_attention(BASE, one, GPU, told, race, screen, **rest) for one in KERNELS
+    monkeypatch.setattr(tune, "attention_race", run)
+    monkeypatch.setattr(
+        tune, "screened", lambda cuts, *_: [one for one in cuts if one.tiles.keys != 32]
     )
-    return prefill, decode
+    return how
 
 
-def test_the_fastest_that_fits_is_chosen() -> None:
-    prefill, decode = both(lambda cuts, case: {cut: price(cut, case) for cut in cuts})
+def test_the_fastest_that_fits_is_chosen(race: dict[str, Any]) -> None:
+    prefill, decode = (tuned_attention(BASE, one, "auto", GPU, 1) for one in KERNELS)
     assert (prefill.tiles, prefill.split) == (Tiles(64, 128, 8, 7), Split())
-    assert (decode.tiles, decode.split) == (Tiles(16, 128, 8, 7), Split(512, 32))
+    assert (decode.tiles, decode.split) == (Tiles(16, 128, 8, 7), Split(512, 128))
     assert decode.heads == Heads(8, 4, 128, 2) and decode.measured["date"] == "today"
     # One of three steps of the tiles' price, where the default has 64 keys, 4 warps, 5 stages.
-    assert decode.measured["of_default_seconds"] == pytest.approx(1 / 4.2, abs=1e-4)
-    _, decode = both(lambda cuts, case: dict.fromkeys(cuts, 1.0), cache="fp8_e4m3")
+    assert decode.measured["of_default_seconds"] == pytest.approx(1 / 4.1, abs=1e-4)
+    race["price"] = lambda cut, case: 1.0
+    decode = tuned_attention(BASE, "decode", "fp8_e4m3", GPU, 1)
     assert decode.heads == Heads(8, 4, 128, 2, "fp8_e4m3")
     assert decode.measured["of_default_seconds"] == 1.0 and decode.split == Split(1024, 128)
+    race["price"] = None
     with pytest.raises(SystemExit, match=r"^prefill 1 × 512.*: wrong already with the default, "):
-        both(lambda cuts, case: {})
+        tuned_attention(BASE, "prefill", "auto", GPU, 1)
+
+
+def test_the_command_adds_to_its_table(
+    race: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "this_gpu", lambda words: GPU)
+    path = tmp_path / "table.json"
+    for words in (["--models", BASE, "llama-2-7b"], ["--models", BASE, "--kernels", "decode"]):
+        tune.main([*words, "--table", str(path)])
+    entries = [(one.kernel, one.heads.kv_heads) for one in tuning.read(path)]
+    assert sorted(entries) == [("decode", 8), ("decode", 32), ("prefill", 8), ("prefill", 32)]
 
 
 DEEP = Cut(Tiles(128, 128, 8, 5), DEFAULT)
@@ -87,52 +97,6 @@ def test_what_spills_or_is_too_large_is_left_out() -> None:
     fit, spills = (Cut(Tiles(128, keys, warps, 2), Split()) for keys, warps in ((64, 8), (128, 4)))
     # DEEP takes 230,400 of the 232,448 bytes of shared memory of a program on a Hopper.
     assert screened([fit, spills, DEEP], Case(BASE, 1, 512, 4096), (9, 0), 1) == [fit, DEEP]
-
-
-# -- products --------------------------------------------------------------------------------------
-
-
-def product_race(
-    tiles: Sequence[ProductTiles], name: str, layer: Layer, **rest: Any
-) -> Mapping[ProductTiles, float]:
-    """Wide and shallow tiles are fast; 8 warps fail."""
-    return {one: one.depth / one.columns for one in tiles if one.warps < 8}
-
-
-def test_commands_write_and_resume_their_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a race that needs no GPU."""
-    code, raced, table = ["one"], list[str](), tmp_path / "table.json"
-    here = Gpu("Pretend", (8, 0))
-    monkeypatch.setattr(tune, "measured_gpu", lambda words: (here, {"code": code[0]}, CPU))
-    monkeypatch.setattr(tune, "attention_race", lambda cuts, *_, **__: dict.fromkeys(cuts, 1.0))
-    monkeypatch.setattr(tune, "screened", lambda cuts, *_, **__: cuts)
-    for words in (["--models", BASE, "gpt2"], ["--models", "gpt2", "--kernels", "decode"]):
-        tune.main(["attention", *words, "--table", str(table)])
-    found = [(one.kernel, one.heads.kv_heads) for one in tuning.read(table)]
-    assert sorted(found) == [("decode", 8), ("decode", 12), ("prefill", 8), ("prefill", 12)]
-
-    def race(tiles: Any, name: str, **rest: Any) -> Mapping[ProductTiles, float]:
-        raced.append(name)
-        return product_race(tiles, name, **rest)
-
-    monkeypatch.setattr(tune, "product_race", race)
-    monkeypatch.setattr(tune, "shape_of", lambda model: TINY)
-    table.unlink()
-    words = ["products", "--table", str(table), "--weights", "int8"]
-    tune.main(words)
-    entries = product_tuning.read(table)
-    assert len(entries) == len(raced) == 2 * 4  # rows, matrices
-    for one in entries:
-        assert (one.tiles.columns, one.tiles.depth, one.tiles.warps) == (128, 64, 4)
-        assert 0 < one.measured["of_default_seconds"] < 1
-    product_tuning.write(entries[:-3], table)  # as if stopped
-    tune.main([*words, "--resume"])
-    assert product_tuning.read(table) == entries and len(raced) == 8 + 3
-    code[0] = "other"
-    tune.main([*words, "--resume"])
-    assert len(raced) == 8 + 3 + 8
 
 
 # -- compiled kernels ------------------------------------------------------------------------------
@@ -151,10 +115,7 @@ def printed(*words: str) -> str:
 def test_no_kernel_spills_and_decodes_keep_copies_in_flight() -> None:
     text = printed("-m", "pagedsim.experiments.benchmarks.compiled", "--capabilities", "90")
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 9.0")]
-    assert [row[1] for row in rows] == [
-        *(["prefill"] * 3 + ["decode"] * 3),
-        *["qkv", "out", "gate_up", "down"] * 3,
-    ]
+    assert [row[1] for row in rows] == ["prefill"] * 3 + ["decode"] * 3
     for row in rows:
         *_, instructions, products, loads, wide, in_flight, registers, spilled, shared = row
         assert 0 < int(products) < int(instructions) and 0 < int(wide) <= int(loads)
@@ -164,15 +125,19 @@ def test_no_kernel_spills_and_decodes_keep_copies_in_flight() -> None:
 
 
 @needs_triton
-def test_launches_and_bytes_of_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
-    importlib.import_module("pagedsim.experiments.benchmarks.compiled").main(
-        ["sampling", "--rows", "16", "--vocab", "50257"]
-    )
-    lines = capsys.readouterr().out.splitlines()[2:]
-    found = {name: rest for name, *rest in (line.strip("| ").split(" | ") for line in lines)}
-    assert found["greedy"][0] == "1" and found["random"][0] == "2"
-    assert found["random"][2] == "1.1 ×"
-    assert float(found["random, torch"][1]) > 30 * float(found["random"][1])
+@pytest.mark.parametrize(("temperature", "launches"), [(0.0, 1), (1.0, 2)])
+def test_launches_of_a_sample(temperature: float, launches: int) -> None:
+    from pagedsim.experiments.benchmarks.fake_gpu import FAKE, FakeGPU
+
+    sampler = Sampler()
+    params = SamplingParams(temperature=temperature)
+    rows = [Row(params, stream_key(at), 9, [1, 2], [3]) for at in range(16)]
+    with FakeGPU() as gpu:
+        logits = torch.empty(16, 50257, device=FAKE)
+        sampler.draw(logits, rows)  # sends the settings of new rows
+        gpu.launches.clear()
+        sampler.draw(logits, rows)
+    assert len(gpu.launches) == launches
 
 
 ROUNDED = """
