@@ -1,7 +1,7 @@
 """Hooks of the documentation site: generated reference pages, and links that leave docs/.
 
 `mkdocs.yml` names this file. The configuration reference comes from the comments in conf/ and the
-docstrings of `pagedsim.config`.
+docstrings of `pagedsim.spec.roots`.
 """
 
 from __future__ import annotations

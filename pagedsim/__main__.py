@@ -6,7 +6,8 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from time import strftime
@@ -17,6 +18,8 @@ from pagedsim.user_error import UserError, guarded
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from pagedsim.spec.composed import Composed
 
 _FLAGS = (
     *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r"),
@@ -32,117 +35,142 @@ _WITH_VALUE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--config-path", "-cp", "--experimental-rerun"), ()),
 }
 """Hydra's options that a value follows, and what it may be (nothing: anything)."""
-_PLAIN = re.compile(r"hydra\.(run\.dir=(?!null$)[\w./@: -]+$|verbose=)")
-"""Settings of Hydra's that a run without its options may have."""
-_HYDRAS = re.compile(r"-|[+~]*hydra|.*\$\{(now|hydra|python_version)\b")
-"""Words that Hydra alone understands."""
+_OWN = ("--config-dir", "-cd", "--package", "-p", "--cfg", "-c")
+"""Options of Hydra's, with values, that a single run carries out itself."""
+_OWN_FLAGS = ("--resolve", "--run", "-r")
+_OWN_SETTINGS = re.compile(r"hydra\.(run\.dir=(?!null$)[\w./@: -]+$|verbose=)")
+"""Settings of Hydra's that a single run carries out itself."""
 _ALLOCATIONS = 200_000
 """Objects between two collections of garbage: a study imports and composes fewer, nearly all of
 which stay, and Python's 700 would have them looked through again and again."""
 
 
-def run(root: str = "config") -> None:
-    """Compose the configuration and carry it out; imported late, so that no import is outside the
-    guard against errors.
+def run(words: Sequence[str], root: str) -> None:
+    """Compose the configuration of a study, or (`serve`) of a server, and carry it out.
 
-    `root` is the configuration to compose: of a study, or (serve) of a server.
+    Imported late, so that no import is outside the guard against errors.
     """
     from pagedsim.requirements import refuse_older
 
     refuse_older()
-    if any(word.startswith("hydra/launcher=submitit") for word in sys.argv[1:]):
+    if any(word.startswith("hydra/launcher=submitit") for word in words):
         refuse_older("cluster")
+    options, overrides = _split(words)
+    if not (options.keys() <= {*_OWN, *_OWN_FLAGS} and all(map(_is_own, overrides))):
+        _by_hydra(words, overrides, root)
+        return
+    if options.get("--cfg", options.get("-c", "job")) != "job":
+        _by_hydra(words, overrides, root)
+        return
+    from pagedsim.spec.composed import Composed
+    from pagedsim.spec.conf import Conf
+
+    names = [word for word in overrides if not _OWN_SETTINGS.match(word)]
+    folders = [_folder(options[key]) for key in ("--config-dir", "-cd") if key in options]
+    composed = Composed.of(names, Conf(folders, root))
+    if {"--cfg", "-c"} & options.keys():
+        print(_shown(composed, options), end="")
+    elif root == "serve":
+        from pagedsim.serve.command import serve
+
+        serve(composed.resolved(missing=True))
+    else:
+        _study(names, composed, [word for word in overrides if word not in names])
+
+
+def _study(words: Sequence[str], composed: Composed, settings: Sequence[str]) -> None:
+    """Carry out a study in its folder."""
+    from pagedsim.core.errors import require_flag
+    from pagedsim.run.folder import claimed
+    from pagedsim.run.runner import begun
+    from pagedsim.spec.study import StudySpec
+    from pagedsim.spec.words import parse
+
+    own = {change.key: change.value for change in map(parse, settings)}
+    require_flag("hydra.verbose", own.get("hydra.verbose", False))
+    named = f"outputs/%Y-%m-%d/%H-%M-%S-{composed.choices.get('experiment')}"  # as in config.yaml
+    folder = os.path.abspath(str(own.get("hydra.run.dir", strftime(named))))
+    with claimed(Path(folder), "hydra.run.dir" in own) as place:
+        begun(StudySpec.from_composed(words, composed, place)).execute()
+
+
+def _shown(composed: Composed, options: Mapping[str, str]) -> str:
+    """What `--cfg job` prints."""
+    from omegaconf import OmegaConf
+
+    from pagedsim.spec.conf import select
+
+    tree = composed.resolved(missing=True) if "--resolve" in options else composed.tree
+    package = options.get("--package", options.get("-p", ""))
+    text = OmegaConf.to_yaml(OmegaConf.create(select(tree, package) if package else tree))
+    return f"# @package {package}\n{text}" if package else text
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Options with their values, and the other words."""
+    left, options, overrides = iter(words), {}, []
+    for word in left:
+        if word in _WITH_VALUE:
+            options[word] = next(left)
+        elif word.startswith("-"):
+            options[word] = ""
+        else:
+            overrides.append(word)
+    return options, overrides
+
+
+def _folder(path: str) -> Path:
+    if not Path(path).is_dir():
+        raise UserError([f"--config-dir {path}: no such folder"])
+    return Path(path)
+
+
+def _is_own(word: str) -> bool:
+    """Whether a word is not one that Hydra alone carries out."""
+    hydras = re.match(r"[+~]*hydra\b|.*\$\{(now|hydra|python_version)\b", word)
+    return not hydras or bool(_OWN_SETTINGS.match(word))
+
+
+def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None:
+    """Sweeps, and all else that options of Hydra's ask for."""
+    import hydra
+
+    from pagedsim.run.multirun import conclude, over, refuse_sweep, run_experiment
+    from pagedsim.spec.conf import refuse_unknown_of_hydra, register
+
+    register()
+    refuse_unknown_of_hydra([word for word in overrides if re.match(r"[+~]*hydra\b", word)])
+    many = bool({"-m", "--multirun"} & {*words})
+    if many:
+        refuse_sweep([word for word in overrides if _is_own(word)], words)
     failures: list[Exception] = []
-    other = any(_HYDRAS.match(word) and not _PLAIN.match(word) for word in sys.argv[1:])
+
+    @hydra.main(version_base="1.3", config_path="pkg://pagedsim.conf", config_name=root)
+    def study(config: DictConfig) -> None:
+        try:
+            run_experiment(config)
+        except Exception as error:  # Hydra would print words of its own around it
+            failures.append(error)
+
     try:
-        (_by_hydra if other else _once)(root, failures)
+        study()
     except KeyboardInterrupt:
-        _conclude(interrupted=True)
+        conclude(interrupted=True)
         raise
     except OSError as error:  # a study's own errors are in `failures`
         if error.filename is None:
             raise  # not of a file: Hydra found no such option
-        key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(sys.argv) else "hydra.run.dir"
+        key = "hydra.sweep.dir" if many else "hydra.run.dir"
         why = f"cannot be written: {error.strerror or error}"
         raise UserError([f"{key}={error.filename}: {why}"]) from error
     except Exception as error:  # a launcher's, of jobs whose processes died
-        _conclude(died=error)
+        conclude(died=error)
         raise
     finally:
-        _over()
-    _conclude()
+        over()
+    conclude()
     if failures:
         raise failures[0]
-
-
-def _by_hydra(root: str, failures: list[Exception]) -> None:
-    """Sweeps, printed configurations, and all else that options of Hydra's ask for."""
-    import hydra
-
-    from pagedsim.config import register
-    from pagedsim.options import offered
-
-    register(offered())
-
-    @hydra.main(version_base="1.3", config_path="pkg://pagedsim.conf", config_name=root)
-    def study(config: DictConfig) -> None:
-        _carry_out(root, config, failures)
-
-    study()
-
-
-def _once(root: str, failures: list[Exception]) -> None:
-    """One run or server, composed without Hydra, which would take several times as long."""
-    from pagedsim.core.errors import require_flag
-    from pagedsim.options import Options
-    from pagedsim.overrides import parse
-
-    words = [word for word in sys.argv[1:] if not _PLAIN.match(word)]
-    try:
-        several = "-m tries each; " if root == "config" else ""
-        given = [parse(word, several) for word in sys.argv[1:]]
-        own = {one.key: one.value for one in given if one.word not in words}
-        require_flag("hydra.verbose", own.get("hydra.verbose", False))
-        options = Options()
-        made = options.compose(root, words)
-        if root == "serve":
-            from pagedsim.serve.command import serve
-
-            serve(made.config)
-            return
-    except Exception as error:
-        failures.append(error)
-        return
-    named = f"outputs/%Y-%m-%d/%H-%M-%S-{made.choices.get('experiment')}"  # as in config.yaml
-    folder = os.path.abspath(str(own.get("hydra.run.dir", strftime(named))))
-    os.makedirs(folder, exist_ok=True)
-    try:
-        from pagedsim.run.folder import claimed
-        from pagedsim.run.runner import begun
-
-        with claimed(Path(folder), "hydra.run.dir" in own) as there:
-            begun(words, there, options, root).execute()
-    except Exception as error:
-        failures.append(error)
-
-
-def _carry_out(root: str, config: DictConfig, failures: list[Exception]) -> None:
-    try:
-        if root == "serve":
-            from hydra.core.hydra_config import HydraConfig
-
-            from pagedsim.options import drop_replaced
-            from pagedsim.overrides import parse
-            from pagedsim.serve.command import serve
-
-            drop_replaced(config, [parse(word) for word in HydraConfig.get().overrides.task])
-            serve(config)
-        else:
-            from pagedsim.run.multirun import run_experiment
-
-            run_experiment()
-    except Exception as error:  # Hydra would print words of its own around it
-        failures.append(error)
 
 
 def _manual(root: str) -> str:
@@ -152,21 +180,6 @@ def _manual(root: str) -> str:
     else:
         from pagedsim.run.help import manual_page as page
     return page()
-
-
-def _over() -> None:
-    """Take down what a sweep shows while it runs."""
-    if "pagedsim.run.multirun" in sys.modules:  # else none has begun
-        from pagedsim.run.multirun import Multirun
-
-        Multirun.over()
-
-
-def _conclude(interrupted: bool = False, died: Exception | None = None) -> None:
-    """End a sweep, if there was one."""
-    from pagedsim.run.multirun import conclude
-
-    conclude(interrupted, died)
 
 
 def in_order(words: Sequence[str]) -> list[str]:
@@ -204,12 +217,12 @@ def _checked(option: str, value: str) -> str:
     return value
 
 
-def command() -> None:
-    """What the words of the command line ask for."""
-    words, root = sys.argv[1:], "config"
+def command(words: Sequence[str]) -> Callable[[], None]:
+    """What the words of a command line ask for."""
+    root = "config"
     if words[:1] == ["policies"] or words in (["--help", "policies"], ["-h", "policies"]):
-        print(_policies([word for word in words if word != "policies"]))
-        return
+        page = _policies([word for word in words if word != "policies"])
+        return lambda: print(page)
     if (at := _place("serve", words)) is not None:
         from pagedsim.serve.command import completed
 
@@ -218,20 +231,23 @@ def command() -> None:
         from pagedsim.run.help import BENCH_HELP, bench_words
 
         if {"--help", "-h"} & set(words):
-            print(BENCH_HELP)
-            return
+            return lambda: print(BENCH_HELP)
         words = bench_words([*words[:at], *words[at + 1 :]])
     else:
         _refuse_no_command(words)
-    sys.argv[1:] = in_order(words)
+    ordered = in_order(words)
     if "--version" in words:
-        from pagedsim.run.provenance import built, in_words
+        return _print_version
+    if {"--help", "-h"} & set(words):
+        return lambda: print(_manual(root))
+    sys.argv[1:] = ordered  # for Hydra
+    return partial(run, ordered, root)
 
-        print(f"pagedsim {in_words()}, {built()}")
-    elif {"--help", "-h"} & set(words):
-        print(_manual(root))
-    else:
-        run(root)
+
+def _print_version() -> None:
+    from pagedsim.run.provenance import built, in_words
+
+    print(f"pagedsim {in_words()}, {built()}")
 
 
 def _place(command: str, words: Sequence[str]) -> int | None:
@@ -301,10 +317,11 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # numpy's threads wait asleep
     if os.getcwd() not in sys.path:  # where a policy of one's own lies
         sys.path.insert(0, os.getcwd())
-    root = "config" if _place("serve", sys.argv[1:]) is None else "serve"
-    code = guarded(command, root)
+    with guarded() as outcome:
+        carry_out = command(sys.argv[1:])
+        carry_out()
     gc.freeze()  # Python would look through all of it once more, to end
-    sys.exit(code)
+    sys.exit(outcome.code)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,14 @@ the same checks, processes and files.
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO, StringIO
+from io import StringIO
 from itertools import chain, product
 from pathlib import Path
-from pickle import Pickler
 from shutil import copytree, rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -30,17 +27,20 @@ from pagedsim.core import ConfigError, Memory, PagedsimError
 from pagedsim.core.contracts import is_ours
 from pagedsim.core.errors import printed, unknown
 from pagedsim.metrics.definitions import METRICS
-from pagedsim.overrides import text_of
 from pagedsim.report.figures import FigureSpec as FigureSpec
 from pagedsim.report.plots import own_plots
 from pagedsim.report.plots import plot as plot
 from pagedsim.report.table import columns_of
-from pagedsim.run.backend import RunConfig
-from pagedsim.run.compose import Command
 from pagedsim.run.folder import claimed
-from pagedsim.run.objects import KEPT, UNPICKLED, draws, keep
 from pagedsim.run.pool import importing_the_script
 from pagedsim.run.runner import begun
+from pagedsim.spec.composed import Composed
+from pagedsim.spec.conf import Conf
+from pagedsim.spec.given import Given, arguments_of
+from pagedsim.spec.objects import draws
+from pagedsim.spec.run import RunSpec
+from pagedsim.spec.study import StudySpec
+from pagedsim.spec.words import Change
 from pagedsim.user_error import Interruption, UserError, line
 
 if TYPE_CHECKING:
@@ -60,8 +60,6 @@ _LIMITS = ("max_seqs", "max_batched_tokens", "max_model_len", "async_scheduling"
 """Those of `server`, which is a group of servers, too."""
 _NOT_OF_A_CLASS = ("memory", "fleet.autoscale")
 """Keys of which some settings are not those of the class: the server's, or the fleet's."""
-_LARGEST = 100_000
-"""Characters of a pickled object in a setting."""
 
 metric = METRICS
 """All metrics; its methods are the decorators that define one: `@ps.metric.group(...)`."""
@@ -105,30 +103,30 @@ def trace(path: str | Path, /, **settings: Any) -> Option:
     return Option("trace", {"path": path, **settings})
 
 
-# -- settings as the words of a command ------------------------------------------------------------
+# -- settings as changes of a configuration --------------------------------------------------------
 
 
-def words_of(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
-    """The overrides that settings stand for, and those of each arm (none: no setting has arms)."""
+def changes_from(settings: Mapping[str, Any]) -> tuple[list[Change], dict[str, list[Change]]]:
+    """The changes that settings stand for, and those of each arm (none: no setting has arms)."""
     plain: list[tuple[str, Any]] = []
-    varied: list[list[tuple[str, list[str]]]] = []
+    varied: list[list[tuple[str, list[Change]]]] = []
     _refuse_other_sizes(settings)
     for key, value in _leaves(settings):
         if isinstance(value, Mapping):
             if not value:
                 raise ConfigError(f"{key}={{}}: must have at least one arm")
-            varied.append([(str(arm), _changes(key, one)) for arm, one in value.items()])
+            varied.append([(str(arm), _changes(key, option)) for arm, option in value.items()])
             _refuse_equal(f"{key}: ", [name for name, _ in varied[-1]])
         else:
             plain.append((key, value))
     # A class or object first, then single settings of its group.
-    plain.sort(key=lambda one: one[0].count("."))
-    words = [word for key, value in plain for word in _changes(key, value)]
+    plain.sort(key=lambda setting: setting[0].count("."))
+    changes = [change for key, value in plain for change in _changes(key, value)]
     combined = list(product(*varied)) if varied else []
-    names = [", ".join(name for name, _ in some) for some in combined]
+    names = [", ".join(name for name, _ in arms) for arms in combined]
     _refuse_equal("", names)
-    changes = [[word for _, more in some for word in more] for some in combined]
-    return words, dict(zip(names, changes, strict=True))
+    patches = [[change for _, patch in arms for change in patch] for arms in combined]
+    return changes, dict(zip(names, patches, strict=True))
 
 
 def _refuse_equal(where: str, names: Sequence[str]) -> None:
@@ -156,10 +154,12 @@ def _of_servers(key: str, value: Mapping[str, Any]) -> bool:
     too."""
     if key != "server":
         return False
-    named = [n not in _LIMITS and isinstance(one, str | Option) for n, one in value.items()]
+    named = [
+        name not in _LIMITS and isinstance(option, str | Option) for name, option in value.items()
+    ]
     if named and all(named):
         return True
-    if any(named) or any(isinstance(one, Mapping) for one in value.values()):
+    if any(named) or any(isinstance(limit, Mapping) for limit in value.values()):
         raise ConfigError(
             "server: must be limits, such as {'max_seqs': 64}, or arms of servers by name, such as "
             "{'a': 'vllm-0.33'}; arms of a limit are {'server.max_seqs': {'a': 64}}"
@@ -167,21 +167,23 @@ def _of_servers(key: str, value: Mapping[str, Any]) -> bool:
     return False
 
 
-def _changes(key: str, value: Any) -> list[str]:
-    """The overrides that give a setting a value."""
+def _changes(key: str, value: Any) -> list[Change]:
+    """The changes that give a setting a value."""
     if isinstance(value, Option) and isinstance(value.kind, str):
-        own = [(f"{key}.{name}", one) for name, one in value.settings.items()]
-        inside = [f"++{name}={text_of(_settings(name, one))}" for name, one in own]
+        inside = [
+            Change(f"{key}.{name}", _plain(f"{key}.{name}", setting), "force")
+            for name, setting in value.settings.items()
+        ]
         named = f"{key}.rule" if key == "fleet.autoscale" else key
-        return [f"{named}={value.kind}", *inside]
-    settings = _settings(key, value)
-    if settings is value or not isinstance(settings, dict):
-        return [f"{key}={text_of(settings)}"]
+        return [Change(named, value.kind), *inside]
+    settings = _plain(key, value)
+    if not isinstance(settings, dict) or isinstance(value, Mapping):
+        return [Change(key, settings)]
     if isinstance(value, Memory):
         settings |= _sizes_of(value)
-    words = [f"++{key}.{name}={text_of(one)}" for name, one in settings.items()]
+    changes = [Change(f"{key}.{name}", inner, "force") for name, inner in settings.items()]
     # Else without the settings of the option that was chosen before.
-    return words if key in _NOT_OF_A_CLASS else [f"~{key}", *words]
+    return changes if key in _NOT_OF_A_CLASS else [Change(key, kind="delete"), *changes]
 
 
 def _sizes_of(memory: Memory) -> dict[str, int]:
@@ -203,79 +205,45 @@ def _refuse_other_sizes(settings: Mapping[str, Any]) -> None:
 
 
 def _each(value: Any) -> list[Any]:
-    """The values of a setting: one, or that of each arm."""
+    """The values of a setting: that of all arms, or of each."""
     return list(value.values()) if isinstance(value, Mapping) else [value]
 
 
-def _settings(key: str, value: Any) -> Any:
-    """A value as a configuration has it: objects and classes as the settings that make them."""
+def _plain(key: str, value: Any) -> Any:
+    """A value as a configuration has it: classes and objects as the settings that make them."""
     if isinstance(value, type):
         return {"_target_": _path_of(key, value)}
     if isinstance(value, Option):
         if isinstance(value.kind, str):
             raise ConfigError(f"{key}={value.kind}: must be a class or an object inside an option")
-        inside = {name: _settings(f"{key}.{name}", one) for name, one in value.settings.items()}
-        return {**_settings(key, value.kind), **inside}
+        inside = {name: _plain(f"{key}.{name}", inner) for name, inner in value.settings.items()}
+        return {**_plain(key, value.kind), **inside}
     if isinstance(value, list | tuple):
-        return [_settings(key, one) for one in value]
+        return [_plain(key, inner) for inner in value]
     if isinstance(value, Mapping):
-        return {name: _settings(f"{key}.{name}", one) for name, one in value.items()}
-    if value is None or isinstance(value, str | bool | int | float | Path | np.generic):
+        return {name: _plain(f"{key}.{name}", inner) for name, inner in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, str | bool | int | float):
         return value
-    return _packed(key, value)
+    return str(value) if isinstance(value, Path) else _object(key, value)
 
 
-def _packed(key: str, value: Any) -> dict[str, Any]:
-    """The settings that make copies of an object; raises ConfigError where that cannot be.
-
-    A pickled one is the same in other processes, and in another session that goes on in a folder.
-    """
-    kind = type(value)
+def _object(key: str, value: Any) -> dict[str, Any]:
+    """The settings of an object: its class and arguments, or the object itself."""
+    kind: Any = type(value)
+    name = kind.__name__
     if draws(value):
         raise ConfigError(
-            f"{key}: {kind.__name__} takes a seed, to which each run adds its own: must be a "
-            f"class, or option({kind.__name__}, ...)"
+            f"{key}: {name} takes a seed, to which each run adds its own: must be a class, or "
+            f"option({name}, ...)"
         )
-    buffer = BytesIO()
-    pickler = _Pickler(buffer)
+    if not is_ours(kind) and (arguments := arguments_of(value)) is not None:
+        return {"_target_": _path_of(key, kind), **arguments}
     try:
-        pickler.dump(value)
-    except Exception:  # whatever its class raises
-        return _unpicklable(key, value)
-    text = urlsafe_b64encode(buffer.getvalue()).decode().rstrip("=")
-    if len(text) > _LARGEST:
-        raise ConfigError(
-            f"{key}: {kind.__name__} has {len(text):,} bytes: must have at most {_LARGEST:,}; "
-            "give its class, or a file"
-        )
-    classes = sorted({_path_of(key, one) for one in pickler.classes if not is_ours(one)})
-    return {"_target_": UNPICKLED, "classes": classes, "pickle": text}
-
-
-def _unpicklable(key: str, value: Any) -> dict[str, Any]:
-    """The settings of an object that only this process and its forks have."""
-    kind = type(value)
-    try:
-        deepcopy(value)
-        return {"_target_": KEPT, "classes": [], "name": keep(value)}
-    except Exception as error:  # whatever its class raises
-        raise ConfigError(
-            f"{key}: {kind.__name__} cannot be copied, of which each run gets one: {error}"
-        ) from error
-
-
-class _Pickler(Pickler):
-    """Notes the classes of all that it pickles."""
-
-    def __init__(self, file: BytesIO) -> None:
-        super().__init__(file)
-        self.classes: set[type] = set()
-
-    def reducer_override(self, value: Any) -> Any:
-        """Note a class; it is pickled as ever."""
-        if isinstance(value, type) and value.__module__ != "builtins":
-            self.classes.add(value)
-        return NotImplemented
+        return {"_target_": Given(value)}
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {name} {error}") from error
 
 
 def _path_of(key: str, kind: type) -> str:
@@ -304,8 +272,8 @@ def experiment(
     from which the same call goes on if it was interrupted; without one they are removed with the
     result.
     """
-    words, arms = words_of(_whole(settings, more))
-    return _executed([f"experiment={name}", *words], arms, folder)
+    changes, arms = changes_from(_whole(settings, more))
+    return _executed([Change("experiment", name), *changes], arms, folder)
 
 
 def simulate(
@@ -344,7 +312,7 @@ def sweep(
     _refuse_arms("sweep", _whole(settings, more))
     if not isinstance(values, list | tuple | range | np.ndarray):
         raise ConfigError(f"{over}={values!r}: must be a list of values")
-    if any(_settings(over, value) != value for value in values):
+    if any(_plain(over, value) != value for value in values):
         raise ConfigError(f"{over}: the values of a sweep must be plain; compare takes objects")
     own = {"study.over": _ALIASES.get(over, over), "study.values": list(values)}
     return experiment("sweep", {**own, **settings}, folder=folder, **more)
@@ -364,11 +332,14 @@ def capacity(
     """
     if not isinstance(bounds, Mapping | None):
         raise ConfigError(f"capacity: {bounds!r}: must be a mapping, such as {{'ttft_p99': 2.0}}")
-    words, arms = words_of(_whole(settings, more))
+    changes, arms = changes_from(_whole(settings, more))
     if bounds is not None:  # in place of those of the experiment
-        given = [f"++study.bounds.{name}={text_of(value)}" for name, value in bounds.items()]
-        words += ["~study.bounds", *given]
-    return _executed(["experiment=capacity", *words], arms or {"run": []}, folder)
+        changes.append(Change("study.bounds", kind="delete"))
+        changes += [
+            Change(f"study.bounds.{name}", _plain(f"study.bounds.{name}", bound), "force")
+            for name, bound in bounds.items()
+        ]
+    return _executed([Change("experiment", "capacity"), *changes], arms or {"run": []}, folder)
 
 
 def fleet(
@@ -385,10 +356,12 @@ def fleet(
     `fleet({"fast": {"replicas": 2, "set": ["hardware=h100"]}, "slow": {"replicas": 4}})`. Other
     settings may have arms, which are compared.
     """
-    words, arms = words_of(_whole(settings, more))
+    changes, arms = changes_from(_whole(settings, more))
     key = "fleet.pools" if isinstance(replicas, Mapping) else "fleet.replicas"
-    kind = "compare" if arms else "single"
-    return _executed([f"experiment={kind}", *words, f"{key}={text_of(replicas)}"], arms, folder)
+    changes.append(Change(key, _plain(key, replicas)))
+    return _executed(
+        [Change("experiment", "compare" if arms else "single"), *changes], arms, folder
+    )
 
 
 def estimate(settings: Mapping[str, Any] = _NONE, /, **more: Any) -> Result:
@@ -412,8 +385,8 @@ def preset(name: str, settings: Mapping[str, Any] = _NONE, /, **more: Any) -> Se
     if "server" in whole:
         raise ConfigError("preset: server: is its first argument; limits are settings of LLM")
     _refuse_arms("preset", whole)
-    words, _ = words_of({"server": name, **whole})
-    return RunConfig(Command.of(words, Path(), root="serve").config).server
+    changes, _ = changes_from({"server": name, **whole})
+    return RunSpec(Composed.of(changes, Conf(root="serve")).resolved()).server
 
 
 def _whole(settings: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -435,20 +408,19 @@ def _refuse_arms(name: str, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _executed(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: Folder) -> Result:
+def _executed(
+    changes: Sequence[Change], arms: Mapping[str, Sequence[Change]], folder: Folder
+) -> Result:
     if importing_the_script():
         raise SystemExit(1)  # the process that began this one says what the script lacks
-    if not any(word.startswith("tracking") for word in words):
-        words = [*words, "tracking=none"]
-    if not any(word.startswith("report=") for word in words):
-        words = [*words, "report=false"]
+    changes = [*changes, *(change for key, change in _QUIET.items() if not _sets(changes, key))]
     if folder is not None:
-        _refuse_unpicklable([*words, *chain.from_iterable(arms.values())], folder)
+        _refuse_unpicklable([*changes, *chain.from_iterable(arms.values())], folder)
         with claimed(Path(folder), own=True) as place:
-            return Result(_published(words, arms, place), place)
+            return Result(_published(changes, arms, place), place)
     place = Path(mkdtemp(prefix="pagedsim-"))
     try:
-        result = Result(_published(words, arms, place), place)
+        result = Result(_published(changes, arms, place), place)
     except BaseException:
         rmtree(place, ignore_errors=True)
         raise
@@ -456,25 +428,35 @@ def _executed(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: F
     return result
 
 
-def _refuse_unpicklable(words: Sequence[str], folder: str | Path) -> None:
-    for word in words:
-        if word.endswith(f"={text_of(KEPT)}"):
-            key = word.lstrip("+").partition(".")[0]
+_QUIET = {"tracking": Change("tracking", "none"), "report": Change("report", False)}
+"""What a script does not want unless it says so."""
+
+
+def _sets(changes: Sequence[Change], key: str) -> bool:
+    return any(change.key.partition(".")[0] == key for change in changes)
+
+
+def _refuse_unpicklable(changes: Sequence[Change], folder: str | Path) -> None:
+    for change in changes:
+        if isinstance(change.value, Given) and not change.value.pickles:
+            key = change.key.partition(".")[0]
             raise ConfigError(
                 f"folder={folder}: no later call could go on there: {key} is an object that cannot "
                 "be pickled; leave folder= away and write with result.report(folder)"
             )
 
 
-def _published(words: Sequence[str], arms: Mapping[str, Sequence[str]], folder: Path) -> Published:
+def _published(
+    changes: Sequence[Change], arms: Mapping[str, Sequence[Change]], folder: Path
+) -> Published:
     """What the study publishes; raises its errors in the words of a script."""
     try:
-        execution = begun(words, folder, arms=arms or None, quiet=True)
+        execution = begun(StudySpec.of(changes, folder, arms=arms or None), quiet=True)
         execution.execute()
     except Interruption as error:
         raise KeyboardInterrupt("interrupted; with folder= the same call goes on") from error
     except Exception as error:
-        text = line(error, list(words)).lstrip("+").replace("hydra.run.dir=", "folder=")
+        text = line(error).lstrip("+").replace("hydra.run.dir=", "folder=")
         cause = error.__cause__ if isinstance(error, UserError) else error  # a user's code's
         raise UserError([text]) from None if isinstance(cause, PagedsimError) else cause
     assert execution.published is not None  # else it has raised

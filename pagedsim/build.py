@@ -12,9 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.resources import files
-from importlib.util import find_spec
 from inspect import isabstract, signature
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pagedsim.core import (
@@ -185,33 +183,6 @@ _NAMED: Mapping[str, Mapping[str, type[Any]]] = {
     "router": ROUTERS,
     "autoscaler": AUTOSCALERS,
 }
-
-_MOVED = {
-    **{
-        f"pagedsim.policies.{name}": "pagedsim.policies.ordering"
-        for name in ("edf", "fcfs", "hrrn", "priority", "sjf", "srpt")
-    },
-    **dict.fromkeys(
-        ("pagedsim.policies.drr", "pagedsim.policies.vtc"), "pagedsim.policies.fairness"
-    ),
-    "pagedsim.policies.routing.lmetric": "pagedsim.policies.routing.dynamo",
-    "pagedsim.experiments.papers.early_rejection": "pagedsim.experiments.papers.study",
-    "pagedsim.policies.longest_prefix": "pagedsim.policies.prefix_order",
-    "pagedsim.policies.plas": "pagedsim.policies.mlfq",
-    "pagedsim.policies.victims": "pagedsim.policies.victims",
-    "pagedsim.experiments.studies.sweep": "pagedsim.experiments.studies.compare",
-    "pagedsim.experiments.fidelity.bench": "pagedsim.experiments.studies.compare",
-    "pagedsim.experiments.fidelity.parity": "pagedsim.experiments.fidelity.validate",
-    **{
-        f"pagedsim.policies.routing.{name}": "pagedsim.policies.routing.simple"
-        for name in (
-            *("central", "least_requests", "least_tokens", "least_work"),
-            *("power_of_two", "round_robin", "uniform"),
-        )
-    },
-}
-"""Former modules: their paths stand in configurations of recorded runs and of users' studies."""
-_RENAMED = {"Yields": "VictimRule"}
 
 
 @cache
@@ -387,7 +358,7 @@ def settings_of(path: str) -> Collection[str] | None:
 
     None if there is no such class, if it is one of pagedsim, or if it takes any setting.
     """
-    module, _, name = current_path(path).rpartition(".")
+    module, _, name = path.rpartition(".")
     if module.partition(".")[0] == "pagedsim":
         return None
     try:
@@ -397,31 +368,8 @@ def settings_of(path: str) -> Collection[str] | None:
     return None if any(one.kind is one.VAR_KEYWORD for one in takes) else {t.name for t in takes}
 
 
-def current_path(path: str) -> str:
-    """The dotted path of a class of pagedsim, whose module may have had another name.
-
-    `policies` and `experiments` were packages of their own; one of the user's that Python
-    finds under such a name goes before.
-    """
-    package = path.partition(".")[0]
-    if package in ("policies", "experiments") and not _is_users(package):
-        path = f"pagedsim.{path}"
-    module, _, name = path.rpartition(".")
-    return f"{_MOVED[module]}.{_RENAMED.get(name, name)}" if module in _MOVED else path
-
-
-def _is_users(package: str) -> bool:
-    """Whether there is a package or module of that name which is not a folder of ours."""
-    spec = find_spec(package)
-    if spec is None:
-        return False
-    ours = (Path(__file__).parents[1] / package).resolve()
-    places = spec.submodule_search_locations or [spec.origin or ""]
-    return not any(Path(one).resolve() == ours for one in places)
-
-
 def _by_path(kind: str, path: str, base: type[Any]) -> Any:
-    module, _, attribute = current_path(path).rpartition(".")
+    module, _, attribute = path.rpartition(".")
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:

@@ -135,9 +135,9 @@ def hydra() -> Iterator[None]:
     """Configurations can be composed."""
     from hydra import initialize_config_module
 
-    from pagedsim.config import register
+    from pagedsim.spec.conf import register
 
-    register({})
+    register()
     with initialize_config_module("pagedsim.conf", version_base="1.3"):
         yield
 
@@ -145,9 +145,9 @@ def hydra() -> Iterator[None]:
 @pytest.fixture
 def a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines share one small model and wait for no machine: no time matters to these tests."""
+    from pagedsim.backends import engine as serving
+    from pagedsim.backends.engine import ModelCache
     from pagedsim.engine import assemble
-    from pagedsim.run import serving
-    from pagedsim.run.serving import ModelCache
 
     def load(*_: object, max_model_len: int | None = None, **__: object) -> LoadedModel:
         return replace(_small(), max_model_len=max_model_len or _small().max_model_len)

@@ -19,8 +19,8 @@ from pagedsim.core import (
 )
 from pagedsim.policies.ordering import FCFS, Priority
 from pagedsim.policies.preemption import Cheapest
-from pagedsim.run.objects import locate
 from pagedsim.server import ServerSpec
+from pagedsim.spec.objects import locate
 
 # -- names become objects, and a name that does not exist is answered with those that do -----------
 

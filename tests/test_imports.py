@@ -64,9 +64,7 @@ EVERYTHING_OURS = (
     "pagedsim.metrics",
     "pagedsim.report",
     "pagedsim.tracking",
-    "pagedsim.config",
-    "pagedsim.overrides",
-    "pagedsim.options",
+    "pagedsim.spec",
     "pagedsim.user_error",
     "pagedsim.requirements",
     "pagedsim.policies",
@@ -74,7 +72,7 @@ EVERYTHING_OURS = (
     "pagedsim.conf",
 )
 
-_OF_THE_API = ("core", "metrics", "overrides", "report", "run", "user_error")
+_OF_THE_API = ("core", "metrics", "report", "run", "spec", "user_error")
 
 # room: (rooms of ours it may import, third-party packages it may import)
 RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
@@ -111,16 +109,27 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.workload": (("pagedsim.core",), all_but(*TORCH)),
     "pagedsim.metrics": (("pagedsim", "pagedsim.core"), all_but(*TORCH)),
     "pagedsim.report": (("pagedsim", "pagedsim.core", "pagedsim.metrics"), all_but(*TORCH)),
-    "pagedsim.config": ((), only("hydra", "omegaconf", "yaml")),
-    "pagedsim.overrides": (("pagedsim.core",), only()),
-    "pagedsim.options": (
-        tuple(f"pagedsim.{room}" for room in ("core", "build", "config", "overrides", "conf")),
-        only("omegaconf", "yaml"),
+    "pagedsim.spec": (
+        tuple(
+            f"pagedsim.{room}"
+            for room in (
+                *("core", "build", "server", "policies", "sim", "cluster", "workload", "metrics"),
+                *("conf", "backends"),
+            )
+        ),
+        only("hydra", "omegaconf", "yaml"),
     ),
-    "pagedsim.user_error": (
-        ("pagedsim.core", "pagedsim.options", "pagedsim.overrides"),
-        only("omegaconf"),
+    "pagedsim.backends": (
+        tuple(
+            f"pagedsim.{room}"
+            for room in (
+                *("core", "build", "server", "policies", "sim", "cluster", "workload", "metrics"),
+                *("engine", "spec", "requirements"),
+            )
+        ),
+        all_but(),
     ),
+    "pagedsim.user_error": (("pagedsim.core",), only()),
     "pagedsim.tracking": (
         ("pagedsim", "pagedsim.core", "pagedsim.metrics", "pagedsim.report"),
         all_but(*TORCH),
@@ -204,13 +213,13 @@ def test_a_command_leaves_out_what_it_does_not_need(tmp_path: Path) -> None:
 SAVINGS = """
 import atexit, gc, runpy, sys, yaml
 from omegaconf._utils import get_yaml_loader
-from pagedsim.config import register
+from pagedsim.spec.conf import register
 from pagedsim.report.style import drawing, new_figure
 
 with drawing():
     new_figure(1).subplots()
 from matplotlib.lines import Line2D  # its documentation is written when it is imported
-register({})
+register()
 fast_yaml = not yaml.__with_libyaml__ or issubclass(get_yaml_loader(), yaml.CSafeLoader)
 docs = "agg_filter" in Line2D.__init__.__doc__
 atexit.register(lambda: print(docs, fast_yaml, gc.get_freeze_count() > 10_000))

@@ -87,11 +87,10 @@ def _stack(frame: FrameType | None) -> list[str]:
 
 def measured(words: list[str]) -> Counts:
     """The counts of a command with these words."""
-    sys.argv = ["pagedsim", *words]
     counts = Counts()
     sys.setprofile(counts)
     try:
-        front.command()
+        front.command(words)()
     finally:
         sys.setprofile(None)
     return counts

@@ -30,8 +30,8 @@ from pagedsim.experiments.benchmarks.harness import (
     table,
 )
 from pagedsim.experiments.benchmarks.simulator import composed
-from pagedsim.run.backend import policy_of
 from pagedsim.run.provenance import built
+from pagedsim.spec.run import policy_of
 
 CASES = (
     ("prefill_first", "paged"),

@@ -22,10 +22,9 @@ from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
-from omegaconf import OmegaConf
-
+from pagedsim.backends.base import BackendRun, StoppableRecorder
 from pagedsim.experiments.benchmarks.harness import (
     Cost,
     cost_cells,
@@ -40,9 +39,9 @@ from pagedsim.experiments.benchmarks.harness import (
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.summary import summarise
-from pagedsim.options import Options
-from pagedsim.run.backend import BackendRun, RunConfig, StoppableRecorder
 from pagedsim.run.provenance import built
+from pagedsim.spec.composed import Composed
+from pagedsim.spec.run import RunSpec
 from pagedsim.workload import Workload
 
 # -- workloads, as words of a command line ---------------------------------------------------------
@@ -78,13 +77,12 @@ def short(requests: int, prompt: int, output: int, rate: float) -> Words:
 @cache
 def composed(words: Words) -> dict[str, Any]:
     """The configuration of these words."""
-    made = Options().compose("config", [*SERVER, *words]).config
-    return cast(dict[str, Any], OmegaConf.to_container(made, resolve=True))
+    return Composed.of([*SERVER, *words]).resolved()
 
 
-def run_of(words: Words) -> RunConfig:
+def run_of(words: Words) -> RunSpec:
     """The configuration of one run."""
-    return RunConfig(composed(words))
+    return RunSpec(composed(words))
 
 
 def serve(run: BackendRun, workload: Workload) -> Recorder:

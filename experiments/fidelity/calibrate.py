@@ -24,10 +24,10 @@ from pagedsim.fidelity.logs.log import read_log
 from pagedsim.fidelity.logs.server import Constant, ExternalServer, Fit
 from pagedsim.fidelity.recorded import log_of, recorded_runs
 from pagedsim.fidelity.step_grid import profiled
-from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
+from pagedsim.spec.run import RunSpec
 from pagedsim.user_error import shown
 
 
@@ -49,7 +49,7 @@ class Calibrate(Study):
             raise ConfigError("run, requests: only one of them can be fitted to")
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
-        if self.run is None and self.requests is None and not RunConfig(runs.config).backend.alone:
+        if self.run is None and self.requests is None and not RunSpec(runs.config).backend.alone:
             raise ConfigError(
                 "run: must be given: run=<folder of an earlier study on the engine>, "
                 "requests=<log of a server elsewhere>, or backend=engine to profile it"

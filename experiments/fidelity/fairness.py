@@ -23,11 +23,11 @@ from pagedsim.metrics.service import service_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import short
-from pagedsim.run.backend import Settings
 from pagedsim.run.job import Arm
-from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
+from pagedsim.spec.check import check_settings
+from pagedsim.spec.run import Settings
 
 DATA = Path(__file__).parents[1] / "data"
 """Folder of the logs that pagedsim includes."""
@@ -61,7 +61,7 @@ class Fairness(Rules, Study):
     within: float
 
     def __post_init__(self) -> None:
-        require_kinds(self)
+        check_settings(self)
         require_number("known", self.known, above=0)
         least = {"least": FEWEST, "moves": 1, "prompts": 1, "more_prompt": 0, "adapter": 0}
         for name, at_least in least.items():

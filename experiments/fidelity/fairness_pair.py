@@ -21,8 +21,8 @@ from pagedsim.fidelity.logs.fit import Point, search
 from pagedsim.fidelity.logs.log import Log
 from pagedsim.fidelity.logs.score import ClientService, distance
 from pagedsim.fidelity.logs.server import ExternalServer
-from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.sim.cost import CostModel
+from pagedsim.spec.run import RunSpec, Settings
 
 FREE = ("decode_step", "mixed_step", "prompt_token", "context_token")
 """Fitted weights; initial values are those of `cost=`. Request latencies do not identify the
@@ -268,7 +268,7 @@ class Pair:
         first = float(log.latencies.ttft[0]) if rules.cold else 0.0
         external = ExternalServer(config, longer, first)
         try:
-            RunConfig(config).prepare()
+            RunSpec(config).prepare()
         except ConfigError as error:
             if not adapters or f"memory of {memory['blocks']} blocks" not in str(error):
                 raise

@@ -20,11 +20,11 @@ import numpy as np
 from pagedsim.fidelity.rows import read_rows
 from pagedsim.fidelity.sheets import settings
 from pagedsim.fidelity.step_tables.tables import Cell, read_table
-from pagedsim.run.objects import make
 from pagedsim.sim.cost.base import step
 from pagedsim.sim.cost.fitting import nnls
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.power import EnergyRoofline
+from pagedsim.spec.objects import make
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "experiments" / "data" / "step-tables" / "splitwise.csv"

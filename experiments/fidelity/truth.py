@@ -33,9 +33,9 @@ from pagedsim.report import style
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.run.job import Arm
-from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
+from pagedsim.spec.check import check_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ class Truth(Study):
     logs: Mapping[str, Mapping[str, Any]]
 
     def __post_init__(self) -> None:
-        require_kinds(self)
+        check_settings(self)
         if self.stack is not None and self.stack not in option_names("stack"):
             known = ", ".join(sorted(option_names("stack")))
             raise ConfigError(f"stack={self.stack}: must be one of {known}")

@@ -20,10 +20,10 @@ from pagedsim.fidelity.step_tables.tables import Cell, Table, alone, grid, read_
 from pagedsim.fidelity.step_tables.times import Point
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import percent, signed
-from pagedsim.run.backend import Settings
-from pagedsim.run.compose import Command
 from pagedsim.run.pool import inside_a_worker
 from pagedsim.run.runs import cores
+from pagedsim.spec.run import Settings
+from pagedsim.spec.study import StudySpec
 
 DATA = Path(__file__).parents[1] / "data" / "step-tables"
 """Folder of the tables that pagedsim includes."""
@@ -175,7 +175,7 @@ class ServerLog(NamedTuple):
         return ExternalServer(self.config, self.log).serve().score()
 
 
-def read_logs(logs: Mapping[str, Mapping[str, Any]], command: Command) -> list[ServerLog]:
+def read_logs(logs: Mapping[str, Mapping[str, Any]], command: StudySpec) -> list[ServerLog]:
     """Read the listed logs, each with a file `requests` and overrides `server`."""
     server_logs = []
     for name, of in logs.items():

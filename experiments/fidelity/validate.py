@@ -22,12 +22,12 @@ from pagedsim.fidelity.replay import replayed
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
-from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Arm, Failure, error_of, failure_of
-from pagedsim.run.objects import flat, locate
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 from pagedsim.sim.cost import Fitted
+from pagedsim.spec.objects import flat, locate
+from pagedsim.spec.run import RunSpec, Settings
 from pagedsim.user_error import UserError, line, shown
 
 CAPACITY = 200
@@ -415,10 +415,9 @@ class Parity(Validate):
                 if not getattr(locate(config["backend"]["_target_"]), "alone", False):
                     raise ConfigError("must be engine, which is validated")
                 check_workload(config["workload"])
-                RunConfig(config, config["seed"]).prepare()
+                RunSpec(config, config["seed"]).prepare()
             except Exception as error:
-                words = [*runs.command.words, *changes]
-                text = line(error, words).removeprefix(f"{_said(changes)}: ")
+                text = line(error).removeprefix(f"{_said(changes)}: ")
                 raise ConfigError(f"{_said(changes)}: {text}") from error
             self._configured[changes] = config
 

@@ -11,7 +11,7 @@ from typing import Annotated
 from pagedsim.core import ConfigError
 from pagedsim.experiments.papers.comparison import unsure
 from pagedsim.experiments.papers.panels import draw_bar_panels
-from pagedsim.experiments.papers.reproduction import In, Names, Number, Positive, arm
+from pagedsim.experiments.papers.reproduction import Names, arm
 from pagedsim.experiments.papers.study import Figures
 from pagedsim.experiments.studies.bisection import Bisection
 from pagedsim.experiments.studies.capacity import WITHOUT_RATE
@@ -23,6 +23,7 @@ from pagedsim.report.numbers import number
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Key, Runs
 from pagedsim.run.study import Analysis
+from pagedsim.spec.check import In, Number, Positive
 
 Budget = Annotated[str, In("budgets")]
 Where = tuple[str, str, str]

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pagedsim.experiments.papers.reproduction import In, Number, Positive
 from pagedsim.metrics.compare import Estimate, paired_ratio
+from pagedsim.spec.check import In, Number, Positive
 
 Curve = Mapping[float, float]
 """Rate: latency."""

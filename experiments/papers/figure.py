@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.experiments.papers.comparison import Comparison, Curve
-from pagedsim.experiments.papers.reproduction import ByArm, Count, In, Names, arm
-from pagedsim.run.objects import locate
+from pagedsim.experiments.papers.reproduction import ByArm, Names, arm
+from pagedsim.spec.check import Count, In
+from pagedsim.spec.objects import locate
 
 Curves = Mapping[str, Mapping[str, Sequence[Curve]]]
 """By case and system, a curve per seed; the only point of an arm without a sweep is at 0."""

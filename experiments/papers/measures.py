@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pagedsim.backends.sim import Simulated
 from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.experiments.papers.memory_observed import KINDS
@@ -18,8 +19,7 @@ from pagedsim.experiments.studies import block_sizes
 from pagedsim.experiments.studies.swap_map import price_of
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.tables import stretches_of
-from pagedsim.run.backend import RunConfig
-from pagedsim.run.simulated import Simulated
+from pagedsim.spec.run import RunSpec
 from pagedsim.workload.generated import stages_of
 from pagedsim.workload.predictor import kendall
 
@@ -108,7 +108,7 @@ def answers(run: Run, classes: int = 4, predictions: bool = False) -> Numbers:
 
 def agreement(run: Run) -> float:
     """Kendall's tau of predicted and true lengths; NaN without predictions."""
-    workload = RunConfig(run.config, run.seed).workload()
+    workload = RunSpec(run.config, run.seed).workload()
     guess = workload.predicted_len[:SAMPLE].astype(np.float64)
     if np.isnan(guess).any():
         return math.nan
@@ -302,7 +302,7 @@ def longest_gap(run: Run) -> float:
 
 def full_budget(run: Run) -> float:
     """Seconds of a step that computes all of its budget at the end of the longest request."""
-    config = RunConfig(run.config, run.seed)
+    config = RunSpec(run.config, run.seed)
     backend = config.backend
     assert isinstance(backend, Simulated)
     stage = backend.simulation(config)

@@ -15,10 +15,11 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
+from pagedsim.backends.base import StoppableRecorder
+from pagedsim.backends.sim import Simulated, Simulation
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.errors import require_whole
-from pagedsim.run.backend import RunConfig, StoppableRecorder
-from pagedsim.run.simulated import Simulated, Simulation
+from pagedsim.spec.run import RunSpec
 from pagedsim.workload import Workload
 
 KINDS = ("stored", "reserved", "internal", "external")
@@ -41,7 +42,7 @@ class Observed(Simulated):
         if self.fast_forward:
             raise ConfigError("fast_forward=True: must be false: skipped steps are not inspected")
 
-    def prepare(self, config: RunConfig) -> Simulation:
+    def prepare(self, config: RunSpec) -> Simulation:
         return _Observation(super().simulation(config), self.every)
 
 

@@ -16,10 +16,10 @@ from pagedsim.experiments.papers.panels import Panel, draw_bar_panels, draw_pane
 from pagedsim.experiments.papers.reproduction import ByArm, Reproduction, arm
 from pagedsim.metrics.result import Row
 from pagedsim.report.figures import FigureSpec
-from pagedsim.run.compose import group_of, key_of
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
+from pagedsim.spec.words import group_of, key_of
 from pagedsim.workload.predictor import PREDICTED
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Figures(Reproduction):
         setting."""
         typed = [
             word
-            for word in runs.command.words
+            for word in map(str, runs.command.words)
             if key_of(word) not in self.idle
             and not word.startswith(("~study", "study.only", "+study.only"))
             and group_of(word) not in _NEUTRAL

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pagedsim.backends.engine import the_machine, threads
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.experiments.papers.panels import Panel, draw_panels
@@ -24,7 +25,6 @@ from pagedsim.metrics.compare import Estimate, estimate, estimate_of, paired_rat
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import MUTED
-from pagedsim.run.serving import the_machine, threads
 from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:

@@ -27,11 +27,11 @@ from pagedsim.metrics.result import Listing, added_up
 from pagedsim.metrics.stability import mean_backlogs, overload_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
-from pagedsim.run.backend import RunConfig
-from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Key, Runs, changed_note
 from pagedsim.run.study import Analysis, Study
+from pagedsim.spec.run import RunSpec
+from pagedsim.spec.words import key_of
 
 RATE = "workload.rate"
 WITHOUT_RATE = ("closed", "burst")
@@ -95,7 +95,7 @@ class Capacity(Study):
         config = runs.config
         rate: float | None = self.start or config["workload"].get("rate")
         if rate is None and not self._own:
-            workload = RunConfig(config, config["seed"]).workload()
+            workload = RunSpec(config, config["seed"]).workload()
             self._own.append(workload.rate)
         return self._own[0] if rate is None else rate
 
@@ -109,7 +109,7 @@ class Capacity(Study):
         for job in jobs:
             require_rate(job, "a search needs")
             if any(bound.client is not None for bound in bounds):
-                asked = RunConfig(job.config, job.seed).workload()
+                asked = RunSpec(job.config, job.seed).workload()
                 validate_clients(bounds, asked.clients)
 
     def analyse(self, runs: Runs) -> Analysis | None:

@@ -20,11 +20,11 @@ from pagedsim.metrics.compare import estimate, value_of
 from pagedsim.metrics.result import added_up
 from pagedsim.metrics.slo import BOUNDED, slo_of
 from pagedsim.metrics.stability import Backlog, mean_backlogs, overload_of, unsure_note
-from pagedsim.run.backend import RunConfig
-from pagedsim.run.compose import group_of
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
+from pagedsim.spec.run import RunSpec
+from pagedsim.spec.words import group_of
 
 ATTAINED = "slo_attainment"
 _LENGTHS = ("workload.requests", "workload.sessions")
@@ -95,7 +95,7 @@ class Cheapest(Study):
             changes, keys, alone = _changes(gpu, replicas, router)
             config = runs.command.configured(f"study.splits.{split}", changes)
             try:
-                RunConfig(config, runs.command.seeds[0]).prepare()
+                RunSpec(config, runs.command.seeds[0]).prepare()
             except PagedsimError as error:
                 self._left_out.setdefault(f"{gpu}, {split}", str(error))
                 continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from pagedsim.backends.http.backend import VLLM_BENCH
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.log import check_log, write_log
 from pagedsim.metrics.arms import DEFAULT_METRICS, Arms
@@ -16,12 +17,12 @@ from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.metrics.slo import slo_of
 from pagedsim.metrics.stability import brief_note
 from pagedsim.report.plots import drawings_of
-from pagedsim.run.compose import Command, group_of, single
-from pagedsim.run.http.backend import VLLM_BENCH
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, BackendName, Study
+from pagedsim.spec.study import StudySpec, single
+from pagedsim.spec.words import group_of
 from pagedsim.user_error import shown
 
 _NOT_OF_AN_ARM = (
@@ -130,12 +131,11 @@ def refuse_of_an_arm(where: str, change: str) -> None:
         raise ConfigError(f"{where}: is the study's own, and the same for all arms")
 
 
-def ordinary(command: Command, key: str, arm: Arm, seed: int) -> str:
+def ordinary(command: StudySpec, key: str, arm: Arm, seed: int) -> str:
     """The command that repeats a run of an arm whose overrides are in `key`."""
     config = command.configured(key, arm.overrides, arm.changes)
     numbers = [f"{name}={value:g}" for name, value in arm.changes.items()]
-    job = Job(arm.name, seed, config, command.folder)
-    return single(command, [*arm.overrides, *numbers], job)
+    return single(command, [*arm.overrides, *numbers], seed, config)
 
 
 def means_of(arms: Arms, group: str | None = None) -> dict[str, dict[str, float]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pagedsim.backends.sim import Simulated
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.core.memory.reserved import ReservedMemory
@@ -17,14 +18,13 @@ from pagedsim.report.figures import FigureSpec
 from pagedsim.report.labels import Label, Point, place
 from pagedsim.report.numbers import binary, decimal, number, percent
 from pagedsim.report.style import GRID, MUTED, key, looks, margins, new_figure, short, tidy
-from pagedsim.run.backend import RunConfig, memory_target
 from pagedsim.run.job import Arm
 from pagedsim.run.parts import refuse_fleet
 from pagedsim.run.runs import Runs
-from pagedsim.run.simulated import Simulated
 from pagedsim.run.study import Analysis, Study
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import milliseconds
+from pagedsim.spec.run import RunSpec, memory_target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ class Estimate(Study):
     def case(self, runs: Runs) -> Case:
         """The server and the request sizes; raises ConfigError if nothing can be estimated."""
         config = runs.config
-        run_config = RunConfig(dict(config))
+        run_config = RunSpec(dict(config))
         refuse_fleet(run_config, "an estimate is of one server")
         backend = run_config.backend
         assert isinstance(backend, Simulated)

@@ -11,11 +11,11 @@ import numpy as np
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, added_up
 from pagedsim.report.numbers import percent
-from pagedsim.run.backend import RunConfig, memory_target
-from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
+from pagedsim.spec.run import RunSpec, memory_target
+from pagedsim.spec.words import key_of
 from pagedsim.workload import Workload
 
 
@@ -125,7 +125,7 @@ def _memory(runs: Runs) -> dict[str, int]:
     given = {key_of(word) for word in runs.command.words}
     if "memory" in given or "memory.block_size" in given or not config["memory"]:
         return {}
-    workload = RunConfig(config, config["seed"]).workload()
+    workload = RunSpec(config, config["seed"]).workload()
     if workload.prompts is None or (block := workload.prompts.block) is None:
         return {}
     if "memory.blocks" in given:
@@ -151,4 +151,4 @@ def _of_tokens(best: Ideal) -> str:
 
 
 def _workload(job: Job) -> Workload:
-    return RunConfig(job.config, job.seed).workload()
+    return RunSpec(job.config, job.seed).workload()

@@ -16,10 +16,10 @@ from pagedsim.experiments.studies.capacity import Capacity
 from pagedsim.experiments.studies.compare import notes_of_left_out
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.numbers import signed
-from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
+from pagedsim.spec.run import RunSpec, Settings
 
 PHASES = {"prefill": "prefill", "decode": "decode", "both": "null"}
 """Phases that a server serves, each with its `backend.only`."""
@@ -87,7 +87,7 @@ class Place(Capacity):
         why = ""
         try:
             config = runs.command.configured("study.arms", changes)
-            RunConfig(config, runs.command.seeds[0]).prepare()
+            RunSpec(config, runs.command.seeds[0]).prepare()
         except UnknownLink as error:
             why = str(error)
         except PagedsimError:  # refused where the arm itself is prepared
@@ -262,7 +262,7 @@ def servers(
 def pools_of(config: Settings) -> Iterator[tuple[Settings, int, float | None]]:
     """The pools of a fleet, with the GPUs of one server of each and their price per hour."""
     for name, pool in (config["fleet"].get("pools") or {"": {}}).items():
-        of = RunConfig(config).pool(name).settings
+        of = RunSpec(config).pool(name).settings
         gpus = max(of["tensor_parallel"], of["expert_parallel"]) * of["pipeline_parallel"]
         price = of["hardware"].get("price_per_hour")
         yield pool, gpus, price and gpus * price

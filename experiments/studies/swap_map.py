@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from pagedsim.backends.base import Backend
 from pagedsim.core import ConfigError
-from pagedsim.experiments.papers.reproduction import Count, In, Number, Reproduction
+from pagedsim.experiments.papers.reproduction import Reproduction
 from pagedsim.experiments.studies.block_sizes import require_sizes
 from pagedsim.fidelity.engine_model import RecordedPrices
 from pagedsim.metrics.arms import Run
@@ -17,8 +18,6 @@ from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import number, signed
 from pagedsim.report.style import MUTED, key, margins, new_figure
-from pagedsim.run.backend import Backend
-from pagedsim.run.objects import make
 from pagedsim.run.study import Analysis
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel
@@ -26,6 +25,8 @@ from pagedsim.sim.cost.base import step
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
+from pagedsim.spec.check import Count, In, Number
+from pagedsim.spec.objects import make
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -36,14 +36,14 @@ from pagedsim.policies.admission import Refusal
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
 from pagedsim.report.table import COLUMNS, comparison_rows, sections
-from pagedsim.run.backend import RunConfig, Settings, memory_target, policy_of
-from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm
-from pagedsim.run.objects import require_kinds
 from pagedsim.run.parts import build, unmet
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
+from pagedsim.spec.check import check_settings
+from pagedsim.spec.run import RunSpec, Settings, memory_target, policy_of
+from pagedsim.spec.words import key_of
 from pagedsim.workload import Workload
 
 
@@ -77,7 +77,7 @@ class Zoo(Decisions):
         if not self.predictors or isinstance(self.predictors, str):
             raise ConfigError(f"predictors={self.predictors}: must be a list such as [oracle]")
         self._check_names()
-        require_kinds(self)
+        check_settings(self)
         for plane in self.planes:
             _check_criteria("planes", plane)
             if len(plane) != 2 or keys_of(plane) != [summary_key(name) for name in plane]:
@@ -475,7 +475,7 @@ class Feed:
         }
         settings = json.dumps(whose, sort_keys=True, default=str)
         if settings not in self._workloads:
-            self._workloads[settings] = RunConfig(config, self.seed).workload()
+            self._workloads[settings] = RunSpec(config, self.seed).workload()
         return self._workloads[settings]
 
 
@@ -487,4 +487,4 @@ def _around(policy: Policy) -> Iterator[Policy]:
 
 
 def _memory(config: Settings) -> type[Memory]:
-    return RunConfig(config).server.memory_class
+    return RunSpec(config).server.memory_class

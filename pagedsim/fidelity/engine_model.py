@@ -9,12 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pagedsim.config import CARRIED
+from pagedsim.backends.base import Backend, BackendRun
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fidelity.sheets import option_names, settings
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.run.backend import Backend, BackendRun, RunConfig, Settings
-from pagedsim.run.objects import make
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel, Fitted
 from pagedsim.sim.hardware import Hardware
@@ -22,6 +20,9 @@ from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
+from pagedsim.spec.objects import make
+from pagedsim.spec.roots import CARRIED
+from pagedsim.spec.run import RunSpec, Settings
 from pagedsim.workload import Workload
 
 S = TypeVar("S", bound=Scheduler)
@@ -41,7 +42,7 @@ class EngineModel(Backend):
     def traffic(self, settings: Settings, seed: int) -> Workload:
         return self.engine.traffic(settings, seed)
 
-    def prepare(self, config: RunConfig) -> ModelledEngine:
+    def prepare(self, config: RunSpec) -> ModelledEngine:
         settings = config.settings
         engines = {**settings, "backend": settings["backend"]["engine"]}
         cost = Fitted.load(self.path, replica_of(engines, dict(self.machine)))
@@ -51,7 +52,7 @@ class EngineModel(Backend):
 class ModelledEngine(BackendRun):
     """One run of an `EngineModel`."""
 
-    def __init__(self, config: RunConfig, machine: Settings, cost: CostModel) -> None:
+    def __init__(self, config: RunSpec, machine: Settings, cost: CostModel) -> None:
         self.scheduler = scheduler_of(config, machine, Scheduler)
         self._cost = cost
         # Where there is a bus, the engine lets blocks go out beside the computation.
@@ -79,7 +80,7 @@ class RecordedPrices:
         return 2 * (self._transfer[0] + self._transfer[1] * blocks)
 
 
-def scheduler_of(config: RunConfig, machine: Settings, kind: type[S]) -> S:
+def scheduler_of(config: RunSpec, machine: Settings, kind: type[S]) -> S:
     """A scheduler with the engine's limits and sizes, whatever they came from."""
     server = config.server.of_sizes(machine)
     if server.weighs_prices:

@@ -19,11 +19,11 @@ from pagedsim.core.errors import require_whole
 from pagedsim.core.plan import Chunk
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.files import REQUESTS, STEPS, SUMMARY, read_table
-from pagedsim.run.backend import Settings
 from pagedsim.run.job import Job
 from pagedsim.run.store import Recipe, recipe
 from pagedsim.sim.cost import CostModel, Sample
 from pagedsim.sim.replica import Replica
+from pagedsim.spec.run import Settings
 
 _GROUPS = ("backend", "workload", "policy", "preemption", "batching", "memory")
 """Of the configuration: what a run cannot be repeated without."""
@@ -133,7 +133,7 @@ def _engines(made_of: Settings) -> bool:
     config = made_of.get("config")
     backend = config.get("backend") if isinstance(config, dict) else None
     target = backend.get("_target_") if isinstance(backend, dict) else None
-    return target == "pagedsim.run.serving.Engine"
+    return target == "pagedsim.backends.engine.Engine"
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from pagedsim.metrics.tables import Requests
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import key, looks, margins, new_figure, plain_log_ticks, tidy
-from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.sim.cost import Fitted
+from pagedsim.spec.run import RunSpec, Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def measured(
 def summary_of(config: Settings, machine: Settings, seed: int, cost: Fitted) -> dict[str, Any]:
     """The summary of a run of the engine, as the simulator has it; nothing is kept of it."""
     recorder = Recorder()
-    run_config = RunConfig(config, seed)
+    run_config = RunSpec(config, seed)
     ModelledEngine(run_config, machine, cost).run(run_config.workload(), recorder)
     return _summary(recorder.requests_table(), recorder.steps_table(), machine)
 

@@ -13,8 +13,8 @@ from pagedsim.fidelity.engine_model import scheduler_of
 from pagedsim.fidelity.recorded import Recorded
 from pagedsim.metrics.files import REQUESTS, STEPS
 from pagedsim.metrics.plans import described
-from pagedsim.run.backend import RunConfig
 from pagedsim.sim.simulate import simulate
+from pagedsim.spec.run import RunSpec
 from pagedsim.workload import Workload
 
 
@@ -52,7 +52,7 @@ def replayed(run: Recorded) -> Difference | None:
 
 def _first_difference(run: Recorded) -> Difference | None:
     witness = _Witness(run.steps["plan"].to_pylist())
-    config = RunConfig(run.config, run.seed)
+    config = RunSpec(run.config, run.seed)
     workload = config.workload()
     if any(params.beam_search and params.width > 1 for params in workload.asked):
         raise ConfigError("beam searches cannot be replayed: which beams went on is not recorded")

@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from pagedsim import conf
-from pagedsim.run.objects import make
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.stack import Stack
+from pagedsim.spec.objects import make
 
 CONF = Path(conf.__file__).parent
 

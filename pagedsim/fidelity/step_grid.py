@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+from pagedsim.backends.engine import Serving
 from pagedsim.core import ConfigError, Request, StepPlan
 from pagedsim.engine.drive import Filler
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.fidelity.recorded import StepLog, samples_of
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.pool import on_terminal
-from pagedsim.run.serving import Serving
 from pagedsim.sim.cost import Sample
+from pagedsim.spec.run import RunSpec, Settings
 
 if TYPE_CHECKING:
     from pagedsim.engine.engine import LLMEngine
@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
 def profiled(config: Settings, seed: int) -> StepLog:
     """The steps of the grid; raises ConfigError for a backend that is no engine."""
-    stage = RunConfig(config, seed).prepare()
+    stage = RunSpec(config, seed).prepare()
     if not isinstance(stage, Serving):
         raise ConfigError("backend=sim: a profile is of backend=engine")
     recorder, moves = Recorder(), list[Sample]()

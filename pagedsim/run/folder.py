@@ -13,9 +13,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
-from pagedsim.run.backend import Settings
-from pagedsim.run.objects import flat
 from pagedsim.run.provenance import in_words
+from pagedsim.spec.given import written
+from pagedsim.spec.objects import flat
+from pagedsim.spec.run import Settings
 from pagedsim.user_error import shown
 
 _NAME = "config.yaml"
@@ -110,14 +111,14 @@ def keep_configuration(config: Settings, folder: Path) -> None:
     """Write the resolved configuration, headed by the version; refuse a folder that has the runs of
     another."""
     path = folder / _NAME
-    if _has_results(folder) and (difference := _difference(path, config)):
+    if _has_results(folder) and (difference := _difference(path, written(config))):
         raise ConfigError(
             f"hydra.run.dir={shown(folder)}: has a study with {difference}; "
             "choose another folder, or the same settings to go on with that study"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = OmegaConf.to_yaml(OmegaConf.create(config))
+        text = OmegaConf.to_yaml(OmegaConf.create(written(config)))
         path.write_text(f"# pagedsim {in_words()}\n{text}", encoding="utf-8")
     except OSError as error:
         raise _unwritable(folder, error) from error

@@ -12,16 +12,18 @@ from inspect import getdoc, isclass
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import pagedsim
 from pagedsim import build
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
-from pagedsim.options import Options
 from pagedsim.policies.victims import VICTIMS
-from pagedsim.run.objects import locate
 from pagedsim.run.study import Study
+from pagedsim.spec.composed import Composed
+from pagedsim.spec.conf import Conf, select
+from pagedsim.spec.conf import Settings as Configuration
+from pagedsim.spec.objects import locate
 
 WIDTH = 96
 _INDENT = 18
@@ -94,7 +96,7 @@ def groups(
             yield from _group(group, meaning, chosen.get(group, ""), without)
 
 
-def settings(of: Settings, config: DictConfig) -> Iterator[str]:
+def settings(of: Settings, config: Configuration) -> Iterator[str]:
     """Settings under their titles, each with its default in `config`."""
     for title, rows in of.items():
         yield f"  {title}"
@@ -102,11 +104,11 @@ def settings(of: Settings, config: DictConfig) -> Iterator[str]:
             yield from _setting(key, meaning, config)
 
 
-def _setting(key: str, meaning: str, config: DictConfig) -> list[str]:
+def _setting(key: str, meaning: str, config: Configuration) -> list[str]:
     """A setting with its default as one would type it, but for those of Hydra's own."""
     name = f"    {key}"
     if not key.startswith("hydra."):
-        value = OmegaConf.select(config, key, throw_on_missing=True)
+        value = select(config, key)
         name += "=null" if value is None else f"={value}".lower()
     return hanging(name, 41, meaning)
 
@@ -129,14 +131,14 @@ def hanging(name: str, indent: int, text: str) -> list[str]:
 
 def _groups() -> dict[str, str]:
     """Every group there is; one that this page does not know comes last."""
-    there = _available().groups()
+    there = _available().groups
     known = [group for group in GROUPS if group in there]
     return {group: GROUPS.get(group, "") for group in dict.fromkeys([*known, *there])}
 
 
 @cache
-def _available() -> Options:
-    return Options()
+def _available() -> Conf:
+    return Conf()
 
 
 def _defaults(root: str) -> dict[str, str]:
@@ -150,9 +152,9 @@ def _defaults(root: str) -> dict[str, str]:
 
 
 @cache
-def _plain() -> DictConfig:
+def _plain() -> Configuration:
     """The configuration of one run, with every default."""
-    return _available().compose("config", ["experiment=single"]).config
+    return Composed.of(["experiment=single"]).resolved(missing=True)
 
 
 # -- experiments -----------------------------------------------------------------------------------

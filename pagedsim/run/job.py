@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import pagedsim
-from pagedsim.build import current_path
+from pagedsim.backends.base import StoppableRecorder, Stopped
 from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
@@ -27,11 +27,12 @@ from pagedsim.metrics.stability import backlogs
 from pagedsim.metrics.steps import Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Requests
-from pagedsim.run.backend import Settings, StoppableRecorder, Stopped
 from pagedsim.run.folder import full_disk_named
 from pagedsim.run.hooks import as_sent, drawn_from, generators, refuse_early
-from pagedsim.run.objects import load_plugins, locate
 from pagedsim.run.parts import Parts, build, remarks
+from pagedsim.spec.given import Given
+from pagedsim.spec.objects import load_plugins, locate
+from pagedsim.spec.run import Settings
 from pagedsim.user_error import UserError, verbose
 
 
@@ -309,8 +310,7 @@ class _Part(NamedTuple):
 def _parts(config: Mapping[str, Any]) -> Iterator[_Part]:
     """The parts of a configuration whose code is not ours, and those of `policies`."""
     for setting, path in _paths(config):
-        whole = current_path(path)
-        if whole.startswith("pagedsim.") and not whole.startswith("pagedsim.policies."):
+        if path.startswith("pagedsim.") and not path.startswith("pagedsim.policies."):
             continue
         try:
             made = locate(path)
@@ -332,10 +332,11 @@ def _paths(settings: Any, where: str = "") -> Iterator[tuple[str, str]]:
         inside = f"{where}.{key}" if where else str(key)
         if isinstance(value, Mapping):
             yield from _paths(value, inside)
-        elif isinstance(value, str) and key in ("_target_", "kind", "of") and "." in value:
+        elif isinstance(value, str) and key in ("_target_", "of") and "." in value:
             yield where if key == "_target_" else inside, value
-        elif key == "classes" and isinstance(value, list):  # of an object that a script gave
-            yield from ((where, path) for path in value)
+        elif isinstance(value, Given):
+            place = where if key == "_target_" else inside
+            yield from ((place, path) for path in value.classes)
 
 
 def _file(made: Any) -> str:

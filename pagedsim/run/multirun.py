@@ -9,13 +9,14 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from time import time
 from typing import Any, ClassVar, Literal, cast
 
+from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
@@ -32,14 +33,16 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.result import Notice, of_one_kind
-from pagedsim.options import Options
 from pagedsim.report.console import fitting
 from pagedsim.report.table import columns_of, write_columns
-from pagedsim.run.compose import ROOT
 from pagedsim.run.folder import claimed
 from pagedsim.run.pool import TextOf, on_terminal
 from pagedsim.run.publish import Published, block_size_notes
 from pagedsim.run.runner import Execution, begun
+from pagedsim.spec.composed import Composed
+from pagedsim.spec.conf import ROOT, Conf
+from pagedsim.spec.study import StudySpec
+from pagedsim.spec.words import swept
 from pagedsim.user_error import Interruption, UserError, line, shown
 
 _NAME = "job.json"
@@ -48,47 +51,60 @@ _BETWEEN, _EDGES = 3, 2
 Job = dict[str, Any]
 
 
-def run_experiment() -> None:
-    """Run the study; everything that it leaves is in Hydra's output folder.
+def run_experiment(config: DictConfig) -> None:
+    """Run the study that Hydra has composed; everything that it leaves is in Hydra's output folder.
 
     As one job of several it prints nothing: its result or its error is kept for the end.
     """
     hydra = HydraConfig.get()
     require_flag("hydra.verbose", hydra.verbose)
     folder = Path(hydra.runtime.output_dir)
-    # As typed: what ${...} names is looked up where the words are composed, and in each arm.
     words = cast(list[str], OmegaConf.to_container(hydra.overrides.task))
-    root = str(hydra.job.config_name or ROOT)
-    options = _options()
-    if hydra.mode != RunMode.MULTIRUN:
-        own = any(one.startswith("hydra.run.dir=") for one in hydra.overrides.hydra)
-        with claimed(folder, own) as folder:
-            begun(words, folder, options, root).execute()
-        return
-    life: Execution | None = None
+    conf = Conf(_folders(hydra), str(hydra.job.config_name or ROOT))
+    composed = Composed.from_hydra(config, hydra.runtime.choices, words, conf)
+    many = hydra.mode == RunMode.MULTIRUN
+    own = many or any(word.startswith("hydra.run.dir=") for word in hydra.overrides.hydra)
+    execution: Execution | None = None
     error: Exception | None = None
     try:
-        with claimed(folder, own=True):
-            life = begun(words, folder, options, root, quiet=True)
-            life.execute()
-    except Exception as other:
-        error = other
-    record_job(folder, words, life.published if life else None, error)
+        with claimed(folder, own) as place:
+            execution = begun(StudySpec.from_composed(words, composed, place), quiet=many)
+            execution.execute()
+    except Exception as raised:
+        if not many:
+            raise
+        error = raised
+    if many:
+        record_job(folder, words, execution.published if execution else None, error)
 
 
-def _options() -> Options:
-    """The options in the folders that Hydra composes of: --config-dir and hydra.searchpath add to
-    them."""
+def _folders(hydra: HydraConf) -> list[Traversable]:
+    """The folders beside `conf/` that Hydra composes of: --config-dir and hydra.searchpath add
+    to them."""
     sources = GlobalHydra.instance().config_loader().get_sources()
-    places = [source.full_path() for source in sources]
     folders: list[Traversable] = []
-    for path in [*places, *HydraConfig.get().searchpath]:
+    for path in [*(source.full_path() for source in sources), *hydra.searchpath]:
         kind, _, place = path.partition("://")
         if kind == "file":
             folders.append(Path(place))
-        elif kind == "pkg" and place != "hydra.conf":
+        elif kind == "pkg" and place not in ("hydra.conf", "pagedsim.conf"):
             folders.append(files(place))
-    return Options(folders)
+    return folders
+
+
+def refuse_sweep(words: Sequence[str], line: Sequence[str]) -> None:
+    """Raise ConfigError for a value of a sweep that no job could have, before any begins."""
+    options = dict(zip(line, [*line[1:], ""], strict=True))
+    folders = [Path(options[key]) for key in ("--config-dir", "-cd") if key in options]
+    if {"--config-name", "-cn"} & options.keys():
+        return  # a root of one's own is Hydra's to compose
+    values = [list(swept(word)) for word in words]
+    base = Composed.of([some[0] for some in values if some], Conf(folders))
+    base.resolved(missing=True)
+    for some in values:
+        for change in some[1:]:
+            kind = "force" if change.kind == "add" else change.kind
+            base.changed([replace(change, kind=kind)]).resolved(missing=True)
 
 
 # -- a sweep ---------------------------------------------------------------------------------------
@@ -126,12 +142,12 @@ class Multirun(Callback):
             Multirun.bar.add_task("jobs", total=None)
             Multirun.bar.start()
 
-    @staticmethod
-    def over() -> None:
-        """No job is under way any more."""
-        if Multirun.bar is not None:
-            Multirun.bar.stop()
-            Multirun.bar = None
+
+def over() -> None:
+    """Take down what a sweep shows while it runs."""
+    if Multirun.bar is not None:
+        Multirun.bar.stop()
+        Multirun.bar = None
 
 
 def record_job(
@@ -173,7 +189,7 @@ def conclude(interrupted: bool = False, died: Exception | None = None) -> None:
     `died`: what the launcher says of a job whose process ended before its result was there. What
     it says where no job had begun is for the caller to tell.
     """
-    Multirun.over()
+    over()
     if (folder := Multirun.folder) is None or not folder.is_dir():
         return
     jobs = read_jobs(folder)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pagedsim.backends.base import BackendRun
 from pagedsim.core import ConfigError, Policy, PolicyWrapper, Scheduler
 from pagedsim.core.errors import unknown_client
 from pagedsim.core.policy import Need
@@ -16,7 +17,7 @@ from pagedsim.metrics.slo import Reader, Slo, validate_clients
 from pagedsim.policies.fairness import DRR, VTC
 from pagedsim.policies.slo import SLO
 from pagedsim.policies.victims import VictimRule
-from pagedsim.run.backend import BackendRun, RunConfig, Settings
+from pagedsim.spec.run import RunSpec, Settings
 from pagedsim.workload import Workload
 
 
@@ -78,7 +79,7 @@ class Parts:
 
 def build(settings: Settings, seed: int, workload: Workload | None = None) -> Parts:
     """The objects that a configuration describes; a `workload` given is used instead of its own."""
-    config = RunConfig(settings, seed)
+    config = RunSpec(settings, seed)
     slo, reader, backend = config.slo, config.reader, config.backend
     if not backend.fleets:
         refuse_fleet(config, "this backend is one server; backend=sim simulates many")
@@ -93,7 +94,7 @@ def build(settings: Settings, seed: int, workload: Workload | None = None) -> Pa
     return Parts(workload, run, slo, reader, workload.drawn or run.draws_for(workload))
 
 
-def refuse_fleet(config: RunConfig, why: str) -> None:
+def refuse_fleet(config: RunSpec, why: str) -> None:
     """Raise ConfigError for several replicas where there must be one server."""
     settings = config.settings.get("fleet")
     if settings and not config.fleet.alone:

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import is_number
 from pagedsim.metrics.catalogue import metric_of
-from pagedsim.run.backend import POOL_CONFIG, RunConfig
-from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm, Job
-from pagedsim.run.objects import flat
+from pagedsim.spec.objects import flat
+from pagedsim.spec.run import POOL_CONFIG, RunSpec
+from pagedsim.spec.words import key_of
 from pagedsim.workload import Workload
 
 
@@ -117,7 +117,7 @@ def idle_swaps(words: Sequence[str], arms: Sequence[Arm], jobs: Sequence[Job]) -
     """What was typed for swaps where nothing is swapped out, and swaps that a server does not
     have, a line each."""
     idle = [word for word in words if key_of(word) in _SWAPPED]
-    if idle and jobs and not any(_may_swap(RunConfig(job.config)) for job in jobs):
+    if idle and jobs and not any(_may_swap(RunSpec(job.config)) for job in jobs):
         why = "no preemption of this study swaps anything out"
         yield from (f"{word} changes nothing: {why}" for word in idle)
     for arm in arms:
@@ -130,7 +130,7 @@ def idle_swaps(words: Sequence[str], arms: Sequence[Arm], jobs: Sequence[Job]) -
             )
 
 
-def _may_swap(config: RunConfig) -> bool:
+def _may_swap(config: RunSpec) -> bool:
     """Whether any server of a run may swap."""
     servers = [config.pool(name).server for name in config.fleet.kinds]
     return any(server.weighs_prices or server.may_swap for server in servers)

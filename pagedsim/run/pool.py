@@ -22,8 +22,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from pagedsim.run.backend import RunConfig, StoppableRecorder
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.run.job import Failure, Interrupted, Job, Outcome, run_job
+from pagedsim.spec.run import RunSpec
 
 _DIED = "a process died, perhaps for want of memory; fewer jobs= take less"
 _UNGUARDED = (
@@ -79,7 +80,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
     One process means this one. Interrupted, the runs under way write what they have.
     """
     shown = jobs and (on_terminal() or in_notebook()) and not inside_a_worker()
-    board = Board(len(jobs), RunConfig(jobs[0].config).backend.alone) if shown else None
+    board = Board(len(jobs), RunSpec(jobs[0].config).backend.alone) if shown else None
     over: list[Job] = []
 
     def told(job: Job, outcome: Outcome) -> None:

@@ -18,11 +18,11 @@ from pagedsim.report.figures import FigureSpec
 from pagedsim.report.replicas import replica_listings
 from pagedsim.report.table import Columns, columns_of, comparison_of, write_columns
 from pagedsim.report.timeline import write_timeline
-from pagedsim.run.backend import memory_target
-from pagedsim.run.compose import key_of
 from pagedsim.run.provenance import made_by
 from pagedsim.run.runs import Runs, changed_note, goes_on
 from pagedsim.run.study import Analysis, Study
+from pagedsim.spec.run import memory_target
+from pagedsim.spec.words import key_of
 from pagedsim.tracking import Tracked, track
 from pagedsim.user_error import Interruption, shown
 

@@ -7,62 +7,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
-from omegaconf import MISSING
-
-from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import choices, require_whole, unknown
+from pagedsim.core.errors import choices
 from pagedsim.metrics.result import added_up
-from pagedsim.options import WITHOUT_KEY, Options
 from pagedsim.requirements import refuse_older
 from pagedsim.run import provenance
-from pagedsim.run.backend import RunConfig
-from pagedsim.run.compose import ROOT, Command, group_of, key_of
 from pagedsim.run.folder import keep_configuration
 from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
-from pagedsim.run.objects import flat, load_plugins, make
 from pagedsim.run.parts import Parts, Refusal, build, refuse_fleet
 from pagedsim.run.plausible import doubtful, doubtful_times, idle_swaps
 from pagedsim.run.publish import Published, publish
 from pagedsim.run.runs import Runs, goes_on, some
 from pagedsim.run.store import Store, Summaries, Tables
 from pagedsim.run.study import Study
+from pagedsim.spec.composed import missing_keys
+from pagedsim.spec.objects import load_plugins, make
+from pagedsim.spec.run import RunSpec
+from pagedsim.spec.study import StudySpec
+from pagedsim.spec.words import group_of, key_of
 from pagedsim.tracking import SETTINGS, check_settings
 from pagedsim.user_error import Interruption, UserError
 from pagedsim.workload import Workload
 
 
-def begun(
-    words: Sequence[str],
-    folder: Path,
-    options: Options | None = None,
-    root: str = ROOT,
-    arms: Mapping[str, Sequence[str]] | None = None,
-    quiet: bool = False,
-) -> Execution:
-    """The study that these words describe; raises ConfigError for what is wrong with it.
-
-    `arms` are the overrides of each arm by any name; without them, those of the words.
-    """
+def begun(spec: StudySpec, quiet: bool = False) -> Execution:
+    """The study that a specification describes; raises ConfigError for what is wrong with it."""
     refuse_older()
     provenance.begin()
-    command = Command.of(words, folder, options, root, arms)
-    load_plugins(command.config["plugins"])
-    check_base(command)
-    study: Study = make("study", command.config["study"], Study)
-    for missing in _missing(command.config):
+    load_plugins(spec.config["plugins"])
+    check_base(spec)
+    study: Study = make("study", spec.config["study"], Study)
+    for missing in missing_keys(spec.config):
         raise ConfigError(f"{missing}: must be given: {missing}=...")
-    return Execution(study, command, quiet)
+    return Execution(study, spec, quiet)
 
 
 class Execution:
     """One study, from its first question to what it leaves."""
 
-    def __init__(self, study: Study, command: Command, quiet: bool = False) -> None:
+    def __init__(self, study: Study, command: StudySpec, quiet: bool = False) -> None:
         self.study, self.command = study, command
         self.runs = Runs(command, quiet=quiet)
         self.published: Published | None = None
@@ -88,7 +72,7 @@ class Execution:
         keep_configuration(self.command.config, self.command.folder)
         doubts = [*doubtful(self.command.config), *remarks]
         unused = unused_words(self.study, self.command, arms, jobs)
-        unused += idle_swaps(self.command.words, arms, jobs)
+        unused += idle_swaps([*map(str, self.command.words)], arms, jobs)
         for line in dict.fromkeys([*self.command.notes, *doubts, *unused]):
             self.runs.note(line)
         return jobs
@@ -146,14 +130,6 @@ class Execution:
         return "; failed: ".join([told, *lines_of(runs.reasons)])
 
 
-_SECTIONS = {
-    "": tuple(field.name for field in fields(Config)),
-    "server": tuple(field.name for field in fields(Server)),
-    "slo": tuple(field.name for field in fields(Slo)),
-    "qoe": tuple(field.name for field in fields(Qoe)),
-    "tracking": SETTINGS,
-}
-"""Sections in which an added key (+server.foo=1) has no reader, and their keys."""
 INSIDE = "it asks what happens inside a server"
 """Why a study does not support a server elsewhere."""
 _HARDLY = 0.5
@@ -162,24 +138,21 @@ _NO_ARM = ("study", "tracking", "report", "jobs", "seed", "seeds")
 """Keys that do not tell arms apart."""
 
 
-def check_base(command: Command) -> None:
+def check_base(command: StudySpec) -> None:
     """Raise ConfigError for what is wrong with a study whatever its arms are."""
     config = command.config
-    for key in ("seeds", "jobs", "tensor_parallel", "pipeline_parallel", "expert_parallel"):
-        if config[key] is not None:
-            require_whole(key, config[key], 1)
-    require_whole("seed", config["seed"], 0)
     if not isinstance(config["study"], Mapping):
         raise ConfigError("study: must be given; choose an experiment=")
-    for key in _missing({"study": config["study"]}):
+    for key in missing_keys({"study": config["study"]}):
         raise ConfigError(f"{key}: must be given: {key}=...")
-    if not isinstance(config["tracking"], Mapping):
+    tracking = config["tracking"]
+    if not isinstance(tracking, Mapping):
         raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
-    _refuse_unknown_scale(command)
     _refuse_idle(command)
     _refuse_unused_model(command)
-    _refuse_added(config)
-    tracking = config["tracking"]
+    for key in tracking:
+        if key not in SETTINGS:
+            raise ConfigError(f"tracking.{key}: no such key; {choices(str(key), SETTINGS)}")
     check_settings(
         tracking["mode"],
         tracking.get("project", "pagedsim"),
@@ -188,24 +161,9 @@ def check_base(command: Command) -> None:
     )
 
 
-def _missing(settings: Mapping[str, Any]) -> list[str]:
-    """The dotted keys that have no value yet."""
-    return sorted(key for key, value in flat(settings).items() if value == MISSING)
-
-
-def _refuse_unknown_scale(command: Command) -> None:
-    """Raise ConfigError for a scale= that does not exist: its group is optional, so that composing
-    passes over it."""
-    known = command.composition.options.options_of("scale")
-    for word in command.words:
-        key, _, value = word.partition("=")
-        if key == "scale" and value not in known:
-            raise unknown("scale", value, known)
-
-
-def _refuse_idle(command: Command) -> None:
+def _refuse_idle(command: StudySpec) -> None:
     """Raise ConfigError for a word that this experiment has no use for."""
-    study = str(command.composition.settings_of("study"))
+    study = str(command.composed.tree["study"])
     owners = {"prompt": "estimate", "batch": "estimate", "record": "bench", "fit": "predict"}
     for key, owner in owners.items():
         value = command.config[key]
@@ -213,11 +171,11 @@ def _refuse_idle(command: Command) -> None:
             raise ConfigError(f"{key}={value}: changes nothing here; experiment={owner} takes it")
 
 
-def _refuse_unused_model(command: Command) -> None:
+def _refuse_unused_model(command: StudySpec) -> None:
     """Raise ConfigError for a model= that was given where the backend serves one of its own."""
     backend = command.config["backend"]
     own = backend.get("model") if isinstance(backend, Mapping) else None
-    for word in command.words:
+    for word in map(str, command.words):
         if own is not None and word.startswith("model=") and word != f"model={own}":
             raise ConfigError(
                 f"{word}: is not what backend.model={own} serves; scale=full serves it with "
@@ -225,11 +183,11 @@ def _refuse_unused_model(command: Command) -> None:
             )
 
 
-def check_backend(study: Study, command: Command) -> None:
+def check_backend(study: Study, command: StudySpec) -> None:
     """Raise ConfigError for a backend that the study cannot be served by."""
     name = command.choices.get("backend")
     if name not in ("sim", "engine", "http"):  # one of the user's own
-        backend = RunConfig(command.config).backend
+        backend = RunSpec(command.config).backend
         name = "http" if backend.elsewhere else "engine" if backend.alone else "sim"
     if name not in study.backends:
         raise ConfigError(
@@ -238,7 +196,7 @@ def check_backend(study: Study, command: Command) -> None:
         )
 
 
-def refuse_words(study: Study, command: Command) -> None:
+def refuse_words(study: Study, command: StudySpec) -> None:
     """Raise ConfigError for a word that the study cannot follow."""
     for word in command.words:
         for key, why in study.refused.items():
@@ -255,7 +213,7 @@ def check_arms(study: Study, jobs: Sequence[Job], remarks: list[str]) -> dict[st
     firsts = list({job.arm: job for job in reversed(jobs)}.values())[::-1]
     if study.one_server:
         for job in firsts:
-            refuse_fleet(RunConfig(job.config), "this experiment asks what one server does")
+            refuse_fleet(RunSpec(job.config), "this experiment asks what one server does")
     study.check(firsts)
     _refuse_alike(study, firsts)
     workloads: dict[str, Workload] = {}
@@ -297,7 +255,7 @@ def _refuse_alike(study: Study, firsts: Sequence[Job]) -> None:
     """Raise ConfigError for two arms that differ in what a server elsewhere never sees alone."""
     seen: dict[str, str] = {}
     for job in firsts:
-        backend = RunConfig(job.config).backend
+        backend = RunSpec(job.config).backend
         if not backend.elsewhere:
             continue
         hidden = (*_NO_ARM, *backend.unread)
@@ -313,7 +271,7 @@ def _refuse_alike(study: Study, firsts: Sequence[Job]) -> None:
 def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
     """How many processes may run them; None for as many as there are cores."""
     firsts = {job.arm: job for job in jobs}.values()
-    alone = any(RunConfig(job.config).backend.alone for job in firsts)
+    alone = any(RunSpec(job.config).backend.alone for job in firsts)
     if alone and (wanted or 1) > 1:
         raise ConfigError(
             f"jobs={wanted}: must be 1 where times are measured: runs would slow each other down"
@@ -322,7 +280,7 @@ def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
 
 
 def unused_words(
-    study: Study, command: Command, arms: Sequence[Arm], jobs: Sequence[Job]
+    study: Study, command: StudySpec, arms: Sequence[Arm], jobs: Sequence[Job]
 ) -> list[str]:
     """What was typed and changes nothing, a line each."""
     if study.reads is not None:
@@ -330,11 +288,11 @@ def unused_words(
         taken = ("experiment", "tracking", "report", *study.reads)
         idle = (word for word in command.words if group_of(word) not in taken)
         return [f"{word} changes nothing: {whose}" for word in idle]
-    keys = [{change.partition("=")[0] for change in arm.overrides} for arm in arms]
+    keys = [{key_of(change) for change in arm.overrides} for arm in arms]
     told = [
         f"{word} changes nothing: every arm of experiment={command.experiment} sets it"
         for word in command.words
-        if keys and all(word.partition("=")[0] in own for own in keys)
+        if keys and all(key_of(word) in own for own in keys)
     ]
     told += [
         f"{word} changes nothing: {why}"
@@ -343,11 +301,9 @@ def unused_words(
         if key in (key_of(word), group_of(word))
     ]
     backend = command.choices.get("backend")
-    if "scale=full" in command.words and backend not in command.composition.options.options_of(
-        "scale"
-    ):
+    if "scale=full" in map(str, command.words) and backend not in command.conf.options_of("scale"):
         told.append(f"scale=full changes nothing: backend={backend} takes all of the study anyway")
-    backends = [RunConfig(job.config).backend for job in jobs if not job.again]
+    backends = [RunSpec(job.config).backend for job in jobs if not job.again]
     unread = [set(backend.unread) for backend in backends]
     everywhere = set.intersection(*unread) if unread else set()
     told += [
@@ -355,12 +311,12 @@ def unused_words(
         for word in command.words
         if group_of(word) in everywhere
     ]
-    every = dict.fromkeys([*command.words, *(one for arm in arms for one in arm.overrides)])
+    every = dict.fromkeys([*command.words, *(change for arm in arms for change in arm.overrides)])
     routers = [word for word in every if group_of(word) == "router"]
     searched = any(key.startswith("fleet.") for arm in arms for key in arm.changes)
     if not routers or searched or "router" in everywhere:
         return told
-    if all(RunConfig(job.config).fleet.alone for job in jobs):
+    if all(RunSpec(job.config).fleet.alone for job in jobs):
         told += [
             f"{word} changes nothing: fleet.replicas=1 is a server without a router"
             for word in routers
@@ -370,20 +326,8 @@ def unused_words(
 
 def _check(job: Job, workloads: dict[str, Workload]) -> Parts:
     """Build the arm's objects; a workload that several arms share, such as a long trace, once."""
-    _refuse_added(job.config)
     whose = [job.config.get(key) for key in ("workload", "backend", "predictor")]
     settings = json.dumps(whose, sort_keys=True, default=str)
     parts = build(job.config, job.seed, workloads.get(settings))
     workloads[settings] = parts.workload
     return parts
-
-
-def _refuse_added(config: Mapping[Any, Any]) -> None:
-    for section, known in _SECTIONS.items():
-        inside = config[section] if section else config
-        for key in inside:
-            if key not in known:
-                where = f"{section}.{key}" if section else key
-                groups = () if section else WITHOUT_KEY
-                there = choices(str(key), (*known, *groups))
-                raise ConfigError(f"{where}: no such key; {there}")

@@ -13,12 +13,12 @@ from urllib.parse import quote
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Notice, of_one_kind
-from pagedsim.run.backend import Settings
-from pagedsim.run.compose import Command
 from pagedsim.run.job import Arm, Failure, Job, Outcome, Repeated, failure_of
-from pagedsim.run.objects import needs_this_process
 from pagedsim.run.pool import inside_a_worker, run_jobs, way_to_begin
 from pagedsim.run.store import Store, recipe
+from pagedsim.spec.objects import needs_this_process
+from pagedsim.spec.run import Settings
+from pagedsim.spec.study import StudySpec
 from pagedsim.user_error import shown
 
 Key = tuple[str, int]
@@ -31,7 +31,7 @@ _NAMED = 3
 class Runs:
     """What became of everything that a study has asked for so far."""
 
-    command: Command
+    command: StudySpec
     jobs: list[Job] = field(default_factory=list)
     finished: dict[Key, Run] = field(default_factory=dict)
     failed: dict[Key, Failure] = field(default_factory=dict)

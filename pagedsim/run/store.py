@@ -14,7 +14,7 @@ import shutil
 import sys
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
@@ -31,8 +31,9 @@ from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.files import SUMMARY, read_json, read_summary, write_json
 from pagedsim.report.plots import PLOTS
 from pagedsim.run.job import Job
-from pagedsim.run.objects import script
 from pagedsim.run.provenance import made_by
+from pagedsim.spec.given import Given, written
+from pagedsim.spec.objects import flat, script
 
 _NAME = "run.json"
 _NO_MATTER = ("study", "tracking", "report", "jobs", "seed", "seeds")
@@ -120,15 +121,16 @@ class Summaries(Store):
 
 def recipe(job: Job) -> Recipe:
     """What `job` is made of, as it is now."""
-    config = {key: value for key, value in job.config.items() if key not in _NO_MATTER}
+    given = {key: value for key, value in job.config.items() if key not in _NO_MATTER}
+    config = written(given)
     made = {
         "version": pagedsim.__version__,
         "seed": job.seed,
         "config": config,
         "simulator": of_the_simulator(),
         "code": {
-            **{path: of_target(path) for path in sorted(set(_paths(config)))},
-            **{module: of_target(f"{module}.*") for module in config.get("plugins", ())},
+            **{path: of_target(path) for path in sorted(set(_paths(given)))},
+            **{module: of_target(f"{module}.*") for module in given.get("plugins", ())},
         },
         "files": {path: _stamp(path) for path in sorted(set(_named(config, "path", "config")))},
     }
@@ -138,7 +140,15 @@ def recipe(job: Job) -> Recipe:
 def _paths(config: Any) -> Iterator[str]:
     """Where its classes are; a memory, its eviction, and what a policy wraps may be paths alone."""
     yield from _named(config, "_target_")
-    yield from (path for path in _named(config, "of", "kind", "eviction", "classes") if "." in path)
+    yield from (path for path in _named(config, "of", "eviction") if "." in path)
+    yield from (path for given in flat(config).values() for path in _classes_of(given))
+
+
+def _classes_of(value: Any) -> Sequence[str]:
+    """The classes of an object that a script gave, and of objects in a list."""
+    if isinstance(value, list | tuple):
+        return [path for inner in value for path in _classes_of(inner)]
+    return value.classes if isinstance(value, Given) else ()
 
 
 def _named(value: Any, *keys: str) -> Iterator[str]:
@@ -179,8 +189,8 @@ _OURS = (
     *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.cluster"),
     *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels"),
     "pagedsim.policies",
-    *("pagedsim.run.backend", "pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
-    *("pagedsim.run.simulated", "pagedsim.run.serving"),
+    *("pagedsim.backends.base", "pagedsim.run.job", "pagedsim.spec.objects", "pagedsim.run.parts"),
+    *("pagedsim.backends.sim", "pagedsim.backends.engine"),
     *("pagedsim.fidelity.engine_model", "pagedsim.fidelity.sheets"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""

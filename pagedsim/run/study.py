@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import DEFAULT_METRICS
 from pagedsim.metrics.result import PUBLISHED, Listing, Row
 from pagedsim.report.figures import FigureSpec
@@ -50,9 +49,6 @@ class Analysis:
     """Failures, by arm, that set the exit code although the results are published."""
 
 
-_RENAMED = {"ask": "next_runs", "read": "analyse"}
-
-
 class Study(ABC):
     """One kind of experiment; `study._target_` names its class, and its fields are the settings.
 
@@ -89,12 +85,6 @@ class Study(ABC):
     """The arm with which the others are compared; None: the first."""
     swept: str | None = None
     """The setting that the arms vary, where they are points of a sweep."""
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        super().__init_subclass__(**settings)
-        for old, new in _RENAMED.items():
-            if old in vars(cls):
-                raise ConfigError(f"{cls.__name__}.{old}: is called {new}")
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
         """The arms to run next, given all completed runs; called after each round until empty.

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import not_installed
 from pagedsim.requirements import refuse_older
-from pagedsim.run.compose import group_of
+from pagedsim.spec.composed import missing_keys
+from pagedsim.spec.conf import Settings
+from pagedsim.spec.words import group_of
 
-ENGINE = "pagedsim.run.serving.Engine"
+ENGINE = "pagedsim.backends.engine.Engine"
 
 
 def completed(words: Sequence[str]) -> list[str]:
@@ -27,7 +26,7 @@ def completed(words: Sequence[str]) -> list[str]:
         if group_of(word) in ("fleet", "router"):
             raise ConfigError(f"{word}: serve is one replica; a study has many")
     if "backend=engine" in words:
-        from pagedsim.run.serving import Engine
+        from pagedsim.backends.engine import Engine
 
         for word in words:
             if group_of(word) in Engine.unread:  # it would have no effect
@@ -38,10 +37,9 @@ def completed(words: Sequence[str]) -> list[str]:
     return ["model=tiny"] * engine + list(words)
 
 
-def serve(config: DictConfig) -> None:
+def serve(settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C."""
-    settings: Any = OmegaConf.to_container(config, resolve=True)
-    for missing in sorted(OmegaConf.missing_keys(config)):
+    for missing in missing_keys(settings):
         raise ConfigError(f"{missing}: must be given: {missing}=...")
     # oneDNN caches one primitive per matmul shape, 1024 by default; a server sees ever new shapes,
     # which costs hundreds of MB. The variable is read once, at torch's first computation.

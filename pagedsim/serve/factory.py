@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagedsim.config import Serve
+from pagedsim.backends.engine import Serving
+from pagedsim.backends.sim import Simulation
 from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.core.errors import not_installed, require_number, require_whole, shown
 from pagedsim.engine.output import Observer, Tokenizer
-from pagedsim.run.backend import RunConfig
-from pagedsim.run.serving import Serving
-from pagedsim.run.simulated import Simulation
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from pagedsim.serve.worker import EngineProtocol
+from pagedsim.spec.roots import Serve
+from pagedsim.spec.run import RunSpec
 
 OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")
 
@@ -47,7 +47,7 @@ def build_model(
     require_whole("answer_tokens", config["answer_tokens"], 1)
     if config["name"] == "":
         raise ConfigError("name='': must not be empty; null is the model's own")
-    run_config = RunConfig(dict(config), config["seed"])
+    run_config = RunSpec(dict(config), config["seed"])
     stage = run_config.prepare()
     for policy in stage.policies:
         _refuse_unpredicted(policy)

@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterator
 
 import pagedsim
-from pagedsim.options import Options
 from pagedsim.run.help import WIDTH, Settings, groups, hanging, settings
+from pagedsim.spec.composed import Composed
+from pagedsim.spec.conf import Conf
 
 SETTINGS: Settings = {
     "Network and access": (
@@ -94,7 +95,7 @@ def _lines() -> Iterator[str]:
     yield from ("", "GROUPS (* is the default)")
     yield from groups("serve", MEANINGS, without="http")
     yield from ("", "SETTINGS (with their defaults)")
-    yield from settings(SETTINGS, Options().compose("serve", ()).config)
+    yield from settings(SETTINGS, Composed.of((), Conf(root="serve")).resolved(missing=True))
     yield from ("", "FIELDS OF A REQUEST beyond OpenAI's that policies go by")
     for name, meaning in REQUESTS:
         yield from hanging(f"  {name}", 18, meaning)

@@ -17,7 +17,7 @@ from pagedsim.core import ConfigError, Scheduler
 from pagedsim.policies.autoscaling import Autoscaler, ScalingView
 from pagedsim.policies.routing.router import Router
 from pagedsim.policies.routing.simple import Central, LeastRequests, RoundRobin
-from pagedsim.run.objects import autoscale_of
+from pagedsim.spec.run import autoscale_of
 from tests.cluster.fleets import rule as rule_of
 from tests.cluster.fleets import server, whole
 from tests.sim.harness import Constant, Jobs

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from pagedsim.backends.engine import Engine
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine import assemble
 from pagedsim.engine import engine as engine_module
@@ -24,9 +25,8 @@ from pagedsim.engine.engine_args import (
 )
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.runtime import Threads
-from pagedsim.run.backend import RunConfig
-from pagedsim.run.serving import Engine
 from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
+from pagedsim.spec.run import RunSpec
 from tests.engine.architectures import reference
 from tests.engine.test_engine import engine
 
@@ -179,7 +179,7 @@ def test_the_setting_of_studies_and_of_the_server_is_the_engine_s(hydra: None) -
 
     words = ["backend=engine", "model=tiny", "experiment=single"]
     composed: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
-    stage: Any = Engine(threads=2).prepare(RunConfig(dict(composed)))
+    stage: Any = Engine(threads=2).prepare(RunSpec(dict(composed)))
     assert stage.arguments.num_threads == 2
 
 

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pagedsim.core import PagedsimError
-from pagedsim.run.objects import flat, make
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Study
-from tests.run.studies import _OPTIONS, command
+from pagedsim.spec.objects import flat, make
+from tests.run.studies import CONF, command
 
 FOLDER = Path(__file__).parent
 PLAIN = "experiment=single"
@@ -28,9 +28,9 @@ Flat = Mapping[str, Any]
 
 def texts() -> Iterator[tuple[str, str]]:
     """The names of all files and what stands in them."""
-    for name in _OPTIONS.options_of("experiment"):
+    for name in CONF.options_of("experiment"):
         yield f"experiment/{name}.txt", _experiment(name)
-    for group in _OPTIONS.groups():
+    for group in CONF.groups:
         if group != "experiment":
             yield f"group/{group}.txt", _group(group)
 
@@ -57,7 +57,7 @@ def _experiment(name: str) -> str:
 def _group(group: str) -> str:
     lines = []
     base = _flat(PLAIN)
-    for option in _OPTIONS.options_of(group):
+    for option in CONF.options_of(group):
         config = _flat(PLAIN, f"{group}={option}")
         lines += [f"{group}={option}", *_differences(base, config), ""]
     return "\n".join(lines)

@@ -13,14 +13,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pagedsim.backends.base import StoppableRecorder
+from pagedsim.backends.sim import FleetRun, Simulated, Simulation
 from pagedsim.core import Batching, Request, RequestId, Scheduler, State, StepPlan
 from pagedsim.core.queues import Queues
 from pagedsim.metrics.recorder import ReplicaRecorder
-from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Job, Outcome, run_job
-from pagedsim.run.objects import locate
 from pagedsim.run.parts import Parts, build
-from pagedsim.run.simulated import FleetRun, Simulated, Simulation
+from pagedsim.spec.objects import locate
+from pagedsim.spec.run import RunSpec
 
 
 @dataclass
@@ -222,7 +223,7 @@ class _ReplicaLedger(ReplicaRecorder):
 class Watched(Simulated):
     """The backend `sim`; the recorder of a run knows the run."""
 
-    def prepare(self, config: RunConfig) -> Simulation | FleetRun:
+    def prepare(self, config: RunSpec) -> Simulation | FleetRun:
         RUNS.append(super().prepare(config))
         return RUNS[-1]
 

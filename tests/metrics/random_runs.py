@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.core import PrefillFirst, StepPlan
 from pagedsim.core.queues import Queues
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import read_summary
-from pagedsim.options import Options
 from pagedsim.policies.victims import VICTIMS
-from pagedsim.run.backend import StoppableRecorder
-from pagedsim.run.compose import Command
 from pagedsim.run.job import Failure, Job, run_job
+from pagedsim.spec.conf import Conf
+from pagedsim.spec.study import StudySpec
 from tests.metrics.accountant import differences, summary_of
 from tests.metrics.accounts import Books, request_rows, step_rows
 from tests.metrics.ledger import Recording, watch
@@ -143,7 +143,7 @@ def _arrivals(dice: Random, fewer: int) -> list[str]:
 
 
 def _server(dice: Random, movable: bool, talks: bool) -> list[str]:
-    options = Options()
+    options = Conf()
     words = [f"server.max_seqs={dice.choice([3, 8, 64])}"]
     if dice.random() < 0.4:
         words += ["server.async_scheduling=true"]
@@ -175,7 +175,7 @@ def _server(dice: Random, movable: bool, talks: bool) -> list[str]:
 
 
 def _policy(dice: Random, memory: str, batching: str, talks: bool) -> list[str]:
-    policies = set(Options().options_of("policy"))
+    policies = set(Conf().options_of("policy"))
     policies -= {"dfs_weight"} if memory != "radix" else set()
     policies -= {"continuum"} if memory not in ("prefix", "tiered") else set()
     policies -= {"plas", "continuum"} if not talks else set()
@@ -202,7 +202,7 @@ def _fleet(dice: Random, apart: bool) -> list[str]:
     else:
         count = dice.randint(2, 3)
         words = [f"fleet.replicas={count}"]
-    words += [f"router={dice.choice(Options().options_of('router'))}"]
+    words += [f"router={dice.choice(Conf().options_of('router'))}"]
     words += [f"fleet.staleness={dice.choice([0, 0, 0.05])}"]
     if dice.random() < 0.4:
         at = [f"{{replica: {dice.randrange(count)}, at: {dice.random() / 2:.3f}, for: 0.05}}"]
@@ -221,8 +221,8 @@ def _fleet(dice: Random, apart: bool) -> list[str]:
 
 
 @cache
-def _base() -> Command:
-    return Command.of(WORDS, Path())
+def _base() -> StudySpec:
+    return StudySpec.of(WORDS, Path())
 
 
 def configured(words: Sequence[str]) -> dict[str, Any]:

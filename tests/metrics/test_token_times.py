@@ -15,12 +15,12 @@ from pagedsim.build import make_router
 from pagedsim.cluster.failures import ListedOutages
 from pagedsim.cluster.kv_migration import AFTER_DEATH
 from pagedsim.cluster.link import Network
-from pagedsim.config import Qoe
 from pagedsim.core import ConfigError
 from pagedsim.metrics.metric import weighted_mean, weighted_percentiles
 from pagedsim.metrics.slo import Reader
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.token_times import Resumptions, Stretches
+from pagedsim.spec.roots import Qoe
 from tests.cluster.fleets import server, whole
 from tests.fuzz import Simulation, outcome, simulations
 from tests.metrics.tables import NAN, SIZES, requests_of, steps_of

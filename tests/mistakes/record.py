@@ -150,9 +150,9 @@ def _import_first(needs: Sequence[str]) -> None:
     import hydra  # noqa: F401
 
     import pagedsim.run.multirun  # noqa: F401
-    from pagedsim.options import Options
+    from pagedsim.spec.composed import Composed
 
-    Options().compose("config", [])
+    Composed.of([])
     for name in needs:
         import_module(name)
 

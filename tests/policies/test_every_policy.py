@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from pagedsim.build import BATCHINGS, POLICIES, accepts, make_memory, make_policy, make_scheduler
 from pagedsim.core import ConfigError, Policy, Request
 from pagedsim.core.policy_validation import HOOKS
-from pagedsim.run.backend import policy_of
+from pagedsim.spec.run import policy_of
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf" / "policy"

@@ -8,34 +8,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.metrics.arms import Run
-from pagedsim.options import Options
-from pagedsim.run.backend import StoppableRecorder
-from pagedsim.run.compose import Command
 from pagedsim.run.help import experiments
 from pagedsim.run.job import Arm, Job, run_job
-from pagedsim.run.objects import make
 from pagedsim.run.runner import Execution
 from pagedsim.run.runs import Runs
 from pagedsim.run.store import Summaries, Tables
 from pagedsim.run.study import Study
+from pagedsim.spec.composed import Composed
+from pagedsim.spec.conf import Conf
+from pagedsim.spec.objects import make
+from pagedsim.spec.study import StudySpec
 
 EXPERIMENTS = experiments()
-_OPTIONS = Options()
+CONF = Conf()
 
 
 def compose(root: str, overrides: Sequence[str]) -> DictConfig:
-    """What these words come to, without Hydra."""
-    return _OPTIONS.compose(root, overrides).config
+    """What these words come to."""
+    conf = CONF if root == CONF.root else Conf(root=root)
+    return OmegaConf.create(Composed.of(overrides, conf).resolved(missing=True))
 
 
-def command(folder: Path, *words: str) -> Command:
+def command(folder: Path, *words: str) -> StudySpec:
     """What typing these would be, with results in `folder`; nothing is tracked unless they say."""
     silent = not any(word.startswith("tracking") for word in words)
     typed = [*words, *(["tracking=none"] if silent else [])]
-    return replace(Command.of(typed, folder, _OPTIONS), words=list(words))
+    return replace(StudySpec.of(typed, folder, CONF), words=list(words))
 
 
 def carried_out(folder: Path, *words: str, study: Study | None = None) -> dict[str, Any]:

@@ -1,114 +1,88 @@
-"""Compositions: arms and rounds have the configuration that Hydra composes of all words."""
+"""Configurations: the base that Hydra composes, and arms as patches of it."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Sequence
-from importlib.resources import files
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
-from pagedsim.options import Options
-from pagedsim.overrides import parse
-from pagedsim.run.compose import Composition, single
-from pagedsim.run.job import Job
-from tests.run.studies import command
+from pagedsim.spec.check import check_settings
+from pagedsim.spec.composed import Composed, assembled
+from pagedsim.spec.conf import Conf
+from pagedsim.spec.given import Given
+from pagedsim.spec.study import StudySpec, single
+from pagedsim.spec.words import Change, parse, text_of
+from tests.run.studies import command, compose
 
-# -- what is composed here is what Hydra composes -------------------------------------------------
+CONF = Conf()
 
-pytestmark = pytest.mark.usefixtures("hydra")
-CONF = Path(str(files("pagedsim.conf")))
-MORE = [
-    *("workload=mooncake", "policy=vtc", "hardware=h100", "workload.rate=3", "server.max_seqs=3"),
-    *("+workload.x={a: 1}", "+workload.x={b: [x, 2]}", "++slo.ttft=1", "~study.question"),
+# -- the base, and arms as patches of it ----------------------------------------------------------
+
+BASES = [f"experiment={name}" for name in CONF.options_of("experiment")]
+EVERY = [
+    f"{group}={option}"
+    for group in CONF.groups
+    if group not in ("experiment", "scale")
+    for option in CONF.options_of(group)
 ]
+KEYS = ["server.max_seqs=3", "++slo.ttft=1", "+workload.x={a: 1}"]
 
 
-def by_hydra(words: Sequence[str]) -> tuple[str, list[tuple[str, str | None]]]:
-    whole = compose("config", overrides=[*words], return_hydra_config=True)
-    choices = {str(group): option for group, option in whole.hydra.runtime.choices.items()}
-    with open_dict(whole):
-        del whole["hydra"]
-    return OmegaConf.to_yaml(whole), [one for one in choices.items() if one[0][:6] != "hydra/"]
+@pytest.mark.parametrize("base", BASES)
+def test_options_are_merged_as_hydra_merges_them(base: str) -> None:
+    """What a patch assembles of files is the base that Hydra composes, in the same order."""
+    for words in ([base], [base, "server=vllm-0.33"], [base, "backend=engine", "workload=trace"]):
+        composed = Composed.of(words, CONF)
+        assert json.dumps(assembled(CONF, composed.choices)) == json.dumps(composed.tree)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["policy=priority", "model=opt-13b", "policy.displace=true"],
-        ["experiment=fairness", "policy=priority"],  # has its own settings of the policy
-        ["experiment=truth", "backend=engine"],  # an option of `scale` goes by it
-        ["experiment=single", "fleet=prefill_decode", "server.max_seqs=${memory.block_size}"],
-        ["experiment=migration", *MORE],
-        ["experiment=fairness", "server=sglang-0.5", "policy=vtc", "server.max_seqs=3"],
-        ["~server", "~memory"],
-        ["memory={block_size: 8}", "+workload={name: x}"],  # a group's settings, no option
-        ["~predictor", "+workload.name='a, b'", "cost=blis-llama-3.1-8b-tp2"],
-    ],
-    ids=" ".join,
-)
-def test_composed_as_by_hydra(words: list[str]) -> None:
-    made = Options().compose("config", words)
-    assert (OmegaConf.to_yaml(made.config), list(made.choices.items())) == by_hydra(words)
-
-
-EVERY = {
-    folder.name: [f"{folder.name}={file.stem}" for file in sorted(folder.glob("*.yaml"))]
-    for folder in sorted(CONF.iterdir())
-    if folder.is_dir()
-}
-"""The options of each group."""
-TOGETHER = zip_longest(*(EVERY[group] for group in EVERY if group != "experiment"))
-"""One option of each group at a time, while it has more: Hydra takes long to compose."""
-ROWS = [[word for word in row if word] for row in TOGETHER]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", [*ROWS, *([one, *MORE] for one in EVERY["experiment"])], ids=lambda words: words[0]
-)
-def test_every_option_is_composed_as_by_hydra(words: list[str]) -> None:
-    made = Options().compose("config", words)
-    assert (OmegaConf.to_yaml(made.config), list(made.choices.items())) == by_hydra(words)
+@pytest.mark.parametrize("word", EVERY)
+def test_an_arm_has_the_configuration_of_its_words_typed(word: str) -> None:
+    typed = Composed.of(["experiment=migration", *KEYS, word, "seed=2"], CONF)
+    patched = Composed.of(["experiment=migration", *KEYS], CONF).changed([word, "seed=2"])
+    assert patched.tree == typed.tree
+    assert patched.choices == typed.choices
 
 
 @pytest.mark.parametrize(
     "value",
     [
         *("1", "+5", "-3", "1_000", "1e3", ".5", "1.", "nan", "-inf", "007", "1e", "True", "NULL"),
-        *("", "a b  c", " x ", "a:b", "~/x", "a/b-c.d", "10%", "${x.y}", "pre${x}post", "a\\,b"),
-        *("'it'", '"a=b"', "'q\\'x'", "'a\\\\'", "[]", "{}", "[a, [b, {c: d}]]", "[1 2]"),
-        *("{a: 1, b: [x, y], c: {d: e}}", "{a b: 1}", "{1: 2, true: 3, null: 4}", "{a: b:c}"),
-        *("[", "a,b", "f(1)", "x=1", "[1, 2,]", "{a}", "'a' b", "#x", "${", "a;b"),
+        *("", "a b  c", " x ", "a:b", "a/b-c.d", "10%", "${x.y}", "pre${x}post", "a\\,b"),
+        *("'it'", '"a=b"', "'q\\'x'", "'a\\\\'", "[]", "{}", "[a, [b, {c: d}]]", "float(3)"),
+        *("{a: 1, b: [x, y], c: {d: e}}", "{a b: 1}", "{a: b:c}"),
     ],
 )
-def test_a_value_is_read_as_by_hydra(value: str) -> None:
-    word = f"a.b={value}"
-    try:
-        theirs = OverridesParser.create().parse_override(word)
-    except HydraException:
-        theirs = None
-    if theirs is None or theirs.is_sweep_override() or "(" in value:
-        with pytest.raises(ConfigError, match=re.escape(word)):
-            parse(word)
-    else:
-        assert repr(parse(word).value) == repr(theirs.value())
+def test_a_value_is_what_hydra_reads_and_is_typed_as_it_is_read(value: str) -> None:
+    theirs = OverridesParser.create().parse_override(f"a.b={value}").value()
+    assert repr(parse(f"a.b={value}").value) == repr(theirs)
+    assert repr(parse(f"a.b={text_of(theirs)}").value).lower() == repr(theirs).lower()
+
+
+def test_what_a_script_gives_goes_where_it_is_put() -> None:
+    """Objects and mappings of Python are never texts on the way."""
+    thing = Given(object())
+    given = [Change("policy.x", thing, "add"), Change("fleet.pools", {"a": {}})]
+    composed = Composed.of(["experiment=single", *given], CONF)
+    assert composed.resolved(missing=True)["policy"]["x"] is thing
+    again = composed.changed([Change("workload.lengths", {"shape": "fixed"}, "replace")])
+    assert again.resolved(missing=True)["workload"]["lengths"] == {"shape": "fixed"}
+    assert composed.tree["workload"]["lengths"] != {"shape": "fixed"}
 
 
 def test_an_arm_may_choose_what_the_command_line_chooses() -> None:
     """The experiment's settings of another workload stay left out."""
-    made = Composition(["experiment=kv_tiers", "workload=trace", "workload.path=a.csv"])
-    assert made.of(["workload=trace"]) == made.of([])
-    assert made.of([]).workload.rate is None
+    base = Composed.of(["experiment=kv_tiers", "workload=trace", "workload.path=a.csv"], CONF)
+    assert base.changed(["workload=trace"]).tree == base.tree
+    assert base.tree["workload"]["rate"] is None
 
 
 @pytest.mark.parametrize(
@@ -118,10 +92,10 @@ def test_an_arm_may_choose_what_the_command_line_chooses() -> None:
         ("[1]", "must be a mapping of settings"),
         ("defaults:", "defaults: must be a list of options"),
         ("defaults: priority", "defaults: must be a list of options"),
-        ("defaults: [vtc@here]", "vtc@here: packages are not supported"),
+        ("defaults: [vtc@here]", "policy=vtc@here: unknown; "),
         (
             "defaults: [{override /nosuch: y}]",
-            "policy/mine.yaml: defaults: override /nosuch: y: no such group here; choose from ",
+            "policy/mine.yaml: defaults: override /nosuch: no such group here; choose from ",
         ),
     ],
 )
@@ -129,7 +103,7 @@ def test_a_file_that_is_no_option_is_named(tmp_path: Path, text: str, fault: str
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy/mine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(fault)):
-        Options([tmp_path, files("pagedsim.conf")]).compose("config", ["policy=mine"])
+        Conf([tmp_path]).option("policy", "mine")
 
 
 SERVERS = {
@@ -139,19 +113,17 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("server", Options().options_of("server"))
+@pytest.mark.parametrize("server", CONF.options_of("server"))
 def test_a_server_goes_before_an_experiment_and_behind_the_command_line(server: str) -> None:
     words = ["experiment=fairness", f"server={server}"]
-    of_all = Options().compose("config", words).config
+    of_all = compose("config", words)
     classes = [of_all[group]["_target_"].rpartition(".")[2] for group in ("batching", "memory")]
     asynchronous = of_all.server.async_scheduling
     assert (*classes, of_all.stack.name, asynchronous) == SERVERS[server]
     typed = ["batching=static", "memory=paged", "policy=vtc", "stack=ideal", "server.max_seqs=3"]
-    more = Options().compose("config", [*words, *typed]).config
+    more = compose("config", [*words, *typed])
     assert (more.server.max_seqs, more.batching._target_) == (3, "pagedsim.core.Static")
-    assert Options().compose("config", ["experiment=fairness", *typed]).config.batching == (
-        more.batching
-    )
+    assert compose("config", ["experiment=fairness", *typed]).batching == more.batching
 
 
 @pytest.mark.parametrize(
@@ -166,36 +138,36 @@ def test_a_server_goes_before_an_experiment_and_behind_the_command_line(server: 
     ],
 )
 def test_defaults_that_depend_on_the_gpu(hardware: str, vllm: tuple[int, int], chunk: int) -> None:
-    made = Options().compose("config", [f"hardware={hardware}", "server=vllm-0.33"]).config.server
+    made = compose("config", [f"hardware={hardware}", "server=vllm-0.33"]).server
     assert (made.max_seqs, made.max_batched_tokens) == vllm
-    batching = Options().compose("config", [f"hardware={hardware}", "batching=sglang"]).config
+    batching = compose("config", [f"hardware={hardware}", "batching=sglang"])
     assert batching.batching.chunked_prefill_size == chunk
 
 
-def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
+def test_a_folder_of_ones_own_has_further_options(tmp_path: Path) -> None:
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy/mine.yaml").write_text("defaults: [priority]\nextra: 1\n")
-    (tmp_path / "policy/vtc.yaml").write_text("_target_: mine.VTC\n")
-    options = Options([tmp_path, files("pagedsim.conf")])
-    assert options.compose("config", ["policy=mine"]).config.policy.extra == 1
-    assert options.compose("config", ["policy=vtc"]).config.policy == {"_target_": "mine.VTC"}
-    assert {"mine", "vtc", "fcfs"} <= set(options.options_of("policy"))
+
+    def own(*words: str) -> dict[str, Any]:
+        return Composed.of(words, Conf([tmp_path])).tree
+
+    assert own("policy=mine")["policy"]["extra"] == 1
+    assert {"mine", "vtc", "fcfs"} <= set(Conf([tmp_path]).options_of("policy"))
     (tmp_path / "workload").mkdir()
     (tmp_path / "workload/mine.yaml").write_text(
         "# @package _global_\ndefaults: [/workload/fixed]\n"
     )
-    made = options.compose("config", ["workload=mine"]).config.workload
-    assert made == options.compose("config", ["workload=fixed"]).config.workload
+    assert own("workload=mine")["workload"] == own("workload=fixed")["workload"]
+    patched = Composed.of([], Conf([tmp_path])).changed(["workload=mine"])
+    assert patched.tree["workload"] == own("workload=fixed")["workload"]
     (tmp_path / "hollow/sub").mkdir(parents=True)
     (tmp_path / "hollow/sub/a.yaml").write_text("x: 1\n")
     for word, text in (
-        ("+hollow=x", "hollow=x: unknown; hollow has no options"),
+        ("+hollow=x", "hollow=x: unknown; it has no options"),
         ("+hollow/sub=a", "hollow: no such key; choose from backend, "),
     ):
         with pytest.raises(ConfigError, match=text):
-            options.compose("config", [word])
-    (tmp_path / "root.yaml").write_text("defaults: [config, _self_]\nworkload: {rate: 7}\n")
-    assert options.compose("root", ["policy=mine"]).config.workload.rate == 7
+            Composed.of([word], Conf([tmp_path])).resolved(missing=True)
 
 
 # -- the configurations of arms --------------------------------------------------------------------
@@ -213,7 +185,7 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_blocks_of_an_experiment_that_are_others_are_noted(words: list[str], noted: bool) -> None:
-    notes = Composition(["experiment=policy_zoo", *words]).notes
+    notes = StudySpec.of(["experiment=policy_zoo", *words], Path(), CONF).notes
     assert (
         any("sets memory.blocks=2000, with blocks of 16 tokens" in note for note in notes) is noted
     )
@@ -240,8 +212,7 @@ def test_a_fault_is_an_arm_s_only_where_the_words_alone_have_none(tmp_path: Path
 
 
 def configured(*words: str) -> dict[str, Any]:
-    plain: Any = OmegaConf.to_container(compose("config", overrides=[*words]), resolve=True)
-    return dict(plain)
+    return Composed.of(words, CONF).resolved(missing=True)
 
 
 def test_what_a_study_set_itself_is_typed_so_that_it_can_be_composed(tmp_path: Path) -> None:
@@ -249,7 +220,7 @@ def test_what_a_study_set_itself_is_typed_so_that_it_can_be_composed(tmp_path: P
     words = ("experiment=single", "workload=chat_and_batch")
     own = ("workload.rate=3", "+slo.clients.batch.e2e=9", "slo.ttft=1")
     made = configured(*words, *own)
-    typed = single(command(tmp_path, *words), [], Job("a", 0, made, tmp_path))
+    typed = single(command(tmp_path, *words), [], 0, made)
     again = configured(*shlex.split(typed.partition("pagedsim ")[2]))
     assert again["slo"] == {**made["slo"], "clients": {"batch": {"e2e": 9}}}
     assert again["workload"] == made["workload"]
@@ -257,8 +228,54 @@ def test_what_a_study_set_itself_is_typed_so_that_it_can_be_composed(tmp_path: P
 
 def test_of_what_was_typed_a_run_s_command_leaves_out_what_is_the_study_s(tmp_path: Path) -> None:
     asked = command(tmp_path, "seeds=3", "+study.note=x", "workload=alpaca", "policy=vtc")
-    job = Job("a", 7, asked.configured("a", ["server.max_seqs=9"]), tmp_path)
-    assert single(asked, ["server.max_seqs=9"], job) == (
+    config = asked.configured("a", ["server.max_seqs=9"])
+    assert single(asked, ["server.max_seqs=9"], 7, config) == (
         "python -m pagedsim experiment=single workload=alpaca policy=vtc server.max_seqs=9 seed=7 "
         "seeds=1"
     )
+
+
+# -- kinds of settings: what a study is given by hand is what its fields say -----------------------
+
+
+@dataclass(frozen=True)
+class Study:
+    """One field of each kind."""
+
+    rate: float = 1.0
+    count: int = 1
+    name: str = "x"
+    sizes: Sequence[int] = (1, 2)
+    arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    loads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    variants: Mapping[str, float] | None = None
+    anything: Any = None
+    maker: object = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"rate": "x"}, "^rate='x': must be a number$"),
+        ({"rate": None}, "^rate=null: must be a number$"),
+        ({"rate": float("nan")}, "^rate=nan: must be a number$"),
+        ({"count": 1.5}, "^count=1.5: must be a whole number$"),
+        ({"count": True}, "^count=True: must be a whole number$"),
+        ({"name": 5}, "^name=5: must be a text$"),
+        ({"sizes": 5}, "^sizes=5: must be a list$"),
+        ({"sizes": "16"}, "^sizes='16': must be a list$"),
+        ({"sizes": [1, "x"]}, "^sizes='x': must be a whole number$"),
+        ({"arms": [1]}, r"^arms=\[1\]: must be a mapping of names to settings$"),
+        ({"arms": {"a": 3}}, "^arms.a=3: must be a list$"),
+        ({"arms": {"a": [3]}}, "^arms.a=3: must be a text$"),
+        ({"loads": {"a": 3}}, "^loads.a=3: must be a mapping of names to settings$"),
+        ({"variants": 5}, "^variants=5: must be a mapping of names to settings$"),
+        ({"variants": {"a": None}}, "^variants.a=null: must be a number$"),
+    ],
+)
+def test_what_does_not_is_named(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Study(**settings)

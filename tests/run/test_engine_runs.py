@@ -14,15 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
+from pagedsim.backends import engine as serving
+from pagedsim.backends.base import StoppableRecorder
+from pagedsim.backends.engine import ModelCache, Serving, the_machine
 from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.arms import Run
-from pagedsim.run import serving
-from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Failure, Interrupted, Job, run_job
 from pagedsim.run.parts import build
-from pagedsim.run.serving import ModelCache, Serving, the_machine
 from pagedsim.server import CACHE_DTYPES
+from pagedsim.spec.run import RunSpec
 from tests.run.studies import compose
 from tests.workload.files import MOONCAKE, written
 
@@ -108,7 +109,7 @@ def test_arrivals_hurry_and_deadlines_stay_as_far(tmp_path: Path) -> None:
     assert np.allclose(quick.deadline - quick.arrival, plain.deadline - plain.arrival)
 
 
-SIMULATED = {"_target_": "pagedsim.run.simulated.Simulated"}
+SIMULATED = {"_target_": "pagedsim.backends.sim.Simulated"}
 
 
 def test_the_tables_of_a_run(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_keys_and_values_in_8_bits(tmp_path: Path) -> None:
     for name in ("auto", "fp8_e5m2"):
         words = f"kv_cache_dtype={name}", "memory.blocks=null", "memory.block_size=16"
         settings = {**configured(*words), "backend": SIMULATED}
-        blocks.append(RunConfig(settings).prepare().scheduler.memory.total)
+        blocks.append(RunSpec(settings).prepare().scheduler.memory.total)
     assert blocks[1] // 2 == blocks[0]
 
 
@@ -211,7 +212,7 @@ def test_a_model_by_its_shape_gets_random_weights(tmp_path: Path) -> None:
 )
 def test_which_model_is_served(words: tuple[str, ...], served: str) -> None:
     config = configured(*words)
-    stage = RunConfig(config).prepare()
+    stage = RunSpec(config).prepare()
     assert isinstance(stage, Serving) and stage.name == served
 
 
@@ -291,7 +292,7 @@ def test_invalid_settings(overrides: tuple[str, ...], line: str, tmp_path: Path)
 def test_a_shared_beginning_is_as_much_shorter_as_the_prompts(tmp_path: Path) -> None:
     words = ("+workload.prefixes.tokens=64",)
     shorter, whole = (
-        RunConfig(config).workload()
+        RunSpec(config).workload()
         for config in (configured(*words), configured(*words, "backend.shrink=1"))
     )
     assert shorter.prompts is not None and whole.prompts is not None
@@ -302,7 +303,7 @@ def test_a_shared_beginning_is_as_much_shorter_as_the_prompts(tmp_path: Path) ->
 
 
 def test_what_requests_ask_for_is_as_much_shorter_as_their_answers() -> None:
-    made = RunConfig(configured("++workload.max_tokens=exact")).workload()
+    made = RunSpec(configured("++workload.max_tokens=exact")).workload()
     assert all(request.max_tokens == output for request, output in made.requests())
 
 
@@ -313,7 +314,7 @@ def test_the_blocks_of_a_trace_are_as_long_as_they_are(tmp_path: Path) -> None:
         compose("config", overrides=[word for word in words if "rate" not in word]), resolve=True
     )
     with pytest.raises(ConfigError, match=r"backend\.shrink=16: must be 1 where prompts are b"):
-        RunConfig(config).workload()
+        RunSpec(config).workload()
 
 
 def test_errors_name_settings_of_the_command_line(tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_sessions_are_refused_since_their_answers_stand_in_their_prompts(limit: 
     overrides = ["experiment=single", "workload=agents", "backend=engine", f"backend.limit={limit}"]
     config: Any = OmegaConf.to_container(compose("config", overrides=overrides), resolve=True)
     with pytest.raises(ConfigError, match="turns of sessions, and backend=engine cannot"):
-        RunConfig(config).backend.traffic(config["workload"], 0)
+        RunSpec(config).backend.traffic(config["workload"], 0)
 
 
 # -- a study loads its model once, not once a run --------------------------------------------------

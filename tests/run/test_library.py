@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, get_args
@@ -122,7 +121,6 @@ def test_plugins_of_every_kind_are_options(offers: Any, call: Callable[..., Any]
         make_autoscaler("bot")
 
 
-def test_the_page_takes_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["pagedsim", "policies", "foo"])
+def test_the_page_takes_no_words() -> None:
     with pytest.raises(UserError, match="policies foo: takes no words"):
-        command()
+        command(["policies", "foo"])

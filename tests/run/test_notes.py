@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.core import ConfigError, Policy
 from pagedsim.metrics.arms import Run
 from pagedsim.policies.aging import Aging
 from pagedsim.policies.fairness import DRR, VTC
 from pagedsim.policies.slo import SLO
 from pagedsim.policies.victims import VictimRule
-from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.parts import refuse_unmet, remarks
 from pagedsim.run.publish import blocks_notes

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.build import make_memory
 from pagedsim.core import (
     Batching,
@@ -40,7 +41,6 @@ from pagedsim.metrics.arms import Run
 from pagedsim.policies.autoscaling import Autoscaler
 from pagedsim.policies.preemption import Recompute
 from pagedsim.policies.routing.router import Move, Refusal, Router
-from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Failure, Job, Outcome, run_job
 from pagedsim.sim.cost import CostModel
 from pagedsim.workload import mix, synthetic

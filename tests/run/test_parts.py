@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.run.job import failure_of
-from pagedsim.run.objects import make, said_of
 from pagedsim.run.parts import Parts, build
+from pagedsim.spec.objects import make, said_of
 from tests.run.studies import compose
 
 pytestmark = pytest.mark.usefixtures("hydra")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from pagedsim.options import Options, offered
-from pagedsim.overrides import parse
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.plausible import RECOMPUTING, doubtful, doubtful_times, idle_swaps
+from pagedsim.spec.conf import Conf, offered
+from pagedsim.spec.words import parse
 from pagedsim.workload import Workload
 from tests.run.studies import EXPERIMENTS, compose
 
@@ -102,7 +102,7 @@ def test_times_of_a_trace_in_another_unit_are_noted() -> None:
 
 
 def test_each_server_has_swaps_or_is_known_not_to() -> None:
-    assert {"vllm-0.6", *RECOMPUTING} == set(Options().options_of("server"))
+    assert {"vllm-0.6", *RECOMPUTING} == set(Conf().options_of("server"))
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.experiments.studies.compare import Compare
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import read_summary
 from pagedsim.run import store as of_store
-from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Interrupted, Job, run_job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runner import unused_words

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.build import AUTOSCALERS
-from pagedsim.options import Options
-from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.parts import build
+from pagedsim.spec.conf import Conf
 from tests.run.studies import compose
 
 GROUPS = ("policy", "router", "predictor", "preemption", "batching", "memory", "stack", "server")
@@ -26,7 +26,7 @@ _APART = ["fleet=prefill_decode", "batching=unified"]
 
 def components() -> Iterator[tuple[str, list[str]]]:
     for group in GROUPS:
-        for name in Options().options_of(group):
+        for name in Conf().options_of(group):
             choice = f"{group}={name}"
             yield choice, [choice, *_WITH.get(choice, _FLEET if group == "router" else ())]
     for rule in AUTOSCALERS:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from pagedsim.config import Serve
+from pagedsim.spec.roots import Serve
 
 pytest.importorskip("fastapi")
 

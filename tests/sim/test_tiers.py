@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.build import make_scheduler
 from pagedsim.core import Request, Scheduler, Tier, TieredMemory
 from pagedsim.metrics.arms import Run
 from pagedsim.policies.routing.simple import RoundRobin
-from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.tiering import TierSpec

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
-from pagedsim.run.objects import make
+from pagedsim.spec.objects import make
 from pagedsim.workload import Bucket, Noisy, Predictor, Rank, Workload, synthetic
 from pagedsim.workload.arrivals import Arrivals, FixedInterval, Gamma, Poisson
 from pagedsim.workload.draws import stream

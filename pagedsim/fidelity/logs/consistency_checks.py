@@ -13,8 +13,8 @@ from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fidelity import sheets
 from pagedsim.fidelity.logs.log import STATED, Column, Latencies, Log
 from pagedsim.fidelity.logs.server import Constants, ExternalServer, Served
-from pagedsim.run.backend import Settings
 from pagedsim.sim.cost.base import step
+from pagedsim.spec.run import Settings
 
 FASTER = 1.05
 """A request is too fast if the data sheet's peak takes this factor longer than was measured."""

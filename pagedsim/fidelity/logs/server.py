@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pagedsim.backends.sim import Simulated, Simulation
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.contracts import vet
 from pagedsim.core.errors import require_number
@@ -23,11 +24,10 @@ from pagedsim.core.memory import PrefixMemory
 from pagedsim.fidelity import sheets
 from pagedsim.fidelity.logs.log import Latencies, Log
 from pagedsim.fidelity.logs.score import Rows, Scores, score
-from pagedsim.run.backend import RunConfig, Settings
-from pagedsim.run.objects import make
-from pagedsim.run.simulated import Simulated, Simulation
 from pagedsim.sim.cost import CostModel, Roofline
 from pagedsim.sim.simulate import simulate
+from pagedsim.spec.objects import make
+from pagedsim.spec.run import RunSpec, Settings
 from pagedsim.workload import Workload
 from pagedsim.workload.predictor import CONTRACT, Predictor
 from pagedsim.workload.tokens import PrefixedPrompts
@@ -38,7 +38,7 @@ class ExternalServer:
 
     def __init__(self, config: Settings, log: Log, first_step: float = 0.0) -> None:
         """`first_step`: least seconds of its first answer, for a server that was cold."""
-        backend = RunConfig(config).backend
+        backend = RunSpec(config).backend
         if not isinstance(backend, Simulated):
             raise ConfigError("backend=engine: must be sim: requests= are of a server elsewhere")
         self.config, self.log, self.backend = config, log, backend
@@ -74,7 +74,7 @@ class ExternalServer:
     @cached_property
     def _stage(self) -> Simulation:
         """Built for its properties; every `serve` builds its own."""
-        return self.backend.simulation(RunConfig(self.config))
+        return self.backend.simulation(RunSpec(self.config))
 
     # -- constants ---------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class ExternalServer:
         requests are answered.
         """
         config = self.config if cost is None else {**self.config, "cost": cost}
-        stage = self.backend.simulation(RunConfig(config))
+        stage = self.backend.simulation(RunSpec(config))
         front = stage.cost.server_seconds
         served = Served(self.log, first or len(self.log), front)
         with suppress(_Enough):

@@ -19,11 +19,11 @@ from pagedsim.core.plan import Chunk
 from pagedsim.fidelity.logs.log import Log
 from pagedsim.fidelity.rows import Row, read_rows
 from pagedsim.fidelity.sheets import hardware_named, model_named, option_names, settings
-from pagedsim.run.objects import make
 from pagedsim.sim.cost import Fitted
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
+from pagedsim.spec.objects import make
 
 Metric = Literal["prompt", "token", "latency", "ttft", "tpot"]
 METRICS: Mapping[Metric, str] = {

@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from pagedsim.backends.engine import ModelCache
 from pagedsim.core import ConfigError, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine import assemble
 from pagedsim.engine import runner as runner_module
@@ -29,7 +30,6 @@ from pagedsim.engine.parallel import ranks as ranks_module
 from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.profile import fitting_blocks
 from pagedsim.metrics.plans import described
-from pagedsim.run.serving import ModelCache
 from tests.engine.architectures import CONFIGS, SHAPE, reference
 from tests.engine.parallel.together import OneProcess, groups, shards
 from tests.engine.test_equality import (

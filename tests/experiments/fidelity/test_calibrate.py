@@ -40,7 +40,7 @@ MACHINE: dict[str, Any] = {
     "failed_steps": 0,
 }
 CONFIG: dict[str, Any] = {
-    "backend": {"_target_": "pagedsim.run.serving.Engine", "model": "tiny"},
+    "backend": {"_target_": "pagedsim.backends.engine.Engine", "model": "tiny"},
     "memory": {"kind": "paged"},
     "hardware": {"_target_": "pagedsim.sim.hardware.Hardware", "name": "mine"}
     | {"memory_gib": 8, "fp16_tflops": 1, "bandwidth_gb_s": 10, "pcie_gb_s": 10},

@@ -16,7 +16,6 @@ import pytest
 from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
-from pagedsim.config import register
 from pagedsim.core import ConfigError
 from pagedsim.experiments.child import listening
 from pagedsim.experiments.fidelity.truth_data import LOGS
@@ -28,6 +27,7 @@ from pagedsim.fidelity.logs.report import about_log
 from pagedsim.fidelity.logs.score import score
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
 from pagedsim.metrics.files import read_summary
+from pagedsim.spec.conf import register
 from tests.run.studies import carried_out, compose
 
 SERVER = [
@@ -77,7 +77,7 @@ def hasty() -> Iterator[pytest.MonkeyPatch]:
 
 def composing() -> AbstractContextManager[None]:
     """Configurations can be composed in the body, before the tests begin."""
-    register({})
+    register()
     return initialize_config_module("pagedsim.conf", version_base="1.3")
 
 

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.build import POLICIES
 from pagedsim.core import ConfigError, SamplingParams, Scheduler
 from pagedsim.engine import drive
@@ -27,9 +28,9 @@ from pagedsim.fidelity.recorded import Recorded, recorded_runs
 from pagedsim.fidelity.replay import Difference, replayed
 from pagedsim.metrics.arms import Run
 from pagedsim.policies.past_future import PastFuture
-from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.store import Tables, recipe
+from pagedsim.spec.run import RunSpec
 from pagedsim.user_error import UserError
 from tests.experiments.fidelity.test_calibrate import recorded
 from tests.run.studies import carried_out, compose
@@ -233,9 +234,9 @@ def replayed_to_its_ends(run: Recorded, monkeypatch: pytest.MonkeyPatch) -> Diff
     ids, tokens = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
     outputs = dict(zip(ids, tokens, strict=True))
     lengths = np.array([len(outputs[number]) for number in sorted(outputs)])
-    whole = RunConfig(run.config, run.seed).workload()
+    whole = RunSpec(run.config, run.seed).workload()
     with monkeypatch.context() as patched:
-        patched.setattr(RunConfig, "workload", lambda _: replace(whole, output_len=lengths))
+        patched.setattr(RunSpec, "workload", lambda _: replace(whole, output_len=lengths))
         return replayed(run)
 
 
@@ -304,7 +305,7 @@ def test_a_study_of_several_runs(tmp_path: Path) -> None:
 def test_what_a_policy_draws_goes_by_the_seed_of_the_run(tmp_path: Path) -> None:
     config = drawn(random.Random(1), "past_future", "recompute", "unified", "paged")
     run = record(tmp_path, config, 7)
-    policy = scheduler_of(RunConfig(run.config, run.seed), run.machine, Scheduler).policy
+    policy = scheduler_of(RunSpec(run.config, run.seed), run.machine, Scheduler).policy
     assert isinstance(policy, PastFuture) and policy.seed == 7
 
 
@@ -353,7 +354,7 @@ def written(file: str, content: bytes | None) -> Callable[[Path], object]:
     return lambda folder: (folder / file).write_bytes(content)
 
 
-SIMULATED = {"_target_": "pagedsim.run.simulated.Simulated"}
+SIMULATED = {"_target_": "pagedsim.backends.sim.Simulated"}
 
 
 @pytest.mark.parametrize(

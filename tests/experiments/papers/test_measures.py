@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.core import ConfigError
 from pagedsim.experiments.papers.chunk_budget import ChunkBudget
 from pagedsim.experiments.papers.measures import (
@@ -30,10 +31,9 @@ from pagedsim.experiments.papers.measures import (
 )
 from pagedsim.experiments.papers.memory_observed import KINDS, Observed
 from pagedsim.metrics.arms import Run
-from pagedsim.run.backend import StoppableRecorder
-from pagedsim.run.compose import Command
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.runs import Runs
+from pagedsim.spec.study import StudySpec
 from tests.experiments.differing import differing
 from tests.experiments.papers.reference import FILE, REDUCED, numbers
 from tests.metrics.tables import NAN, requests_of, steps_of
@@ -120,7 +120,7 @@ def test_every_slot_of_a_single_request(
 def test_inspections_change_nothing(tmp_path: Path) -> None:
     changes = ("workload.requests=60", "workload.rate=20", "memory.blocks=200")
     seen = inspected(tmp_path / "seen", *changes, "backend.every=5")
-    simulated = ("backend._target_=pagedsim.run.simulated.Simulated", "~backend.every")
+    simulated = ("backend._target_=pagedsim.backends.sim.Simulated", "~backend.every")
     words = (*changes, "backend.fast_forward=true")
     plain = inspected(tmp_path / "plain", *words, without=simulated)
     steps = plain.steps()
@@ -259,7 +259,7 @@ def test_answers_are_of_finished_requests_and_classes_are_equal_parts_by_length(
 def searched(study: ChunkBudget, sustains: Mapping[str, float]) -> Runs:
     """Its runs, where each budget meets the objective up to a rate; the wait is what misses it in
     "512", and a gap in the other."""
-    runs = Runs(Command([], {"seed": 0, "seeds": 2}, Path()))
+    runs = Runs(StudySpec([], {"seed": 0, "seeds": 2}, Path()))
     while arms := study.next_runs(runs):
         for arm in arms:
             (seed,) = arm.seeds or ()

@@ -10,16 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.papers.reproduction import (
-    Count,
-    In,
-    Names,
-    Number,
-    Positive,
-    check_settings,
-)
-from pagedsim.run.objects import make
+from pagedsim.experiments.papers.reproduction import Names
 from pagedsim.run.study import Study
+from pagedsim.spec.check import Count, In, Number, Positive, check_settings
+from pagedsim.spec.objects import make
 from tests.run.studies import compose
 
 # -- constraints -----------------------------------------------------------------------------------

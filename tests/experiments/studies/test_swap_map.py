@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from pagedsim.backends.base import Backend
+from pagedsim.backends.engine import Engine
+from pagedsim.backends.sim import Simulated
 from pagedsim.experiments.studies.swap_map import WAYS, SwapMap
 from pagedsim.metrics.arms import Run
-from pagedsim.run.backend import Backend
-from pagedsim.run.serving import Engine
-from pagedsim.run.simulated import Simulated
 from tests.sim.shapes import CONF
 
 MODELS = ("opt-13b", "llama-2-7b", "llama-3.1-8b")

@@ -32,8 +32,8 @@ def asked(folder: Path, *words: str) -> tuple[list[str], str]:
     """The arms that an experiment would run, and the note of those left out."""
     from omegaconf import OmegaConf
 
-    from pagedsim.run.objects import make
     from pagedsim.run.study import Study
+    from pagedsim.spec.objects import make
 
     given = command(folder, "experiment=policy_zoo", *words)
     settings: Any = OmegaConf.to_container(OmegaConf.create(given.config), resolve=True)

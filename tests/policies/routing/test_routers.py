@@ -18,7 +18,7 @@ from pagedsim.build import ROUTERS, make_memory, make_router, make_scheduler
 from pagedsim.cluster.link import Network
 from pagedsim.core import ConfigError, Request, Scheduler
 from pagedsim.policies.routing.router import Refusal, Router
-from pagedsim.run.objects import make, seeded
+from pagedsim.spec.objects import make, seeded
 from tests.cluster.fleets import served
 from tests.policies.routing.fakes import Fake, Fleet, fleet, named
 from tests.sim.harness import Jobs

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from pagedsim.backends.base import StoppableRecorder
+from pagedsim.backends.http import backend
+from pagedsim.backends.http.client import Address, base_of
+from pagedsim.backends.http.load import Seen
+from pagedsim.backends.http.results import benchmark
 from pagedsim.core import ConfigError, Request
 from pagedsim.metrics.arms import Run
 from pagedsim.report.load import load_of
-from pagedsim.run.backend import StoppableRecorder
-from pagedsim.run.http import backend
-from pagedsim.run.http.client import Address, base_of
-from pagedsim.run.http.load import Seen
-from pagedsim.run.http.results import benchmark
 from pagedsim.run.job import Failure, run_job
 from pagedsim.workload import Workload
 from tests.run.http.fake import Fake, serving

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from pagedsim.backends.http.client import Answer
+from pagedsim.backends.http.load import FIRST_ID, LAST_ID, Bodies, Contents, Load, Seen
 from pagedsim.core import Request
 from pagedsim.core.source import Job, Mode
 from pagedsim.core.symbolic_prompt import SymbolicPrompt
-from pagedsim.run.http.client import Answer
-from pagedsim.run.http.load import FIRST_ID, LAST_ID, Bodies, Contents, Load, Seen
 
 # -- what is sent of a request ---------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pagedsim.backends.base import Backend, BackendRun, StoppableRecorder
 from pagedsim.cluster.dispatcher import Dispatcher
 from pagedsim.cluster.replica import Unit
 from pagedsim.cluster.simulate import simulate_fleet
@@ -28,8 +29,6 @@ from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN, Span
 from pagedsim.policies.routing.router import Router
-from pagedsim.run.backend import Backend, BackendRun, RunConfig, Settings, StoppableRecorder
-from pagedsim.run.objects import draws
 from pagedsim.server import RESERVED_GIB, ServerSpec
 from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.capacity import sized
@@ -41,6 +40,8 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiering import tiered
 from pagedsim.sim.tiers import Tiers
+from pagedsim.spec.objects import draws
+from pagedsim.spec.run import RunSpec, Settings
 from pagedsim.workload import Workload
 
 
@@ -413,7 +414,7 @@ class Simulated(Backend):
         ones = np.ones_like(whole.output_len)
         return replace(whole, output_len=ones, notices=(*whole.notices, told))
 
-    def prepare(self, config: RunConfig) -> Simulation | FleetRun:
+    def prepare(self, config: RunSpec) -> Simulation | FleetRun:
         if config.fleet.alone:
             return self.simulation(config)
         places = [
@@ -423,7 +424,7 @@ class Simulated(Backend):
         ]
         return FleetRun(config.fleet, places, config.router, config.seed)
 
-    def simulation(self, config: RunConfig) -> Simulation:
+    def simulation(self, config: RunSpec) -> Simulation:
         """One server."""
         server = config.server
         with config.errors_of("memory"):
@@ -445,7 +446,7 @@ class Simulated(Backend):
             return server, None
         return tiered(server, replica, cost, beside)
 
-    def _places(self, name: str, pool: Pool, config: RunConfig) -> Iterator[Place]:
+    def _places(self, name: str, pool: Pool, config: RunSpec) -> Iterator[Place]:
         """The replicas of a pool; what fits and what a step takes is worked out once for all."""
         try:
             first = self.simulation(config.pool(name))
@@ -455,7 +456,7 @@ class Simulated(Backend):
             simulation = self._like(first, config.pool(name)) if index else first
             yield Place(f"{name or 'replica'}-{index}", name, pool.role, simulation)
 
-    def _like(self, one: Simulation, config: RunConfig) -> Simulation:
+    def _like(self, one: Simulation, config: RunSpec) -> Simulation:
         """Another such server, with a policy and a memory of its own."""
         server = config.server.priced(one.cost.prices())
         server, tiers = self._tiered(server, one.replica, one.cost, one.tiers)

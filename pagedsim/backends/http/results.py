@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.backends.http.load import Seen
 from pagedsim.core.request import State
 from pagedsim.metrics.slo import slo_of
 from pagedsim.metrics.tables import NAN
-from pagedsim.run.backend import Settings
-from pagedsim.run.http.load import Seen
+from pagedsim.spec.run import Settings
 from pagedsim.workload import Workload
 
 LATE = 0.005

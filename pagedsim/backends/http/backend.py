@@ -14,23 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from pagedsim.backends.base import Backend, BackendRun, StoppableRecorder, Stopped, refuse_sessions
+from pagedsim.backends.http.client import Address, connected
+from pagedsim.backends.http.load import PATHS, Bodies, Contents, Load, Seen
+from pagedsim.backends.http.results import benchmark, failures, lateness, notes
 from pagedsim.core import ConfigError, RequestId
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.files import write_json
 from pagedsim.metrics.tables import TOKEN_TIMES
 from pagedsim.requirements import refuse_older
-from pagedsim.run.backend import (
-    Backend,
-    BackendRun,
-    RunConfig,
-    Settings,
-    StoppableRecorder,
-    Stopped,
-    refuse_sessions,
-)
-from pagedsim.run.http.client import Address, connected
-from pagedsim.run.http.load import PATHS, Bodies, Contents, Load, Seen
-from pagedsim.run.http.results import benchmark, failures, lateness, notes
+from pagedsim.spec.run import RunSpec, Settings
 from pagedsim.workload import Workload
 
 PROMPTS = ("ids", "text")
@@ -72,7 +65,7 @@ class Http(Backend):
         if self.extra is not None and not isinstance(self.extra, Mapping):
             raise ConfigError(f"extra={self.extra}: must be a mapping of fields to values")
 
-    def prepare(self, config: RunConfig) -> Sending:
+    def prepare(self, config: RunSpec) -> Sending:
         if find_spec("aiohttp") is None:
             raise not_installed("backend=http", "serve", "aiohttp")
         refuse_older("serve")

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.backends.http.client import Answer
 from pagedsim.core import Request
 from pagedsim.core.request import State
 from pagedsim.core.source import Source, arrives
 from pagedsim.core.symbolic_prompt import SymbolicPrompt
-from pagedsim.run.http.client import Answer
 
 FIRST_ID, LAST_ID = 3, 255
 """Ids that every vocabulary has, and that mean no beginning and no end."""
@@ -51,7 +51,8 @@ class Contents:
     def ids(self, request: Request) -> list[int]:
         """Token ids, as many as the prompt has."""
         named = self._mixed(_named(request))
-        return (FIRST_ID + named % np.uint64(LAST_ID - FIRST_ID + 1)).tolist()
+        ids: list[int] = (FIRST_ID + named % np.uint64(LAST_ID - FIRST_ID + 1)).tolist()
+        return ids
 
     def text(self, request: Request) -> str:
         """Words, as many as the prompt has tokens: about as many tokens, then."""

@@ -1,17 +1,20 @@
-"""The schema of a configuration: what every experiment has, with types and defaults.
+"""The roots of `conf/`: what every experiment and every server has, with kinds and defaults.
 
 The groups (policy, memory, model, …) are open: what they hold is checked by the object that they
-build. Everything else is refused here if it is misspelt or of the wrong type.
+build. Everything else is refused by `spec.check` if it is misspelt or of another kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
+
+from pagedsim.spec.check import Whole
+
+Positive = Annotated[int, Whole(1)]
 
 CARRIED = ("tiny", "smollm2")
 """Shapes of conf/model whose weights the engine has, so that it serves them as they are."""
@@ -91,11 +94,11 @@ class Config:
     """Tokens of a prompt, for experiment=estimate."""
     batch: int | None = None
     """Sequences that decode together, for experiment=estimate."""
-    tensor_parallel: int = 1
+    tensor_parallel: Positive = 1
     """GPUs that share the model, or a stage of it."""
-    pipeline_parallel: int = 1
+    pipeline_parallel: Positive = 1
     """Stages to which the layers are dealt; backend=sim only."""
-    expert_parallel: int = 1
+    expert_parallel: Positive = 1
     """GPUs of a stage over which a mixture's experts are dealt, a multiple of tensor_parallel; each
     tensor_parallel of them are a group with requests of its own, and server.max_seqs,
     server.max_batched_tokens and memory.blocks are each group's, as in vLLM. backend=sim only;
@@ -105,11 +108,11 @@ class Config:
     fp8_e5m2."""
     quantization: str | None = None
     """What the layers' weights are held in: int8, fp8, or null: as the model has them."""
-    seed: int = 0
+    seed: Annotated[int, Whole(0)] = 0
     """The first seed; the others follow it. The same seed gives the same bytes."""
-    seeds: int = 3
+    seeds: Positive = 3
     """How often each arm is run, each time with other requests."""
-    jobs: int | None = None
+    jobs: Positive | None = None
     """Processes; null: as many as there are cores, and one where times are measured."""
     report: bool = True
     """Whether to draw plots and write report.html."""
@@ -131,12 +134,12 @@ class Serve:
     cost: Any = None
     backend: Any = None
     server: Server = field(default_factory=Server)
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    expert_parallel: int = 1
+    tensor_parallel: Positive = 1
+    pipeline_parallel: Positive = 1
+    expert_parallel: Positive = 1
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
-    seed: int = 0
+    seed: Annotated[int, Whole(0)] = 0
     """For what is sampled where a request has no seed of its own."""
     host: str = "127.0.0.1"
     """Where to listen; 0.0.0.0: on all interfaces."""
@@ -184,24 +187,6 @@ def _by_gpu(table: Mapping[str | int, Any], *, _root_: Any) -> Any:
 
 
 def prepare() -> None:
-    """Register the resolvers, and let libyaml read YAML, where PyYAML has it.
-
-    A command reads dozens of files, and PyYAML's Python takes several times as long.
-    """
-    yaml: Any = import_module("yaml")
-    yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    """Register the resolvers of `${by_gpu:...}` and `${stand_in:}`."""
     OmegaConf.register_new_resolver("stand_in", _stand_in, replace=True)
     OmegaConf.register_new_resolver("by_gpu", _by_gpu, replace=True)
-
-
-def register(offered: Mapping[str, Mapping[str, Any]]) -> None:
-    """Make known to Hydra the schema, and the settings of options by group and name."""
-    from hydra.core.config_store import ConfigStore
-
-    prepare()
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    store.store(name="serve_schema", node=Serve)
-    for group, options in offered.items():
-        for name, settings in options.items():
-            store.store(group=group, name=name, node=settings)

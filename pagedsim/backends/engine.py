@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pagedsim.config import CARRIED
+from pagedsim.backends.base import Backend, BackendRun, StoppableRecorder, Stopped, refuse_sessions
 from pagedsim.core import (
     ConfigError,
     Policy,
@@ -33,17 +33,10 @@ from pagedsim.core import (
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
 from pagedsim.requirements import refuse_older
-from pagedsim.run.backend import (
-    Backend,
-    BackendRun,
-    RunConfig,
-    Settings,
-    StoppableRecorder,
-    Stopped,
-    refuse_sessions,
-)
-from pagedsim.run.objects import said_of, takes
 from pagedsim.server import ENGINE_MEMORIES, MOST_THREADS, ServerSpec
+from pagedsim.spec.objects import said_of, takes
+from pagedsim.spec.roots import CARRIED
+from pagedsim.spec.run import RunSpec, Settings
 from pagedsim.workload import Workload
 from pagedsim.workload.tokens import Prompts
 
@@ -136,7 +129,7 @@ class Engine(Backend):
         wanted = settings.get("requests") or self.limit
         return {**settings, "requests": min(wanted, self.limit)}
 
-    def prepare(self, config: RunConfig) -> Serving:
+    def prepare(self, config: RunSpec) -> Serving:
         try:
             from pagedsim.engine.assemble import check_split, device_of
             from pagedsim.engine.engine_args import Arguments
@@ -171,7 +164,7 @@ class Engine(Backend):
         check_split(arguments)
         return Serving(arguments, name, config.seed, CLOCKS[self.clock]())
 
-    def _server(self, config: RunConfig) -> ServerSpec:
+    def _server(self, config: RunSpec) -> ServerSpec:
         server = config.server
         if (kind := server.memory) not in ENGINE_MEMORIES:
             name = kind if isinstance(kind, str) else type(kind).__name__
@@ -180,7 +173,7 @@ class Engine(Backend):
             return server
         return replace(server, blocks=max(self.cache_tokens // server.block_size, 1))
 
-    def _model(self, config: RunConfig) -> tuple[Any, str]:
+    def _model(self, config: RunSpec) -> tuple[Any, str]:
         """What to load, and its name: one given to this backend, or what the group `model` says.
 
         A shape alone gets random weights, but for those that the engine has weights of.

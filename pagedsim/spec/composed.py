@@ -1,0 +1,302 @@
+"""A configuration, and what changes make of it.
+
+Hydra composes the base. After that a change of a key sets it; the choice of an option puts its file
+in the place of another, below what the experiment, the options of `server` and `scale`, and the
+words typed so far set. An option whose settings are everywhere (`# @package _global_`), as those of
+`server` and `scale` are, is a patch of the whole: the options that it overrides are chosen unless
+words choose others, and its settings go below what words set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pagedsim.build import BESIDE, settings_of
+from pagedsim.core import ConfigError
+from pagedsim.spec.check import checked
+from pagedsim.spec.conf import Choices, Conf, Settings, merge, no_key, select
+from pagedsim.spec.roots import Config, Serve, prepare
+from pagedsim.spec.words import Change, Words, changes_of, text_of
+
+MISSING = "???"
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_OF_RESOLVERS = ("hardware", "model")
+"""Groups that the resolvers of `spec.roots` read."""
+
+prepare()
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A configuration before its interpolations are resolved, and how it came about."""
+
+    conf: Conf
+    tree: Settings
+    choices: Choices
+    changes: Sequence[Change] = ()
+    """What words have changed so far."""
+
+    @classmethod
+    def of(cls, words: Words, conf: Conf | None = None) -> Composed:
+        """What the root of `conf` becomes with these words; ConfigError for what cannot be."""
+        conf = conf or Conf()
+        changes = changes_of(words, conf.root != "serve")
+        chosen = [change for change in changes if _is_choice(conf, change)]
+        for change in chosen:
+            _option_of(conf, change)
+            _refuse_misplaced(conf, change)
+        tree, choices = conf.compose([*map(str, chosen)])
+        _apply(tree, [change for change in changes if change not in chosen])
+        return cls(conf, tree, choices, changes)
+
+    @classmethod
+    def from_hydra(
+        cls, config: DictConfig, choices: Mapping[Any, str | None], words: Words, conf: Conf
+    ) -> Composed:
+        """What Hydra has composed of words, as a job of its own."""
+        tree, chosen = conf.split(config, choices)
+        changes = changes_of(words)
+        _drop_replaced(tree, changes)
+        return cls(conf, tree, chosen, changes)
+
+    def changed(self, words: Words) -> Composed:
+        """What further words make of it."""
+        new = changes_of(words)
+        changes = [*self.changes, *new]
+        choices = self._chosen(new)
+        tree = _copied(self.tree) if choices == self.choices else assembled(self.conf, choices)
+        known = new if choices == self.choices else changes
+        _apply(tree, [change for change in known if not _is_choice(self.conf, change)])
+        return Composed(self.conf, tree, choices, changes)
+
+    def _chosen(self, new: Sequence[Change]) -> Choices:
+        """The options with those that further words choose."""
+        choices = dict(self.choices)
+        picks = {c.key: _option_of(self.conf, c) for c in new if _is_choice(self.conf, c)}
+        typed = {change.key for change in self.changes if _is_choice(self.conf, change)}
+        if "experiment" in picks and picks["experiment"] != choices.get("experiment"):
+            raise ConfigError(f"experiment={picks['experiment']}: all arms are of one experiment")
+        for change in new:
+            if change.key in picks:
+                _refuse_misplaced(self.conf, change)
+        for group, name in picks.items():
+            option = self.conf.option(group, name) if name else None
+            for other, its in option.choices.items() if option and option.everywhere else ():
+                if other not in typed and other not in picks:
+                    choices[other] = its
+            choices[group] = name
+        if "backend" in picks and "scale" in choices and "scale" not in {*typed, *picks}:
+            known = self.conf.options_of("scale")  # goes by the backend, as config.yaml says
+            choices["scale"] = picks["backend"] if picks["backend"] in known else None
+        return choices
+
+    def resolved(self, missing: bool = False) -> Settings:
+        """All of it in plain values, checked; ConfigError names a key without a value, unless those
+        may be `missing` still."""
+        try:
+            plain = _resolved(self.tree)
+        except OmegaConfBaseException as error:
+            raise ConfigError(self._unresolved(error)) from error
+        if not missing:
+            for key in missing_keys(plain):
+                raise ConfigError(f"{key}: must be given: {key}=...")
+        return checked(Serve if self.conf.root == "serve" else Config, plain)
+
+    def _unresolved(self, error: OmegaConfBaseException) -> str:
+        """The key whose value names others by ${...}, the value, and which of them is not there."""
+        texts = [text for value in self.tree.values() for text in _interpolations(value)]
+        for text in texts:
+            for name in _REFERENCE.findall(text):
+                if select(self.tree, name, absent=self) is self:
+                    return f"{error.full_key}={text}: {no_key(name, self.tree)}"
+        cause = error.__cause__ or error
+        reason = str(cause.args[0] if cause.args else cause).partition("\n")[0]
+        return f"{error.full_key}={select(self.tree, str(error.full_key), texts[-1])}: {reason}"
+
+
+def missing_keys(settings: Any, above: str = "") -> Iterator[str]:
+    """The dotted keys that have no value yet."""
+    if isinstance(settings, Mapping):
+        for key in sorted(settings, key=str):
+            yield from missing_keys(settings[key], f"{above}.{key}" if above else key)
+    elif isinstance(settings, str) and settings == MISSING:
+        yield above
+
+
+def _resolved(tree: Settings) -> Settings:
+    """A configuration with its interpolations resolved.
+
+    OmegaConf gets the groups that have any or are named by them; a study may be much larger.
+    """
+    texts = {key: [*_interpolations(value)] for key, value in tree.items()}
+    named = {name.partition(".")[0] for some in texts.values() for name in _named_by(some)}
+    involved = {key: tree[key] for key in tree if texts[key] or key in (*named, *_OF_RESOLVERS)}
+    config = OmegaConf.create(involved, flags={"allow_objects": True})
+    plain = cast(Settings, OmegaConf.to_container(config, resolve=True))
+    return {key: plain[key] if key in plain else _copied(tree[key]) for key in tree}
+
+
+def _interpolations(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _interpolations(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _interpolations(inner)
+    elif isinstance(value, str) and "${" in value:
+        yield value
+
+
+def _named_by(texts: Sequence[str]) -> Iterator[str]:
+    for text in texts:
+        yield from _REFERENCE.findall(text)
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def _is_choice(conf: Conf, change: Change) -> bool:
+    """Whether it chooses an option; a mapping changes settings of a group."""
+    return conf.is_group(change.key) and not isinstance(change.value, Mapping)
+
+
+def _option_of(conf: Conf, change: Change) -> str | None:
+    """The option that a change chooses; ConfigError where there is none of that name."""
+    if change.kind == "delete":
+        return None
+    if change.kind == "force":
+        word = str(change)
+        raise ConfigError(f"{word}: ++ is for settings; {word[2:]} chooses the option")
+    if change.value is None:
+        if change.key in ("server", "scale"):  # which config.yaml has as null, too
+            return None
+        known = ", ".join(conf.options_of(change.key))
+        raise ConfigError(f"{change}: unknown; choose from {known}")
+    if not isinstance(change.value, str):
+        raise ConfigError(f"{change}: must be the name of an option, or a mapping of settings")
+    conf.refuse_unknown(change.key, change.value)
+    return change.value
+
+
+def _refuse_misplaced(conf: Conf, change: Change) -> None:
+    """Raise ConfigError for a group that the root has and is added, or lacks and is not."""
+    if change.kind == "add" and change.key in conf.defaults:
+        raise ConfigError(f"{change}: is chosen already; {change.key}=... changes it")
+    if change.kind == "change" and change.key not in conf.defaults:
+        raise ConfigError(f"{change}: no such group here; +{change.key}=... adds it")
+
+
+def assembled(conf: Conf, choices: Choices) -> Settings:
+    """The settings of the root and of all options, each over those before it."""
+    tree = conf.root_settings()
+    for group in dict.fromkeys([*conf.defaults, *choices]):
+        if (name := choices.get(group)) is not None:
+            merge(tree, conf.option(group, name).of_group(group))
+    return tree
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def _apply(tree: Settings, changes: Sequence[Change]) -> None:
+    for change in changes:
+        _set(tree, change)
+    _drop_replaced(tree, changes)
+
+
+def _set(tree: Settings, change: Change) -> None:
+    """Change a key of a configuration; ConfigError where it is not there, or there already."""
+    *above, name = change.key.split(".")
+    node: Any = tree
+    adds = change.kind in ("add", "force", "replace")
+    for part in above:
+        inner = _at(node, part, tree)
+        if not isinstance(inner, (dict, list)):
+            if not adds or not isinstance(node, dict):
+                raise no_key(change.key, tree)
+            inner = node[part] = {}
+        node = inner
+    place: Any = int(name) if isinstance(node, list) and name.isdigit() else name
+    present = place in node if isinstance(node, dict) else _has(node, place)
+    if not present and not (adds and above):  # a root has no other keys
+        raise no_key(change.key, tree)
+    before = node[place] if present else None
+    if change.kind == "delete":
+        _delete(node, place, before, change)
+    elif change.kind == "add" and before is not None and not isinstance(change.value, dict | list):
+        raise ConfigError(f"{change}: is there already; {change.key}=... changes it")
+    elif change.kind != "replace" and before and _both_mappings(before, change.value):
+        if not adds:
+            _refuse_new(change.key, before, change.value, tree)
+        merge(before, _copied(change.value))
+    elif isinstance(node, dict | list):
+        node[place] = _copied(change.value)
+    else:
+        raise no_key(change.key, tree)
+
+
+def _both_mappings(before: Any, value: Any) -> bool:
+    return isinstance(before, dict) and isinstance(value, Mapping)
+
+
+def _delete(node: Any, place: Any, before: Any, change: Change) -> None:
+    if before is None:
+        raise ConfigError(f"{change}: cannot be taken away: it is not there, or null already")
+    if change.value not in (None, before):
+        raise ConfigError(f"{change}: cannot be taken away: it is {text_of(before)}")
+    del node[place]
+
+
+def _refuse_new(where: str, before: Mapping[str, Any], value: Mapping[str, Any], tree: Any) -> None:
+    """Raise ConfigError for a key of a mapping that the mapping there does not have."""
+    for key, inner in value.items():
+        if key not in before:
+            raise no_key(f"{where}.{key}", tree)
+        if isinstance(inner, Mapping) and isinstance(before[key], dict) and before[key]:
+            _refuse_new(f"{where}.{key}", before[key], inner, tree)
+
+
+def _at(node: Any, part: str, tree: Settings) -> Any:
+    """What a mapping or list holds under a name; where that is ${...} alone, what it names."""
+    inner = node.get(part) if isinstance(node, dict) else None
+    if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+        inner = node[int(part)]
+    if isinstance(inner, str) and (name := _REFERENCE.fullmatch(inner)):
+        return select(tree, name[1])
+    return inner
+
+
+def _has(node: Any, place: Any) -> bool:
+    return isinstance(node, list) and isinstance(place, int) and place < len(node)
+
+
+def _drop_replaced(tree: Settings, changes: Sequence[Change]) -> None:
+    """Take out the settings of an option whose class a change replaces.
+
+    Settings that the new class takes stay, and those that changes set.
+    """
+    keys = {change.key for change in changes}
+    for change in changes:
+        group, _, key = change.key.rpartition(".")
+        if key != "_target_" or "." in group or change.kind == "delete":
+            continue
+        taken = settings_of(str(change.value))
+        if taken is None or not isinstance(settings := tree.get(group), dict):
+            continue
+        kept = {"_target_", *taken, *BESIDE.get(group, ())}
+        for name in [*settings]:
+            where = f"{group}.{name}"
+            if name not in kept and not any(f"{k}.".startswith(f"{where}.") for k in keys):
+                del settings[name]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value

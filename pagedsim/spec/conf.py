@@ -1,0 +1,364 @@
+"""The options of `conf/` and of folders beside it, and the base that Hydra composes of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from functools import cache, cached_property
+from importlib import import_module
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from pagedsim.build import BESIDE, plugins
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import choices as to_choose
+from pagedsim.spec.roots import Config, Serve
+
+Settings = dict[str, Any]
+Choices = Mapping[str, str | None]
+"""The option of each group."""
+ROOT = "config"
+"""The configuration of a study."""
+_ROOTS = {"schema": Config, "serve_schema": Serve}
+_OFFERED = ("policy", "batching", "memory", "router", "cost")
+"""Groups of which plugins offer options."""
+_GLOBAL = "# @package _global_"
+
+
+@dataclass(frozen=True)
+class Option:
+    """The file of an option."""
+
+    settings: Settings
+    everywhere: bool = False
+    """Whether its settings are those of the whole configuration, not of its group."""
+    choices: Choices = field(default_factory=dict)
+    """The options of other groups that it chooses."""
+
+    def of_group(self, group: str) -> Settings:
+        """Its settings, below the key at which they stand."""
+        return self.settings if self.everywhere else nested(group, self.settings)
+
+
+class Conf:
+    """The groups below some folders, and their options."""
+
+    def __init__(self, folders: Sequence[Traversable] = (), root: str = ROOT) -> None:
+        """`folders` are searched in this order, after `conf/`; `root` is what is composed."""
+        self.root = root
+        self.folders: list[Traversable] = [files("pagedsim.conf"), *folders]
+        self._options: dict[tuple[str, str], Option] = {}
+
+    # -- options -----------------------------------------------------------------------------------
+
+    def is_group(self, key: str) -> bool:
+        """Whether a key is a group, and not a setting."""
+        return bool(key) and "." not in key and any(f.joinpath(key).is_dir() for f in self.folders)
+
+    @cached_property
+    def groups(self) -> Sequence[str]:
+        """The names of all groups that have options."""
+        names = {place.name for folder in self.folders for place in folder.iterdir()}
+        return [name for name in sorted(names) if self.is_group(name) and self.options_of(name)]
+
+    def options_of(self, group: str) -> list[str]:
+        """The names of a group's options."""
+        names = {
+            file.name.removesuffix(".yaml")
+            for folder in self.folders
+            if (place := folder.joinpath(group)).is_dir()
+            for file in place.iterdir()
+            if file.name.endswith(".yaml")
+        }
+        return sorted(names | offered().get(group, {}).keys())
+
+    def refuse_unknown(self, group: str, option: str) -> None:
+        """Raise ConfigError for an option that a group does not have."""
+        known = self.options_of(group)
+        if option not in known:
+            instead = _instead_of_option(group, option, known) if known else "it has no options"
+            raise ConfigError(f"{group}={option}: unknown; {instead}")
+
+    def option(self, group: str, name: str) -> Option:
+        """An option, with those that it builds on."""
+        if (group, name) not in self._options:
+            self._options[group, name] = self._read(group, name)
+        return self._options[group, name]
+
+    def _read(self, group: str, name: str) -> Option:
+        self.refuse_unknown(group, name)
+        places = (folder.joinpath(group, f"{name}.yaml") for folder in self.folders)
+        if (place := next((place for place in places if place.is_file()), None)) is None:
+            return Option(dict(offered()[group][name]))
+        everywhere, own = _parsed(place)
+        defaults = own.pop("defaults", [])
+        if not isinstance(defaults, list) or not all(isinstance(d, str | dict) for d in defaults):
+            raise ConfigError(f"{place}: defaults: must be a list of options")
+        settings: Settings = {}
+        chosen: dict[str, str | None] = {}
+        for default in defaults if "_self_" in defaults else [*defaults, "_self_"]:
+            if default == "_self_":
+                merge(settings, own)
+            elif isinstance(default, str):
+                base, _, option = default.strip("/").rpartition("/")
+                below = self.option(base or group, option)
+                chosen |= below.choices
+                merge(settings, below.of_group(base if base and everywhere else ""))
+            else:
+                for key, option in default.items():
+                    chosen[self._group_of(place, key)] = option
+        return Option(settings, everywhere, chosen)
+
+    def _group_of(self, file: Traversable, key: str) -> str:
+        """The group of an entry of a list of defaults, such as `override /policy`."""
+        group = key.removeprefix("override ").removeprefix("optional ").lstrip("/")
+        if not self.is_group(group):
+            known = to_choose(group, self.groups)
+            raise ConfigError(f"{file}: defaults: {key}: no such group here; {known}")
+        return group
+
+    # -- the base ----------------------------------------------------------------------------------
+
+    @cached_property
+    def _root_file(self) -> tuple[Settings, Choices]:
+        """The settings of the root itself, and the options that it chooses."""
+        return self._read_root(self.root)
+
+    def _read_root(self, name: str) -> tuple[Settings, dict[str, str | None]]:
+        if name in _ROOTS:
+            return asdict(_ROOTS[name]()), {}
+        places = (folder.joinpath(f"{name}.yaml") for folder in self.folders)
+        place = next((place for place in places if place.is_file()), None)
+        if place is None:
+            return {}, {}
+        _, own = _parsed(place)
+        settings: Settings = {}
+        chosen: dict[str, str | None] = {}
+        for default in own.pop("defaults", []):
+            if default == "_self_":
+                merge(settings, own)
+            elif isinstance(default, str):
+                below, more = self._read_root(default)
+                merge(settings, below)
+                chosen |= more
+            else:
+                own_groups = [key for key in default if not key.startswith("override ")]
+                chosen |= {key.split()[-1]: default[key] for key in own_groups}
+        settings.pop("hydra", None)
+        return settings, chosen
+
+    @property
+    def defaults(self) -> Choices:
+        """The groups of the root, and the options that it chooses itself."""
+        return self._root_file[1]
+
+    def root_settings(self) -> Settings:
+        """The settings of the root before those of any option."""
+        settings: Settings = {}
+        merge(settings, self._root_file[0])
+        return settings
+
+    def compose(self, words: Sequence[str]) -> tuple[Settings, Choices]:
+        """What the root becomes with these words, unresolved, and the options it is made of."""
+        from hydra.types import RunMode
+
+        own = [os.path.abspath(str(folder)) for folder in self.folders[1:]]
+        search = [f"hydra.searchpath=[{', '.join(f'file://{place}' for place in own)}]"] * bool(own)
+        try:
+            composed = _loader().load_configuration(self.root, [*search, *words], RunMode.RUN)
+        except Exception as error:  # of files that are none of an option, Hydra's and YAML's
+            raise ConfigError(_first_line(error)) from error
+        return self.split(composed, composed.hydra.runtime.choices)
+
+    def split(
+        self, composed: DictConfig, chosen: Mapping[Any, str | None]
+    ) -> tuple[Settings, Choices]:
+        """What Hydra composed, without its own settings, and the options it is made of."""
+        tree = cast(Settings, OmegaConf.to_container(composed))
+        tree.pop("hydra", None)
+        choices = {str(group): option for group, option in chosen.items()}
+        optional = {g: o for g, o in choices.items() if o and not g.startswith("hydra/")}
+        absent = [group for group, name in optional.items() if name not in self.options_of(group)]
+        return tree, {
+            group: None if group in absent else option
+            for group, option in choices.items()
+            if not group.startswith("hydra/")
+        }
+
+
+def refuse_unknown_of_hydra(words: Sequence[str]) -> None:
+    """Raise ConfigError for a setting of Hydra's that it does not have, or an option."""
+    from hydra.types import RunMode
+
+    config = _loader().load_configuration(ROOT, [], RunMode.MULTIRUN)
+    for word in words:
+        key, _, value = word.lstrip("+~").partition("=")
+        if key.startswith("hydra/"):
+            known = _loader().get_group_options(key)
+            if known and value not in known:
+                raise ConfigError(f"{word}: unknown; {to_choose(value, known)}")
+        elif not word.startswith(("+", "~")) and select(config, key, absent=words) is words:
+            raise ConfigError(f"{key}: no such key of Hydra's; --cfg hydra shows them")
+
+
+@cache
+def _loader() -> Any:
+    """Hydra's reader of `conf/`; a program's own Hydra, if there is one, stays as it is."""
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    register()
+    current = GlobalHydra.instance()
+    hydra, current.hydra = current.hydra, None
+    try:
+        with initialize_config_module("pagedsim.conf", version_base="1.3"):
+            return current.config_loader()
+    finally:
+        GlobalHydra.instance().hydra = hydra
+
+
+def register() -> None:
+    """Make known to Hydra the roots' defaults, the options of plugins, and the resolvers.
+
+    YAML is read by libyaml where PyYAML has it: a command reads dozens of files.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    yaml: Any = import_module("yaml")
+    yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    store = ConfigStore.instance()
+    for name, kind in _ROOTS.items():
+        store.store(name=name, node=asdict(kind()))
+    for group, options in offered().items():
+        for name, settings in options.items():
+            store.store(group=group, name=name, node=settings)
+
+
+@cache
+def offered() -> Mapping[str, Mapping[str, Settings]]:
+    """The options that plugins offer, by group and name: the class and other settings."""
+    _, paged = _parsed(files("pagedsim.conf").joinpath("memory", "paged.yaml"))
+    server = {key: value for key, value in paged.items() if key in BESIDE["memory"]}
+    more: Mapping[str, Settings] = {"policy": {"victim": None}, "memory": server}
+    return {
+        group: {n: {**more.get(group, {}), "_target_": path} for n, path in plugins(group).items()}
+        for group in _OFFERED
+    }
+
+
+def _parsed(file: Traversable) -> tuple[bool, Settings]:
+    """Whether a file's settings are of the whole configuration, and the settings."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        settings = OmegaConf.to_container(OmegaConf.create(text)) or {}
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file}: must be a mapping of settings")
+    return text.lstrip().startswith(_GLOBAL), cast(Settings, settings)
+
+
+def _first_line(error: BaseException) -> str:
+    """The beginning of an error of Hydra's, which may go on for pages."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+# -- mappings --------------------------------------------------------------------------------------
+
+
+def nested(key: str, settings: Any) -> Settings:
+    """Settings below a dotted key."""
+    for name in reversed(key.split(".") if key else ()):
+        settings = {name: settings}
+    return cast(Settings, settings)
+
+
+def select(tree: Mapping[str, Any], key: str, absent: Any = None) -> Any:
+    """What a dotted key holds."""
+    node: Any = tree
+    for part in key.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return absent
+        node = node[part]
+    return node
+
+
+def merge(into: Settings, more: Mapping[str, Any]) -> None:
+    """Put settings over others: mappings are merged, all else replaces what was there."""
+    for key, value in more.items():
+        before = into.get(key)
+        if isinstance(value, Mapping):
+            if not isinstance(before, dict):
+                before = into[key] = {}
+            merge(before, value)
+        elif value != "???" or key not in into:
+            into[key] = value
+
+
+# -- what there would have been to choose from -----------------------------------------------------
+
+WITHOUT_KEY = ("experiment", "scale")
+"""Groups of a study whose options set keys of others."""
+
+
+def _instead_of_option(group: str, option: str, known: Sequence[str]) -> str:
+    """What to write in the place of an option that a group does not have."""
+    if group == "workload" and re.search(r"/|\.(csv|jsonl?|gz)$", option):
+        path = f"workload.path={option}, from Python ps.trace({option!r})"
+        return f"a file of requests is workload=trace {path}; {to_choose(option, known)}"
+    if group == "server":
+        return f"{to_choose(option, known)}; limits are settings of it, such as server.max_seqs"
+    if re.fullmatch(r"(\w+\.)+[A-Z]\w*", option):
+        return f"a class of yours is {group}._target_={option}; {to_choose(option, known)}"
+    return to_choose(option, known)
+
+
+def no_key(key: str, root: Any) -> ConfigError:
+    """The error for a key that a configuration does not have: which part of it, and what there is
+    beside that."""
+    names = key.split(".")
+    node = root
+    for depth, name in enumerate(names):
+        known = [str(name) for name in node] if isinstance(node, Mapping) else []
+        if name not in known:
+            where = ".".join(names[: depth + 1])
+            return ConfigError(
+                f"{where}: no such {_instead_of_key(names[: depth + 1], root, known)}"
+            )
+        node = node[name]
+    return ConfigError(f"{key}: no such key")
+
+
+def _instead_of_key(names: Sequence[str], root: Any, beside: Sequence[str]) -> str:
+    """What to write, where the last of `names` is not `beside` the others."""
+    *above, name = names
+    where = ".".join(names)
+    if above == ["study", "arms"]:
+        return f"arm; with experiment=compare, +{where}= adds one"
+    if names == ["memory", "kind"]:
+        return "key; memory=NAME, or memory._target_=module.Class for a class of your own"
+    if names == ["workload", "requests"] and "sessions" in beside:
+        return "key; use workload.sessions="  # the root's `requests` is a log of them
+    if len(above) == 1 and name in root and names != ["router", "seed"]:  # which draws nothing
+        return f"key; use {name}="
+    sections = [key for key, node in root.items() if isinstance(node, Mapping) and name in node]
+    if not above and len(sections) == 1 and name.strip("_") == name:
+        return f"key; use {sections[0]}.{name}="
+    known = [key for key in beside if not key.startswith("_")]
+    if not above and "study" in root:
+        known += WITHOUT_KEY
+    text = to_choose(name, known) if known else f"there are none below {'.'.join(above)}"
+    # What the class behind a group takes besides is added, where it was not a slip.
+    takes_more = above[:1] == ["policy"] or above in (["slo", "clients"], ["fleet", "autoscale"])
+    takes_more |= above[:1] == ["workload"] and len(above) > 1
+    if takes_more and not get_close_matches(name, known):
+        text += f"; +{where}=... adds it"
+    return f"key; {text}"

@@ -1,0 +1,241 @@
+"""Objects from settings with a `_target_`; each error is one line that names the key."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from inspect import isabstract, signature
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pagedsim.build import BESIDE
+from pagedsim.core import ConfigError, PagedsimError, PolicyWrapper
+from pagedsim.core.contracts import raised_in_hook
+from pagedsim.core.errors import is_whole, lacking, raised, refuse_settings, require_whole, unknown
+from pagedsim.core.policy_validation import refuse_signatures
+from pagedsim.spec.given import Given
+
+T = TypeVar("T")
+
+
+def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
+    """The object, of class `kind`, that a group's settings describe.
+
+    `more` is what only the program knows. Nested settings with a `_target_` become objects first.
+    A ConfigError names the group's key.
+    """
+    refuse_no_target(group, settings)
+    for key in settings.keys() & more.keys():
+        raise ConfigError(f"{group}.{key}={settings[key]}: is filled in by the run, not to be set")
+    assert isinstance(kind, type)
+    target = settings["_target_"]
+    if isinstance(target, Given):
+        return cast(T, _required(f"{group}: is", target.copy(), kind, "must be"))
+    label = f"{group}._target_={target}"
+    with said_of(group, settings):
+        inner = {
+            str(key): _value(f"{group}.{key}", value)
+            for key, value in {**settings, **more}.items()
+            if not str(key).startswith("_")
+        }
+        maker = _maker(group, str(target), inner)
+        try:
+            built = maker(**inner)
+        except PagedsimError:
+            raise
+        except Exception as error:
+            if raised_in_hook(error):  # of a part that was built inside these settings
+                raise
+            raise ConfigError(f"{label}: {raised(error, __file__)}") from error
+    return cast(T, _required(f"{label}: makes", built, kind, "must make"))
+
+
+def _required(says: str, built: object, kind: type, must: str) -> object:
+    """An object, once it is known to be of a class and to have its hooks."""
+    if not isinstance(built, kind):
+        raise ConfigError(f"{says} {_a(type(built).__name__)}, {must} {_a(kind.__name__)}")
+    refuse_signatures(built, kind)
+    return built
+
+
+def _maker(where: str, target: str, settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """The class at a path, once it is known to take these settings."""
+    label = f"{where}._target_={target}"
+    try:
+        maker = locate(target)
+    except ConfigError as error:
+        raise ConfigError(f"{where}._target_={error}") from error.__cause__
+    if isabstract(maker):
+        raise ConfigError(f"{label}: {lacking(maker)}")
+    refuse_settings(label, settings, maker, where, beside=BESIDE.get(where, ()))
+    return maker
+
+
+def _value(where: str, value: Any) -> Any:
+    """A setting, with all inside that has a `_target_` built."""
+    if isinstance(value, Given):
+        return value.copy()
+    if isinstance(value, (list, tuple)):
+        return [_value(f"{where}.{number}", inner) for number, inner in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    if "_target_" in value:
+        return make(where, value, object)
+    return {key: _value(f"{where}.{key}", inner) for key, inner in value.items()}
+
+
+def refuse_no_target(group: str, settings: Any) -> None:
+    """Raise ConfigError unless the group has settings with a `_target_`, which null is not."""
+    if not isinstance(settings, Mapping) or not settings.get("_target_"):
+        raise ConfigError(f"{group}: needs _target_, the path of the class to make")
+
+
+def script() -> Path | None:
+    """The file that is run; None in a notebook and for what is typed in."""
+    file = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    return file if file.is_file() else None
+
+
+def needs_this_process(config: Mapping[str, Any]) -> str:
+    """Why a run needs this process or a fork of it; empty where any other can build its objects."""
+    typed = script() is None and getattr(sys.modules["__main__"], "__spec__", None) is None
+    for key, value in flat(config).items():
+        if isinstance(value, Given) and not value.pickles:
+            return f"{key.removesuffix('._target_')} is an object that cannot be pickled"
+        named = value.classes if isinstance(value, Given) else value
+        for path in named if isinstance(named, list | tuple) else [named]:
+            if typed and f"{path}.".startswith("__main__."):
+                what = "a metric or plot" if path == "__main__" else path
+                return f"{what} is defined in a notebook; from a file, processes can import it"
+    return ""
+
+
+@contextmanager
+def said_of(group: str, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Put the group before the key that an error inside is about, if it is one of the group."""
+    try:
+        yield
+    except PagedsimError as error:
+        text = _with_group(group, settings, str(error))
+        if text == str(error):
+            raise
+        raise ConfigError(text) from error
+
+
+def _with_group(group: str, settings: Mapping[str, Any], text: str) -> str:
+    """An error's text with its whole key at the beginning; as it is, where it has none of ours."""
+    if text.startswith("needs "):
+        return f"{group}: {text}"
+    if name := re.match(r"unknown ([\w.]+) '(.*?)': (.*)", text):
+        text = f"{name[1]}={name[2]}: unknown; {name[3]}"
+    key = re.match(r"(\w+)([.=:\[])", text)
+    if key is not None and key[1] in settings:
+        if key[2] == "." and not isinstance(settings[key[1]], Mapping):
+            return text  # a file that is called like the key
+        text = f"{group}.{text}"
+    # What a class takes besides is not in the configuration yet.
+    missing = rf"^({group}\.[\w.]+): must be given, for"
+    return re.sub(missing, r"\1: must be given (+\1=...), for", text)
+
+
+def load_plugins(names: Sequence[str]) -> None:
+    """Import the modules of `plugins=`, whose metrics and plots register themselves."""
+    for name in names:
+        try:
+            import_module(name)
+        except PagedsimError as error:
+            raise ConfigError(f"plugins={name}: {error}") from error
+        except Exception as error:  # whatever it raises
+            raise ConfigError(
+                f"plugins={name}: cannot be imported: {raised(error, __file__)}"
+            ) from error
+
+
+def takes(target: str | Given, name: str) -> bool:
+    """Whether what `target` names has a parameter `name`; an object of a script takes none."""
+    return not isinstance(target, Given) and name in signature(locate(target)).parameters
+
+
+def seeded(group: str, settings: Any, seed: int) -> Any:
+    """The settings of a part, with the run's `seed` added to its own if it draws at random.
+
+    Raises ConfigError, which names the `group`, for a seed of its own that is not a whole number.
+    """
+    target = settings.get("_target_") if isinstance(settings, Mapping) else None
+    if not target or isinstance(target, Given):
+        return settings
+    try:
+        default = signature(locate(str(target))).parameters["seed"].default
+    except (PagedsimError, KeyError, ValueError, TypeError):  # `make` says what is wrong
+        return settings
+    own = settings.get("seed", default)
+    if "seed" in settings and not (own is None and default is None):
+        require_whole(f"{group}.seed", own, 0)
+    return {**settings, "seed": own + seed} if is_whole(own) and own >= 0 else settings
+
+
+def draws(part: object) -> bool:
+    """Whether a policy or router, or one inside it, takes a `seed` to draw at random."""
+    while True:
+        with suppress(ValueError):  # of compiled classes some have no signature
+            if "seed" in signature(type(part)).parameters:
+                return True
+        if not isinstance(part, PolicyWrapper):
+            return False
+        part = part.inner
+
+
+def locate(path: str) -> Callable[..., Any]:
+    """The class or function at a dotted path; raises ConfigError where there is none."""
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:cut])
+        try:
+            found: Any = import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and f"{module}.".startswith(f"{error.name}."):
+                continue  # the path's end may be attributes of a shorter path's module
+            raise ConfigError(f"{path}: cannot be imported: {raised(error, __file__)}") from error
+        except Exception as error:
+            raise ConfigError(f"{path}: cannot be imported: {raised(error, __file__)}") from error
+        for name in parts[cut:]:
+            if not hasattr(found, name):
+                known = [n for n in vars(found) if not n.startswith("_")]
+                raise ConfigError(f"{path}: {unknown(f'name in {module}', name, known)}")
+            found = getattr(found, name)
+        if not callable(found):
+            raise ConfigError(f"{path}: is {_a(type(found).__name__)}, must be a class")
+        return cast(Callable[..., Any], found)
+    if len(parts) == 1:
+        raise ConfigError(f"{path}: must be the path of a class, in the form module.Class")
+    raise ConfigError(f"{path}: there is no module {parts[0]!r} here")
+
+
+def refuse_no_class(group: str, path: str, base: type) -> None:
+    """Raise ConfigError unless a group's `_target_` is a class with all that `base` leaves open."""
+    label = f"{group}._target_={path}"
+    try:
+        found: Any = locate(path)
+    except ConfigError as error:
+        raise ConfigError(f"{group}._target_={error}") from error.__cause__
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise ConfigError(f"{label}: must be a subclass of {base.__name__}")
+    if isabstract(found):
+        raise ConfigError(f"{label}: {lacking(found)}")
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
+
+
+def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted keys and their values."""
+    if not isinstance(settings, Mapping) or (prefix and not settings):
+        return {prefix[:-1]: settings}
+    found: dict[str, Any] = {}
+    for key, inner in settings.items():
+        found |= flat(inner, f"{prefix}{key}.")
+    return found
