@@ -75,23 +75,25 @@ def run(words: Sequence[str], root: str) -> None:
 
         serve(composed.resolved(missing=True))
     else:
-        _study(names, composed, [word for word in overrides if word not in names])
+        from pagedsim.run.folder import claimed
+        from pagedsim.run.runner import begun
+        from pagedsim.spec.study import StudySpec
+
+        folder, own = _folder_of(composed, [word for word in overrides if word not in names])
+        with claimed(folder, own) as place:
+            begun(StudySpec.from_composed(names, composed, place)).execute()
 
 
-def _study(words: Sequence[str], composed: Composed, settings: Sequence[str]) -> None:
-    """Carry out a study in its folder."""
+def _folder_of(composed: Composed, settings: Sequence[str]) -> tuple[Path, bool]:
+    """Where the results of a study go, and whether settings of Hydra's say so."""
     from pagedsim.core.errors import require_flag
-    from pagedsim.run.folder import claimed
-    from pagedsim.run.runner import begun
-    from pagedsim.spec.study import StudySpec
     from pagedsim.spec.words import parse
 
-    own = {change.key: change.value for change in map(parse, settings)}
-    require_flag("hydra.verbose", own.get("hydra.verbose", False))
+    given = {change.key: change.value for change in map(parse, settings)}
+    require_flag("hydra.verbose", given.get("hydra.verbose", False))
     named = f"outputs/%Y-%m-%d/%H-%M-%S-{composed.choices.get('experiment')}"  # as in config.yaml
-    folder = os.path.abspath(str(own.get("hydra.run.dir", strftime(named))))
-    with claimed(Path(folder), "hydra.run.dir" in own) as place:
-        begun(StudySpec.from_composed(words, composed, place)).execute()
+    own = "hydra.run.dir" in given
+    return Path(os.path.abspath(str(given["hydra.run.dir"] if own else strftime(named)))), own
 
 
 def _shown(composed: Composed, options: Mapping[str, str]) -> str:
@@ -158,8 +160,8 @@ def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None
         conclude(interrupted=True)
         raise
     except OSError as error:  # a study's own errors are in `failures`
-        if error.filename is None:
-            raise  # not of a file: Hydra found no such option
+        if error.filename is None:  # not of a file: Hydra found no such root
+            raise UserError([str(error).partition("\n")[0]]) from error
         key = "hydra.sweep.dir" if many else "hydra.run.dir"
         why = f"cannot be written: {error.strerror or error}"
         raise UserError([f"{key}={error.filename}: {why}"]) from error

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pagedsim.build import (
-    POLICIES,
     make_memory,
     make_policy,
     make_preemption,
@@ -17,10 +16,9 @@ from pagedsim.core import (
     ConfigError,
     Policy,
 )
-from pagedsim.policies.ordering import FCFS, Priority
+from pagedsim.policies.ordering import Priority
 from pagedsim.policies.preemption import Cheapest
 from pagedsim.server import ServerSpec
-from pagedsim.spec.objects import locate
 
 # -- names become objects, and a name that does not exist is answered with those that do -----------
 
@@ -82,34 +80,6 @@ def test_a_part_is_a_name_or_an_object() -> None:
     with says("memory=16: must be a name or a Memory"):
         sixteen: Any = 16
         make_memory(sixteen)
-
-
-@pytest.mark.parametrize(
-    ("former", "current"),
-    [
-        ("pagedsim.policies.fcfs.FCFS", FCFS),
-        ("pagedsim.policies.priority.Priority", Priority),
-        ("pagedsim.policies.vtc.VTC", POLICIES["vtc"]),
-        ("pagedsim.policies.plas.PLAS", POLICIES["plas"]),
-    ],
-)
-def test_former_paths_of_policies_are_found(former: str, current: type[Policy]) -> None:
-    assert type(make_policy(former)) is current
-
-
-@pytest.mark.parametrize(
-    ("former", "current"),
-    [
-        ("pagedsim.experiments.studies.sweep.sweep", "pagedsim.experiments.studies.compare.sweep"),
-        ("pagedsim.experiments.fidelity.bench.Bench", "pagedsim.experiments.studies.compare.Bench"),
-        (
-            "pagedsim.experiments.fidelity.parity.Parity",
-            "pagedsim.experiments.fidelity.validate.Parity",
-        ),
-    ],
-)
-def test_former_paths_of_studies_are_found(former: str, current: str) -> None:
-    assert locate(former) is locate(current)
 
 
 # -- one description of a server: what is made of it, and what it refuses --------------------------

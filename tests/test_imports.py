@@ -65,6 +65,7 @@ EVERYTHING_OURS = (
     "pagedsim.report",
     "pagedsim.tracking",
     "pagedsim.spec",
+    "pagedsim.backends",
     "pagedsim.user_error",
     "pagedsim.requirements",
     "pagedsim.policies",

@@ -14,12 +14,12 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import pagedsim
-from pagedsim import __main__ as front
 
 PACKAGE = Path(pagedsim.__file__).parents[1]
 ROOMS = ("pagedsim", "policies", "kernels", "experiments")
@@ -90,7 +90,7 @@ def measured(words: list[str]) -> Counts:
     counts = Counts()
     sys.setprofile(counts)
     try:
-        front.command(words)()
+        import_module("pagedsim.__main__").command(words)()
     finally:
         sys.setprofile(None)
     return counts

@@ -30,6 +30,7 @@ from pagedsim.report.numbers import percent, signed
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Key, Runs, changed_note
 from pagedsim.run.study import Analysis, Study
+from pagedsim.spec.check import check_settings
 from pagedsim.spec.run import RunSpec
 from pagedsim.spec.words import key_of
 
@@ -68,6 +69,7 @@ class Capacity(Study):
     _own: list[float] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         require_number("tolerance", self.tolerance, 0.001, 0.5)
         if self.start is not None:
             require_number("start", self.start, 1e-6)

@@ -178,9 +178,8 @@ def refuse_settings(
 ) -> None:
     """Raise ConfigError for a setting that `maker` does not accept, or a missing one.
 
-    `maker` builds `what` from the settings under `where`; its `RENAMED`, if it has any, maps former
-    names to those of today. `hidden` parameters are set elsewhere, so errors do not offer them, but
-    they do offer settings `beside` those of `maker`.
+    `maker` builds `what` from the settings under `where`. `hidden` parameters are set elsewhere, so
+    errors do not offer them, but they do offer settings `beside` those of `maker`.
     """
     inside, names = f"{where}." if where else "", set(given)
     parameters = signature(maker).parameters.values()
@@ -188,8 +187,6 @@ def refuse_settings(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for key in given:
         if key not in named and not takes_any:
-            if (current := getattr(maker, "RENAMED", {}).get(key)) in named:
-                raise ConfigError(f"{inside}{key}: this setting is now called {current!r}")
             own = [name for name in named if name not in hidden]
             # One of those beside is meant as it is: none of the others is like it.
             offered, like = (own, "") if key in beside else ([*own, *beside], key)

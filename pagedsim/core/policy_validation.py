@@ -34,18 +34,6 @@ HOOKS = (
 )
 ATTRIBUTES: Final = ("rank_changes", "needs", "by_client", "sorts_late", "displacing")
 """What a class states of itself."""
-RENAMED: Final = {
-    "sheds": "should_reject",
-    "displaces": "may_preempt",
-    "victim": "choose_victim",
-    "keep": "swap_or_recompute",
-    "lingers": "pin_prefix_for",
-    "served": "after_step",
-    "refuse_misfits": "validate_limits",
-    "wavers": "hit_may_change",
-    "lacking": "blocks_needed",
-}
-"""Hooks by their former names."""
 
 LONGEST: Final = 1e9
 """The longest duration in seconds, 32 years; a clock at it still resolves 0.12 µs."""
@@ -54,7 +42,7 @@ LONGEST: Final = 1e9
 def validate_policy(policy: Policy) -> None:
     """Raise ConfigError for a class whose hooks would not be called, or not as it expects.
 
-    That is a hook or an attribute with a former or a misspelled name, a hook with other arguments
+    That is a hook or an attribute with a misspelled name, a hook with other arguments
     than `Policy` has, or an invalid `rank_changes`, `needs` or flag.
     """
     name = type(policy).__name__
@@ -66,7 +54,6 @@ def validate_policy(policy: Policy) -> None:
         known = ", ".join(map(repr, get_args(RankChanges)))
         raise ConfigError(f"{name}.rank_changes={policy.rank_changes!r}: must be one of {known}")
     _refuse_attributes(policy)
-    refuse_renamed(policy, Policy)
     own_names = vars(type(policy))
     for method, value in own_names.items():
         if method.startswith("_"):
@@ -85,18 +72,8 @@ def _close(name: str, known: tuple[str, ...]) -> str | None:
 
 
 def validate_preemption(preemption: Preemption) -> None:
-    """Raise ConfigError for a hook with a former name, and for `swaps` that is no bool."""
-    refuse_renamed(preemption, Preemption)
+    """Raise ConfigError for `swaps` that is no bool."""
     require_flag(f"{type(preemption).__name__}.swaps", preemption.swaps)
-
-
-def refuse_renamed(part: object, base: type) -> None:
-    """Raise ConfigError for a method that has the former name of a hook of `base`."""
-    for kind in type(part).__mro__:
-        for former in RENAMED.keys() & vars(kind).keys():
-            if hasattr(base, RENAMED[former]) and callable(vars(kind)[former]):
-                name = f"{type(part).__name__}.{former}"
-                raise ConfigError(f"{name}: this hook is now called {RENAMED[former]!r}")
 
 
 def _refuse_attributes(policy: Policy) -> None:

@@ -134,12 +134,14 @@ BEAMS = "the tokens of all beams count as output, in tokens/s and in tokens per 
 SPREAD = "answers have tokens whose times are not known: ITL percentiles and QoE are approximate"
 
 
-def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
-    """The run, or why there is none. `recorder` may be stopped from a signal handler."""
-    parts = None
+def run_job(job: Job, recorder: StoppableRecorder, parts: Parts | None = None) -> Outcome:
+    """The run, or why there is none. `recorder` may be stopped from a signal handler.
+
+    `parts` are the objects of the run, if it was built to be checked.
+    """
     try:
-        load_plugins(job.config.get("plugins", ()))
-        parts = build(job.config, job.seed)
+        load_plugins(job.config["plugins"])
+        parts = parts or build(job.config, job.seed)
         if job.again and not parts.drawn:
             return Repeated()
         recorder.requests = len(parts.workload)

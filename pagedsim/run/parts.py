@@ -78,14 +78,17 @@ class Parts:
 
 
 def build(settings: Settings, seed: int, workload: Workload | None = None) -> Parts:
-    """The objects that a configuration describes; a `workload` given is used instead of its own."""
-    config = RunSpec(settings, seed)
-    slo, reader, backend = config.slo, config.reader, config.backend
+    """All that a run is built of, in order; a `workload` given is used instead of its own."""
+    spec = RunSpec(settings, seed)
+    slo, reader = spec.slo, spec.reader
+    backend = spec.backend
     if not backend.fleets:
-        refuse_fleet(config, "this backend is one server; backend=sim simulates many")
-    run = config.prepare()
+        refuse_fleet(spec, "this backend is one server; backend=sim simulates many")
+    if not backend.elsewhere and spec.fleet.alone:
+        spec.server  # noqa: B018  # its policy, preemption, batching and memory
+    run = backend.prepare(spec)  # model, hardware, costs and replicas, as far as it has them
     # Last, since a long trace takes longest to read.
-    workload = workload or config.workload()
+    workload = workload or spec.workload()
     run.refuse(workload)
     for policy in run.policies:
         refuse_unmet(policy, workload)

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from pagedsim.backends.base import StoppableRecorder
 from pagedsim.run.job import Failure, Interrupted, Job, Outcome, run_job
+from pagedsim.run.parts import Parts
 from pagedsim.spec.run import RunSpec
 
 _DIED = "a process died, perhaps for want of memory; fewer jobs= take less"
@@ -60,24 +61,29 @@ class StopSignal:
         if self.recorder is not None:
             self.recorder.stop()
 
-    def run(self, number: int, job: Job, board: Board | None) -> Outcome:
-        """One run, unless it has been asked to stop already."""
+    def run(
+        self, number: int, job: Job, board: Board | None, parts: Parts | None = None
+    ) -> Outcome:
+        """One run, unless it has been asked to stop already; `parts` are its objects, if built."""
         self.recorder = recorder = StoppableRecorder()
         if self.asked:
             return Interrupted()
         try:
             with board.watching(number, recorder) if board else nullcontext():
-                return run_job(job, recorder)
+                return run_job(job, recorder, parts)
         except _NotBegun:
             return Interrupted()
         finally:
             self.recorder = None
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
+def run_jobs(
+    jobs: Sequence[Job], processes: int, done: Done, built: dict[tuple[str, int], Parts]
+) -> bool:
     """Run them all; returns whether that was interrupted.
 
-    One process means this one. Interrupted, the runs under way write what they have.
+    One process means this one, for which `built` has objects of some jobs. Interrupted, the runs
+    under way write what they have.
     """
     shown = jobs and (on_terminal() or in_notebook()) and not inside_a_worker()
     board = Board(len(jobs), RunSpec(jobs[0].config).backend.alone) if shown else None
@@ -88,7 +94,8 @@ def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
         over.append(job)  # last: a job that is interrupted in between is reported again
 
     if processes <= 1 or len(jobs) <= 1:
-        return _here(jobs, board, over, told)
+        return _here(jobs, board, over, told, built)
+    built.clear()
     return _in_processes(jobs, min(processes, len(jobs)), board, over, told)
 
 
@@ -111,11 +118,17 @@ def way_to_begin() -> str:
     return chosen or ("fork" if sys.platform == "linux" else "spawn")
 
 
-def _here(jobs: Sequence[Job], board: Board | None, over: list[Job], done: Done) -> bool:
+def _here(
+    jobs: Sequence[Job],
+    board: Board | None,
+    over: list[Job],
+    done: Done,
+    built: dict[tuple[str, int], Parts],
+) -> bool:
     stop = StopSignal(patient=False)
     with _handling(stop), bar(board, over):
         for number, job in enumerate(jobs):
-            done(job, stop.run(number, job, board))
+            done(job, stop.run(number, job, board, built.pop((job.arm, job.number), None)))
             if stop.asked:
                 return True
     return False

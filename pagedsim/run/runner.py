@@ -18,11 +18,11 @@ from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
 from pagedsim.run.parts import Parts, Refusal, build, refuse_fleet
 from pagedsim.run.plausible import doubtful, doubtful_times, idle_swaps
 from pagedsim.run.publish import Published, publish
-from pagedsim.run.runs import Runs, goes_on, some
+from pagedsim.run.runs import Key, Runs, goes_on, some
 from pagedsim.run.store import Store, Summaries, Tables
 from pagedsim.run.study import Study
 from pagedsim.spec.composed import missing_keys
-from pagedsim.spec.objects import load_plugins, make
+from pagedsim.spec.objects import lives_here, load_plugins, make
 from pagedsim.spec.run import RunSpec
 from pagedsim.spec.study import StudySpec
 from pagedsim.spec.words import group_of, key_of
@@ -55,27 +55,28 @@ class Execution:
         """All of it; raises errors of runs once the results of the others are published."""
         check_backend(self.study, self.command)
         refuse_words(self.study, self.command)
-        jobs = self._begin()
+        arms = self.study.next_runs(self.runs)
+        jobs = self.runs.jobs_of(arms, self.study.key_of)
+        self._processes = processes_of(self.command.config["jobs"], jobs)
+        remarks: list[str] = []
+        if refused := check_arms(self.study, jobs, remarks, self.runs.built):
+            raise error_of(refused)
+        keep_configuration(self.command.config, self.command.folder)
+        self._note(arms, jobs, remarks)
         self._run(jobs)
         if self._readable():
             self.published = publish(self.study, self.runs)
         self._complain()
 
-    def _begin(self) -> list[Job]:
-        """The first jobs, once all of them are known to make sense."""
-        arms = self.study.next_runs(self.runs)
-        jobs = self.runs.jobs_of(arms, self.study.key_of)
-        self._processes = processes_of(self.command.config["jobs"], jobs)
-        remarks: list[str] = []
-        if refused := check_arms(self.study, jobs, remarks):
-            raise error_of(refused)
-        keep_configuration(self.command.config, self.command.folder)
-        doubts = [*doubtful(self.command.config), *remarks]
+    def _note(self, arms: Sequence[Arm], jobs: Sequence[Job], remarks: Sequence[str]) -> None:
+        """Note what a reader must know before the first run."""
+        config, words = self.command.config, [*map(str, self.command.words)]
         unused = unused_words(self.study, self.command, arms, jobs)
-        unused += idle_swaps([*map(str, self.command.words)], arms, jobs)
-        for line in dict.fromkeys([*self.command.notes, *doubts, *unused]):
+        unused += idle_swaps(words, arms, jobs)
+        alone = (line for job in jobs for line in lives_here(job.config))
+        notes = [*self.command.notes, *doubtful(config), *remarks, *unused, *alone]
+        for line in dict.fromkeys(notes):
             self.runs.note(line)
-        return jobs
 
     def _run(self, jobs: Sequence[Job]) -> None:
         """Rounds, until the study asks for nothing more."""
@@ -204,11 +205,13 @@ def refuse_words(study: Study, command: StudySpec) -> None:
                 raise ConfigError(f"{word}: experiment={command.experiment} cannot take it: {why}")
 
 
-def check_arms(study: Study, jobs: Sequence[Job], remarks: list[str]) -> dict[str, Failure]:
+def check_arms(
+    study: Study, jobs: Sequence[Job], remarks: list[str], built: dict[Key, Parts]
+) -> dict[str, Failure]:
     """Build every arm once; what fails, by the setting at fault ("" for all arms).
 
-    What a reader must know of the arms beforehand is added to `remarks`. Raises ConfigError for
-    what is wrong with the arms as a whole.
+    What a reader must know of the arms beforehand is added to `remarks`, and what was built to
+    `built`. Raises ConfigError for what is wrong with the arms as a whole.
     """
     firsts = list({job.arm: job for job in reversed(jobs)}.values())[::-1]
     if study.one_server:
@@ -221,8 +224,11 @@ def check_arms(study: Study, jobs: Sequence[Job], remarks: list[str]) -> dict[st
     arms: dict[str, list[str]] = {}
     refusals: dict[Refusal, list[str]] = {}
     for job in firsts:
+        requests = _requests_of(job)
         try:
-            parts = _check(job, workloads)
+            parts = build(job.config, job.seed, workloads.get(requests))
+            workloads[requests] = parts.workload
+            built[job.arm, job.number] = parts
             refusals.setdefault(parts.refusal(), []).append(job.arm)
             remarks += doubtful(job.config)
             remarks += doubtful_times(job.config["workload"], parts.workload)
@@ -230,15 +236,20 @@ def check_arms(study: Study, jobs: Sequence[Job], remarks: list[str]) -> dict[st
             failure = failure_of(error, job.config, None)
             failures[failure.reason] = failure
             arms.setdefault(failure.reason, []).append(job.arm)
-    every_arm = len(firsts)
     remarks += _refusals(refusals)
 
     def whose(reason: str) -> str:
-        if len(arms[reason]) == every_arm:
+        if len(arms[reason]) == len(firsts):
             return ""
         return ", ".join(dict.fromkeys(study.key_of(arm) for arm in arms[reason]))
 
     return {whose(reason): failure for reason, failure in failures.items()}
+
+
+def _requests_of(job: Job) -> str:
+    """What decides a job's requests: arms with the same, such as a long trace, share them."""
+    whose = [job.config.get(key) for key in ("workload", "backend", "predictor")]
+    return json.dumps(whose, sort_keys=True, default=str)
 
 
 def _refusals(refusals: Mapping[Refusal, Sequence[str]]) -> Iterator[str]:
@@ -322,12 +333,3 @@ def unused_words(
             for word in routers
         ]
     return told
-
-
-def _check(job: Job, workloads: dict[str, Workload]) -> Parts:
-    """Build the arm's objects; a workload that several arms share, such as a long trace, once."""
-    whose = [job.config.get(key) for key in ("workload", "backend", "predictor")]
-    settings = json.dumps(whose, sort_keys=True, default=str)
-    parts = build(job.config, job.seed, workloads.get(settings))
-    workloads[settings] = parts.workload
-    return parts

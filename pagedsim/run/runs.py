@@ -14,6 +14,7 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.run.job import Arm, Failure, Job, Outcome, Repeated, failure_of
+from pagedsim.run.parts import Parts
 from pagedsim.run.pool import inside_a_worker, run_jobs, way_to_begin
 from pagedsim.run.store import Store, recipe
 from pagedsim.spec.objects import needs_this_process
@@ -43,6 +44,8 @@ class Runs:
     """How many were stopped on their way, and left what they had."""
     changed: set[str] = field(default_factory=set)
     """Arms whose code or files changed while they ran."""
+    built: dict[Key, Parts] = field(default_factory=dict, repr=False)
+    """What was built to check runs, for this process to run."""
     interrupted: bool = False
     quiet: bool = False
     """Whether nothing is to be printed on the way."""
@@ -144,7 +147,8 @@ class Runs:
             else:
                 self.stopped += outcome.folder is not None
 
-        asked = run_jobs(missing, self._processes(missing, processes), done)
+        asked = run_jobs(missing, self._processes(missing, processes), done, self.built)
+        self.built.clear()
         self.interrupted = asked and not all(self.settled(job) for job in missing)
         return asked
 

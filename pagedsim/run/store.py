@@ -190,6 +190,7 @@ _OURS = (
     *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels"),
     "pagedsim.policies",
     *("pagedsim.backends.base", "pagedsim.run.job", "pagedsim.spec.objects", "pagedsim.run.parts"),
+    *("pagedsim.spec.run", "pagedsim.spec.given"),
     *("pagedsim.backends.sim", "pagedsim.backends.engine"),
     *("pagedsim.fidelity.engine_model", "pagedsim.fidelity.sheets"),
 )

@@ -209,6 +209,7 @@ def _inside(where: str, value: object, plain: Any) -> Iterator[tuple[str, Any, A
         yield from ((where, inner, kinds[0]) for inner in value)
 
 
+@cache
 def _split(hint: Any) -> tuple[Any, Sequence[Constraint]]:
     """X and the constraints of `Annotated[X, ...]`, also where None is allowed besides."""
     if get_origin(hint) is Annotated:

@@ -56,6 +56,7 @@ class Conf:
         self.root = root
         self.folders: list[Traversable] = [files("pagedsim.conf"), *folders]
         self._options: dict[tuple[str, str], Option] = {}
+        self._offered = offered()
 
     # -- options -----------------------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class Conf:
             for file in place.iterdir()
             if file.name.endswith(".yaml")
         }
-        return sorted(names | offered().get(group, {}).keys())
+        return sorted(names | self._offered.get(group, {}).keys())
 
     def refuse_unknown(self, group: str, option: str) -> None:
         """Raise ConfigError for an option that a group does not have."""
@@ -97,7 +98,7 @@ class Conf:
         self.refuse_unknown(group, name)
         places = (folder.joinpath(group, f"{name}.yaml") for folder in self.folders)
         if (place := next((place for place in places if place.is_file()), None)) is None:
-            return Option(dict(offered()[group][name]))
+            return Option(dict(self._offered[group][name]))
         everywhere, own = _parsed(place)
         defaults = own.pop("defaults", [])
         if not isinstance(defaults, list) or not all(isinstance(d, str | dict) for d in defaults):
@@ -170,6 +171,7 @@ class Conf:
         """What the root becomes with these words, unresolved, and the options it is made of."""
         from hydra.types import RunMode
 
+        register()
         own = [os.path.abspath(str(folder)) for folder in self.folders[1:]]
         search = [f"hydra.searchpath=[{', '.join(f'file://{place}' for place in own)}]"] * bool(own)
         try:
@@ -215,7 +217,6 @@ def _loader() -> Any:
     from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
 
-    register()
     current = GlobalHydra.instance()
     hydra, current.hydra = current.hydra, None
     try:
@@ -242,7 +243,6 @@ def register() -> None:
             store.store(group=group, name=name, node=settings)
 
 
-@cache
 def offered() -> Mapping[str, Mapping[str, Settings]]:
     """The options that plugins offer, by group and name: the class and other settings."""
     _, paged = _parsed(files("pagedsim.conf").joinpath("memory", "paged.yaml"))

@@ -113,6 +113,17 @@ def needs_this_process(config: Mapping[str, Any]) -> str:
     return ""
 
 
+def lives_here(config: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each object that no file can name, so that nothing can go on from its runs."""
+    for key, value in flat(config).items():
+        if isinstance(value, Given) and not value.pickles:
+            where = key.removesuffix("._target_")
+            yield (
+                f"{where} is an object of {value.name} that cannot be pickled: no later call can "
+                "go on from these runs"
+            )
+
+
 @contextmanager
 def said_of(group: str, settings: Mapping[str, Any]) -> Iterator[None]:
     """Put the group before the key that an error inside is about, if it is one of the group."""

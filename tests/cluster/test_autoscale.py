@@ -195,7 +195,6 @@ KV = {"rule": "kv", "up": 0.9, "down": 0.2}
         ({"rule": "freeness", "up": 5, "down": 1}, "autoscale.up=5: must be below down=1"),
         ({**KV, "min_replicas": 0}, "autoscale.min_replicas=0"),
         ({**KV, "interval_s": 0}, "autoscale.interval_s=0"),
-        ({**KV, "every": 5}, "autoscale.every: this setting is now called 'interval_s'"),
         ({**KV, "startup_s": -1}, "autoscale.startup_s=-1"),
     ],
 )

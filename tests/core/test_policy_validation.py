@@ -42,8 +42,6 @@ def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
             {"may_prempt": lambda self: None},
             "Mine.may_prempt: no such hook",
         ),
-        ({"keep": lambda *_: 0}, "Mine.keep: this hook is now called 'swap_or_recompute'"),
-        ({"sheds": lambda *_: 0}, "Mine.sheds: this hook is now called 'should_reject'"),
         ({"rank": lambda self, r: 0}, "Mine.rank(self, r): must be rank(self, request, state)"),
         ({"admit": lambda self, *, r: 0}, "Mine.admit(self, *, r): must be admit(self, request"),
         ({"choose_victim": 7}, "Mine.choose_victim=7: must be a method"),

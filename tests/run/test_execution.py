@@ -247,7 +247,12 @@ def test_the_digest_covers_what_decides_a_run() -> None:
     assert files >= {
         *("pagedsim/core/scheduler.py", "pagedsim/sim/server.py", "pagedsim/sim/cost/roofline.py"),
         *("pagedsim/build.py", "pagedsim/workload/generated.py", "pagedsim/metrics/summary.py"),
-        *("pagedsim/engine/runner.py", "kernels/decode.py", "pagedsim/run/serving.py"),
+        *(
+            "pagedsim/engine/runner.py",
+            "kernels/decode.py",
+            "pagedsim/backends/engine.py",
+            "pagedsim/spec/run.py",
+        ),
         *("policies/ordering.py", "pagedsim/run/job.py", "pagedsim/run/parts.py"),
     }
     assert not [name for name in files if "report" in name or "tracking" in name]
