@@ -18,7 +18,7 @@ from pagedsim.core.batching.base import AdmissionChanges
 from pagedsim.core.compiled import computed
 from pagedsim.core.errors import AnswerError, ConfigError, is_number, is_whole, plain, printed
 from pagedsim.core.memory import EvictionPolicy, Fit, Memory, Move, Place, Tier, Usage
-from pagedsim.core.policy_validation import refuse_renamed, refuse_signatures
+from pagedsim.core.policy_validation import refuse_signatures
 
 T = TypeVar("T")
 
@@ -67,7 +67,6 @@ def vet(part: T, contract: Contract) -> T:
     kind: Any = type(part)
     if is_ours(kind) or _MARK in vars(kind):
         return part
-    refuse_renamed(part, contract.base)
     refuse_signatures(part, contract.base)
     for name, rule in contract.rules.items():
         if callable(getattr(contract.base, name, None)) or computed(kind, name):

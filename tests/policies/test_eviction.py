@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from omegaconf import OmegaConf
 
+from pagedsim.backends.sim import Simulated
 from pagedsim.build import EVICTIONS, make_eviction, make_memory
 from pagedsim.core import (
     CacheEntry,
@@ -28,9 +29,8 @@ from pagedsim.core.memory.prefix import page_keys
 from pagedsim.core.request import Rank
 from pagedsim.engine.engine_args import Arguments
 from pagedsim.policies.eviction import ARC, LFU, SLRU
-from pagedsim.run.backend import RunConfig
-from pagedsim.run.simulated import Simulated
 from pagedsim.sglang import RadixMemory
+from pagedsim.spec.run import RunSpec
 from tests.fuzz import Simulation, outcome, simulations
 from tests.run.studies import compose
 
@@ -381,7 +381,7 @@ def simulated(*words: str) -> Any:
     config: Any = OmegaConf.to_container(
         compose("config", [*words, "memory.blocks=9"]), resolve=True
     )
-    return Simulated().simulation(RunConfig(config)).server.make_memory()
+    return Simulated().simulation(RunSpec(config)).server.make_memory()
 
 
 @pytest.mark.parametrize("memory", ["prefix", "tiered", "radix"])
