@@ -1,6 +1,6 @@
 """Count the project's function calls between the words of a command and its results.
 
-    python -m pagedsim.experiments.benchmarks.calls experiment=single seeds=1 workload.requests=1
+    python -m tests.calls experiment=single seeds=1 workload.requests=1
 
 Runs the command in this process (give it `jobs=1`) and prints a row for each phase: reading the
 words, checking the arms, the rest before the simulation, the simulation, and what follows. Calls of
@@ -14,12 +14,12 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import pagedsim
+from pagedsim.__main__ import command
 
 PACKAGE = Path(pagedsim.__file__).parents[1]
 ROOMS = ("pagedsim", "policies", "kernels", "experiments")
@@ -90,7 +90,7 @@ def measured(words: list[str]) -> Counts:
     counts = Counts()
     sys.setprofile(counts)
     try:
-        import_module("pagedsim.__main__").command(words)()
+        command(words)()
     finally:
         sys.setprofile(None)
     return counts
