@@ -28,9 +28,17 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
 """Parameters of published models, and what their config.json says as far as it tells their shape.
 Of kimi-k2 only the billions are published."""
 REQUEST = Request(0, 1, SamplingParams(max_tokens=1))
+
+
 # Neither what any config.json says, nor another by a second name.
-MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")
-HARDWARE = sorted(p.stem for p in (CONF / "hardware").glob("*.yaml") if p.stem != "cpu")
+def _described(group: str, other: str) -> list[str]:
+    """The options that a source describes: not those that change a setting of another."""
+    files = sorted((CONF / group).glob("*.yaml"))
+    return [p.stem for p in files if p.stem != other and "\ndefaults:" not in p.read_text()]
+
+
+MODELS = _described("model", "hf")
+HARDWARE = _described("hardware", "cpu")
 """The GPUs: what a CPU is given there stands on no data sheet."""
 
 
