@@ -186,14 +186,11 @@ class Conf:
         """What Hydra composed, without its own settings, and the options it is made of."""
         tree = cast(Settings, OmegaConf.to_container(composed))
         tree.pop("hydra", None)
-        choices = {str(group): option for group, option in chosen.items()}
-        optional = {g: o for g, o in choices.items() if o and not g.startswith("hydra/")}
-        absent = [group for group, name in optional.items() if name not in self.options_of(group)]
-        return tree, {
-            group: None if group in absent else option
-            for group, option in choices.items()
-            if not group.startswith("hydra/")
-        }
+        groups = [str(group) for group in chosen if not str(group).startswith("hydra/")]
+        in_order = dict.fromkeys([*(g for g in self.defaults if g in groups), *reversed(groups)])
+        # Of a group that is optional, Hydra chooses options that there are not.
+        known = {g: chosen[g] in self.options_of(g) for g in in_order if chosen[g] is not None}
+        return tree, {group: chosen[group] if known.get(group) else None for group in in_order}
 
 
 def refuse_unknown_of_hydra(words: Sequence[str]) -> None:

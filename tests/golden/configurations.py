@@ -1,10 +1,10 @@
 """The resolved configuration of every experiment, of its first arms, and of every option.
 
-    python -m tests.golden.configurations    # write the files anew
+    python -m tests.golden.configurations    # write both files anew
 
-Each text of an experiment lists dotted keys and values as they differ from those of
-`experiment=single`, which lists all; below it, each arm as it differs from its experiment. The
-options of groups stand in a file for each group, as they differ from the default option.
+An experiment has the dotted keys and values that differ from those of `experiment=single`, which
+has all; below it stands each arm as it differs from its experiment. Options of the other groups
+have what they change in `experiment=single`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ Flat = Mapping[str, Any]
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """The names of all files and what stands in them."""
-    for name in CONF.options_of("experiment"):
-        yield f"experiment/{name}.txt", _experiment(name)
-    for group in CONF.groups:
-        if group != "experiment":
-            yield f"group/{group}.txt", _group(group)
+    """The names of both files and what stands in them."""
+    yield "experiments.txt", "\n".join(map(_experiment, CONF.options_of("experiment")))
+    groups = [group for group in CONF.groups if group != "experiment"]
+    yield "options.txt", "\n".join(map(_group, groups))
 
 
 def _experiment(name: str) -> str:
@@ -78,10 +76,9 @@ def _differences(base: Flat, other: Flat) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write all files, and name those that changed."""
+    """Write both files, and name those that changed."""
     for name, text in texts():
         path = FOLDER / name
-        path.parent.mkdir(exist_ok=True)
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             print(f"written: {name}")
             path.write_text(text, encoding="utf-8")
