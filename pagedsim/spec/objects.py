@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from inspect import isabstract, signature
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 from pagedsim.build import BESIDE
 from pagedsim.core import ConfigError, PagedsimError, PolicyWrapper
@@ -19,6 +20,8 @@ from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.spec.given import Given
 
 T = TypeVar("T")
+_INSTALLED = {"site-packages", "dist-packages"}
+_STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
@@ -41,7 +44,7 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
             for key, value in {**settings, **more}.items()
             if not str(key).startswith("_")
         }
-        maker = _maker(group, str(target), inner)
+        maker = _maker(group, str(target), inner, kind)
         try:
             built = maker(**inner)
         except PagedsimError:
@@ -61,8 +64,11 @@ def _required(says: str, built: object, kind: type, must: str) -> object:
     return built
 
 
-def _maker(where: str, target: str, settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """The class at a path, once it is known to take these settings."""
+def _maker(where: str, target: str, settings: Mapping[str, Any], kind: type) -> Callable[..., Any]:
+    """The class at a path, once it is known to be of a kind and to take these settings.
+
+    A configuration may be somebody else's, so what is found is not called to see what it makes.
+    """
     label = f"{where}._target_={target}"
     try:
         maker = locate(target)
@@ -70,8 +76,38 @@ def _maker(where: str, target: str, settings: Mapping[str, Any]) -> Callable[...
         raise ConfigError(f"{where}._target_={error}") from error.__cause__
     if isabstract(maker):
         raise ConfigError(f"{label}: {lacking(maker)}")
+    if isinstance(maker, type) and not issubclass(maker, kind):
+        raise ConfigError(f"{label}: makes {_a(maker.__name__)}, must make {_a(kind.__name__)}")
+    if _is_of_a_library(maker) and not _returns(maker, kind):
+        raise ConfigError(
+            f"{label}: is a library's, must be a class or function of pagedsim or yours"
+        )
     refuse_settings(label, settings, maker, where, beside=BESIDE.get(where, ()))
     return maker
+
+
+def _is_of_a_library(maker: Callable[..., Any]) -> bool:
+    """Whether it came with Python or an installed package that is not pagedsim."""
+    module = sys.modules.get(str(getattr(maker, "__module__", "")))
+    if module is None or module.__name__.partition(".")[0] in ("pagedsim", "__main__"):
+        return module is None
+    if not (file := getattr(module, "__file__", None)):
+        return True  # built into Python
+    path = Path(file)
+    return not _INSTALLED.isdisjoint(path.parts) or path.is_relative_to(_STANDARD)
+
+
+def _returns(maker: Callable[..., Any], kind: type) -> bool:
+    """Whether it is a class of a kind other than any, or a function annotated to return one."""
+    if kind is object:
+        return False
+    if isinstance(maker, type):
+        return True
+    try:
+        made = get_type_hints(maker).get("return")
+    except (NameError, TypeError):
+        return False
+    return isinstance(made, type) and issubclass(made, kind)
 
 
 def _value(where: str, value: Any) -> Any:

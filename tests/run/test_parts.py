@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -71,10 +72,15 @@ class Nested(Policy):
         self.inner, self.many = inner, many
 
 
+class Half(Fraction):
+    def __new__(cls, of: int) -> Half:
+        return super().__new__(cls, of, 2)
+
+
 def test_what_is_nested_is_made_first() -> None:
-    one = {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 2}
+    half = {"_target_": f"{Half.__module__}.Half", "of": 1}
     path = f"{Nested.__module__}.Nested"
-    made = make("policy", {"_target_": path, "inner": one, "many": [one, 3]}, Nested)
+    made = make("policy", {"_target_": path, "inner": half, "many": [half, 3]}, Nested)
     assert [str(made.inner), *map(str, made.many)] == ["1/2", "1/2", "3"]
 
 
