@@ -67,7 +67,7 @@ class Composed:
 
     def changed(self, words: Words) -> Composed:
         """What further words make of it."""
-        new = changes_of(words)
+        new = changes_of(words, sweeps=False)
         changes = [*self.changes, *new]
         choices = self._chosen(new)
         tree = _copied(self.tree) if choices == self.choices else assembled(self.conf, choices)
@@ -115,7 +115,7 @@ class Composed:
             for name in _REFERENCE.findall(text):
                 if select(self.tree, name, absent=self) is self:
                     return f"{error.full_key}={text}: {no_key(name, self.tree)}"
-        cause = error.__cause__ or error
+        cause = error.__cause__ or error.__context__ or error
         reason = str(cause.args[0] if cause.args else cause).partition("\n")[0]
         return f"{error.full_key}={select(self.tree, str(error.full_key), texts[-1])}: {reason}"
 

@@ -16,6 +16,7 @@ Kind = Literal["change", "add", "force", "replace", "delete"]
 _SIGNS: dict[Kind, str] = {"change": "", "add": "+", "force": "++", "replace": "++", "delete": "~"}
 _KINDS: dict[str, Kind] = {"CHANGE": "change", "ADD": "add", "FORCE_ADD": "force", "DEL": "delete"}
 _SPECIAL = re.compile(r"[=;&#<>!^`()]")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _PLAIN_TEXT = re.compile(r"[\w./:+-]+", re.ASCII)
 _PLAIN_KEY = re.compile(r"[\w/\-+.$%*@?|: \t]", re.ASCII)
 _NO_TEXT = re.compile(
@@ -106,7 +107,7 @@ def _hint(word: str) -> str:
     above, dot, last = name.lstrip("+").rpartition(".")
     if dot and " " in last:
         return f"; a name with a space goes into a mapping: '++{above}={{{last}: ...}}'"
-    if _SPECIAL.search(value):
+    if _SPECIAL.search(_QUOTED.sub("", value)):
         return "; a text with special signs takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'"
     return ""
 
