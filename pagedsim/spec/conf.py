@@ -187,10 +187,9 @@ class Conf:
         tree = cast(Settings, OmegaConf.to_container(composed))
         tree.pop("hydra", None)
         groups = [str(group) for group in chosen if not str(group).startswith("hydra/")]
-        in_order = dict.fromkeys([*(g for g in self.defaults if g in groups), *reversed(groups)])
         # Of a group that is optional, Hydra chooses options that there are not.
-        known = {g: chosen[g] in self.options_of(g) for g in in_order if chosen[g] is not None}
-        return tree, {group: chosen[group] if known.get(group) else None for group in in_order}
+        known = {g: chosen[g] in self.options_of(g) for g in groups if chosen[g] is not None}
+        return tree, {group: chosen[group] if known.get(group) else None for group in groups}
 
 
 def refuse_unknown_of_hydra(words: Sequence[str]) -> None:

@@ -48,7 +48,7 @@ def test_a_missing_optuna_is_reported(call: Call, monkeypatch: pytest.MonkeyPatc
 def test_a_search_ends_with_the_best_and_its_command(call: Call) -> None:
     code, out, _ = call(*QUICK)
     assert code == 0
-    again = "experiment=single model=opt-13b hardware=a100-40gb workload=tune"
+    again = "experiment=single workload=tune hardware=a100-40gb model=opt-13b"
     assert f"again     python -m pagedsim {again}" in out
     assert Path("out/plots/tune.png").stat().st_size > 0 and Path("out/report.html").exists()
     found = result()
