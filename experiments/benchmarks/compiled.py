@@ -1,12 +1,11 @@
 """Kernels as compiled for GPUs that need not be present.
 
-    python -m pagedsim.experiments.benchmarks.compiled [--model llama-3.1-8b] [--capabilities 80 90]
+    python -m pagedsim.experiments.benchmarks.compiled [--capabilities 80 90]
 
-A line for each kernel of attention, kind of cache and GPU, in bf16: the instructions of one warp
-for one tile (rows × keys), its matrix products, its loads and those of 16 bytes a thread, the tiles
-in flight during every product (copies to shared memory that are issued and not yet waited for; 0:
-memory is idle during some product), registers, spilled bytes and shared memory. No time is
-measured: this is the work of a GPU, not its speed.
+A line for each kernel of attention with Llama-3.1-8B's shape, kind of cache and GPU, in bf16: the
+instructions of one warp for one tile (rows × keys), its matrix products, the tiles in flight during
+every product (copies to shared memory that are issued and not yet waited for; 0: memory is idle
+during some product), registers, spilled bytes and shared memory. No time is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 
 from pagedsim.experiments.benchmarks.fake_gpu import compiled_kernels, output_of, usage, use_target
 from pagedsim.experiments.benchmarks.harness import main_of, parse, table
-from pagedsim.experiments.benchmarks.shapes import BASE, SHAPES, Case, Problem
+from pagedsim.experiments.benchmarks.shapes import BASE, Case, Problem
 from pagedsim.experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of
 from pagedsim.kernels.float8 import AUTO, FORMATS
 
@@ -31,40 +30,33 @@ ATTENTION = {"prefill": (512, "_attention"), "decode": (1, "_decode")}
 
 def compiled(words: Sequence[str]) -> None:
     """Compile, and print the table."""
-    model = {"choices": SHAPES, "default": BASE}
-    asked = parse(__doc__, words, {"--model": model, "--capabilities": [80, 90, 100, 120]})
+    asked = parse(__doc__, words, {"--capabilities": [80, 90, 100, 120]})
     head = ["GPU", "kernel", "cache", "tile, warps, stages", "instructions", "products"]
-    head += ["loads", "of 16 bytes", "in flight", "registers", "spilled", "shared KiB"]
+    head += ["in flight", "registers", "spilled", "shared KiB"]
     rows: list[list[str]] = []
     for capability in asked.capabilities:
         use_target(capability)
-        rows += attention_rows(asked.model, capability)
+        rows += attention_rows(capability)
     print(table(head, rows))
 
 
-def attention_rows(model: str, capability: int) -> Iterator[list[str]]:
+def attention_rows(capability: int) -> Iterator[list[str]]:
     """A line for each kernel of attention with the default tiles."""
     for kernel, (queries, name) in ATTENTION.items():
         for cache in (AUTO, *FORMATS):
-            case = Case(model, 1, queries, max(queries, 64), cache=cache)
-            cut = default_cut(kernel, heads_of(model, cache), divmod(capability, 10))
-            problem = Problem(case, DTYPE, torch.device("cpu"))
+            case = Case(BASE, 1, queries, max(queries, 64), cache=cache)
+            cut = default_cut(kernel, heads_of(BASE, cache), divmod(capability, 10))
+            problem, tiles = Problem(case, DTYPE, torch.device("cpu")), cut.tiles
             launched = compiled_kernels(partial(attend, problem, cut))
-            (main,) = (one for one in launched if one.name == name)
-            tiles = cut.tiles
+            (main,) = (kernel for kernel in launched if kernel.name == name)
             size = f"{tiles.rows} × {tiles.keys}, {tiles.warps}, {tiles.stages}"
-            yield [
-                f"{capability / 10:.1f}",
-                kernel,
-                cache.replace(AUTO, "bf16"),
-                size,
-                *_kernel_cells(main),
-            ]
+            words = [f"{capability / 10:.1f}", kernel, cache.replace(AUTO, "bf16"), size]
+            yield [*words, *_kernel_cells(main)]
 
 
 def _kernel_cells(kernel: Any) -> list[str]:
     """The main loop and the resources of a compiled kernel."""
-    loop, used = main_loop(output_of("nvdisasm", ["-c"], kernel.asm["cubin"])), usage(kernel)
+    loop, used = main_loop(output_of("nvdisasm", "-c", kernel.asm["cubin"])), usage(kernel)
     cells = [""] * len(Loop._fields)
     if loop is not None:
         *counts, in_flight = loop
@@ -78,8 +70,6 @@ _LABEL = re.compile(r"(\.L\w+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?);")
 _BRANCH = re.compile(r"BRA.*`\((\.L\w+)\)")
 _PRODUCT = re.compile(r"\w*MMA\b|\w*MMA\.")
-_LOAD = re.compile(r"LDG(STS)?\b")
-_WIDE = re.compile(r"LDG(STS)?\.\S*128\b")
 _COPY = re.compile(r"LDGSTS\S*?(?:\.(64|128))?\s")
 _COMMIT = re.compile(r"LDGDEPBAR\b")
 _WAIT = re.compile(r"DEPBAR\.LE SB0, (0x[0-9a-f]+)")
@@ -91,10 +81,6 @@ class Loop(NamedTuple):
     instructions: int
     products: int
     """Of the tensor cores."""
-    loads: int
-    """From global memory, to registers or to shared memory."""
-    wide: int
-    """Those of 16 bytes a thread."""
     in_flight: float
     """Tiles that are still being copied to shared memory during every matrix product; an iteration
     copies one tile. 0: memory is idle during some product."""
@@ -110,19 +96,17 @@ def main_loop(assembly: str) -> Loop | None:
     for line in assembly.splitlines():
         if label := _LABEL.match(line.strip()):
             labels[label[1]] = len(instructions)
-        elif found := _INSTRUCTION.search(line):
-            instructions.append(found[1])
+        elif match := _INSTRUCTION.search(line):
+            instructions.append(match[1])
     bodies = [
         instructions[labels[branch[1]] : end + 1]
-        for end, one in enumerate(instructions)
-        if (branch := _BRANCH.match(one)) and labels.get(branch[1], end + 1) <= end
+        for end, instruction in enumerate(instructions)
+        if (branch := _BRANCH.match(instruction)) and labels.get(branch[1], end + 1) <= end
     ]
     loops = []
     for body in bodies:
-        products, loads, wide = (
-            sum(bool(kind.match(one)) for one in body) for kind in (_PRODUCT, _LOAD, _WIDE)
-        )
-        loops.append(Loop(len(body), products, loads, wide, _in_flight(body)))
+        products = sum(bool(_PRODUCT.match(instruction)) for instruction in body)
+        loops.append(Loop(len(body), products, _in_flight(body)))
     return min((loop for loop in loops if loop.products), default=None)
 
 
@@ -135,27 +119,27 @@ def _in_flight(body: list[str]) -> float:
     tile = sum(map(_copied, body))
     if not tile:
         return 0.0
-    waits = [int(wait[1], 16) for one in body if (wait := _WAIT.match(one))]
+    waits = [int(wait[1], 16) for instruction in body if (wait := _WAIT.match(instruction))]
     groups: list[int] = []
     open_group, least = 0, inf
     turns = 2 + max(waits, default=0)  # an iteration closes at least one group
     for turn in range(turns):
-        for one in body:
-            if wait := _WAIT.match(one):
+        for instruction in body:
+            if wait := _WAIT.match(instruction):
                 outstanding = int(wait[1], 16)
                 groups = groups[-outstanding:] if outstanding else []
-            elif _COMMIT.match(one):
+            elif _COMMIT.match(instruction):
                 groups, open_group = [*groups, open_group], 0
-            elif _PRODUCT.match(one) and turn == turns - 1:
+            elif _PRODUCT.match(instruction) and turn == turns - 1:
                 least = min(least, sum(groups) + open_group)
-            open_group += _copied(one)
+            open_group += _copied(instruction)
     return least / tile if waits else 0.0
 
 
 def _copied(instruction: str) -> int:
     """Bytes a thread of an asynchronous copy; 0 for other instructions."""
-    found = _COPY.match(instruction)
-    return int(found[1] or 32) // 8 if found else 0
+    copy = _COPY.match(instruction)
+    return int(copy[1] or 32) // 8 if copy else 0
 
 
 main = main_of(__name__, compiled)

@@ -12,11 +12,13 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -54,7 +56,7 @@ WARM_UP = 2
 AWAKE = 0.1
 """Seconds of work before them, since the clocks of an idle GPU are low."""
 COPIED, FEW_COPIED = 512 * 2**20, 4 * 2**20
-"""Bytes that a `Copy` reads, and at tiny sizes."""
+"""Bytes that a `Copy` reads, and on a CPU."""
 
 
 def medians(
@@ -75,11 +77,9 @@ def medians(
             flushed.sum()
             wait(device)
 
-    def timed(call: Callable[[], object]) -> Callable[[], Callable[[], float]]:
-        return lambda: _timed(call, device, flushed)
-
-    turns = in_turns({name: timed(call) for name, call in calls.items()}, rounds + WARM_UP)
-    return {name: median(read() for read in own[WARM_UP:]) for name, own in turns.items()}
+    timed = {name: partial(_timed, call, device, flushed) for name, call in calls.items()}
+    turns = in_turns(timed, rounds + WARM_UP)
+    return {name: median(read() for read in reads[WARM_UP:]) for name, reads in turns.items()}
 
 
 def _timed(
@@ -113,15 +113,6 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def lost(device: torch.device) -> bool:
-    """Whether an error, such as an illegal address, made the device unusable in this process."""
-    try:
-        wait(device)
-    except RuntimeError:
-        return True
-    return False
-
-
 def free_memory() -> None:
     """Return a deleted engine's memory to the GPU; its model is in reference cycles."""
     if torch.cuda.is_available():
@@ -139,8 +130,8 @@ def noise(size: int, device: torch.device, pinned: bool = False) -> torch.Tensor
 class Copy:
     """One large copy within the device: the limit of its memory."""
 
-    def __init__(self, device: torch.device, tiny: bool) -> None:
-        self._source = noise(FEW_COPIED if tiny else COPIED, device)
+    def __init__(self, device: torch.device) -> None:
+        self._source = noise(COPIED if device.type == "cuda" else FEW_COPIED, device)
         self._target = torch.empty_like(self._source)
         self.moved = 2 * self._source.nbytes
         """Bytes, read and written."""
@@ -149,15 +140,9 @@ class Copy:
         self._target.copy_(self._source)
 
 
-def norm_error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """|found - exact| / |exact|."""
-    return float((found.double() - exact).norm() / exact.norm())
-
-
-def failure(problem: Exception) -> str:
-    """An error in one line."""
-    reason = (str(problem).strip().splitlines() or [""])[0]
-    return f"{type(problem).__name__}: {reason}"[:200]
+def norm_error(output: torch.Tensor, exact: torch.Tensor) -> float:
+    """|output - exact| / |exact|."""
+    return float((output.double() - exact).norm() / exact.norm())
 
 
 # -- facts about a measurement ---------------------------------------------------------------------
@@ -198,7 +183,8 @@ def facts(device: torch.device, command: str, words: Sequence[str]) -> dict[str,
 
 def tiles(gpu_name: str) -> str:
     """A digest of the tiles that were tuned for a GPU; "default" where none were."""
-    tuned = sorted((one.key, one.tiles, one.split) for one in tuning.read() if one.gpu == gpu_name)
+    entries = [entry for entry in tuning.read() if entry.gpu == gpu_name]
+    tuned = sorted((entry.key, entry.tiles, entry.split) for entry in entries)
     return sha256(repr(tuned).encode()).hexdigest()[:LENGTH] if tuned else "default"
 
 
@@ -218,11 +204,10 @@ def _version(package: str) -> str | None:
 # -- results ---------------------------------------------------------------------------------------
 
 RESULTS = ROOT / "experiments" / "results"
-SAME = ("device", "code", "tiles", "rounds", "quick")
+SAME = ("device", "code", "tiles", "rounds")
 """Facts that must be equal for a line to be kept."""
 OPTIONS: Mapping[str, Any] = {
-    "--device": ("cuda", "cpu"),
-    "--quick": {"action": "store_true", "help": "tiny sizes: does it work? A cpu has no others"},
+    "--device": {"choices": ("cuda", "cpu"), "default": "cuda", "help": "a cpu has tiny sizes"},
     "--rounds": 20,
     "--out": {"type": Path, "help": "a folder, for other than results/<GPU>"},
     "--resume": {"action": "store_true", "help": "keep lines that were measured the same way"},
@@ -240,7 +225,7 @@ class Run:
     """One run of a benchmark: its options, its device, and the file of its results, with facts and
     the lines of its cases.
 
-    Tiny sizes are written only where `--out` names a folder.
+    Results of a CPU are written only where `--out` names a folder.
     """
 
     def __init__(
@@ -249,18 +234,14 @@ class Run:
         """`command` is a module, and the name of its command where it has several; the file has the
         name of the last. `more` are further options. Exits with a line if there is no GPU."""
         self.asked = asked = parse(doc, words, {**OPTIONS, **more})
-        cuda = asked.device == "cuda"
+        self.tiny = asked.device == "cpu"
         otherwise = "; --device cpu goes the whole way at tiny sizes"
-        self.device = gpu(otherwise) if cuda else torch.device("cpu")
-        self.quick: bool = asked.quick or not cuda
-        self.content: dict[str, Any] = {
-            **facts(self.device, command, words),
-            "rounds": asked.rounds,
-            "quick": self.quick,
-        }
+        self.device = torch.device("cpu") if self.tiny else gpu(otherwise)
+        self.content: dict[str, Any] = facts(self.device, command, words)
+        self.content["rounds"] = asked.rounds
         self.name = command.split()[-1]
         self.place: Path | None = asked.out
-        if self.place is None and not self.quick:
+        if self.place is None and not self.tiny:
             self.place = folder_named(self.content["device"])
         self.lines: list[Line] = []
         self._known: list[Line] = []
@@ -276,53 +257,42 @@ class Run:
         if self.place is not None:
             keep(self.place, self.name, {**self.content, "cases": self.lines})
 
-    def sweep(self, cases: Mapping[str, C], measure: Callable[[C], Line]) -> None:
-        """Add the lines of all cases, with the fields of those that are named tuples. Known ones
-        that were timed are kept, and those that failed before are measured last. After an error
-        the others are measured."""
-        self.lines += [one for one in self._known if TIMED in one]
-        done = {one["case"] for one in self.lines}
-        failed = {one["case"] for one in self._known} - done
-        for case in sorted(cases, key=lambda case: case in failed):
-            if case not in done:
-                self._add(case, measure, cases[case])
+    def sweep(self, cases: Iterable[C], measure: Callable[[C], Line]) -> None:
+        """Add the lines of all cases, which are named tuples. Known ones that were timed are kept,
+        and those that failed before are measured last. After an error the others are measured."""
+        self.lines += [line for line in self._known if TIMED in line]
+        done = {line["case"] for line in self.lines}
+        failed = {line["case"] for line in self._known} - done
+        for case in sorted(cases, key=lambda case: str(case) in failed):
+            if str(case) not in done:
+                self._add(case, measure)
 
-    def _add(self, case: str, measure: Callable[[C], Line], what: C) -> None:
+    def _add(self, case: C, measure: Callable[[C], Line]) -> None:
         free_memory()
-        fields = what._asdict() if isinstance(what, tuple) and hasattr(what, "_asdict") else {}
-        line = {"case": case, **fields}
+        fields: Any = case
+        line = {"case": str(case), **fields._asdict()}
         try:
-            line |= measure(what)
+            line |= measure(case)
         except Exception as problem:
-            line["failed"] = failure(problem)
+            reason = (str(problem).strip().splitlines() or [""])[0]
+            line["failed"] = f"{type(problem).__name__}: {reason}"[:200]
         self.lines.append(line)
         self.keep()
-        print(f"{case}: {_progress(line)}", file=sys.stderr, flush=True)
-        if "failed" in line and lost(self.device):
-            sys.exit("the GPU can be used no more in this process; --resume goes on")
+        why = line.get("failed", f"off by {line.get('error', inf):.2g} of the norm")
+        said = f"{line[TIMED] * 1e6:,.1f} µs" if TIMED in line else f"{why}, not timed"
+        print(f"{case}: {said}", file=sys.stderr, flush=True)
 
     def close(
         self, cells: Mapping[str, Callable[[Line], str]], *more: str, lines: Sequence[Line] = ()
     ) -> None:
         """Print the table of the lines that were right, and so were timed, or of others, under the
         facts and more; write the file. Exits with a line if a case was not timed."""
-        timed = [one for one in self.lines if TIMED in one]
+        timed = [line for line in self.lines if TIMED in line]
         known = self.content
         print(", ".join([known["device"], f"torch {known['torch']}", known["date"], *more]))
         print(f"\n{columns(lines or timed, cells)}\n")
         self.keep()
-        if self.place is None:
-            print("only a GPU's results are written by themselves (--out FOLDER writes these)")
-        else:
-            print(self.place / f"{self.name}.json")
-        if names := [one["case"] for one in self.lines if TIMED not in one]:
+        path = None if self.place is None else self.place / f"{self.name}.json"
+        print(path or "only a GPU's results are written by themselves; --out FOLDER writes these")
+        if names := [line["case"] for line in self.lines if TIMED not in line]:
             sys.exit(f"not timed: {'; '.join(names)}")
-
-
-def _progress(line: Line) -> str:
-    """The result of a case, printed while others are measured."""
-    if TIMED in line:
-        ratio = f", {line['of_limit']:.0%} of the limit" if "of_limit" in line else ""
-        return f"{line[TIMED] * 1e6:,.1f} µs{ratio}"
-    off = f"off by {line['error']:.2g} of the norm" if line.get("error") else "wrong"
-    return f"{line.get('failed', off)}, not timed"

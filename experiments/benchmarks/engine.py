@@ -3,16 +3,13 @@
     python -m pagedsim.experiments.benchmarks.engine [--device cuda]
     python -m pagedsim.experiments.benchmarks.engine --model smollm2 --prompts 8 --tokens 8 32
 
-Both get the same prompts, lengths and weights, greedily and without stop tokens. The engine runs
-with its own forward pass, with `async_scheduling`, and with the forward pass of transformers. On a
-CPU it is the tiny model, or any other, on one thread, by the processor's time; on a GPU
-Llama-3.1-8B's shape with random weights, 256 requests at a time, by the wall clock. `--tokens` is
-the length of answers, or the least and the most of uneven ones. With `--out`, or on a GPU, results
-go to engine.json.
+Both get the same prompts, lengths and weights, greedily and without stop tokens. On a CPU it is the
+tiny model, or any other, on one thread, by the processor's time; on a GPU Llama-3.1-8B's shape with
+random weights, by the wall clock. `--tokens` is the length of answers, or the least and the most.
+With `--out`, or on a GPU, results go to engine.json.
 
 A rate is the best of several rounds, in which all take turns. First all must give the same tokens:
-in float32 all of them, in half precision, where the two best logits often tie, most of the first
-ones.
+in float32 all of them, in half precision, where the two best logits often tie, most of the first.
 """
 
 from __future__ import annotations
@@ -24,14 +21,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from pagedsim.core import ConfigError, SamplingParams
+from pagedsim.core import SamplingParams
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.experiments.benchmarks.device import TIMED, Line, Run
@@ -46,7 +42,6 @@ OURS, PEER = "pagedsim", "transformers' generate_batch"
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     OURS: {},
     "pagedsim, async_scheduling": {"async_scheduling": True},
-    "pagedsim, model_impl=transformers": {"model_impl": "transformers"},
 }
 MORE: Mapping[str, Any] = {
     "--device": ("cpu", "cuda"),
@@ -87,13 +82,13 @@ def engine(words: Sequence[str]) -> None:
     sizes = {"model": model.name, "prompts": len(load.prompts), "tokens": sum(load.tokens)}
     run.content |= {**sizes, "dtype": str(model.dtype).removeprefix("torch.")}
     run.lines += measured(model, load, run.asked.rounds)
-    times = f"{OURS} is so many times as fast"
+    first = run.lines[0]
     cells: dict[str, Callable[[Line], str]] = {
-        "": lambda one: one["case"],
-        f"tokens per {'CPU ' * run.quick}second": lambda one: f"{one['rate']:,.1f}",
-        times: lambda one: f"{run.lines[0]['rate'] / one['rate']:.2f}",
+        "": lambda line: line["case"],
+        f"tokens per {'CPU ' * run.tiny}second": lambda line: f"{line['rate']:,.1f}",
+        f"{OURS} is so many times as fast": lambda line: f"{first['rate'] / line['rate']:.2f}",
     }
-    run.close(cells, *(f"{key} {one}" for key, one in sizes.items()), run.content["dtype"])
+    run.close(cells, *(f"{key} {size}" for key, size in sizes.items()), run.content["dtype"])
 
 
 def loaded(run: Run) -> LoadedModel:
@@ -101,10 +96,7 @@ def loaded(run: Run) -> LoadedModel:
     if run.device.type == "cuda":
         config = config_of(shape_of(BASE))
         return load_model(config, device=run.device, dtype="bfloat16", max_model_len=1024)
-    try:
-        return load_model(run.asked.model, dtype=run.asked.dtype, max_model_len=512)
-    except ConfigError as error:
-        sys.exit(str(error))
+    return load_model(run.asked.model, dtype=run.asked.dtype, max_model_len=512)
 
 
 def load_of(run: Run, model: LoadedModel) -> Load:
@@ -127,10 +119,10 @@ def measured(model: LoadedModel, load: Load, rounds: int) -> list[Line]:
         askers = {name: asker(model, load, settings) for name, settings in ENGINES.items()}
         answers = {name: ask() for name, ask in askers.items()} | {PEER: ask()}
         lines: list[Line] = [
-            {"case": name, "alike": agreement(own, answers[PEER], exact)}
-            for name, own in answers.items()
+            {"case": name, "alike": agreement(given, answers[PEER], exact)}
+            for name, given in answers.items()
         ]
-        if all(one["alike"] >= (1.0 if exact else ALIKE) for one in lines):
+        if all(line["alike"] >= (1.0 if exact else ALIKE) for line in lines):
             calls = {name: partial(rate, ask, clock) for name, ask in {**askers, PEER: ask}.items()}
             for line, rates in zip(lines, in_turns(calls, rounds).values(), strict=True):
                 line |= {"rate": max(rates), TIMED: sum(load.tokens) / max(rates)}
@@ -142,10 +134,8 @@ def measured(model: LoadedModel, load: Load, rounds: int) -> list[Line]:
 
 def asker(model: LoadedModel, load: Load, settings: Mapping[str, Any]) -> Ask:
     """The load served by an engine with these settings."""
-    settings = dict(settings)
-    native = None if settings.pop("model_impl", "") == "transformers" else model.native
     llm = LLM(
-        replace(model, native=native),
+        model,
         device=model.device.type,
         max_model_len=max(map(len, load.prompts)) + max(load.tokens),
         max_num_seqs=len(load.prompts),
@@ -212,11 +202,11 @@ def peer(model: LoadedModel, load: Load) -> Iterator[Ask]:
 
 def agreement(answers: Answers, wanted: Answers, exact: bool) -> float:
     """The share of equal answers; in half precision, of equal first tokens."""
-    if [len(one) for one in answers] != [len(one) for one in wanted]:
+    if [len(answer) for answer in answers] != [len(answer) for answer in wanted]:
         return 0.0
     compared = slice(None) if exact else slice(1)
-    same = [one[compared] == other[compared] for one, other in zip(answers, wanted, strict=True)]
-    return sum(same) / len(same)
+    pairs = zip(answers, wanted, strict=True)
+    return sum(answer[compared] == right[compared] for answer, right in pairs) / len(wanted)
 
 
 def rate(ask: Ask, clock: Callable[[], float]) -> float:

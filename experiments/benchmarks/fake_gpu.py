@@ -1,13 +1,12 @@
 """Kernels and tensors of a GPU that is not there.
 
-Compiled kernels, and their machine code:
+Compiled kernels, and what they use:
 
     use_target(90)
     for kernel in compiled_kernels(lambda: decode.paged_decode(...)): usage(kernel)
 
-Kernels are called as the engine calls them, with tensors on the CPU, so that specialisation, tiles
-and options are those of a GPU; nothing is loaded or launched. `use_target` replaces Triton's
-driver, so it needs a process of its own.
+Kernels are called as the engine calls them, with tensors on the CPU; nothing is loaded or launched.
+`use_target` replaces Triton's driver, so it needs a process of its own.
 
 Launches, without any computation:
 
@@ -15,7 +14,7 @@ Launches, without any computation:
         Sampler().draw(torch.empty(64, 128256, device=FAKE), rows)
     gpu.launches
 
-Tensors of a FakeGPU are torch's of the device "meta", which have shapes alone. It raises `HostWait`
+Tensors of a FakeGPU are torch's of the device "meta", which have shapes alone. A RuntimeError says
 where the host would wait for the GPU: for a value, a shape that depends on values, or a copy that
 is not queued between the GPU and pinned memory.
 """
@@ -27,6 +26,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import Mock, patch
@@ -103,33 +103,29 @@ def compiled_kernels(call: Callable[[], object]) -> list[Any]:
 
 
 def usage(kernel: Any) -> Usage:
-    """The resources of a kernel, cached by its hash."""
-    if kernel.hash not in _USAGE:
-        output = output_of("cuobjdump", ["-res-usage"], kernel.asm["cubin"])
-        found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", output)
-        if found is None:
-            raise ValueError(f"cuobjdump said nothing of registers: {output!r}")
-        registers, *local = map(int, found.groups())
-        _USAGE[kernel.hash] = Usage(
-            name=kernel.name,
-            spilled=sum(local),
-            registers=registers,
-            shared=kernel.metadata.shared,
-            warps=kernel.metadata.num_warps,
-            products=next((one for one in PRODUCTS if one in kernel.asm["ptx"]), "none"),
-        )
-    return _USAGE[kernel.hash]
+    """The resources of a kernel."""
+    output = output_of("cuobjdump", "-res-usage", kernel.asm["cubin"])
+    counts = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", output)
+    if counts is None:
+        raise ValueError(f"cuobjdump said nothing of registers: {output!r}")
+    registers, *local = map(int, counts.groups())
+    return Usage(
+        name=kernel.name,
+        spilled=sum(local),
+        registers=registers,
+        shared=kernel.metadata.shared,
+        warps=kernel.metadata.num_warps,
+        products=next((unit for unit in PRODUCTS if unit in kernel.asm["ptx"]), "none"),
+    )
 
 
-_USAGE: dict[str, Usage] = {}
-
-
-def output_of(tool: str, words: list[str], cubin: bytes) -> str:
+@cache
+def output_of(tool: str, option: str, cubin: bytes) -> str:
     """What one of NVIDIA's tools says of machine code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(BINARIES / tool), *words, file.name]
+        command = [str(BINARIES / tool), option, file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -138,10 +134,6 @@ def output_of(tool: str, words: list[str], cubin: bytes) -> str:
 FAKE = torch.device("meta")
 ATEN = torch.ops.aten
 NOT_LAUNCHED = {ATEN.empty, ATEN.empty_like, ATEN.empty_strided, ATEN.new_empty}
-
-
-class HostWait(RuntimeError):
-    """The host would wait for the GPU."""
 
 
 class FakeGPU(TorchDispatchMode):
@@ -155,14 +147,14 @@ class FakeGPU(TorchDispatchMode):
         self._open = ExitStack()
 
     def __enter__(self) -> FakeGPU:
-        for one in (
+        for patched in (
             patch.object(Tensor, "pin_memory", lambda tensor: self._pin(tensor.clone())),
             patch.object(ops, "on_gpu", lambda tensor: tensor.is_meta),
             patch.object(runtime, "is_async", lambda device: device == FAKE),
             patch.object(torch.cuda, "Event", Mock),
-            patch.object(JITFunction, "__getitem__", self._launcher),
+            patch.object(JITFunction, "__getitem__", lambda kernel, grid: self._launcher(kernel)),
         ):
-            self._open.enter_context(one)
+            self._open.enter_context(patched)
         super().__enter__()
         return self
 
@@ -173,7 +165,8 @@ class FakeGPU(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket
-        if name is ATEN._to_copy and _device(kwargs, args[0]) != args[0].device:
+        to = kwargs.get("device")
+        if name is ATEN._to_copy and to is not None and torch.device(to) != args[0].device:
             dtype = kwargs.get("dtype") or args[0].dtype
             out = torch.empty(args[0].shape, dtype=dtype, device=kwargs["device"])
             return self._cross(out, args[0], kwargs.get("non_blocking", False))
@@ -181,13 +174,9 @@ class FakeGPU(TorchDispatchMode):
             return self._cross(args[0], args[1], kwargs.get("non_blocking", (*args, False)[2]))
         if kwargs.get("pin_memory"):
             return self._pin(func(*args, **{**kwargs, "pin_memory": False}))
-        try:
-            out = func(*args, **kwargs)
-        except (NotImplementedError, RuntimeError) as error:
-            if not _on_gpu((args, kwargs)):
-                raise
-            raise HostWait(f"{func} needs values, not only shapes") from error
-        views = any(one.alias_info and not one.alias_info.is_write for one in func._schema.returns)
+        out = func(*args, **kwargs)  # raises RuntimeError where it needs values, not only shapes
+        aliases = [value.alias_info for value in func._schema.returns if value.alias_info]
+        views = not all(alias.is_write for alias in aliases)
         if _on_gpu((args, kwargs, out)) and not views and name not in NOT_LAUNCHED:
             self.launches.append(str(name).removeprefix("aten."))
         return out
@@ -195,19 +184,15 @@ class FakeGPU(TorchDispatchMode):
     def _cross(self, target: Tensor, source: Tensor, queued: bool) -> Tensor:
         host = source if target.is_meta else target
         if not (queued and _memory(host) in self._pinned):
-            raise HostWait(f"a copy from {source.device} to {target.device} that is not queued")
+            raise RuntimeError(f"a copy from {source.device} to {target.device} that is not queued")
         return target
 
     def _pin(self, tensor: Tensor) -> Tensor:
         self._pinned[_memory(tensor)] = tensor  # kept alive, so that its address is not reused
         return tensor
 
-    @property
-    def _launcher(self) -> Any:
-        def named(kernel: Any, grid: Any) -> Any:
-            return lambda *args, **kwargs: self.launches.append(kernel.fn.__name__)
-
-        return named
+    def _launcher(self, kernel: Any) -> Any:
+        return lambda *args, **kwargs: self.launches.append(kernel.fn.__name__)
 
 
 def _on_gpu(tree: Any) -> bool:
@@ -216,8 +201,3 @@ def _on_gpu(tree: Any) -> bool:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _device(kwargs: dict[str, Any], tensor: Tensor) -> torch.device:
-    device = kwargs.get("device")
-    return tensor.device if device is None else torch.empty(0, device=device).device

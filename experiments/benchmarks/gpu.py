@@ -1,18 +1,15 @@
 """All measurements of a GPU, in slices: tests, tiles, studies, and every benchmark of a device.
 
     python -m pagedsim.experiments.benchmarks.gpu --minutes 8
-    python -m pagedsim.experiments.benchmarks.gpu --device cpu --quick --out FOLDER
+    python -m pagedsim.experiments.benchmarks.gpu --device cpu --out FOLDER
     python -m pagedsim.experiments.benchmarks.gpu --merge FOLDER  (without a GPU)
 
 The parts run one after another, each in a process of its own; a failed part does not stop the
-others. Results are in a folder, by default experiments/results/<GPU>, and the states of parts in
-its gpu.json. The folder is all that the same command needs to continue, in another clone or on
-another machine. A part is done for its command, the code of the engine and the kernels and, for
-kernels, the tuned tiles. If one of these differs the part runs again.
-
-Tiles go into the tables in kernels/ as soon as they are known; `--merge` puts those of a folder
-there, and does nothing else. Studies (python -m pagedsim) need simpy and hydra, and are left out
-without them.
+others. Results are in a folder, by default experiments/results/<GPU>, which is all that the same
+command needs to continue on another machine; its gpu.json has the states of parts. A part runs
+again if its command, the code of the engine and the kernels or, for kernels, the tuned tiles have
+changed. Tiles go into kernels/tuned.json as soon as they are known; `--merge` puts those of a
+folder there. Studies need simpy and hydra, and are left out without them.
 
 The exit code is 0 when all is done, 3 when the time is over, and 1 if the rest has failed.
 """
@@ -51,26 +48,26 @@ the slice."""
 
 def gpu(words: Sequence[str]) -> None:
     """Run the parts that are not done, and print the states of all."""
+    names = [part.name for part in parts("cuda")]
     options = {
-        **{name: OPTIONS[name] for name in ("--device", "--quick", "--out")},
+        **{name: OPTIONS[name] for name in ("--device", "--out")},
         "--minutes": 25.0,
         "--merge": {"type": Path, "metavar": "FOLDER", "help": "merge its tiles, nothing else"},
-        "--parts": {"nargs": "+", "metavar": "PART", "help": "these alone, in this order"},
+        "--parts": {"nargs": "+", "choices": names, "help": "these alone, in this order"},
     }
     asked = parse(__doc__, words, options)
     if asked.merge is not None:
         merge(asked.merge)
         return
-    quick = asked.quick or asked.device == "cpu"
-    if quick and asked.out is None:
-        sys.exit("--out: what is quick is written nowhere by itself; give a folder")
     if asked.device == "cuda":
-        require_gpu("; --device cpu --quick --out FOLDER goes the whole way at tiny sizes")
+        require_gpu("; --device cpu --out FOLDER goes the whole way at tiny sizes")
+    elif asked.out is None:
+        sys.exit("--out: a CPU's results are written nowhere by themselves; give a folder")
     about = facts(torch.device(asked.device), "gpu", words)
     place = (asked.out or folder_named(about["device"])).resolve()
     merge(place)
     ledger = Ledger(place, about)
-    wanted = chosen(parts(asked.device, quick), asked.parts)
+    wanted = chosen(parts(asked.device), asked.parts or names)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(wanted, ledger, asked.minutes * 60)
@@ -82,17 +79,17 @@ def gpu(words: Sequence[str]) -> None:
         for part in wanted
     ]
     print(f"{ledger.device}\n\n{table(['part', '', 'seconds'], rows)}", flush=True)
-    sys.exit(verdict(ledger, wanted))
+    states = {ledger.state(part) for part in wanted}
+    if states - {DONE}:
+        print("the same command goes on with what is not done", file=sys.stderr)
+    sys.exit(GOES_ON if states - {DONE, FAILED} else int(FAILED in states))
 
 
-def chosen(every: Sequence[Part], names: Sequence[str] | None) -> list[Part]:
-    """The parts of these names, in their order, or all; those whose packages are not installed are
-    left out. Exits with a line if there is none of a name."""
+def chosen(every: Sequence[Part], names: Sequence[str]) -> list[Part]:
+    """The parts of these names, in their order; without studies where their packages are not
+    installed."""
     known = {part.name: part for part in every}
-    for name in names or ():
-        if name not in known:
-            sys.exit(f"--parts {name!r}: is no part; there are {'; '.join(known)}")
-    wanted = [known[name] for name in names or known]
+    wanted = [known[name] for name in names if name in known]
     if all(importlib.util.find_spec(name) for name in ("simpy", "hydra")):
         return wanted
     print("studies are left out: they need simpy and hydra-core", flush=True)
@@ -134,21 +131,6 @@ def merge(place: Path) -> None:
         return
     if tuned:
         tuning.write([*tuning.read(), *tuned])
-
-
-def verdict(ledger: Ledger, wanted: Sequence[Part]) -> int:
-    """The exit code; prints what is left."""
-    states = {part.name: ledger.state(part) for part in wanted}
-    if left := [name for name, state in states.items() if state not in (DONE, FAILED)]:
-        done = sum(state == DONE for state in states.values())
-        text = f"{done} of {len(wanted)} parts are done; the same command goes on with: "
-        print(text + ", ".join(left), file=sys.stderr)
-        return GOES_ON
-    if wrong := [name for name, state in states.items() if state == FAILED]:
-        print(f"failed: {', '.join(wrong)}; the same command tries again", file=sys.stderr)
-        return 1
-    print(f"all {len(wanted)} parts are done")
-    return 0
 
 
 class Ledger:
@@ -217,50 +199,50 @@ class Part(NamedTuple):
         return {**known, "tiles": tiles(device)} if self.tiled else known
 
 
-def parts(device: str, quick: bool) -> list[Part]:
-    """All parts, in order; tiny ones are begun however long they take, and none of them tunes,
+def parts(device: str) -> list[Part]:
+    """All parts, in order; on a CPU tiny ones, begun however long they take, and none that tunes,
     which takes a GPU's clock."""
-    given, tune = f"--device {device}", f"--rounds 5 --models {BASE} --table {FOLDER}/tuned.json"
+    tune = f"--rounds 5 --models {BASE} --table {FOLDER}/tuned.json"
     eight = "--kv-cache-dtype fp8_e4m3"
-    if quick:
-        sizes, steps = f"{given} --quick --rounds 2 --resume", "--running 1 64 --steps 20"
+    if device == "cpu":
+        sizes, steps = "--device cpu --rounds 2 --resume", "--running 1 64 --steps 20"
         few = "--prompts 8 --tokens 8"
-        own = (
-            f"backend.device={device} backend.clock={'cpu' if device == 'cpu' else 'wall'} "
-            "server.max_seqs=2 backend.cache_tokens=256 backend.shrink=40"
+        server = (
+            "backend.device=cpu backend.clock=cpu server.max_seqs=2 backend.cache_tokens=256 "
+            "backend.shrink=40"
         )
         validate = "study.repeats=1 study.seconds=0.1"
     else:
         sizes, steps, few = "--rounds 10 --resume", "", ""
-        own = f"model={BASE} backend.model=null backend.device=cuda server.max_seqs=64"
-        own += " backend.cache_tokens=16384"
+        server = f"model={BASE} backend.model=null backend.device=cuda server.max_seqs=64"
+        server += " backend.cache_tokens=16384"
         validate = "scale=full backend.shrink=2 study.repeats=3 study.seconds=5"
     every = [
         _benchmark("headlines", f"kernels {sizes} --headlines", 45),
-        _study("calibrate", own),
-        _study("validate", f"{own} {validate}"),
+        _study("calibrate", server),
+        _study("validate", f"{server} {validate}"),
         _benchmark("step", f"step {sizes}", 90),
         _tuner("tiles, decode, 8 bits", f"{tune} --kernels decode {eight}"),
         _tuner("tiles, decode", f"{tune} --kernels decode"),
         _tuner("tiles, prefill", f"{tune} --kernels prefill"),
         _tuner("tiles, prefill, 8 bits", f"{tune} --kernels prefill {eight}"),
         _benchmark("profile", f"step profile {sizes}", 60),
-        _benchmark("host", f"host {given} {steps}", 45, tiled=False),
+        _benchmark("host", f"host --device {device} {steps}", 45, tiled=False),
         _benchmark("swap", f"kernels swap {sizes}", 45, tiled=False),
         *map(_tests, TESTS),
         _benchmark("kernels", f"kernels {sizes}", 45),
-        _benchmark("engine", f"engine {given} {few} --rounds 1", 120),
+        _benchmark("engine", f"engine --device {device} {few} --rounds 1", 120),
     ]
-    if quick:
+    if device == "cpu":
         return [part._replace(least=5.0) for part in every if "tiles" not in part.name]
     return every
 
 
 def _study(name: str, words: str) -> Part:
     """An experiment on the engine by `python -m pagedsim`, in a folder of its name."""
-    own = f"experiment={name} backend=engine report=false tracking=none {words}"
+    settings = f"experiment={name} backend=engine report=false tracking=none {words}"
     place = f"hydra.run.dir={FOLDER}/{name}"
-    return Part(name, (FRONT_DOOR, *own.split(), place), least=120)
+    return Part(name, (FRONT_DOOR, *settings.split(), place), least=120)
 
 
 def _benchmark(name: str, command: str, least: float, tiled: bool = True) -> Part:

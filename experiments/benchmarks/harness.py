@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from pagedsim.core import PagedsimError
 from pagedsim.metrics.files import write_json
 
 ROOT = Path(__file__).parents[2]
@@ -58,19 +59,11 @@ def positive_float(text: str) -> float:
     raise ArgumentTypeError(f"{text}: must be a number above 0")
 
 
-def existing_file(text: str) -> str:
-    """The path of an existing file."""
-    if not Path(text).is_file():
-        raise ArgumentTypeError(f"{text}: there is no such file")
-    return text
-
-
 def parse(doc: str | None, words: Sequence[str], options: Mapping[str, Any]) -> Namespace:
     """The options of a command line.
 
-    An option is declared by its default: a number, a text, False for a flag, a list for several
-    values, or a tuple of choices, of which the first is the default. An option without a default is
-    declared by its type, and any other by the arguments of `add_argument`.
+    An option is declared by its default: a number, a text, a list for several values, or a tuple of
+    choices, of which the first is the default; any other by the arguments of `add_argument`.
     """
     parser = Parser(description=doc, formatter_class=RawDescriptionHelpFormatter)
     for name, declared in options.items():
@@ -79,22 +72,16 @@ def parse(doc: str | None, words: Sequence[str], options: Mapping[str, Any]) -> 
 
 
 def _argument(declared: Any) -> dict[str, Any]:
-    types = {int: positive_int, float: positive_float}
     match declared:
         case dict():
             return declared
-        case False:
-            return {"action": "store_true"}
         case tuple():
             return {"choices": declared, "default": declared[0]}
-        case list():
-            kind = type(declared[0])
-            return {"nargs": "+", "type": types.get(kind, kind), "default": declared}
-        case int() | float() | str():
-            kind = type(declared)
-            what = {"type": types.get(kind, kind), "default": declared}
-            return {**what, "help": f"default: {declared}"}
-    return {"type": declared}
+    several = isinstance(declared, list)
+    kind = type(declared[0] if several else declared)
+    read = {int: positive_int, float: positive_float}.get(kind, kind)
+    settings = {"type": read, "default": declared, "help": f"default: {declared}"}
+    return {**settings, "nargs": "+"} if several else settings
 
 
 def main_of(module: str, *commands: Command) -> Callable[..., None]:
@@ -102,14 +89,17 @@ def main_of(module: str, *commands: Command) -> Callable[..., None]:
 
     It is called at once if the module is the program.
     """
-    named = {one.__name__: one for one in commands}
+    named = {command.__name__: command for command in commands}
 
     def main(words: Sequence[str] | None = None) -> None:
         words = sys.argv[1:] if words is None else words
-        if words and words[0] in named:
-            named[words[0]](words[1:])
-        else:
-            commands[0](words)
+        try:
+            if words and words[0] in named:
+                named[words[0]](words[1:])
+            else:
+                commands[0](words)
+        except PagedsimError as error:
+            sys.exit(str(error))
 
     if module == "__main__":
         main()
@@ -176,17 +166,12 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
-    return "\n".join([row(head), row(["---"] * len(head)), *map(row, rows)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def columns(lines: Iterable[T], cells: Mapping[str, Callable[[T], str]]) -> str:
     """A Markdown table with a row for each line, and the cells under their heads."""
     return table([*cells], [[cell(line) for cell in cells.values()] for line in lines])
-
-
-def row(cells: Sequence[str]) -> str:
-    """One line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
 
 
 def keep(place: Path, name: str, result: Mapping[str, Any]) -> None:

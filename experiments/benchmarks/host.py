@@ -91,13 +91,11 @@ def host(words: Sequence[str]) -> None:
     more = {"--device": ("cpu", "cuda"), "--rounds": 4, "--running": [1, 16, 64, 256]}
     run = Run("host", __doc__, words, {**more, "--steps": 100})
     model, asked = idle_model(run.device), run.asked
-    run.sweep(
-        {str(one): one for one in starmap(Batch, product(asked.running, (False, True)))},
-        lambda batch: measure(model, batch, asked.steps, asked.rounds),
-    )
-    cells: dict[str, Callable[[Line], str]] = {"requests": lambda one: one["case"]}
+    batches = starmap(Batch, product(asked.running, (False, True)))
+    run.sweep(batches, lambda batch: measure(model, batch, asked.steps, asked.rounds))
+    cells: dict[str, Callable[[Line], str]] = {"requests": lambda line: line["case"]}
     for head, part in {**PARTS, "µs in all": TIMED}.items():
-        cells[head] = partial(lambda one, part: f"{one[part] * 1e6:.1f}", part=part)
+        cells[head] = partial(lambda line, part: f"{line[part] * 1e6:.1f}", part=part)
     run.close(cells, "a step of decodes, prefill_first, paged, blocks of 16")
 
 

@@ -2,19 +2,15 @@
 
     python -m pagedsim.experiments.benchmarks.kernels [--headlines]
     python -m pagedsim.experiments.benchmarks.kernels swap
-    python -m pagedsim.experiments.benchmarks.kernels --device cpu --quick  (without a GPU)
 
-Outputs are first compared with plain torch in fp64; a wrong one is not timed. Results go to
-kernels.json and swap.json in experiments/results/<GPU>.
+Outputs are first compared with plain torch in fp64; a wrong one is not timed. The limit of a case
+of attention is the time of its bytes at the speed of a device copy, or of its FLOP at that of a
+matrix product, whichever is longer; both are timed in the same rounds. `--headlines` measures only
+the cases with a bar. Results go to kernels.json and swap.json in experiments/results/<GPU>.
 
-The limit of a case of attention is the time of its bytes at the speed of a device copy, or of its
-FLOP at that of a matrix product, whichever is longer; both are timed in the same rounds as the
-kernels. `--headlines` measures only the cases with a bar.
-
-`swap` moves blocks out and in by block size and layout. The engine's mover copies blocks between
-random places of both pools, so that no two of them share a copy, the worst case. It is timed by the
-host's clock, until all copies are done, in the same rounds as one large copy of pinned memory each
-way, its limit. The moved bytes are compared first.
+`swap` moves blocks out and in by block size and layout, between random places of both pools, so
+that no two share a copy, the worst case. It is timed by the host's clock, until all copies are
+done, in the same rounds as one large copy of pinned memory each way, its limit.
 """
 
 from __future__ import annotations
@@ -51,18 +47,18 @@ def kernels(words: Sequence[str]) -> None:
     """Measure the grid; print a table, and keep the results."""
     headlines = {"action": "store_true", "help": "only the cases with a bar"}
     run = Run("kernels", __doc__, words, {"--headlines": headlines})
-    cases = [*grid(run.quick)]
+    cases = [*grid(run.tiny)]
     if run.asked.headlines:
-        cases = cases[: 2 if run.quick else len(HEADLINES)]
-    run.sweep({str(case): case for case in cases}, Limits(run).line)
+        cases = cases[: 2 if run.tiny else len(HEADLINES)]
+    run.sweep(cases, Limits(run).line)
     cells: dict[str, Callable[[Line], str]] = {
-        "case": lambda one: one["case"],
-        "µs": lambda one: f"{one[TIMED] * 1e6:,.1f}",
-        "GB/s": lambda one: f"{one['gb_s']:,.0f}",
-        "TFLOP/s": lambda one: f"{one['tflop_s']:,.3g}",
-        "a copy's GB/s": lambda one: f"{one['copy_gb_s']:,.0f}",
-        "a product's TFLOP/s": lambda one: f"{one['product_tflop_s']:,.3g}",
-        "of the limit": lambda one: f"{one['of_limit']:.0%}",
+        "case": lambda line: line["case"],
+        "µs": lambda line: f"{line[TIMED] * 1e6:,.1f}",
+        "GB/s": lambda line: f"{line['gb_s']:,.0f}",
+        "TFLOP/s": lambda line: f"{line['tflop_s']:,.3g}",
+        "a copy's GB/s": lambda line: f"{line['copy_gb_s']:,.0f}",
+        "a product's TFLOP/s": lambda line: f"{line['product_tflop_s']:,.3g}",
+        "of the limit": lambda line: f"{line['of_limit']:.0%}",
     }
     run.close(cells)
 
@@ -73,9 +69,9 @@ class Limits:
     def __init__(self, run: Run) -> None:
         self._device, self._rounds = run.device, run.asked.rounds
         self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
-        side = SHORT_SIDE if run.quick else SIDE
+        side = SHORT_SIDE if run.tiny else SIDE
         kind: Any = {"dtype": self._dtype, "device": self._device}
-        self._copy = Copy(self._device, run.quick)
+        self._copy = Copy(self._device)
         left, right = torch.randn(2, side, side, **kind).unbind()
         self._product = partial(torch.matmul, left, right, out=torch.empty(side, side, **kind))
         self._flop = 2 * side**3
@@ -90,18 +86,18 @@ class Limits:
             return line
         calls: dict[str, Callable[[], object]] = {TIMED: problem.ours, "copy": self._copy}
         seconds = medians({**calls, "product": self._product}, self._device, self._rounds)
-        own, bytes_s = seconds[TIMED], self._copy.moved / seconds["copy"]
+        ours, bytes_s = seconds[TIMED], self._copy.moved / seconds["copy"]
         flop_s = self._flop / seconds["product"]
         return {
             **line,
-            TIMED: own,
+            TIMED: ours,
             "copy_gb_s": bytes_s / 1e9,
             "product_tflop_s": flop_s / 1e12,
             "bound": "bytes" if moved / bytes_s > flop / flop_s else "flop",
-            "of_limit": max(moved / bytes_s, flop / flop_s) / own,
-            "gb_s": moved / own / 1e9,
-            "of_copy": moved / own / bytes_s,
-            "tflop_s": flop / own / 1e12,
+            "of_limit": max(moved / bytes_s, flop / flop_s) / ours,
+            "gb_s": moved / ours / 1e9,
+            "of_copy": moved / ours / bytes_s,
+            "tflop_s": flop / ours / 1e12,
         }
 
 
@@ -128,15 +124,13 @@ class Swap(NamedTuple):
 def swap(words: Sequence[str]) -> None:
     """Measure every block size and layout; print a table, and keep the results."""
     run = Run("kernels swap", __doc__, words)
-    model, sizes, moved = (TINY.name, FEW_SIZES, LITTLE) if run.quick else (BASE, SIZES, MOVED)
-    run.sweep(
-        {str(one): one for one in starmap(Swap, product([model], sizes, LAYOUTS))},
-        lambda one: swapped(one, run.device, moved, run.asked.rounds),
-    )
+    model, sizes, moved = (TINY.name, FEW_SIZES, LITTLE) if run.tiny else (BASE, SIZES, MOVED)
+    swaps = starmap(Swap, product([model], sizes, LAYOUTS))
+    run.sweep(swaps, lambda case: swapped(case, run.device, moved, run.asked.rounds))
     cells: dict[str, Callable[[Line], str]] = {
-        "case": lambda one: one["case"],
-        "KiB a copy": lambda one: f"{one['copy_bytes'] / 1024:,.4g}",
-        "GB/s out, in": lambda one: ", ".join(f"{one[way]['gb_s']:,.3g}" for way in WAYS),
+        "case": lambda line: line["case"],
+        "KiB a copy": lambda line: f"{line['copy_bytes'] / 1024:,.4g}",
+        "GB/s out, in": lambda line: ", ".join(f"{line[way]['gb_s']:,.3g}" for way in WAYS),
         "of a pinned copy, out, in": of_pinned,
     }
     run.close(cells)
@@ -164,20 +158,20 @@ def swapped(swap: Swap, device: torch.device, moved: int, rounds: int) -> Line:
         return line
     size = blocks * shape.block_bytes
     host = noise(size, torch.device("cpu"), pinned=device.type == "cuda")
-    there = noise(size, device)
+    device_bytes = noise(size, device)
     # Pools contain random bytes, not zeros, as those of a server.
     for pool in (cache.gpu, cache.cpu):
         pool.view(torch.uint8).random_()
     calls: Mapping[str, Callable[[], object]] = {
         "swap out": lambda: mover.move(plan_of("out", pairs)),
         "swap in": lambda: mover.move(plan_of("in", pairs)),
-        "copy out": lambda: host.copy_(there, non_blocking=True),
-        "copy in": lambda: there.copy_(host, non_blocking=True),
+        "copy out": lambda: host.copy_(device_bytes, non_blocking=True),
+        "copy in": lambda: device_bytes.copy_(host, non_blocking=True),
     }
     seconds = medians(calls, device, rounds, wall=True)
     for way in WAYS:
-        own, pinned = seconds[f"swap {way}"], seconds[f"copy {way}"]
-        line[way] = {"gb_s": size / own / 1e9, "of_pinned": pinned / own}
+        ours, pinned = seconds[f"swap {way}"], seconds[f"copy {way}"]
+        line[way] = {"gb_s": size / ours / 1e9, "of_pinned": pinned / ours}
     return {**line, TIMED: seconds["swap out"] + seconds["swap in"]}
 
 
@@ -203,18 +197,14 @@ def right(cache: Cache, mover: Mover, pairs: Pairs) -> bool:
     gpu.random_()
     cpu.zero_()
     before = gpu.cpu().clone()  # on a CPU it is the pool itself
-    blocks, places = (torch.tensor(side) for side in zip(*pairs, strict=True))
-    expected = torch.zeros_like(cpu)
-    expected[places] = before[blocks]
     mover.move(plan_of("out", pairs))
     wait(gpu.device)
-    gone = torch.equal(cpu, expected)
     gpu.zero_()
     mover.move(plan_of("in", pairs))
     wait(gpu.device)
-    expected = torch.zeros_like(before)
+    expected, blocks = torch.zeros_like(before), [block for block, _ in pairs]
     expected[blocks] = before[blocks]
-    return gone and torch.equal(gpu.cpu(), expected)
+    return torch.equal(gpu.cpu(), expected)
 
 
 main = main_of(__name__, kernels, swap)

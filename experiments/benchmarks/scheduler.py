@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from statistics import median
 
 from pagedsim.build import POLICIES, accepts, make_memory, make_scheduler
@@ -26,7 +27,6 @@ from pagedsim.experiments.benchmarks.harness import (
     in_turns,
     main_of,
     parse,
-    row,
     table,
 )
 from pagedsim.experiments.benchmarks.simulator import composed
@@ -50,15 +50,15 @@ COSTS = ["µs a step", "lowest", "timeouts a step", "lowest"]
 def steps(words: Sequence[str]) -> None:
     """Print the cost of a decode step by batching, memory and size of the batch."""
     asked = parse(__doc__, words, {"--running": [16, 256, 1024], "--steps": 2000, "--rounds": 5})
+    rows = []
+    for (batching, memory), running in product(CASES, asked.running):
+        costs = [
+            step_cost(full_batch(batching, memory, running, asked.steps), asked.steps)
+            for _ in range(asked.rounds)
+        ]
+        rows.append([batching, memory, f"{running:,}", *cost_cells(costs, 2)])
     print(f"plan and commit one decode step; {built()}\n")
-    print(table(["batching", "memory", "running", *COSTS], []))
-    for batching, memory in CASES:
-        for running in asked.running:
-            costs = [
-                step_cost(full_batch(batching, memory, running, asked.steps), asked.steps)
-                for _ in range(asked.rounds)
-            ]
-            print(row([batching, memory, f"{running:,}", *cost_cells(costs, 2)]), flush=True)
+    print(table(["batching", "memory", "running", *COSTS], rows))
 
 
 def step_cost(scheduler: Scheduler, steps: int) -> Cost:
@@ -124,12 +124,12 @@ def policies(words: Sequence[str]) -> None:
         return step_cost(scheduler, asked.steps)
 
     costs = in_turns({name: partial(cost, name) for name in POLICIES}, asked.rounds)
-    base = median(one.timeouts for one in costs[BASE])
+    base = median(cost.timeouts for cost in costs[BASE])
     print(f"{asked.running} running, {asked.waiting} waiting; {built()}\n")
-    rows = [
-        [f"`{name}`", *cost_cells(own, 2), f"{median(one.timeouts for one in own) / base:.2f}"]
-        for name, own in costs.items()
-    ]
+    rows = []
+    for name, rounds in costs.items():
+        times = median(cost.timeouts for cost in rounds) / base
+        rows.append([f"`{name}`", *cost_cells(rounds, 2), f"{times:.2f}"])
     print(table(["policy", *COSTS, f"× {BASE}"], rows))
 
 

@@ -7,8 +7,8 @@ The first streams from `backend=sim` with a model faster than any server, bound 
 client on another, for each number of `--streams` at once: what the path over HTTP costs.
 
 `neighbours` sends the costliest bodies that are allowed again and again, on two connections, while
-another client waits for small answers. It prints the longest of its waits, by body: in the median
-of the seconds, and of all, which is that of a shared machine where others take its cores.
+another client waits for small answers. It prints the longest of its waits: in the median of the
+seconds, and of all, which is that of a shared machine where others take its cores.
 """
 
 from __future__ import annotations

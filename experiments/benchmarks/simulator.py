@@ -3,13 +3,11 @@
     python -m pagedsim.experiments.benchmarks.simulator [--trace conv_poisson_4.5rps_10000.csv]
     python -m pagedsim.experiments.benchmarks.simulator scale [--requests 1000 10000 100000 1000000]
 
-The first runs the event loop with a record of every step and request; all cases take turns in each
-round. Without a trace it draws requests of the same mean lengths and rate. Times are the
-processor's.
+The first runs the event loop with a record of every step and request; without a trace it draws
+requests of the same mean lengths and rate. Times are the processor's.
 
 `scale` runs what a study does with a run: simulate, make tables, summarise and write them, on a
-saturated, a busy and a calm server. The cost of a request should not depend on their number, and a
-million must fit into 1.5 GB. Each line is from a process of its own; peak MB is its memory.
+saturated, a busy and a calm server. Each line is from a process of its own; peak MB is its memory.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -29,11 +28,9 @@ from pagedsim.experiments.benchmarks.harness import (
     Cost,
     cost_cells,
     cost_of,
-    existing_file,
     in_turns,
     main_of,
     parse,
-    row,
     table,
 )
 from pagedsim.metrics.files import write_run
@@ -54,15 +51,12 @@ SERVER = (
     *("server.max_model_len=4096", "memory.blocks=7424", "server.max_seqs=128"),
 )
 """Llama-2-7B on an A100 with 80 GB, blocks of 16 tokens."""
-TRACE = {"type": existing_file, "help": "CSV: arrived_at, num_prefill_tokens, num_decode_tokens"}
-"""The option of a trace, with columns as Vidur names them."""
-DISPLACING = ("policy=priority", "policy.displace=true", "workload.priority={0:0.2,1:0.8}")
 
 
 def lengths(prompt: int) -> Words:
     """Lengths as of the trace, with prompts of this mean."""
     means = f"prompt_mean={prompt}", "prompt_cv=0.9", "output_mean=211", "output_cv=0.8"
-    return ("workload.lengths.shape=lognormal", *(f"++workload.lengths.{one}" for one in means))
+    return ("workload.lengths.shape=lognormal", *(f"++workload.lengths.{mean}" for mean in means))
 
 
 def short(requests: int, prompt: int, output: int, rate: float) -> Words:
@@ -97,30 +91,24 @@ def serve(run: BackendRun, workload: Workload) -> Recorder:
 
 def loop(words: Sequence[str]) -> None:
     """Print the cost of the event loop for each workload."""
-    asked = parse(__doc__, words, {"--trace": TRACE, "--requests": 10_000, "--rounds": 5})
+    trace = {"help": "a CSV: arrived_at, num_prefill_tokens, num_decode_tokens"}
+    asked = parse(__doc__, words, {"--trace": trace, "--requests": 10_000, "--rounds": 5})
     every = cases(asked.trace, asked.requests)
     workloads = {name: run_of(words).workload() for name, words in every.items()}
-    steps = {
-        name: serve(run_of(words).prepare(), workloads[name]).steps_table().num_rows
-        for name, words in every.items()
-    }
 
     def cost(name: str) -> Cost:
         run = run_of(every[name]).prepare()
         return cost_of(lambda: serve(run, workloads[name]))
 
+    costs = in_turns({name: partial(cost, name) for name in every}, asked.rounds)
     rows = []
-    for name, costs in in_turns(
-        {name: partial(cost, name) for name in every}, asked.rounds
-    ).items():
-        workload, took = workloads[name], median(one.seconds for one in costs)
+    for name, workload in workloads.items():
         tokens = int(workload.output_len.sum() + workload.prompt_len.sum())
-        rates = [f"{len(workload) / took:,.0f}", f"{tokens / took / 1e6:.1f} M"]
-        cells = cost_cells(costs, 3, len(workload))
-        rows.append([name, *cells, *rates, f"{steps[name] / took:,.0f}"])
+        rate = tokens / median(cost.seconds for cost in costs[name])
+        rows.append([name, *cost_cells(costs[name], 3, len(workload)), f"{rate / 1e6:.1f} M"])
     print(f"Llama-2-7B, A100-80GB, 7,424 blocks of 16; {built()}; timeouts a request\n")
-    head = ["workload", "seconds", "lowest", "timeouts", "lowest", "requests/s", "tokens/s"]
-    print(table([*head, "iterations/s"], rows))
+    head = ["workload", "seconds", "lowest", "timeouts", "lowest", "tokens/s"]
+    print(table(head, rows))
 
 
 def cases(path: str | None, requests: int) -> dict[str, Words]:
@@ -131,11 +119,12 @@ def cases(path: str | None, requests: int) -> dict[str, Words]:
     name = "conversation trace" if path else "conversation, drawn"
     turns = ("workload=chat_sessions", "workload.rate=1.1", "memory=prefix", *lengths(250))
     sessions = (f"workload.sessions={max(1, requests // 4)}", "workload.think=15")
+    displacing = ("policy=priority", "policy.displace=true", "workload.priority={0:0.2,1:0.8}")
     return {
         name: talk,
         f"{name}, step by step": (*talk, "backend.fast_forward=false"),
         f"{name}, a step ahead": (*talk, "server.async_scheduling=true"),
-        f"{name}, priority displaces": (*talk, *DISPLACING),
+        f"{name}, priority displaces": (*talk, *displacing),
         "conversations, prefix cache": (*turns, *sessions, "workload.prefixes=null"),
         "154 in, 312 out, 1000/s": short(requests, 154, 312, 1000),
     }
@@ -143,11 +132,7 @@ def cases(path: str | None, requests: int) -> dict[str, Words]:
 
 # -- a whole run, by the number of requests --------------------------------------------------------
 
-LOADS = {
-    "saturated": (154, 312, 1000.0),
-    "busy": (154, 312, 13.0),
-    "calm": (30, 20, 8.0),
-}
+LOADS = {"saturated": (154, 312, 1000.0), "busy": (154, 312, 13.0), "calm": (30, 20, 8.0)}
 """Tokens in and out, and requests a second."""
 
 
@@ -157,11 +142,11 @@ def scale(words: Sequence[str]) -> None:
     loads = {"nargs": "+", "choices": LOADS, "default": LOADS}
     asked = parse(__doc__, words, {**options, "--loads": loads})
     head = ["load", "requests", "number", "steps", "seconds", "µs/request", "timeouts", "peak MB"]
-    print(table(head, []), flush=True)
-    for load in asked.loads:
-        for requests in asked.requests:
-            with ProcessPoolExecutor(1, get_context("spawn")) as process:
-                print(row(process.submit(scale_row, load, requests).result()), flush=True)
+    rows = []
+    for load, requests in product(asked.loads, asked.requests):
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            rows.append(process.submit(scale_row, load, requests).result())
+    print(table(head, rows))
 
 
 def scale_row(load: str, requests: int) -> list[str]:

@@ -2,22 +2,21 @@
 
     python -m pagedsim.experiments.benchmarks.step
     python -m pagedsim.experiments.benchmarks.step profile
-    python -m pagedsim.experiments.benchmarks.step --device cpu --quick  (without a GPU)
 
 A model of Llama-3.1-8B's shape with random weights, 64 requests of about 1,024 tokens. The limit is
 the time to read its weights, but for the embeddings, and all keys and values once, at the speed of
-a device copy timed in the same run. A step is `engine.step` by the host's clock, many in a row. The
-forward pass, in CUDA graphs where there are any, runs with and without `async_scheduling` and an
-8-bit cache, greedily, and sampled with temperature and top-p.
+a device copy timed in the same run. A step is `engine.step` by the host's clock, many in a row, in
+CUDA graphs where there are any, with and without `async_scheduling` and an 8-bit cache, greedily,
+and sampled with temperature and top-p.
 
 First, logits of a step are compared with transformers' in float32 (the allowed error is twice that
 of transformers in the model's precision), and tokens with `async_scheduling` with those without.
-What is wrong is not timed. Results go to experiments/results/<GPU>/step.json.
+What is wrong is not timed. Results go to step.json in experiments/results/<GPU>.
 
 `profile` gives the time of the greedy step by kernel, and launches a layer: its graph is replayed
-under torch's profiler. Wrong logits are not profiled. A kernel belongs to a layer as often as each
-layer launches it. The time of a step is measured without the profiler, over many in a row; *busy*
-is the share of it in which kernels run. Results go to profile.json.
+under torch's profiler. A kernel belongs to a layer as often as each layer launches it; *busy* is
+the share of the time, measured without the profiler, in which kernels run. Results go to
+profile.json.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ class Arm(NamedTuple):
     graphs: bool
     ahead: bool = False
     sampled: bool = False
-    """With `SAMPLED`; the others are greedy."""
 
     def __str__(self) -> str:
         words = ["native", "graphs" if self.graphs else "kernel by kernel"]
@@ -97,12 +95,12 @@ def step(words: Sequence[str]) -> None:
     """Measure all arms; print a table, and keep the results."""
     run = Run("step", __doc__, words)
     bench = Bench(run)
-    run.sweep({str(arm): arm for arm in arms(bench.graphs)}, bench.measured)
+    run.sweep(arms(bench.graphs), bench.measured)
     cells: dict[str, Callable[[Line], str]] = {
-        "": lambda one: one["case"],
-        "limit ms": lambda one: f"{one['limit_seconds'] * 1e3:.3g}",
-        "step ms": lambda one: f"{one[TIMED] * 1e3:.3g}",
-        "times it": lambda one: f"{one['to_limit']:.2f} ×",
+        "": lambda line: line["case"],
+        "limit ms": lambda line: f"{line['limit_seconds'] * 1e3:.3g}",
+        "step ms": lambda line: f"{line[TIMED] * 1e3:.3g}",
+        "times it": lambda line: f"{line['to_limit']:.2f} ×",
     }
     run.close(cells, bench.shape.name, DTYPE, f"{bench.batch} requests")
 
@@ -115,10 +113,10 @@ class Bench:
 
     def __init__(self, run: Run) -> None:
         torch.set_num_threads(1)
-        self.device, self.rounds, self._tiny = run.device, run.asked.rounds, run.quick
+        self.device, self.rounds = run.device, run.asked.rounds
         self.graphs = recorder_of(self.device) is not None
         self.shape, self.batch, self._context, self._runs = (
-            (TINY, 3, 60, 1) if self._tiny else (shape_of(BASE), 64, 1024, 8)
+            (TINY, 3, 60, 1) if run.tiny else (shape_of(BASE), 64, 1024, 8)
         )
         """The context is that of a request, on average over the timed steps."""
         run.content |= {"model": self.shape.name, "batch": self.batch, "dtype": DTYPE}
@@ -129,7 +127,7 @@ class Bench:
     @cached_property
     def copy(self) -> Copy:
         """The limit of the device's memory."""
-        return Copy(self.device, self._tiny)
+        return Copy(self.device)
 
     @cached_property
     def models(self) -> tuple[LoadedModel, Any]:
@@ -149,7 +147,7 @@ class Bench:
     def engine(self, arm: Arm) -> LLMEngine:
         """An engine whose requests have all been prefilled."""
         rng, ahead = random.Random(0), WARM_UP + self._runs * RUN // 2
-        how = SAMPLED if arm.sampled else SamplingParams(temperature=0)
+        params = SAMPLED if arm.sampled else SamplingParams(temperature=0)
         prompts = [
             [rng.randrange(self.shape.vocab) for _ in range(self._context - ahead)]
             for _ in range(self.batch)
@@ -157,7 +155,7 @@ class Bench:
         engine = full_batch(
             self.models[0],
             prompts,
-            replace(how, max_tokens=2 * ahead, ignore_eos=True),
+            replace(params, max_tokens=2 * ahead, ignore_eos=True),
             enforce_eager=not arm.graphs,
             async_scheduling=arm.ahead,
             kv_cache_dtype=arm.cache,
@@ -177,13 +175,13 @@ class Bench:
             if not line["right"]:
                 return line
             best = run().argmax(1).tolist()
-            answers = {one.id: token for one, token in zip(plan.decodes, best, strict=True)}
+            answers = {request.id: token for request, token in zip(plan.decodes, best, strict=True)}
             engine.scheduler.commit(plan, engine.now, answers)
         copy_s = self.copy.moved / medians({"copy": self.copy}, self.device, self.rounds)["copy"]
         for _ in range(WARM_UP):
             engine.step()
         requests = engine.scheduler.requests
-        tokens = {name: list(one.outputs[0][:WARM_UP]) for name, one in requests.items()}
+        tokens = {name: list(request.outputs[0][:WARM_UP]) for name, request in requests.items()}
         if tokens != (wanted or tokens):
             raise RuntimeError("other tokens than without async_scheduling")
         self._tokens[arm] = tokens
@@ -206,12 +204,12 @@ class Bench:
 
     def _without(self, arm: Arm) -> dict[Any, list[int]]:
         """The tokens of the arm without async_scheduling, if they are right."""
-        other = arm._replace(ahead=False)
-        if other not in self._tokens:  # --resume left it out, or it failed
-            self.measured(other)
-        if other not in self._tokens:
+        base = arm._replace(ahead=False)
+        if base not in self._tokens:  # --resume left it out, or it failed
+            self.measured(base)
+        if base not in self._tokens:
             raise RuntimeError("there is nothing to compare its tokens with")
-        return self._tokens[other]
+        return self._tokens[base]
 
     def next_step(self, engine: LLMEngine, arm: Arm) -> tuple[StepPlan, Callable[[], Tensor], Line]:
         """The next step, a call that computes its logits, and their error: of the first or the last
@@ -225,7 +223,7 @@ class Bench:
             wanted = logits_of(exact, tokens, arm.cache)
             usual = norm_error(logits_of(model.module, tokens, arm.cache), wanted)
             errors.append((norm_error(logits[row], wanted), FACTOR * usual + 1e-5))
-        error, allowed = max(errors, key=lambda one: (not one[0] <= one[1], one[0] / one[1]))
+        error, allowed = max(errors, key=lambda pair: (not pair[0] <= pair[1], pair[0] / pair[1]))
         return plan, run, {"error": error, "error_allowed": allowed, "right": error <= allowed}
 
 
@@ -265,7 +263,7 @@ def _registered(cache: str) -> str:
         return "sdpa"
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> Any:
-        k, v = (rounded(one, FORMATS[cache]).to(q.dtype) for one in (k, v))
+        k, v = (rounded(values, FORMATS[cache]).to(q.dtype) for values in (k, v))
         return sdpa_attention_forward(module, q, k, v, *rest, **named)
 
     AttentionInterface.register(cache, attend)
@@ -289,11 +287,11 @@ def profile(words: Sequence[str]) -> None:
     sums = profiled(bench, arm)
     run.content |= {"layers": bench.shape.layers, "arm": str(arm), **sums}
     cells: dict[str, Callable[[Line], str]] = {
-        "kernel": lambda one: f"`{one['name'][:WIDTH]}`",
-        "ms a step": lambda one: f"{one[TIMED] * 1e3:.3f}",
-        "": lambda one: f"{one[TIMED] / sums['busy_seconds']:.1%}",
-        "launches": lambda one: f"{one['launches']:g}",
-        "a layer": lambda one: str(one["a_layer"] or ""),
+        "kernel": lambda line: f"`{line['name'][:WIDTH]}`",
+        "ms a step": lambda line: f"{line[TIMED] * 1e3:.3f}",
+        "": lambda line: f"{line[TIMED] / sums['busy_seconds']:.1%}",
+        "launches": lambda line: f"{line['launches']:g}",
+        "a layer": lambda line: str(line["a_layer"] or ""),
     }
     busy = f"a step takes {sums[TIMED] * 1e3:.3f} ms, kernels run for {sums['busy']:.0%} of it"
     launches = f"{sums['launches_a_layer']} launches a layer, {sums['launches']:g} in all"
@@ -321,16 +319,16 @@ def profiled(bench: Bench, arm: Arm) -> Line:
         }
         for name, (launches, total) in by_name(steps, bench.device).items()
     ]
-    if not any(one["a_layer"] for one in kernels):  # its driver may not see into graphs
+    if not any(kernel["a_layer"] for kernel in kernels):  # its driver may not see into graphs
         sys.exit(f"{arm}: the profiler has seen no kernel of a layer")
-    busy = sum(one["seconds"] for one in kernels)
+    busy = sum(kernel["seconds"] for kernel in kernels)
     return {
         "seconds": wall,
         "busy_seconds": busy,
         "busy": busy / wall,
-        "launches": sum(one["launches"] for one in kernels),
-        "launches_a_layer": sum(one["a_layer"] for one in kernels),
-        "kernels": sorted(kernels, key=lambda one: one["seconds"], reverse=True),
+        "launches": sum(kernel["launches"] for kernel in kernels),
+        "launches_a_layer": sum(kernel["a_layer"] for kernel in kernels),
+        "kernels": sorted(kernels, key=lambda kernel: kernel["seconds"], reverse=True),
     }
 
 

@@ -22,9 +22,6 @@ from pagedsim.experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, P
 from pagedsim.experiments.benchmarks.step import Arm
 from pagedsim.kernels.float8 import AUTO
 
-GPUS = ("H200", "H100")
-"""GPUs with a column even without results."""
-
 
 def table(words: Sequence[str]) -> None:
     """Print the table."""
@@ -41,10 +38,7 @@ def written(results: Path) -> str:
             if content.get("capability") is not None:  # not a CPU
                 name = content["device"].removeprefix("NVIDIA ")
                 files.setdefault(name, {})[path.stem] = content
-    unmeasured = [gpu for gpu in GPUS if not any(name.startswith(gpu) for name in files)]
-    names = sorted(
-        [*files, *unmeasured], key=lambda name: ([not name.startswith(gpu) for gpu in GPUS], name)
-    )
+    names = sorted(files)
     rows = [
         [*words, *(cell(files.get(name, {}).get(file), text, cases) for name in names)]
         for file, lines in ROWS.items()
@@ -58,11 +52,11 @@ def cell(content: Line | None, text: Text, cases: Sequence[object]) -> str:
     "failed" where it was not timed."""
     if content is None:
         return ""
-    lines = {one["case"]: one for one in content.get("cases", ())}
+    lines = {line["case"]: line for line in content.get("cases", ())}
     if not lines.keys() >= {str(case) for case in cases}:
         return ""
     chosen = [lines[str(case)] for case in cases] or [content]
-    if not all(TIMED in one for one in chosen):
+    if not all(TIMED in line for line in chosen):
         return "failed"
     return text.format_map(chosen[0]) if isinstance(text, str) else text(*chosen)
 

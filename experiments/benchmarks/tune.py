@@ -16,79 +16,25 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from pagedsim.experiments.benchmarks.device import facts, gpu, medians
 from pagedsim.experiments.benchmarks.harness import main_of, parse
-from pagedsim.experiments.benchmarks.shapes import LONG, SHAPES, Case, Problem, group_of, shape_of
+from pagedsim.experiments.benchmarks.shapes import LONG, SHAPES, Case, Problem, shape_of
 from pagedsim.kernels import tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.kernels.tiles import MIN_ROWS, Split, Tiles, power_of_two, prefill_tiles
 from pagedsim.kernels.tuning import DEFAULT, Cut, Heads
 
 DTYPE = torch.bfloat16
-C = TypeVar("C")
-K = TypeVar("K")
-
-
-class Gpu(NamedTuple):
-    """The GPU of this machine."""
-
-    name: str
-    capability: tuple[int, int]
-    told: Mapping[str, Any]
-    """The facts of a measurement without its name."""
-    device: torch.device
-
-
-def this_gpu(words: Sequence[str]) -> Gpu:
-    """This machine's GPU; exits with a line if there is none."""
-    device = gpu()
-    told = facts(device, "tune", words)
-    return Gpu(told.pop("device"), tuning.capability(device), told, device)
-
-
-def best(
-    candidates: Iterable[K], cases: Iterable[C], race: Callable[[Sequence[K], C], Mapping[K, float]]
-) -> tuple[K, float]:
-    """The fastest candidate over all cases, of those that can compute all, and its time over that
-    of the first, the default, which always can."""
-    left = list(dict.fromkeys(candidates))
-    default = left[0]
-    ratios: dict[K, list[float]] = {one: [] for one in left}
-    for case in cases:
-        seconds = race(left, case)
-        if default not in seconds:
-            sys.exit(f"{case}: wrong already with the default, {default}")
-        left = [one for one in left if one in seconds]
-        for one in left:
-            ratios[one].append(seconds[one] / seconds[default])
-    winner = min(left, key=lambda one: geometric_mean(ratios[one]))
-    return winner, round(geometric_mean(ratios[winner]), 4)
-
-
-def able(candidates: Sequence[K], right: Callable[[K], bool]) -> list[K]:
-    """The candidates that fit the GPU and compute the right result."""
-    from triton.runtime.errors import OutOfResources, PTXASError
-
-    fit = []
-    for one in candidates:
-        try:
-            fit += [one] if right(one) else []
-        except (OutOfResources, PTXASError):
-            continue
-    return fit
-
-
-# -- attention -------------------------------------------------------------------------------------
-
 DECODES = (
     *((1, 512, 0), (1, 4096, 0), (8, 4096, 0), (64, 512, 0), (64, 1024, 0), (64, 4096, 0)),
     *((256, 1024, 0), (8, 32768, 0), (1, LONG, 0), (63, 1024, LONG)),
@@ -104,6 +50,39 @@ PARTS, MOST = (256, 512, 1024, 2048), 128
 """Of a decode's contexts: keys of each, and how many at most."""
 
 
+class Gpu(NamedTuple):
+    """The GPU of this machine, and the facts of a measurement without its name."""
+
+    name: str
+    capability: tuple[int, int]
+    facts: Mapping[str, Any]
+    device: torch.device
+
+
+def this_gpu(words: Sequence[str]) -> Gpu:
+    """This machine's GPU; exits with a line if there is none."""
+    device = gpu()
+    about = facts(device, "tune", words)
+    return Gpu(about.pop("device"), tuning.capability(device), about, device)
+
+
+def best(cuts: Iterable[Cut], cases: Iterable[Case], gpu: Gpu, rounds: int) -> tuple[Cut, float]:
+    """The fastest candidate over all cases, of those that can compute all, and its time over that
+    of the first, the default, which always can."""
+    left = list(dict.fromkeys(cuts))
+    default = left[0]
+    ratios: dict[Cut, list[float]] = {cut: [] for cut in left}
+    for case in cases:
+        seconds = race(left, case, gpu.device, rounds)
+        if default not in seconds:
+            sys.exit(f"{case}: wrong already with the default, {default}")
+        left = [cut for cut in left if cut in seconds]
+        for cut in left:
+            ratios[cut].append(seconds[cut] / seconds[default])
+    winner = min(left, key=lambda cut: geometric_mean(ratios[cut]))
+    return winner, round(geometric_mean(ratios[winner]), 4)
+
+
 def tune(words: Sequence[str]) -> None:
     """Tune each model's head shape."""
     options = {
@@ -114,20 +93,19 @@ def tune(words: Sequence[str]) -> None:
         "--table": {"type": Path, "default": tuning.PATH, "help": "the file to write to"},
     }
     asked = parse(__doc__, words, options)
-    here = this_gpu(words)
+    gpu = this_gpu(words)
     for model, kernel in product(asked.models, asked.kernels):
-        entry = tuned_attention(model, kernel, asked.kv_cache_dtype, here, asked.rounds)
+        entry = tuned_attention(model, kernel, asked.kv_cache_dtype, gpu, asked.rounds)
         known = tuning.read(asked.table) if asked.table.exists() else []
         tuning.write([*known, entry], asked.table)
         times = f"{entry.measured['of_default_seconds']:.3f} of the default's time"
         print(f"{entry.heads}: {times} with {entry.tiles}, {entry.split}", flush=True)
 
 
-def tuned_attention(model: str, kernel: str, cache: str, here: Gpu, rounds: int) -> tuning.Entry:
+def tuned_attention(model: str, kernel: str, cache: str, gpu: Gpu, rounds: int) -> tuning.Entry:
     """The entry of a model's head shape: for decodes the parts first, which matter most."""
-    race = partial(attention_race, device=here.device, rounds=rounds)
     heads = heads_of(model, cache)
-    start = default = default_cut(kernel, heads, here.capability)
+    start = default = default_cut(kernel, heads, gpu.capability)
     keys: tuple[int, ...] = KEYS
     warps: tuple[int, ...] = WARPS
     if kernel == "decode":
@@ -142,7 +120,8 @@ def tuned_attention(model: str, kernel: str, cache: str, here: Gpu, rounds: int)
             for part in PARTS
             if part % default.tiles.keys == 0
         ]
-        start, _ = best([default, *screened(splits, cases[0], here.capability)], cases, race)
+        fit = screened(splits, cases[0], gpu.capability)
+        start, _ = best([default, *fit], cases, gpu, rounds)
     else:
         least = max(MIN_ROWS, power_of_two(heads.group))
         rows = tuple(size for size in ROWS if size >= least)
@@ -152,16 +131,17 @@ def tuned_attention(model: str, kernel: str, cache: str, here: Gpu, rounds: int)
         for each in product(rows, keys, warps, STAGES)
         if kernel == "prefill" or start.split.part % each[1] == 0
     ]
-    fit = screened(candidates, cases[0], here.capability)
-    cut, ratio = best([default, start, *fit], cases, race)
-    measured = {**here.told, "of_default_seconds": ratio}
-    return tuning.Entry(here.name, here.capability, kernel, heads, cut.tiles, cut.split, measured)
+    fit = screened(candidates, cases[0], gpu.capability)
+    cut, ratio = best([default, start, *fit], cases, gpu, rounds)
+    measured = {**gpu.facts, "of_default_seconds": ratio}
+    return tuning.Entry(gpu.name, gpu.capability, kernel, heads, cut.tiles, cut.split, measured)
 
 
 def heads_of(model: str, cache: str) -> Heads:
     """A model's shape as kernels are tuned for it."""
     shape = shape_of(model)
-    return Heads(shape.kv_heads, group_of(shape), shape.head_dim, DTYPE.itemsize, cache)
+    group = shape.heads // shape.kv_heads
+    return Heads(shape.kv_heads, group, shape.head_dim, DTYPE.itemsize, cache)
 
 
 def default_cut(kernel: str, heads: Heads, capability: tuple[int, int]) -> Cut:
@@ -173,13 +153,16 @@ def default_cut(kernel: str, heads: Heads, capability: tuple[int, int]) -> Cut:
     return Cut(tiles, DEFAULT)
 
 
-def attention_race(
-    cuts: Sequence[Cut], case: Case, device: torch.device, rounds: int
-) -> dict[Cut, float]:
-    """Seconds of a case by candidate, without those that cannot compute it."""
-    problem = Problem(case, DTYPE, device)
-    fit = able(cuts, lambda cut: problem.error(attend(problem, cut)) <= problem.allowed)
-    return medians({cut: partial(attend, problem, cut) for cut in fit}, device, rounds)
+def race(cuts: Sequence[Cut], case: Case, device: torch.device, rounds: int) -> dict[Cut, float]:
+    """Seconds of a case by candidate, without those that do not fit or are wrong."""
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    problem, calls = Problem(case, DTYPE, device), dict[Cut, Callable[[], torch.Tensor]]()
+    for cut in cuts:
+        with suppress(OutOfResources, PTXASError):
+            if problem.error(attend(problem, cut)) <= problem.allowed:
+                calls[cut] = partial(attend, problem, cut)
+    return medians(calls, device, rounds)
 
 
 def attend(problem: Problem, cut: Cut) -> torch.Tensor:
@@ -188,13 +171,13 @@ def attend(problem: Problem, cut: Cut) -> torch.Tensor:
 
     case, batch = problem.case, problem.batch
     caches = problem.q, problem.k_cache, problem.v_cache, problem.tables
-    how: dict[str, Any] = {"scale": problem.scale, "tiles": cut.tiles}
+    settings: dict[str, Any] = {"scale": problem.scale, "tiles": cut.tiles}
     if case.queries == 1:
         return decode.paged_decode(
-            *caches, batch.context_lens, once=batch.once, split=cut.split, **how
+            *caches, batch.context_lens, once=batch.once, split=cut.split, **settings
         )
     lengths = batch.query_start, batch.context_lens
-    return attention.paged_attention(*caches, *lengths, max_query_len=case.queries, **how)
+    return attention.paged_attention(*caches, *lengths, max_query_len=case.queries, **settings)
 
 
 def screened(
@@ -224,7 +207,7 @@ def fits(case: Case, target: int, cut: Cut) -> bool:
     except PTXASError:
         return False
     room = fake_gpu.SHARED.get(target, min(fake_gpu.SHARED.values()))
-    return all(one.spilled == 0 and one.shared <= room for one in used)
+    return all(kernel.spilled == 0 and kernel.shared <= room for kernel in used)
 
 
 main = main_of(__name__, tune)

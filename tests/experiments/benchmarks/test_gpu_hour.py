@@ -77,22 +77,42 @@ def test_a_failed_part_leaves_the_others_and_is_tried_again(
     modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = [Part("a", ("fine",)), Part("b", ("broken",))]
-    ledger = slice_of(wanted, tmp_path)
+    slice_of(wanted, tmp_path)
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert states(tmp_path) == {"a": DONE, "b": FAILED}
     assert kept["parts"]["b"]["said"] == ["this is why"]
     assert kept["parts"]["a"]["command"] == "python -m fine" and "said" not in kept["parts"]["a"]
     assert {name: kept[name] for name in TOLD} == TOLD
-    assert gpu.verdict(ledger, wanted) == 1
-    assert "failed: b; the same command tries again" in capsys.readouterr().err
+    capsys.readouterr()
     wanted.append(Part("c", ("fine", "--new")))
     (modules / "broken.py").write_text("print('mended')")
-    ledger = slice_of(wanted, tmp_path)
+    slice_of(wanted, tmp_path)
     said = [line for line in capsys.readouterr().out.splitlines() if line]
     assert said == ["c: python -m fine --new", "fine", "b: python -m broken", "mended"]
-    assert gpu.verdict(ledger, wanted) == 0
     slice_of([Part("a", ("fine", "--other"))], tmp_path)
     assert "a: python -m fine --other" in capsys.readouterr().out
+
+
+def test_the_exit_code_says_what_is_left(
+    modules: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def code(*wanted: Part) -> object:
+        monkeypatch.setattr(gpu, "parts", lambda device: list(wanted))
+        with pytest.raises(SystemExit) as ended:
+            gpu.main(["--device", "cpu", "--out", str(tmp_path), "--minutes", "0.5"])
+        return ended.value.code
+
+    fine, broken, late = (
+        Part("a", ("fine",)),
+        Part("b", ("broken",)),
+        Part("c", ("fine",), least=60),
+    )
+    assert [code(fine), code(fine, broken), code(fine, broken, late)] == [0, 1, gpu.GOES_ON]
+    printed = capsys.readouterr().out
+    assert "| a | done | " in printed and "| c | not begun |  |" in printed
 
 
 def test_another_machine_goes_on_from_the_folder(
@@ -100,15 +120,14 @@ def test_another_machine_goes_on_from_the_folder(
 ) -> None:
     """Under another name."""
     wanted = [Part("a", ("writes", "{out}")), Part("b", ("fine",), least=1e6)]
-    ledger = slice_of(wanted, tmp_path / "here")
-    assert gpu.verdict(ledger, wanted) == gpu.GOES_ON
-    assert "1 of 2 parts are done; the same command goes on with: b" in capsys.readouterr().err
+    slice_of(wanted, tmp_path / "here")
+    assert states(tmp_path / "here") == {"a": DONE}
+    capsys.readouterr()
     there = (tmp_path / "here").rename(tmp_path / "there")
     assert (there / "written.json").read_text() == "{}"
     wanted[1] = wanted[1]._replace(least=0.0)
-    ledger = slice_of(wanted, there)
+    slice_of(wanted, there)
     assert capsys.readouterr().out.startswith("b: python -m fine")
-    assert gpu.verdict(ledger, wanted) == 0
     with pytest.raises(SystemExit, match=r"^--out [^\n]*: is of Pretend, and this is Another"):
         Ledger(there, {**TOLD, "device": "Another"})
 
@@ -122,9 +141,8 @@ def test_a_part_that_does_not_end_is_stopped(
     assert states(tmp_path) == {"a": CUT, "b": DONE}
     assert 0.4 <= ledger.parts["a"]["seconds"] < 5 and ledger.parts["a"]["said"] == ["begun"]
     capsys.readouterr()
-    ledger = slice_of([*wanted, Part("c", ("fine", "--c"), least=0)], tmp_path, seconds=0.6)
+    slice_of([*wanted, Part("c", ("fine", "--c"), least=0)], tmp_path, seconds=0.6)
     assert capsys.readouterr().out.split("\n")[0] == "c: python -m fine --c"
-    assert gpu.verdict(ledger, wanted) == gpu.GOES_ON
 
 
 KILLED = """
@@ -214,12 +232,12 @@ def test_every_part_takes_its_words(monkeypatch: pytest.MonkeyPatch, hydra: None
         parse(self, words)
         raise Understood
 
-    whole = [part.name for part in parts("cuda", False)]
+    whole = [part.name for part in parts("cuda")]
     assert whole == PARTS
-    for device, quick in (("cuda", False), ("cuda", True), ("cpu", True)):
-        found = parts(device, quick)
+    for device in ("cuda", "cpu"):
+        found = parts(device)
         names = [part.name for part in found]
-        assert names == [name for name in whole if not quick or "tiles" not in name]
+        assert names == [name for name in whole if device == "cuda" or "tiles" not in name]
         for part in found:
             if part.words[0] == FRONT_DOOR:
                 composes(part, device)
@@ -252,9 +270,8 @@ def composes(part: Part, device: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--device", "cpu"], "--out: what is quick is written nowhere by itself; give a folder"),
+        (["--device", "cpu"], "--out: a CPU's results are written nowhere by themselves; "),
         (["--out", "x"], "no CUDA device here, and this measures one; "),
-        (["--device", "cpu", "--out", "x", "--parts", "no"], "--parts 'no': is no part; there "),
     ],
 )
 def test_bad_words_get_one_line(
@@ -299,7 +316,7 @@ sys.meta_path[:] = [
 
 @pytest.mark.slow
 def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
-    every = {part.words[0] for part in (*parts("cuda", False), *parts("cpu", True))} - {"pytest"}
+    every = {part.words[0] for part in (*parts("cuda"), *parts("cpu"))} - {"pytest"}
     names = sorted({*every, f"{NAME}.gpu", f"{NAME}.table"} - {FRONT_DOOR})
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     listed = "import importlib.util as u\n" + "\n".join(f"import {name}" for name in names)
