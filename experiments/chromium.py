@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+WIDTH, HEIGHT = 1280, 900
+"""CSS pixels of the page."""
 PATIENCE = 30.0
 """Seconds within which the browser answers a command."""
 
@@ -30,10 +32,8 @@ class BrowserError(Exception):
 class Chromium:
     """One page of a browser that ends with the `with` block."""
 
-    def __init__(
-        self, program: str, *, width: int = 1280, height: int = 800, dark: bool = False
-    ) -> None:
-        """The page is `width` by `height` CSS pixels, and likes dark pages or not."""
+    def __init__(self, program: str) -> None:
+        """Start a browser with an empty page."""
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         (theirs, self._to), (self._from, theirs_back) = os.pipe(), os.pipe()
         self._process = subprocess.Popen(
@@ -61,8 +61,9 @@ class Chromium:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-        self.shape(width, height)
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1}
+        self.call("Emulation.setDeviceMetricsOverride", **size, mobile=False)
+        scheme = [{"name": "prefers-color-scheme", "value": "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
 
     def __enter__(self) -> Chromium:
@@ -80,11 +81,6 @@ class Chromium:
         self._profile.cleanup()
 
     # -- the page --------------------------------------------------------------------------------
-
-    def shape(self, width: int, height: int) -> None:
-        """The size of the page."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1}
-        self.call("Emulation.setDeviceMetricsOverride", **size, mobile=False)
 
     def open(self, url: str) -> None:
         """Open a page and wait until it is loaded."""
@@ -107,27 +103,16 @@ class Chromium:
             time.sleep(0.02)
 
     def click(self, selector: str) -> None:
-        """Press and release the mouse in the middle of an element."""
-        x, y = self.middle(selector)
-        for kind in ("mousePressed", "mouseReleased"):
-            self.mouse(kind, x, y, button="left", clickCount=1)
-
-    def point(self, selector: str) -> None:
-        """Move the mouse to the middle of an element."""
-        self.mouse("mouseMoved", *self.middle(selector))
-
-    def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
-
-    def middle(self, selector: str) -> tuple[float, float]:
-        """Where the middle of an element is, scrolled to if need be."""
-        place = self.evaluate(f"""(() => {{
+        """Press and release the mouse in the middle of an element, scrolled to if need be."""
+        x, y = self.evaluate(f"""(() => {{
             const element = document.querySelector({json.dumps(selector)});
             element.scrollIntoView({{block: "center"}});
             const box = element.getBoundingClientRect();
             return [box.x + box.width / 2, box.y + box.height / 2];
         }})()""")
-        return place[0], place[1]
+        button: dict[str, Any] = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, **button)
 
     def type(self, selector: str, text: str) -> None:
         """Replace the content of a field."""
