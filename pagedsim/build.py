@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from importlib.resources import files
 from inspect import isabstract, signature
 from typing import Any, TypeVar, cast
@@ -186,15 +186,21 @@ _NAMED: Mapping[str, Mapping[str, type[Any]]] = {
 
 
 @cache
+def _installed() -> EntryPoints:
+    """The entry points of all packages, which are read once: it takes some milliseconds."""
+    return cast(EntryPoints, entry_points())
+
+
+@cache
 def plugins(kind: str) -> Mapping[str, str]:
     """The components of a kind that installed packages offer: names, and paths of their classes.
 
     They are entry points of `PLUGIN_GROUPS[kind]`; a name that is taken is passed over.
     """
     return {
-        one.name: one.value.replace(":", ".")
-        for one in entry_points(group=PLUGIN_GROUPS[kind])
-        if not _is_taken(kind, one.name)
+        point.name: point.value.replace(":", ".")
+        for point in _installed().select(group=PLUGIN_GROUPS[kind])
+        if not _is_taken(kind, point.name)
     }
 
 
@@ -220,8 +226,8 @@ def plugin_policy(name: str) -> type[Policy]:
 
 def plugin_sources(name: str) -> list[str]:
     """The entry points that offer a policy of that name, each with its package."""
-    points = [one for one in entry_points(group=PLUGIN_GROUPS["policy"]) if one.name == name]
-    packages = [f" of {one.dist.name}" if one.dist else "" for one in points]
+    points = _installed().select(group=PLUGIN_GROUPS["policy"], name=name)
+    packages = [f" of {point.dist.name}" if point.dist else "" for point in points]
     return [f"entry point {name} = {p.value}{of}" for p, of in zip(points, packages, strict=True)]
 
 

@@ -65,7 +65,7 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> Any:
     def offer(**paths: str) -> None:
         offered = [EntryPoint(name, path, "pagedsim.policies") for name, path in paths.items()]
         points = EntryPoints([*offered, *OTHERS])
-        monkeypatch.setattr(build, "entry_points", lambda group: points.select(group=group))
+        monkeypatch.setattr(build, "_installed", lambda: points)
         plugins.cache_clear()
 
     yield offer
