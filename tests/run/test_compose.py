@@ -26,6 +26,19 @@ CONF = Conf()
 
 # -- the base, and arms as patches of it ----------------------------------------------------------
 
+QUICK = {
+    *("experiment=migration", "experiment=parity", "experiment=truth", "policy=vtc"),
+    *("server=sglang-0.5", "server=vllm-0.33", "workload=mooncake", "memory=tiered"),
+    *("hardware=h100", "fleet=prefill_decode", "backend=engine"),
+}
+"""Hydra takes a tenth of a second for each."""
+
+
+def slow_but(words: Sequence[str]) -> list[Any]:
+    """Cases of which all but a few are slow."""
+    return [pytest.param(w, marks=() if w in QUICK else pytest.mark.slow) for w in words]
+
+
 BASES = [f"experiment={name}" for name in CONF.options_of("experiment")]
 EVERY = [
     f"{group}={option}"
@@ -36,7 +49,7 @@ EVERY = [
 KEYS = ["server.max_seqs=3", "++slo.ttft=1", "+workload.x={a: 1}"]
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", slow_but(BASES))
 def test_options_are_merged_as_hydra_merges_them(base: str) -> None:
     """What a patch assembles of files is the base that Hydra composes, in the same order."""
     for words in ([base], [base, "server=vllm-0.33"], [base, "backend=engine", "workload=trace"]):
@@ -44,7 +57,7 @@ def test_options_are_merged_as_hydra_merges_them(base: str) -> None:
         assert json.dumps(assembled(CONF, composed.choices)) == json.dumps(composed.tree)
 
 
-@pytest.mark.parametrize("word", EVERY)
+@pytest.mark.parametrize("word", slow_but(EVERY))
 def test_an_arm_has_the_configuration_of_its_words_typed(word: str) -> None:
     typed = Composed.of(["experiment=migration", *KEYS, word, "seed=2"], CONF)
     patched = Composed.of(["experiment=migration", *KEYS], CONF).changed([word, "seed=2"])
