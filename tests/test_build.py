@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from pagedsim.build import (
+    AUTOSCALERS,
+    BATCHINGS,
+    EVICTIONS,
+    MEMORIES,
+    POLICIES,
+    PREEMPTIONS,
+    ROUTERS,
     make_memory,
     make_policy,
     make_preemption,
@@ -19,6 +28,10 @@ from pagedsim.core import (
 from pagedsim.policies.ordering import Priority
 from pagedsim.policies.preemption import Cheapest
 from pagedsim.server import ServerSpec
+from pagedsim.spec.objects import locate
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "conf"
 
 # -- names become objects, and a name that does not exist is answered with those that do -----------
 
@@ -124,3 +137,36 @@ def test_sizes_go_to_a_file_and_back() -> None:
 def test_a_step_of_unified_has_a_token_for_every_sequence() -> None:
     assert ServerSpec(batching="unified", max_seqs=8, max_batched_tokens=8).step_tokens(4) == 8
     assert ServerSpec(batching="unified", max_seqs=3000, blocks=4).step_tokens(4) == 3000
+
+
+# -- every name has an option, and stands in the docs ----------------------------------------------
+
+OPTIONS = {
+    "policy": POLICIES,
+    "preemption": PREEMPTIONS,
+    "batching": BATCHINGS,
+    "memory": MEMORIES,
+    "router": ROUTERS,
+}
+
+
+@pytest.mark.parametrize("group", OPTIONS)
+def test_every_name_is_an_option_of_its_class(group: str) -> None:
+    classes = {
+        path.stem: locate(OmegaConf.load(path)._target_) for path in CONF.glob(f"{group}/*.yaml")
+    }
+    assert classes == OPTIONS[group]
+
+
+def test_every_name_stands_in_the_docs() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md"))
+    names = [*PREEMPTIONS, *BATCHINGS, *MEMORIES, *EVICTIONS, *ROUTERS, *AUTOSCALERS]
+    assert [name for name in names if not re.search(rf"[`=]{name}[`. ]", pages)] == []
+
+
+@pytest.mark.parametrize(
+    "path", [*CONF.glob("*/*.yaml")], ids=lambda path: f"{path.parent.name}={path.stem}"
+)
+def test_an_option_begins_with_what_it_is(path: Path) -> None:
+    text = path.read_text(encoding="utf-8").removeprefix("# @package _global_\n")
+    assert re.match(r"# \w", text)

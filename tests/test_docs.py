@@ -276,6 +276,12 @@ def test_every_link_leads_somewhere() -> None:
     assert lost == []
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")]
+    assert [page for page in pages if page not in listed] == []
+
+
 def test_every_path_that_is_named_exists() -> None:
     lost = []
     for page, span in code_spans():

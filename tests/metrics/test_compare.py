@@ -36,6 +36,7 @@ from pagedsim.metrics.compare import (
     value_of,
 )
 from pagedsim.metrics.definitions import METRICS
+from pagedsim.metrics.recorder import TABLES, Recorder
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Span
@@ -287,7 +288,9 @@ def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     steps = fleet_steps(*FLEET_STEPS)
     for name in ("loaded_cpu", "written_cpu"):
         steps = steps.append_column(name, pa.array([0] * steps.num_rows))
-    summary = summarise(waiting, steps, **FLEET, slo=Slo(), swapped_peak=0, **peaks)
+    events = {name: table(Recorder()) for name, table in TABLES.items()}
+    del events["requests"], events["steps"]
+    summary = summarise(waiting, steps, **FLEET, slo=Slo(), swapped_peak=0, events=events, **peaks)
     known = {metric_of(key).name for key in summary.keys() - SETTINGS}
     assert known == set(METRICS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from math import inf
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -14,8 +15,10 @@ from pagedsim.sim.cost import Breakdown, CostModel, Roofline, Term
 from pagedsim.sim.cost.base import step
 from pagedsim.sim.cost.work import Work
 from pagedsim.sim.replica import Replica
+from pagedsim.spec.run import RunSpec
 from pagedsim.testing import check_cost_model
 from pagedsim.testing.cost import A100, LLAMA_2_7B
+from tests.run.studies import CONF, command
 
 REPLICA = Replica(LLAMA_2_7B, A100)
 
@@ -123,6 +126,16 @@ class Alone(Linear):
 @pytest.mark.parametrize("make", [Linear, Warmed, Roofline, Alone, lambda replica: Alone(2.0)])
 def test_success_is_silent(make: Any) -> None:
     check_cost_model(make, cases=10)
+
+
+WHOLE = [one for one in CONF.options_of("cost") if one not in ("fitted", "replay")]
+"""The options that need no file."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_cost_models_of_pagedsim_keep_their_promises(name: str) -> None:
+    config = command(Path(), "experiment=single", f"cost={name}").config
+    check_cost_model(RunSpec(config).cost, cases=3)
 
 
 @pytest.mark.parametrize(

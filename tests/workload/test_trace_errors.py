@@ -238,7 +238,7 @@ def test_priorities_of_a_file_are_finite_numbers(tmp_path: Path, value: str) -> 
     ("text", "settings", "message"),
     [
         (MOONCAKE, {"where": {"a": "b"}}, "where={'a': 'b'}: format mooncake has no use for it; "
-         "formats that have: azure, burstgpt, lengths, plain"),
+         "formats that have: azure, burstgpt, "),
 
         (MOONCAKE, {"columns": {"arrival": "t"}}, "columns={'arrival': 't'}: format mooncake has "),
         (MOONCAKE, {"columns": {"extra": ["t"]}}, "columns.extra={'t': 't'}: format mooncake has "),
