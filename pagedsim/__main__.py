@@ -100,11 +100,17 @@ def _shown(composed: Composed, options: Mapping[str, str]) -> str:
     """What `--cfg job` prints."""
     from omegaconf import OmegaConf
 
-    from pagedsim.spec.conf import select
+    from pagedsim.spec.conf import no_key, select
+    from pagedsim.spec.words import text_of
 
     tree = composed.resolved(missing=True) if "--resolve" in options else composed.tree
     package = options.get("--package", options.get("-p", ""))
-    text = OmegaConf.to_yaml(OmegaConf.create(select(tree, package) if package else tree))
+    part = select(tree, package, absent=composed) if package else tree
+    if part is composed:
+        raise no_key(package, tree)
+    if not isinstance(part, dict | list):
+        return f"# @package {package}\n{text_of(part)}\n"
+    text = OmegaConf.to_yaml(OmegaConf.create(part))
     return f"# @package {package}\n{text}" if package else text
 
 
@@ -167,6 +173,8 @@ def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None
         raise UserError([f"{key}={error.filename}: {why}"]) from error
     except Exception as error:  # a launcher's, of jobs whose processes died
         conclude(died=error)
+        if type(error).__module__.partition(".")[0] in ("hydra", "omegaconf"):
+            raise UserError([str(error).strip().partition("\n")[0]]) from error
         raise
     finally:
         over()
@@ -200,6 +208,8 @@ def in_order(words: Sequence[str]) -> list[str]:
         else:
             known = [one for one in (*_FLAGS, *_WITH_VALUE) if one.startswith("--")]
             raise UserError([f"{word}: no such option; {choices(name, known)}"])
+    if {"-m", "--multirun"} & {*options} and {"--cfg", "-c"} & {*options}:
+        raise UserError(["--cfg: shows the configuration of a single run, without -m"])
     return [*options, *overrides]
 
 

@@ -414,6 +414,8 @@ def _executed(
     if importing_the_script():
         raise SystemExit(1)  # the process that began this one says what the script lacks
     changes = [*changes, *(change for key, change in _QUIET.items() if not _sets(changes, key))]
+    if not isinstance(folder, str | Path | None):
+        raise ConfigError(f"folder={printed(folder)}: must be a path")
     if folder is not None:
         _refuse_unpicklable([*changes, *chain.from_iterable(arms.values())], folder)
         with claimed(Path(folder), own=True) as place:

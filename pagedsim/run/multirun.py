@@ -96,15 +96,17 @@ def refuse_sweep(words: Sequence[str], line: Sequence[str]) -> None:
     """Raise ConfigError for a value of a sweep that no job could have, before any begins."""
     options = dict(zip(line, [*line[1:], ""], strict=True))
     folders = [Path(options[key]) for key in ("--config-dir", "-cd") if key in options]
-    if {"--config-name", "-cn"} & options.keys():
-        return  # a root of one's own is Hydra's to compose
+    swept_experiments = any(word.startswith("experiment=") and "," in word for word in words)
+    if {"--config-name", "-cn"} & options.keys() or swept_experiments:
+        return  # a root of one's own is Hydra's to compose, and keys are those of each experiment
+    if any(word.startswith("hydra.searchpath") for word in line):
+        return
     values = [list(swept(word)) for word in words]
     base = Composed.of([some[0] for some in values if some], Conf(folders))
     base.resolved(missing=True)
-    for some in values:
-        for change in some[1:]:
-            kind = "force" if change.kind == "add" else change.kind
-            base.changed([replace(change, kind=kind)]).resolved(missing=True)
+    for change in (change for some in values for change in some[1:]):
+        kind = "force" if change.kind == "add" else change.kind
+        base.changed([replace(change, kind=kind)]).resolved(missing=True)
 
 
 # -- a sweep ---------------------------------------------------------------------------------------

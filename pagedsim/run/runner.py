@@ -25,7 +25,7 @@ from pagedsim.spec.composed import missing_keys
 from pagedsim.spec.objects import lives_here, load_plugins, make
 from pagedsim.spec.run import RunSpec
 from pagedsim.spec.study import StudySpec
-from pagedsim.spec.words import group_of, key_of
+from pagedsim.spec.words import Change, group_of, key_of
 from pagedsim.tracking import SETTINGS, check_settings
 from pagedsim.user_error import Interruption, UserError
 from pagedsim.workload import Workload
@@ -300,10 +300,14 @@ def unused_words(
         idle = (word for word in command.words if group_of(word) not in taken)
         return [f"{word} changes nothing: {whose}" for word in idle]
     keys = [{key_of(change) for change in arm.overrides} for arm in arms]
+
+    def added(word: str | Change) -> bool:  # which arms may then set
+        return str(word).startswith("+")
+
     told = [
         f"{word} changes nothing: every arm of experiment={command.experiment} sets it"
         for word in command.words
-        if keys and all(key_of(word) in own for own in keys)
+        if keys and not added(word) and all(key_of(word) in own for own in keys)
     ]
     told += [
         f"{word} changes nothing: {why}"

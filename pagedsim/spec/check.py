@@ -114,6 +114,9 @@ def checked(kind: Any, settings: Mapping[str, Any], where: str = "") -> dict[str
     hints = _hints(kind)
     before = f"{where}." if where else ""
     values = dict(settings)
+    for key in hints if not where else ():
+        if key not in settings:
+            raise ConfigError(f"{key}: must be given: {key}=...")
     for key, value in settings.items():
         if (hint := hints.get(key)) is None:
             raise ConfigError(f"{before}{key}: no such key; {choices(str(key), hints)}")

@@ -10,7 +10,7 @@ words choose others, and its settings go below what words set.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -51,7 +51,9 @@ class Composed:
         for change in chosen:
             _option_of(conf, change)
             _refuse_misplaced(conf, change)
-        tree, choices = conf.compose([*map(str, chosen)])
+        null = {change.key: None for change in chosen if change.value is None and _keeps(change)}
+        tree, choices = conf.compose([str(c) for c in chosen if c.key not in null])
+        choices = {**choices, **null}
         _apply(tree, [change for change in changes if change not in chosen])
         return cls(conf, tree, choices, changes)
 
@@ -86,6 +88,7 @@ class Composed:
             if change.key in picks:
                 _refuse_misplaced(self.conf, change)
         for group, name in picks.items():
+            choices |= self._before(group, {*typed, *picks})
             option = self.conf.option(group, name) if name else None
             for other, its in option.choices.items() if option and option.everywhere else ():
                 if other not in typed and other not in picks:
@@ -95,6 +98,19 @@ class Composed:
             known = self.conf.options_of("scale")  # goes by the backend, as config.yaml says
             choices["scale"] = picks["backend"] if picks["backend"] in known else None
         return choices
+
+    def _before(self, group: str, chosen: Collection[str]) -> Choices:
+        """The options that a patch of the whole, which is replaced, had chosen in the place of the
+        experiment's."""
+        if group == "experiment" or not (name := self.choices.get(group)):
+            return {}
+        own = self.choices.get("experiment")
+        usual = {
+            **self.conf.defaults,
+            **(self.conf.option("experiment", own).choices if own else {}),
+        }
+        its = self.conf.option(group, name).choices
+        return {other: usual.get(other) for other in its if other not in chosen}
 
     def resolved(self, missing: bool = False) -> Settings:
         """All of it in plain values, checked; ConfigError names a key without a value, unless those
@@ -166,6 +182,11 @@ def _is_choice(conf: Conf, change: Change) -> bool:
     return conf.is_group(change.key) and not isinstance(change.value, Mapping)
 
 
+def _keeps(change: Change) -> bool:
+    """Whether it leaves a group without an option, as config.yaml does."""
+    return change.kind == "change" and change.key in ("server", "scale")
+
+
 def _option_of(conf: Conf, change: Change) -> str | None:
     """The option that a change chooses; ConfigError where there is none of that name."""
     if change.kind == "delete":
@@ -174,7 +195,7 @@ def _option_of(conf: Conf, change: Change) -> str | None:
         word = str(change)
         raise ConfigError(f"{word}: ++ is for settings; {word[2:]} chooses the option")
     if change.value is None:
-        if change.key in ("server", "scale"):  # which config.yaml has as null, too
+        if _keeps(change):
             return None
         known = ", ".join(conf.options_of(change.key))
         raise ConfigError(f"{change}: unknown; choose from {known}")

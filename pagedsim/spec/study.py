@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import Any
 from pagedsim.core import ConfigError
 from pagedsim.spec.composed import Composed, missing_keys
 from pagedsim.spec.conf import Conf, Settings
+from pagedsim.spec.given import Given
 from pagedsim.spec.objects import flat
 from pagedsim.spec.run import POOL_CONFIG, REPLICA_KEYS
 from pagedsim.spec.words import Change, Words, changes_of, command_line, group_of, key_of
@@ -20,6 +22,7 @@ _PLAIN = "experiment=single"
 """An experiment that sets nothing."""
 _SIZES = ("memory.blocks", "server.max_model_len", "tensor_parallel")
 """Settings that depend on the model and the GPU without belonging to their groups."""
+_COMPOSED_POOL = re.compile(rf"fleet\.pools\.[^.]+\.{POOL_CONFIG}\.")
 _NO_MATTER = ("tracking", "jobs", "hydra")
 """Keys that do not change any result."""
 
@@ -33,8 +36,8 @@ class StudySpec:
     config: Settings
     """All of the configuration, resolved."""
     folder: Path
-    experiment: str = "study"
-    composed: Composed = field(default_factory=lambda: Composed.of(()), repr=False)
+    experiment: str
+    composed: Composed = field(repr=False)
     patches: Mapping[str, Change] = field(default_factory=dict, repr=False)
     """The changes of a script's arms, by what stands for them in `study.arms`."""
 
@@ -195,6 +198,8 @@ def single(spec: StudySpec, changes: Words, seed: int, config: Settings) -> str:
     experiment itself has set is added.
     """
     typed = [word for word in (*spec.words, *changes) if group_of(word) not in _OF_THE_STUDY]
+    if any(isinstance(value, Given) for value in flat(config).values()):
+        return ""  # no word is an object
     words = [_PLAIN, *_chosen(spec, typed), *typed, f"seed={seed}", "seeds=1"]
     try:
         plain = Composed.of(words, spec.conf).resolved(missing=True)
@@ -218,6 +223,8 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
     for key in sorted(before.keys() | after.keys()):
         if key.partition(".")[0] in _OF_THE_STUDY or before.get(key) == after.get(key):
             continue
+        if _COMPOSED_POOL.match(key):
+            continue  # the words have what it is composed of
         if key not in after:
             if not any(name.startswith(f"{key}.") for name in after):  # else it is filled
                 yield f"~{key}"

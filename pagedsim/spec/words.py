@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ _KINDS: dict[str, Kind] = {"CHANGE": "change", "ADD": "add", "FORCE_ADD": "force
 _SPECIAL = re.compile(r"[=;&#<>!^`()]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _PLAIN_TEXT = re.compile(r"[\w./:+-]+", re.ASCII)
-_PLAIN_KEY = re.compile(r"[\w/\-+.$%*@?|: \t]", re.ASCII)
+_PLAIN_KEY = re.compile(r"[\w/\-+.$%*@?|: \t]+", re.ASCII)
 _NO_TEXT = re.compile(
     r"null|true|false|[+-]?([\d_]+(\.[\d_]*)?|\.[\d_]+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE
 )
@@ -131,7 +132,7 @@ def command_line(words: Words) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as it is typed; keys of mappings are texts and keep their plain signs."""
+    """A value as it is typed; a key with signs that no word can have is quoted."""
     if hasattr(value, "item"):  # a number of NumPy's
         value = value.item()
     if value is None or isinstance(value, bool):
@@ -151,5 +152,5 @@ def text_of(value: Any) -> str:
 
 
 def _key(text: str) -> str:
-    plain = "".join(sign if _PLAIN_KEY.match(sign) else "_" for sign in text)
-    return f"_{plain}" if _NO_TEXT.fullmatch(plain) or not plain.strip() else plain
+    plain = _PLAIN_KEY.fullmatch(text) and not _NO_TEXT.fullmatch(text) and text.strip()
+    return text if plain else json.dumps(text, ensure_ascii=False)

@@ -15,6 +15,8 @@ import pytest
 
 from tests.mistakes.record import LISTS, Mistake, printed, read, text_of
 
+EVERY = 3
+"""Of so many neighbours in a list, which are of a kind, one is tried by the quick tests."""
 MISTAKES = [mistake for path in LISTS for mistake in read(path)]
 
 
@@ -35,12 +37,15 @@ def cases() -> list[Any]:
         pytest.param(
             mistake,
             id=mistake.typed[-1],
-            marks=pytest.mark.skipif(
-                not hasattr(os, "fork") or not all(map(find_spec, mistake.needs)),
-                reason="forks, or an extra is not installed",
-            ),
+            marks=[
+                pytest.mark.skipif(
+                    not hasattr(os, "fork") or not all(map(find_spec, mistake.needs)),
+                    reason="forks, or an extra is not installed",
+                ),
+                *([] if number % EVERY == 0 else [pytest.mark.slow]),
+            ],
         )
-        for mistake in MISTAKES
+        for number, mistake in enumerate(MISTAKES)
     ]
 
 

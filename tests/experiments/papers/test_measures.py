@@ -259,7 +259,8 @@ def test_answers_are_of_finished_requests_and_classes_are_equal_parts_by_length(
 def searched(study: ChunkBudget, sustains: Mapping[str, float]) -> Runs:
     """Its runs, where each budget meets the objective up to a rate; the wait is what misses it in
     "512", and a gap in the other."""
-    runs = Runs(StudySpec([], {"seed": 0, "seeds": 2}, Path()))
+    composed: Any = None
+    runs = Runs(StudySpec([], {"seed": 0, "seeds": 2}, Path(), "chunk_budget", composed))
     while arms := study.next_runs(runs):
         for arm in arms:
             (seed,) = arm.seeds or ()
