@@ -112,48 +112,36 @@ class Metric:
     ) -> dict[str, Number]:
         """Its summary entries for a group of requests, with `more` percentiles of a latency; empty
         if the backend does not record what it reads."""
-        with self._named():
-            tables = [group.read(name) for name in self.reads]
-            if any(table is None for table in tables):
-                return {}
-            if self.kind == "latency":
-                answer: Any = group.requests.per_request(self.of)[group.finished]
-            else:
-                answer = self.of(*tables, *sums)
-            if self.kind == "number" or answer is None:
-                return _entry(self.name, answer)
-            if not isinstance(answer, tuple):
-                values = np.asarray(answer, dtype=np.float64)
-                values = values[~np.isnan(values)]
-                answer = values, np.ones(len(values))
-            values, weights = answer
+        tables = [group.read(name) for name in self.reads]
+        if any(table is None for table in tables):
+            return {}
+        if self.kind == "latency":
+            answer: Any = group.requests.per_request(self.of)[group.finished]
+        else:
+            answer = self.of(*tables, *sums)
+        if self.kind == "number" or answer is None:
+            return _entry(self.name, answer)
+        if not isinstance(answer, tuple):
+            values = np.asarray(answer, dtype=np.float64)
+            values = values[~np.isnan(values)]
+            answer = values, np.ones(len(values))
+        values, weights = answer
         percents = {**_PERCENTS, **more}
         percentiles = weighted_percentiles(values, weights, tuple(percents.values()))
         statistics = {"mean": weighted_mean(values, weights)}
         statistics |= dict(zip(percents, percentiles.tolist(), strict=True))
         return {f"{self.name}_{which}": value for which, value in statistics.items()}
 
-    @property
-    def ours(self) -> bool:
-        """Whether it is pagedsim's, and not a user's."""
-        return is_ours(self.of)
-
-    def sums_of(self, part: StepPart) -> list[float]:
-        """The metric's sums over a chunk of steps."""
-        with self._named():
-            return [float(total) for total in self.sums(part)]
-
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors of a user's metric are ConfigErrors that name it."""
+    def guarded(self, broken: dict[str, str]) -> Iterator[None]:
+        """Note why a user's metric fails, so that the others are kept."""
         try:
             yield
-        except PagedsimError:
-            raise
         except Exception as error:  # whatever it raises
-            if self.ours:
+            if is_ours(self.of):
                 raise
-            raise ConfigError(f"metric {self.name} failed: {raised(error, __file__)}") from error
+            failed = f"metric {self.name} failed: {raised(error, __file__)}"
+            broken[self.name] = str(error) if isinstance(error, PagedsimError) else failed
 
 
 class Metrics(dict[str, Metric]):
@@ -194,9 +182,7 @@ class Metrics(dict[str, Metric]):
     ) -> Callable[[F], F]:
         """The decorator; without `reads`, the function's parameters say what it reads."""
         if not isinstance(label, str):
-            raise ConfigError(
-                "@metric: must be @metric(label, unit, better), or .distribution(label)"
-            )
+            raise ConfigError("@metric: must have a label, as @metric(label, unit, better)")
 
         def define(of: F) -> F:
             name, meaning = of.__name__, " ".join((of.__doc__ or "").split())

@@ -8,8 +8,7 @@ there are several.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import add
 from typing import Any
@@ -19,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.core import ConfigError
 from pagedsim.metrics.definitions import METRICS, e2e, tpot, ttft
-from pagedsim.metrics.metric import Metric, Percents
+from pagedsim.metrics.metric import Percents
 from pagedsim.metrics.replica_columns import ReplicaFacts, ReplicaSums
 from pagedsim.metrics.slo import Reader
 from pagedsim.metrics.steps import CAME_FROM, REPLICA, Batches, tiers_of
@@ -199,17 +197,6 @@ def summarise(
     return summary
 
 
-@contextmanager
-def _kept_apart(metric: Metric, broken: dict[str, str]) -> Iterator[None]:
-    """Note a user's metric that fails and skip it from then on, so that the others are kept."""
-    try:
-        yield
-    except ConfigError as error:
-        if metric.ours:
-            raise
-        broken.setdefault(metric.name, str(error))
-
-
 def _classes(
     requests: Requests,
     clients: Mapping[str, dict[str, Any]],
@@ -245,7 +232,7 @@ def _entries(
     summary: dict[str, Any] = {}
     for name, metric in METRICS.items():
         if name not in broken and metric.of_run == of_run:
-            with _kept_apart(metric, broken):
+            with metric.guarded(broken):
                 summary |= metric.entries(group, more.get(name, {}), (sums or {}).get(name, ()))
     return summary
 
@@ -259,12 +246,16 @@ def _over_steps(
 ) -> tuple[list[Floats], float, dict[str, list[float]]]:
     """Ends of the steps with decodes by replica, the end of the last step, and the metrics' sums;
     also adds all steps to `replica_sums`."""
-    metrics = {name: metric for name, metric in METRICS.items() if metric.of_run}
-    nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0)
     sums: dict[str, list[float]] = {}
-    for name, metric in metrics.items():
-        with _kept_apart(metric, broken):
-            sums[name] = metric.sums_of(nothing)
+
+    def add_up(part: StepPart) -> None:
+        for name, metric in METRICS.items():
+            if metric.of_run and name not in broken:
+                with metric.guarded(broken):
+                    more = [float(total) for total in metric.sums(part)]
+                    sums[name] = list(map(add, sums.get(name, [0.0] * len(more)), more))
+
+    add_up(StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0))
     decodes, last = [[np.empty(0)] for _ in (replica_sums.facts if replica_sums else [None])], end
     for batch in steps.to_batches():
         index, size = 0, block_size
@@ -277,10 +268,7 @@ def _over_steps(
         decodes[index].append(part["end"][part["decode_seqs"] > 0])
         ended = float(part["end"][-1])
         last = last if last > ended else ended  # NaN is not
-        for name, totals in sums.items():
-            if name not in broken:
-                with _kept_apart(metrics[name], broken):
-                    sums[name] = list(map(add, totals, metrics[name].sums_of(part)))
+        add_up(part)
     return [np.concatenate(ends) for ends in decodes], last, sums
 
 

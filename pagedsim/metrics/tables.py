@@ -22,6 +22,7 @@ from pagedsim.metrics.token_times import Resumptions, Stretches
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Column = Callable[[str], pa.ChunkedArray]
 EachRequest = Callable[["Requests"], Floats]
 """One value per request; NaN for none."""
 
@@ -55,12 +56,7 @@ class TokenTimes(NamedTuple):
 class Table:
     """A recorded table, with lazily read columns."""
 
-    def __init__(
-        self,
-        column: Callable[[str], pa.ChunkedArray],
-        columns: Sequence[str],
-        name: str = "requests",
-    ) -> None:
+    def __init__(self, column: Column, columns: Sequence[str], name: str = "requests") -> None:
         """`column` raises KeyError for all but `columns`."""
         self._column, self._columns, self._name = column, columns, name
         self._cache: dict[object, NDArray[Any]] = {}
