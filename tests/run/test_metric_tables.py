@@ -131,6 +131,25 @@ def test_a_server_over_http_has_no_table_but_that_of_requests(fake: Fake) -> Non
     assert note in result.notes
 
 
+def test_the_engine_records_the_same_tables() -> None:
+    pytest.importorskip("torch")
+    resumption()
+    for name in TABLES:
+        rows_of(name)
+    result = ps.simulate(
+        {"study.metrics": ["resumption_p95"], "memory.blocks": 14},
+        backend="engine",
+        workload=ps.option(
+            "fixed", requests=6, rate=1000.0, lengths={"prompt": 200, "output": 200}
+        ),
+        seeds=1,
+    )
+    summary = result.runs[0].summary
+    assert summary["resumption_p95"] > 0
+    assert summary["rows_of_preemptions"] == len(result.events) > 0
+    assert summary["rows_of_steps"] == len(result.steps) and summary["rows_of_transfers"] == 0
+
+
 def test_an_unknown_column_is_named() -> None:
     @ps.metric("A", "count", LESS)
     def unknown_column(preemptions: Any) -> Any:
