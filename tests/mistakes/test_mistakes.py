@@ -15,7 +15,7 @@ import pytest
 
 from tests.mistakes.record import LISTS, Mistake, printed, read, text_of
 
-EVERY = 3
+EVERY = 6
 """Of so many neighbours in a list, which are of a kind, one is tried by the quick tests."""
 MISTAKES = [mistake for path in LISTS for mistake in read(path)]
 
