@@ -299,7 +299,7 @@ class Recent(EvictionPolicy):
     """LRU, of which nobody can know that it is."""
 
     def rank(self, entry: CacheEntry) -> Rank:
-        return entry.last_use
+        return int(1e6 * entry.last_use)
 
 
 @given(case=simulations(fleets=False))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-
-from pagedsim.core.request import Rank
+from typing import Any
 
 
 class CacheEntry:
@@ -25,8 +24,8 @@ class CacheEntry:
         """Requests that have used it, the one that computed it included."""
         self.priority = priority
         """The smallest, which is the most urgent, of these requests."""
-        self.rank: Rank = now
-        """As last given by the policy."""
+        self.rank: Any = now
+        """As last given by the policy, and of what kind it gives."""
         self.order = 0  # of its place in the queue; 0: it cannot be evicted
 
 

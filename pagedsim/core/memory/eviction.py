@@ -7,13 +7,13 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import AnswerError, printed
 from pagedsim.core.memory.cache_entry import CachedBlock, CacheEntry
 from pagedsim.core.memory.eviction_policy import EvictionPolicy, is_lru
-from pagedsim.core.request import Rank, Request
+from pagedsim.core.request import Request
 
 _EVICTED: Final = -1
 
@@ -24,13 +24,13 @@ class EvictionQueue(Generic[E]):
     """The entries of a pool that can be evicted, in the order of a copy of a policy."""
 
     def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
-        self.policy = deepcopy(policy)
+        self.policy: Any = deepcopy(policy)  # Any: compiled code leaves its answers alone
         self.policy.capacity = capacity
         self.count = 0
         """Number of entries."""
         self.is_lru = is_lru(policy)
         # A heap for each segment; an item whose number is not its entry's `order` is out of date.
-        self._heaps: list[list[tuple[Rank, int, E]]] = [[]]
+        self._heaps: list[list[tuple[Any, int, E]]] = [[]]
         self._added = 0
         self._time = 0
 
@@ -61,7 +61,7 @@ class EvictionQueue(Generic[E]):
 
     def add(self, entry: E) -> None:
         """An entry can be evicted, or has another rank."""
-        rank: Rank
+        rank: object
         heap = self._heaps[0]
         if self.is_lru:
             rank = entry.last_use
