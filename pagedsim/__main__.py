@@ -56,10 +56,8 @@ def run(words: Sequence[str], root: str) -> None:
     if any(word.startswith("hydra/launcher=submitit") for word in words):
         refuse_older("cluster")
     options, overrides = _split(words)
-    if not (options.keys() <= {*_OWN, *_OWN_FLAGS} and all(map(_is_own, overrides))):
-        _by_hydra(words, overrides, root)
-        return
-    if options.get("--cfg", options.get("-c", "job")) != "job":
+    own = options.keys() <= {*_OWN, *_OWN_FLAGS} and all(map(_is_own, overrides))
+    if not own or options.get("--cfg", options.get("-c", "job")) != "job":
         _by_hydra(words, overrides, root)
         return
     from pagedsim.spec.composed import Composed
@@ -79,8 +77,8 @@ def run(words: Sequence[str], root: str) -> None:
         from pagedsim.run.runner import begun
         from pagedsim.spec.study import StudySpec
 
-        folder, own = _folder_of(composed, [word for word in overrides if word not in names])
-        with claimed(folder, own) as place:
+        folder, chosen = _folder_of(composed, [word for word in overrides if word not in names])
+        with claimed(folder, chosen) as place:
             begun(StudySpec.from_composed(names, composed, place)).execute()
 
 
@@ -144,7 +142,7 @@ def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None
     import hydra
 
     from pagedsim.run.multirun import conclude, over, refuse_sweep, run_experiment
-    from pagedsim.spec.conf import refuse_unknown_of_hydra, register
+    from pagedsim.spec.conf import first_line, refuse_unknown_of_hydra, register
 
     register()
     refuse_unknown_of_hydra([word for word in overrides if re.match(r"[+~]*hydra\b", word)])
@@ -167,14 +165,14 @@ def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None
         raise
     except OSError as error:  # a study's own errors are in `failures`
         if error.filename is None:  # not of a file: Hydra found no such root
-            raise UserError([str(error).partition("\n")[0]]) from error
+            raise UserError([first_line(error)]) from error
         key = "hydra.sweep.dir" if many else "hydra.run.dir"
         why = f"cannot be written: {error.strerror or error}"
         raise UserError([f"{key}={error.filename}: {why}"]) from error
     except Exception as error:  # a launcher's, of jobs whose processes died
         conclude(died=error)
         if type(error).__module__.partition(".")[0] in ("hydra", "omegaconf"):
-            raise UserError([str(error).strip().partition("\n")[0]]) from error
+            raise UserError([first_line(error)]) from error
         raise
     finally:
         over()

@@ -12,7 +12,6 @@ import hashlib
 import json
 import shutil
 import sys
-import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -33,7 +32,7 @@ from pagedsim.report.plots import PLOTS
 from pagedsim.run.job import Job
 from pagedsim.run.provenance import made_by
 from pagedsim.spec.given import Given, written
-from pagedsim.spec.objects import flat, script
+from pagedsim.spec.objects import flat, is_library_file, script
 
 _NAME = "run.json"
 _NO_MATTER = ("study", "tracking", "report", "jobs", "seed", "seeds")
@@ -195,10 +194,7 @@ _OURS = (
     *("pagedsim.fidelity.engine_model", "pagedsim.fidelity.sheets"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""
-_STANDARD = Path(sysconfig.get_path("stdlib"))
 _THIS_PROCESS = uuid4().hex
-_INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of libraries, which may belong to another environment than this one."""
 
 
 @cache
@@ -324,8 +320,7 @@ def _is_library(package: str) -> bool:
     spec = _spec(package)
     if spec is None or spec.origin is None:
         return False
-    path = Path(spec.origin)
-    return not _INSTALLED.isdisjoint(path.parts) or path.is_relative_to(_STANDARD)
+    return is_library_file(Path(spec.origin))
 
 
 def _source(module: str) -> Path | None:

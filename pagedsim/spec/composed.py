@@ -151,7 +151,8 @@ def _resolved(tree: Settings) -> Settings:
     OmegaConf gets the groups that have any or are named by them; a study may be much larger.
     """
     texts = {key: [*_interpolations(value)] for key, value in tree.items()}
-    named = {name.partition(".")[0] for some in texts.values() for name in _named_by(some)}
+    every = (text for values in texts.values() for text in values)
+    named = {name.partition(".")[0] for text in every for name in _REFERENCE.findall(text)}
     involved = {key: tree[key] for key in tree if texts[key] or key in (*named, *_OF_RESOLVERS)}
     config = OmegaConf.create(involved, flags={"allow_objects": True})
     plain = cast(Settings, OmegaConf.to_container(config, resolve=True))
@@ -167,11 +168,6 @@ def _interpolations(value: Any) -> Iterator[str]:
             yield from _interpolations(inner)
     elif isinstance(value, str) and "${" in value:
         yield value
-
-
-def _named_by(texts: Sequence[str]) -> Iterator[str]:
-    for text in texts:
-        yield from _REFERENCE.findall(text)
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -244,7 +240,7 @@ def _set(tree: Settings, change: Change) -> None:
             inner = node[part] = {}
         node = inner
     place: Any = int(name) if isinstance(node, list) and name.isdigit() else name
-    present = place in node if isinstance(node, dict) else _has(node, place)
+    present = place in (node if isinstance(node, dict) else range(len(node)))
     if not present and not (adds and above):  # a root has no other keys
         raise no_key(change.key, tree)
     before = node[place] if present else None
@@ -252,7 +248,12 @@ def _set(tree: Settings, change: Change) -> None:
         _delete(node, place, before, change)
     elif change.kind == "add" and before is not None and not isinstance(change.value, dict | list):
         raise ConfigError(f"{change}: is there already; {change.key}=... changes it")
-    elif change.kind != "replace" and before and _both_mappings(before, change.value):
+    elif (
+        change.kind != "replace"
+        and before
+        and isinstance(before, dict)
+        and isinstance(change.value, Mapping)
+    ):
         if not adds:
             _refuse_new(change.key, before, change.value, tree)
         merge(before, _copied(change.value))
@@ -260,10 +261,6 @@ def _set(tree: Settings, change: Change) -> None:
         node[place] = _copied(change.value)
     else:
         raise no_key(change.key, tree)
-
-
-def _both_mappings(before: Any, value: Any) -> bool:
-    return isinstance(before, dict) and isinstance(value, Mapping)
 
 
 def _delete(node: Any, place: Any, before: Any, change: Change) -> None:
@@ -291,10 +288,6 @@ def _at(node: Any, part: str, tree: Settings) -> Any:
     if isinstance(inner, str) and (name := _REFERENCE.fullmatch(inner)):
         return select(tree, name[1])
     return inner
-
-
-def _has(node: Any, place: Any) -> bool:
-    return isinstance(node, list) and isinstance(place, int) and place < len(node)
 
 
 def _drop_replaced(tree: Settings, changes: Sequence[Change]) -> None:

@@ -96,8 +96,7 @@ class Conf:
 
     def _read(self, group: str, name: str) -> Option:
         self.refuse_unknown(group, name)
-        places = (folder.joinpath(group, f"{name}.yaml") for folder in self.folders)
-        if (place := next((place for place in places if place.is_file()), None)) is None:
+        if (place := self._file(group, f"{name}.yaml")) is None:
             return Option(dict(self._offered[group][name]))
         everywhere, own = _parsed(place)
         defaults = own.pop("defaults", [])
@@ -118,6 +117,11 @@ class Conf:
                     chosen[self._group_of(place, key)] = option
         return Option(settings, everywhere, chosen)
 
+    def _file(self, *path: str) -> Traversable | None:
+        """The first file of this path in the folders."""
+        places = (folder.joinpath(*path) for folder in self.folders)
+        return next((place for place in places if place.is_file()), None)
+
     def _group_of(self, file: Traversable, key: str) -> str:
         """The group of an entry of a list of defaults, such as `override /policy`."""
         group = key.removeprefix("override ").removeprefix("optional ").lstrip("/")
@@ -136,9 +140,7 @@ class Conf:
     def _read_root(self, name: str) -> tuple[Settings, dict[str, str | None]]:
         if name in _ROOTS:
             return asdict(_ROOTS[name]()), {}
-        places = (folder.joinpath(f"{name}.yaml") for folder in self.folders)
-        place = next((place for place in places if place.is_file()), None)
-        if place is None:
+        if (place := self._file(f"{name}.yaml")) is None:
             return {}, {}
         _, own = _parsed(place)
         settings: Settings = {}
@@ -177,7 +179,7 @@ class Conf:
         try:
             composed = _loader().load_configuration(self.root, [*search, *words], RunMode.RUN)
         except Exception as error:  # of files that are none of an option, Hydra's and YAML's
-            raise ConfigError(_first_line(error)) from error
+            raise ConfigError(first_line(error)) from error
         return self.split(composed, composed.hydra.runtime.choices)
 
     def split(
@@ -262,7 +264,7 @@ def _parsed(file: Traversable) -> tuple[bool, Settings]:
     return text.lstrip().startswith(_GLOBAL), cast(Settings, settings)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The beginning of an error of Hydra's, which may go on for pages."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 

@@ -21,6 +21,7 @@ from pagedsim.spec.given import Given
 
 T = TypeVar("T")
 _INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of libraries, which may belong to another environment than this one."""
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
@@ -91,9 +92,12 @@ def _is_of_a_library(maker: Callable[..., Any]) -> bool:
     module = sys.modules.get(str(getattr(maker, "__module__", "")))
     if module is None or module.__name__.partition(".")[0] in ("pagedsim", "__main__"):
         return module is None
-    if not (file := getattr(module, "__file__", None)):
-        return True  # built into Python
-    path = Path(file)
+    file = getattr(module, "__file__", None)  # none: built into Python
+    return file is None or is_library_file(Path(file))
+
+
+def is_library_file(path: Path) -> bool:
+    """Whether a module's file was installed, or came with Python."""
     return not _INSTALLED.isdisjoint(path.parts) or path.is_relative_to(_STANDARD)
 
 
@@ -104,10 +108,10 @@ def _returns(maker: Callable[..., Any], kind: type) -> bool:
     if isinstance(maker, type):
         return True
     try:
-        made = get_type_hints(maker).get("return")
+        returned = get_type_hints(maker).get("return")
     except (NameError, TypeError):
         return False
-    return isinstance(made, type) and issubclass(made, kind)
+    return isinstance(returned, type) and issubclass(returned, kind)
 
 
 def _value(where: str, value: Any) -> Any:

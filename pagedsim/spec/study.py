@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +202,21 @@ def single(spec: StudySpec, changes: Words, seed: int, config: Settings) -> str:
         return ""  # no word is an object
     words = [_PLAIN, *_chosen(spec, typed), *typed, f"seed={seed}", "seeds=1"]
     try:
-        plain = Composed.of(words, spec.conf).resolved(missing=True)
+        plain = _plain(spec.conf).changed(words[1:]).resolved(missing=True)
     except ConfigError:  # such as a key that only the study's own workload has
         return ""
     return command_line([*words, *_differences(flat(plain), flat(config))])
 
 
+@lru_cache(maxsize=1)
+def _plain(conf: Conf) -> Composed:
+    """What an experiment that sets nothing comes to, of which a search asks for every probe."""
+    return Composed.of([_PLAIN], conf)
+
+
 def _chosen(spec: StudySpec, words: Words) -> Iterator[str]:
     """The options of groups that the experiment has chosen, and `words` do not."""
-    usual = Composed.of([_PLAIN], spec.conf).choices
+    usual = _plain(spec.conf).choices
     typed = {key_of(word) for word in words}
     for group, option in spec.choices.items():
         own = group in (*_OF_THE_STUDY, *typed)
