@@ -129,7 +129,7 @@ class Doctests(Extension):
 
 def _settings() -> Iterator[str]:
     """The fields of `Config`, and those of `Serve` that it lacks."""
-    tree = ast.parse((ROOT / "pagedsim/config.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "pagedsim/spec/roots.py").read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     yield from (
         "# Settings",
