@@ -7,12 +7,9 @@ that names the first broken promise and the case; it returns None if there is no
 >>> check_batching(Unified, cases=3)
 """
 
-from pagedsim.testing.autoscaler import check_autoscaler
-from pagedsim.testing.batching import check_batching
 from pagedsim.testing.cost import check_cost_model
-from pagedsim.testing.memory import check_memory
-from pagedsim.testing.policy import check_policy
-from pagedsim.testing.router import check_router
+from pagedsim.testing.fleets import check_autoscaler, check_router
+from pagedsim.testing.schedulers import check_batching, check_memory, check_policy
 
 __all__ = [
     "check_autoscaler",

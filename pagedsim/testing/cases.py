@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -192,12 +192,24 @@ def reported(name: str, case: object) -> Iterator[None]:
         raise AssertionError(f"{text}, in {case}") from error
 
 
-def refuse_uncopied(name: str, part: object) -> None:
-    """Raise AssertionError for an object of which runs cannot have copies."""
+def name_of(part: object) -> str:
+    """The name of its class; raises AssertionError for an object of which runs cannot have
+    copies."""
+    name = type(part).__name__
     try:
         deepcopy(part)
     except Exception as error:  # whatever its class raises
         raise AssertionError(f"{name}: cannot be copied: {raised(error, __file__)}") from error
+    return name
+
+
+def derived(part: T, members: Mapping[str, Any]) -> T:
+    """The same object, of a subclass of the same name with these members, to observe its calls."""
+    kind: Any = type(part)
+    names = {key: getattr(kind, key) for key in ("__module__", "__qualname__")}
+    subclass: type = type(kind)(kind.__name__, (kind,), {**names, "__slots__": (), **members})
+    object.__setattr__(part, "__class__", subclass)
+    return part
 
 
 # -- a run -----------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from pagedsim.testing.cases import (
     accepted,
     difference,
     maker_of,
+    name_of,
     outcome,
-    refuse_uncopied,
     reported,
 )
 
@@ -70,8 +70,7 @@ def check_cost_model(
     where = replica or Replica(LLAMA_2_7B, A100)
     made = _of_replica(make, where)
     cost = made()
-    name = type(cost).__name__
-    refuse_uncopied(name, cost)
+    name = name_of(cost)
     with reported(name, where.model.name):
         refuse_attributes(cost)
         lines(cost, "notices", cost.notices)
@@ -84,8 +83,8 @@ def check_cost_model(
         with reported(name, case):
             planned = outcome(case, case.scheduler(), cost=made())
             skipped = outcome(case, case.scheduler(), cost=made(), fast_forward=True)
-            if found := difference(planned, skipped):
-                raise BrokenPromise(f": {found}, every step planned and fast-forwarded")
+            if change := difference(planned, skipped):
+                raise BrokenPromise(f": {change}, every step planned and fast-forwarded")
     with reported(name, where.model.name):
         _check_prices(cost)
 
