@@ -1,13 +1,13 @@
 """Simulated output: token i is the number i; prompts use a tokenizer without a vocabulary.
 
-Every output is a prefix of the text " 1 2 3 4 …". The first occurrence of a stop string in it is
-computed from its digits; the cost depends on the number of digits, not on the output length.
+Every output is a prefix of the text " 1 2 3 4 …", in which stop strings are searched in advance.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from struct import iter_unpack
 from typing import Any
 
@@ -52,86 +52,41 @@ class Numerals:
         self.reach(end - 1)
         return self._text[position(begin - 1) : position(end - 1)].decode()
 
+    def find(self, text: bytes, start: int, last: int) -> int:
+        """Where `text` begins for the first time from character `start` on, up to the number
+        `last`; -1 if nowhere."""
+        self.reach(last)
+        return self._text.find(text, start, position(last))
+
+
+SEQUENCE = Numerals()
+"""The text shared by all outputs."""
+_LEAST_READ = 1024
+"""Numbers that are searched at once, at least."""
+
 
 def first_end(text: str, least: int, most: int) -> tuple[int, int] | None:
     """First occurrence of `text` that ends in one of the numbers from `least` to `most`.
 
-    Returns the number that it ends in and the character behind it; None if there is none.
+    Returns the number that it ends in and the character behind it; None if there is none. The
+    numbers are read in ranges of doubling size, only as far as needed.
 
     >>> first_end("1 1", 1, 1000)  # in " 1 2 … 10 11 12": "1 1" is first in "11 12"
     (12, 26)
     >>> first_end("99", 150, 1000)
     (199, 688)
     """
-    if _ALLOWED.fullmatch(text) is None:
+    if _ALLOWED.fullmatch(text) is None or max(map(len, text.split(" "))) > len(str(most)):
         return None
-    parts = text.split(" ")
-    if max(map(len, parts)) > len(str(most)):
-        return None
-    if len(parts) == 1:
-        number = min(_containing(text, least, len(str(most))), default=most + 1)
-    elif len(parts) == 2:
-        suffix, prefix = parts
-        number = min(_between(suffix, prefix, least, len(str(most))), default=most + 1)
-    else:
-        number = _consecutive(parts)
-    if not least <= number <= most:
-        return None
-    if len(parts) == 1:
-        return number, position(number - 1) + 1 + str(number).index(text) + len(text)
-    return number, position(number - 1) + 1 + len(parts[-1])
-
-
-def _containing(digits: str, least: int, longest: int) -> Iterator[int]:
-    """Of the numbers with `digits` in them, for each place the smallest that is at least `least`.
-
-    `longest` is the number of digits that are of interest.
-    """
-    value, size = int(digits), 10 ** len(digits)
-    for behind in range(longest - len(digits) + 1):
-        scale = 10**behind
-        high = least // (scale * size)
-        for head in (high, high + 1):
-            lowest = (head * size + value) * scale
-            if (head or digits[0] != "0") and lowest + scale > least:
-                yield max(lowest, least)
-                break
-
-
-def _between(suffix: str, prefix: str, least: int, longest: int) -> Iterator[int]:
-    """Numbers from `least` on that begin with `prefix` and follow one that ends in `suffix`.
-
-    Yields the smallest for each number of digits behind the prefix.
-    """
-    if prefix[:1] == "0":
-        return
-    modulus = 10 ** len(suffix)
-    # A suffix that begins with 0 is not the whole of a number.
-    least = max(least, modulus + 1 if suffix[:1] == "0" else 1)
-    wanted = int(suffix or 0) + 1
-    for behind in range(longest - len(prefix) + 1):
-        scale = 10**behind
-        begin, end = (
-            (int(prefix) * scale, (int(prefix) + 1) * scale) if prefix else (0, 10**longest)
-        )
-        begin = max(begin, least)
-        number = begin + (wanted - begin) % modulus
-        if number == 1 and suffix:  # the text begins with a space, not with a number 0
-            number += modulus
-        if number < end:
-            yield number
-
-
-def _consecutive(parts: list[str]) -> int:
-    """The last of consecutive numbers, where the first and last may be cut off; or 0."""
-    middle = parts[1:-1]
-    begin = int(middle[0])
-    for place, part in enumerate(middle):
-        if part != str(begin + place):
-            return 0
-    last = begin + len(middle)
-    before = str(begin - 1) if begin > 1 else ""
-    return last if before.endswith(parts[0]) and str(last).startswith(parts[-1]) else 0
+    start, last = max(position(least - 1) + 1 - len(text), 0), least
+    while True:
+        last = min(max(2 * last, _LEAST_READ), most)
+        begin = SEQUENCE.find(text.encode(), start, last)
+        if begin >= 0:
+            end = begin + len(text)
+            return bisect_left(range(last), end, key=position), end
+        if last == most:
+            return None
 
 
 # -- the text of the numbers -----------------------------------------------------------------------
@@ -197,15 +152,10 @@ def text_of(numbers: Iterable[int]) -> str:
     return "".join([f" {number}" for number in numbers])
 
 
-SEQUENCE = Numerals()
-"""The text shared by all outputs."""
-
-
 class SimOutput:
     """The output of a simulated request: tokens so far, and where it will stop.
 
-    Token i is the number i, so the first stop string or stop token is computed in advance, at a
-    cost independent of `max_tokens`.
+    Token i is the number i, so the first stop string or stop token is known in advance.
     """
 
     __slots__ = (
