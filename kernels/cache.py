@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from pagedsim.kernels import float8
+from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.rounding import mantissa, stored
 from pagedsim.kernels.tiles import power_of_two
 
@@ -20,7 +21,7 @@ def write_kv(
     v: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    slots: torch.Tensor,
+    batch: AttentionBatch,
 ) -> None:
     """As `ops.write_kv`, which says what the arguments are."""
     tokens, heads, head_dim = k.shape
@@ -33,7 +34,7 @@ def write_kv(
         v,
         float8.raw(k_cache),
         float8.raw(v_cache),
-        slots,
+        batch.slots,
         *k.stride()[:2],
         *v.stride()[:2],
         *k_cache.stride()[:3],

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.tiles import power_of_two
 
 
@@ -20,7 +21,7 @@ def compress(
     cos: torch.Tensor,
     sin: torch.Tensor,
     cache: torch.Tensor,
-    slots: torch.Tensor,
+    batch: AttentionBatch,
     *,
     weight: torch.Tensor,
     eps: float,
@@ -39,7 +40,7 @@ def compress(
         cos,
         sin,
         weight,
-        slots,
+        batch.slots,
         cache,
         eps,
         *out.stride()[:2],

@@ -13,6 +13,8 @@ multiple of KV heads: query head h reads KV head h // (heads // kv_heads).
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -46,10 +48,7 @@ def attend(
     the shapes alone, so that a CUDA graph can hold them.
     """
     _check(q, k_cache, v_cache)
-    if on_gpu(q):
-        write_kv(k, v, k_cache, v_cache, batch.slots)
-    else:
-        reference.write_step(k, v, k_cache, v_cache, batch)
+    write_kv(k, v, k_cache, v_cache, batch)
     return attend_cached(q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap)
 
 
@@ -88,70 +87,6 @@ def attend_cached(
             max_query_len=batch.max_query_len, rows=rows, out=out, **masks,
         )  # fmt: skip
     return out
-
-
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    context_lens: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    max_query_len: int,
-    rows: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attention of a flat batch of prefills, chunks and decodes, in any order, from the cache.
-
-    The tensors are those of `AttentionBatch`, the rest as in `attend`; `max_query_len` is the
-    most tokens of one sequence, or more. Tokens outside `query_start` and those of sequences with
-    context 0 get zeros.
-    """
-    _check(q, k_cache, v_cache)
-    masks: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
-    if on_gpu(q):
-        from pagedsim.kernels import attention
-
-        return attention.paged_attention(
-            q, k_cache, v_cache, block_tables, query_start, context_lens,
-            max_query_len=max_query_len, rows=rows, **masks,
-        )  # fmt: skip
-    batch = reference.batch_of(block_tables, query_start, context_lens, rows)
-    return reference.attention(q, k_cache, v_cache, batch, **masks)
-
-
-def paged_decode(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    rows: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attention where every sequence has one query token: q is [sequences, heads, dim].
-
-    On a GPU the context is cut into parts: the launch depends on the shapes alone, and a sequence's
-    result on that sequence alone, bit for bit.
-    """
-    _check(q, k_cache, v_cache)
-    masks: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
-    if on_gpu(q):
-        from pagedsim.kernels import decode
-
-        return decode.paged_decode(
-            q, k_cache, v_cache, block_tables, context_lens, rows=rows, **masks
-        )
-    batch = AttentionBatch(
-        block_tables, context_lens, context_lens, context_lens, len(q), rows=rows
-    )
-    return reference.attention(q, k_cache, v_cache, batch, **masks)
 
 
 def attend_latent(
@@ -207,18 +142,10 @@ def compress(
     `sin` are as in `rotate`. The pairs that are rotated are neighbours, if `interleaved`, or stand
     in the two halves; rotated they stand in the halves.
     """
-    if on_gpu(q):
-        from pagedsim.kernels import compress as kernel
-
-        kernel.compress(
-            q, compressed, cos, sin, cache, batch.slots,
-            weight=weight, eps=eps, interleaved=interleaved, out=out,
-        )  # fmt: skip
-    else:
-        reference.compress(
-            q, compressed, cos, sin, cache, batch,
-            weight=weight, eps=eps, interleaved=interleaved, out=out,
-        )  # fmt: skip
+    _computing(q, "compress").compress(
+        q, compressed, cos, sin, cache, batch,
+        weight=weight, eps=eps, interleaved=interleaved, out=out,
+    )  # fmt: skip
 
 
 def rms_norm(
@@ -228,11 +155,7 @@ def rms_norm(
 
     With a `residual` of the same shape, x is added to it in place, and the sum is what is normed.
     """
-    if on_gpu(x):
-        from pagedsim.kernels import elementwise
-
-        return elementwise.rms_norm(x, weight, eps, residual)
-    return reference.rms_norm(x, weight, eps, residual)
+    return _computing(x, "elementwise").rms_norm(x, weight, eps, residual)
 
 
 def rotate(
@@ -254,20 +177,14 @@ def rotate(
     [heads + kv_heads, dim] each query and key is normed before, as in `rms_norm`.
     """
     _check_qkv(qkv, k_cache, v_cache)
-    if on_gpu(qkv):
-        from pagedsim.kernels import rotary
-
-        return rotary.rotate(qkv, cos, sin, k_cache, v_cache, batch.slots, weight=weight, eps=eps)
-    return reference.rotate(qkv, cos, sin, k_cache, v_cache, batch, weight=weight, eps=eps)
+    return _computing(qkv, "rotary").rotate(
+        qkv, cos, sin, k_cache, v_cache, batch, weight=weight, eps=eps
+    )
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[tokens, 2 × size] to [tokens, size]: SiLU of the first half times the second."""
-    if on_gpu(gate_up):
-        from pagedsim.kernels import elementwise
-
-        return elementwise.silu_mul(gate_up)
-    return reference.silu_mul(gate_up)
+    return _computing(gate_up, "elementwise").silu_mul(gate_up)
 
 
 def experts(
@@ -290,11 +207,7 @@ def experts(
         raise ValueError(f"{tuple(chosen.shape)} and {tuple(weights.shape)} for {len(x)} tokens")
     if not (gate_up.is_contiguous() and down.is_contiguous() and x.stride(1) == 1):
         raise ValueError("the experts and the elements of a token must be contiguous")
-    if on_gpu(x):
-        from pagedsim.kernels import grouped
-
-        return grouped.experts(x, gate_up, down, chosen, weights, shared)
-    return reference.experts(x, gate_up, down, chosen, weights, shared)
+    return _computing(x, "grouped").experts(x, gate_up, down, chosen, weights, shared)
 
 
 def product(
@@ -313,11 +226,7 @@ def product(
     first half of the outputs times the second.
     """
     _check_product(x, weight)
-    if on_gpu(x):
-        from pagedsim.kernels import product
-
-        return product.product(x, weight, bias, scale, norm=norm, gated=gated)
-    return reference.product(x, weight, bias, scale, norm=norm, gated=gated)
+    return _computing(x, "product").product(x, weight, bias, scale, norm=norm, gated=gated)
 
 
 def add_product(
@@ -332,11 +241,7 @@ def add_product(
     Returns the squares of each of its tokens, in so many sums, as a `RowNorm` takes them.
     """
     _check_product(x, weight)
-    if on_gpu(x):
-        from pagedsim.kernels import product
-
-        return product.add_product(residual, x, weight, bias, scale)
-    return reference.add_product(residual, x, weight, bias, scale)
+    return _computing(x, "product").add_product(residual, x, weight, bias, scale)
 
 
 def few(x: torch.Tensor) -> bool:
@@ -364,15 +269,10 @@ def route(
     `sums_to_one`, a token's weights do, before they are multiplied by `scale`. Both results are
     [tokens, each]; of equal scores either may come first.
     """
-    way: dict[str, Any] = {
-        "sums_to_one": sums_to_one, "bias": bias, "groups": groups, "kept": kept, "scale": scale,
-        "dtype": dtype,
-    }  # fmt: skip
-    if on_gpu(logits):
-        from pagedsim.kernels import route as kernel
-
-        return kernel.route(logits, top_k, **way)
-    return reference.route(logits, top_k, **way)
+    return _computing(logits, "route").route(
+        logits, top_k, sums_to_one=sums_to_one, bias=bias, groups=groups, kept=kept, scale=scale,
+        dtype=dtype,
+    )  # fmt: skip
 
 
 def write_kv(
@@ -380,18 +280,13 @@ def write_kv(
     v: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    slots: torch.Tensor,
+    batch: AttentionBatch,
 ) -> None:
-    """Write k and v, [tokens, kv_heads, dim], where `slots` (int64, see `AttentionBatch`) says.
+    """Write k and v, [tokens, kv_heads, dim], where the slots of `batch` say.
 
     No two slots of a call are the same, but for -1, which writes nothing.
     """
-    if on_gpu(k):
-        from pagedsim.kernels import cache
-
-        cache.write_kv(k, v, k_cache, v_cache, slots)
-    else:
-        reference.write_kv(k, v, k_cache, v_cache, slots)
+    _computing(k, "cache").write_kv(k, v, k_cache, v_cache, batch)
 
 
 def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
@@ -402,12 +297,7 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
     """
     if not cache[0].is_contiguous():
         raise ValueError("a block must be one contiguous run; give the whole cache, not a view")
-    if on_gpu(cache):
-        from pagedsim.kernels import cache as kernel
-
-        kernel.copy_blocks(cache, sources, targets)
-    else:
-        reference.copy_blocks(cache, sources, targets)
+    _computing(cache, "cache").copy_blocks(cache, sources, targets)
 
 
 def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> torch.Tensor:
@@ -422,16 +312,17 @@ def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> t
     Nothing is read back from a GPU, and the launches depend on the shapes and on which filters
     some row asks for.
     """
-    if on_gpu(logits):
-        from pagedsim.kernels import draw
-
-        return draw.pick(logits, asked, words)
-    return reference.pick(logits, asked, words)
+    return _computing(logits, "draw").pick(logits, asked, words)
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
     """Whether Triton computes; tests patch this to use the interpreter."""
     return tensor.is_cuda
+
+
+def _computing(tensor: torch.Tensor, kernels: str) -> ModuleType:
+    """The module whose function of the same name computes: one of the kernels, or the reference."""
+    return import_module(f"pagedsim.kernels.{kernels}") if on_gpu(tensor) else reference
 
 
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:

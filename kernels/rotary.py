@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from pagedsim.kernels import float8
+from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.rounding import mantissa, stored
 from pagedsim.kernels.tiles import power_of_two
 
@@ -21,7 +22,7 @@ def rotate(
     sin: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    slots: torch.Tensor,
+    batch: AttentionBatch,
     *,
     weight: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -39,7 +40,7 @@ def rotate(
         cos,
         sin,
         qkv if weight is None else weight,
-        slots,
+        batch.slots,
         float8.raw(k_cache),
         float8.raw(v_cache),
         eps,

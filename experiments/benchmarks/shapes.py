@@ -215,10 +215,8 @@ class Problem:
         caches = (self.k_cache, self.v_cache)
         k, v = (raw(cache)[blocks].cpu().view(cache.dtype).double() for cache in caches)
         where = sequence * case.queries + begin
-        batch = reference.batch_of(
-            torch.arange(len(blocks), dtype=torch.int32)[None],
-            torch.tensor([0, rows], dtype=torch.int32),
-            torch.tensor([context], dtype=torch.int32),
+        batch = AttentionBatch.build(
+            [range(len(blocks))], [context - rows], [rows], block_size=k.shape[1]
         )
         q = self.q[where : where + rows].cpu().double()
         return reference.attention(q, k, v, batch, scale=self.scale)

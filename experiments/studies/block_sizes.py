@@ -257,8 +257,9 @@ def _call(decodes: Decodes, size: int) -> Callable[[], object]:
     """The kernel over randomly scattered blocks."""
     import torch
 
+    from pagedsim.kernels.batch import AttentionBatch
     from pagedsim.kernels.float8 import FORMATS, rounded
-    from pagedsim.kernels.ops import paged_decode
+    from pagedsim.kernels.ops import attend_cached
 
     shape, sequences = decodes.shape, decodes.sequences
     blocks = -(-decodes.context // size)
@@ -272,7 +273,12 @@ def _call(decodes: Decodes, size: int) -> Callable[[], object]:
     place: torch.device = q.device
     tables, lengths = tables.view(sequences, blocks).to(place), lengths.to(place)
     scale = shape.head_dim**-0.5
-    return lambda: paged_decode(q, kv[:, 0, 0], kv[:, 0, 1], tables, lengths, scale=scale)
+
+    def call() -> object:
+        batch = AttentionBatch(tables, lengths, lengths, lengths, sequences)
+        return attend_cached(q, kv[:, 0, 0], kv[:, 0, 1], batch, scale=scale)
+
+    return call
 
 
 def _timed(call: Callable[[], object], clock: Callable[[], float], device: str) -> float:

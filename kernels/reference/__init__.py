@@ -1,7 +1,7 @@
 """Plain torch: what the Triton kernels compute, and what the engine runs on a CPU."""
 
-from pagedsim.kernels.reference.attention import attend_latent, attention, batch_of, compress
-from pagedsim.kernels.reference.cache import copy_blocks, write_kv, write_step
+from pagedsim.kernels.reference.attention import attend_latent, attention, compress
+from pagedsim.kernels.reference.cache import copy_blocks, write_kv
 from pagedsim.kernels.reference.layers import (
     add_product,
     experts,
@@ -17,7 +17,6 @@ __all__ = [
     "add_product",
     "attend_latent",
     "attention",
-    "batch_of",
     "compress",
     "copy_blocks",
     "experts",
@@ -29,5 +28,4 @@ __all__ = [
     "route",
     "silu_mul",
     "write_kv",
-    "write_step",
 ]

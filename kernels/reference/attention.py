@@ -14,13 +14,7 @@ import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from pagedsim.kernels.batch import AttentionBatch
-from pagedsim.kernels.reference.cache import (
-    rows_apart,
-    rows_between,
-    rows_of,
-    rows_of_both,
-    write_one,
-)
+from pagedsim.kernels.reference.cache import rows_apart, rows_between, rows_of, write_one
 
 NEAR = 2**20
 """Bytes of keys and values that are gathered at once: what a core keeps near by."""
@@ -76,7 +70,7 @@ def attention(
                 keys = rows_of(k_cache).index_select(0, sight.rows)
                 values = rows_of(v_cache).index_select(0, sight.rows)
             else:
-                both = rows_of_both(k_cache, apart)
+                both = rows_of(k_cache, apart)
                 keys, values = both.index_select(0, sight.rows).chunk(2)
             outputs.append(_decode(group, keys, values, sight, scale, softcap))
         if len(outputs) > 1:
@@ -94,22 +88,6 @@ def attention(
     if begin < len(q) or not parts:
         parts.append(torch.zeros_like(q[begin:]))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def batch_of(
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    context_lens: torch.Tensor,
-    rows: torch.Tensor | None = None,
-) -> AttentionBatch:
-    """A batch to attend with (it has no slots) from tensors on the CPU, in any order."""
-    lengths = query_start.diff().tolist()
-    contexts = context_lens.tolist()
-    n = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
-    chunks = tuple(zip(lengths[n:], contexts[n:], strict=True))
-    return AttentionBatch(
-        block_tables, query_start, context_lens, context_lens, n, chunks, rows=rows
-    )
 
 
 def _decodes(

@@ -10,15 +10,16 @@ from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import raw, rounded
 
 
-def rows_of(cache: torch.Tensor) -> torch.Tensor:
+def rows_of(cache: torch.Tensor, apart: int = 0) -> torch.Tensor:
     """`[num_blocks, block_size, kv_heads, dim]` as `[rows, kv_heads × dim]`, without a copy.
 
     The rows between two blocks of this layer are those of K, V and other layers: block b, offset o
-    is row b × `rows_between(cache)` + o.
+    is row b × `rows_between(cache)` + o. With `apart`, of keys, the rows go on to those of the
+    values, which are so many rows behind.
     """
     blocks, block_size, heads, head_dim = cache.shape
     width = heads * head_dim
-    rows = (blocks - 1) * rows_between(cache) + block_size
+    rows = (blocks - 1) * rows_between(cache) + block_size + apart
     return cache.as_strided((rows, width), (width, 1))
 
 
@@ -40,14 +41,6 @@ def rows_apart(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int | None:
     return apart if together and apart > 0 and not rest else None
 
 
-def rows_of_both(k_cache: torch.Tensor, apart: int) -> torch.Tensor:
-    """As `rows_of`, up to the last row of the values, which are so many rows behind the keys."""
-    blocks, block_size, heads, head_dim = k_cache.shape
-    width = heads * head_dim
-    rows = (blocks - 1) * rows_between(k_cache) + block_size + apart
-    return k_cache.as_strided((rows, width), (width, 1))
-
-
 class Places(NamedTuple):
     """Where the tokens of a step go."""
 
@@ -61,32 +54,21 @@ def write_kv(
     v: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    """See `ops.write_kv`."""
-    _write(k, v, k_cache, v_cache, _places(slots, rows_between(k_cache), k_cache.shape[1]))
-
-
-def write_step(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
     batch: AttentionBatch,
 ) -> None:
-    """Write at `batch.slots`, whose places are computed once for all layers."""
-    _write(k, v, k_cache, v_cache, _places_of(batch, k_cache))
+    """See `ops.write_kv`; places are computed once for all layers."""
+    write_one(k, k_cache, batch)
+    write_one(v, v_cache, batch)
 
 
 def write_one(new: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch) -> None:
     """Write to one cache at `batch.slots`."""
-    _write_to(new, cache, _places_of(batch, cache))
-
-
-def _places_of(batch: AttentionBatch, cache: torch.Tensor) -> Places:
     between, block_size = rows_between(cache), cache.shape[1]
     key = ("places", between, block_size)
-    return batch.once(key, lambda: _places(batch.slots, between, block_size))
+    places = batch.once(key, lambda: _places(batch.slots, between, block_size))
+    if places.kept is not None:
+        new = new[places.kept]
+    rows_of(raw(cache)).index_copy_(0, places.rows, raw(rounded(new.flatten(1), cache.dtype)))
 
 
 def _places(slots: torch.Tensor, between: int, block_size: int) -> Places:
@@ -95,23 +77,6 @@ def _places(slots: torch.Tensor, between: int, block_size: int) -> Places:
         kept = (slots >= 0).nonzero().squeeze(1)
         slots = slots[kept]
     return Places(slots + slots // block_size * (between - block_size), kept)
-
-
-def _write(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    places: Places,
-) -> None:
-    for new, cache in ((k, k_cache), (v, v_cache)):
-        _write_to(new, cache, places)
-
-
-def _write_to(new: torch.Tensor, cache: torch.Tensor, places: Places) -> None:
-    if places.kept is not None:
-        new = new[places.kept]
-    rows_of(raw(cache)).index_copy_(0, places.rows, raw(rounded(new.flatten(1), cache.dtype)))
 
 
 def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:

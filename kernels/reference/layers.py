@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.nn.functional import linear
 
 from pagedsim.kernels.batch import AttentionBatch, RowNorm
-from pagedsim.kernels.reference.cache import write_step
+from pagedsim.kernels.reference.cache import write_kv
 
 
 def rms_norm(
@@ -45,7 +45,7 @@ def rotate(
         turning = functional.rms_norm(turning, (head_dim,), None, eps) * weight
     swapped = turning.roll(head_dim // 2, -1)
     turned = torch.addcmul(turning * cos[:, None], swapped, sin[:, None])
-    write_step(turned[:, heads:], v, k_cache, v_cache, batch)
+    write_kv(turned[:, heads:], v, k_cache, v_cache, batch)
     return turned[:, :heads]
 
 

@@ -72,9 +72,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     server = _sized(server.priced(prices), model, shape, graphs=graphs)
     scheduler = server.scheduler()
     assert server.blocks is not None and server.cpu_blocks is not None
-    knobs = f"lower blocks={server.blocks} or gpu_memory_utilization"
-    with in_memory(f"no room for {server.blocks} blocks", model.device, knobs):
-        cache = Cache(shape, server.blocks, server.cpu_blocks, model.device)
+    cache = new_cache(shape, server.blocks, server.cpu_blocks, model.device)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
     settings: dict[str, Any] = {
         "seqs": scheduler.max_seqs,
@@ -105,7 +103,7 @@ def loaded(arguments: Arguments) -> LoadedModel:
     device = device_of(arguments.device)
     if server.tensor_parallel > 1:
         return _split(arguments, device)
-    return _load(arguments.model, device, arguments.loading)
+    return load_on(arguments.model, device, arguments.loading)
 
 
 def check_split(arguments: Arguments) -> None:
@@ -129,16 +127,24 @@ def _split(arguments: Arguments, device: torch.device) -> LoadedModel:
     settings = arguments.loading
     ranks = Ranks(size, device)
     with ranks.together("load", arguments.model, settings):
-        model = _load(arguments.model, device, {**settings, "shard": Shard(0, size)})
+        model = load_on(arguments.model, device, {**settings, "shard": Shard(0, size)})
     ranks.replies()
     assert model.native is not None
     model.native.group = ranks.group
     return replace(model, ranks=ranks)
 
 
-def _load(model: Any, device: torch.device, settings: dict[str, Any]) -> LoadedModel:
+def load_on(model: Any, device: torch.device, settings: dict[str, Any]) -> LoadedModel:
+    """Load a model; raises ConfigError if there is no room for its weights."""
     with in_memory("no room for the weights", device, "take a smaller model or dtype"):
         return load_model(model, device=device, **settings)
+
+
+def new_cache(shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device) -> Cache:
+    """Allocate a cache; raises ConfigError if there is no room for it."""
+    knobs = f"lower blocks={blocks} or gpu_memory_utilization"
+    with in_memory(f"no room for {blocks} blocks", device, knobs):
+        return Cache(shape, blocks, cpu_blocks, device)
 
 
 def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bool) -> ServerSpec:

@@ -55,12 +55,10 @@ class CacheShape:
 
     @property
     def block(self) -> tuple[int, int, int, int, int]:
-        """The shape of a block."""
         return self.layers, self.planes, self.block_size, self.kv_heads, self.head_dim
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block."""
         return math.prod(self.block) * self.dtype.itemsize
 
     def blank(self, blocks: int, device: torch.device) -> torch.Tensor:

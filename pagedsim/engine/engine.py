@@ -241,10 +241,10 @@ class LLMEngine:
         self._clock, self._epoch = clock, clock()
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs, *, observer: Observer | None = None) -> LLMEngine:
+    def from_engine_args(cls, args: EngineArgs) -> LLMEngine:
         """An engine with vLLM's names of settings, in errors, too."""
         with vllm_errors():
-            return cls(args.arguments(), observer=observer)
+            return cls(args.arguments())
 
     @property
     def now(self) -> float:
@@ -298,7 +298,6 @@ class LLMEngine:
         return bool(self.scheduler.unfinished or self._oldest)
 
     def get_num_unfinished_requests(self) -> int:
-        """The number of unfinished requests."""
         return self.scheduler.unfinished
 
     # -- requests ------------------------------------------------------------------------------

@@ -12,24 +12,10 @@ from pagedsim.engine.step_inputs import BatchColumns, Column, MixedLayout, Table
 from pagedsim.kernels.batch import AttentionBatch
 
 
-class BlockTables:
-    """Block tables on the device; a step first sets its new entries."""
-
-    def __init__(self, device: torch.device, seqs: int, blocks: int) -> None:
-        """For `seqs` sequences of `blocks` blocks at most."""
-        self.store = torch.zeros(seqs, blocks, dtype=torch.int32, device=device)
-        """[sequences, blocks]: rows as `TableRows` assigns them."""
-        self._flat = self.store.view(-1)
-
-    def set(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
-        """Set some entries, which are on the device as well."""
-        if len(places):
-            self._flat.index_copy_(0, places, blocks)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return self.store.nbytes
+def set_entries(tables: torch.Tensor, places: torch.Tensor, blocks: torch.Tensor) -> None:
+    """Set entries of block tables by `TableChanges`; all are on one device."""
+    if len(places):
+        tables.view(-1).index_copy_(0, places, blocks)
 
 
 ALIGNMENT = 16
@@ -99,7 +85,8 @@ class DecodeInputs:
 
     def __init__(self, device: torch.device, seqs: int, blocks: int) -> None:
         """For `seqs` sequences of `blocks` blocks at most."""
-        self.tables = BlockTables(device, store_rows(seqs), blocks)
+        self.tables = torch.zeros(store_rows(seqs), blocks, dtype=torch.int32, device=device)
+        """[sequences, blocks]: rows as `TableRows` assigns them."""
         dtypes = (torch.int64, torch.int64, torch.int64, torch.int32, torch.int32)
         sizes = [seqs * dtype.itemsize for dtype in dtypes]
         ends = np.cumsum([aligned(size) for size in sizes]).tolist()
@@ -133,7 +120,6 @@ class DecodeInputs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
         return self._crossing.on_device.nbytes + self.tables.nbytes
 
     def put(
@@ -143,7 +129,7 @@ class DecodeInputs:
         count, changed = len(decoding.ids), len(changes.places)
         fits = changed <= self._room
         if not fits:
-            self.tables.set(*self._many.place([*map(torch.from_numpy, changes)]))
+            set_entries(self.tables, *self._many.place([*map(torch.from_numpy, changes)]))
         self._crossing.wait()
         self._ids[:count], self._ids[count:] = decoding.ids, 0
         self._positions[:count] = decoding.positions
@@ -155,7 +141,7 @@ class DecodeInputs:
             self._places[:changed], self._blocks[blocks] = changes
             self._crossing.send(self._packed + CHANGE * changed)
             places, block_ids = self._changed
-            self.tables.set(places[:changed], block_ids[blocks])
+            set_entries(self.tables, places[:changed], block_ids[blocks])
         else:
             self._crossing.send(self._packed)
         feed(self._columns[0][:count], decoding.ids, picked)
@@ -167,7 +153,7 @@ class DecodeInputs:
             columns = [column[:count] for column in (*self._columns, self._wanted)]
             self._views[count] = [*columns, self._starts[: count + 1]]
         ids, positions, slots, contexts, rows, wanted, starts = self._views[count]
-        batch = AttentionBatch(self.tables.store, starts, contexts, slots, count, rows=rows)
+        batch = AttentionBatch(self.tables, starts, contexts, slots, count, rows=rows)
         return ids, positions, batch, wanted
 
 
@@ -214,7 +200,7 @@ class Batch(NamedTuple):
         computing: BatchColumns,
         mixed: MixedLayout,
         changes: TableChanges,
-        tables: BlockTables,
+        tables: torch.Tensor,
         inputs: PackedCopies | None = None,
     ) -> Batch:
         """Make the batch on the device of `tables`, and set their `changes`.
@@ -233,8 +219,8 @@ class Batch(NamedTuple):
         if inputs is not None:
             columns = inputs.place(columns)
         ids, positions, at, rows, starts, contexts, slots, *changed = columns
-        tables.set(*changed)
+        set_entries(tables, *changed)
         attention = AttentionBatch(
-            tables.store, starts, contexts, slots, mixed.decodes, mixed.chunks, rows
+            tables, starts, contexts, slots, mixed.decodes, mixed.chunks, rows
         )
         return cls(ids, positions, attention, at)

@@ -39,11 +39,6 @@ class CompletionOutput:
     score: float | None = None
     """Of a beam: its log-probability under the length penalty, by which beams are ranked."""
 
-    @property
-    def finished(self) -> bool:
-        """Whether the output is complete."""
-        return self.finish_reason is not None
-
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
@@ -127,11 +122,9 @@ class Observers:
         self._observers = observers
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was planned or carried out."""
         for observer in self._observers:
             observer.step(plan, start, end, scheduler)
 
     def left(self, request: Request) -> None:
-        """A request finished, was aborted or rejected."""
         for observer in self._observers:
             observer.left(request)

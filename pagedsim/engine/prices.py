@@ -31,7 +31,6 @@ class LinearCost(NamedTuple):
         return cls(max(low - slope * small, 0.0), slope)
 
     def at(self, size: int) -> float:
-        """The seconds for a size."""
         return self.base + self.slope * size
 
 

@@ -49,7 +49,6 @@ class SampledSequence:
             self.logprobs.append({sample.token: Logprob(sample.logprob, sample.rank), **known})
 
     def end(self, reason: str, tokens: list[int], stop: int | str | None = None) -> None:
-        """End the sequence."""
         self.finish_reason, self.tokens, self.stop_reason = reason, tokens, stop
 
 

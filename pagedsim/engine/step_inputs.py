@@ -197,7 +197,6 @@ class TableRows:
         self._decoding = _Decoding()
 
     def begin(self, plan: StepPlan) -> None:
-        """Begin the next plan."""
         self._copied |= bool(plan.copies)
 
     def changes(self) -> TableChanges:

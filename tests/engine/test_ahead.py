@@ -13,7 +13,7 @@ import torch
 from pagedsim.core import Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.inputs import feed
-from pagedsim.engine.models.native import Native
+from pagedsim.engine.models.native.decoder import Native
 from pagedsim.engine.output import RequestOutput
 from tests.engine.test_engine import GREEDY, engine, run
 

@@ -14,7 +14,7 @@ import torch
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine import inputs as inputs_module
-from pagedsim.engine.inputs import ALIGNMENT, Batch, BlockTables, DecodeInputs, PackedCopies
+from pagedsim.engine.inputs import ALIGNMENT, Batch, DecodeInputs, PackedCopies
 from pagedsim.engine.step_inputs import (
     BatchColumns,
     StepInputs,
@@ -190,7 +190,7 @@ def test_inputs_are_the_same_in_another_process_and_on_a_device() -> None:
         if inputs.mixed is not None:
             given = inputs.computing, inputs.mixed, inputs.changes
             one, other = (
-                Batch.of(*given, BlockTables(CPU, seqs=8, blocks=8), way)
+                Batch.of(*given, torch.zeros(8, 8, dtype=torch.int32), way)
                 for way in (None, PackedCopies(CPU))
             )
             assert torch.equal(one.attention.slots, torch.from_numpy(inputs.computing.slots))

@@ -29,7 +29,7 @@ from pagedsim.kernels import (
     route,
 )
 from pagedsim.kernels import cache as kv_cache
-from pagedsim.kernels.batch import RowNorm, SamplingTensors
+from pagedsim.kernels.batch import AttentionBatch, RowNorm, SamplingTensors
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
 from tests.kernels.test_products import WEIGHTS
@@ -93,6 +93,7 @@ def call(case: Call) -> None:
     ints = torch.zeros(64, dtype=torch.int32)
     tables = torch.zeros(8, 64, dtype=torch.int32)
     slots = torch.zeros(tokens, dtype=torch.int64)
+    batch = AttentionBatch(tables, ints, ints, slots, tokens)
     masks: dict[str, Any] = {"window": case.get("window"), "softcap": case.get("softcap")}
     item, eight = q.element_size(), k_cache.dtype.itemsize == 1
     match case["kernel"]:
@@ -111,7 +112,7 @@ def call(case: Call) -> None:
                 split=Split(**case.get("split", {})), **masks,
             )  # fmt: skip
         case "write":
-            kv_cache.write_kv(k, k, k_cache, v_cache, slots)
+            kv_cache.write_kv(k, k, k_cache, v_cache, batch)
         case "norm":
             x = torch.zeros(tokens, case["size"], dtype=dtype)
             elementwise.rms_norm(x, x[0], 1e-6, torch.zeros_like(x) if case["summed"] else None)
@@ -119,7 +120,7 @@ def call(case: Call) -> None:
             qkv = torch.zeros(tokens, heads * (group + 2) * dim, dtype=dtype)
             turn = torch.zeros(tokens, dim, dtype=dtype)
             weight = turn[: heads * (group + 1)] if case.get("normed") else None
-            rotary.rotate(qkv, turn, turn, k_cache, v_cache, slots, weight=weight, eps=1e-6)
+            rotary.rotate(qkv, turn, turn, k_cache, v_cache, batch, weight=weight, eps=1e-6)
         case "gate":
             elementwise.silu_mul(torch.zeros(tokens, 2 * case["size"], dtype=dtype))
         case "grouped":
@@ -147,7 +148,7 @@ def call(case: Call) -> None:
                 out=wide[..., :rank].clone(),
             )  # fmt: skip
             compress.compress(
-                wide[..., rank:], wide[:, 0], wide[:, 0, rank:], wide[:, 0, rank:], cache, slots,
+                wide[..., rank:], wide[:, 0], wide[:, 0, rank:], wide[:, 0, rank:], cache, batch,
                 weight=wide[0, 0, :rank], eps=1e-6, interleaved=True, out=wide[..., rank:],
             )  # fmt: skip
         case "pick":

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.tiles import Split, Tiles
 from tests.kernels.cases import Case, check
@@ -61,24 +62,25 @@ def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:
     args = (i.q, i.k_cache, i.v_cache, i.block_tables, i.query_start, i.context_lens)
     masks: dict[str, Any] = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
     longest = max(length for length, _ in case.sequences)
-    if not INTERPRETED:
-        return kernels.paged_attention(*args, max_query_len=longest, rows=i.rows, **masks)
+    if not INTERPRETED and case.device == "cpu":
+        return kernels.attend_cached(*args[:3], case.batch, **masks)
     from pagedsim.kernels import attention
 
     return attention.paged_attention(
-        *args, **masks, max_query_len=longest, rows=i.rows, tiles=fitting(tiles, case),
+        *args, **masks, max_query_len=longest, rows=i.rows,
+        tiles=fitting(tiles, case) if INTERPRETED else None,
         out=torch.zeros_like(i.q, dtype=case.written),
     )  # fmt: skip
 
 
 def decode_some(case: Case, which: slice = slice(None)) -> torch.Tensor:
-    """Some sequences of the case by the front door of `paged_decode`."""
+    """Some sequences of the case, each a decode."""
     i = case.inputs
-    tables, rows = i.block_tables[which], None
-    if i.rows is not None:
-        tables, rows = i.block_tables, i.rows[which]
-    return kernels.paged_decode(
-        i.q[which], i.k_cache, i.v_cache, tables, i.context_lens[which], rows=rows,
+    q, contexts = i.q[which], i.context_lens[which]
+    tables, rows = case.batch.tables(which)
+    batch = AttentionBatch(tables, contexts, contexts, contexts, len(q), rows=rows)
+    return kernels.attend_cached(
+        q, i.k_cache, i.v_cache, batch,
         scale=case.scale, window=case.window, softcap=case.softcap,
     )  # fmt: skip
 
@@ -171,4 +173,4 @@ def test_what_does_not_fit_is_refused(wrong: str) -> None:
         "strides": i.q.transpose(1, 2).contiguous().transpose(1, 2),
     }[wrong]
     with pytest.raises(TypeError if wrong == "dtype" else ValueError):
-        kernels.paged_decode(q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=1.0)
+        kernels.attend_cached(q, i.k_cache, i.v_cache, PLAIN.batch, scale=1.0)

@@ -65,7 +65,7 @@ def test_write(heads: int, dim: int, size: int, dtype: torch.dtype, cache: str) 
     i = case.inputs
     new_k = i.new_k.repeat(1, 2, 1)[:, :heads]  # as a fused projection gives it
     kv, expected = torch.zeros(2, *i.kv.shape, dtype=case.held)
-    kernels.write_kv(new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], i.slots)
+    kernels.write_kv(new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], case.batch)
     for token, slot in enumerate(i.slots.tolist()):
         if slot >= 0:
             expected[slot // size, LAYER, 0, slot % size] = rounded(i.new_k[token], case.held)
@@ -86,7 +86,7 @@ def test_8_bits_hold_the_nearest_number(cache: str, device: str, dtype: torch.dt
     still, nowhere = torch.ones(tokens, DIM).to(k), torch.zeros(tokens, DIM).to(k)
     kv = torch.zeros(2, -(-tokens // BLOCK), 2, BLOCK, HEADS, DIM, dtype=torch.uint8, device=device)
     kv = kv.view(FORMATS[cache])
-    kernels.write_kv(k, v, kv[0, :, 0], kv[0, :, 1], slots)
+    kernels.write_kv(k, v, kv[0, :, 0], kv[0, :, 1], batch)
     qkv = torch.cat((k, k, v), 1).flatten(1)
     finite = qkv.isfinite().all(1)  # what is infinite, times the sine's 0, is no number
     kernels.rotate(qkv, still, nowhere, kv[1, :, 0], kv[1, :, 1], batch)
@@ -108,7 +108,9 @@ def test_nan_stays_nan(cache: str, device: str, dtype: torch.dtype) -> None:
     k = torch.full((1, HEADS, DIM), torch.nan, dtype=dtype, device=device)
     kv = torch.zeros(1, 2, BLOCK, HEADS, DIM, dtype=torch.uint8, device=device)
     kv = kv.view(FORMATS[cache])
-    kernels.write_kv(k, k, kv[:, 0], kv[:, 1], torch.zeros(1, dtype=torch.int64, device=device))
+    slots = torch.zeros(1, dtype=torch.int64, device=device)
+    batch = AttentionBatch(slots, slots, slots, slots, 1)
+    kernels.write_kv(k, k, kv[:, 0], kv[:, 1], batch)
     assert kv[:, :, 0].double().isnan().all()
     assert (kv[:, :, 1:].double() == 0).all()
 

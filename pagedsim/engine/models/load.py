@@ -22,8 +22,7 @@ from pagedsim.engine.models.loaded import (
     StepContext,
     register_attention,
 )
-from pagedsim.engine.models.native import Native
-from pagedsim.engine.models.native.decoder import FAMILIES, SPLIT, native_refusal
+from pagedsim.engine.models.native.decoder import FAMILIES, SPLIT, Native, native_refusal
 from pagedsim.engine.models.probe import (
     AttentionSpec,
     NeedsData,
@@ -158,7 +157,6 @@ class Source:
 
     @property
     def architecture(self) -> str:
-        """The model's class."""
         if self.module is not None:
             return type(self.module).__name__
         named = getattr(self.config, "architectures", None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pagedsim.engine.models.native import Native
+from pagedsim.engine.models.native.decoder import Native
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import is_float8
 from pagedsim.kernels.ops import attend

@@ -38,7 +38,6 @@ class EightBit(nn.Module):
         return (self.weight.float() * self.scale[:, None]).to(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x times them."""
         return functional.linear(x, self.plain(x.dtype), self.bias)
 
 

@@ -50,7 +50,11 @@ def quiet() -> Iterator[None]:
         hub.setLevel(level)
 
 
-def brief(error: Exception, most: int = 200) -> str:
+MOST_SHOWN = 200
+"""Characters of an error's text."""
+
+
+def brief(error: Exception) -> str:
     """An error's text in one line that is not too long."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -17,14 +18,14 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from pagedsim.core import PagedsimError
-from pagedsim.engine.cache import Cache, CacheShape
-from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.assemble import load_on, new_cache
+from pagedsim.engine.cache import CacheShape
+from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.models.shard import Shard
 from pagedsim.engine.parallel.group import RankGroup, RankLost
 from pagedsim.engine.parallel.ranks import CONNECT_TIMEOUT, EXIT_LOST, HOST, Failure
 from pagedsim.engine.profile import fitting_blocks
 from pagedsim.engine.runner import Runner
-from pagedsim.engine.runtime import in_memory
 from pagedsim.engine.step_inputs import StepInputs
 
 POLL_S = 0.5
@@ -32,13 +33,19 @@ POLL_S = 0.5
 
 
 class Worker:
-    """The commands of rank 0; a method's result is its reply, except for those in `SILENT`."""
+    """The commands of rank 0 beside those of `Runner`; a method's result is its reply, except for
+    those in `SILENT`."""
 
     model: LoadedModel
     runner: Runner | None = None
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+
+    def execute(self, name: str, values: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+        """Execute a command; returns its result."""
+        executor = self if hasattr(self, name) else self.runner
+        return getattr(executor, name)(*values, **settings)
 
     def start(self, device: str, threads: int) -> None:
         """Set the device and the threads."""
@@ -57,8 +64,7 @@ class Worker:
     def load(self, model: Any, settings: dict[str, Any]) -> None:
         """Load a shard of a model."""
         shard = Shard(self.rank, self.group.size)
-        with in_memory("no room for the weights", self.device, "take a smaller model or dtype"):
-            self.model = load_model(model, device=self.device, shard=shard, **settings)
+        self.model = load_on(model, self.device, {**settings, "shard": shard})
         assert self.model.native is not None
         self.model.native.group = self.group
 
@@ -70,9 +76,7 @@ class Worker:
     def make(self, shape: CacheShape, blocks: int, cpu_blocks: int, **settings: Any) -> None:
         """Make a cache, and a runner over it."""
         self.drop()
-        knobs = f"lower blocks={blocks} or gpu_memory_utilization"
-        with in_memory(f"no room for {blocks} blocks", self.device, knobs):
-            cache = Cache(shape, blocks, cpu_blocks, self.device)
+        cache = new_cache(shape, blocks, cpu_blocks, self.device)
         self.runner = Runner(self.model, cache, **settings)
 
     def drop(self) -> None:
@@ -81,25 +85,13 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def warm_up(self, *values: Any) -> None:
-        """`Runner.warm_up`."""
-        self._running.warm_up(*values)
-
-    def dummy_step(self, *values: Any) -> None:
-        """`Runner.dummy_step`, without a reply."""
-        self._running.dummy_step(*values)
-
     def carry_out(self, inputs: StepInputs) -> None:
-        """`Runner.carry_out`, without a reply; rank 0 broadcasts the tokens."""
+        """`Runner.carry_out`; rank 0 broadcasts the tokens."""
+        assert self.runner is not None, "a step before `make`"
         if (computing := inputs.computing) is not None:
             ids = np.zeros_like(computing.positions)
             inputs = replace(inputs, computing=computing._replace(ids=ids))
-        self._running.carry_out(inputs)
-
-    @property
-    def _running(self) -> Runner:
-        assert self.runner is not None, "a step before `make`"
-        return self.runner
+        self.runner.carry_out(inputs)
 
 
 SILENT = ("dummy_step", "carry_out")
@@ -133,7 +125,7 @@ def _serve(connection: Connection, rank: int) -> NoReturn:
     worker = Worker(rank)
     while True:
         name, values, settings = connection.recv()
-        result = getattr(worker, name)(*values, **settings)
+        result = worker.execute(name, values, settings)
         if name not in SILENT:
             connection.send((result,))
 

@@ -61,9 +61,8 @@ class OneProcess:
 
     def _work(self) -> None:
         while (told := self._told.get()) is not None:
-            name, values, settings = told
-            result = getattr(self.worker, name)(*values, **settings)
-            if name not in SILENT:
+            result = self.worker.execute(*told)
+            if told[0] not in SILENT:
                 self._said.put(result)
 
     @contextmanager

@@ -179,7 +179,7 @@ def test_while_it_runs_the_output_is_that_of_the_running_beams() -> None:
     group.take(torch.zeros(1, VOCAB))
     outputs = group.output(finished=False).outputs
     assert [output.token_ids for output in outputs] == [[4], [7]]
-    assert not any(output.finished for output in outputs)
+    assert not any(output.finish_reason for output in outputs)
     group.close("abort")
     assert [o.finish_reason for o in group.output(finished=True).outputs] == ["abort"] * 2
 
