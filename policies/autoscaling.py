@@ -71,7 +71,6 @@ class Threshold(Autoscaler):
         """The load of a replica."""
 
     def queue_load(self, queued: float) -> float:
-        """The load of the requests queued at the router."""
         return 0
 
     def desired(self, view: ScalingView) -> int:

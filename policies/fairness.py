@@ -38,15 +38,12 @@ class Clients:
 
     @property
     def waiting_clients(self) -> Collection[str]:
-        """Clients with waiting requests."""
         return self._waiting.keys()
 
     def waits(self, client: str) -> bool:
-        """Whether a client has waiting requests."""
         return client in self._waiting
 
     def share(self, client: str) -> float:
-        """The weight of a client."""
         return self.weights.get(client, 1.0)
 
     def pending(self, client: str) -> int:

@@ -80,7 +80,6 @@ class _Scaling:
         self._autoscaler = settings.make()
 
     def periodically(self) -> Generator[simpy.Event, None, None]:
-        """Decide at each interval."""
         background, now = BackgroundProcess(self._dispatcher), 0.0
         while True:
             now += self._settings.interval_s

@@ -344,7 +344,6 @@ class Dispatcher:
     # -- changes of replica states -----------------------------------------------------------------
 
     def view(self, replica: ReplicaHandle) -> ReplicaView:
-        """The router's view of a replica."""
         return self._views[replica.index]
 
     def _update_candidates(self) -> None:

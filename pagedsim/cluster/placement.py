@@ -27,7 +27,6 @@ class Option:
 
     @property
     def per_gpu(self) -> float:
-        """Requests/s per GPU."""
         return self.goodput / self.gpus
 
     def servers(self, rate: float) -> int:
@@ -48,7 +47,6 @@ class Share:
 
     @property
     def gpus(self) -> int:
-        """GPUs of these servers."""
         return self.servers * self.option.gpus
 
 
@@ -61,12 +59,10 @@ class Placement:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all servers."""
         return sum(share.gpus for share in self.shares)
 
     @property
     def per_gpu(self) -> float:
-        """Requests/s per GPU."""
         return self.rate / self.gpus
 
     @property

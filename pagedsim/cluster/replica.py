@@ -77,7 +77,6 @@ class ReplicaLoad:
         self.predicted_output += tokens
 
     def detached(self, request: Request) -> None:
-        """A decoding request leaves for another replica."""
         self.gone(request)
         self.recorder.detached(request)
 
@@ -89,7 +88,6 @@ class ReplicaLoad:
             self.predicted_output = 0.0  # without what floats have been rounded by
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step runs from `start` to `end`."""
         self._in_step = 0
         if plan.chunks:
             self._in_step, self._until = plan.prefill_tokens, end
@@ -120,7 +118,6 @@ class ReplicaLoad:
             self._uncomputed[name] = tokens, end
 
     def undo(self) -> None:
-        """Discard the last step, which did not complete."""
         self.recorder.undo()
 
     def clear(self) -> None:
@@ -131,7 +128,6 @@ class ReplicaLoad:
         self._predicted.clear()
 
     def left(self, request: Request) -> None:
-        """A request has finished or was rejected."""
         self.gone(request)
         self.recorder.left(request)
 
@@ -162,7 +158,6 @@ class StepNotifier:
         self._first: Any = None  # order of the next request to get memory; None: not looked up
 
     def __bool__(self) -> bool:
-        """Whether there are waiters."""
         return bool(self._waiting)
 
     def wait(self, request: Request | None = None) -> simpy.Event:
@@ -366,11 +361,9 @@ class ReplicaHandle:
         return self.notifier.wait(request)
 
     def waits_for(self, plan: StepPlan) -> bool:
-        """Whether the end of this step has to be reported."""
         return bool(self.notifier or (self.sampled and plan.chunks))
 
     def committed(self, plan: StepPlan) -> None:
-        """The step has ended now."""
         if self.sampled and plan.chunks:
             self.sampled(plan)
         self.notifier.notify()

@@ -51,27 +51,22 @@ class ReplicaView:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for admission, those migrating to it included."""
         return len(self._replica.scheduler.waiting) + len(self._replica.incoming)
 
     @property
     def running(self) -> int:
-        """Requests in its batch."""
         return len(self._replica.scheduler.running)
 
     @property
     def swapped(self) -> int:
-        """Requests swapped out to CPU memory."""
         return len(self._replica.scheduler.swapped)
 
     @property
     def requests(self) -> int:
-        """All requests: waiting, running and swapped."""
         return len(self._here) + len(self._replica.incoming)
 
     @property
     def free_blocks(self) -> int:
-        """GPU blocks that can be allocated."""
         return self._replica.scheduler.memory.free
 
     @property
@@ -88,39 +83,32 @@ class ReplicaView:
 
     @property
     def owed_tokens(self) -> int:
-        """Prefill tokens still to be computed."""
         return self._replica.load.owed(self._replica.clock.now)
 
     @property
     def stored_tokens(self) -> int:
-        """KV-cache tokens of decoding requests."""
         return self._replica.scheduler.clock.context
 
     @property
     def predicted_tokens(self) -> float:
-        """Remaining output tokens of all requests, as predicted."""
         clock = self._replica.scheduler.clock
         predicted = max(self._replica.load.predicted_output - clock.generated_in_all, 0.0)
         return predicted + sum([left for _, left in self._replica.incoming.values()])
 
     @property
     def batch(self) -> Collection[Request]:
-        """The running requests, in batch order."""
         return self._replica.scheduler.running.keys()
 
     def cached_tokens(self, request: Request) -> int:
-        """Length of the longest prefix of a request in its prefix cache, in tokens."""
         memory = self._replica.scheduler.memory
         return len(memory.lookup(request)) * memory.block_size
 
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
-        """Duration of a step that prefills `tokens` tokens after `cached` ones."""
         cost = self._replica.cost
         answer = cost.step_seconds(step(tokens, cached=cached))
         return policy_validation.seconds(cost, "step_seconds", answer)
 
     def decode_seconds(self, sequences: int, context: int) -> float:
-        """Duration of a decode step."""
         cost = self._replica.cost
         return policy_validation.seconds(
             cost, "decode_seconds", cost.decode_seconds(sequences, context)
@@ -207,21 +195,17 @@ class Candidates(Replicas):
 
     @property
     def role(self) -> str:
-        """The phase to be routed."""
         return self._role
 
     @property
     def seen_at(self) -> float | None:
-        """The time of their counts; None: current."""
         return self._views[0].seen_at if self._views else None
 
     @property
     def all_replicas(self) -> Sequence[Replica]:
-        """All replicas that are up, whatever their role."""
         return self._all
 
     def cached_tokens(self, request: Request) -> Sequence[int]:
-        """Length of the longest cached prefix of a request on each replica, in tokens."""
         for view in self._views:
             view.catch_up()
         cached = self._index().tokens(request)

@@ -305,7 +305,6 @@ class BatchState:
     # -- the batch -------------------------------------------------------------------------------
 
     def add_to_batch(self, request: Request) -> None:
-        """Append a request to the batch."""
         request._state = _RUNNING
         request._seat = self._seated
         self._seated += 1
@@ -315,7 +314,6 @@ class BatchState:
             self.ranking.add(request)
 
     def remove_from_batch(self, request: Request) -> None:
-        """Remove a request from the batch."""
         if request in self.prefilling:
             del self.prefilling[request]
         elif request in self.leaving:

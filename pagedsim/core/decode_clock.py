@@ -77,22 +77,6 @@ class DecodeClock(Generic[R]):
     which generated tokens are summed.
     """
 
-    __slots__ = (
-        "_base",
-        "_end",
-        "_generated",
-        "_group",
-        "_groups",
-        "_memory_need",
-        "ends",
-        "memory",
-        "requests",
-        "tick",
-        "version",
-        "wide",
-        "width",
-    )
-
     def __init__(
         self,
         memory_need: Callable[[R], int | None],

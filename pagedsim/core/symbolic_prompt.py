@@ -88,12 +88,10 @@ class SymbolicPrompt(Sequence[int]):
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Its `(stream, length)` runs."""
         lengths = (end - begin for begin, end in zip([0, *self.ends], self.ends, strict=False))
         return tuple(zip(self.streams, lengths, strict=True))
 
     def __add__(self, more: SymbolicPrompt) -> SymbolicPrompt:
-        """The concatenation."""
         length = len(self)
         ends = self.ends + [length + end for end in more.ends]
         return SymbolicPrompt.up_to(self.streams + more.streams, ends)

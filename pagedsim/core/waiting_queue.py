@@ -36,19 +36,16 @@ class Ranking:
         return iter(self._requests)
 
     def add(self, request: Request) -> None:
-        """Insert a request."""
         request._key = key = self.order(request)
         place = bisect_left(self._keys, key)
         self._keys.insert(place, key)
         self._requests.insert(place, request)
 
     def remove(self, request: Request) -> None:
-        """Remove a request."""
         place = bisect_left(self._keys, request._key)
         del self._keys[place], self._requests[place]
 
     def move(self, request: Request) -> None:
-        """Move a request whose rank has changed."""
         self.remove(request)
         self.add(request)
 
@@ -70,15 +67,12 @@ class Queue:
 
     @property
     def head(self) -> Request:
-        """The next request."""
         return self._requests[0]
 
     def pop(self) -> Request:
-        """Remove the next request."""
         return self._requests.popleft()
 
     def append(self, request: Request) -> None:
-        """Add a new request."""
         self._requests.append(request)
 
     def put_back(self, request: Request) -> None:
@@ -86,7 +80,6 @@ class Queue:
         self._requests.appendleft(request)
 
     def remove(self, request: Request) -> None:
-        """Remove any request."""
         self._requests.remove(request)
 
     def kept_rank(self, request: Request) -> Rank | None:
@@ -125,13 +118,15 @@ class LateQueue(Queue):
 
     def arrange(self) -> None:
         self.settled = self._in_order
-        if self._in_order and not self._expired:
-            return
+        if not self._in_order or self._expired:
+            self._requests = deque(self._sorted())
+            self._in_order, self._expired = True, False
+
+    def _sorted(self) -> list[Request]:
         if self._expired:
             for request in self._requests:
                 request._key = self._order(request)
-        self._requests = deque(sorted(self._requests, key=by_key))
-        self._in_order, self._expired = True, False
+        return sorted(self._requests, key=by_key)
 
     def expire(self) -> None:
         self._expired = True
@@ -171,18 +166,14 @@ class StableQueue(LateQueue):
     def kept_rank(self, request: Request) -> Rank | None:
         return self._ranks.get(request)
 
-    def arrange(self) -> None:
-        self.settled = self._in_order
-        if self._in_order and not self._expired:
-            return
+    def _sorted(self) -> list[Request]:
         if self._expired:
             self._ranks.clear()
         ranks = self._ranks
         for request in self._requests:
             if request not in ranks:
                 ranks[request] = self._order(request)[0]
-        self._requests = deque(sorted(self._requests, key=ranks.__getitem__))
-        self._in_order, self._expired = True, False
+        return sorted(self._requests, key=ranks.__getitem__)
 
 
 class RankedQueue(Queue):

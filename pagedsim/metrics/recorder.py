@@ -168,18 +168,15 @@ class TierMoves:
         self._tiers: Sequence[Tier] = ()
 
     def of(self, tiers: Sequence[Tier]) -> None:
-        """Set the tiers."""
         self._tiers = tiers
 
     def step(self, number: int, plan: StepPlan) -> None:
-        """Record the moves of step `number`."""
         for source, target in plan.moves:
             self._steps.append(number)
             self._levels.append(target.level or source.level)
             self._loads.append(not target.level)
 
     def undo(self, number: int) -> None:
-        """Remove the moves of step `number`, the last one."""
         while self._steps and self._steps[-1] == number:
             for column in (self._steps, self._levels, self._loads):
                 column.pop()
@@ -431,7 +428,6 @@ class StepRecorder:
         self._used.clear()
 
     def own_steps(self) -> Steps:
-        """The steps, in order."""
         if self._unfolded is None:
             self._pack()
             rows: dict[str, Sliced] = {name: self._rows.take(name) for name in _EACH_ROW}

@@ -47,7 +47,6 @@ class Row:
         return self.ours / near - 1
 
     def record(self) -> dict[str, Any]:
-        """The row as JSON."""
         published = list(self.published) if isinstance(self.published, tuple) else self.published
         return {
             "what": self.what,

@@ -92,12 +92,10 @@ class Steps:
 
     @property
     def num_rows(self) -> int:
-        """How many steps there were."""
         return len(self._ends)
 
     @property
     def seconds(self) -> float:
-        """Total duration of all steps."""
         return sum(
             float((part["end"].to_numpy() - part["start"].to_numpy()).sum())
             for part in self.to_batches()
@@ -105,12 +103,10 @@ class Steps:
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns."""
         types = {name: pa.from_numpy_dtype(kind) for name, kind in STEP_COLUMNS.items()}
         return pa.schema(types | {name: values.type for name, values in self._more.items()})
 
     def table(self) -> pa.Table:
-        """All steps as one table."""
         return pa.Table.from_batches(self.to_batches(), self.schema)
 
     def append_column(self, name: str, values: pa.Array) -> Steps:
@@ -164,7 +160,6 @@ class FleetSteps:
 
     @property
     def num_rows(self) -> int:
-        """Total number of steps."""
         return sum(steps.num_rows for steps in self.replicas)
 
     @property

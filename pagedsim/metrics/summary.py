@@ -44,15 +44,10 @@ def replica_rows(run: RunTables, replica_sums: ReplicaSums) -> list[dict[str, An
     If a prefill replica handed a request on, prompt tokens, cached tokens and first token count for
     that replica, everything else for the replica at which the request finished.
     """
+    facts = ("name", "pool", "role", "hardware", "total_blocks")
     columns = {name: values.tolist() for name, values in _columns(run, replica_sums).items()}
     return [
-        {
-            "name": replica.name,
-            "pool": replica.pool,
-            "role": replica.role,
-            "hardware": replica.hardware,
-        }
-        | {"total_blocks": replica.total_blocks}
+        {name: getattr(replica, name) for name in facts}
         | {name: values[index] for name, values in columns.items()}
         for index, replica in enumerate(replica_sums.facts)
     ]
@@ -84,13 +79,9 @@ def _columns(run: RunTables, replica_sums: ReplicaSums) -> Mapping[str, NDArray[
 
 
 def _latencies(requests: Requests, first: Whose, left: Whose, count: int) -> dict[str, Floats]:
-    kinds = {
-        "ttft": (requests.per_request(ttft), first),
-        "tpot": (requests.per_request(tpot), left),
-    }
-    kinds["e2e"] = (requests.per_request(e2e), left)
     latencies = {}
-    for name, (values, whose) in kinds.items():
+    for name, of, whose in (("ttft", ttft, first), ("tpot", tpot, left), ("e2e", e2e, left)):
+        values = requests.per_request(of)
         known = ~np.isnan(values) & (whose >= 0)
         values, whose = values[known], whose[known]
         latencies[f"{name}_mean"] = _ratios(

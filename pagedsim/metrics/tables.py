@@ -41,7 +41,6 @@ class TokenTimes(NamedTuple):
     times: Floats
 
     def of(self, row: int) -> Floats:
-        """The times of one request."""
         return self.times[self.offsets[row] : self.offsets[row + 1]]
 
     def gaps(self, rows: Mask) -> Floats:
@@ -72,7 +71,6 @@ class Table:
         return cls(column, rows.schema.names, name)
 
     def only(self, rows: Mask) -> Self:
-        """The masked rows."""
         mask = pa.array(rows)
         return type(self)(lambda name: self._column(name).filter(mask), self._columns, self._name)
 
@@ -109,9 +107,11 @@ class Table:
         return np.asarray(column.offsets, dtype=np.int64), np.asarray(column.values)
 
     def encoded(self, name: str) -> tuple[list[str], NDArray[np.int64]]:
-        """Dictionary encoding of a string column: distinct values, and an index per row."""
+        """Dictionary encoding of a string column: distinct values, and an index per row, -1 for
+        null; raises KeyError if it does not exist."""
         coded = pc.dictionary_encode(self._column(name).combine_chunks())
-        return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), dtype=np.int64)
+        indices = pc.fill_null(coded.indices, -1).to_numpy()
+        return coded.dictionary.to_pylist(), np.asarray(indices, dtype=np.int64)
 
 
 class Requests(Table):
@@ -133,10 +133,9 @@ class Requests(Table):
     def session(self) -> NDArray[np.int64] | None:
         """The session number of each request, -1 for none; None if there are no sessions."""
         try:
-            coded = pc.dictionary_encode(self._column("session").combine_chunks())
+            return self.encoded("session")[1]
         except KeyError:
             return None
-        return np.asarray(pc.fill_null(coded.indices, -1).to_numpy(), dtype=np.int64)
 
     def per_request(self, of: EachRequest) -> Floats:
         """One value per request, cached; NaN for unfinished requests."""
@@ -163,7 +162,6 @@ class StepPart:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Duration of each step."""
         return np.asarray(self["end"] - self["start"])
 
 
@@ -265,7 +263,6 @@ class RunTables:
 
     @property
     def servers(self) -> int:
-        """Number of replicas."""
         return len(self.replica_sums.facts) if self.replica_sums is not None else 1
 
     def of_spans(self, value: Callable[[Span], float | None]) -> float | None:
@@ -333,7 +330,6 @@ class RunTables:
 
     @cached_property
     def service(self) -> Floats:
-        """Service of each request."""
         requests = self.requests
         return service_of(requests["prompt_tokens"], requests.generated, requests["first_token"])
 
@@ -395,7 +391,6 @@ class RequestGroup:
         return table.only(self.mask if name == "requests" else np.isin(ids, own))
 
     def count(self, state: str) -> int:
-        """Number of requests in a state."""
         return int(np.sum(self.mask & self.requests.in_state(state)))
 
     def total(self, name: str) -> float:

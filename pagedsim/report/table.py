@@ -109,12 +109,10 @@ class Section:
 
     @property
     def title(self) -> str:
-        """Name of the group."""
         return "all requests" if self.client is None else self.client or "unnamed client"
 
     @property
     def labels(self) -> list[str]:
-        """Headings of the columns."""
         return [label_of(key) for key in self.keys]
 
 

@@ -56,5 +56,4 @@ class Beams:
         return None if parents == list(range(width)) else parents
 
     def left(self, request: Request) -> None:
-        """Discard the random state of a request."""
         self._dice.pop(request.id, None)

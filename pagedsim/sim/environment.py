@@ -26,7 +26,6 @@ class Environment(simpy.Environment):
 
     @property
     def pending(self) -> int:
-        """Number of scheduled events."""
         return len(self._queue)
 
     def peek(self) -> float:

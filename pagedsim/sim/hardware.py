@@ -100,7 +100,6 @@ class Hardware:
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of memory."""
         return self.memory_gib * GIB
 
     @property

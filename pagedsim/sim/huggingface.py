@@ -51,7 +51,6 @@ class Keys:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
         return require_flag(f"{self.where}: {name}", self.values.get(name, default))
 
 

@@ -33,7 +33,6 @@ class Matrix(NamedTuple):
 
     @property
     def params(self) -> int:
-        """Number of weights."""
         return self.inputs * self.outputs
 
 
@@ -187,7 +186,6 @@ class ModelShape:
 
     @property
     def moe_layers(self) -> int:
-        """Number of layers with experts."""
         return self.layers - self.moe.dense_layers if self.moe else 0
 
     @cached_property
@@ -228,7 +226,6 @@ class ModelShape:
 
     @property
     def embedding_bytes(self) -> float:
-        """Bytes of the input embeddings."""
         if self.params is not None:
             return 0.0
         return (self.vocab + self.learned_positions) * self.hidden * self.head_dtype_bytes
@@ -245,7 +242,6 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of all weights."""
         ends, experts = self._ends, 0.0
         if self.moe:
             experts = self.moe_layers * self.moe.experts * self.expert_params
@@ -276,12 +272,10 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """KV-cache bytes per token."""
         return self.kv_values_per_token * self.kv_dtype_bytes
 
     @property
     def kv_values_per_token(self) -> int:
-        """KV-cache values per token."""
         if self.mla:
             return self.layers * (self.mla.kv_lora_rank + self.mla.rope_dim)
         return 2 * self.layers * self.kv_heads * self.head_dim

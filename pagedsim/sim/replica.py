@@ -126,12 +126,10 @@ class Replica:
 
     @property
     def stage_gpus(self) -> int:
-        """GPUs per stage."""
         return max(self.tensor_parallel, self.expert_parallel)
 
     @property
     def gpus(self) -> int:
-        """Number of all GPUs."""
         return self.pipeline_parallel * self.stage_gpus
 
     @property
@@ -185,7 +183,6 @@ class Replica:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of weights."""
         if self.gpus == self.tensor_parallel:
             return self.model.weight_bytes / self.tensor_parallel
         return self._weight_bytes(self.fullest)
@@ -252,7 +249,6 @@ class Replica:
 
     @property
     def block_bytes(self) -> float:
-        """Bytes of one KV block."""
         return self.kv_bytes_per_token * self.block_size
 
     @property

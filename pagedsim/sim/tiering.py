@@ -59,7 +59,6 @@ class TierSpec:
         require_flag(f"{where}.shared", self.shared)
 
     def size(self, replica: Replica) -> int:
-        """Its size in blocks."""
         return int(self.gib * GIB // replica.block_bytes) if self.blocks is None else self.blocks
 
     def level(

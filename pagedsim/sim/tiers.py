@@ -20,7 +20,6 @@ class Way:
     """Seconds per block."""
 
     def seconds(self, blocks: int) -> float:
-        """Duration of one transfer."""
         return self.latency + blocks * self.block
 
 

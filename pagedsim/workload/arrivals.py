@@ -41,7 +41,6 @@ class Timed(Arrivals):
         require_number("rate", self.rate, above=0)
 
     def scaled(self, factor: float) -> Self:
-        """The same process at `factor` times the rate."""
         return replace(self, rate=self.rate * factor)
 
 
@@ -214,7 +213,6 @@ class Merged:
     _places: NDArray[np.int64] | None
 
     def split(self) -> list[Floats]:
-        """The arrivals of each source."""
         if self._places is None:
             return [self.arrival]
         return np.split(self.arrival[self._places], np.cumsum(self.counts)[:-1])

@@ -143,7 +143,6 @@ class Program:
 
     @property
     def drawn(self) -> bool:
-        """Whether it is random."""
         parts = (self.shape.drawn, self.lengths.drawn, self.pause.drawn, self.labels.drawn)
         return any(parts) or self.prefixes is not None
 

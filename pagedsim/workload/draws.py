@@ -273,7 +273,6 @@ class Labels:
 
     @property
     def drawn(self) -> bool:
-        """Whether any attribute is random."""
         return isinstance(self.priority, Mapping) or isinstance(self.client, Mapping)
 
     def draw(

@@ -101,7 +101,6 @@ class Traffic:
 
     @property
     def process(self) -> Arrivals:
-        """The arrival process."""
         return make_arrivals(
             self.arrivals,
             rate=self.rate,
@@ -119,7 +118,6 @@ class Traffic:
 
     @property
     def labels(self) -> Labels:
-        """Attributes of the requests."""
         return Labels(self.priority, self.client, self.deadline, self.n, self.beam, self.max_tokens)
 
     @property
@@ -128,8 +126,6 @@ class Traffic:
         return self.process.rate if isinstance(self.process, Timed) else 0.0
 
     def source(self, seed: int) -> Source:
-        """The arrivals."""
-
         def times(count: int) -> NDArray[np.float64]:
             # The stream is restarted each time, so that more arrivals extend fewer.
             return self.start + self.process.times(count, self._stream(seed, "arrivals"))

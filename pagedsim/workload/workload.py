@@ -57,7 +57,6 @@ class Sessions:
 
     @property
     def count(self) -> int:
-        """Number of sessions."""
         return int(self.session.max(initial=-1)) + 1
 
     @property

@@ -38,7 +38,6 @@ class Splitwise(Router):
         return owed > 0 and owed + request.num_tokens > self.prompt_tokens
 
     def _full(self, replica: Replica, request: Request) -> bool:
-        """Whether its memory would be too full."""
         need = -(-request.num_tokens // replica.block_size)
         left = replica.free_blocks - replica.wanted_blocks - need
         return left < self.reserve * replica.total_blocks

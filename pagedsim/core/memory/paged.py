@@ -243,7 +243,6 @@ class PagedMemory(Memory):
         return self._cpu_free.pop()
 
     def _give_cpu(self, blocks: Iterable[int]) -> None:
-        """Free CPU blocks."""
         self._cpu_free += blocks
 
     def cpu_room(self, request: Request) -> bool:

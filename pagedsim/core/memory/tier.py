@@ -72,11 +72,9 @@ class Tier:
         return self._ranked is None
 
     def uses(self, block: int) -> bool:
-        """Whether a block is in use."""
         return block in self._used
 
     def find(self, key: Hashable) -> int | None:
-        """The block with `key`, or None."""
         return self._block_of.get(key)
 
     def touch(self, block: int) -> None:
@@ -138,7 +136,6 @@ class Tier:
         self.changes += 1
 
     def give(self, block: int) -> None:
-        """Free a used block."""
         self._used.remove(block)
         self._free.append(block)
 

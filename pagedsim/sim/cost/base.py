@@ -53,7 +53,6 @@ class Breakdown:
 
     @property
     def seconds(self) -> float:
-        """The step's time."""
         return sum(term.seconds for term in self.terms)
 
     @property
@@ -144,8 +143,6 @@ class CostModel(ABC):
     overlap with it.
     """
 
-    __slots__ = ("replica",)
-
     by_totals = True
     """Whether times depend on the totals of a plan only: its tokens, sequences and contexts. If
     not, as where single requests or the number of the step count, every step is planned, and
@@ -218,8 +215,6 @@ class CostModel(ABC):
 
 class ModelledPrices:
     """Preemption prices from a cost model: swapping costs both directions."""
-
-    __slots__ = ("_cost",)
 
     def __init__(self, cost: Any) -> None:  # a CostModel, whose answers are validated
         self._cost = cost

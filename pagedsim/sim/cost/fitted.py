@@ -78,27 +78,6 @@ class Fitted(CostModel):
     DistServe's simulator.
     """
 
-    __slots__ = (
-        "_ahead",
-        "_beside",
-        "_beside_large",
-        "_beyond",
-        "_decode",
-        "_decode_large",
-        "_few",
-        "_large_batch",
-        "_line",
-        "_line_large",
-        "_max_context",
-        "_max_count",
-        "_most",
-        "_move",
-        "_prefill",
-        "_slowest",
-        "_start",
-        "settings",
-    )
-
     def __init__(
         self,
         replica: Replica,
@@ -275,18 +254,13 @@ class Fitted(CostModel):
     def decode_seconds(self, sequences: int, context: int) -> float:
         if sequences > self._max_count or context > self._max_context:
             self._beyond = True
-        if sequences < self._large_batch:
-            if sequences < self._few:
-                return self._few_seconds(sequences, context)
-            constant, sequence, read = self._line
-        else:
-            constant, sequence, read = self._line_large
-        return constant + sequences * sequence + context * read
-
-    def _few_seconds(self, sequences: int, context: int) -> float:
         if not sequences:
             return 0.0
-        constant, sequence, read = _line(self._staged(self._decode, sequences, prompts=False))
+        if sequences < self._few:
+            constant, sequence, read = _line(self._staged(self._decode, sequences, prompts=False))
+        else:
+            small = sequences < self._large_batch
+            constant, sequence, read = self._line if small else self._line_large
         return constant + sequences * sequence + context * read
 
     def _staged(self, whole: Coefficients, tokens: int, prompts: bool) -> Coefficients:

@@ -108,7 +108,6 @@ class Fit:
 
     @property
     def percent(self) -> str:
-        """The error as a percentage."""
         return f"{100 * self.error:.1f} %"
 
     def __str__(self) -> str:

@@ -22,8 +22,6 @@ class Replay(CostModel):
     (`preemption=cheapest`) come from `estimate`.
     """
 
-    __slots__ = ("durations", "estimate", "source")
-
     by_totals = False
 
     def __init__(
@@ -119,8 +117,6 @@ def _parquet(path: str | PathLike[str]) -> dict[int, float]:
 
 class Decodes(CostModel):
     """Steps take the time of their decodes alone."""
-
-    __slots__ = ("_whole", "by_totals")
 
     def __init__(self, whole: CostModel) -> None:
         self._whole = whole

@@ -40,19 +40,6 @@ class Roofline(ByTerms):
     relative to the average.
     """
 
-    __slots__ = (
-        "_move",
-        "attention_rate",
-        "bandwidth",
-        "cache_bandwidth",
-        "constants",
-        "flop_rate",
-        "guessed",
-        "head_rate",
-        "paged",
-        "server_seconds",
-    )
-
     def __init__(
         self,
         replica: Replica,

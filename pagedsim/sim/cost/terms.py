@@ -213,23 +213,6 @@ class ByTerms(CostModel):
     each stage, through all stages; host terms are of the whole step.
     """
 
-    __slots__ = (
-        "_alone",
-        "_decodes",
-        "_host",
-        "_host_form",
-        "_host_is_plain",
-        "_host_sequence",
-        "_host_step",
-        "_launching",
-        "_overlaps",
-        "_read",
-        "_split",
-        "_sums",
-        "_unchosen",
-        "terms",
-    )
-
     def __init__(
         self,
         replica: Replica,

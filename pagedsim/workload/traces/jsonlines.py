@@ -60,7 +60,6 @@ class JsonLines(Format):
 
     @cached_property
     def fields(self) -> Mapping[str, Field]:
-        """All fields."""
         unit = "seconds" if self.per_second == 1 else "milliseconds"
         time = {self.time: (is_number, f"a number of {unit}")}
         return {**self.first, **time, self.prompt: TOKENS, self.output: TOKENS, **self.last}

@@ -141,7 +141,6 @@ class Slice:
 
     @property
     def end(self) -> float:
-        """End in seconds."""
         return inf if self.window is None else self.start + self.window
 
 
