@@ -6,9 +6,9 @@ left out are then off, and which constants the tables decide.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from operator import attrgetter, call
 from typing import NamedTuple
 
 import numpy as np
@@ -106,9 +106,11 @@ def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refi
 
     begin = whole_fit.values
 
+    model_of, gpu_of = attrgetter("model.name"), attrgetter("hardware.name")
     folds: list[tuple[str, Rows, Callable[[Cell], str]]] = [
-        *((name, used, _model_of) for name in dict.fromkeys(_model_of(cell) for cell, _ in used)),
-        *((name, kin, _gpu_of) for name in dict.fromkeys(_gpu_of(cell) for cell, _ in used)),
+        (name, pool, of)
+        for pool, of in ((used, model_of), (kin, gpu_of))
+        for name in dict.fromkeys(of(cell) for cell, _ in used)
     ]
     tasks: list[Callable[[], Fit]] = []
     for name, pool, of in folds:
@@ -116,7 +118,7 @@ def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refi
         tasks.append(partial(fitted, rest, standing, begin))
     for name, value in held_elsewhere(begin):
         tasks.append(partial(fitted, points, standing, {**begin, name: value}, held=[name]))
-    fits = in_processes(operator.call, tasks, jobs)
+    fits = in_processes(call, tasks, jobs)
 
     left_out = []
     for name, _, of in folds:
@@ -124,7 +126,7 @@ def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refi
         left_out.append(LeftOut.of(name, next(fits), standing, rows))
         say(f"fitted without {name}")
     rises = [fit.distance / whole_fit.distance - 1 for fit in fits]
-    models = sum(of is _model_of for _, _, of in folds)
+    models = sum(of is model_of for _, _, of in folds)
     others = dict.fromkeys(cell.table for cell, _ in whole if cell.table not in FITTED)
     return Refits(
         standing,
@@ -138,14 +140,6 @@ def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refi
         ],
         dict(zip(begin, zip(rises[::2], rises[1::2], strict=True), strict=False)),
     )
-
-
-def _model_of(cell: Cell) -> str:
-    return cell.model.name
-
-
-def _gpu_of(cell: Cell) -> str:
-    return cell.hardware.name
 
 
 def held_elsewhere(values: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -165,13 +159,12 @@ def moved(name: str, value: float) -> float:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def listings(refits: Refits | None) -> list[Listing]:
+def listings(refits: Refits) -> list[Listing]:
     """Tables of errors on held-out rows, and of the fitted constants."""
-    return [] if refits is None else [left_out_listing(refits), constants_listing(refits)]
+    return [_left_out(refits), _constants(refits)]
 
 
-def constants_listing(refits: Refits) -> Listing:
-    """The fitted constants beside the committed ones."""
+def _constants(refits: Refits) -> Listing:
 
     def reach(name: str, parts: Sequence[LeftOut]) -> str:
         low, high = refits.reach(name, parts)
@@ -204,8 +197,7 @@ def _bounded(name: str, value: float) -> str:
     return f"{value:.3g}{at}"
 
 
-def left_out_listing(refits: Refits) -> Listing:
-    """Errors on held-out rows."""
+def _left_out(refits: Refits) -> Listing:
     rows = []
     for kind, parts in (("model", refits.models), ("GPU", refits.gpus)):
         rows += [_errors(f"without {part.what}", part) for part in parts]

@@ -12,8 +12,7 @@ import numpy as np
 
 from pagedsim.build import inner_policy
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_flag, require_number, require_whole
-from pagedsim.experiments.fidelity.fairness_pair import Pair, Paired, Rules, Side
+from pagedsim.experiments.fidelity.fairness_pair import FEWEST, Pair, Paired, Rules, Side
 from pagedsim.experiments.fidelity.truth_data import in_processes
 from pagedsim.experiments.papers.panels import Panel, Points, draw_panels
 from pagedsim.fidelity.logs.log import Log, read_log
@@ -26,13 +25,11 @@ from pagedsim.report.style import short
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
-from pagedsim.spec.check import check_settings
+from pagedsim.spec.check import Positive, check_settings
 from pagedsim.spec.run import Settings
 
 DATA = Path(__file__).parents[1] / "data"
 """Folder of the logs that pagedsim includes."""
-FEWEST = 20
-"""Minimum number of requests to fit four coefficients to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +55,10 @@ class Fairness(Rules, Study):
     more: Sequence[str]
     pairs: Mapping[str, Mapping[str, Any]]
     machines: Mapping[str, Sequence[str]]
-    within: float
+    within: Positive
 
     def __post_init__(self) -> None:
         check_settings(self)
-        require_number("known", self.known, above=0)
-        least = {"least": FEWEST, "moves": 1, "prompts": 1, "more_prompt": 0, "adapter": 0}
-        for name, at_least in least.items():
-            require_whole(name, getattr(self, name), at_least)
-        require_flag("cold", self.cold)
-        require_number("within", self.within, above=0)
         for setting, names in {"policy": [self.policy], "more": self.more}.items():
             for name in names:
                 try:

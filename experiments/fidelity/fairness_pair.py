@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -22,8 +22,11 @@ from pagedsim.fidelity.logs.log import Log
 from pagedsim.fidelity.logs.score import ClientService, distance
 from pagedsim.fidelity.logs.server import ExternalServer
 from pagedsim.sim.cost import CostModel
+from pagedsim.spec.check import Positive, Whole
 from pagedsim.spec.run import RunSpec, Settings
 
+FEWEST = 20
+"""Minimum number of requests to fit four coefficients to."""
 FREE = ("decode_step", "mixed_step", "prompt_token", "context_token")
 """Fitted weights; initial values are those of `cost=`. Request latencies do not identify the
 others: prompt pairs scale with prompt tokens, since the GPU computes both, and the cost of a
@@ -135,17 +138,17 @@ FIT = (0.5, 0.2, 0.07)
 class Rules:
     """Properties of a server such as S-LoRA that its logs omit."""
 
-    known: float
+    known: Positive
     """Seconds of the first log; requests with a first token by then are fitted."""
-    least: int
+    least: Annotated[int, Whole(FEWEST)]
     """Minimum number of fitted requests."""
-    moves: int
+    moves: Annotated[int, Whole()]
     """Moves of each search simplex."""
-    more_prompt: int
+    more_prompt: Annotated[int, Whole(0)]
     """Tokens that the server adds to each prompt, not counted by clients."""
-    adapter: int
+    adapter: Annotated[int, Whole(0)]
     """Tokens of the pool that a client's adapter occupies."""
-    prompts: int
+    prompts: Annotated[int, Whole()]
     """Prompt tokens per step are bounded by the pool over this, by default."""
     cold: bool
     """Whether the first step takes as long as the log's first answer."""

@@ -11,7 +11,8 @@ is unknown.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,11 +89,8 @@ def errors(power: EnergyRoofline, some: Sequence[Case]) -> list[float]:
 
 def folds(some: Sequence[Case]) -> Iterator[tuple[str, list[Case], list[Case]]]:
     """Folds: the name of the held-out part, the fitted cases, and the held-out cases."""
-    ways: list[tuple[str, Callable[[Case], str | int]]] = [
-        ("without {}", lambda case: case.model),
-        ("without {} GPUs", lambda case: case.gpus),
-    ]
-    for title, of in ways:
+    for title, field in (("without {}", "model"), ("without {} GPUs", "gpus")):
+        of = attrgetter(field)
         for value in sorted({of(case) for case in some}, key=str):
             rest = [case for case in some if of(case) != value]
             yield title.format(value), rest, [case for case in some if of(case) == value]

@@ -94,6 +94,7 @@ class Truth(Study):
         rows = truth_data.planned(read, jobs, runs.say)
         every = Points(rows).scored(Constants.standing().cost_of)
         refits = constants.refitted(rows, jobs, runs.say) if self.tables is None else None
+        fits = [] if refits is None else constants.listings(refits)
         served = {log.name: log.scores() for log in logs}
         shown = usable(every)
         predicted = FigureSpec(
@@ -110,7 +111,7 @@ class Truth(Study):
         )
         return Analysis(
             finding=list(finding(every, refits, served)),
-            listings=[*listings(every), *constants.listings(refits), *logs_listings(served)],
+            listings=[*listings(every), *fits, *logs_listings(served)],
             notes=list(notes(read, every, refits, logs)),
             data=data(every, refits, served),
             drawings={"predicted": predicted, "errors": errors},
@@ -358,8 +359,8 @@ def notes(
 
 def _believed(points: Sequence[Point]) -> Iterator[str]:
     """Median and 90th percentile errors by stack, and of GPUs of unknown families."""
-    usable = [point for point in points if not point.mark]
-    known = [point for point in usable if point.cell.hardware.family is not None]
+    shown = usable(points)
+    known = [point for point in shown if point.cell.hardware.family is not None]
     for stack, group in by(known, lambda point: point.cell.stack).items():
         parts = [
             f"{name} {percent(of.median, 0)} and {percent(of.p90, 0)}"
@@ -369,7 +370,7 @@ def _believed(points: Sequence[Point]) -> Iterator[str]:
         yield (
             f"{stack} on {gpus}: half and nine tenths of the rows are within " + ", ".join(parts)
         )
-    strangers = [point for point in usable if point.cell.hardware.family is None]
+    strangers = [point for point in shown if point.cell.hardware.family is None]
     for name, group in by(tokens(strangers), lambda point: point.cell.hardware.name).items():
         yield (
             f"{name}: no table in the repository has taught what its family reaches, nor its "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -178,14 +178,14 @@ class ValidationRounds:
         study = self.study
         log = self._log()
         cost = fitted(log)
+        served = {name: self._recorded(name) for name in study.regimes}
         regimes = []
         for name, of in study.regimes.items():
             (simulated,) = self.runs.of(SIMULATED.format(name))
-            ran = self._recorded(name)
-            regimes.append(measured(name, of["load"], of["tolerance"], ran, simulated, cost))
-        served = [run for name in study.regimes for run in self._recorded(name)]
+            tolerance = of["tolerance"]
+            regimes.append(measured(name, of["load"], tolerance, served[name], simulated, cost))
         calibration = Calibration(log, cost)
-        steps = sum(run.steps.num_rows for run in (*self._fitted_to, *served))
+        steps = sum(run.steps.num_rows for run in chain(self._fitted_to, *served.values()))
         return Analysis(
             finding=regime_report.finding(regimes, log.machine, steps),
             listings=[*regime_report.listings(regimes), *calibration.listings()],

@@ -6,17 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pagedsim.report.style import (
-    MUTED,
-    PAPER,
-    key,
-    looks,
-    margins,
-    new_figure,
-    plain_log_ticks,
-    short,
-    tidy,
-)
+from pagedsim.report import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,24 +54,24 @@ class Panel:
         for name, (x, y) in self.published.items():
             axes.plot(x, y, "o", mfc="none", mec=styles[name]["color"], ms=7)
         for bound in self.bounds:
-            axes.axhline(bound, color=MUTED, lw=0.9)
+            axes.axhline(bound, color=style.MUTED, lw=0.9)
         if self.more is not None:
             self.more(axes)
         if self.log:
             axes.set_yscale("log")
-            plain_log_ticks(axes.yaxis)
+            style.plain_log_ticks(axes.yaxis)
         else:
             axes.set_ylim(0, self.top) if self.top else axes.set_ylim(bottom=0)
         if self.title:
             axes.set_title(self.title)
-        tidy(axes, x=self.x, y=self.y)
+        style.tidy(axes, x=self.x, y=self.y)
 
 
 def draw_panels(rows: Sequence[Sequence[Panel]]) -> Figure:
     """A grid of panels, whose last row may be shorter than the others."""
     from matplotlib.lines import Line2D
 
-    figure = new_figure(0.9 + 2.5 * len(rows))
+    figure = style.new_figure(0.9 + 2.5 * len(rows))
     grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)
     panels = [panel for row in rows for panel in row]
     styles = _styles(list(dict.fromkeys(name for panel in panels for name in panel.lines)))
@@ -91,15 +81,17 @@ def draw_panels(rows: Sequence[Sequence[Panel]]) -> Figure:
         for axes in axes_of[len(row) :]:
             axes.set_visible(False)
     dense = all(len(x) >= _DENSE for panel in panels for x, _ in panel.lines.values())
-    keyed = {name: _plain(style) if dense else style for name, style in styles.items()}
-    lines = {name: Line2D([], [], label=short(name, 48), **style) for name, style in keyed.items()}
+    keyed = {name: _plain(line) if dense else line for name, line in styles.items()}
+    lines = {
+        name: Line2D([], [], label=style.short(name, 48), **line) for name, line in keyed.items()
+    }
     return _keyed(figure, lines)
 
 
 def _styles(names: Sequence[str]) -> dict[str, Style]:
     """The look, width and marker of each line, from wide to narrow."""
     styles: dict[str, Style] = {}
-    for place, (name, look) in enumerate(looks(names).items()):
+    for place, (name, look) in enumerate(style.looks(names).items()):
         share = place / max(len(names) - 1, 1) if len(names) > 2 else 1.0
         styles[name] = {
             "color": look.colour,
@@ -107,28 +99,28 @@ def _styles(names: Sequence[str]) -> dict[str, Style]:
             "lw": _WIDE + share * (_NARROW - _WIDE),
             "marker": _MARKERS[place % len(_MARKERS)],
             "ms": _LARGE + share * (_SMALL - _LARGE),
-            "mec": PAPER,
+            "mec": style.PAPER,
             "mew": 0.7,
         }
     return styles
 
 
-def _plain(style: Style) -> Style:
-    return {**style, "lw": _NARROW, "marker": None}
+def _plain(line: Style) -> Style:
+    return {**line, "lw": _NARROW, "marker": None}
 
 
 def draw_bar_panels(panels: Mapping[str, Groups], text: str = "{:.3g}") -> Figure:
     """A panel of grouped bars for each title, below each other where there are many groups."""
     bars = dict.fromkeys(bar for groups in panels.values() for g in groups.values() for bar in g)
-    colours = {name: look.colour for name, look in looks(list(bars)).items()}
+    colours = {name: look.colour for name, look in style.looks(list(bars)).items()}
     columns = 2 if max(map(len, panels.values())) < 4 and len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
-    figure = new_figure(1.0 + 2.2 * rows)
+    figure = style.new_figure(1.0 + 2.2 * rows)
     grid = figure.subplots(rows, columns, squeeze=False).flat
     for axes, (title, groups) in zip(grid, panels.items(), strict=False):
         _draw_bars(axes, groups, colours, text)
         axes.set_title(title)
-        tidy(axes)
+        style.tidy(axes)
     for axes in list(grid)[len(panels) :]:
         axes.set_visible(False)
     return _keyed(figure, colours)
@@ -144,15 +136,15 @@ def _draw_bars(axes: Axes, groups: Groups, colours: Mapping[str, str], text: str
             if (value := group.get(name)) is not None:
                 bar = axes.bar(place + shift, value, 0.94 * width, color=colour, lw=0)
                 label = [text.format(value) if numbered else ""]
-                axes.bar_label(bar, label, padding=2, fontsize=7, color=MUTED)
+                axes.bar_label(bar, label, padding=2, fontsize=7, color=style.MUTED)
     labels = [name.replace(", ", ",\n", 1) for name in groups]
     axes.set_xticks(range(len(groups)), labels, fontsize=9 if len(groups) < 8 else 7)
     axes.grid(axis="x", visible=False)
 
 
 def _keyed(figure: Figure, entries: Mapping[str, Line2D] | Mapping[str, str]) -> Figure:
-    margins(figure, left=0.8, bottom=0.6, top=0.62)
+    style.margins(figure, left=0.8, bottom=0.6, top=0.62)
     figure.subplots_adjust(wspace=0.24, hspace=0.5)
     if len(entries) > 1:
-        key(figure, dict(entries))
+        style.key(figure, dict(entries))
     return figure

@@ -15,6 +15,7 @@ import numpy as np
 from pagedsim.backends.engine import the_machine, threads
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
+from pagedsim.experiments.benchmarks.harness import in_turns
 from pagedsim.experiments.papers.panels import Panel, draw_panels
 from pagedsim.experiments.papers.reproduction import Reproduction
 from pagedsim.experiments.studies.compare import check_metrics
@@ -222,7 +223,7 @@ def unused_slots(run: Run, block_size: int) -> float:
 
 
 ROUNDS = 5
-"""Rounds, of which the minimum is taken; sizes alternate, so that disturbances affect all alike."""
+"""Rounds, of which the minimum is taken."""
 CALLS = 10
 """Consecutive calls per round."""
 
@@ -242,15 +243,12 @@ class Decodes:
 
 
 def attention_seconds(
-    decodes: Decodes, sizes: Sequence[int], clock: Callable[[], float] = time.perf_counter
+    decodes: Decodes, sizes: Sequence[int], clock: Callable[[], float]
 ) -> Mapping[int, float]:
     """Seconds per call by block size."""
-    calls = {size: _call(decodes, size) for size in sizes}
-    best = dict.fromkeys(sizes, float("inf"))
-    for _ in range(ROUNDS + 1):  # one extra for warm-up and compilation
-        for size, call in calls.items():
-            best[size] = min(best[size], _timed(call, clock, decodes.device))
-    return best
+    calls = {size: partial(_timed, _call(decodes, size), clock, decodes.device) for size in sizes}
+    turns = in_turns(calls, ROUNDS + 1)  # one extra for warm-up and compilation
+    return {size: min(seconds) for size, seconds in turns.items()}
 
 
 def _call(decodes: Decodes, size: int) -> Callable[[], object]:

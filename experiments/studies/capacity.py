@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Annotated, Any
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number
 from pagedsim.experiments.studies.bisection import (
     Bisection,
     Bound,
@@ -30,7 +29,7 @@ from pagedsim.report.numbers import percent, signed
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Key, Runs, changed_note
 from pagedsim.run.study import Analysis, Study
-from pagedsim.spec.check import check_settings
+from pagedsim.spec.check import Number, check_settings
 from pagedsim.spec.run import RunSpec
 from pagedsim.spec.words import key_of
 
@@ -64,15 +63,12 @@ class Capacity(Study):
     usual: Mapping[str, Sequence[str]]
     arms: Mapping[str, Sequence[str]] | None = None
     baseline: str | None = None
-    start: float | None = None
-    tolerance: float = 0.02
+    start: Annotated[float | None, Number(1e-6)] = None
+    tolerance: Annotated[float, Number(0.001, 0.5)] = 0.02
     _own: list[float] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_settings(self)
-        require_number("tolerance", self.tolerance, 0.001, 0.5)
-        if self.start is not None:
-            require_number("start", self.start, 1e-6)
         bounds_of(self.bounds)
         check_overrides(self.searched)
         for arm, changes in self.searched.items():

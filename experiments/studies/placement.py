@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 from pagedsim.cluster.link import UnknownLink
 from pagedsim.cluster.placement import Option, Placement, limit, pair, placed
 from pagedsim.core import ConfigError, PagedsimError
-from pagedsim.core.errors import require_number, require_whole
 from pagedsim.experiments.studies.capacity import Capacity
 from pagedsim.experiments.studies.compare import notes_of_left_out
 from pagedsim.metrics.result import Listing, Row
@@ -19,6 +18,7 @@ from pagedsim.report.numbers import signed
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
+from pagedsim.spec.check import Positive, Whole
 from pagedsim.spec.run import RunSpec, Settings
 
 PHASES = {"prefill": "prefill", "decode": "decode", "both": "null"}
@@ -36,8 +36,8 @@ class Place(Capacity):
     """
 
     source: str = ""
-    target: float = 10.0
-    node: int | None = None
+    target: Positive = 10.0
+    node: Annotated[int | None, Whole(2)] = None
     """GPUs of one server for each phase together, at most; None: any number."""
     wholes: Mapping[str, Sequence[str]] | None = None
     """Fleets of servers for each phase that are searched as a whole, by name."""
@@ -54,9 +54,6 @@ class Place(Capacity):
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
         super().__post_init__()
-        require_number("target", self.target, above=0)
-        if self.node is not None:
-            require_whole("node", self.node, 2)
 
     @property
     def options(self) -> Mapping[str, Sequence[str]]:

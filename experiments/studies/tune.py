@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from optuna.distributions import BaseDistribution
 
-_RANGE = ("low", "high", "log")
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -77,7 +75,7 @@ def _setting(key: str, value: object) -> Setting:
     refuse_of_an_arm(where, key)
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0:
         return Setting(key, tuple(map(typed, value)))
-    if isinstance(value, Mapping) and set(value) <= set(_RANGE) and {"low", "high"} <= set(value):
+    if isinstance(value, Mapping) and {"low", "high"} <= set(value) <= {"low", "high", "log"}:
         low, high, log = value["low"], value["high"], value.get("log", False)
         if is_number(low) and is_number(high) and low < high and isinstance(log, bool):
             if log and low <= 0:
@@ -313,10 +311,6 @@ class Tuning:
         return str(pick(known, key=means.__getitem__))
 
     @property
-    def best_mean(self) -> float:
-        return mean(self.values[self.best])
-
-    @property
     def ratio(self) -> Estimate:
         """The best relative to the default under held-out seeds: geometric mean of ratios."""
         best, default = (self.confirmed.get(arm, {}) for arm in (self.best, DEFAULT))
@@ -360,7 +354,7 @@ class Tuning:
     def data(self) -> dict[str, Any]:
         best = {
             "changes": self.changes[self.best],
-            "mean": self.best_mean,
+            "mean": mean(self.values[self.best]),
             "overloaded": (self.best, False) in self.overloaded,
             "command": self.command,
         }
@@ -413,7 +407,7 @@ class Tuning:
 def draw_tuning(done: Tuning) -> Figure:
     """The goal over trials, and the importances of the settings."""
     look = looks(["trial"])["trial"]
-    scale = scale_of(done.goal, [done.best_mean])
+    scale = scale_of(done.goal, [mean(done.values[done.best])])
     means = np.asarray(done.means) * scale.factor
     best = np.maximum if done.more else np.minimum
     numbers = np.arange(1, len(means) + 1)

@@ -27,9 +27,6 @@ UNITS = {
 SWAP_UNITS = {"constant": ("µs", 1e6, "a swap"), "blocks": ("µs", 1e6, "a block swapped, one way")}
 
 
-_KINDS = ("prefill", "decode", "mixed")
-
-
 def fitted(log: StepLog) -> Fitted:
     """The fit; raises ConfigError for a log that is too short."""
     machine = log.machine
@@ -100,11 +97,11 @@ class Calibration:
 
     @property
     def _coefficients(self) -> dict[str, dict[str, float]]:
-        return {kind: dict(self.cost.settings[kind] or {}) for kind in (*_KINDS, "swap")}
+        return {kind: dict(self.cost.settings[kind] or {}) for kind in (*KINDS, "swap")}
 
     def listings(self) -> list[Listing]:
         """Coefficients, and errors of each kind of step."""
-        kinds = [kind for kind in _KINDS if kind in self.fits]
+        kinds = [kind for kind in KINDS if kind in self.fits]
         coefficients, rows = self._coefficients, []
         for name, (unit, scale, meaning) in UNITS.items():
             values = {kind: coefficients[kind].get(name) for kind in kinds}
