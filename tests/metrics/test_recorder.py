@@ -4,67 +4,23 @@ from __future__ import annotations
 
 import re
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import PagedsimError, Request, SamplingParams, Scheduler, StepPlan
-from pagedsim.core.plan import Chunk
+from pagedsim.core import PagedsimError, Request, Scheduler
 from pagedsim.metrics.files import read_summary, read_table, write_run
 from pagedsim.metrics.recorder import PACKED, Recorder
 from pagedsim.metrics.summary import summarise
 from pagedsim.sim.simulate import simulate
 from tests.metrics.tables import REQUESTS, SIZES, STEPS
-from tests.sim.harness import Constant, Jobs, run
+from tests.sim.harness import Constant, Jobs
 
 
 def scheduler() -> Scheduler:
     return make_scheduler(memory=make_memory(blocks=64, block_size=4))
-
-
-def test_steps_start_where_the_last_ended_unless_the_server_was_idle() -> None:
-    _, steps = run(scheduler(), Jobs([(0.5, 4, 3), (10.25, 4, 3)]))
-    assert steps["start"].to_pylist() == [0.5, 1.5, 2.5, 10.25, 11.25, 12.25]
-    assert steps["end"].to_pylist() == [1.5, 2.5, 3.5, 11.25, 12.25, 13.25]
-    assert steps["step"].to_pylist() == list(range(6))
-    assert steps["decode_context"].to_pylist() == [0, 5, 6, 0, 5, 6]
-
-
-def test_chunks_of_one_request_are_one_prefill() -> None:
-    """A group that lost its memory computes what its sequences do not share one by one."""
-    plan = StepPlan(number=0, now=0.0)
-    group, other = Request(0, 9, SamplingParams(n=2, max_tokens=4)), Request(1, 5)
-    for chunk in (
-        Chunk(group, 0, 9, samples=False),
-        Chunk(group, 8, 1, samples=False, sequence=1),
-        Chunk(other, 0, 5, samples=True),
-    ):
-        plan.add_chunk(chunk)
-    recorder = Recorder()
-    recorder.step(plan, 0.0, 1.0, scheduler())
-    (row,) = recorder.steps_table().to_pylist()
-    assert (row["prefill_requests"], row["sampled_prefills"]) == (2, 1)
-    assert row["prefill_pairs"] == 45 + 9 + 15
-
-
-class Pairs(Jobs):
-    """Each request asks for two answers."""
-
-    def requests(self) -> Iterator[tuple[Request, int]]:
-        for request, output in super().requests():
-            yield Request(request.id, 4, SamplingParams(n=2), arrival=request.arrival), output
-
-
-def test_output_tokens_are_those_of_one_sequence() -> None:
-    recorder = Recorder()
-    simulate(scheduler(), Pairs([(0.0, 4, 3)]), Constant(), recorder)
-    (row,) = recorder.requests_table().to_pylist()
-    assert (row["output_tokens"], row["sequences"]) == (3, 2)
-    assert row["service"] == 4 + 2 * 3 * 2
-    assert recorder.steps_table()["decode_seqs"].to_pylist() == [0, 2, 2]
 
 
 @pytest.mark.parametrize("ids", [[3, 1, 2], ["c", "a", "b"]])

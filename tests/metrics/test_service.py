@@ -1,3 +1,5 @@
+"""What clients got while they waited, against a sum over every token."""
+
 from __future__ import annotations
 
 from itertools import combinations
@@ -9,54 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.metrics import service as module
-from pagedsim.metrics.service import Floats, ServiceOverTime, service_of
+from pagedsim.metrics.service import Floats, ServiceOverTime
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.token_times import Stretches
-from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of, steps_of
-
-# Steps of a second each. a's first request decodes at 2, 3, 4, its second is queued from 1 to 5;
-# b's is queued from 2 to 6 while a is served, and c never waits.
-ROWS: list[dict[str, Any]] = [
-    {"client": "a", "finished": 4.0, "output_tokens": 4},
-    {"client": "a", "arrival": 1.0, "scheduled": 5.0, "first_token": 6.0, "finished": 6.0},
-    {"client": "b", "arrival": 2.0, "scheduled": 6.0, "first_token": 7.0, "finished": 7.0},
-    {"client": "c", "arrival": 3.0, "scheduled": 3.0, "first_token": 4.0, "finished": 4.0},
-]
-TICKS = steps_of(*({"end": float(end), "decode_seqs": 1} for end in range(1, 9)))
-
-
-def test_a_prompt_counts_once_its_first_token_is_out_and_a_token_of_an_answer_twice() -> None:
-    summary = summarise(requests_of(*ROWS), TICKS, **SIZES)
-    assert summary["service"] == 4 * 10 + 2 * (4 + 1 + 1 + 1)
-    assert {name: one["service"] for name, one in summary["clients"].items()} == {
-        "a": 30.0,
-        "b": 12.0,
-        "c": 12.0,
-    }
-
-
-def test_service_is_that_of_the_unfinished_too_and_of_every_sequence() -> None:
-    got = service_of([10, 10, 10], [3, 0, 2 * 4], np.array([1.0, NAN, 2.0]))
-    assert got.tolist() == [16.0, 0.0, 26.0]
-    rows = requests_of(
-        {"state": "unfinished", "finished": NAN, "output_tokens": 3},
-        {"state": "aborted", "first_token": NAN, "output_tokens": 0},
-        {"sequences": 2, "output_tokens": 4},
-    )
-    assert summarise(rows, TICKS, **SIZES)["service"] == got.sum()
-
-
-def test_the_gap_is_that_of_times_in_which_both_wait() -> None:
-    """From 2 to 5 a got the tokens at 3 and 4, b none; c never waits."""
-    summary = summarise(requests_of(*ROWS), TICKS, **SIZES)
-    assert summary["service_gap"] == 2 * 2
-    # From 1 to 5 a got three tokens, in 4 s; b from 2 to 6 nothing.
-    assert summary["service_jain"] == pytest.approx((6 / 4) ** 2 / (2 * (6 / 4) ** 2))
-    assert not {"service_gap", "service_jain"} & summary["clients"]["a"].keys()
+from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of
 
 
 def test_one_client_or_none_that_waits_has_no_gap() -> None:
-    for rows in (requests_of(ROWS[0], ROWS[1]), REQUESTS, requests_of()):
+    waits = {"client": "a", "arrival": 1.0, "scheduled": 5.0, "first_token": 6.0, "finished": 6.0}
+    for rows in (requests_of({"client": "a"}, waits), REQUESTS, requests_of()):
         assert not {"service_gap", "service_jain"} & summarise(rows, STEPS, **SIZES).keys()
 
 
@@ -158,11 +121,3 @@ def test_of_many_clients_the_farthest_are_compared(monkeypatch: pytest.MonkeyPat
     whole = ServiceOverTime(*table).gap_since_start()
     assert coarse is not None and whole is not None
     assert 0 < coarse <= whole
-
-
-def test_waiting_ends_when_a_request_is_scheduled_also_without_any_decode_step() -> None:
-    """Answers of one token each: between 2 and 5, while both wait, a gets one."""
-    one = {"client": "a", "scheduled": 2.0, "first_token": 3.0, "finished": 3.0}
-    rows = (one, *({**row, "output_tokens": 1} for row in ROWS[1:3]))
-    prompts = steps_of(*({"end": float(end), "prefill_requests": 1} for end in range(1, 9)))
-    assert summarise(requests_of(*rows), prompts, **SIZES)["service_gap"] == 12.0

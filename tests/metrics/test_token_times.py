@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pagedsim.build import make_router
-from pagedsim.cluster.failures import ListedOutages
-from pagedsim.cluster.kv_migration import AFTER_DEATH
-from pagedsim.cluster.link import Network
 from pagedsim.core import ConfigError
 from pagedsim.metrics.metric import weighted_mean, weighted_percentiles
 from pagedsim.metrics.slo import Reader
-from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.token_times import Resumptions, Stretches
 from pagedsim.spec.roots import Qoe
-from tests.cluster.fleets import server, whole
-from tests.fuzz import Simulation, outcome, simulations
-from tests.metrics.tables import NAN, SIZES, requests_of, steps_of
-from tests.metrics.token_ledger import TokenLedger
-from tests.sim.harness import Jobs
 
 Floats = NDArray[np.float64]
 
@@ -94,60 +83,10 @@ def test_token_times_are_those_of_the_steps_that_a_request_was_in(
     assert got == pytest.approx([read(reader, 0.0, came) for came in answers])
 
 
-@given(case=simulations())
-def test_times_of_a_run_are_those_of_a_ledger_of_tokens(case: Simulation) -> None:
-    """Whatever holds requests back, takes their memory or moves them."""
-    ledger = TokenLedger()
-    tables = outcome(case, step_by_step=True, recorder=ledger)
-    assume(isinstance(tables[0], list))
-    ledger.compare()
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("after", AFTER_DEATH)
-def test_an_answer_that_lost_its_replica_counts_from_its_new_start(ahead: bool, after: str) -> None:
-    """Or, where only its copy was lost, goes on after a pause."""
-    ledger, roles = TokenLedger(), ("prefill", "prefill", "decode", "decode")
-    jobs = Jobs([(0.02 * number, 9 + number % 7, 30) for number in range(40)])
-    whole(
-        [server(blocks=40, async_scheduling=ahead) for _ in roles],
-        jobs,
-        make_router("round_robin"),
-        roles=roles,
-        token_bytes=1e5,
-        server={"fast_forward": False},
-        recorder=ledger,
-        network=Network(1e-2),
-        failures=ListedOutages({0: [(0.4, 0.2)], 2: [(0.5, 0.1), (0.9, 0.3)]}),
-        on_receiver_death=after,
-    )
-    assert ledger.compare() > 40  # each goes on at another replica
-
-
 # -- quality of experience -------------------------------------------------------------------------
 
 
 READER = Reader(ttft=1.0, tokens_per_s=0.5)  # tokens at best 1, 3, 5 ... seconds after the arrival
-
-
-def qoe(*rows: dict[str, Any], ends: list[float], reader: Reader = READER) -> dict[str, Any]:
-    steps = steps_of(*({"end": end, "decode_seqs": 1} for end in ends))
-    return summarise(requests_of(*rows), steps, **SIZES, reader=reader)
-
-
-def test_qoe_is_the_mean_over_finished_requests_and_of_each_client() -> None:
-    rows: list[dict[str, Any]] = [
-        {"client": "a", "first_token": 0.5},
-        {"client": "a", "first_token": 4.0, "finished": 4.0},
-        {"client": "b", "first_token": 2.0, "finished": 2.0},
-        {"client": "b", "state": "unfinished", "finished": NAN},
-        {"client": "c", "state": "rejected", "first_token": NAN},
-    ]
-    summary = qoe(*rows, ends=[9.0])
-    assert summary["qoe"] == pytest.approx((1 + 1 / 4 + 1 / 2) / 3)
-    clients = summary["clients"]
-    assert (clients["a"]["qoe"], clients["b"]["qoe"]) == (5 / 8, 1 / 2)
-    assert np.isnan(clients["c"]["qoe"])
 
 
 def test_readers_are_those_of_the_paper_by_default() -> None:
