@@ -60,13 +60,6 @@ class Rounded(Linear):
         return round(super().decode_seconds(sequences, context), 4)
 
 
-class Editing(Linear):
-    def step_seconds(self, plan: StepPlan) -> float:
-        took = super().step_seconds(plan)
-        plan.decode_count = 0  # type: ignore[misc]
-        return took
-
-
 class Halved(Linear):
     def explain(self, plan: StepPlan) -> Breakdown:
         term = Term("half", self.step_seconds(plan) / 2, "fitted")
@@ -149,10 +142,6 @@ def test_the_cost_models_of_pagedsim_keep_their_promises(name: str) -> None:
         (Noisy, r"Noisy\.step_seconds gave 0\.\d+ and then 0\.\d+ for the same plan"),
         (Warming, r"Warming\.by_totals=True: step_seconds gave 0\.02, and 0\.01 for a later step"),
         (Rounded, r"Rounded\.decode_seconds gave 0\.\d+, step_seconds 0\.\d+ for the same decodes"),
-        (
-            Editing,
-            r"Editing: AttributeError: .*'decode_count'",
-        ),
         (Halved, r"Halved\.explain adds up to [\d.]+ s, step_seconds gave"),
         (Cheap, r"Cheap: Cheap\.swap_seconds gave -1\.0: must be seconds"),
         (Spent, r"Spent: Spent\.swap_seconds gave 0\.1 for 10 blocks, and 1\.0 for 1, in llama-2"),
