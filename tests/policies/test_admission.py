@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedsim.build import make_memory, make_policy, make_scheduler
-from pagedsim.core import Request, SamplingParams
+from pagedsim.build import make_policy
+from pagedsim.core import SamplingParams
 from pagedsim.policies.admission import Cap
 from pagedsim.policies.ordering import Priority
 from tests.policies.served import Job, Outcome, by_tokens, served
@@ -55,34 +55,6 @@ def test_a_full_reservation_counts_a_request_that_is_swapped_out() -> None:
     ).requests  # fmt: skip
     assert found[1].swapped_blocks > 0
     assert found[3].scheduled_at == found[2].finished_at
-
-
-def test_a_refusal_ends_with_a_beam() -> None:
-    """No event tells of it, but memory will hold both then."""
-    scheduler = make_scheduler(memory=make_memory(blocks=16, block_size=4), policy="reserve")
-    scheduler.add(Request("beams", 17, SamplingParams(n=2, max_tokens=6)), 0.0)
-    scheduler.commit(scheduler.plan(0.0), 1.0)
-    scheduler.add(Request("other", 17, SIX), 1.0)
-    plan = scheduler.plan(1.0)
-    scheduler.commit(plan, 2.0, parents={"beams": (0,)})
-    assert not plan.hits and [r.id for r, _ in scheduler.plan(2.0).hits] == ["other"]
-
-
-@pytest.mark.parametrize("policy", ["past_future", "reserve"])
-def test_a_refusal_ends_when_the_last_token_has_come_of_a_request_at_its_end(policy: str) -> None:
-    """Until then it holds its memory, although no later step computes anything for it."""
-    memory = make_memory(blocks=12, block_size=4)
-    scheduler = make_scheduler(memory=memory, policy=policy, async_scheduling=True)
-    for name in "ab":
-        scheduler.add(Request(name, 17, SIX, predicted_len=6.0), 0.0)
-    admitted = []
-    for _ in range(8):
-        plan = scheduler.plan(0.0)
-        scheduler.dispatch(plan)
-        if plan.number:
-            scheduler.complete(scheduler.queues.in_flight[0], 0.0)
-        admitted.append([request.id for request, _ in plan.hits])
-    assert admitted == [["a"], *[[]] * 6, ["b"]]
 
 
 def largest_batch(outcome: Outcome) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby, permutations
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from pagedsim.build import POLICIES
 from pagedsim.core import Policy, Request, ServerState, State
 from pagedsim.policies.aging import Aging
-from pagedsim.policies.ltr import LTR
-from pagedsim.policies.mlfq import Due
 from pagedsim.policies.ordering import EDF, HRRN, Priority
 from pagedsim.policies.slo import SLO
-from tests.core.drive import Server
 from tests.policies.served import Job, served, started
 
 # By size
@@ -139,23 +136,6 @@ def test_a_request_past_the_target_of_its_class_is_rejected_where_shed_is_set() 
 # By the longest cached prefix
 
 
-SHARED = list(range(32))
-
-
-def job(name: int, shared: list[int], length: int, output: int = 1) -> Job:
-    """A request whose prompt begins with `shared`, and goes on with tokens of its own."""
-    own = [1000 * name + place for place in range(length - len(shared))]
-    return Job(prompt=shared + own, output=output)  # type: ignore[arg-type]
-
-
-def test_a_beginning_that_waiting_requests_share_is_computed_once() -> None:
-    """The third request, which shares nothing, starts beside the first; then the second hits."""
-    jobs = [job(1, SHARED, 40), job(2, SHARED, 40), job(3, [], 40)]
-    outcome = served(jobs, "lpm", memory="prefix", max_seqs=2)
-    assert started(outcome) == [0, 2, 1]
-    assert [request.cached_tokens for request in outcome.requests] == [0, 32, 0]
-
-
 # Under a load that never ends
 
 
@@ -203,35 +183,3 @@ def test_aging_leaves_all_but_the_last_number_of_a_rank_as_they_are() -> None:
     rows = [(0.0, 1, 0), (0.5, 9, 0), (0.2, 11, 0), (0.1, 1, 1)]
     jobs = [Job(at, prompt, 1, {"priority": priority}) for at, prompt, priority in rows]
     assert started(served(jobs, Aging(Levels(), rate=10), max_seqs=1)) == [0, 2, 1, 3]
-
-
-class CountedDue(Due):
-    """Counts the requests that it gives out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken = 0
-
-    def take(self, now: float) -> list[tuple[float, Request]]:
-        taken = super().take(now)
-        self.taken += len(taken)
-        return taken
-
-
-def test_ltr_an_urgent_request_runs_for_its_period_and_is_looked_at_when_that_ends() -> None:
-    policy = LTR(starve=5, period=8)
-    policy._due = counted = CountedDue()
-    server = Server(policy=policy, batching="unified", max_seqs=2)
-    guesses = {"long": 50, "tiny": 2, "mid": 5}
-    for name, guess in guesses.items():
-        server.scheduler.add(Request(name, 4, predicted_len=guess), 0.0, 100)
-    ran = []
-    for _ in range(42):
-        plan = server.scheduler.plan(server.now)
-        sampled = [one.request for one in plan.chunks if one.samples] + [*plan.decodes]
-        ran.append("".join(sorted(str(one.id)[0] for one in sampled)))
-        server.now += 1.0
-        server.scheduler.commit(plan, server.now)
-    stints = [len(list(some)) for runs, some in groupby(ran, lambda who: "l" in who) if runs]
-    assert stints == [8, 8, 8], ran
-    assert counted.taken < 30, "in every step of its period"
