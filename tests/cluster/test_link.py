@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from math import ceil
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from pagedsim.cluster.link import Fabric, Network, UnknownLink
 from pagedsim.cluster.placement import Option, best, limit, pair, placed
-from pagedsim.core import ConfigError
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.hardware import Hardware
 from tests.cluster.test_queueing import SEEDS, agrees, steady
@@ -82,11 +80,6 @@ def test_within_a_node_there_are_links_of_its_own() -> None:
     network = Network(1.0, topology="shared", node_replicas=4, node_gb_s=10.0)
     sent = [(0, 0, 3, 10), (0, 4, 7, 10), (0, 3, 4, 1), (0, 7, 0, 1), (0, 2, 2, 5)]
     assert ends(network, sent)[0] == pytest.approx([1, 1, 1, 2, 0])
-
-
-def _after(environment: Environment, fabric: Fabric, since: float, now: float) -> Events:
-    yield environment.at(now)
-    yield from fabric.send(0, 1, 4.0 * GB, since=since, layers=40)
 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair"])
@@ -170,13 +163,6 @@ def test_a_link_that_nothing_describes_is_refused() -> None:
     Network().refuse_unknown([known, known])
     Network(1.0, topology="shared").refuse_unknown([bare, bare])
     Network(node_replicas=2).refuse_unknown([bare, bare])  # both in one node
-
-
-def test_unknown_words_are_refused() -> None:
-    given: dict[str, Any] = {"bandwidth_gb_s": 25.0}
-    for key, known in (("topology", "nic"), ("sharing", "fair")):
-        with pytest.raises(ConfigError, match=f"unknown link.{key} 'ring': .*{known}"):
-            Network(**{**given, key: "ring"})
 
 
 # -- distServe's arithmetic: which option, how many servers, and how much a GPU that is ------------

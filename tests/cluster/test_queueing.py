@@ -18,8 +18,6 @@ import pytest
 from numpy.typing import NDArray
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.cluster.failures import RandomOutages
-from pagedsim.cluster.link import Network
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.policies.routing.router import Router
 from pagedsim.policies.routing.simple import Central, LeastRequests, PowerOfTwo, RoundRobin
@@ -34,22 +32,17 @@ T_999 = 4.437
 
 @dataclass
 class Drawn(Constant):
-    """A step takes what was drawn for the one request in it, by its stage."""
-
-    by_totals = False  # the time of a decode depends on which request it is
+    """A step takes what was drawn for the one request in it."""
 
     each: Floats = field(default_factory=lambda: np.empty(0))
-    decode: Floats = field(default_factory=lambda: np.empty(0))
 
     def step_seconds(self, plan: StepPlan) -> float:
-        if plan.chunks:
-            return float(self.each[int(plan.chunks[0].request.id)])
-        return float(self.decode[int(plan.decodes[0].id)])
+        return float(self.each[int(plan.chunks[0].request.id)])
 
 
-def one_at_a_time(blocks: int = 8) -> Scheduler:
+def one_at_a_time() -> Scheduler:
     """A server of one request at a time, in order of arrival."""
-    return make_scheduler(memory=make_memory(blocks=blocks, block_size=16), max_seqs=1)
+    return make_scheduler(memory=make_memory(blocks=8, block_size=16), max_seqs=1)
 
 
 def interval(values: Iterable[float]) -> tuple[float, float]:
@@ -160,139 +153,3 @@ def test_old_counts_turn_the_best_router_into_one_worse_than_chance() -> None:
     chance = load / (1 - load)
     (fresh, fresh_half), (old, old_half) = interval(waits[0]), interval(waits[-1])
     assert fresh + fresh_half < chance < old - old_half
-
-
-# -- prefill and decode apart ----------------------------------------------------------------------
-
-# A network of two stations in Jackson's product form (1957). A request is one step at a replica
-# that prefills and one at a replica that decodes, and the transfer between takes no time.
-# Departures of M/M/1 are Poisson (Burke 1956), so that the decode station is M/M/c with a mean of
-# its own, and at any time the two stations are independent.
-
-
-@dataclass(frozen=True)
-class Tandem:
-    """Requests arrive at rate 1."""
-
-    prefill: float
-    """Mean service; with one server also the part of time in which it is busy."""
-    decode: float
-    servers: int
-    """Replicas that decode."""
-
-    def decode_idle(self) -> float:
-        """Probability that the decode station is empty."""
-        offered, full = self.decode, self.decode**self.servers / factorial(self.servers)
-        below = sum(offered**n / factorial(n) for n in range(self.servers))
-        return 1 / (below + full / (1 - offered / self.servers))
-
-    def decode_sojourn(self) -> float:
-        """Mean time at the decode station: M/M/c (Erlang 1917)."""
-        load = self.decode / self.servers
-        full = self.decode**self.servers / factorial(self.servers) / (1 - load)
-        return self.decode + full * self.decode_idle() * load / (1 - load)
-
-    def passage(self, router: Router, seed: int, count: int) -> list[Floats]:
-        """When requests arrived, left the prefill station, and left the decode station."""
-        random = np.random.default_rng(seed)
-        arrivals = random.exponential(1.0, count).cumsum()
-        each, decode = (random.exponential(mean, count) for mean in (self.prefill, self.decode))
-        requests, _ = served(
-            [one_at_a_time(blocks=4096) for _ in range(1 + self.servers)],  # for all that wait
-            Jobs([(float(at), 1, 2) for at in arrivals]),
-            router,
-            Drawn(each=each, decode=decode),
-            roles=("prefill", *["decode"] * self.servers),
-            network=Network(bandwidth_gb_s=1.0),
-        )
-        assert requests["state"].unique().to_pylist() == ["finished"]
-        return [requests[name].to_numpy() for name in ("arrival", "first_token", "finished")]
-
-
-def idle(arrived: Floats, left: Floats) -> float:
-    """Part of the time without a request at either station, first fifth of arrivals aside."""
-    first = len(arrived) // 5
-    gaps = np.maximum(arrived[first + 1 :] - np.maximum.accumulate(left)[first:-1], 0)
-    return float(gaps.sum() / (arrived[-1] - arrived[first]))
-
-
-def test_prefill_and_decode_are_stations_in_product_form() -> None:
-    tandem, width = Tandem(0.5, 1.5, 3), 0.3
-    found = [tandem.passage(Central(), seed, 600) for seed in SEEDS]
-    prefill = (steady(between - arrived) for arrived, between, _ in found)
-    agrees(prefill, tandem.prefill / (1 - tandem.prefill), width)
-    decode = (steady(left - between) for _, between, left in found)
-    agrees(decode, tandem.decode_sojourn(), width)
-    both_idle = (1 - tandem.prefill) * tandem.decode_idle()
-    agrees((idle(arrived, left) for arrived, _, left in found), both_idle, width)
-
-
-# -- servers that break down -----------------------------------------------------------------------
-
-# The interrupted request is served from its start and keeps its length (preemptive-repeat-
-# identical). Failures have rate ξ while the server is up, idle or not; repairs are exponential.
-
-
-# By Gauss-Laguerre quadrature, which converges fast for means of e^(ξs) with ξ < 1/2.
-POINTS, WEIGHTS = np.polynomial.laguerre.laggauss(80)
-
-
-@dataclass(frozen=True)
-class Breaking:
-    """A server of exponential service with mean 1, with breakdowns."""
-
-    between: float
-    repair: float
-
-    def completion(self) -> tuple[float, float]:
-        """First and second moment of the time from the start of a request to its end.
-
-        A service of s is begun anew N times, which is geometric with e^(ξs) - 1 as its mean. Each
-        time costs V: an up time that ended before s, and a repair.
-        """
-        rate, s = 1 / self.between, POINTS
-        survives, fails = np.exp(-rate * s), -np.expm1(-rate * s)
-        up = 1 / rate - s * survives / fails
-        up_square = 2 / rate**2 - (s**2 + 2 * s / rate) * survives / fails
-        lost = up + self.repair
-        variance = up_square - up**2 + self.repair**2
-        times, times_square = fails / survives, fails * (1 + fails) / survives**2
-        mean = s + times * lost
-        square = s**2 + 2 * s * times * lost + times * variance + times_square * lost**2
-        return float(WEIGHTS @ mean), float(WEIGHTS @ square)
-
-    def sojourn(self, load: float) -> float:
-        """Mean time from arrival to end with Poisson arrivals.
-
-        M/G/1 with completion times for service. The first request of a busy period finds the
-        server down with probability ξ/(λ + ξ + 1/r), and waits for the rest of the repair, which
-        is exponential again: a set-up time D of the busy period (Welch 1964), which adds
-        (2 E[D] + λ E[D²]) / (2 (1 + λ E[D])).
-        """
-        first, second = self.completion()
-        down = (1 / self.between) / (load + 1 / self.between + 1 / self.repair)
-        setup, setup_square = down * self.repair, 2 * down * self.repair**2
-        queued = load * second / (2 * (1 - load * first))
-        held_up = (2 * setup + load * setup_square) / (2 * (1 + load * setup))
-        return queued + held_up + first
-
-    def sojourns(self, load: float, seed: int, count: int) -> Floats:
-        """Times from arrival to end."""
-        random = np.random.default_rng(seed)
-        service = random.exponential(1.0, count)
-        arrivals = random.exponential(1 / load, count).cumsum()
-        jobs = Jobs([(float(at), 1, 1) for at in arrivals])
-        failures = RandomOutages(self.between, self.repair)
-        costs = Drawn(each=service)
-        requests, _ = served(
-            [one_at_a_time()], jobs, RoundRobin(), costs, failures=failures, seed=seed
-        )
-        assert requests["state"].unique().to_pylist() == ["finished"]
-        times: Floats = requests["finished"].to_numpy() - requests["arrival"].to_numpy()
-        return times
-
-
-def test_a_queue_with_breakdowns_is_one_of_completion_times() -> None:
-    server, load = Breaking(8.0, 2.0), 0.3
-    times = (steady(server.sojourns(load, seed, 1000)) for seed in SEEDS)
-    agrees(times, server.sojourn(load))
