@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import pytest
 
 from pagedsim.core import (
-    Continuation,
     PagedMemory,
-    PlanError,
     PrefixMemory,
     ReservedMax,
     ReservedOracle,
@@ -86,32 +81,6 @@ def test_orcas_reservations_run_to_the_end_without_preemption(
 
 
 # Beams
-
-
-@pytest.mark.parametrize(
-    ("parents", "message"),
-    [
-        ({"a": (0, 2)}, "request 'a', parents (0, 2): parents (0, 2), of 2 sequences"),
-        ({"a": (0, 0, 1)}, "3 tokens for 3 of at most 2 sequences"),
-        ({"a": ()}, "0 tokens for 0 of at most 2 sequences"),
-        ({"b": (0,)}, "request 'b', parents (0,): decodes no sequences that could"),
-        ({"c": (0, 0)}, "request 'c', parents (0, 0): decodes no sequences that could"),
-    ],
-)
-def test_parents_that_cannot_be_are_refused(parents: Any, message: str) -> None:
-    server = Server(blocks=8)
-    server.add("a", 5, output=5, beams=2)
-    server.add("b", 5, output=5)
-    server.step()
-    plan = server.plan()
-    with pytest.raises(PlanError, match=re.escape(message)):
-        server.commit(plan, parents=parents)
-    server.commit(plan)  # nothing has happened
-    other = Server(blocks=8)
-    other.add("a", 5, output=5, beams=2)
-    other.step({"a": Continuation((1, 2))})
-    with pytest.raises(PlanError, match="parents go with their tokens"):
-        other.commit(other.plan(), {"a": Continuation((1, 2))}, parents={"a": (1, 1)})
 
 
 # Blocks on the CPU: the most at once, and a bound that the GPU's pool sets

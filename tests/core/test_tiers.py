@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.core import ConfigError, Request, Tier, TieredMemory
+from pagedsim.core import Request, Tier, TieredMemory
 from pagedsim.core.memory import Move
 from pagedsim.policies.preemption import Swap
 from tests.core.cases import Case, Prices, cases
@@ -153,14 +153,3 @@ def sharing(case: Case, block_size: int, pool: Tier) -> Run:
     blocks = max(-(-case.server.blocks * case.server.block_size // block_size), 1)
     scheduler = replace(server, blocks=blocks, pool=pool).build(case.seed)
     return Run(replace(case, server=server), scheduler=scheduler)
-
-
-def test_settings_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="unknown write 'throgh': did you mean 'through'"):
-        tiered(4, 8, write="throgh")
-    with pytest.raises(ConfigError, match=r"tiers\.cpu\.blocks=0: must be a whole number"):
-        Tier("cpu", 0)
-    with pytest.raises(ConfigError, match="tier 'a b': must have a name of letters"):
-        Tier("a b", 1)
-    with pytest.raises(ConfigError, match="tiers=x, x: must have different names"):
-        TieredMemory(4, 4, [Tier("x", 1), Tier("x", 1)])

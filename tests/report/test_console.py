@@ -1,4 +1,4 @@
-"""Output of a study on the terminal and in comparison.csv, and a metric of one's own in both."""
+"""Output of a study on the terminal and in comparison.csv."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import csv
 import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from pagedsim import report
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.definitions import METRICS
-from pagedsim.metrics.metric import LESS, MORE, Metrics
-from pagedsim.metrics.tables import Floats, RequestGroup, Requests, RunTables, StepPart
 from pagedsim.report.table import columns_of, sections, write_columns
 from tests.metrics.tables import result_of, study_of
 
@@ -99,38 +95,3 @@ def test_rows_of_any_kind_are_written_and_what_is_not_known_is_empty(tmp_path: P
             ["a", "2.5", ""],
             ["b, c", "", "ttft"],
         ]
-
-
-# -- a metric of its own ---------------------------------------------------------------------------
-
-
-KEYS = ("answer_time_mean", "answer_time_p99", "long_answers", "queue_mean")
-
-
-def _waiting(steps: StepPart) -> tuple[float, ...]:
-    return steps.seconds @ steps["waiting"], steps.seconds.sum()
-
-
-@pytest.fixture
-def declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of each kind."""
-    made = Metrics()
-
-    @made.latency("Answer time")
-    def answer_time(each: Requests) -> Floats:
-        """From the first token
-        to the last."""
-        return np.asarray(each["finished"] - each["first_token"])
-
-    @made.group("Long answers", "count", MORE)
-    def long_answers(group: RequestGroup) -> int:
-        """Answers of more than four tokens."""
-        return int((group.requests["output_tokens"][group.finished] > 4).sum())
-
-    @made.run("Queue", "count", LESS, sums=_waiting)
-    def queue_mean(run: RunTables, waiting: float, seconds: float) -> float:
-        """Requests that wait, over time."""
-        return waiting / seconds
-
-    for name, metric in made.items():
-        monkeypatch.setitem(METRICS, name, metric)
