@@ -115,33 +115,13 @@ def test_kept_sums_begin_anew_where_a_replica_has_died(died: float) -> None:
 # -- answers of a router ---------------------------------------------------------------------------
 
 
-class Answers(Router):
-    """Always the same."""
-
-    def __init__(self, answer: object, holds: bool = False) -> None:
-        self.answer = answer
-        self.holds = holds  # type: ignore[misc]
-
-    def route(self, request: Request, replicas: Replicas, now: float) -> Any:
-        return self.answer
-
-
-@pytest.mark.parametrize(
-    ("router", "said"),
-    [
-        (Answers(None), "Answers.route returned None: a router that queues requests must set"),
-        (Answers("replica-0"), "Answers.route gave 'replica-0': must be one of the replicas"),
-        (Answers(None, holds=True), "returned None although every replica is idle"),
-    ],
-)
-def test_an_answer_that_names_no_replica_is_refused(router: Router, said: str) -> None:
-    with pytest.raises(PagedsimError, match=said):
-        served([scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), router)
+class Refuses(Router):
+    def route(self, request: Request, replicas: Replicas, now: float) -> Refusal:
+        return Refusal("too busy")
 
 
 def test_a_refused_request_is_recorded() -> None:
-    jobs, refuses = Jobs([(0.0, 4, 3)]), Answers(Refusal("too busy"))
-    requests, _ = served([scheduler(), scheduler()], jobs, refuses, Constant())
+    requests, _ = served([scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), Refuses(), Constant())
     assert requests["state"].to_pylist() == ["rejected"]
     assert requests["reason"].to_pylist() == ["too busy"]
 
@@ -195,15 +175,6 @@ def test_a_request_held_by_old_counts_is_routed_when_they_are_renewed(
     """At 2.5 one request is seen; it leaves at 4, which is seen `staleness` after 2.5."""
     rows = [(0.0, 3, 4), (2.5, 3, 4)]
     assert finished(rows, Central(slots=1), staleness) == [4.0, starts + 4.0]
-
-
-class ShortFirst(Router):
-    """Prompts of more than 3 tokens are held back while replica 0 has requests."""
-
-    holds = True
-
-    def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
-        return None if replicas[0].requests and request.prompt_len > 3 else replicas[0]
 
 
 class Never(Router):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagedsim.build import BATCHINGS, make_batching, make_memory, make_scheduler
-from pagedsim.core import Batching, ConfigError, PrefillFirst, Request, Scheduler, StepPlan, Unified
+from pagedsim.core import Batching, PrefillFirst, Request, Scheduler, StepPlan, Unified
 from pagedsim.core.queues import Queues
 from pagedsim.testing import check_batching
 
@@ -74,14 +74,3 @@ def test_steps_are_skipped_only_by_what_the_class_itself_states(
     assert len(scheduler.running) == len(scheduler.waiting) == 1
     plan = scheduler.plan(1.0)
     assert (scheduler.uneventful(plan) > 0) is skips
-
-
-def test_an_unknown_value_is_refused() -> None:
-    class Sometimes(Unified):
-        admission_changes = "sometimes"  # type: ignore[assignment]
-
-    with pytest.raises(
-        ConfigError,
-        match=r"Sometimes.admission_changes='sometimes': must be one of never, while decoding, alw",
-    ):
-        blocked(Sometimes())
