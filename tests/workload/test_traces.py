@@ -14,7 +14,6 @@ from pagedsim.workload.traces import read
 from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
 from pagedsim.workload.traces.rows import Chunk, Clock, Options
 from tests.workload.files import (
-    BAILIAN,
     BURSTGPT,
     EVERY,
     LENGTHS,
@@ -265,14 +264,3 @@ def test_turns_do_not_wait_where_configured(tmp_path: Path) -> None:
     assert turns(made) == [("0", 1, []), ("1", 1, []), ("0", 2, []), ("0", 3, [])]
     with pytest.raises(ConfigError, match="arrivals=burst: must be trace for turns of sessions"):
         trace(path=path, arrivals="burst")
-
-
-def test_what_a_turn_says_wrong_is_named_with_its_line(tmp_path: Path) -> None:
-    text = BAILIAN.replace('"parent_chat_id": 7', '"parent_chat_id": "7"', 1)
-    with pytest.raises(ConfigError, match=r":3: parent_chat_id=.7.: must be a whole number"):
-        trace(path=written(tmp_path, text))
-    with pytest.raises(ConfigError, match=r":1: hash_ids has 2 blocks, input_length=40 tokens"):
-        trace(path=written(tmp_path, BAILIAN.replace("[1, 2, 3]", "[1, 2]")))
-    text = TURNS.replace('"session_id": "b"', '"session_id": null')
-    with pytest.raises(ConfigError, match=":2: session_id=null: must be a name or a whole number"):
-        trace(path=written(tmp_path, text))
