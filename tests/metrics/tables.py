@@ -276,19 +276,29 @@ Values = Mapping[str, Sequence[float]]
 """By key of the summary, a value a seed."""
 
 
-def arms_with(values: Mapping[str, Values], config: Mapping[str, object] | None = None) -> Arms:
+def arms_with(
+    values: Mapping[str, Values], config: Mapping[str, object] | None = None, **more: Any
+) -> Arms:
     """Arms of which nothing is known but these numbers; all requests finished unless they say."""
     runs = [
         Run(arm, seed, Path(), dict(config or {}), {"finished": 10} | summary)
         for arm, keys in values.items()
         for seed, summary in enumerate(_by_seed(keys))
     ]
-    return Arms("small", "Small", "What?", Path(), "", runs, metrics=("e2e_mean", "ttft_p99"))
+    keys = tuple(next(iter(values.values()), ()))
+    return Arms("small", "Small", "What?", Path(), "", runs, **{"metrics": keys, **more})
+
+
+def ttft(values: Mapping[str, Sequence[float]], **more: Any) -> Arms:
+    """Arms of which nothing is known but their mean TTFT, seed by seed."""
+    keys = {arm: {"ttft_mean": series} for arm, series in values.items()}
+    return arms_with(keys, **{"metrics": ("ttft_mean",), **more})
 
 
 def ranking_of(values: Mapping[str, Values], *criteria: str) -> Ranking:
     """How they stand by these keys."""
-    return Ranking(arms_with(values), [Criterion(key) for key in criteria])
+    metrics = ("e2e_mean", "ttft_p99")
+    return Ranking(arms_with(values, metrics=metrics), [Criterion(key) for key in criteria])
 
 
 def _by_seed(keys: Values) -> list[dict[str, object]]:

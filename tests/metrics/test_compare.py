@@ -6,17 +6,14 @@ import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.zoo_pareto import Criterion, Dominated, pareto_front
-from pagedsim.metrics.arms import Arms, Run, by_class
+from pagedsim.metrics.arms import by_class
 from pagedsim.metrics.catalogue import (
     further_percentiles,
     keys_of,
@@ -35,33 +32,17 @@ from pagedsim.metrics.compare import (
     student_t,
     value_of,
 )
-from pagedsim.metrics.definitions import METRICS
-from pagedsim.metrics.recorder import TABLES, Recorder
-from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.summary import summarise
-from pagedsim.metrics.tables import Span
 from tests.metrics.tables import (
-    FLEET,
-    FLEET_STEPS,
     SIZES,
     arms_with,
-    fleet_steps,
     ranking_of,
     requests_of,
     steps_of,
     study_of,
+    ttft,
     with_rejected,
 )
-
-
-def study(values: dict[str, list[float]], key: str = "ttft_mean", **more: Any) -> Arms:
-    folder = Path()
-    runs = [
-        Run(arm, seed, folder, {}, {key: value, "finished": 2})
-        for arm, series in values.items()
-        for seed, value in enumerate(series)
-    ]
-    return Arms("s", "t", "q", folder, "c", runs, metrics=(key,), **more)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +87,7 @@ def test_an_interval_ends_where_its_metric_does(
 
 def test_differences_are_paired() -> None:
     # Seeds differ by a hundred, the arms by a hundredth or so under each.
-    (one,) = compare(study({"a": [100.0, 200.0, 300.0], "b": [99.1, 198.0, 296.9]}))
+    (one,) = compare(ttft({"a": [100.0, 200.0, 300.0], "b": [99.1, 198.0, 296.9]}))
     assert (one.ours, one.theirs) == pytest.approx((198.0, 200.0))
     # By hand: -0.9, -2 and -3.1 have a mean of -2 and a deviation of 1.1.
     half = 4.30265 * 1.1 / math.sqrt(3)
@@ -133,17 +114,12 @@ def test_one_in_twenty_of_equal_arms_looks_sure(load: float) -> None:
 
 
 def test_one_seed_has_no_interval() -> None:
-    (one,) = compare(study({"a": [2.0], "b": [1.0]}))
+    (one,) = compare(ttft({"a": [2.0], "b": [1.0]}))
     assert not one.difference.known and not one.ratio.known and not one.sure
     assert (one.difference.mean, one.ratio.mean) == (-1.0, 0.5)
     # Nor do seeds count that one of the two has not.
-    (one,) = compare(study({"a": [2.0, 4.0, 100.0], "b": [1.0, 2.0]}))
+    (one,) = compare(ttft({"a": [2.0, 4.0, 100.0], "b": [1.0, 2.0]}))
     assert (one.seeds, one.theirs) == (2, 3.0)
-
-
-def test_an_unknown_metric_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"unknown metric 'ttft_max'.*did you mean"):
-        compare(study({"a": [1.0], "b": [1.0]}), metrics=["ttft_max"])
 
 
 def test_every_client_is_compared(tmp_path: Path) -> None:
@@ -274,25 +250,6 @@ def test_arms_that_finished_different_requests_are_pointed_out(tmp_path: Path) -
 
 
 # -- names, units and percentiles of metrics -------------------------------------------------------
-
-
-SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients", "replicas", "tiers"}
-
-
-def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
-    peaks: dict[str, Any] = {"flops": 1.0, "peak_flops": 1.0, "bytes": 1.0, "peak_bandwidth": 1.0}
-    peaks |= {"joules": 1.0, "idle_watts": 1.0, "euros_per_hour": 1.0}
-    peaks |= {"spans": [Span(0.0, 1.0, True, 1.0, 1.0)]}
-    row = {"scheduled": 1.0, "session": "0", "replica": 0, "retries": 0}
-    waiting = requests_of(*({"client": client, **row} for client in "ab"))
-    steps = fleet_steps(*FLEET_STEPS)
-    for name in ("loaded_cpu", "written_cpu"):
-        steps = steps.append_column(name, pa.array([0] * steps.num_rows))
-    events = {name: table(Recorder()) for name, table in TABLES.items()}
-    del events["requests"], events["steps"]
-    summary = summarise(waiting, steps, **FLEET, slo=Slo(), swapped_peak=0, events=events, **peaks)
-    known = {metric_of(key).name for key in summary.keys() - SETTINGS}
-    assert known == set(METRICS)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import Comparison, Estimate, compare, finding, in_words
 from pagedsim.metrics.result import Notice, added_up, as_records, notice_of
-from tests.metrics.tables import study_of
+from tests.metrics.tables import Values, arms_with, study_of, ttft
 
 NAN = math.nan
 UNKNOWN = (NAN, NAN)
@@ -50,24 +49,6 @@ def one(
 )
 def test_a_comparison_in_words(comparison: Comparison, words: str) -> None:
     assert in_words(comparison) == words
-
-
-Values = dict[str, list[float]]
-
-
-def study(arms: dict[str, Values], **more: Any) -> Arms:
-    """Arms with the values of each metric, seed by seed."""
-    keys = tuple(next(iter(arms.values()))) if arms else ("ttft_mean",)
-    runs = [
-        Run(arm, seed, Path(), {}, {"finished": 2} | dict(zip(keys, row, strict=True)))
-        for arm, values in arms.items()
-        for seed, row in enumerate(zip(*values.values(), strict=True))
-    ]
-    return Arms("s", "t", "q", Path(), "c", runs, metrics=keys, **more)
-
-
-def ttft(arms: dict[str, list[float]], **more: Any) -> Arms:
-    return study({arm: {"ttft_mean": values} for arm, values in arms.items()}, **more)
 
 
 @pytest.mark.parametrize(
@@ -117,21 +98,21 @@ def test_what_is_gained_and_what_it_costs() -> None:
         "slow": {"ttft_mean": [2.0, 2.2], "tpot_mean": [0.10, 0.11], "preemptions": [4, 5]},
         "fast": {"ttft_mean": [1.0, 1.1], "tpot_mean": [0.15, 0.165], "preemptions": [3, 6]},
     }
-    assert finding(study(arms)) == [
+    assert finding(arms_with(arms)) == [
         "Against slow, fast cuts the TTFT mean by 50 % (2.10 s to 1.05 s); "
         "it raises the TPOT mean by 50 % (105 ms to 158 ms)."
     ]
-    loser = finding(study(arms, baseline="fast"))
+    loser = finding(arms_with(arms, baseline="fast"))
     assert loser[0].startswith("Against fast, slow cuts the TPOT mean by 33 %")
     only: dict[str, Values] = {
         arm: {"tpot_mean": values["tpot_mean"]} for arm, values in arms.items()
     }
-    assert finding(study(only))[0].endswith("(105 ms to 158 ms); it gains in nothing.")
+    assert finding(arms_with(only))[0].endswith("(105 ms to 158 ms); it gains in nothing.")
     nothing: dict[str, Values] = {
         "a": {"ttft_mean": [2.0], "output_tokens_per_s": [137.01]},
         "b": {"ttft_mean": [3.0], "output_tokens_per_s": [137.03]},
     }
-    assert finding(study(nothing))[0].endswith("(2.00 s to 3.00 s); it gains in nothing.")
+    assert finding(arms_with(nothing))[0].endswith("(2.00 s to 3.00 s); it gains in nothing.")
 
 
 def test_gains_and_costs_of_each_client(tmp_path: Path) -> None:
@@ -160,7 +141,7 @@ def test_gains_and_costs_of_each_client(tmp_path: Path) -> None:
     ],
 )
 def test_the_finding_of_one_arm(values: Values, said: str) -> None:
-    assert finding(study({"run": values})) == [said]
+    assert finding(arms_with({"run": values})) == [said]
 
 
 def test_nothing_finished_or_ran() -> None:
