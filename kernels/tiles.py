@@ -193,7 +193,7 @@ def product_tiles(
     read, as any product has them.
     """
     item, weight_item = itemsizes
-    large, rows = roomy(capability), product_rows(tokens)
+    large, rows = roomy(capability), max(MIN_ROWS, min(128, power_of_two(tokens)))
     if item > 2:  # see prefill_tiles
         return ProductTiles(MIN_ROWS, 32, 32, 4, 2)
     if rows > 64:
@@ -204,8 +204,3 @@ def product_tiles(
     stage = depth * (width + rows * item)
     room = (96 if large else 64) * 1024
     return ProductTiles(rows, columns, depth, 4, 1 + min(6, max(1, room // stage)))
-
-
-def product_rows(tokens: int) -> int:
-    """Rows of a product's tile; of more tokens there are several."""
-    return max(MIN_ROWS, min(128, power_of_two(tokens)))

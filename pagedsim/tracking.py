@@ -66,14 +66,12 @@ def check_settings(
                 f"{' '.join(FORBIDDEN)}"
             )
     fine = isinstance(tags, Sequence) and not isinstance(tags, str)
-    if not fine or not all(isinstance(tag, str) and _fits(tag) for tag in cast(Any, tags)):
+    if not fine or not all(
+        isinstance(tag, str) and tag.strip() and len(tag) <= LONGEST_TAG for tag in cast(Any, tags)
+    ):
         raise ConfigError(
             f"tracking.tags={tags}: must be a list of texts of 1 to {LONGEST_TAG} characters"
         )
-
-
-def _fits(tag: str) -> bool:
-    return bool(tag.strip()) and len(tag) <= LONGEST_TAG
 
 
 def track(
@@ -106,29 +104,30 @@ def track(
         with _without_pages():
             import wandb
     except Exception as error:  # of this version beside those of what it requires
-        said = _line(error, type(error).__name__)
-        told = f"tracking.mode={mode}: Weights & Biases cannot be imported: {said}"
-        return Tracked([], PagedsimError(told))
+        reason = _line(error, type(error).__name__)
+        message = f"tracking.mode={mode}: Weights & Biases cannot be imported: {reason}"
+        return Tracked([], PagedsimError(message))
 
     logging.getLogger("wandb").setLevel(logging.ERROR)
     by_arm: dict[str, list[Run]] = {}
     for run in runs:
         by_arm.setdefault(run.arm, []).append(run)
-    for some in by_arm.values():
-        some.sort(key=lambda run: run.seed)  # they may come as they were completed
+    for arm_runs in by_arm.values():
+        arm_runs.sort(key=lambda run: run.seed)  # they may come as they were completed
     points = max(100, min(400, POINTS // max(len(by_arm), 1))) if series else 0
     folders: list[Path] = []
     try:
         wandb.setup(_settings(mode=mode))  # offline, it loads nothing of what would send
         account = {"mode": mode, "project": project, "entity": entity, "tags": [*tags] or None}
         begin = _begin(result, folder, by_arm, account)
-        turn = Lock()  # to log is computing, and threads that compute at once hinder each other
+        # To log is computing, and threads that compute at once hinder each other.
+        logging_lock = Lock()
 
         def arm(name: str) -> Path:
             first = by_arm[name][0]
             config = first.config | {"arm": name, "seed": first.seed, **_made_by(result)}
             with begin(name, "arm", config=config) as tracked:
-                with turn:
+                with logging_lock:
                     _log_arm(tracked, by_arm[name], points)
                 return _folder(tracked)
 
@@ -140,9 +139,9 @@ def track(
                 folders.append(_folder(tracked))
     except Exception as error:  # whatever a version of it raises
         kind = "" if isinstance(error, (wandb.Error, OSError, ValueError)) else type(error).__name__
-        said = _line(error, kind)
-        told = f"tracking.mode={mode}: Weights & Biases {wandb.__version__} says: {said}"
-        return Tracked(folders, PagedsimError(told))
+        reason = _line(error, kind)
+        message = f"tracking.mode={mode}: Weights & Biases {wandb.__version__} says: {reason}"
+        return Tracked(folders, PagedsimError(message))
     return Tracked(folders)
 
 
@@ -184,7 +183,7 @@ def _without_launch() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in [one for one in sys.modules if f"{one}.".startswith(f"{package}.")]:
+        for name in [module for module in sys.modules if f"{module}.".startswith(f"{package}.")]:
             del sys.modules[name]
 
 
@@ -203,8 +202,8 @@ def _begin(
     }
 
     def begin(name: str, kind: str, **more: Any) -> Any:
-        own = {"name": name, "id": ids[name if kind == "arm" else ""], "job_type": kind}
-        return wandb.init(**common | own | more, settings=_settings())
+        settings = {"name": name, "id": ids[name if kind == "arm" else ""], "job_type": kind}
+        return wandb.init(**common | settings | more, settings=_settings())
 
     return begin
 
@@ -236,7 +235,7 @@ def _settings(**more: str) -> Any:
     """Only what the study says: no code, no machine, no console; each run takes its own."""
     import wandb
 
-    own: dict[str, Any] = dict(more)
+    settings: dict[str, Any] = dict(more)
     return wandb.Settings(
         silent=True,
         console="off",
@@ -247,7 +246,7 @@ def _settings(**more: str) -> Any:
         x_disable_meta=True,
         x_disable_stats=True,
         x_save_requirements=False,
-        **own,
+        **settings,
     )
 
 
@@ -260,12 +259,12 @@ def _log_arm(tracked: Any, runs: Sequence[Run], points: int) -> None:
     import wandb
 
     seeds = [{"seed": run.seed} | dict(_flat(run.summary)) for run in runs]
-    every = [pair for one in seeds for pair in one.items()]
-    numbers = list(dict.fromkeys(name for name, value in every if _is_number(value)))
+    pairs = [pair for summary in seeds for pair in summary.items()]
+    numbers = list(dict.fromkeys(name for name, value in pairs if _is_number(value)))
     if points:
         _log_load(tracked, runs[0], points)
     if len(seeds) > 1 or points:
-        rows = [[one.get(name) for name in numbers] for one in seeds]
+        rows = [[summary.get(name) for name in numbers] for summary in seeds]
         logged = {"seeds": wandb.Table(columns=numbers, data=rows)}
         if replicas := runs[0].replicas:
             columns, cells = columns_of(replicas)
@@ -288,8 +287,8 @@ def _log_load(tracked: Any, run: Run, points: int) -> None:
 def _means(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Each number's mean over the seeds that have it; the rest as under the first seed."""
     means: dict[str, Any] = {}
-    for name in dict.fromkeys(name for one in seeds for name in one if name != "seed"):
-        values = [one[name] for one in seeds if name in one]
+    for name in dict.fromkeys(name for summary in seeds for name in summary if name != "seed"):
+        values = [summary[name] for summary in seeds if name in summary]
         means[name] = fmean(values) if all(map(_is_number, values)) else values[0]
     return means | {"seed_count": len(seeds)}
 
@@ -321,9 +320,9 @@ def _log_result(
         logged[f"tables/{number}"] = _listing(listing)
     # A single log call: what belongs together has one step.
     tracked.log(logged)
-    told = result.record()
+    record = result.record()
     words = {"question": result.question, "finding": " ".join(result.finding)}
-    tracked.summary.update({**dict(_flat(told["data"])), "title": result.title, **words})
+    tracked.summary.update({**dict(_flat(record["data"])), "title": result.title, **words})
     tracked.config.update({"command": result.command, "arms": list(names), **_made_by(result)})
 
 

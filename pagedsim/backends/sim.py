@@ -95,10 +95,10 @@ class Simulation(BackendRun):
         )
 
     def work(self, steps: Batches) -> Mapping[str, float | None]:
-        done, hardware = total_work(self.replica, steps), self.replica.hardware
+        total, hardware = total_work(self.replica, steps), self.replica.hardware
         known: dict[str, float | None] = {
-            "flops": done.flop,
-            "bytes": done.bytes,
+            "flops": total.flop,
+            "bytes": total.bytes,
             "peak_flops": hardware.flop_rate,
             "peak_bandwidth": hardware.bandwidth,
             "euros_per_hour": self.replica.euros_per_hour,
@@ -157,8 +157,8 @@ class FleetRun(BackendRun):
     @property
     def policies(self) -> Sequence[Policy]:
         """One of each pool."""
-        each = {place.pool: place.simulation.scheduler.policy for place in self.places}
-        return tuple(each.values())
+        policies = {place.pool: place.simulation.scheduler.policy for place in self.places}
+        return tuple(policies.values())
 
     @property
     def limits(self) -> Mapping[int, str]:
@@ -173,8 +173,8 @@ class FleetRun(BackendRun):
 
     @property
     def entries(self) -> Sequence[Scheduler]:
-        there = (place for place in self.places if place.role != "decode")
-        return tuple({place.pool: place.simulation.scheduler for place in there}.values())
+        receiving = (place for place in self.places if place.role != "decode")
+        return tuple({place.pool: place.simulation.scheduler for place in receiving}.values())
 
     def draws_for(self, workload: Workload) -> bool:
         spec = self.spec
@@ -189,12 +189,13 @@ class FleetRun(BackendRun):
     def _refuse_misfits(self) -> None:
         """Raise ConfigError for a replica that cannot send, or receive, migrated requests."""
         moving = self.router.migrates_every is not None
-        if moving or any(one.role == "prefill" for one in self.places):
+        if moving or any(place.role == "prefill" for place in self.places):
             if self.spec.link is None:
                 raise ConfigError(
                     "fleet.link=null: must be given where requests go from replica to replica"
                 )
-            self.spec.link.refuse_unknown([one.simulation.replica.hardware for one in self.places])
+            hardware = [place.simulation.replica.hardware for place in self.places]
+            self.spec.link.refuse_unknown(hardware)
         self._validate_likeness(moving)
         for place in self.places:
             migration = place.simulation.scheduler.migration
@@ -210,27 +211,28 @@ class FleetRun(BackendRun):
         roles = {place.role for place in self.places}
         first = self.places[0].simulation
         for place in self.places[1:] if moving or roles != {"both"} else ():
-            one, other = place.simulation.replica, first.replica
-            for key, own, theirs in (
-                ("model", one.model.name, other.model.name),
-                ("kv_cache_dtype", one.kv_format, other.kv_format),
+            replica, first_replica = place.simulation.replica, first.replica
+            for key, value, required in (
+                ("model", replica.model.name, first_replica.model.name),
+                ("kv_cache_dtype", replica.kv_format, first_replica.kv_format),
             ):
-                if own != theirs:
+                if value != required:
                     raise ConfigError(
-                        f"fleet.pools.{place.pool}: {key}={own}: must be {theirs}, as that of "
+                        f"fleet.pools.{place.pool}: {key}={value}: must be {required}, as that of "
                         f"{self.places[0].name}: requests go from one to the other"
                     )
         for place in self.places[1:]:
-            own_way, way = place.simulation.cost.server_seconds, first.cost.server_seconds
-            if own_way != way:
+            seconds, first_seconds = place.simulation.cost.server_seconds, first.cost.server_seconds
+            if seconds != first_seconds:
                 raise ConfigError(
-                    f"fleet.pools.{place.pool}: stack.server_ms={1e3 * own_way:g}: must be "
-                    f"{1e3 * way:g}, as that of {self.places[0].name}: one frontend serves all"
+                    f"fleet.pools.{place.pool}: stack.server_ms={1e3 * seconds:g}: must be "
+                    f"{1e3 * first_seconds:g}, as that of {self.places[0].name}: one frontend "
+                    "serves all"
                 )
 
     def refuse(self, workload: Workload) -> None:
-        apart = any(place.role == "prefill" for place in self.places)
-        if apart and any(asked.width > 1 for asked in workload.asked):
+        disaggregated = any(place.role == "prefill" for place in self.places)
+        if disaggregated and any(params.width > 1 for params in workload.asked):
             raise ConfigError(
                 "fleet.pools: role=prefill: requests of several sequences (workload.n, "
                 "workload.beam) cannot go on at another replica"
@@ -263,13 +265,13 @@ class FleetRun(BackendRun):
         self._dispatcher = dispatcher
 
     def _unit(self, place: Place) -> Unit:
-        one, replica = place.simulation, place.simulation.replica
+        simulation, replica = place.simulation, place.simulation.replica
         return Unit(
             place.name,
             place.role,
-            one.scheduler,
-            one.cost,
-            {"fast_forward": one.fast_forward, **one.settings},
+            simulation.scheduler,
+            simulation.cost,
+            {"fast_forward": simulation.fast_forward, **simulation.settings},
             token_bytes=replica.kv_bytes_per_token,
             links=replica.tensor_parallel * replica.model.layers / replica.most_layers,
             hardware=replica.hardware,
@@ -277,13 +279,13 @@ class FleetRun(BackendRun):
         )
 
     def sizes(self) -> Settings:
-        each = [place.simulation.sizes() for place in self.places]
-        peaks = [one["swapped_peak"] for one in each if one["swapped_peak"] is not None]
-        sizes = {one["block_size"] for one in each}
+        replica_sizes = [place.simulation.sizes() for place in self.places]
+        peaks = [size["swapped_peak"] for size in replica_sizes if size["swapped_peak"] is not None]
+        block_sizes = {size["block_size"] for size in replica_sizes}
         return {
-            "total_blocks": sum(one["total_blocks"] for one in each),
-            "block_size": sizes.pop() if len(sizes) == 1 else NAN,
-            "max_seqs": float(np.mean([one["max_seqs"] for one in each])),
+            "total_blocks": sum(size["total_blocks"] for size in replica_sizes),
+            "block_size": block_sizes.pop() if len(block_sizes) == 1 else NAN,
+            "max_seqs": float(np.mean([size["max_seqs"] for size in replica_sizes])),
             "swapped_peak": max(peaks, default=None),
             "replicas": [place.described() for place in self.places],
             "spans": self._spans() if self.spec.changes else None,
@@ -291,27 +293,28 @@ class FleetRun(BackendRun):
 
     def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
         dispatcher = self._dispatcher
-        made: dict[str, pa.Array] = {}
+        columns: dict[str, pa.Array] = {}
         if dispatcher is not None and dispatcher.migration is not None:
-            seen = [dispatcher.migration.records.get(one) for one in ids]
-            made |= {
-                "came_from": pa.array([one and one.source for one in seen], pa.int32()),
-                "left": pa.array([one and one.ready for one in seen], pa.float64()),
-                "boarded": pa.array([one and one.attached for one in seen], pa.float64()),
+            moves = [dispatcher.migration.records.get(request_id) for request_id in ids]
+            columns |= {
+                "came_from": pa.array([move and move.source for move in moves], pa.int32()),
+                "left": pa.array([move and move.ready for move in moves], pa.float64()),
+                "boarded": pa.array([move and move.attached for move in moves], pa.float64()),
             }
         if dispatcher is not None and self.spec.dying is not None:
-            made["retries"] = pa.array([dispatcher.retries[one] for one in ids], pa.int32())
-        return made
+            retries = [dispatcher.retries[request_id] for request_id in ids]
+            columns["retries"] = pa.array(retries, pa.int32())
+        return columns
 
     def _spans(self) -> list[Span] | None:
         """When replicas were there, and when they were dead."""
         if self._dispatcher is None:  # the run was stopped
             return None
         spans, states = [], self._dispatcher.states
-        for place, there, down in zip(self.places, states.paid(), states.down(), strict=True):
-            one = place.simulation
-            watts = one.power.idle_watts(one.replica) if one.power else None
-            spans += [Span(*when, True, watts, one.replica.euros_per_hour) for when in there]
+        for place, alive, down in zip(self.places, states.paid(), states.down(), strict=True):
+            simulation = place.simulation
+            watts = simulation.power.idle_watts(simulation.replica) if simulation.power else None
+            spans += [Span(*when, True, watts, simulation.replica.euros_per_hour) for when in alive]
             spans += [Span(*when, False) for when in down]
         return spans
 
@@ -325,49 +328,51 @@ class FleetRun(BackendRun):
         """Record the requests in replicas, between them, and in the queue in front of them."""
         if self._dispatcher is None:
             return
-        told: set[RequestId] = set()
-        for replica, own in zip(self._dispatcher.replicas, self._recorders, strict=True):
+        recorded: set[RequestId] = set()
+        for replica, tables in zip(self._dispatcher.replicas, self._recorders, strict=True):
             for request in replica.alive:
-                if request.id not in told:
-                    told.add(request.id)
+                if request.id not in recorded:
+                    recorded.add(request.id)
                     replica.scheduler.queues.discard_tokens(request)
-                    own.left(request)
+                    tables.left(request)
         for request, _ in self._dispatcher.held:
             recorder.left(request)
 
     def work(self, steps: Batches) -> Mapping[str, float | None]:
         """Work and energy are sums; a peak is the mean over the time that steps took."""
-        every = [recorder.own_steps() for recorder in self._recorders]
-        each = [place.simulation.work(own) for place, own in zip(self.places, every, strict=True)]
-        busy = [own.seconds for own in every]
-        known = {name: _sum(each, name) for name in ("flops", "bytes", "euros_per_hour")}
+        batches = [recorder.own_steps() for recorder in self._recorders]
+        works = [
+            place.simulation.work(steps) for place, steps in zip(self.places, batches, strict=True)
+        ]
+        busy = [steps.seconds for steps in batches]
+        known = {name: _sum(works, name) for name in ("flops", "bytes", "euros_per_hour")}
         for peak in ("peak_flops", "peak_bandwidth"):
             weighted = [
-                seconds * (one[peak] or 0.0) for seconds, one in zip(busy, each, strict=True)
+                seconds * (work[peak] or 0.0) for seconds, work in zip(busy, works, strict=True)
             ]
             known[peak] = sum(weighted) / sum(busy) if sum(busy) else None
-        return known | self._energy(each, busy)
+        return known | self._energy(works, busy)
 
     @staticmethod
     def _energy(
-        each: Sequence[Mapping[str, float | None]], busy: Sequence[float]
+        works: Sequence[Mapping[str, float | None]], busy: Sequence[float]
     ) -> dict[str, float | None]:
         """Idle GPUs draw a mean in the summary; what each one's differ by in steps is put right."""
-        if any(one.get("joules") is None or one.get("idle_watts") is None for one in each):
+        if any(work.get("joules") is None or work.get("idle_watts") is None for work in works):
             return {}
-        idle = [one["idle_watts"] or 0.0 for one in each]
+        idle = [work["idle_watts"] or 0.0 for work in works]
         mean = sum(idle) / len(idle)
-        joules = sum(one["joules"] or 0.0 for one in each)
-        joules += sum((mean - own) * seconds for own, seconds in zip(idle, busy, strict=True))
+        joules = sum(work["joules"] or 0.0 for work in works)
+        joules += sum((mean - watts) * seconds for watts, seconds in zip(idle, busy, strict=True))
         return {"joules": joules, "idle_watts": sum(idle)}
 
     def notices(self) -> list[str]:
-        told = [line for place in self.places for line in place.simulation.notices()]
-        return list(dict.fromkeys(told))
+        lines = [line for place in self.places for line in place.simulation.notices()]
+        return list(dict.fromkeys(lines))
 
 
-def _sum(each: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [one[name] for one in each]
+def _sum(works: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [work[name] for work in works]
     return None if None in values else sum(values)
 
 
@@ -410,9 +415,9 @@ class Simulated(Backend):
         whole = super().traffic(settings, seed)
         if self.only != "prefill":
             return whole
-        told = "backend.only=prefill: every answer ends with its first token"
-        ones = np.ones_like(whole.output_len)
-        return replace(whole, output_len=ones, notices=(*whole.notices, told))
+        notice = "backend.only=prefill: every answer ends with its first token"
+        single_tokens = np.ones_like(whole.output_len)
+        return replace(whole, output_len=single_tokens, notices=(*whole.notices, notice))
 
     def prepare(self, config: RunSpec) -> Simulation | FleetRun:
         if config.fleet.alone:
@@ -425,7 +430,6 @@ class Simulated(Backend):
         return FleetRun(config.fleet, places, config.router, config.seed)
 
     def simulation(self, config: RunSpec) -> Simulation:
-        """One server."""
         server = config.server
         with config.errors_of("memory"):
             replica = Replica.of(server, config.model, config.hardware)
@@ -456,9 +460,9 @@ class Simulated(Backend):
             simulation = self._like(first, config.pool(name)) if index else first
             yield Place(f"{name or 'replica'}-{index}", name, pool.role, simulation)
 
-    def _like(self, one: Simulation, config: RunSpec) -> Simulation:
+    def _like(self, simulation: Simulation, config: RunSpec) -> Simulation:
         """Another such server, with a policy and a memory of its own."""
-        server = config.server.priced(one.cost.prices())
-        server, tiers = self._tiered(server, one.replica, one.cost, one.tiers)
-        server = server.of_sizes(one.server.sizes())
-        return Simulation(one.replica, one.cost, server, tiers, self, config.seed)
+        server = config.server.priced(simulation.cost.prices())
+        server, tiers = self._tiered(server, simulation.replica, simulation.cost, simulation.tiers)
+        server = server.of_sizes(simulation.server.sizes())
+        return Simulation(simulation.replica, simulation.cost, server, tiers, self, config.seed)

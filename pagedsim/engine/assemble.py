@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pagedsim.core import ConfigError, Scheduler
-from pagedsim.engine.cache import Cache, CacheShape, cache_dtype
+from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.engine_args import Arguments
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.load import check_shards
@@ -55,14 +55,7 @@ def assemble(arguments: Arguments) -> Parts:
 
 def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     server, prices, graphs = arguments.server, MeasuredPrices(), not arguments.enforce_eager
-    shape = CacheShape(
-        model.num_layers,
-        server.block_size,
-        model.num_kv_heads,
-        model.head_dim,
-        cache_dtype(server.kv_cache_dtype, model.dtype),
-        model.planes,
-    )
+    shape = model.cache_shape(server.block_size, server.kv_cache_dtype)
     if shape.planes == 1 and is_float8(shape.dtype):
         raise ConfigError(
             f"kv_cache_dtype={server.kv_cache_dtype}: model={model.name} has compressed keys and "

@@ -144,7 +144,6 @@ class AsyncLLMEngine:
 
     @property
     def unfinished(self) -> int:
-        """Number of unfinished requests."""
         return len(self._streams)
 
     @property

@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
 from ipaddress import ip_address
 from types import FrameType
 from typing import Any
@@ -67,16 +66,8 @@ class HeapTrimmer:
 
 def trim_heap() -> None:
     """Return the free pages of all heaps to the system, where the C library is glibc."""
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
-
-
-@cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim
+    if sys.platform.startswith("linux") and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
 
 
 FILES = 65536
@@ -174,7 +165,6 @@ class Listener(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to exit."""
         loop = asyncio.get_running_loop()
         if work := self._tidy.tick(loop.time(), self._engine.unfinished > 0):
             loop.run_in_executor(None, work)

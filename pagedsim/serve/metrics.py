@@ -99,7 +99,6 @@ class Metrics:
     # -- as an observer --------------------------------------------------------------------------
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was planned or executed; called before it is committed to the scheduler."""
         self._longest = scheduler.max_model_len
         if plan.decode_count:
             self._between(plan.decode_count, end)
@@ -115,7 +114,6 @@ class Metrics:
             self.step_tokens.add(tokens)
 
     def left(self, request: Request) -> None:
-        """A request finished, was aborted or rejected."""
         self.ended[self._reason(request)] += 1
         arrival, end = request.arrival, request.finished_at
         first, scheduled = request.first_token_at, request.scheduled_at
@@ -194,7 +192,6 @@ class Exporter(Collector):
         self._labels = (model, "0")
 
     def collect(self) -> Iterator[Family]:
-        """All metric families."""
         yield from self._gauges()
         yield from self._counters()
         for histogram in self._metrics.histograms:

@@ -117,7 +117,7 @@ class RealtimeSimulator:
         self.failure = ""
         self.lag = 0.0
         self.default_sampling: dict[str, Any] = {}
-        self._told = SimEvents(observer)
+        self._events = SimEvents(observer)
         self._cost = FailureTrackingCost(cost)
         self._settings = settings
         self._answers: dict[RequestId, SimOutput] = {}
@@ -134,7 +134,7 @@ class RealtimeSimulator:
             self._environment,
             self.scheduler,
             self._cost,
-            self._told,
+            self._events,
             fast_forward=False,
             **self._settings,
         )
@@ -151,12 +151,10 @@ class RealtimeSimulator:
 
     @property
     def pause(self) -> float:
-        """Wall-clock seconds until the next event; infinity if there is none."""
         due = self._environment.due
         return due if due == inf else max(due - self.now, 0.0) / self.speed
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any request is unfinished."""
         return bool(self._answers)
 
     def close(self) -> None:
@@ -212,7 +210,6 @@ class RealtimeSimulator:
         event.callbacks.append(what)
 
     def abort_request(self, request_id: RequestId) -> RequestOutput:
-        """Abort a request in any state; returns its final output."""
         if request_id not in self._answers:
             raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
         answer = self._answers[request_id]
@@ -235,21 +232,21 @@ class RealtimeSimulator:
                 self._environment.step()
             except Exception as error:
                 outputs += self._failed(error)
-            outputs += self._said()
+            outputs += self._new_outputs()
             self.lag = max(self.now - self._environment.now, 0.0) / self.speed
         return outputs
 
-    def _said(self) -> list[RequestOutput]:
+    def _new_outputs(self) -> list[RequestOutput]:
         """Outputs of the steps that ended, and of finished requests."""
         outputs, self._unqueued = self._unqueued, []
-        for requests in self._told.ended(self._environment.now):
+        for requests in self._events.ended(self._environment.now):
             for request in requests:
                 answer = self._answers.get(request.id)
                 if answer is not None and answer.request is request:
                     answer.grow()
                     if answer.streams and request.alive:
                         outputs.append(answer.output())
-        for request in self._told.leavers():
+        for request in self._events.leavers():
             answer = self._answers.get(request.id)
             if answer is not None and answer.request is request:
                 outputs.append(self._ended(answer, self._reason(answer)))
@@ -287,8 +284,8 @@ class RealtimeSimulator:
                 outputs.append(self._ended(self._answers[request.id], "error"))
         if scheduler.pending is not None:
             scheduler.dispatch(scheduler.pending)
-        for untold in list(scheduler.in_flight):
-            scheduler.complete(untold, now)
-        self._told.forget()
+        for plan_in_flight in list(scheduler.in_flight):
+            scheduler.complete(plan_in_flight, now)
+        self._events.forget()
         self._begin(now)
         return outputs

@@ -71,7 +71,6 @@ class RollingStats:
     # -- as an observer --------------------------------------------------------------------------
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was carried out; called before it is committed."""
         self._scheduler = scheduler
         second = self.at(end)
         outputs = plan.decode_count
@@ -90,7 +89,6 @@ class RollingStats:
         self._stands(second, scheduler)
 
     def left(self, request: Request) -> None:
-        """A request finished, or was aborted or rejected."""
         if request.state is State.ABORTED:
             self.aborted += 1
         elif request.state is State.REJECTED:

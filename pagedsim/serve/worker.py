@@ -88,13 +88,11 @@ class Stream:
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, output: RequestOutput) -> None:
-        """Append an output."""
         self._outputs.append(output)
         self.ended = self.ended or output.finished
         self._wake()
 
     def fail(self, error: PagedsimError) -> None:
-        """End the stream with an error."""
         self.error, self.ended = error, True
         self._wake()
 

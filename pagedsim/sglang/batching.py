@@ -175,8 +175,8 @@ class SGLang(Batching):
 
     def _running(self, queues: Queues, plan: StepPlan) -> list[Request]:
         """The batch without the prefills, and without the request whose prompt goes on."""
-        fresh = {self.chunked, *(chunk.request for chunk in plan.chunks)}
-        return [one for one in queues.running if one not in fresh]
+        prefilled = {self.chunked, *(chunk.request for chunk in plan.chunks)}
+        return [request for request in queues.running if request not in prefilled]
 
     # -- prefills ----------------------------------------------------------------------------------
 
@@ -244,14 +244,14 @@ class SGLang(Batching):
     def _reserved(self, queues: Queues, running: Sequence[Request]) -> list[float]:
         """Tokens that are reserved for the rest of the answer of each running request."""
         under_way, ratio = self._under_way(queues), self.ratio
-        found: list[float] = []
-        for one in running:
-            left = self._answer(queues, one) - one.generated
-            if one in under_way:
+        reserved: list[float] = []
+        for request in running:
+            left = self._answer(queues, request) - request.generated
+            if request in under_way:
                 left += 1
-            share = 1.0 if one.params.ignore_eos else ratio
-            found.append((left if left < CLIP else CLIP) * share)
-        return found
+            share = 1.0 if request.params.ignore_eos else ratio
+            reserved.append((left if left < CLIP else CLIP) * share)
+        return reserved
 
     def _ratio_of(self, request: Request) -> float:
         return 1.0 if request.params.ignore_eos else self.ratio
@@ -382,7 +382,7 @@ class SGLang(Batching):
         self._grow(queues, plan)
         queues.decode(plan)
         chunks = [chunk.request for chunk in plan.chunks]
-        queues.seat([*chunks, *(one for one in queues.running if one not in chunks)])
+        queues.seat([*chunks, *(request for request in queues.running if request not in chunks)])
         self._decoding = 0
 
     # -- priorities --------------------------------------------------------------------------------
@@ -396,23 +396,23 @@ class SGLang(Batching):
         lacking = tokens - cached + min(self._answer(queues, request), CLIP) - budget.memory
         running = self._running(queues, plan)
         reserved = dict(zip(running, self._reserved(queues, running), strict=True))
-        ranks = {one: queues.order(one)[0] for one in running}
+        ranks = {victim: queues.order(victim)[0] for victim in running}
         victims: set[Request] = set()
-        for one in sorted(running, key=lambda one: (ranks[one], one._order), reverse=True):
-            if not _behind(ranks[one], rank, self.preemption_threshold):
+        for victim in sorted(running, key=lambda other: (ranks[other], other._order), reverse=True):
+            if not _behind(ranks[victim], rank, self.preemption_threshold):
                 break
-            victims.add(one)
-            lacking -= reserved[one]
+            victims.add(victim)
+            lacking -= reserved[victim]
             if lacking <= 0:
                 break
         if not victims or lacking > 0:
             return False
         count = 0
-        for one in running:
-            if one in victims:
+        for victim in running:
+            if victim in victims:
                 count += 1
-                budget.reserved -= reserved[one]
-                self._preempt(queues, plan, one, request, len(running) - count, displaced=True)
+                budget.reserved -= reserved[victim]
+                self._preempt(queues, plan, victim, request, len(running) - count, displaced=True)
         self._decoding -= count
         return True
 
@@ -429,7 +429,7 @@ class SGLang(Batching):
         memory = queues.memory
         if queues.displacing:
             tokens, _ = self._matched.get(victim, (victim.num_tokens, 0))
-            self._matched = {one: hit for one, hit in self._matched.items() if one.alive}
+            self._matched = {other: hit for other, hit in self._matched.items() if other.alive}
             self._matched[victim] = (tokens, 0)
         queues.preempt(plan, victim, by, displaced)
         queues.discard_tokens(victim)
@@ -481,8 +481,8 @@ class SGLang(Batching):
             if self._decodes_fit(queues):
                 break
         queues.seat(kept)
-        generated = sum(self._known(queues, one) for one in kept)
-        answers = sum(self._answer(queues, one) for one in kept)
+        generated = sum(self._known(queues, request) for request in kept)
+        answers = sum(self._answer(queues, request) for request in kept)
         self.ratio = min(1.0, (generated + STEPS_AFTER_RETRACTION * len(kept)) / (answers + 1))
         self.full = False
 
@@ -494,7 +494,7 @@ class SGLang(Batching):
 
         if self.retraction == "length":
             return sorted(running, key=length, reverse=True)
-        ranks = {one: queues.order(one)[0] for one in running}
+        ranks = {request: queues.order(request)[0] for request in running}
         return sorted(sorted(running, key=length, reverse=True), key=ranks.__getitem__)
 
 

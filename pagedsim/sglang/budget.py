@@ -43,10 +43,10 @@ class PrefillBudget:
         self.page = memory.block_size
         self.tokens = tokens - mixed_decodes
         self.chunk = None if chunk is None else chunk - mixed_decodes
-        kept = 0.0
-        for one in reserved:  # sum() rounds otherwise from Python 3.12 on
-            kept += one
-        self.reserved: float = mixed_decodes + kept
+        total = 0.0
+        for reservation in reserved:  # sum() rounds otherwise from Python 3.12 on
+            total += reservation
+        self.reserved: float = mixed_decodes + total
         self._taken = mixed_decodes  # the part of `reserved` that this step allocates
 
     @property
@@ -98,7 +98,7 @@ class IgnoreEosCheck:
         """Whether they still fit with `request`; `others`, which run or were admitted before, are
         read by the first call alone."""
         if self._ends is None:
-            ends = [self._end_of(one) for one in (request, *others)]
+            ends = [self._end_of(member) for member in (request, *others)]
             self._ends = sorted([end for end in ends if end], key=lambda end: end[0])
         elif end := self._end_of(request):
             # As in SGLang: the longest goes before the last.

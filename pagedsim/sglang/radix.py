@@ -98,10 +98,10 @@ class RadixMemory(Memory):
         return sorted(chain.from_iterable(node.pages for node in self._all_nodes()))
 
     def _all_nodes(self) -> list[Node]:
-        found = [self.root]
-        for node in found:
-            found += node.children.values()
-        return found
+        nodes = [self.root]
+        for node in nodes:
+            nodes += node.children.values()
+        return nodes
 
     # -- the tree ----------------------------------------------------------------------------------
 
@@ -272,13 +272,13 @@ class RadixMemory(Memory):
         return _NOW if self.free - taken >= spare else _LATER
 
     def unheld(self, request: Request, hit: Sequence[int]) -> int:
-        keys, node, done, found = self._findable(request), self.root, 0, 0
+        keys, node, done, unheld = self._findable(request), self.root, 0, 0
         while done < len(hit):
             node = node.children[keys[done]]
-            here = min(len(node.pages), len(hit) - done)
-            done += here
-            found += 0 if node.owners else here
-        return found
+            pages = min(len(node.pages), len(hit) - done)
+            done += pages
+            unheld += 0 if node.owners else pages
+        return unheld
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         node, pages = self._match(self._findable(request)[: len(hit)])
@@ -333,14 +333,14 @@ class RadixMemory(Memory):
 
     def check(self, requests: Iterable[Request]) -> None:
         nodes, owners = self._all_nodes(), dict.fromkeys(self._all_nodes(), 0)
-        own: list[int] = []
+        private: list[int] = []
         for request in requests:
             if not request._tables:
                 continue
             node = above = self._node_of[request]
             if request._tables[0][: request._registered] != _path(node):
                 raise IntegrityError(f"the table of {request!r} has other pages than its node")
-            own += request._tables[0][request._registered :]
+            private += request._tables[0][request._registered :]
             while above.parent is not None:
                 owners[above] += 1
                 above = above.parent
@@ -348,7 +348,7 @@ class RadixMemory(Memory):
             raise IntegrityError(f"nodes of pages {wrong} count other owners than lock them")
         if sum(len(n.pages) for n in nodes if not n.owners) != self._evictable:
             raise IntegrityError(f"{self._evictable} pages are counted as evictable: not so")
-        pages = sorted([*own, *self._free, *chain.from_iterable(node.pages for node in nodes)])
+        pages = sorted([*private, *self._free, *chain.from_iterable(node.pages for node in nodes)])
         if pages != list(range(self.total)):
             raise IntegrityError("a page is lost, or has two owners")
         if sum(max(n.owners - 1, 0) * len(n.pages) for n in nodes) != self.shared:

@@ -145,7 +145,6 @@ class Sending(BackendRun):
         return time.perf_counter() - self._begun
 
     def _bodies(self, seed: int) -> Bodies:
-        """How requests are written."""
         way, model = self.way, self.address.model
         return Bodies(model, Contents(seed), way.endpoint, way.as_ids, way.extra or {})
 

@@ -39,42 +39,42 @@ def lateness(late: Sequence[float]) -> dict[str, float]:
 
 def notes(seen: Sequence[Seen], late: Sequence[float]) -> Iterator[str]:
     """A line for each thing that is not as it should be, where requests were answered."""
-    told = lateness(late)
-    if told and told["late_p99_seconds"] > LATE:
+    delays = lateness(late)
+    if delays and delays["late_p99_seconds"] > LATE:
         yield (
-            f"the load generator was late: requests were sent {_ms(told['late_mean_seconds'])} "
-            f"after they were due on average, P99 {_ms(told['late_p99_seconds'])}, which counts "
+            f"the load generator was late: requests were sent {_ms(delays['late_mean_seconds'])} "
+            f"after they were due on average, P99 {_ms(delays['late_p99_seconds'])}, which counts "
             "in their latencies"
         )
-    whole = [one for one in seen if one.state is State.FINISHED]
-    if not whole:
+    finished = [request for request in seen if request.state is State.FINISHED]
+    if not finished:
         return
-    if unsaid := sum(not one.usage for one in whole):
+    if unsaid := sum(not request.usage for request in finished):
         yield f"{unsaid:,} of {len(seen):,} answers came without usage: their parts are counted"
-    yield from _lengths(whole)
+    yield from _lengths(finished)
 
 
 def failures(seen: Sequence[Seen]) -> Iterator[str]:
     """What went wrong, the most frequent first."""
-    failed = [one.answer for one in seen if one.answer.error]
+    failed = [request.answer for request in seen if request.answer.error]
     for kind, count in Counter(answer.error for answer in failed).most_common():
         detail = next(answer.detail for answer in failed if answer.error == kind)
         more = f" ({detail})" if detail else ""
         yield f"{count:,} of {len(seen):,} requests failed: {kind}{more}"
 
 
-def _lengths(whole: Sequence[Seen]) -> Iterator[str]:
-    asked, had = (
-        float(np.mean([getattr(one, name) for one in whole]))
+def _lengths(finished: Sequence[Seen]) -> Iterator[str]:
+    expected, counted = (
+        float(np.mean([getattr(request, name) for request in finished]))
         for name in ("asked_len", "prompt_len")
     )
-    if abs(had / asked - 1) > OFF:
+    if abs(counted / expected - 1) > OFF:
         yield (
-            f"prompts had {had:.1f} tokens on average as the server counts, where the workload "
-            f"says {asked:.1f}"
+            f"prompts had {counted:.1f} tokens on average as the server counts, where the workload "
+            f"says {expected:.1f}"
         )
-    tokens = sum(one.generated * one.width for one in whole)
-    parts = sum(one.answer.parts for one in whole)
+    tokens = sum(request.generated * request.width for request in finished)
+    parts = sum(request.answer.parts for request in finished)
     if abs(parts / max(tokens, 1) - 1) > OFF:
         yield (
             f"answers came in {parts / max(tokens, 1):.2f} parts a token: gaps between tokens "
@@ -93,11 +93,11 @@ def benchmark(
     seen: Sequence[Seen], workload: Workload, endpoint: str, model: str, config: Settings
 ) -> dict[str, Any]:
     """All of it but the date; latencies count from when a request was sent, as theirs do."""
-    whole = [one for one in seen if one.state is State.FINISHED]
-    ends = [one.finished_at for one in seen if one.finished_at is not None]
+    finished = [request for request in seen if request.state is State.FINISHED]
+    ends = [request.finished_at for request in seen if request.finished_at is not None]
     duration = max(ends, default=NAN)
-    tokens_in = sum(one.prompt_len for one in whole)
-    tokens_out = sum(_output_len(one) for one in whole)
+    tokens_in = sum(request.prompt_len for request in finished)
+    tokens_out = sum(_output_len(request) for request in finished)
     return {
         "date": "",
         "endpoint_type": BACKENDS[endpoint],
@@ -110,34 +110,36 @@ def benchmark(
         "burstiness": _burstiness(config["workload"]),
         "max_concurrency": None,
         "duration": duration,
-        "completed": len(whole),
-        "failed": len(seen) - len(whole),
+        "completed": len(finished),
+        "failed": len(seen) - len(finished),
         "total_input_tokens": tokens_in,
         "total_output_tokens": tokens_out,
-        "request_throughput": len(whole) / duration,
-        "request_goodput": _goodput(whole, config, duration),
+        "request_throughput": len(finished) / duration,
+        "request_goodput": _goodput(finished, config, duration),
         "output_throughput": tokens_out / duration,
         "total_token_throughput": (tokens_in + tokens_out) / duration,
-        **_latencies(whole),
-        **_peaks(whole),
-        "input_lens": [one.prompt_len for one in seen],
-        "output_lens": [_output_len(one) for one in seen],
-        "start_times": [one.sent for one in seen],
-        "ttfts": [_ttft(one) for one in seen],
-        "itls": [_gaps(one) for one in seen],
-        "generated_texts": ["".join(one.answer.texts) for one in seen],
-        "errors": [_error(one) for one in seen],
+        **_latencies(finished),
+        **_peaks(finished),
+        "input_lens": [request.prompt_len for request in seen],
+        "output_lens": [_output_len(request) for request in seen],
+        "start_times": [request.sent for request in seen],
+        "ttfts": [_ttft(request) for request in seen],
+        "itls": [_gaps(request) for request in seen],
+        "generated_texts": ["".join(request.answer.texts) for request in seen],
+        "errors": [_error(request) for request in seen],
     }
 
 
-def _latencies(whole: Sequence[Seen]) -> dict[str, float]:
+def _latencies(finished: Sequence[Seen]) -> dict[str, float]:
     """Mean, median, standard deviation and P99 of each, in ms."""
-    several = [one for one in whole if one.generated > 1]
+    decoding = [request for request in finished if request.generated > 1]
     spans = {
-        "ttft": [_ttft(one) for one in whole],
-        "tpot": [(_e2e(one) - _ttft(one)) / (one.generated - 1) for one in several],
-        "itl": [gap for one in whole for gap in _gaps(one)],
-        "e2el": [_e2e(one) for one in whole],
+        "ttft": [_ttft(request) for request in finished],
+        "tpot": [
+            (_e2e(request) - _ttft(request)) / (request.generated - 1) for request in decoding
+        ],
+        "itl": [gap for request in finished for gap in _gaps(request)],
+        "e2el": [_e2e(request) for request in finished],
     }
     kinds: dict[str, Callable[..., Any]] = {
         **{"mean": np.mean, "median": np.median, "std": np.std},
@@ -150,42 +152,42 @@ def _latencies(whole: Sequence[Seen]) -> dict[str, float]:
     }
 
 
-def _output_len(one: Seen) -> int:
+def _output_len(request: Seen) -> int:
     """Tokens of all its sequences; none where it failed, as theirs are."""
-    return one.generated * one.width if one.state is State.FINISHED else 0
+    return request.generated * request.width if request.state is State.FINISHED else 0
 
 
-def _ttft(one: Seen) -> float:
-    if one.first_token_at is None or one.sent is None:
+def _ttft(request: Seen) -> float:
+    if request.first_token_at is None or request.sent is None:
         return 0.0  # as theirs is of what failed
-    return one.first_token_at - one.sent
+    return request.first_token_at - request.sent
 
 
-def _e2e(one: Seen) -> float:
-    return (one.finished_at or 0.0) - (one.sent or 0.0)
+def _e2e(request: Seen) -> float:
+    return (request.finished_at or 0.0) - (request.sent or 0.0)
 
 
-def _gaps(one: Seen) -> list[float]:
-    return [after - before for before, after in pairwise(one.answer.times)]
+def _gaps(request: Seen) -> list[float]:
+    return [after - before for before, after in pairwise(request.answer.times)]
 
 
-def _error(one: Seen) -> str:
-    answer = one.answer
+def _error(request: Seen) -> str:
+    answer = request.answer
     return f"{answer.error}: {answer.detail}" if answer.detail else answer.error
 
 
-def _goodput(whole: Sequence[Seen], config: Settings, duration: float) -> float | None:
+def _goodput(finished: Sequence[Seen], config: Settings, duration: float) -> float | None:
     """Requests a second that kept the bounds that hold for all; null where there are none."""
     if slo_of(config["slo"]) is None:
         return None
-    return sum(_kept(one, config["slo"]) for one in whole) / duration
+    return sum(_kept(request, config["slo"]) for request in finished) / duration
 
 
-def _kept(one: Seen, slo: Settings) -> bool:
-    took = {"ttft": _ttft(one), "e2e": _e2e(one)}
-    took["tpot"] = (_e2e(one) - _ttft(one)) / max(one.generated - 1, 1)
-    bounds = {**slo, **(slo["clients"].get(one.client) or {})}
-    return all(bounds[name] is None or took[name] <= bounds[name] for name in took)
+def _kept(request: Seen, slo: Settings) -> bool:
+    latencies = {"ttft": _ttft(request), "e2e": _e2e(request)}
+    latencies["tpot"] = (_e2e(request) - _ttft(request)) / max(request.generated - 1, 1)
+    bounds = {**slo, **(slo["clients"].get(request.client) or {})}
+    return all(bounds[name] is None or latencies[name] <= bounds[name] for name in latencies)
 
 
 def _rate(workload: Workload) -> float | str:
@@ -199,22 +201,26 @@ def _burstiness(workload: Settings) -> float | None:
     return 1 / cv**2 if cv else None
 
 
-def _peaks(whole: Sequence[Seen]) -> dict[str, float]:
+def _peaks(finished: Sequence[Seen]) -> dict[str, float]:
     """The most parts of answers that came in one second, and the most requests that one touched.
 
     Seconds are whole ones from the first request on, so that short requests which follow each
     other within a second count as if they were there at once.
     """
-    if not whole:
+    if not finished:
         return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}
-    sent, last = (np.array([[one.sent, one.finished_at] for one in whole], dtype=float)).T
-    parts = np.concatenate([np.asarray(one.answer.times) for one in whole])
+    sent, last = (
+        np.array([[request.sent, request.finished_at] for request in finished], dtype=float)
+    ).T
+    parts = np.concatenate([np.asarray(request.answer.times) for request in finished])
     first, after = (_second(sent - sent.min()), _second(last - sent.min()) + 1)
     seconds = int(after.max()) + 1
-    there = np.cumsum(np.bincount(first, minlength=seconds) - np.bincount(after, minlength=seconds))
+    concurrent = np.cumsum(
+        np.bincount(first, minlength=seconds) - np.bincount(after, minlength=seconds)
+    )
     return {
         "max_output_tokens_per_s": float(np.bincount(_second(parts - sent.min())).max()),
-        "max_concurrent_requests": int(there.max()),
+        "max_concurrent_requests": int(concurrent.max()),
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pagedsim.engine.cache import CacheShape, cache_dtype
 from pagedsim.engine.models.native.decoder import Native
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import is_float8
@@ -156,11 +157,15 @@ class LoadedModel:
         if self.ranks is not None:
             self.ranks.close()
 
+    def cache_shape(self, block_size: int, kv_cache_dtype: str = "auto") -> CacheShape:
+        """The layout of a block of its cache."""
+        dtype = cache_dtype(kv_cache_dtype, self.dtype)
+        heads = self.num_kv_heads, self.head_dim
+        return CacheShape(self.num_layers, block_size, *heads, dtype, self.planes)
+
     def new_cache(self, num_blocks: int, block_size: int) -> torch.Tensor:
         """An empty KV cache that `forward` takes, on the model's device."""
-        heads = self.num_kv_heads, self.head_dim
-        shape = (num_blocks, self.num_layers, self.planes, block_size, *heads)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return self.cache_shape(block_size).blank(num_blocks, self.device)
 
     @torch.no_grad()
     def forward(

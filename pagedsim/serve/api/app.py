@@ -144,7 +144,6 @@ class HeaderCheck:
         self._hosts = None if hosts is None else {_plain(host) for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request, or respond with the error."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         scope[ARRIVAL] = self._now()

@@ -345,11 +345,6 @@ async def read(request: Request, kind: type[M], most: int) -> M:
     )
 
 
-def at_once(work: Callable[[], T]) -> T:
-    """Do a stage of reading a body."""
-    return work()
-
-
 def with_rest(work: Callable[[], T]) -> T:
     """Do a stage in a worker thread, then sleep for as long as it took.
 
@@ -363,8 +358,10 @@ def with_rest(work: Callable[[], T]) -> T:
         sleep(perf_counter() - start)
 
 
-def fields_of(body: bytes, kind: type[M], stage: Callable[[Callable[[], Any]], Any] = at_once) -> M:
-    """Validate a body; a null field counts as absent."""
+def fields_of(
+    body: bytes, kind: type[M], stage: Callable[[Callable[[], Any]], Any] = lambda work: work()
+) -> M:
+    """Validate a body; a null field counts as absent. `stage` does each stage of that."""
     stage(lambda: refuse_many(body))
     try:
         plain = stage(lambda: from_json(body, allow_inf_nan=False))

@@ -26,7 +26,6 @@ class AsyncTokenizer:
         self._tokenizer, self._model = tokenizer, model
 
     async def tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-        """Encode prompts."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
             return [prompt for prompt in prompts if not isinstance(prompt, str)]
