@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 
 from pagedsim.core import (
-    ConfigError,
     Request,
     RequestError,
     ReservedMax,
-    State,
 )
 from tests.core.drive import Server
+from tests.core.refusals import refusal
 from tests.core.travel import OneWay, Travel, Trip, trips
 
 EXAMPLES = settings().max_examples
@@ -27,65 +29,20 @@ def decoding(server: Server, name: str = "r", prompt: int = 6, output: int = 9) 
     return request
 
 
-def move(request: Request, here: Server, there: Server) -> None:
-    output_len = here.scheduler.migration.detach(request, here.now)
-    assert there.scheduler.migration.reserve(request, there.now)
-    assert there.scheduler.migration.attach(request, there.now, output_len)
-    here.scheduler.migration.release_reservation(request)
-    here.scheduler.check()
-    there.scheduler.check()
-
-
-# -- what stays ----------------------------------------------------------------------------------
-
-
-def test_blocks_of_a_detached_request_stay_until_released() -> None:
-    here = Server()
-    request = decoding(here)
-    here.scheduler.migration.detach(request, here.now)
-    assert (here.free, request.tables, request.state) == (98, [], State.AWAY)
-    assert here.queues == {}
-    assert list(here.scheduler.migration.held) == [request]
-    here.step()
-    here.scheduler.migration.release_reservation(request)
-    assert here.free == 100
-    with pytest.raises(RequestError, match="'r': no memory is held for it here"):
-        here.scheduler.migration.release_reservation(request)
-
-
-def test_blocks_kept_for_a_request_that_ran_elsewhere_meanwhile_are_not_its_own() -> None:
-    here, there = Server(), Server()
-    request = decoding(here)
-    output_len = here.scheduler.migration.detach(request, 1.0)
-    assert there.scheduler.migration.reserve(request, 1.0)
-    assert there.scheduler.migration.attach(request, 1.0, output_len)
-    there.step()
-    there.scheduler.migration.detach(request, 2.0)
-    with pytest.raises(RequestError, match="6 tokens are kept here, and it has computed 7 by now"):
-        here.scheduler.migration.attach(request, 2.0, output_len)
-    with pytest.raises(RequestError, match="its memory is kept here: attach or release it"):
-        here.scheduler.migration.reserve(request, 2.0)
-
-
-# -- what comes ----------------------------------------------------------------------------------
-
-
 def test_a_reservation_is_deferred_or_refused_for_good() -> None:
     here, there = Server(), Server(blocks=4)
     request = decoding(here, prompt=11)
-    other = decoding(there, "other", prompt=8, output=3)
+    decoding(there, "other", prompt=8, output=3)
     assert not there.scheduler.migration.reserve(request, 1.0)
     assert list(there.scheduler.migration.deferred) == [request]
     there.drain()
-    assert not other.alive
     assert there.scheduler.migration.reserve(request, 3.0)
     assert not there.scheduler.migration.deferred
     assert there.free == 1
     longer = decoding(here, "longer", prompt=15)
-    with pytest.raises(RequestError, match="'longer' can never be served here: prompt of 15 tok"):
-        Server(blocks=3).scheduler.migration.reserve(longer, 4.0)
-    with pytest.raises(RequestError, match="it has 16 tokens, and would end here at 16"):
-        Server(blocks=4).scheduler.migration.reserve(longer, 4.0)
+    few, more = (Server(blocks=blocks).scheduler.migration for blocks in (3, 4))
+    refused(lambda: few.reserve(longer, 4.0), "'longer' can never be served here | prompt of 15")
+    refused(lambda: more.reserve(longer, 4.0), "it has 16 tokens | end here at 16")
     assert there.scheduler.infeasible(longer) == "it has 16 tokens, and would end here at 16"
 
 
@@ -108,81 +65,63 @@ def test_deferred_reservations_are_granted_by_rank() -> None:
     assert not urgent.alive  # it ranks before the deferred reservation
 
 
-# -- what becomes of it --------------------------------------------------------------------------
-
-
-def test_a_migrating_request_can_be_aborted_at_either_end() -> None:
-    here, there = Server(), Server()
-    request = decoding(here)
-    assert there.scheduler.migration.reserve(request, 1.0)
-    with pytest.raises(RequestError, match="it is running at another scheduler; abort it there"):
-        there.scheduler.abort("r", 1.0)
-    here.scheduler.migration.detach(request, 1.0)
-    there.scheduler.abort("r", 2.0)
-    assert (request.state, request.finish_reason) == (State.ABORTED, "abort")
-    assert request.finished_at == 2.0
-    assert (here.free, there.free) == (98, 100)
-    here.scheduler.migration.release_reservation(request)
-    assert here.free == 100
-    kept = decoding(here, "kept")
-    here.scheduler.migration.detach(kept, 3.0)
-    here.scheduler.abort("kept", 4.0)
-    assert here.free == 100
-    with pytest.raises(RequestError, match="cannot abort request 'kept': not known, or ended"):
-        here.scheduler.abort("kept", 4.0)
-
-
 # -- what is refused -----------------------------------------------------------------------------
+
+
+def refused(call: Callable[[], object], named: str) -> None:
+    refusal(call, named, RequestError)
 
 
 def test_requests_that_cannot_be_detached_or_attached() -> None:
     here, there = Server(), Server()
+    leave, join = here.scheduler.migration, there.scheduler.migration
     group = here.add("group", 6, 9, n=2)
     here.step()
-    with pytest.raises(RequestError, match="'group' cannot migrate: it is a group of sequences"):
-        here.scheduler.migration.detach(group, 1.0)
-    with pytest.raises(RequestError, match="'group' cannot migrate: it is a group of sequences"):
-        there.scheduler.migration.reserve(group, 1.0)
-    with pytest.raises(RequestError, match="'new' is new: it has no keys and values"):
-        there.scheduler.migration.reserve(Request("new", 6), 1.0)
+    for call in (leave.detach, join.reserve):
+        refused(partial(call, group, 1.0), "'group' cannot migrate | a group of sequences")
+    refused(lambda: join.reserve(Request("new", 6), 1.0), "'new' is new | no keys and values")
     waits = here.add("waits", 6, 9)
-    with pytest.raises(RequestError, match="'waits' cannot migrate: it does not decode yet"):
-        here.scheduler.migration.detach(waits, 1.0)
-    with pytest.raises(RequestError, match="'waits': not known here, or ended already"):
-        there.scheduler.migration.detach(waits, 1.0)
-    with pytest.raises(RequestError, match="tokens=101: must be a whole number from 1 to max_mod"):
-        Server(blocks=25).scheduler.migration.reserve(waits, 1.0, tokens=101)
-    assert there.scheduler.migration.reserve(waits, 1.0, tokens=7)
-    with pytest.raises(RequestError, match="'waits' cannot be attached: it was not detached"):
-        there.scheduler.migration.attach(waits, 1.0)
-    with pytest.raises(RequestError, match="'waits': memory is held for it here: release its"):
-        there.add("waits", 6)
+    refused(lambda: leave.detach(waits, 1.0), "'waits' cannot migrate | does not decode yet")
+    refused(lambda: join.detach(waits, 1.0), "'waits': not known here")
+    few = Server(blocks=25).scheduler.migration
+    refused(lambda: few.reserve(waits, 1.0, tokens=101), "tokens=101 | from 1 to max_mod")
+    refused(lambda: leave.release_reservation(waits), "'waits': no memory is held for it here")
+    assert join.reserve(waits, 1.0, tokens=7)
+    refused(lambda: join.attach(waits, 1.0), "'waits' cannot be attached | not detached")
+    refused(lambda: there.add("waits", 6), "'waits': memory is held for it here")
+    refused(lambda: there.scheduler.abort("waits", 1.0), "at another scheduler; abort it there")
     here.scheduler.withdraw(waits, 1.0)
-    with pytest.raises(RequestError, match="'waits' cannot be attached: it has no keys and values"):
-        there.scheduler.migration.attach(waits, 1.0)
-    there.scheduler.migration.release_reservation(waits)
+    refused(lambda: join.attach(waits, 1.0), "'waits' cannot be attached | no keys and values")
+    join.release_reservation(waits)
     request = decoding(there, output=3)
-    there.scheduler.migration.detach(request, 1.0)
-    assert here.scheduler.migration.reserve(request, 1.0, tokens=3)
-    with pytest.raises(RequestError, match="has computed 6 tokens, and memory is reserved for 4"):
-        here.scheduler.migration.attach(request, 1.0, 3)
-    assert here.scheduler.migration.reserve(request, 1.0)
-    with pytest.raises(RequestError, match="'r': output_len=1: at least 2"):
-        here.scheduler.migration.attach(request, 1.0, 1)
+    join.detach(request, 1.0)
+    assert leave.reserve(request, 1.0, tokens=3)
+    refused(lambda: leave.attach(request, 1.0, 3), "has computed 6 tokens | reserved for 4")
+    assert leave.reserve(request, 1.0)
+    refused(lambda: leave.attach(request, 1.0, 1), "'r' | output_len=1 | at least 2")
+
+
+def test_blocks_kept_for_a_request_that_ran_elsewhere_meanwhile_are_not_its_own() -> None:
+    here, there = Server(), Server()
+    kept, other = here.scheduler.migration, there.scheduler.migration
+    request = decoding(here)
+    output_len = kept.detach(request, 1.0)
+    assert other.reserve(request, 1.0) and other.attach(request, 1.0, output_len)
+    there.step()
+    other.detach(request, 2.0)
+    refused(lambda: kept.attach(request, 2.0, output_len), "6 tokens are kept | computed 7 by now")
+    refused(lambda: kept.reserve(request, 2.0), "memory is kept here | attach or release it")
 
 
 def test_servers_without_migration() -> None:
     request = decoding(Server())
-    static = Server(batching="static")
-    assert static.scheduler.migration.detach_error is None
-    with pytest.raises(ConfigError, match="Static cannot accept a migrated request"):
-        static.scheduler.migration.reserve(request, 0.0)
+    static = Server(batching="static").scheduler.migration
+    assert static.detach_error is None
+    refusal(lambda: static.reserve(request, 0.0), "Static cannot accept a migrated request")
     reserved = Server(memory=ReservedMax(16, max_model_len=16))
-    message = "ReservedMax holds nothing for requests that are elsewhere: choose memory=paged"
-    with pytest.raises(ConfigError, match=message):
-        reserved.scheduler.migration.detach(decoding(reserved), 0.0)
-    with pytest.raises(ConfigError, match=message):
-        reserved.scheduler.migration.reserve(request, 0.0)
+    migration, own = reserved.scheduler.migration, decoding(reserved)
+    for call in (partial(migration.detach, own, 0.0), partial(migration.reserve, request, 0.0)):
+        refusal(call, "ReservedMax holds nothing | elsewhere | memory=paged")
 
 
 # -- all at random -------------------------------------------------------------------------------

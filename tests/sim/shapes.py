@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from pagedsim import conf
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.core.plan import Chunk
+from pagedsim.sim.cost import Roofline
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
@@ -71,6 +72,12 @@ def ideal_stack() -> Stack:
     found = shipped("stack", "ideal")
     assert isinstance(found, Stack)
     return found
+
+
+def ideal(where: Replica, **settings: float) -> Roofline:
+    """Data-sheet rates reached in full, and a host that takes no time."""
+    rates = dict.fromkeys(("compute_efficiency", "bandwidth_efficiency", "bus_efficiency"), 1.0)
+    return Roofline(where, stack=ideal_stack(), **{**rates, **settings})  # type: ignore[arg-type]
 
 
 def replica(model_name: str, hardware_name: str, **settings: Any) -> Replica:

@@ -15,16 +15,10 @@ from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import Breakdown
 from pagedsim.sim.cost.terms import Busiest
 from pagedsim.sim.model import MoE
-from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
-from tests.sim.shapes import ideal_stack, model, plan, replica, shipped
+from tests.sim.shapes import ideal, model, plan, replica, shipped
 
 LLAMA_70B = replica("llama-2-70b", "h100", tensor_parallel=2, pipeline_parallel=4)
-
-
-def ideal(where: Replica) -> Roofline:
-    """At all of the data sheet's rates, and with software that takes no time."""
-    return Roofline(where, stack=ideal_stack(), compute_efficiency=1.0, bandwidth_efficiency=1.0)
 
 
 def seconds(told: Breakdown, name: str) -> float:

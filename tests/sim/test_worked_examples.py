@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,18 +23,7 @@ from pagedsim.sim.cost import CostModel, Decodes, Replay, Roofline
 from pagedsim.sim.cost.base import step
 from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.replica import Replica
-from tests.sim.shapes import hardware, ideal_stack, model, plan, replica
-
-
-def ideal(where: Replica, **settings: float) -> Roofline:
-    """Data-sheet rates reached in full, and a host that takes no time."""
-    rates: dict[str, Any] = {
-        "compute_efficiency": 1.0,
-        "bandwidth_efficiency": 1.0,
-        "bus_efficiency": 1.0,
-    }
-    return Roofline(where, stack=ideal_stack(), **(rates | settings))
-
+from tests.sim.shapes import hardware, ideal, model, plan, replica
 
 SEVEN_BILLION = Replica(replace(model("llama-2-7b"), params=7e9), hardware("a10"))
 

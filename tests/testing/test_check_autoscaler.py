@@ -35,11 +35,6 @@ class Halves(Most):
         return len(view.replicas) / 2
 
 
-class Silent(Most):
-    def desired(self, view: ScalingView) -> Any:
-        pass
-
-
 class Drawn(Most):
     def desired(self, view: ScalingView) -> Any:
         return random.randint(1, view.max_replicas)
@@ -66,7 +61,6 @@ def test_success_is_silent(make: Any, capsys: pytest.CaptureFixture[str]) -> Non
     ("kind", "told"),
     [
         (Halves, r"Halves: Halves\.desired gave 0\.5: must be a whole number of at least 0, in ca"),
-        (Silent, r"Silent: Silent\.desired gave None: must be a whole number"),
         (Drawn, r"Drawn\.desired gave \d and \d at [\d.]+ s in two runs of the same requests"),
         (Local, r"Local: cannot be copied: TypeError: .*lock"),
     ],
