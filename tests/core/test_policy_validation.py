@@ -162,22 +162,6 @@ def test_a_rank_that_changes_against_rank_changes_ends_the_run(
     refusal(lambda: server.steps(60), named, PolicyError)
 
 
-@pytest.mark.parametrize("changes", ["never", "when stale", "while running", "with time", "always"])
-@pytest.mark.parametrize("by_client", [False, True])
-def test_mixed_kinds_of_ranks_are_refused(changes: str, by_client: bool) -> None:
-    ranks = {"a": 1.0, "b": (1, 2), "c": 3.0}
-    rank = {"rank": lambda self, request, state: ranks[request.id]}
-    mine = type("Mine", (Policy,), {**rank, "rank_changes": changes, "by_client": by_client})()
-    named = "Mine.rank gave | (1, 2) for Request('b' | numbers for all, or tuples for all"
-    refusal(lambda: served(scheduler(mine), "abc"), named, PolicyError)
-
-
-def test_an_exception_of_a_hook_passes_through() -> None:
-    mine = type("Mine", (Policy,), {"rank": lambda self, request, state: 1 + request.id})()
-    with pytest.raises(TypeError, match="unsupported operand"):
-        served(scheduler(mine))
-
-
 @pytest.mark.parametrize("number", [np.float64, np.float32, np.int64, Fraction])
 def test_ranks_in_other_numbers_are_those_in_pythons_own(number: Callable[[int], float]) -> None:
     class Longest(Policy):

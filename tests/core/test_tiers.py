@@ -52,21 +52,6 @@ def found(memory: TieredMemory, request: Request) -> list[int]:
     return [memory._level(block) for block in memory.lookup(request)]
 
 
-def test_an_evicted_block_is_loaded_from_the_tier_below() -> None:
-    memory = tiered(4, 8)
-    assert serve(memory, prompt("a", 1, 3)) == []
-    moves = serve(memory, prompt("b", 2, 3))  # takes one free block, then a's tail, then its head
-    assert written(moves) == [(GPU, CPU)] * 3
-    again = prompt("a2", 1, 3)
-    assert found(memory, again) == [CPU, CPU, CPU]
-    moves = serve(memory, again)
-    loads = [move for move in moves if move.target.level == GPU]
-    assert [load.source.block for load in loads] == [2, 1, 0]  # the tail went down first
-    assert found(memory, prompt("a3", 1, 3)) == [GPU, GPU, GPU]
-    (tier,) = memory.tiers
-    assert (tier.free, tier.used, tier.cached) == (2, 0, 6)
-
-
 def test_the_least_recently_used_block_moves_to_the_next_tier() -> None:
     memory = tiered(2, 2, 1)
     cpu, disk = memory.tiers

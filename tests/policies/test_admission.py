@@ -26,15 +26,14 @@ def preempted(outcome: Outcome) -> int:
     return sum(len(plan.preempted) for plan in outcome.plans)
 
 
-@pytest.mark.parametrize("policy", ["past_future", "reserve"])
-def test_swapped_requests_do_not_block_admission_while_none_runs(policy: str) -> None:
+def test_swapped_requests_do_not_block_admission_while_none_runs() -> None:
     """`b` takes the seat of `a`. `c` goes before `a`, and memory will not hold both."""
     jobs = [
         Job(at, prompt, 6, {"priority": priority, "predicted_len": 6.0, "params": SIX})
         for at, prompt, priority in ((0, 17, 2), (2, 17, 0), (4, 60, 1))
     ]
     found = served(
-        jobs, make_policy(policy, of=Priority(displace=True)), preemption="swap",
+        jobs, make_policy("reserve", of=Priority(displace=True)), preemption="swap",
         batching="unified", max_seqs=1, blocks=20, cpu_blocks=20, max_batched_tokens=64,
     )  # fmt: skip
     assert found.requests[0].swapped_blocks > 0
