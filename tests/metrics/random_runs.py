@@ -92,7 +92,26 @@ def draw(dice: Random) -> Case:
     predicted = dice.choice(["oracle", "noisy", "rank", "bucket"])
     words += [f"predictor={predicted}", f"seed={dice.randrange(100)}"]
     stops = not fleet and dice.random() < 0.15
-    return Case(words, dice.randint(2, 40) if stops else None)
+    stop_after = dice.randint(2, 40) if stops else None
+    words += _objective(dice, workload) + _hardware(dice)
+    return Case(words, stop_after)
+
+
+def _objective(dice: Random, workload: str) -> list[str]:
+    bounds = {"tpot": [0.01, 0.02], "e2e": [0.1, 0.5]}
+    own = dice.sample(sorted(bounds), dice.randint(0, 2))
+    words = [f"slo.{key}={dice.choice(bounds[key])}" for key in own]
+    if workload in ("synthetic", "chat_sessions") and dice.random() < 0.5:
+        words += [f"+slo.clients.a.e2e={dice.choice(bounds['e2e'])}"]
+    return words
+
+
+def _hardware(dice: Random) -> list[str]:
+    """Weights of which a step reads those of its experts; GPUs at their TDP in some steps."""
+    words = [f"backend.power.compute={dice.choice([0.5, 20])}"]
+    if dice.random() < 0.3:
+        words += ["model=mixtral-8x7b", "hardware=h200", f"tensor_parallel={dice.choice([1, 2])}"]
+    return words
 
 
 def _load(dice: Random, workload: str, wide: bool) -> list[str]:

@@ -1,55 +1,31 @@
-"""The summary of a run: latencies, rates, use, cost, and what is not there."""
+"""The summary of a run: what random runs of the second accountant do not have."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.slo import Slo, slo_of
-from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.summary import percentiles, summarise
 from tests.metrics.tables import (
+    FLEET,
+    FLEET_REQUESTS,
     NAN,
     REQUESTS,
     SIZES,
     STEPS,
+    fleet_steps,
     requests_of,
     steps_of,
 )
 
 NO_BOUNDS: dict[str, Any] = {"ttft": None, "tpot": None, "e2e": None}
-
-
-@pytest.mark.parametrize(
-    ("slo", "met"),
-    [
-        (Slo(ttft=1.0), 1),
-        (Slo(ttft=1.0, tpot=1.0), 0),
-        (Slo(e2e=4.5), 2),
-    ],
-)
-def test_goodput_wants_every_bound(slo: Slo, met: int) -> None:
-    summary = summarise(REQUESTS, STEPS, **SIZES, slo=slo)
-    assert summary["goodput_per_s"] == pytest.approx(met / 5)
-
-
-def test_goodput_under_a_rate_is_of_the_time_in_which_requests_arrive() -> None:
-    """The requests of an open loop come within 8 s; how long the last answers take is no matter."""
-    for last in (12.0, 60.0):
-        rows = [
-            {"arrival": 2.0 * i, "first_token": 2.0 * i + 1, "client": "ab"[i % 2]}
-            | {"finished": last, "output_tokens": 9}
-            for i in range(5)
-        ]
-        facts: dict[str, Any] = {**SIZES, "slo": Slo(ttft=1.0), "end": last}
-        rate, whole = (
-            summarise(requests_of(*rows), steps_of(), open_loop=known, **facts)
-            for known in (True, False)
-        )
-        assert (rate["goodput_per_s"], whole["goodput_per_s"]) == (0.5, pytest.approx(5 / last))
-        of_clients = [rate["clients"][name]["goodput_per_s"] for name in "ab"]
-        assert of_clients == pytest.approx([0.3, 0.2])  # they add up
 
 
 def test_a_client_is_held_to_bounds_of_its_own() -> None:
@@ -65,12 +41,6 @@ def test_a_client_is_held_to_bounds_of_its_own() -> None:
         assert [one["slo_attainment"] for one in summary["clients"].values()] == [1.0, met]
         assert summary["slo_attainment"] == (1 + met) / 2
         assert summary["goodput_per_s"] == pytest.approx((1 + met) / 5)
-
-
-def test_attainment_is_of_all_that_arrived() -> None:
-    rows = requests_of({}, {"state": "rejected", "first_token": NAN}, {"state": "unfinished"})
-    assert summarise(rows, STEPS, **SIZES, slo=Slo(ttft=1.0))["slo_attainment"] == 1 / 3
-    assert "slo_attainment" not in summarise(rows, STEPS, **SIZES)
 
 
 def test_an_objective_without_bounds_is_none() -> None:
@@ -95,3 +65,28 @@ def test_unfinished_requests_are_counted_and_nothing_else() -> None:
     assert summary["preemptions"] == 2
     assert math.isnan(summary["clients"]["b"]["ttft_mean"])
     assert math.isnan(summary["clients"]["b"]["itl_p99"])
+
+
+def test_blocks_of_unlike_sizes_count_by_their_slots() -> None:
+    """In the first of four seconds 20 of 40 slots are in use at one replica, at the other all 120,
+    where 5 of the 15 blocks have a second owner."""
+    facts = [ReplicaFacts("few", 10, 4, 8), ReplicaFacts("many", 15, 8, 8)]
+    half = steps_of({"end": 1.0, "running": 1, "used_blocks": 5})
+    full = steps_of({"end": 1.0, "running": 1, "used_blocks": 15, "shared_blocks": 5})
+    sizes = FLEET | {"replicas": facts, "total_blocks": 25, "block_size": float("nan")}
+    summary = summarise(FLEET_REQUESTS, fleet_steps(half, full), **sizes)
+    assert summary["kv_utilisation_mean"] == 140 / (4 * 160)
+    assert summary["kv_shared_mean"] == 40 / (140 + 40)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100)), max_size=30), st.floats(0, 100))
+def test_percentiles_of_groups_are_numpy_s(rows: list[tuple[int, float]], percent: float) -> None:
+    whose = np.array([row[0] for row in rows], dtype=np.int64)
+    values = np.array([row[1] for row in rows])
+    found = percentiles(values, whose, 4, percent)
+    for group in range(4):
+        mine = values[whose == group]
+        if not len(mine):
+            assert math.isnan(found[group])
+        else:
+            assert found[group] == pytest.approx(np.percentile(mine, percent))

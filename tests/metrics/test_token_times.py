@@ -109,36 +109,6 @@ def read(reader: Reader, arrival: float, came: list[float]) -> float:
     return 1 - late / whole if whole else 1.0
 
 
-TIMES = st.integers(0, 40).map(lambda number: number / 8)
-
-
-@given(
-    gaps=st.lists(TIMES, max_size=12),
-    rows=st.lists(
-        st.tuples(TIMES, TIMES, st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=5
-    ),
-    ttft=TIMES,
-    pace=st.integers(1, 16),
-)
-def test_qoe_is_that_of_reading_token_by_token(
-    gaps: list[float], rows: list[tuple[float, float, int, int]], ttft: float, pace: int
-) -> None:
-    """For answers that have a token from each step between their first and their last."""
-    reader = Reader(ttft, pace / 4)
-    ends = np.cumsum(np.array(gaps) + 0.125)
-    answers = []
-    for wait, late, skipped, steps in rows:
-        first = ends[min(skipped, len(ends) - 1)] if skipped and len(ends) else late
-        after = ends[ends > first][:steps]
-        answers.append((first - wait, [float(first), *after.tolist()]))
-    arrival = np.array([one for one, _ in answers])
-    times = [came for _, came in answers]
-    tokens = np.array(list(map(len, times)))
-    found = reader.qoe(arrival, tokens, stretches(ends, times), np.arange(len(times)))
-    assert found == pytest.approx([read(reader, *one) for one in answers], abs=1e-12)
-    assert ((found >= 0) & (found <= 1)).all()
-
-
 @given(
     first=st.floats(0, 5),
     gaps=st.lists(st.floats(0.01, 4), min_size=1, max_size=8),

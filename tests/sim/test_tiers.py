@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
@@ -37,24 +36,6 @@ def test_reads_and_writes_go_beside_each_other_but_what_is_read_must_have_come()
     assert link.read([5, 6], now=1.0) == 3.0
     assert link.read([2], now=4.0) == 21.0
     assert link.read([2], now=30.0) == 31.0
-
-
-def plan_of(loads: int) -> Any:
-    memory = TieredMemory(4, 4, [Tier("cpu", 8)])
-    memory.claim(lambda request: 100)
-    for name in range(2):
-        request = Request(name, [name * 100 + at for at in range(13)])
-        memory.admit(request, 13, memory.lookup(request))
-        memory.release(request)
-    memory.drain()
-    again = Request("again", range(loads * 4 + 1))
-    memory.admit(again, loads * 4 + 1, memory.lookup(again))
-
-    @dataclass
-    class Plan:
-        moves: list[Any]
-
-    return Plan([move for move in memory.drain() if not move.target.level])
 
 
 # -- a server --------------------------------------------------------------------------------------
@@ -156,20 +137,6 @@ def summary_of(folder: Path, *words: str) -> dict[str, Any]:
     made = run_job(Job("arm", 0, config, folder), StoppableRecorder())
     assert isinstance(made, Run), made
     return dict(made.summary)
-
-
-@pytest.mark.usefixtures("hydra")
-def test_a_summary_has_the_use_of_each_tier(tmp_path: Path) -> None:
-    told = summary_of(tmp_path, *CHATS, "memory.tiers.cpu.blocks=60", "memory.tiers.disk.gib=9")
-    steps = pq.read_table(tmp_path / "steps.parquet")
-    for name, use in told["tiers"].items():
-        assert use["loaded_tokens"] == 16 * sum(steps[f"loaded_{name}"].to_pylist()) > 0
-        assert use["written_blocks"] == sum(steps[f"written_{name}"].to_pylist()) > 0
-    assert list(told["tiers"]) == ["cpu", "disk"]
-    assert told["loaded_tokens"] == sum(use["loaded_tokens"] for use in told["tiers"].values())
-    small = summary_of(tmp_path, *CHATS, "memory.tiers.cpu.gib=0")
-    assert "tiers" not in small
-    assert small["cached_tokens"] < told["cached_tokens"]
 
 
 @pytest.mark.usefixtures("hydra")
