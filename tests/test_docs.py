@@ -276,10 +276,22 @@ def test_every_link_leads_somewhere() -> None:
     assert lost == []
 
 
-def test_every_page_is_in_the_navigation() -> None:
-    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    pages = [page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")]
-    assert [page for page in pages if page not in listed] == []
+LISTED = {
+    "mkdocs.yml": [page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")],
+    "docs/studies.md": [f"`{path.stem}`" for path in ROOT.glob("conf/experiment/*.yaml")],
+    "docs/decisions/README.md": [
+        f"]({path.name})" for path in ROOT.glob("docs/decisions/[!R]*.md")
+    ],
+    "docs/examples/README.md": [f"]({path.name})" for path in ROOT.glob("docs/examples/*.py")],
+    "docs/python.md": [f"](notebooks/{path.name})" for path in ROOT.glob("docs/notebooks/*.py")],
+}
+"""By page, what stands on it: pages, experiments, decisions, examples and notebooks."""
+
+
+@pytest.mark.parametrize("page", LISTED)
+def test_a_page_lists_all_that_there_are(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert LISTED[page] and [name for name in LISTED[page] if name not in text] == []
 
 
 def test_every_path_that_is_named_exists() -> None:
@@ -310,12 +322,6 @@ def test_every_file_that_a_run_leaves_is_written_somewhere() -> None:
     assert lost == []
 
 
-def test_every_experiment_stands_on_its_page() -> None:
-    studies = PAGES["docs/studies.md"]
-    there = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]
-    assert [name for name in sorted(there) if f"`{name}`" not in studies] == []
-
-
 def test_every_group_stands_on_its_page() -> None:
     rows = re.findall(r"^\| (`.*?) \|", PAGES["docs/configuration.md"], re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
@@ -330,12 +336,6 @@ def test_every_file_on_the_map_exists() -> None:
         if page in ("ARCHITECTURE.md", "CONTRIBUTING.md") or page.startswith("docs/decisions/"):
             names = re.findall(r"`(\w+(?:\.py|\.yaml|/))`", text)
             assert [name for name in names if name.rstrip("/") not in there] == [], page
-
-
-def test_every_decision_stands_in_the_index() -> None:
-    index = PAGES["docs/decisions/README.md"]
-    names = [path.name for path in (ROOT / "docs" / "decisions").glob("*.md")]
-    assert [name for name in names if name != "README.md" and f"]({name})" not in index] == []
 
 
 def test_the_table_of_vllms_names_is_that_of_the_engine() -> None:
@@ -458,8 +458,7 @@ def test_the_policy_takes_about_ten_lines() -> None:
 # -- the gallery of scripts: each runs, prints something, and stands in its index ------------------
 
 
-EXAMPLES = ROOT / "docs" / "examples"
-SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+SCRIPTS = sorted(ROOT.glob("docs/examples/*.py"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
@@ -470,11 +469,6 @@ def test_an_example_runs(
     monkeypatch.setattr(sys, "argv", [str(script)])
     runpy.run_path(str(script), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) >= 2
-
-
-def test_the_index_has_them_all() -> None:
-    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert [script.name for script in SCRIPTS if f"]({script.name})" not in index] == []
 
 
 # -- the examples in docstrings, tried -------------------------------------------------------------

@@ -53,23 +53,30 @@ def test_help_is_a_manual_page(call: Call) -> None:
     assert "$" not in page
 
 
-@pytest.mark.slow
-def test_every_example_of_the_manual_page_composes(call: Call) -> None:
-    _, page, _ = call("--help")
-    lines = page.replace("\\\n", " ").splitlines()
-    examples = [shlex.split(line)[3:] for line in lines if line.startswith("  python -m pagedsim")]
-    examples = [
-        words for words in examples if not {"-m", "...", "--config-dir", "policies"} & set(words)
-    ]
-    assert len(examples) >= 7
+@pytest.mark.parametrize(
+    ("command", "least"), [pytest.param((), 7, marks=pytest.mark.slow), (("serve",), 5)]
+)
+def test_every_example_of_a_manual_page_composes(
+    call: Call, command: tuple[str, ...], least: int
+) -> None:
+    _, page, _ = call(*command, "--help")
+    begin = " ".join(("  python -m pagedsim", *command))
+    lines = [line for line in page.replace("\\\n", " ").splitlines() if line.startswith(begin)]
+    examples = [shlex.split(line)[3 + len(command) :] for line in lines]
+    left_out = {"-m", "...", "--cfg", "--config-dir", "policies"}
+    examples = [words for words in examples if not left_out & set(words)]
+    assert len(examples) >= least
     for words in examples:
-        code, _, errors = call("--cfg", "job", *words)
+        code, _, errors = call(*command, "--cfg", "job", *words)
         assert (code, errors) == (0, ""), words
 
 
-def test_the_settings_of_the_manual_page_are_the_configuration_s(call: Call) -> None:
-    _, page, _ = call("--help")
-    config = OmegaConf.create(call("--cfg", "job", "experiment=single")[1])
+@pytest.mark.parametrize("command", [("experiment=single",), ("serve",)], ids=["study", "serve"])
+def test_the_settings_of_a_manual_page_are_the_configuration_s(
+    call: Call, command: tuple[str, ...]
+) -> None:
+    _, page, _ = call(*command, "--help")
+    config = OmegaConf.create(call(*command, "--cfg", "job")[1])
     shown = re.findall(r"^    ([a-z_.]+)=(\S+)  ", page, re.MULTILINE)
     assert len(shown) > 15
     for key, value in shown:
@@ -282,19 +289,6 @@ def test_options_may_stand_anywhere(call: Call) -> None:
     code, text, _ = call("experiment=single", "--cfg", "job", "seeds=7", "--resolve")
     assert code == 0
     assert OmegaConf.create(text).seeds == 7
-
-
-def test_a_study_of_a_user(call: Call) -> None:
-    own = Path("studies/experiment/mine.yaml")
-    own.parent.mkdir(parents=True)
-    given = (ROOT / "conf/experiment/single.yaml").read_text()
-    own.write_text(given.replace("title: One run", "title: My own"))
-    code, text, _ = call(
-        *("experiment=mine", "--config-dir", "studies", *QUICK),
-        *("seeds=1", "jobs=1", "hydra.run.dir=out"),
-    )
-    assert code == 0
-    assert text.startswith("\nMy own\n")
 
 
 def test_the_version_is_ours(call: Call) -> None:

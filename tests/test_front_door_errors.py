@@ -34,24 +34,12 @@ def test_a_path_may_begin_at_home(call: Call, monkeypatch: pytest.MonkeyPatch) -
     assert (code, errors) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("word", "note"),
-    [
-        (
-            "+slo.clients.a={ttft: 500}",
-            "slo.clients.a.ttft=500 is 500 seconds, where up to 100 is usual; 500 ms are 0.5",
-        ),
-        (
-            "memory.swap_space_gib=64",
-            "memory.swap_space_gib=64 changes nothing: no preemption of this study swaps anything "
-            "out",
-        ),
-    ],
-)
-def test_what_was_hardly_meant_is_noted(call: Call, word: str, note: str) -> None:
-    code, told, _ = call(*SHORT, "workload.client=a", word, "hydra.run.dir=out")
+def test_what_was_hardly_meant_is_noted(call: Call) -> None:
+    words = ("workload.client=a", "+slo.clients.a={ttft: 500}", "memory.swap_space_gib=64")
+    code, told, _ = call(*SHORT, *words, "hydra.run.dir=out")
     assert code == 0
-    assert f"note: {note}\n" in told
+    assert "note: slo.clients.a.ttft=500 is 500 seconds, where " in told
+    assert "note: memory.swap_space_gib=64 changes nothing: " in told
 
 
 @pytest.mark.parametrize("arrived", [0.0, 1.76e12], ids=["from 0", "since 1970"])
@@ -162,22 +150,6 @@ def test_a_sweep_prints_the_notes_of_its_jobs_once(call: Call) -> None:
 
 
 # -- errors ----------------------------------------------------------------------------------------
-
-
-def test_a_model_whose_package_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = pytest.importorskip("pagedsim.engine.models.gguf")
-    monkeypatch.setattr(packed, "find_spec", lambda name: None)
-    code, _, errors = call("experiment=single", "backend=engine", "model=smollm2", "tracking=none")
-    assert code == 1
-    assert errors.startswith("pagedsim: model=smollm2: needs the package that carries its weights")
-
-
-def test_a_policy_that_cannot_be_read(call: Call) -> None:
-    Path("unclosed.py").write_text("def broken(\n")
-    code, _, errors = call(*SHORT, "policy._target_=unclosed.Mine")
-    assert code == 1
-    assert errors.startswith("pagedsim: policy._target_=unclosed.Mine: cannot be imported: Syntax")
-    assert "unclosed.py, line 1" in errors
 
 
 @pytest.mark.parametrize(

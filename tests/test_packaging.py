@@ -302,11 +302,6 @@ def test_a_notebook_runs_on_what_is_installed(
     assert len(shown) > 3
 
 
-def test_notebooks_are_on_their_page() -> None:
-    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    assert [path.name for path in NOTEBOOKS if f"](notebooks/{path.name})" not in page] == []
-
-
 # Hugging Face has a package `kernels`, too, by which transformers finds kernels to load.
 
 KERNELS = """

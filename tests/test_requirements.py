@@ -83,16 +83,3 @@ def test_a_command_that_needs_an_extra_says_so(
     assert (code, out) == (1, "")
     said = f"older than pagedsim needs: {library.name} 0.1 (at least {library.bound})"
     assert errors.splitlines()[-1].startswith(f"pagedsim: {said}: ")
-
-
-@pytest.mark.parametrize("words", [["experiment=single"], ["serve", "port=0"]])
-def test_a_command_says_so_before_anything_else(
-    words: list[str], there: dict[str, str], call: Callable[..., Any]
-) -> None:
-    there["hydra-core"] = "1.3.1"
-    code, out, errors = call(*words)
-    assert (code, out) == (1, "")
-    assert errors.startswith(
-        "pagedsim: older than pagedsim needs: hydra-core 1.3.1 (at least 1.3.2)"
-    )
-    assert errors.count("\n") == 1

@@ -177,21 +177,6 @@ def test_a_prefix_cache_that_is_preempted(name: str, batching: str, preemption: 
     assert total(outputs, "preemptions") > 0
 
 
-def test_sampled_tokens_depend_on_neither_batch_nor_preemption() -> None:
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=TOKENS, seed=5)
-    found = []
-    for batching, preemption, policy, seqs in (
-        *(("prefill_first", "recompute", "fcfs", 1), ("prefill_first", "swap", "priority", 4)),
-        *(("unified", "recompute", "priority", 4), ("unified", "swap", "fcfs", 4)),
-    ):
-        engine = small(
-            "llama", batching=batching, preemption=preemption, policy=policy, max_seqs=seqs
-        )
-        found.append(tokens(served(engine, params)))
-    assert all(one == found[0] for one in found)
-    assert found[0] != wanted("llama")
-
-
 MEMORY_OF = {"lpm": "prefix", "continuum": "prefix", "dfs_weight": "radix"}
 SHORT = {"quantum": 1e-3, "starve": 1, "most": 3}
 """Settings that make something happen within so short a run."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pagedsim as ps
-from pagedsim.core import ConfigError, RequestError, SamplingParams
+from pagedsim.core import RequestError, SamplingParams
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.tokenizer import ByteTokenizer, HuggingFaceTokenizer, chat_tokens
 
@@ -64,11 +64,6 @@ def test_a_memory_in_the_stead_of_the_server_s_has_its_own_settings() -> None:
         like = ps.preset(server, hardware="h100", model="llama-3.1-8b")
         other = LLM("tiny", device="cpu", num_gpu_blocks=64, server=like, memory=memory)
         assert other.engine.scheduler.memory.block_size == size
-
-
-def test_another_server_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^server='vllm': must be a ServerSpec, .*ps\.preset"):
-        LLM("tiny", server="vllm")
 
 
 def test_token_ids_may_stand_apart() -> None:

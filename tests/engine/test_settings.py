@@ -86,13 +86,6 @@ def test_engines_are_made_of_engine_args() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (
-            {"model": "tiny", "max_model_len": 4000},
-            "max_model_len=4000: model=tiny goes up to 2048, its max_position_embeddings",
-        ),
-        ({"device": "tpu"}, "unknown device 'tpu': did you mean 'cpu'? choose from auto, cpu"),
-        ({"load_format": "none"}, "unknown load_format 'none': choose from auto, dummy"),
-        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: must be a number above 0"),
         ({"blocks": 3}, "max_model_len=64: memory of 3 blocks × 4 tokens holds no request"),
         (
             {"blocks": 10**9},
@@ -172,14 +165,11 @@ def test_threads_that_stay(threads: None) -> None:
     assert torch.get_num_threads() == 2
 
 
-def test_the_setting_of_studies_and_of_the_server_is_the_engine_s(hydra: None) -> None:
-    from omegaconf import OmegaConf
+def test_the_setting_of_studies_and_of_the_server_is_the_engine_s() -> None:
+    from tests.run.studies import settings_of
 
-    from tests.run.studies import compose
-
-    words = ["backend=engine", "model=tiny", "experiment=single"]
-    composed: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
-    stage: Any = Engine(threads=2).prepare(RunSpec(dict(composed)))
+    settings = settings_of("backend=engine", "model=tiny", "experiment=single")
+    stage: Any = Engine(threads=2).prepare(RunSpec(settings))
     assert stage.arguments.num_threads == 2
 
 

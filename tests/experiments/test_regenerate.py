@@ -137,7 +137,6 @@ SMALL = [one for one in EXPERIMENTS if one.name not in committed()]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("one", SMALL, ids=lambda one: one.name)
-@pytest.mark.usefixtures("hydra")
 def test_it_leaves_what_the_manual_says(
     one: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

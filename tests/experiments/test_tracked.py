@@ -24,8 +24,6 @@ from tests.wandb_files import (
     table_of,
 )
 
-pytestmark = pytest.mark.usefixtures("hydra")
-
 OFFLINE = ("tracking=wandb", "jobs=1")
 BLOCKS = (
     *("experiment=block_sizes", "study.sizes=[8,32]", "seeds=2", "workload.requests=40"),

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.backends.base import StoppableRecorder
+from pagedsim.core import Scheduler, StepPlan
 from pagedsim.metrics.arms import Run
 from pagedsim.run.help import experiments
 from pagedsim.run.job import Arm, Job, run_job
@@ -31,6 +32,12 @@ def compose(root: str, overrides: Sequence[str]) -> DictConfig:
     """What these words come to."""
     conf = CONF if root == CONF.root else Conf(root=root)
     return OmegaConf.create(Composed.of(overrides, conf).resolved(missing=True))
+
+
+def settings_of(*words: str) -> dict[str, Any]:
+    """The same in plain values, under the root of studies."""
+    made: Any = OmegaConf.to_container(compose("config", words))
+    return dict(made)
 
 
 def command(folder: Path, *words: str) -> StudySpec:
@@ -70,6 +77,20 @@ def job_of(folder: Path, words: Sequence[str], overrides: Sequence[str] = ()) ->
     arm = Arm("arm", overrides, seeds=given.seeds[:1])
     (job,) = Runs(given).jobs_of([arm], str)
     return job
+
+
+class Impatient(StoppableRecorder):
+    """Stopped after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps_left = steps
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        super().step(plan, start, end, scheduler)
+        self.steps_left -= 1
+        if not self.steps_left:
+            self.stop()
 
 
 def run_of(folder: Path, words: Sequence[str], overrides: Sequence[str] = ()) -> Run:

@@ -17,8 +17,6 @@ from tests.run.studies import carried_out, run_of
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.usefixtures("hydra")
-
 RIGHT = {
     "pagedsim/metrics/arms.py": "by replica, and the last end of all",
     "pagedsim/report/timeline.py": "by replica",

@@ -18,7 +18,6 @@ from pagedsim.run.job import Failure
 from tests.run.test_own_parts import PARTS, configs, hooks, served
 
 __all__ = ["configs", "served"]
-pytestmark = pytest.mark.usefixtures("hydra")
 
 DEEP = 7
 """References from an argument of a hook to what it writes to, at most."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.backends.base import StoppableRecorder
 from pagedsim.core import ConfigError, Policy
@@ -20,31 +19,22 @@ from pagedsim.run.job import Job, run_job
 from pagedsim.run.parts import refuse_unmet, remarks
 from pagedsim.run.publish import blocks_notes
 from pagedsim.workload import Workload
-from tests.run.studies import carried_out, compose
+from tests.run.studies import carried_out, settings_of
 
 # -- one run of one arm: what its summary says to a reader -----------------------------------------
-
-
-pytestmark = pytest.mark.usefixtures("hydra")
 
 
 def test_costs_fitted_for_another_model_are_noted(tmp_path: Path) -> None:
     words = ["experiment=single", "workload.requests=3", "cost=distserve-opt-13b-tp1"]
     words.append("+cost.limits.decode_count=1")
-    config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
-    run = run_job(Job("arm", 0, config, tmp_path), StoppableRecorder())
-    assert isinstance(run, Run)
-    said = [notice["what"] for notice in run.summary["notices"]]
+    said = [notice["what"] for notice in _summary(tmp_path, *words)["notices"]]
     assert "step times are fitted for model=opt-13b, but model=llama-2-7b is served" in said
     assert "some steps are larger than any that was fitted (decode_count 1)" in said
 
 
 def test_a_policy_that_was_first_come_first_served_is_noted(tmp_path: Path) -> None:
     words = ["experiment=single", "workload.requests=3", "policy=vtc"]
-    config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
-    run = run_job(Job("arm", 0, config, tmp_path), StoppableRecorder())
-    assert isinstance(run, Run)
-    said = [notice["what"] for notice in run.summary["notices"]]
+    said = [notice["what"] for notice in _summary(tmp_path, *words)["notices"]]
     assert said[0].startswith("VTC goes by clients, and all requests are of one: alone it is first")
 
 
@@ -95,8 +85,7 @@ def test_a_phase_alone_takes_the_time_of_that_phase(tmp_path: Path) -> None:
 
 
 def _summary(folder: Path, *words: str) -> dict[str, Any]:
-    config: Any = OmegaConf.to_container(compose("config", overrides=[*words]), resolve=True)
-    run = run_job(Job("arm", 0, config, folder), StoppableRecorder())
+    run = run_job(Job("arm", 0, settings_of(*words), folder), StoppableRecorder())
     assert isinstance(run, Run)
     return run.summary
 

@@ -49,8 +49,6 @@ from pagedsim.workload.lengths import Lengths
 from pagedsim.workload.predictor import Oracle, Predictor
 from tests.run.studies import compose
 
-pytestmark = pytest.mark.usefixtures("hydra")
-
 
 class Part(NamedTuple):
     """A part that users may write."""
@@ -81,13 +79,6 @@ class Timed(Policy):
 
     def rank(self, request: Any, state: Any) -> Any:
         return request.prompt_len
-
-
-class Seeded(Policy):
-    """Takes a seed."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
 
 
 class Plain(CostModel):

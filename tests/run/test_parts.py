@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.run.job import failure_of
 from pagedsim.run.parts import Parts, build
 from pagedsim.spec.objects import make, said_of
-from tests.run.studies import compose
-
-pytestmark = pytest.mark.usefixtures("hydra")
+from tests.run.studies import settings_of
 
 
 def parts(*overrides: str) -> Parts:
-    config = compose("config", overrides=["experiment=single", "workload.requests=5", *overrides])
-    plain: Any = OmegaConf.to_container(config, resolve=True)
-    return build(plain, seed=0)
+    return build(settings_of("experiment=single", "workload.requests=5", *overrides), seed=0)
 
 
 @pytest.mark.parametrize("memory", ["paged", "reserved_max", "reserved_pow2"])

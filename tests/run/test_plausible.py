@@ -8,21 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.plausible import RECOMPUTING, doubtful, doubtful_times, idle_swaps
 from pagedsim.spec.conf import Conf, offered
 from pagedsim.spec.words import parse
 from pagedsim.workload import Workload
-from tests.run.studies import EXPERIMENTS, compose
+from tests.run.studies import EXPERIMENTS, settings_of
 
 _NUMBER = re.compile(r"([a-z_]+(?:\.\w+)+)=(-?[0-9.e+-]+)")
-
-
-def settings(*words: str) -> dict[str, Any]:
-    made: Any = OmegaConf.to_container(compose("config", words), resolve=False)
-    return dict(made)
 
 
 def nested(key: str, value: object) -> dict[str, Any]:
@@ -78,7 +72,7 @@ def test_no_option_is_noted() -> None:
 @pytest.mark.parametrize("name", [one.name for one in EXPERIMENTS])
 def test_no_experiment_is_noted(name: str) -> None:
     """Neither by what it sets, nor by what its arms set."""
-    whole = settings(f"experiment={name}")
+    whole = settings_of(f"experiment={name}")
     assert not list(doubtful(whole))
     for key, value in _NUMBER.findall(str(whole["study"])):
         assert not list(doubtful(nested(key, parse(f"{key}={value}").value))), (key, value)
@@ -117,6 +111,5 @@ def test_each_server_has_swaps_or_is_known_not_to() -> None:
     ],
 )
 def test_swaps_that_cannot_be_are_noted(words: list[str], lines: int) -> None:
-    made: Any = OmegaConf.to_container(compose("config", words), resolve=True)
-    job = Job("run", 0, made, Path())
+    job = Job("run", 0, settings_of(*words), Path())
     assert len(list(idle_swaps(words, [Arm("run")], [job]))) == lines

@@ -99,7 +99,6 @@ def test_a_wheel_says_what_it_was_built_from(
 WORDS = ("experiment=single", "workload.requests=10", "seeds=1", "jobs=1", "report=true")
 
 
-@pytest.mark.usefixtures("hydra")
 def test_a_study_s_files_name_it_and_runs_of_another_commit_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pagedsim.backends.base import StoppableRecorder
-from pagedsim.core import Scheduler, StepPlan
 from pagedsim.experiments.studies.compare import Compare
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import read_summary
@@ -20,15 +19,11 @@ from pagedsim.run.runner import unused_words
 from pagedsim.run.runs import Runs
 from pagedsim.run.store import Recipe, Store, Summaries, Tables, recipe
 from pagedsim.run.study import Study
-from tests.run.studies import command, job_of, served
+from tests.run.studies import Impatient, command, job_of, served
 
 QUICK = ["experiment=single", "workload.requests=30", "workload.rate=20", "seeds=2", "jobs=1"]
 ARMS = {"fcfs": ["policy=fcfs"], "urgent": ["policy=priority"], "small": ["server.max_seqs=4"]}
 PLAN = Compare("A title", "A question?", ARMS)
-
-
-pytestmark = pytest.mark.usefixtures("hydra")
-
 
 TABLES = Tables()
 
@@ -152,20 +147,6 @@ def test_a_policy_or_router_that_draws_is_run_under_each_seed(tmp_path: Path) ->
 
 
 # -- stopping, and runs that are there already -----------------------------------------------------
-
-
-class Impatient(StoppableRecorder):
-    """Stopped after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.steps_left = steps
-
-    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        super().step(plan, start, end, scheduler)
-        self.steps_left -= 1
-        if not self.steps_left:
-            self.stop()
 
 
 def test_a_stopped_run_leaves_whole_tables(tmp_path: Path) -> None:

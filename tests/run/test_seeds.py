@@ -9,13 +9,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.backends.base import StoppableRecorder
 from pagedsim.build import AUTOSCALERS
 from pagedsim.run.parts import build
 from pagedsim.spec.conf import Conf
-from tests.run.studies import compose
+from tests.run.studies import settings_of
 
 GROUPS = ("policy", "router", "predictor", "preemption", "batching", "memory", "stack", "server")
 """Groups whose options decide how given requests are served."""
@@ -61,10 +60,9 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outcomes(words: list[str]) -> list[tuple[bool, dict[str, Any]]]:
     """Whether anything is drawn, and what became of each request, under two seeds."""
-    plain: Any = OmegaConf.to_container(compose("config", words), resolve=True)
-    found = []
+    settings, found = settings_of(*words), []
     for seed in (0, 1):
-        made, recorder = build(plain, seed), StoppableRecorder()
+        made, recorder = build(settings, seed), StoppableRecorder()
         made.run.run(made.workload, recorder)
         found.append((made.drawn, recorder.requests_table().to_pydict()))
     return found

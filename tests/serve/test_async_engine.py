@@ -62,12 +62,6 @@ async def text_of(serving: AsyncLLMEngine, tokens: int = 5, **settings: Any) -> 
     return "".join(said)
 
 
-async def until_it_runs(serving: AsyncLLMEngine) -> None:
-    """Wait until a request is in the batch, however busy the machine is."""
-    while not await serving.ask(lambda engine: len(engine.scheduler.running)):
-        await asyncio.sleep(0)
-
-
 async def reason_of(serving: AsyncLLMEngine, tokens: int, **settings: Any) -> str | None:
     params, reason = SamplingParams(max_tokens=tokens), None
     async for output in serving.generate([1, 2], params, **settings):
@@ -109,21 +103,6 @@ def test_policies_see_client_priority_deadline_and_more() -> None:
     assert (request.priority, request.client, request.extra) == (-3, "me", {"tenant": "a"})
     assert request.deadline is not None and request.arrival is not None
     assert request.deadline == request.arrival + 2.5
-
-
-def test_a_draining_server_answers_its_requests() -> None:
-    async def clients(serving: AsyncLLMEngine) -> list[Any]:
-        asked = [asyncio.create_task(reason_of(serving, n)) for n in (100, 1500)]
-        await until_it_runs(serving)
-        draining = asyncio.create_task(serving.drain(0.6))
-        await asyncio.sleep(0)
-        with pytest.raises(Closing):
-            await reason_of(serving, 1)
-        assert not serving.healthy
-        assert await draining == (1, 1)
-        return await asyncio.gather(*asked)
-
-    assert run(paced(), clients) == ["length", "abort"]
 
 
 def test_asking_a_dead_or_closed_engine_raises() -> None:

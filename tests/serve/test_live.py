@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+import httpx
 from fastapi import FastAPI
 
 from pagedsim.core import PagedMemory, PagedsimError, Request, Scheduler, Unified
@@ -157,28 +158,13 @@ def test_streams_end_when_the_server_closes() -> None:
 # -- over HTTP -----------------------------------------------------------------------------------
 
 
-def get(app: FastAPI, path: str, query: str = "") -> tuple[int, dict[str, str], bytes]:
-    """What an app answers to GET: status, headers, body; no package for it is needed."""
-    sent: list[dict[str, Any]] = []
+def get(app: FastAPI, path: str) -> httpx.Response:
+    async def call() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get(path)
 
-    async def call() -> None:
-        scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
-            "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "",
-            "query_string": query.encode(), "headers": [], "server": ("test", 80),
-        }  # fmt: skip
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await app(scope, receive, send)
-
-    asyncio.run(call())
-    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], headers, b"".join(one.get("body", b"") for one in sent)
+    return asyncio.run(call())
 
 
 @pytest.fixture(scope="module")
@@ -189,28 +175,27 @@ def app() -> FastAPI:
 
 
 def test_every_file_that_the_page_names_is_served_and_names_no_other_address(app: FastAPI) -> None:
-    status, headers, page = get(app, "/")
-    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert headers["content-security-policy"] == "default-src 'self'; img-src 'self' data:"
+    page = get(app, "/")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert page.headers["content-security-policy"] == "default-src 'self'; img-src 'self' data:"
     names = {"page.css", "page.js"}
-    assert all(f'"page/{name}"'.encode() in page for name in names)
+    assert all(f'"page/{name}"' in page.text for name in names)
     seen: set[str] = set()
     while names - seen:
         name = (names - seen).pop()
         seen.add(name)
-        status, headers, content = get(app, f"/page/{name}")
-        assert status == 200 and headers["content-type"].startswith("text/"), name
-        words = content.decode().split('from "./')[1:]
-        names |= {word.partition('"')[0] for word in words}
-        addresses = content.replace(b"http://www.w3.org/2000/svg", b"")
-        assert b"http:" not in addresses and b"https:" not in addresses, name
+        file = get(app, f"/page/{name}")
+        assert file.status_code == 200 and file.headers["content-type"].startswith("text/"), name
+        names |= {word.partition('"')[0] for word in file.text.split('from "./')[1:]}
+        addresses = file.text.replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in addresses and "https:" not in addresses, name
     assert len(seen) == 10
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "../api/live.py"])
+@pytest.mark.parametrize("name", ["nothing.js", "%2e%2e/api/live.py"])
 def test_nothing_else_is_served(app: FastAPI, name: str) -> None:
-    assert get(app, f"/page/{name}")[0] == 404
+    assert get(app, f"/page/{name}").status_code == 404
 
 
 def test_too_many_watched_are_refused(app: FastAPI) -> None:
-    assert get(app, "/live", "&".join(["watch=a"] * 9))[0] == 422
+    assert get(app, f"/live?{'&'.join(['watch=a'] * 9)}").status_code == 422

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 import socket
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.spec.roots import Serve
 
@@ -40,29 +38,8 @@ def test_every_key_of_the_schema_is_on_the_page(call: Call) -> None:
     groups = set(re.findall(r"^  ([a-z]+)  ", page, re.MULTILINE))
     assert settings | groups >= {field.name for field in fields(Serve)}
     assert groups >= set(GROUPS)
-
-
-def test_the_page_shows_the_defaults_that_are_composed(call: Call) -> None:
-    _, page, _ = call("serve", "--help")
-    config = OmegaConf.create(call("serve", "--cfg", "job")[1])
-    shown = re.findall(r"^    ([a-z_.]+)=(\S+)  ", page, re.MULTILINE)
-    assert len(shown) > 15
-    for key, value in shown:
-        there = OmegaConf.select(config, key)
-        assert value == ("null" if there is None else str(there).lower()), key
-    for group in GROUPS:
+    for group in GROUPS:  # each with its default marked
         assert re.search(rf"^  {group} .*\n( +.*\n)*?.*\*", page, re.MULTILINE), group
-
-
-def test_every_example_of_the_page_composes(call: Call) -> None:
-    _, page, _ = call("serve", "--help")
-    lines = [line for line in page.splitlines() if line.startswith("  python -m pagedsim serve ")]
-    examples = [shlex.split(line)[3:] for line in lines]
-    examples = [words for words in examples if not {"...", "--cfg"} & set(words)]
-    assert len(examples) >= 5
-    for words in examples:
-        code, _, errors = call("serve", "--cfg", "job", *words[1:])
-        assert (code, errors) == (0, ""), words
 
 
 # -- names that clients see -----------------------------------------------------------------------

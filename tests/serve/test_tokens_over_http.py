@@ -171,13 +171,6 @@ def test_text_goes_to_tokens_and_back(server: Server) -> None:
     assert bytes(chat["tokens"]) == b"user: a\nassistant:"
 
 
-def test_a_prompt_beyond_the_model_names_both_lengths(server: Server) -> None:
-    answer = server.post("/v1/completions", prompt="x" * 300, max_tokens=4)
-    assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
-    assert "300" in message and "256" in message
-
-
 @pytest.mark.parametrize("settings", [{**SMALL, "memory": "prefix"}, SGLANG])
 def test_cached_tokens_are_told(settings: dict[str, Any]) -> None:
     with serving(LLMEngine(model=tiny(), **settings), model="tiny") as server:

@@ -44,7 +44,7 @@ def test_the_manual_page(call: Call) -> None:
     assert max(map(len, page.splitlines())) <= WIDTH
 
 
-def test_its_page_names_every_setting(hydra: None) -> None:
+def test_its_page_names_every_setting() -> None:
     for key in compose("config", overrides=["experiment=bench"]).backend:
         assert key.startswith("_") or f"backend.{key}" in BENCH_HELP or f" {key}=" in BENCH_HELP, (
             key

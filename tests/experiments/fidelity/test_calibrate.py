@@ -48,9 +48,6 @@ CONFIG: dict[str, Any] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("hydra")
-
-
 def row(random: Random, number: int, stall: float) -> dict[str, float]:
     """A step that takes what the coefficients below say, or now and then much longer."""
     made = dict.fromkeys(

@@ -17,8 +17,6 @@ from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.score import ClientService
 from tests.run.studies import carried_out
 
-pytestmark = pytest.mark.usefixtures("hydra")
-
 LOGS = DATA / "slora-vtc"
 QUICK = (
     *("experiment=fairness", "model=llama-2-7b", "hardware=a10g", "memory.blocks=10000"),

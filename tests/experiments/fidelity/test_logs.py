@@ -18,8 +18,6 @@ from pagedsim.fidelity.logs.consistency_checks import inconsistencies
 from pagedsim.fidelity.logs.log import check_log, read_log
 from tests.experiments.fidelity.test_fit import TRUE, serve, server
 
-pytestmark = pytest.mark.usefixtures("hydra")
-
 VLLM = {
     "request_id": "a",
     "input_toks": 7,

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.backends.base import StoppableRecorder
 from pagedsim.build import POLICIES
@@ -33,7 +32,7 @@ from pagedsim.run.store import Tables, recipe
 from pagedsim.spec.run import RunSpec
 from pagedsim.user_error import UserError
 from tests.experiments.fidelity.test_calibrate import recorded
-from tests.run.studies import carried_out, compose
+from tests.run.studies import carried_out, settings_of
 
 pytest.importorskip("torch")
 
@@ -65,7 +64,7 @@ OF_SGLANG: list[tuple[str, ...]] = [
     if memory == "radix" or name != "dfs_weight"
 ]
 
-pytestmark = pytest.mark.usefixtures("hydra", "a_small_model")
+pytestmark = pytest.mark.usefixtures("a_small_model")
 
 
 @cache
@@ -82,7 +81,7 @@ def base(*combination: str) -> Any:
         *("workload.deadline=0.05", "predictor=noisy", "workload.prefixes={tokens:4}"),
         *(f"{axis}={name}" for axis, name in zip(axes, combination, strict=True)),
     ]
-    return OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    return settings_of(*words)
 
 
 def drawn(rng: random.Random, *combination: str, ahead: bool = False) -> dict[str, Any]:

@@ -44,8 +44,6 @@ from pagedsim.fidelity.step_tables.times import Constants, Point, Points
 from pagedsim.metrics.files import RESULT, read_json
 from tests.run.studies import carried_out
 
-pytestmark = pytest.mark.usefixtures("hydra")
-
 TRUTH = ("experiment=truth", "jobs=1")
 HEAD = "gpu,gpus,model,tokens_in_and_out,batch,latency_s"
 ROWS = ("h100,1,llama-2-7b,128,1,1.0", "h100,2,llama-2-7b,128,16,1.0", "l4,1,llama-2-7b,64,1,3.0")
@@ -218,16 +216,6 @@ def test_the_constants_are_those_of_the_fit() -> None:
     assert (found.busy, found.compute, found.bandwidth) == pytest.approx(
         (have.busy, have.compute, have.bandwidth), abs=0.005
     )
-
-
-def test_missing_power_is_no_power() -> None:
-    assert {case.share > 0.1 for case in EVERY} == {True}
-    assert {(case.model, case.gpus) for case in EVERY} == {
-        ("bloom-176b", 8),
-        *(("llama-2-70b", gpus) for gpus in (2, 4, 8)),
-    }
-    assert len(EVERY) == 44
-    assert len(PUBLISHED) == 36
 
 
 def test_the_table_of_power_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

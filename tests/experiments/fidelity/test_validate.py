@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.fidelity import validate
@@ -23,12 +22,12 @@ from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 from pagedsim.user_error import UserError
-from tests.run.studies import carried_out, compose
+from tests.run.studies import carried_out, settings_of
 
 pytest.importorskip("torch")
 
 
-pytestmark = pytest.mark.usefixtures("hydra", "a_small_model")
+pytestmark = pytest.mark.usefixtures("a_small_model")
 
 
 @pytest.fixture(autouse=True)
@@ -128,18 +127,10 @@ def test_other_blocks_than_before_are_refused(
 
 
 def test_a_profile_goes_through_the_grid() -> None:
-    config: Any = OmegaConf.to_container(
-        compose(
-            "config",
-            overrides=[
-                *("experiment=calibrate", "backend=engine", "backend.cache_tokens=256"),
-                *("batching=unified", "preemption=swap", "memory.cpu_blocks=9"),
-                *("server.max_seqs=3", "server.max_model_len=64"),
-            ],
-        ),
-        resolve=True,
-    )
-    log = profiled(config, 0)
+    words = ["experiment=calibrate", "backend=engine", "backend.cache_tokens=256"]
+    words += ["batching=unified", "preemption=swap", "memory.cpu_blocks=9"]
+    words += ["server.max_seqs=3", "server.max_model_len=64"]
+    log = profiled(settings_of(*words), 0)
     assert {sample.kind for sample in log.samples} == {"prefill", "decode", "mixed", "swap"}
     swaps = sorted(s.swap_out for s in log.samples if s.kind == "swap" and s.swap_out)
     assert swaps == [1, 2, 4, 8, 9]
@@ -161,7 +152,7 @@ def test_a_profile_notices_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Runner, "carry_out", failing)
     words = ["experiment=calibrate", "backend=engine", "server.max_model_len=64"]
-    config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    config = settings_of(*words)
     with pytest.raises(ConfigError, match=r"a step of \d+ × \d+ tokens: .*out of memory"):
         profiled(config, 0)
 

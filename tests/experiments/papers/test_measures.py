@@ -96,7 +96,6 @@ def inspected(folder: Path, *changes: str, without: tuple[str, ...] = ()) -> Run
     return run
 
 
-@pytest.mark.usefixtures("hydra")
 @pytest.mark.parametrize(
     ("memory", "blocks", "owned"),
     [
@@ -116,7 +115,6 @@ def test_every_slot_of_a_single_request(
         assert slots == [filled, 25 - filled, owned - 25, 64 - owned]
 
 
-@pytest.mark.usefixtures("hydra")
 def test_inspections_change_nothing(tmp_path: Path) -> None:
     changes = ("workload.requests=60", "workload.rate=20", "memory.blocks=200")
     seen = inspected(tmp_path / "seen", *changes, "backend.every=5")
@@ -310,7 +308,6 @@ def test_a_search_ends_at_the_rate_that_is_sustained_and_objectives_share_their_
     assert math.isnan(nothing.rows[0].ours)
 
 
-@pytest.mark.usefixtures("hydra")
 def test_no_gap_is_longer_than_a_full_budget_costs(tmp_path: Path) -> None:
     words = ["experiment=single", "model=llama-2-7b", "workload.rate=6", "workload.requests=60"]
     changes = ["batching=unified", "server.max_batched_tokens=256"]

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.papers.reproduction import Names
 from pagedsim.run.study import Study
 from pagedsim.spec.check import Count, In, Number, Positive, check_settings
 from pagedsim.spec.objects import make
-from tests.run.studies import compose
+from tests.run.studies import settings_of
 
 # -- constraints -----------------------------------------------------------------------------------
 
@@ -80,18 +79,9 @@ def test_an_error_names_the_place_and_the_values_allowed(more: dict[str, Any], e
 # -- what a study refuses --------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("hydra")
 @pytest.mark.parametrize(
     ("experiment", "changes", "text"),
     [
-        ("chunk_budget", {"capacity": None, "figures": {}}, "study: capacity or one of figures"),
-        ("size_based", {"only": ["talk"]}, "only: unknown case 'talk'"),
-        ("migration", {"figures/migration/values": []}, "migration.values: 0 of them: must be"),
-        (
-            "migration",
-            {"figures/migration/draw": ["ttft"]},
-            "migration.draw=ttft: unknown; did you mean",
-        ),
         (
             "migration",
             {"figures/migration/comparisons/0/over": "fcfs"},
@@ -102,18 +92,12 @@ def test_an_error_names_the_place_and_the_values_allowed(more: dict[str, Any], e
             {"figures/batched/comparisons/0/cases": ["x"]},
             "figures.batched.comparisons: unknown case 'x'",
         ),
-        (
-            "agents",
-            {"figures/sessions/cases/chats/only": ["x"]},
-            "figures.sessions.chats: unknown system 'x'",
-        ),
     ],
 )
 def test_a_study_refuses_invalid_settings(
     experiment: str, changes: Mapping[str, Any], text: str
 ) -> None:
-    composed = compose("config", overrides=[f"experiment={experiment}"]).study
-    settings: Any = OmegaConf.to_container(composed, resolve=True)
+    settings: Any = settings_of(f"experiment={experiment}")["study"]
     for path, value in changes.items():
         *outer, last = (int(key) if key.isdigit() else key for key in path.split("/"))
         inner = settings

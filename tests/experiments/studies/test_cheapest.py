@@ -140,7 +140,6 @@ def test_fleets_apart_without_a_known_link_are_left_out(call: Call, made_up: lis
     ("words", "complaint"),
     [
         (("study.attainment=1.5",), "attainment=1.5: must be a number"),
-        (("study.gpus=[h1000]",), "h1000"),
         (("study.gpus=[a30]",), "left out: a30: has no price"),
         (("slo.ttft=null", "slo.tpot=null"), "slo: must have a bound"),
         (("workload.arrivals=burst",), "workload.arrivals=burst: has no rate"),

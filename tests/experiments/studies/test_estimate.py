@@ -35,7 +35,7 @@ def written(folder: str) -> dict[str, Any]:
 
 
 def complaint(call: Call, *words: str) -> str:
-    code, text, errors = call(*words)
+    code, text, errors = call("experiment=estimate", *words)
     assert code == 1, text
     (line,) = errors.splitlines()
     return line.removeprefix("pagedsim: ")
@@ -163,22 +163,16 @@ def test_sizes_that_do_not_fit_are_noted(call: Call) -> None:
     assert "a step computes at most 512 tokens" in " ".join(text.split())
 
 
-ESTIMATE = "experiment=estimate"
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((ESTIMATE, "prompt=0"), "study.prompt=0: must be a whole number of at least 1"),
-        ((ESTIMATE, "prompt=9999"), "prompt=9999: must be at most 4,096, the longest context"),
-        ((ESTIMATE, "backend=engine"), "backend=engine: experiment=estimate takes backend=sim: an"),
+        (("prompt=9999",), "prompt=9999: must be at most 4,096, the longest context"),
         (
-            (ESTIMATE, "cost=distserve-opt-13b-tp1", "model=opt-13b"),
+            ("cost=distserve-opt-13b-tp1", "model=opt-13b"),
             "cost._target_=pagedsim.sim.cost.Fitted: does not know what binds a step; an estimate "
             "takes cost=roofline",
         ),
-        ((ESTIMATE, "memory=reserved_max"), "memory=reserved_max: must be paged, prefix or radix"),
-        (("experiment=single", "prompt=5"), "prompt=5: changes nothing here; experiment=estimate"),
+        (("memory=reserved_max",), "memory=reserved_max: must be paged, prefix or radix"),
     ],
 )
 def test_invalid_settings_are_refused_in_one_line(

@@ -46,7 +46,7 @@ def asked(folder: Path, *words: str) -> tuple[list[str], str]:
 # -- arms ------------------------------------------------------------------------------------------
 
 
-def test_every_policy_of_the_registry_is_in_it(hydra: None, tmp_path: Path) -> None:
+def test_every_policy_of_the_registry_is_in_it(tmp_path: Path) -> None:
     arms, left_out = asked(tmp_path)
     assert left_out.startswith("left out: dfs_weight: DFSWeight walks the tree")
     assert left_out.count("\n") == 0
@@ -73,9 +73,7 @@ def test_arms_are_chosen_and_left_out_by_name() -> None:
 # -- arms left out ---------------------------------------------------------------------------------
 
 
-def test_policies_without_their_inputs_are_left_out_with_the_reason(
-    hydra: None, tmp_path: Path
-) -> None:
+def test_policies_without_their_inputs_are_left_out_with_the_reason(tmp_path: Path) -> None:
     arms, left_out = asked(tmp_path, "workload=sharegpt", "study.predictors=[none]")
     gone = {"edf", "vtc", "drr", "priority", "slo", "lpm", "sjf by none"}
     assert not gone & set(arms) and {"fcfs", "hrrn", "past_future"} <= set(arms)
@@ -89,7 +87,7 @@ def test_policies_without_their_inputs_are_left_out_with_the_reason(
     assert "SRPT goes by predicted lengths, and none are predicted" in left_out
 
 
-def test_unbuildable_arms_are_left_out(hydra: None, tmp_path: Path) -> None:
+def test_unbuildable_arms_are_left_out(tmp_path: Path) -> None:
     words = ("batching=static", "preemption=recompute", "memory=paged")
     own = '++study.arms={mine: ["policy=aging", "policy.of=lpm"]}'
     arms, left_out = asked(tmp_path, *words, own)
@@ -120,7 +118,7 @@ def test_a_plugin_policy_joins(call: Call) -> None:
     assert groups == {"interactive", "batch", "shop", "school", "archive", "lab", "all"}
 
 
-def test_a_typed_objective_of_no_class_is_refused(hydra: None, tmp_path: Path) -> None:
+def test_a_typed_objective_of_no_class_is_refused(tmp_path: Path) -> None:
     says = "study.objectives.interactve: unknown class 'interactve': did you mean 'interactive'?"
     with pytest.raises(ConfigError, match=re.escape(says)):
         asked(tmp_path, "+study.objectives.interactve={ttft: 1}", "study.only=[fcfs]")
@@ -131,7 +129,7 @@ def test_a_typed_objective_of_no_class_is_refused(hydra: None, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_engine_serves_it(hydra: None, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_engine_serves_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("torch")
     request.getfixturevalue("a_small_model")
     engine = ("backend=engine", "backend.clock=cpu", "seeds=1", "backend.limit=8")

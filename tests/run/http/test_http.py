@@ -25,9 +25,6 @@ from tests.run.studies import job_of, run_of
 
 # -- a workload is sent over HTTP, and what its client sees becomes tables, metrics and files ------
 
-
-pytestmark = pytest.mark.usefixtures("hydra")
-
 FIXED = ("workload=fixed", "workload.lengths.prompt=20", "workload.lengths.output=5")
 LOAD = ("experiment=bench", *FIXED, "workload.requests=12", "workload.rate=400")
 
