@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -12,17 +13,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from pagedsim import __version__
 from pagedsim.core import ConfigError
 from pagedsim.run.provenance import in_words
 from pagedsim.spec.given import written
 from pagedsim.spec.objects import flat
+from pagedsim.spec.roots import OF_THE_STUDY
 from pagedsim.spec.run import Settings
 from pagedsim.user_error import shown
 
 _NAME = "config.yaml"
-_FREE = ("study", "tracking", "report", "jobs", "seed", "seeds", "hydra")
-"""Keys that may change when a study goes on, while it is of the same kind: they change no run that
-is there."""
 
 
 @contextmanager
@@ -109,13 +109,20 @@ def _remove_empty(folder: Path) -> None:
 
 def keep_configuration(config: Settings, folder: Path) -> None:
     """Write the resolved configuration, headed by the version; refuse a folder that has the runs of
-    another."""
+    another study or of another version."""
     path = folder / _NAME
-    if _has_results(folder) and (difference := _difference(path, written(config))):
-        raise ConfigError(
-            f"hydra.run.dir={shown(folder)}: has a study with {difference}; "
-            "choose another folder, or the same settings to go on with that study"
-        )
+    if _has_results(folder) and path.is_file():
+        where = f"hydra.run.dir={shown(folder)}: has"
+        if (version := _version_of(path)) and version != __version__:
+            raise ConfigError(
+                f"{where} runs of pagedsim {version}, and this is {__version__}; choose another "
+                "folder"
+            )
+        if difference := _difference(path, written(config)):
+            raise ConfigError(
+                f"{where} a study with {difference}; choose another folder, or the same settings "
+                "to go on with that study"
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text = OmegaConf.to_yaml(OmegaConf.create(written(config)))
@@ -129,6 +136,13 @@ def _has_results(folder: Path) -> bool:
     return folder.is_dir() and any(
         one.name != _NAME and not one.name.startswith(".") for one in folder.iterdir()
     )
+
+
+def _version_of(path: Path) -> str:
+    """The version of pagedsim that wrote a configuration; empty where it does not say."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        version = re.match(r"# pagedsim ([^\s,]+)", file.readline())
+    return version[1] if version else ""
 
 
 def _difference(path: Path, here: Settings) -> str:
@@ -161,7 +175,7 @@ def _target(config: Any) -> str | None:
 
 def _bound(config: Mapping[Any, Any]) -> dict[str, Any]:
     """Dotted keys and their values, without those that may change."""
-    there = flat({key: value for key, value in config.items() if key not in _FREE})
+    there = flat({key: value for key, value in config.items() if key not in OF_THE_STUDY})
     return {key: value for key, value in there.items() if value != {}}
 
 

@@ -30,8 +30,7 @@ from pagedsim.metrics.tables import Requests
 from pagedsim.run.folder import full_disk_named
 from pagedsim.run.hooks import as_sent, drawn_from, generators, refuse_early
 from pagedsim.run.parts import Parts, build, remarks
-from pagedsim.spec.given import Given
-from pagedsim.spec.objects import load_plugins, locate
+from pagedsim.spec.objects import classes_in, load_plugins, locate
 from pagedsim.spec.run import Settings
 from pagedsim.user_error import UserError, verbose
 
@@ -311,7 +310,7 @@ class _Part(NamedTuple):
 
 def _parts(config: Mapping[str, Any]) -> Iterator[_Part]:
     """The parts of a configuration whose code is not ours, and those of `policies`."""
-    for setting, path in _paths(config):
+    for setting, path in classes_in(config):
         if path.startswith("pagedsim.") and not path.startswith("pagedsim.policies."):
             continue
         try:
@@ -326,19 +325,6 @@ def _parts(config: Mapping[str, Any]) -> Iterator[_Part]:
         names = {getattr(kind, "__qualname__", ""): _file(kind) for kind in (made, *bases)}
         files = {name: file for name, file in names.items() if name and file}
         yield _Part(f"{setting}={path}", files)
-
-
-def _paths(settings: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Settings that name a class by its path, each with the path."""
-    for key, value in settings.items() if isinstance(settings, Mapping) else ():
-        inside = f"{where}.{key}" if where else str(key)
-        if isinstance(value, Mapping):
-            yield from _paths(value, inside)
-        elif isinstance(value, str) and key in ("_target_", "of") and "." in value:
-            yield where if key == "_target_" else inside, value
-        elif isinstance(value, Given):
-            place = where if key == "_target_" else inside
-            yield from ((place, path) for path in value.classes)
 
 
 def _file(made: Any) -> str:

@@ -23,6 +23,7 @@ from pagedsim.run.store import Store, Summaries, Tables
 from pagedsim.run.study import Study
 from pagedsim.spec.composed import missing_keys
 from pagedsim.spec.objects import lives_here, load_plugins, make
+from pagedsim.spec.roots import OF_THE_STUDY
 from pagedsim.spec.run import RunSpec
 from pagedsim.spec.study import StudySpec
 from pagedsim.spec.words import Change, group_of, key_of
@@ -135,8 +136,6 @@ INSIDE = "it asks what happens inside a server"
 """Why a study does not support a server elsewhere."""
 _HARDLY = 0.5
 """The share of a workload that may be too long for a server, and nothing is said at the start."""
-_NO_ARM = ("study", "tracking", "report", "jobs", "seed", "seeds")
-"""Keys that do not tell arms apart."""
 
 
 def check_base(command: StudySpec) -> None:
@@ -269,7 +268,7 @@ def _refuse_alike(study: Study, firsts: Sequence[Job]) -> None:
         backend = RunSpec(job.config).backend
         if not backend.elsewhere:
             continue
-        hidden = (*_NO_ARM, *backend.unread)
+        hidden = (*OF_THE_STUDY, *backend.unread)
         sent = {key: value for key, value in job.config.items() if key not in hidden}
         other = seen.setdefault(json.dumps(sent, sort_keys=True, default=str), job.arm)
         if other != job.arm:

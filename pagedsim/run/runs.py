@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from urllib.parse import quote
 
@@ -87,8 +88,10 @@ class Runs:
         arms can be compared. Else in the order in which they are asked for. An arm that cannot be
         configured raises ConfigError if nothing has run yet; later it is one that failed.
         """
-        made: list[Job] = []
+        jobs: list[Job] = []
         for arm in arms:
+            if not any(self._unknown(arm)):  # it is not configured again
+                continue
             try:
                 config = self.command.configured(key_of(arm.name), arm.overrides, arm.changes)
             except ConfigError as error:
@@ -96,23 +99,30 @@ class Runs:
                     raise
                 self._fail(arm, error)
                 continue
-            made += self._under_seeds(arm, config)
-        new = [job for job in made if not self.settled(job)]
-        own = all(arm.seeds is None for arm in arms)
-        return sorted(new, key=lambda job: job.seed) if own else new
+            jobs += self._jobs(arm, config)
+        study_seeds = all(arm.seeds is None for arm in arms)
+        return sorted(jobs, key=lambda job: job.seed) if study_seeds else jobs
 
-    def _under_seeds(self, arm: Arm, config: Settings) -> Iterator[Job]:
-        name = re.sub(r"^\.", "%2E", quote(arm.name, safe=" =,+@"))  # whatever is in it
-        place = self.command.folder / "runs" / name
+    def _unknown(self, arm: Arm) -> Iterator[tuple[int, int]]:
+        """The seeds and repeats of an arm of which nothing is known."""
         seeds = self.command.seeds if arm.seeds is None else arm.seeds
-        first = arm.first if arm.first is not None else seeds[0]
-        for seed in seeds:
-            for repeat in arm.repeats:
-                folder = place / f"seed-{seed + repeat}"
-                yield Job(arm.name, seed, config, folder, seed != first, repeat)
+        for seed, repeat in product(seeds, arm.repeats):
+            if not self.settled(arm.name, seed + repeat):
+                yield seed, repeat
+
+    def _jobs(self, arm: Arm, config: Settings) -> Iterator[Job]:
+        """The jobs of an arm of which nothing is known."""
+        name = re.sub(r"^\.", "%2E", quote(arm.name, safe=" =,+@"))  # whatever is in it
+        folder = self.command.folder / "runs" / name
+        first = arm.first
+        if first is None:
+            first = self.command.seeds[0] if arm.seeds is None else arm.seeds[0]
+        for seed, repeat in self._unknown(arm):
+            place = folder / f"seed-{seed + repeat}"
+            yield Job(arm.name, seed, config, place, seed != first, repeat)
 
     def _fail(self, arm: Arm, error: ConfigError) -> None:
-        for job in self._under_seeds(arm, self.config):
+        for job in [*self._jobs(arm, self.config)]:
             self.jobs.append(job)
             self.failed[job.arm, job.number] = failure_of(error, job.config, None)
 
@@ -149,7 +159,7 @@ class Runs:
 
         asked = run_jobs(missing, self._processes(missing, processes), done, self.built)
         self.built.clear()
-        self.interrupted = asked and not all(self.settled(job) for job in missing)
+        self.interrupted = asked and not all(self.settled(j.arm, j.number) for j in missing)
         return asked
 
     def _processes(self, jobs: Sequence[Job], wanted: int | None) -> int:
@@ -163,9 +173,9 @@ class Runs:
             self.note(line)
         return 1 if alone else several
 
-    def settled(self, job: Job) -> bool:
-        """Whether it is known what became of a job."""
-        key = job.arm, job.number
+    def settled(self, arm: str, number: int) -> bool:
+        """Whether it is known what became of a run: its arm, and its seed and repeat."""
+        key = arm, number
         return key in self.finished or key in self.failed or key in self.repeated
 
     # -- reading -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
@@ -31,13 +31,11 @@ from pagedsim.metrics.files import SUMMARY, read_json, read_summary, write_json
 from pagedsim.report.plots import PLOTS
 from pagedsim.run.job import Job
 from pagedsim.run.provenance import made_by
-from pagedsim.spec.given import Given, written
-from pagedsim.spec.objects import flat, is_library_file, script
+from pagedsim.spec.given import written
+from pagedsim.spec.objects import classes_in, is_library_file, script
+from pagedsim.spec.roots import OF_THE_STUDY
 
 _NAME = "run.json"
-_NO_MATTER = ("study", "tracking", "report", "jobs", "seed", "seeds")
-"""Keys of the configuration that change no run, or are part of the job."""
-
 _COMMIT = "commit"
 """A key of run.json alone: another commit with the same code gives the same run."""
 
@@ -120,7 +118,7 @@ class Summaries(Store):
 
 def recipe(job: Job) -> Recipe:
     """What `job` is made of, as it is now."""
-    given = {key: value for key, value in job.config.items() if key not in _NO_MATTER}
+    given = {key: value for key, value in job.config.items() if key not in OF_THE_STUDY}
     config = written(given)
     made = {
         "version": pagedsim.__version__,
@@ -128,26 +126,12 @@ def recipe(job: Job) -> Recipe:
         "config": config,
         "simulator": of_the_simulator(),
         "code": {
-            **{path: of_target(path) for path in sorted(set(_paths(given)))},
+            **{path: of_target(path) for path in sorted({path for _, path in classes_in(given)})},
             **{module: of_target(f"{module}.*") for module in given.get("plugins", ())},
         },
         "files": {path: _stamp(path) for path in sorted(set(_named(config, "path", "config")))},
     }
     return json.loads(json.dumps(made, default=str))
-
-
-def _paths(config: Any) -> Iterator[str]:
-    """Where its classes are; a memory, its eviction, and what a policy wraps may be paths alone."""
-    yield from _named(config, "_target_")
-    yield from (path for path in _named(config, "of", "eviction") if "." in path)
-    yield from (path for given in flat(config).values() for path in _classes_of(given))
-
-
-def _classes_of(value: Any) -> Sequence[str]:
-    """The classes of an object that a script gave, and of objects in a list."""
-    if isinstance(value, list | tuple):
-        return [path for inner in value for path in _classes_of(inner)]
-    return value.classes if isinstance(value, Given) else ()
 
 
 def _named(value: Any, *keys: str) -> Iterator[str]:

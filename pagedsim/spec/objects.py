@@ -127,6 +127,23 @@ def _value(where: str, value: Any) -> Any:
     return {key: _value(f"{where}.{key}", inner) for key, inner in value.items()}
 
 
+def classes_in(settings: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """The paths of classes that settings name, each with its setting: a memory's eviction and what
+    a policy wraps may be paths alone, and an object of a script may be of several."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            key_of_value = where if key == "_target_" else f"{where}.{key}" if where else str(key)
+            if not isinstance(value, str):
+                yield from classes_in(value, key_of_value)
+            elif key in ("_target_", "of", "eviction") and "." in value:
+                yield key_of_value, value
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from classes_in(value, where)
+    elif isinstance(settings, Given):
+        yield from ((where, path) for path in settings.classes)
+
+
 def refuse_no_target(group: str, settings: Any) -> None:
     """Raise ConfigError unless the group has settings with a `_target_`, which null is not."""
     if not isinstance(settings, Mapping) or not settings.get("_target_"):

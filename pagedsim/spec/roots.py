@@ -16,6 +16,8 @@ from pagedsim.spec.check import Whole
 
 Positive = Annotated[int, Whole(1)]
 
+OF_THE_STUDY = ("study", "tracking", "report", "jobs", "seed", "seeds")
+"""Keys that change no run of an arm, or are part of a job: its seed."""
 CARRIED = ("tiny", "smollm2")
 """Shapes of conf/model whose weights the engine has, so that it serves them as they are."""
 

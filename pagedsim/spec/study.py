@@ -15,6 +15,7 @@ from pagedsim.spec.composed import Composed, missing_keys
 from pagedsim.spec.conf import Conf, Settings
 from pagedsim.spec.given import Given
 from pagedsim.spec.objects import flat
+from pagedsim.spec.roots import OF_THE_STUDY
 from pagedsim.spec.run import POOL_CONFIG, REPLICA_KEYS
 from pagedsim.spec.words import Change, Words, changes_of, command_line, group_of, key_of
 
@@ -23,8 +24,8 @@ _PLAIN = "experiment=single"
 _SIZES = ("memory.blocks", "server.max_model_len", "tensor_parallel")
 """Settings that depend on the model and the GPU without belonging to their groups."""
 _COMPOSED_POOL = re.compile(rf"fleet\.pools\.[^.]+\.{POOL_CONFIG}\.")
-_NO_MATTER = ("tracking", "jobs", "hydra")
-"""Keys that do not change any result."""
+_NOT_OF_A_RUN = ("experiment", *OF_THE_STUDY)
+"""Keys that the command of a single run leaves out."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class StudySpec:
 
     def line(self) -> str:
         """The line that gives the same results: without words that change none."""
-        return command_line(word for word in self.words if not str(word).startswith(_NO_MATTER))
+        idle = ("tracking", "jobs")
+        return command_line(word for word in self.words if not str(word).startswith(idle))
 
     def configured(
         self, whose: str, overrides: Words, changes: Mapping[str, Any] | None = None
@@ -186,9 +188,6 @@ def _with_own(name: str, pool: Any, composed: Callable[[str, Words], Settings]) 
 
 # -- typing a run again ----------------------------------------------------------------------------
 
-_OF_THE_STUDY = ("study", "experiment", "seed", "seeds", "jobs", "report", "tracking")
-"""Keys that belong to a study as a whole."""
-
 
 def single(spec: StudySpec, changes: Words, seed: int, config: Settings) -> str:
     """The command of `experiment=single` that does the run of `config` under a seed; empty where
@@ -197,7 +196,7 @@ def single(spec: StudySpec, changes: Words, seed: int, config: Settings) -> str:
     Of the words that were typed and `changes`, those of the study are left out; what the
     experiment itself has set is added.
     """
-    typed = [word for word in (*spec.words, *changes) if group_of(word) not in _OF_THE_STUDY]
+    typed = [word for word in (*spec.words, *changes) if group_of(word) not in _NOT_OF_A_RUN]
     if any(isinstance(value, Given) for value in flat(config).values()):
         return ""  # no word is an object
     words = [_PLAIN, *_chosen(spec, typed), *typed, f"seed={seed}", "seeds=1"]
@@ -219,7 +218,7 @@ def _chosen(spec: StudySpec, words: Words) -> Iterator[str]:
     usual = _plain(spec.conf).choices
     typed = {key_of(word) for word in words}
     for group, option in spec.choices.items():
-        own = group in (*_OF_THE_STUDY, *typed)
+        own = group in (*_NOT_OF_A_RUN, *typed)
         if not own and option is not None and option != usual.get(group):
             yield f"{group}={option}"
 
@@ -227,7 +226,7 @@ def _chosen(spec: StudySpec, words: Words) -> Iterator[str]:
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """The words that make one configuration the other, as far as a run is concerned."""
     for key in sorted(before.keys() | after.keys()):
-        if key.partition(".")[0] in _OF_THE_STUDY or before.get(key) == after.get(key):
+        if key.partition(".")[0] in _NOT_OF_A_RUN or before.get(key) == after.get(key):
             continue
         if _COMPOSED_POOL.match(key):
             continue  # the words have what it is composed of

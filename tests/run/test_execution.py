@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import pagedsim
 from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.compare import Compare
 from pagedsim.run import pool, store
@@ -42,7 +43,7 @@ class Steps(Study):
     whole = False
 
     def next_runs(self, runs: Runs) -> list[Arm]:
-        known = {job.arm for job in runs.jobs if runs.settled(job)}
+        known = {job.arm for job in runs.jobs if runs.settled(job.arm, job.number)}
         left = [n for n in range(len(self.rounds)) if f"round {n}" not in known]
         return [Arm(f"round {n}", self.rounds[n]) for n in left[:1]]
 
@@ -218,6 +219,17 @@ def test_the_folder_of_another_study_is_refused(
         "choose another folder, or the same settings to go on with that study"
     )
     assert (tmp_path / "config.yaml").read_text() == before
+
+
+def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
+    keep_configuration(BASE, tmp_path)
+    (tmp_path / "runs").mkdir()
+    path = tmp_path / "config.yaml"
+    before = path.read_text().replace(f"# pagedsim {pagedsim.__version__}", "# pagedsim 0.0.9", 1)
+    path.write_text(before)
+    with pytest.raises(ConfigError, match=r"has runs of pagedsim 0\.0\.9, and this is .*folder"):
+        keep_configuration(BASE, tmp_path)
+    assert path.read_text() == before
 
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
