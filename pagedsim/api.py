@@ -8,6 +8,7 @@ the same checks, processes and files.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from pagedsim.run.folder import claimed
 from pagedsim.run.pool import importing_the_script
 from pagedsim.run.runner import begun
 from pagedsim.spec.composed import Composed
-from pagedsim.spec.conf import Conf
+from pagedsim.spec.conf import OPEN, Conf
 from pagedsim.spec.given import Given, arguments_of
 from pagedsim.spec.objects import draws
 from pagedsim.spec.run import RunSpec
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 _OF_THE_STUDY = ("title", "question", "metrics", "baseline")
 _ALIASES = {"gpu": "hardware", **{name: f"study.{name}" for name in _OF_THE_STUDY}}
 """Keywords that are not the names of settings."""
-_SECTIONS = ("server", "slo", "qoe")
+_SECTIONS = re.compile(r"server|slo|qoe|slo\.clients(\.[^.]+)?")
 """Keys whose mappings are settings, not arms."""
 _LIMITS = ("max_seqs", "max_batched_tokens", "max_model_len", "async_scheduling")
 """Those of `server`, which is a group of servers, too."""
@@ -143,7 +144,7 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
         key = f"{above}{_ALIASES.get(name, name)}"
         if key != name and key in settings:
             raise ConfigError(f"{name}: is {key}, which is given, too")
-        if key in _SECTIONS and isinstance(value, Mapping) and not _of_servers(key, value):
+        if _SECTIONS.fullmatch(key) and isinstance(value, Mapping) and not _of_servers(key, value):
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value
@@ -178,7 +179,7 @@ def _changes(key: str, value: Any) -> list[Change]:
         return [Change(named, value.kind), *inside]
     settings = _plain(key, value)
     if not isinstance(settings, dict) or isinstance(value, Mapping):
-        return [Change(key, settings)]
+        return [Change(key, settings, "force" if OPEN.match(key) else "change")]
     if isinstance(value, Memory):
         settings |= _sizes_of(value)
     changes = [Change(f"{key}.{name}", inner, "force") for name, inner in settings.items()]
@@ -418,11 +419,12 @@ def _executed(
         raise ConfigError(f"folder={printed(folder)}: must be a path")
     if folder is not None:
         _refuse_unpicklable([*changes, *chain.from_iterable(arms.values())], folder)
-        with claimed(Path(folder), own=True) as place:
+        with _in_words_of_python(), claimed(Path(folder), own=True) as place:
             return Result(_published(changes, arms, place), place)
     place = Path(mkdtemp(prefix="pagedsim-"))
     try:
-        result = Result(_published(changes, arms, place), place)
+        with _in_words_of_python():
+            result = Result(_published(changes, arms, place), place)
     except BaseException:
         rmtree(place, ignore_errors=True)
         raise
@@ -451,18 +453,23 @@ def _refuse_unpicklable(changes: Sequence[Change], folder: str | Path) -> None:
 def _published(
     changes: Sequence[Change], arms: Mapping[str, Sequence[Change]], folder: Path
 ) -> Published:
-    """What the study publishes; raises its errors in the words of a script."""
+    execution = begun(StudySpec.of(changes, folder, arms=arms or None), quiet=True)
+    execution.execute()
+    assert execution.published is not None  # else it has raised
+    return execution.published
+
+
+@contextmanager
+def _in_words_of_python() -> Iterator[None]:
+    """Raise a study's errors in the words of a script."""
     try:
-        execution = begun(StudySpec.of(changes, folder, arms=arms or None), quiet=True)
-        execution.execute()
+        yield
     except Interruption as error:
         raise KeyboardInterrupt("interrupted; with folder= the same call goes on") from error
     except Exception as error:
         text = line(error).lstrip("+").replace("hydra.run.dir=", "folder=")
         cause = error.__cause__ if isinstance(error, UserError) else error  # a user's code's
         raise UserError([text]) from None if isinstance(cause, PagedsimError) else cause
-    assert execution.published is not None  # else it has raised
-    return execution.published
 
 
 # -- results ---------------------------------------------------------------------------------------

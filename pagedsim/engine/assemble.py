@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from pagedsim.core import ConfigError, Scheduler
+from pagedsim.core.errors import unknown
 from pagedsim.engine.cache import Cache, CacheShape
-from pagedsim.engine.engine_args import Arguments
+from pagedsim.engine.engine_args import DEVICES, Arguments
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.load import check_shards
 from pagedsim.engine.models.shard import Shard
@@ -205,6 +206,8 @@ def _require_room(
 
 def device_of(name: str) -> torch.device:
     """Resolve the setting `device`; raises ConfigError if it is not available."""
+    if name not in DEVICES:
+        raise unknown("device", name, DEVICES)
     cuda = torch.cuda.is_available()
     if name == "cuda" and not cuda:
         raise ConfigError(

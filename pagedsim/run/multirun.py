@@ -28,6 +28,7 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
@@ -96,17 +97,23 @@ def refuse_sweep(words: Sequence[str], line: Sequence[str]) -> None:
     """Raise ConfigError for a value of a sweep that no job could have, before any begins."""
     options = dict(zip(line, [*line[1:], ""], strict=True))
     folders = [Path(options[key]) for key in ("--config-dir", "-cd") if key in options]
-    swept_experiments = any(word.startswith("experiment=") and "," in word for word in words)
-    if {"--config-name", "-cn"} & options.keys() or swept_experiments:
-        return  # a root of one's own is Hydra's to compose, and keys are those of each experiment
-    if any(word.startswith("hydra.searchpath") for word in line):
-        return
-    values = [list(swept(word)) for word in words]
-    base = Composed.of([some[0] for some in values if some], Conf(folders))
-    base.resolved(missing=True)
-    for change in (change for some in values for change in some[1:]):
-        kind = "force" if change.kind == "add" else change.kind
-        base.changed([replace(change, kind=kind)]).resolved(missing=True)
+    searched = any(word.startswith("hydra.searchpath") for word in line)
+    if searched or {"--config-name", "-cn"} & options.keys():
+        return  # a root or folders of one's own are Hydra's to compose
+    values = {word: list(swept(word)) for word in words}
+    for word, changes in values.items():
+        if len(changes) > 1 and any(c.key == "server" and c.value is None for c in changes):
+            raise ConfigError(
+                f"{word}: -m tries options, and server=null is none: it is the command without it"
+            )
+    experiments = [c for some in values.values() for c in some if c.key == "experiment"]
+    others = [some for some in values.values() if some and some[0].key != "experiment"]
+    for chosen in [[experiment] for experiment in experiments] or [[]]:
+        base = Composed.of([*chosen, *(some[0] for some in others)], Conf(folders))
+        base.resolved(missing=True)
+        for change in (change for some in others for change in some[1:]):
+            kind = "force" if change.kind == "add" else change.kind
+            base.changed([replace(change, kind=kind)]).resolved(missing=True)
 
 
 # -- a sweep ---------------------------------------------------------------------------------------

@@ -133,6 +133,7 @@ class Composed:
                     return f"{error.full_key}={text}: {no_key(name, self.tree)}"
         cause = error.__cause__ or error.__context__ or error
         reason = str(cause.args[0] if cause.args else cause).partition("\n")[0]
+        reason = reason.partition(" raised while resolving interpolation: ")[2] or reason
         return f"{error.full_key}={select(self.tree, str(error.full_key), texts[-1])}: {reason}"
 
 
@@ -186,6 +187,9 @@ def _keeps(change: Change) -> bool:
 def _option_of(conf: Conf, change: Change) -> str | None:
     """The option that a change chooses; ConfigError where there is none of that name."""
     if change.kind == "delete":
+        if change.key == "backend":  # by which config.yaml chooses scale
+            known = ", ".join(conf.options_of(change.key))
+            raise ConfigError(f"{change}: cannot be taken away; choose from {known}")
         return None
     if change.kind == "force":
         word = str(change)

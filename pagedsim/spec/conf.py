@@ -21,6 +21,7 @@ from pagedsim.build import BESIDE, plugins
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices as to_choose
 from pagedsim.spec.roots import Config, Serve
+from pagedsim.spec.words import refuse_unreadable
 
 Settings = dict[str, Any]
 Choices = Mapping[str, str | None]
@@ -200,6 +201,7 @@ def refuse_unknown_of_hydra(words: Sequence[str]) -> None:
 
     config = _loader().load_configuration(ROOT, [], RunMode.MULTIRUN)
     for word in words:
+        refuse_unreadable(word)
         key, _, value = word.lstrip("+~").partition("=")
         if key.startswith("hydra/"):
             known = _loader().get_group_options(key)
@@ -303,6 +305,8 @@ def merge(into: Settings, more: Mapping[str, Any]) -> None:
 
 # -- what there would have been to choose from -----------------------------------------------------
 
+OPEN = re.compile(r"(policy|slo\.clients|fleet\.autoscale|workload\.\w+)\.")
+"""Where keys may be added: what the class behind a group takes besides, and clients."""
 WITHOUT_KEY = ("experiment", "scale")
 """Groups of a study whose options set keys of others."""
 
@@ -354,9 +358,6 @@ def _instead_of_key(names: Sequence[str], root: Any, beside: Sequence[str]) -> s
     if not above and "study" in root:
         known += WITHOUT_KEY
     text = to_choose(name, known) if known else f"there are none below {'.'.join(above)}"
-    # What the class behind a group takes besides is added, where it was not a slip.
-    takes_more = above[:1] == ["policy"] or above in (["slo", "clients"], ["fleet", "autoscale"])
-    takes_more |= above[:1] == ["workload"] and len(above) > 1
-    if takes_more and not get_close_matches(name, known):
+    if OPEN.match(where) and not get_close_matches(name, known):  # else it was a slip
         text += f"; +{where}=... adds it"
     return f"key; {text}"

@@ -85,6 +85,11 @@ def swept(word: str) -> Iterator[Change]:
         yield parse(f"{word.partition('=')[0]}={value}")
 
 
+def refuse_unreadable(word: str) -> None:
+    """Raise ConfigError for a word that Hydra's parser cannot read."""
+    _override(word)
+
+
 def _override(word: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
