@@ -42,13 +42,11 @@ class ListedOutages:
 
 @dataclass(frozen=True)
 class RandomOutages:
-    """Random outages: exponential times between failures and to repair, independent per replica."""
+    """Random outages, independent per replica: exponential seconds to failures and to repair."""
 
     drawn: ClassVar[bool] = True
     mean_between: float
-    """Mean time between failures, in seconds."""
     mean_repair: float
-    """Mean time to repair, in seconds."""
     seed: int = 0
     """Added to the run's seed."""
 

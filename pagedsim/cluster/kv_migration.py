@@ -69,7 +69,6 @@ class MigrationRecord:
     ready: float
     """When its KV cache was complete at the source."""
     attached: float
-    """When it was attached at the target."""
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import simpy
 
@@ -188,8 +188,6 @@ TOPOLOGIES = ("nic", "shared")
 @dataclass(frozen=True)
 class Network:
     """The network between replicas, in the units of data sheets: 1 GB is 1e9 bytes."""
-
-    RENAMED: ClassVar = {"lanes": "channels"}
 
     bandwidth_gb_s: float | None = None
     """Bandwidth of a channel, in one direction; None: `network_gb_s` of each replica's hardware."""

@@ -239,7 +239,6 @@ class Unit:
     hardware: Hardware | None = None
     """Hardware of each of its GPUs; None: the network has bandwidths of its own."""
     layers: int = 1
-    """Layers of the model."""
 
 
 class ReplicaHandle:

@@ -53,7 +53,6 @@ class FleetSpec:
     """The replicas of a fleet, and how they are connected, fail and scale."""
 
     replicas: int = 1
-    """Number of identical replicas."""
     pools: Any = None
     """Pools of different replicas by name, in place of `replicas`."""
     staleness: float = 0.0

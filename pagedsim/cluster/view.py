@@ -119,7 +119,6 @@ _COUNTS = (
     *("waiting", "running", "swapped", "requests", "free_blocks", "wanted_blocks"),
     *("owed_tokens", "stored_tokens", "predicted_tokens", "batch"),
 )
-"""Properties that are sampled."""
 
 
 class StaleReplicaView(ReplicaView):

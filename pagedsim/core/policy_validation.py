@@ -19,19 +19,7 @@ from pagedsim.core.errors import (
 )
 from pagedsim.core.policy import Need, Policy, PolicyWrapper, Preemption, RankChanges, hook_of
 
-HOOKS = (
-    "rank",
-    "stale",
-    "speed",
-    "admit",
-    "should_reject",
-    "may_preempt",
-    "choose_victim",
-    "swap_or_recompute",
-    "pin_prefix_for",
-    "observe",
-    "after_step",
-)
+HOOKS = tuple(name for name, own in vars(Policy).items() if callable(own) and name[0] != "_")
 ATTRIBUTES: Final = ("rank_changes", "needs", "by_client", "sorts_late", "displacing")
 """What a class states of itself."""
 

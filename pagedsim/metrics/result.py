@@ -81,7 +81,6 @@ class Result:
     """Everything in a report."""
 
     name: str
-    """Name of the experiment."""
     title: str
     question: str
     command: str

@@ -19,7 +19,7 @@ Rejected and aborted requests are left out: what is turned away is no backlog.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any, NamedTuple
 
@@ -195,27 +195,23 @@ def _surely(growth: Growth) -> bool:
     return growth.low > 0 and growth.mean > GROWTH
 
 
+_GROWTHS = ("growth", "waiting_growth")
+
+
 def _read(record: Mapping[str, Any]) -> Backlog:
-    growths = {name: Growth(*record[name]) for name in ("growth", "waiting_growth")}
-    return Backlog(**{**record, **growths})
+    return Backlog(**{**record, **{name: Growth(*record[name]) for name in _GROWTHS}})
 
 
 def _mean(runs: Sequence[Backlog]) -> Backlog:
     def mean(name: str) -> float:
         return float(sum(getattr(run, name) for run in runs) / len(runs))
 
-    return Backlog(
-        stage=runs[0].stage,
-        arrived_per_s=mean("arrived_per_s"),
-        completed_per_s=mean("completed_per_s"),
-        growth=_pooled([run.growth for run in runs]),
-        waiting_growth=_pooled([run.waiting_growth for run in runs]),
-        requests=round(mean("requests")),
-        present=round(mean("present")),
-        waiting=round(mean("waiting")),
-        filling=mean("filling"),
-        enough=round(mean("enough")),
-    )
+    means: dict[str, Any] = {
+        **{name: mean(name) for name in ("arrived_per_s", "completed_per_s", "filling")},
+        **{name: round(mean(name)) for name in ("requests", "present", "waiting", "enough")},
+        **{name: _pooled([getattr(run, name) for run in runs]) for name in _GROWTHS},
+    }
+    return replace(runs[0], **means)
 
 
 def _pooled(growths: Sequence[Growth]) -> Growth:

@@ -235,7 +235,6 @@ class RunTables:
     reader: Reader
     slo: Slo | None = None
     flops: float | None = None
-    """FLOP of all steps."""
     bytes: float | None = None
     """Bytes of all steps."""
     peak_flops: float | None = None
@@ -253,7 +252,6 @@ class RunTables:
     euros_per_hour: float | None = None
     """Total price of all GPUs, busy or idle."""
     replica_sums: ReplicaSums | None = None
-    """Sums per replica, if there are several."""
     spans: Sequence[Span] | None = None
     """Periods of up and down time of a dynamic fleet; None: all were up all the time."""
     open_loop: bool = False
@@ -367,7 +365,6 @@ class RequestGroup:
 
     run: RunTables
     mask: Mask
-    """Mask over the run's requests."""
 
     @property
     def requests(self) -> Requests:

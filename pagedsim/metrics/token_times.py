@@ -54,7 +54,6 @@ class Stretches:
     before: Counts
     """Tokens of the request before the stretch."""
     count: Counts
-    """Tokens in the stretch."""
     start: Floats
     """When the first of them came."""
     last: Floats

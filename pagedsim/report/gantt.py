@@ -20,6 +20,7 @@ from pagedsim.report.style import (
     QUEUED,
     SWAPPED,
     YIELD,
+    annotate,
     key,
     margins,
     new_figure,
@@ -174,16 +175,8 @@ def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
     axes.margins(x=0.18)  # for the names of those that end last
     for at, life in zip(y, lives, strict=True):
         if life.preemptions:
-            axes.annotate(
-                short(_named(life.preemptions), 24),
-                (life.stages[-1].end, at),
-                (3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=6,
-                color=INK,
-                clip_on=True,
-            )
+            text, end = short(_named(life.preemptions), 24), life.stages[-1].end
+            annotate(axes, text, (end, at), (3, 0), fontsize=6, color=INK, clip_on=True)
 
 
 def _named(preemptions: Sequence[Preemption]) -> str:

@@ -35,6 +35,7 @@ from pagedsim.report.style import (
     INK,
     MUTED,
     Look,
+    annotate,
     entries,
     key,
     looks,
@@ -320,16 +321,7 @@ def _mark(axes: Axes, change: Comparison, y: float, colour: str, arms: int) -> N
     if arms == 1:
         scale = scale_of(change.key, (change.theirs,)), scale_of(change.key, (change.ours,))
         text = f"{scale[0].text(change.theirs)} → {scale[1].text(change.ours)}"
-        axes.annotate(
-            text,
-            (1, y),
-            (8, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-            fontsize=8.5,
-        )
+        annotate(axes, text, (1, y), (8, 0), xycoords=("axes fraction", "data"), color=INK)
 
 
 def _ratio_axis(axes: Axes, changes: list[Comparison]) -> None:
@@ -458,13 +450,4 @@ def _name_both(axes: Axes, curves: Curves, look: dict[str, Look], scale: Scale) 
         place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
         if (place > 0.3 if side == "right" else place < 0.7) and apart.max() > 0.05:
             offset = (-5, 0) if side == "right" else (5, 0)
-            axes.annotate(
-                short(arm, 12),
-                (x, y),
-                offset,
-                textcoords="offset points",
-                ha=side,
-                va="center",
-                color=look[arm].colour,
-                fontsize=8.5,
-            )
+            annotate(axes, short(arm, 12), (x, y), offset, ha=side, color=look[arm].colour)

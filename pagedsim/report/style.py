@@ -214,6 +214,14 @@ def entries(study: Arms, look: dict[str, Look]) -> dict[str, Any]:
     return {"": Line2D([], [], ls="", label=f"{study.swept}:"), **look}
 
 
+def annotate(
+    axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any
+) -> None:
+    """A small text at an offset in points from a place."""
+    look = {"va": "center", "fontsize": 8.5, **look}
+    axes.annotate(text, at, offset, textcoords="offset points", **look)
+
+
 def tidy(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
     """Short major ticks, no minor ones, and axis labels if given."""
     from matplotlib.ticker import NullLocator

@@ -216,7 +216,7 @@ def _steps(
     process: int, table: pa.Table, total: float, preemptions: Sequence[Preemption]
 ) -> Events:
     """The track of steps of a server with `total` blocks."""
-    yield from _track(process, 1, "steps")
+    yield from _process(process, "steps", 1)
     begin = _micros(table["start"])
     length = np.round(_micros(table["end"]) - begin, 3)
     names = ("step", "prefill_tokens", "decode_seqs", "swap_out", "swap_in")
@@ -267,7 +267,7 @@ def _requests(run: Run, process: int, table: pa.Table, first: int) -> Events:
     rows = zip(table.select(facts).to_pylist(), lives_of(run, table), strict=True)
     for track, (row, life) in enumerate(rows, first):
         client = f" ({row['client']})" if row["client"] else ""
-        yield from _track(process, track, f"{row['request']}{client}")
+        yield from _process(process, f"{row['request']}{client}", track)
         if row.get(CAME_FROM) is not None:
             row[CAME_FROM] = run.replicas[row[CAME_FROM]]["name"]
         known = {n: v for n, v in row.items() if n == "request" or v not in ("", 0, None)}
@@ -300,15 +300,13 @@ def _slice(
     return f'{{"ph":"X",{place},"name":"{name}","args":{arguments}}}'
 
 
-def _process(process: int, name: str) -> Events:
-    for event, arguments in (("name", {"name": name}), ("sort_index", {"sort_index": process})):
-        yield _text({"ph": "M", "pid": process, "name": f"process_{event}", "args": arguments})
-
-
-def _track(process: int, track: int, name: str) -> Events:
-    for event, arguments in (("name", {"name": name}), ("sort_index", {"sort_index": track})):
-        place = {"ph": "M", "pid": process, "tid": track}
-        yield _text({**place, "name": f"thread_{event}", "args": arguments})
+def _process(process: int, name: str, track: int | None = None) -> Events:
+    """The name and the place of a process, or of a track in it."""
+    kind, place = ("process", process) if track is None else ("thread", track)
+    tid = {} if track is None else {"tid": track}
+    for event, value in (("name", name), ("sort_index", place)):
+        head = {"ph": "M", "pid": process, **tid, "name": f"{kind}_{event}"}
+        yield _text({**head, "args": {event: value}})
 
 
 def _micros(column: pa.ChunkedArray) -> Any:

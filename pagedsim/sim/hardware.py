@@ -64,7 +64,6 @@ class Hardware:
     fp16_tflops: float
     pcie_gb_s: float
     pcie_copy_us: float = 5.0
-    """Latency of one copy over PCIe."""
     interconnect_gb_s: float = 0.0
     """Between the GPUs of a node: NVLink, Infinity Fabric or PCIe. 0: as PCIe."""
     interconnect_us: float = 18.0

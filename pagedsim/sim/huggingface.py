@@ -155,7 +155,6 @@ class Family:
     """How to read the config.json of one `model_type`, with the defaults of transformers."""
 
     tied: bool = False
-    """Default of tied embeddings."""
     gated: bool = True
     """Whether the MLP has three matrices rather than two."""
     defaults: Mapping[str, int] = field(default_factory=dict)

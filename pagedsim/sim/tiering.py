@@ -39,7 +39,6 @@ class TierSpec:
     """None: the rate of the bus, which is also the maximum."""
     write_gb_s: float | None = None
     latency_us: float = 0.0
-    """Latency of a transfer."""
     eviction: str | EvictionPolicy | None = None
     """Name, path or object; None: that of the memory."""
     shared: bool = False

@@ -148,7 +148,7 @@ class Program:
 
     def drafts(self, arrival: Floats, seed: int) -> list[_Draft]:
         """Sample one session per arrival."""
-        draw = partial(self._stream, seed)
+        draw = partial(stream, seed, owner=self.name)
         calls = self.shape.sessions(len(arrival), draw("turns"))
         ends = np.cumsum([len(some) for some in calls]).tolist()
         rows = ends[-1] if ends else 0
@@ -166,10 +166,7 @@ class Program:
 
     def labelled(self, arrival: Floats, seed: int) -> Labelled:
         """Attributes of the sessions; all requests of a session share them."""
-        return self.labels.draw(arrival, partial(self._stream, seed))
-
-    def _stream(self, seed: int, name: str) -> np.random.Generator:
-        return stream(seed, f"{self.name}/{name}" if self.name else name)
+        return self.labels.draw(arrival, partial(stream, seed, owner=self.name))
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from pagedsim.workload.limits import LONGEST
 Floats = NDArray[np.float64]
 
 
-def stream(seed: int, name: str) -> np.random.Generator:
-    """The random stream `name` of a run with this seed, from its start.
+def stream(seed: int, name: str, owner: str = "") -> np.random.Generator:
+    """The random stream `name` of a run with this seed, from its start; each `owner` has its own.
 
     A stream depends on the seed and its name alone: drawing more arrivals, or adding a predictor,
     leaves all lengths unchanged, so runs that differ in one setting stay comparable.
@@ -36,6 +36,7 @@ def stream(seed: int, name: str) -> np.random.Generator:
     False
     """
     require_whole("seed", seed, 0)
+    name = f"{owner}/{name}" if owner else name
     key = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))
 

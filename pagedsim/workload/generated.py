@@ -53,8 +53,8 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """One class of requests: arrivals, lengths and attributes.
+class Traffic(Labels):
+    """One class of requests: arrivals, lengths and, as `Labels` has them, attributes.
 
     `requests` bounds their number, `start` is the time of the first in seconds; the other settings
     are those of `synthetic`.
@@ -71,12 +71,6 @@ class Traffic:
     lengths: str | Mapping[str, Any] | Lengths = "sharegpt"
     max_len: int | None = None
     prefixes: Mapping[str, Any] | SharedPrefixes | None = None
-    priority: float | Mapping[float, float] = 0.0
-    client: str | Mapping[str, float] = ""
-    deadline: float | None = None
-    n: int = 1
-    beam: int | None = None
-    max_tokens: int | str | None = None
 
     def checked(self) -> Traffic:
         """Resolve names to objects; raises ConfigError for invalid settings."""
@@ -85,7 +79,7 @@ class Traffic:
         if self.requests is not None:
             require_whole("requests", self.requests, 1, MOST)
         require_number("start", self.start, low=0)
-        _ = self.labels.params  # n and beam may contradict each other
+        _ = self.params  # n and beam may contradict each other
         prefixes = make_prefixes(self.prefixes)
         if prefixes and self.max_len is not None and prefixes.tokens > self.max_len - 2:
             raise ConfigError(
@@ -113,12 +107,8 @@ class Traffic:
     def drawn(self) -> bool:
         """Whether it is random; only after `checked`."""
         lengths = make_lengths(self.lengths, self.max_len)
-        drawn = self.process.drawn or lengths.drawn or self.labels.drawn
+        drawn = self.process.drawn or lengths.drawn or super().drawn
         return drawn or self.prefixes is not None
-
-    @property
-    def labels(self) -> Labels:
-        return Labels(self.priority, self.client, self.deadline, self.n, self.beam, self.max_tokens)
 
     @property
     def requests_per_second(self) -> float:
@@ -128,7 +118,7 @@ class Traffic:
     def source(self, seed: int) -> Source:
         def times(count: int) -> NDArray[np.float64]:
             # The stream is restarted each time, so that more arrivals extend fewer.
-            return self.start + self.process.times(count, self._stream(seed, "arrivals"))
+            return self.start + self.process.times(count, stream(seed, "arrivals", self.name))
 
         cv = self.process.cv if isinstance(self.process, Gamma) else 1.0
         return Source(times, self.requests_per_second, cv, self.requests, self.name)
@@ -137,19 +127,17 @@ class Traffic:
         """The other columns of requests with these arrivals."""
         count = len(arrival)
         lengths, prefixes = make_lengths(self.lengths, self.max_len), make_prefixes(self.prefixes)
-        prompt, output = lengths.sample(count, self._stream(seed, "lengths"))
+        draw = partial(stream, seed, owner=self.name)
+        prompt, output = lengths.sample(count, draw("lengths"))
         capped = lengths.capped(prompt, output)
         prefix, prefix_len = np.array(-1, np.int32), np.array(0, np.int32)
         if prefixes:
-            prefix = prefixes.sample(count, self._stream(seed, "prompts"))
+            prefix = prefixes.sample(count, draw("prompts"))
             prefix_len = np.where(prefix >= 0, prefixes.tokens, 0).astype(np.int32)
             prompt = prompt + prefix_len
-        prompt, output, clipped = clip(prompt, self.labels.cut(output), self.max_len)
-        drawn = self.labels.draw(arrival, partial(self._stream, seed))
-        return Rows(prompt, output, prefix, prefix_len, drawn, clipped, capped)
-
-    def _stream(self, seed: int, name: str) -> np.random.Generator:
-        return stream(seed, f"{self.name}/{name}" if self.name else name)
+        prompt, output, clipped = clip(prompt, self.cut(output), self.max_len)
+        labels = self.draw(arrival, draw)
+        return Rows(prompt, output, prefix, prefix_len, labels, clipped, capped)
 
 
 def synthetic(

@@ -139,18 +139,13 @@ class Uniform(Lengths):
     """Uniform integer lengths between min and max, inclusive."""
 
     def __init__(self, prompt_min: int, prompt_max: int, output_min: int, output_max: int) -> None:
-        self.low = np.array(
-            [
-                require_whole("lengths.prompt_min", prompt_min, 1, LONGEST),
-                require_whole("lengths.output_min", output_min, 1, LONGEST),
-            ]
-        )
-        self.high = np.array(
-            [
-                require_whole("lengths.prompt_max", prompt_max, prompt_min, LONGEST),
-                require_whole("lengths.output_max", output_max, output_min, LONGEST),
-            ]
-        )
+        low, high = (prompt_min, output_min), (prompt_max, output_max)
+        names = ("prompt", "output")
+        for name, least in zip(names, low, strict=True):
+            require_whole(f"lengths.{name}_min", least, 1, LONGEST)
+        for name, least, most in zip(names, low, high, strict=True):
+            require_whole(f"lengths.{name}_max", most, least, LONGEST)
+        self.low, self.high = np.array(low), np.array(high)
 
     def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         drawn = self.low + rng.random((count, 2)) * (self.high + 1 - self.low)

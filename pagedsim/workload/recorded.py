@@ -83,7 +83,11 @@ def trace(
         path,
         format,
         options,
-        _slice(start, window, requests),
+        Slice(
+            require_number("start", start, low=0),
+            None if window is None else require_number("window", window, above=0),
+            None if requests is None else require_whole("requests", requests, 1),
+        ),
         timed=process is None,
         drop_empty=require_flag("drop_empty", drop_empty),
         sort=require_flag("sort", sort),
@@ -183,14 +187,6 @@ def _extra(columns: Mapping[str, Any]) -> dict[str, str]:
         what = "must be a list of columns, or a mapping of names to them"
         raise ConfigError(f"columns.extra={given!r}: {what}")
     return {str(column): str(column) for column in given}
-
-
-def _slice(start: float, window: float | None, requests: int | None) -> Slice:
-    return Slice(
-        require_number("start", start, low=0),
-        None if window is None else require_number("window", window, above=0),
-        None if requests is None else require_whole("requests", requests, 1),
-    )
 
 
 def _scaled(path: str | None, table: Table, rate_scale: float, rate: float | None) -> Floats:

@@ -2,8 +2,8 @@
 
 from pagedsim.core.compiled import own_abc_registry
 from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term
-from pagedsim.sim.cost.fitted import Coefficients, Fitted
-from pagedsim.sim.cost.fitting import Fit, Sample
+from pagedsim.sim.cost.fitted import Fitted
+from pagedsim.sim.cost.fitting import Coefficients, Fit, Sample
 from pagedsim.sim.cost.replay import Decodes, Replay
 from pagedsim.sim.cost.roofline import Roofline
 

@@ -9,7 +9,7 @@ from math import inf
 from operator import gt
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.core.errors import require_number, require_whole, unknown
@@ -21,47 +21,22 @@ from pagedsim.sim.cost.base import (
     kind_of,
     move_seconds,
 )
-from pagedsim.sim.cost.fitting import FEATURES, KINDS, SWAP, Sample, fit_kinds, fit_swaps
+from pagedsim.sim.cost.fitting import (
+    FEATURES,
+    KINDS,
+    SWAP,
+    Coefficients,
+    Sample,
+    features_of,
+    fit_kinds,
+    fit_swaps,
+)
 from pagedsim.sim.cost.roofline import slowdown
 from pagedsim.sim.cost.terms import lengthened
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-
-
-class Coefficients(NamedTuple):
-    """Seconds per unit of each feature."""
-
-    constant: float = 0.0
-    prefill_tokens: float = 0.0
-    prefill_attention: float = 0.0
-    prefill_context: float = 0.0
-    decode_count: float = 0.0
-    decode_context: float = 0.0
-
-    @classmethod
-    def read(cls, where: str, values: object, scale: float) -> Coefficients:
-        """Read from a configuration and scaled to seconds."""
-        numbers = _numbers(where, values, "coefficient", FEATURES)
-        return cls(**{key: value * scale for key, value in numbers.items()})
-
-    def beside(self, decode: Coefficients) -> Coefficients:
-        """For prefill and decode in one step; the constant (mostly reading weights) counts once."""
-        return self._replace(
-            constant=max(self.constant, decode.constant),
-            decode_count=decode.decode_count,
-            decode_context=decode.decode_context,
-        )
-
-    def reading(self, factor: float) -> Coefficients:
-        """With the reading of decode context slower by a factor."""
-        return self._replace(decode_context=self.decode_context * factor)
-
-    def terms(self, plan: StepPlan) -> list[float]:
-        """The contribution of each coefficient to a step."""
-        features = (1, *_features(plan))
-        return [weight * feature for weight, feature in zip(self, features, strict=True)]
 
 
 class Fitted(CostModel):
@@ -108,14 +83,14 @@ class Fitted(CostModel):
         limits = _numbers("cost.limits", limits or {}, "feature", FEATURES[1:])
         known = (*_identity(replica), QUANTIZATION, AHEAD)
         fitted_for = _mapping("cost.fitted_for", fitted_for or {}, "key", known)
-        self._prefill = Coefficients.read("cost.prefill", prefill, scale)
-        self._decode = Coefficients.read("cost.decode", decode, scale).reading(read)
-        large = Coefficients.read("cost.decode_large", decode_large or {}, scale)
+        self._prefill = _coefficients("cost.prefill", prefill, scale)
+        self._decode = _coefficients("cost.decode", decode, scale).reading(read)
+        large = _coefficients("cost.decode_large", decode_large or {}, scale)
         self._decode_large = large.reading(read)
         self._beside = self._prefill.beside(self._decode)
         self._beside_large = self._prefill.beside(self._decode_large)
         if mixed is not None:
-            beside = Coefficients.read("cost.mixed", mixed, scale).reading(read)
+            beside = _coefficients("cost.mixed", mixed, scale).reading(read)
             self._beside = self._beside_large = beside
         super().__init__(replica)
         self.settings: dict[str, Any] = {
@@ -239,7 +214,7 @@ class Fitted(CostModel):
             self._ahead = True
         if not plan.prefill_tokens:
             return self.decode_seconds(plan.decode_count, plan.decode_context)
-        if any(map(gt, _features(plan), self._most)):
+        if any(map(gt, features_of(plan), self._most)):
             self._beyond = True
         constant, token, attend, context, sequence, read = self._coefficients(plan)
         return (
@@ -285,9 +260,8 @@ class Fitted(CostModel):
     def explain(self, plan: StepPlan) -> Breakdown:
         terms: list[Term] = []
         if plan.prefill_tokens or plan.decode_count:
-            parts = self._coefficients(plan).terms(plan)
-            names = (name.replace("_", " ") for name in FEATURES)
-            terms = [Term(*term, "fitted") for term in zip(names, parts, strict=True)]
+            parts = zip(FEATURES, self._coefficients(plan), (1, *features_of(plan)), strict=True)
+            terms = [Term(name.replace("_", " "), rate * of, "fitted") for name, rate, of in parts]
         return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
 
     def _coefficients(self, plan: StepPlan) -> Coefficients:
@@ -340,15 +314,10 @@ QUANTIZATION = "quantization"
 SETTINGS = tuple(signature(Fitted).parameters)[1:]
 
 
-def _features(plan: StepPlan) -> tuple[int, ...]:
-    """The features of a step, without the constant."""
-    return (
-        plan.prefill_tokens,
-        plan.prefill_attention,
-        plan.prefill_context,
-        plan.decode_count,
-        plan.decode_context,
-    )
+def _coefficients(where: str, values: object, scale: float) -> Coefficients:
+    """Coefficients of a configuration, scaled to seconds."""
+    numbers = _numbers(where, values, "coefficient", FEATURES)
+    return Coefficients(**{key: value * scale for key, value in numbers.items()})
 
 
 def _reading(block_size: int, block_tokens: float, fitted_block_size: int | None) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -13,20 +14,38 @@ from pagedsim.core import ConfigError, StepPlan
 
 Matrix = NDArray[np.float64]
 
-FEATURES = (
-    "constant",
-    "prefill_tokens",
-    "prefill_attention",
-    "prefill_context",
-    "decode_count",
-    "decode_context",
-)
+
+class Coefficients(NamedTuple):
+    """Seconds per unit of each feature of a step."""
+
+    constant: float = 0.0
+    prefill_tokens: float = 0.0
+    prefill_attention: float = 0.0
+    prefill_context: float = 0.0
+    decode_count: float = 0.0
+    decode_context: float = 0.0
+
+    def beside(self, decode: Coefficients) -> Coefficients:
+        """For prefill and decode in one step; the constant (mostly reading weights) counts once."""
+        return self._replace(
+            constant=max(self.constant, decode.constant),
+            decode_count=decode.decode_count,
+            decode_context=decode.decode_context,
+        )
+
+    def reading(self, factor: float) -> Coefficients:
+        """With the reading of decode context slower by a factor."""
+        return self._replace(decode_context=self.decode_context * factor)
+
+
+FEATURES = Coefficients._fields
+features_of: Callable[[StepPlan], tuple[int, int, int, int, int]] = attrgetter(*FEATURES[1:])
+"""The features of a plan, without the constant."""
 KINDS = {
     "prefill": FEATURES[:4],
     "decode": ("constant", "decode_count", "decode_context"),
     "mixed": FEATURES,
 }
-"""Features of each kind of step."""
 SWAP = ("constant", "blocks")
 """Coefficients of moving blocks one way: fixed time, and time per block."""
 
@@ -61,15 +80,11 @@ class Sample(NamedTuple):
         """The sample of a plan carried out in `seconds`."""
         return cls(
             seconds,
-            plan.prefill_tokens,
-            plan.prefill_attention,
-            plan.prefill_context,
-            plan.decode_count,
-            plan.decode_context,
-            len(plan.swap_out),
-            len(plan.swap_in),
-            plan.prefill_pairs,
-            len(plan.chunks),
+            *features_of(plan),
+            swap_out=len(plan.swap_out),
+            swap_in=len(plan.swap_in),
+            prefill_pairs=plan.prefill_pairs,
+            prefill_chunks=len(plan.chunks),
         )
 
     @property

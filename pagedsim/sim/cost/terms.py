@@ -27,7 +27,6 @@ class Totals(NamedTuple):
     """The inputs of a step's time, in order of summation."""
 
     token: float = 0.0
-    """Tokens in the step."""
     sequence: float = 0.0
     """Prefill chunks and decoding sequences."""
     pair: float = 0.0
@@ -35,7 +34,6 @@ class Totals(NamedTuple):
     chunk_context: float = 0.0
     """Tokens before chunks, whose KV cache is read."""
     decode_context: float = 0.0
-    """Total context of decodes."""
     step: float = 0.0
     """1 for a step that is not empty."""
     unchosen: float = 0.0

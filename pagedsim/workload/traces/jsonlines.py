@@ -187,34 +187,30 @@ class Mooncake(JsonLines):
     per_second = 1000
     prompt = "input_length"
     output = "output_length"
-    blocks = "hash_ids"
-    options = ("block_tokens",)
-    last: ClassVar[Mapping[str, Field]] = {blocks: BLOCKS}
+    options: tuple[str, ...] = ("block_tokens",)
+    last: ClassVar[Mapping[str, Field]] = {"hash_ids": BLOCKS}
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
-        ids = [row[self.blocks] for row in rows]
-        chunk = self.columns(lines, rows, blocks=ids, block_tokens=options.block_tokens)
-        check_blocks(path, chunk)
-        return chunk
+        return self.with_blocks(path, lines, rows, options.block_tokens)
 
-
-def check_blocks(path: Path, chunk: Chunk) -> None:
-    """Raise ConfigError if a prompt's number of blocks does not match its tokens."""
-    block = chunk.block_tokens
-    rows = zip(chunk.lines, chunk.prompt_len.tolist(), chunk.blocks or (), strict=True)
-    for line, length, names in rows:
-        if len(names) != -(-length // block) and length > 0:
-            what = f"hash_ids has {len(names)} blocks, input_length={length} tokens"
-            raise wrong(path, line, f"{what}: must be one for each {block} tokens begun")
+    def with_blocks(
+        self, path: Path, lines: list[int], rows: list[Any], block: int, **more: Any
+    ) -> Chunk:
+        """A chunk with block ids; raises ConfigError if their number does not match the tokens."""
+        for line, row in zip(lines, rows, strict=True):
+            blocks, length = len(row["hash_ids"]), row[self.prompt]
+            if blocks != -(-length // block) and length > 0:
+                what = f"hash_ids has {blocks} blocks, input_length={length} tokens"
+                raise wrong(path, line, f"{what}: must be one for each {block} tokens begun")
+        ids = [row["hash_ids"] for row in rows]
+        return self.columns(lines, rows, blocks=ids, block_tokens=block, **more)
 
 
 BLOCK = 16
-
-
 ID: Field = (lambda value: type(value) is int, "a whole number")
 
 
-class Bailian(JsonLines):
+class Bailian(Mooncake):
     """Bailian (Qwen): JSON Lines of chat_id, parent_chat_id, timestamp (s), lengths, hash_ids.
 
     https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon, Apache-2.0. A request continues
@@ -223,19 +219,13 @@ class Bailian(JsonLines):
     """
 
     name = "bailian"
-    time = "timestamp"
-    prompt = "input_length"
-    output = "output_length"
+    per_second = 1
+    options = ()
     first: ClassVar[Mapping[str, Field]] = {"chat_id": ID, "parent_chat_id": ID}
-    last: ClassVar[Mapping[str, Field]] = {"hash_ids": BLOCKS}
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
         links = [(row["chat_id"], row["parent_chat_id"]) for row in rows]
-        chunk = self.columns(
-            lines, rows, blocks=[row["hash_ids"] for row in rows], block_tokens=BLOCK, links=links
-        )
-        check_blocks(path, chunk)
-        return chunk
+        return self.with_blocks(path, lines, rows, BLOCK, links=links)
 
 
 NAME: Field = (lambda value: type(value) in (int, str), "a name or a whole number")
