@@ -100,7 +100,7 @@ def fitted(server: ExternalServer, known: int, sizes: Sequence[float], moves: in
 
     `sizes` and `moves` are those of `search`.
     """
-    begin = Weights.of(server.cost)
+    begin = Weights.of(server.built.cost)
     tries, nearest = 0, np.inf
     with Console(stderr=True).status("fitting") as status:
 

@@ -128,7 +128,7 @@ def drawn_over_time(server: ExternalServer, served: Served) -> dict[str, Any]:
         name: {
             key: values.tolist()
             for key, values in {
-                **load_over_time(log, of, server.scheduler),
+                **load_over_time(log, of, server.built.scheduler),
                 "arrived": log.arrived,
                 "ttft": of.ttft,
                 "e2e": of.e2e,

@@ -308,7 +308,7 @@ def table(every: Sequence[Point]) -> list[dict[str, object]]:
             "model": cell.model.name,
             "hardware": cell.hardware.name,
             "tensor_parallel": cell.tensor_parallel,
-            "products": cell.precision,
+            "products": cell.model.products,
             "stack": cell.stack,
             "prompt_tokens": cell.prompt,
             "output_tokens": cell.output,

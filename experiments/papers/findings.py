@@ -80,16 +80,6 @@ class Optimum(NamedTuple):
     high: float
     published: Published
 
-    def rows(self, label: str, comparison: Comparison, unit: str) -> Iterator[Row]:
-        """A row for each of the three."""
-        published = self.published
-        low, high = published if isinstance(published, tuple) else (None, None)
-        what = f"{arm(self.case, label)}: {self.system}"
-        edge = f"within {100 * (comparison.good or 0):g} %"
-        yield Row(f"{what}, best", self.best, published, unit)
-        yield Row(f"{what}, smallest {edge}", self.low, low, unit)
-        yield Row(f"{what}, largest {edge}", self.high, high, unit)
-
 
 @dataclass(frozen=True)
 class Findings:
@@ -243,8 +233,13 @@ class Findings:
         if comparison.good is None:
             yield from (line.row for line in self.lines(comparison))
             return
+        label, unit, edge = self.label(comparison), self.unit(comparison), 100 * comparison.good
         for best in self.optima(comparison):
-            yield from best.rows(self.label(comparison), comparison, self.unit(comparison))
+            what, published = f"{arm(best.case, label)}: {best.system}", best.published
+            low, high = published if isinstance(published, tuple) else (None, None)
+            yield Row(f"{what}, best", best.best, published, unit)
+            yield Row(f"{what}, smallest within {edge:g} %", best.low, low, unit)
+            yield Row(f"{what}, largest within {edge:g} %", best.high, high, unit)
 
     def listing(self) -> Listing:
         """Every arm, and its measures; means over seeds."""

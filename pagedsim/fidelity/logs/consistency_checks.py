@@ -65,7 +65,8 @@ def _of_speed(server: ExternalServer) -> Iterator[str]:
     if log.contents is not None:
         return
     lengths, where = np.unique(log.prompt, return_inverse=True)
-    alone = np.array([peak.cost.step_seconds(step(int(length))) for length in lengths])[where]
+    cost = peak.built.cost
+    alone = np.array([cost.step_seconds(step(int(length))) for length in lengths])[where]
     sooner = alone > FASTER * log.latencies.ttft
     if sooner.mean() > MANY:
         yield (
@@ -76,7 +77,7 @@ def _of_speed(server: ExternalServer) -> Iterator[str]:
 
 
 def _of_size(server: ExternalServer) -> Iterator[str]:
-    log, scheduler = server.log, server.scheduler
+    log, scheduler = server.log, server.built.scheduler
     surely, most = int(_surely_running(log).max()), scheduler.max_seqs
     if surely > most:
         yield (
@@ -148,7 +149,7 @@ def _others(server: ExternalServer) -> dict[str, Settings]:
             batchings.append(([f"batching={name}"], {"batching": batching}))
     seats: list[tuple[list[str], Settings]] = [([], {})]
     peak = int(_surely_running(server.log).max())
-    if peak < server.scheduler.max_seqs:
+    if peak < server.built.scheduler.max_seqs:
         limits = {**server.config["server"], "max_seqs": peak}
         seats.append(([f"server.max_seqs={peak}"], {"server": limits}))
     return {

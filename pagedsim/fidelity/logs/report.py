@@ -165,8 +165,8 @@ def about_log(
     if server.config["memory"].get("blocks") is None:
         yield (
             "memory.blocks was not given: the server is taken to have "
-            f"{server.scheduler.memory.total:,}, by the hardware's data sheet; its own log may say "
-            "otherwise"
+            f"{server.built.scheduler.memory.total:,}, by the hardware's data sheet; its own log "
+            "may say otherwise"
         )
     if cold.requests:
         some = "request was" if cold.requests == 1 else f"{cold.requests} requests were"

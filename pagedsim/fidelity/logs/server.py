@@ -47,7 +47,7 @@ class ExternalServer:
     @property
     def facts(self) -> Settings:
         """The settings that its speed depends on."""
-        replica = self._stage.replica
+        replica = self.built.replica
         return replica.more_than_shared | {
             "model": replica.model.name,
             "hardware": replica.hardware.name,
@@ -60,20 +60,12 @@ class ExternalServer:
         }
 
     @property
-    def scheduler(self) -> Scheduler:
-        return self._stage.scheduler
-
-    @property
     def finds_prefixes(self) -> bool:
-        return isinstance(self.scheduler.memory, PrefixMemory)
-
-    @property
-    def cost(self) -> CostModel:
-        return self._stage.cost
+        return isinstance(self.built.scheduler.memory, PrefixMemory)
 
     @cached_property
-    def _stage(self) -> Simulation:
-        """Built for its properties; every `serve` builds its own."""
+    def built(self) -> Simulation:
+        """Its scheduler, cost model and replica, to be read; every `serve` builds its own."""
         return self.backend.simulation(RunSpec(self.config))
 
     # -- constants ---------------------------------------------------------------------------------
@@ -81,7 +73,7 @@ class ExternalServer:
     @property
     def roofline(self) -> Roofline:
         """Its cost model; raises ConfigError where it is no roofline."""
-        if not isinstance(cost := self.cost, Roofline):
+        if not isinstance(cost := self.built.cost, Roofline):
             raise ConfigError(
                 f"cost._target_={self.config['cost'].get('_target_')}: must be cost=roofline, "
                 "whose constants are what a log of requests is fitted with"

@@ -63,14 +63,10 @@ class Cell:
         return Replica(self.model, self.hardware, self.tensor_parallel)
 
     @property
-    def precision(self) -> str:
-        """The number format of its products."""
-        return self.model.products
-
-    @property
     def server(self) -> str:
         """A description of the server."""
-        form = "" if self.precision == "fp16" else f" {self.precision}"
+        products = self.model.products
+        form = "" if products == "fp16" else f" {products}"
         return f"{self.model.name}{form} on {self.tensor_parallel} × {self.hardware.name}"
 
     def __str__(self) -> str:
