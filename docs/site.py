@@ -27,8 +27,8 @@ MOVED = {
     **{name: name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")},
     f"{RESULTS}README.md": "results/index.md",
     **{
-        f"{RESULTS}{one}.md": f"results/{one}.md"
-        for one in ("performance", "fidelity", "published")
+        f"{RESULTS}{name}.md": f"results/{name}.md"
+        for name in ("performance", "fidelity", "published")
     },
 }
 """Pages of the repository outside docs/, and their places in the site."""
@@ -77,8 +77,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     What the site does not have, such as a source file, keeps its words and loses the link.
     """
-    here = page.file.src_uri
-    source = {place: path for path, place in MOVED.items()}.get(here, f"docs/{here}")
+    uri = page.file.src_uri
+    source = {place: path for path, place in MOVED.items()}.get(uri, f"docs/{uri}")
 
     def moved(match: re.Match[str]) -> str:
         image, words, target = match.groups()
@@ -88,9 +88,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         place = _place(_resolved(source, path))
         if files.get_file_from_path(place) is None:
             return words
-        return (
-            f"{image}[{words}]({posixpath.relpath(place, posixpath.dirname(here))}{hash_}{anchor})"
-        )
+        link = posixpath.relpath(place, posixpath.dirname(uri))
+        return f"{image}[{words}]({link}{hash_}{anchor})"
 
     return LINK.sub(moved, markdown)
 
@@ -195,9 +194,9 @@ def _keys(lines: list[str]) -> Iterator[tuple[str, str, str]]:
             above = []
         elif line.lstrip().startswith("#"):
             above.append(line.strip().lstrip("# "))
-        elif found := re.match(r"( *)([\w.~/@]+):(?: +(.*))?$", line):
-            indent, (value, behind) = len(found[1]), _split(found[3] or "")
-            path = [one for one in path if one[0] < indent] + [(indent, found[2])]
+        elif match := re.match(r"( *)([\w.~/@]+):(?: +(.*))?$", line):
+            indent, (value, behind) = len(match[1]), _split(match[3] or "")
+            path = [parent for parent in path if parent[0] < indent] + [(indent, match[2])]
             key = ".".join(name for _, name in path)
             if key.startswith("defaults") or key.rpartition(".")[2] in ("_target_", "_convert_"):
                 continue
@@ -216,12 +215,12 @@ def _group(group: str, meaning: str) -> Iterator[str]:
     options = [read_option(path) for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
     yield from (f"# {group}", "", f"`{group}=`: {meaning}.", "")
     yield from ("| option | what it is |", "|---|---|")
-    yield from (_row(f"`{one.name}`", one.summary) for one in options)
-    shown = [one for one in options if one.name in EXAMPLES]
-    for one in shown if group in EXAMPLE_GROUPS else options:
-        if one.keys:
-            yield from ("", f"## {group}={one.name}")
-            yield from _table(one.keys)
+    yield from (_row(f"`{option.name}`", option.summary) for option in options)
+    shown = [option for option in options if option.name in EXAMPLES]
+    for option in shown if group in EXAMPLE_GROUPS else options:
+        if option.keys:
+            yield from ("", f"## {group}={option.name}")
+            yield from _table(option.keys)
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:

@@ -144,12 +144,12 @@ def maker_of(
     last: list[T] = []
 
     def checked() -> T:
-        made = make(*given, **named)
-        again = " twice" if any(made is one for one in last) else ""
-        if again or not isinstance(made, base):
-            raise ConfigError(f"{check}({name}): returned {printed(made)}{again}: must be {wanted}")
-        last[:] = [made]
-        return made
+        part = make(*given, **named)
+        again = " twice" if any(part is earlier for earlier in last) else ""
+        if again or not isinstance(part, base):
+            raise ConfigError(f"{check}({name}): returned {printed(part)}{again}: must be {wanted}")
+        last[:] = [part]
+        return part
 
     return checked
 
@@ -184,12 +184,13 @@ def reported(name: str, case: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of the user's code
-        own, first = isinstance(error, BrokenPromise), error
+        if isinstance(error, BrokenPromise):
+            raise AssertionError(f"{name}{error}, in {case}") from error
+        first: BaseException = error
         while type(first.__cause__) is type(error):  # SimPy raises a copy of it
             first = first.__cause__
-        told = str(error) if isinstance(error, PagedsimError) else raised(first)
-        text = f"{name}{error}" if own else f"{name}: {told}"
-        raise AssertionError(f"{text}, in {case}") from error
+        text = str(error) if isinstance(error, PagedsimError) else raised(first)
+        raise AssertionError(f"{name}: {text}, in {case}") from error
 
 
 def name_of(part: object) -> str:
@@ -300,14 +301,14 @@ def refuse_unfinished(requests: pa.Table, may_reject: bool = False) -> None:
             raise BrokenPromise(f": request {number} is {state} at the end, must be finished")
 
 
-def difference(ones: Outcome, others: Outcome) -> str:
+def difference(first: Outcome, second: Outcome) -> str:
     """The first row in which tables differ, and its columns; empty if they are equal."""
-    for name, one, other in zip(("steps", "requests"), ones, others, strict=True):
-        rows: tuple[list[dict[str, Any]], ...] = one.to_pylist(), other.to_pylist()
+    for name, table, other in zip(("steps", "requests"), first, second, strict=True):
+        rows: tuple[list[dict[str, Any]], ...] = table.to_pylist(), other.to_pylist()
         pairs = zip_longest(*rows, fillvalue=dict[str, Any]())
         for row, (a, b) in enumerate(pairs):
-            columns = [name for name in one.column_names if repr(a.get(name)) != repr(b.get(name))]
+            columns = [key for key in table.column_names if repr(a.get(key)) != repr(b.get(key))]
             if columns:
-                values = (f"{name} is {a.get(name)} and {b.get(name)}" for name in columns[:3])
+                values = (f"{key} is {a.get(key)} and {b.get(key)}" for key in columns[:3])
                 return f"{', '.join(values)} in row {row} of the {name}"
     return ""

@@ -68,8 +68,8 @@ def check_cost_model(
     servers, drawn by `seed`. Longer steps need not take longer.
     """
     where = replica or Replica(LLAMA_2_7B, A100)
-    made = _of_replica(make, where)
-    cost = made()
+    new = _of_replica(make, where)
+    cost = new()
     name = name_of(cost)
     with reported(name, where.model.name):
         refuse_attributes(cost)
@@ -81,8 +81,8 @@ def check_cost_model(
             with reported(name, f"a step of {_shown(plan)}"):
                 _check_plan(cost, plan)
         with reported(name, case):
-            planned = outcome(case, case.scheduler(), cost=made())
-            skipped = outcome(case, case.scheduler(), cost=made(), fast_forward=True)
+            planned = outcome(case, case.scheduler(), cost=new())
+            skipped = outcome(case, case.scheduler(), cost=new(), fast_forward=True)
             if change := difference(planned, skipped):
                 raise BrokenPromise(f": {change}, every step planned and fast-forwarded")
     with reported(name, where.model.name):
@@ -96,13 +96,13 @@ def _of_replica(make: Callable[..., CostModel], replica: Replica) -> Callable[[]
         takes = not isinstance(make, type) or "replica" in signature(make).parameters
     build = maker_of("check_cost_model", make, CostModel, *([replica] if takes else []))
 
-    def made() -> CostModel:
+    def new() -> CostModel:
         cost = build()
         if getattr(cost, "replica", None) is None:
             cost.replica = replica
         return cost
 
-    return made
+    return new
 
 
 def _check_prices(cost: CostModel) -> None:
@@ -140,9 +140,9 @@ def _check_plan(cost: CostModel, plan: StepPlan) -> None:
         raise BrokenPromise(f".step_seconds gave {took!r} and then {again!r} for the same plan")
     if cost.by_totals:
         _check_totals(cost, plan, took)
-    told = cost.explain(plan).seconds
-    if not isclose(told, took, rel_tol=1e-6):
-        raise BrokenPromise(f".explain adds up to {told!r} s, step_seconds gave {took!r}")
+    explained = cost.explain(plan).seconds
+    if not isclose(explained, took, rel_tol=1e-6):
+        raise BrokenPromise(f".explain adds up to {explained!r} s, step_seconds gave {took!r}")
 
 
 def _check_totals(cost: CostModel, plan: StepPlan, took: float) -> None:
@@ -156,11 +156,11 @@ def _check_totals(cost: CostModel, plan: StepPlan, took: float) -> None:
             "same totals"
         )
     if not plan.chunks:
-        told = cost.decode_seconds(plan.decode_count, plan.decode_context)
-        _positive(cost, "decode_seconds", told)
-        if told != took:
+        alone = cost.decode_seconds(plan.decode_count, plan.decode_context)
+        _positive(cost, "decode_seconds", alone)
+        if alone != took:
             raise BrokenPromise(
-                f".decode_seconds gave {told!r}, step_seconds {took!r} for the same decodes"
+                f".decode_seconds gave {alone!r}, step_seconds {took!r} for the same decodes"
             )
 
 

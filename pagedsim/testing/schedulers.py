@@ -72,12 +72,12 @@ def check_memory(make: Callable[..., Memory], *, cases: int = 100, seed: int = 0
     swaps, name = memory.can_swap, name_of(memory)
     fixed = {"memory": name} if swaps else {"memory": name, "preemption": "recompute"}
 
-    def made(case: Case) -> Memory:
+    def memory_of(case: Case) -> Memory:
         sizes = case.sizes if swaps else {**case.sizes, "cpu_blocks": 0}
         return make(**{key: size for key, size in sizes.items() if size})
 
     def run(case: Case, fast_forward: bool = False) -> Outcome:
-        memory = made(case)
+        memory = memory_of(case)
         scheduler = case.scheduler(memory=memory if fast_forward else _watched(memory))
         tables = outcome(case, scheduler, fast_forward=fast_forward, check=_check_tables)
         for pool, free, total in (
@@ -88,7 +88,7 @@ def check_memory(make: Callable[..., Memory], *, cases: int = 100, seed: int = 0
                 raise BrokenPromise(f": {free} of {total} {pool} blocks are free at the end")
         return tables
 
-    for case in accepted(cases, seed, lambda case: case.scheduler(memory=made(case)), **fixed):
+    for case in accepted(cases, seed, lambda case: case.scheduler(memory=memory_of(case)), **fixed):
         with reported(name, case):
             planned = run(case)
             refuse_unfinished(planned[1])
