@@ -56,8 +56,8 @@ def run(words: Sequence[str], root: str) -> None:
     if any(word.startswith("hydra/launcher=submitit") for word in words):
         refuse_older("cluster")
     options, overrides = _split(words)
-    own = options.keys() <= {*_OWN, *_OWN_FLAGS} and all(map(_is_own, overrides))
-    if not own or options.get("--cfg", options.get("-c", "job")) != "job":
+    alone = options.keys() <= {*_OWN, *_OWN_FLAGS} and all(map(_is_own, overrides))
+    if not alone or options.get("--cfg", options.get("-c", "job")) != "job":
         _by_hydra(words, overrides, root)
         return
     from pagedsim.spec.composed import Composed
@@ -90,8 +90,8 @@ def _folder_of(composed: Composed, settings: Sequence[str]) -> tuple[Path, bool]
     given = {change.key: change.value for change in map(parse, settings)}
     require_flag("hydra.verbose", given.get("hydra.verbose", False))
     named = f"outputs/%Y-%m-%d/%H-%M-%S-{composed.choices.get('experiment')}"  # as in config.yaml
-    own = "hydra.run.dir" in given
-    return Path(os.path.abspath(str(given["hydra.run.dir"] if own else strftime(named)))), own
+    chosen = "hydra.run.dir" in given
+    return Path(os.path.abspath(str(given["hydra.run.dir"] if chosen else strftime(named)))), chosen
 
 
 def _shown(composed: Composed, options: Mapping[str, str]) -> str:
@@ -204,7 +204,7 @@ def in_order(words: Sequence[str]) -> list[str]:
         elif word in _FLAGS:
             options.append(word)
         else:
-            known = [one for one in (*_FLAGS, *_WITH_VALUE) if one.startswith("--")]
+            known = [option for option in (*_FLAGS, *_WITH_VALUE) if option.startswith("--")]
             raise UserError([f"{word}: no such option; {choices(name, known)}"])
     if {"-m", "--multirun"} & {*options} and {"--cfg", "-c"} & {*options}:
         raise UserError(["--cfg: shows the configuration of a single run, without -m"])
@@ -311,13 +311,13 @@ def _outlive_pipes() -> None:
             continue  # none, or one that is not the process's own
         stream.flush()
         raw = _Outliving(stream.fileno(), "w", closefd=False)
-        own = TextIOWrapper(
+        wrapped = TextIOWrapper(
             BufferedWriter(raw),
             encoding=stream.encoding,
             errors=stream.errors,
             line_buffering=stream.line_buffering,
         )
-        setattr(sys, name, own)
+        setattr(sys, name, wrapped)
 
 
 def main() -> None:

@@ -315,8 +315,8 @@ def sweep(
         raise ConfigError(f"{over}={values!r}: must be a list of values")
     if any(_plain(over, value) != value for value in values):
         raise ConfigError(f"{over}: the values of a sweep must be plain; compare takes objects")
-    own = {"study.over": _ALIASES.get(over, over), "study.values": list(values)}
-    return experiment("sweep", {**own, **settings}, folder=folder, **more)
+    swept = {"study.over": _ALIASES.get(over, over), "study.values": list(values)}
+    return experiment("sweep", {**swept, **settings}, folder=folder, **more)
 
 
 def capacity(
@@ -419,7 +419,7 @@ def _executed(
         raise ConfigError(f"folder={printed(folder)}: must be a path")
     if folder is not None:
         _refuse_unpicklable([*changes, *chain.from_iterable(arms.values())], folder)
-        with _in_words_of_python(), claimed(Path(folder), own=True) as place:
+        with _in_words_of_python(), claimed(Path(folder), chosen=True) as place:
             return Result(_published(changes, arms, place), place)
     place = Path(mkdtemp(prefix="pagedsim-"))
     try:
@@ -563,13 +563,13 @@ class Result:
 
         if not self.runs:
             raise ConfigError(f"{self._published.result.name}: keeps no tables of its runs")
-        each = []
+        tables = []
         for run in self.runs:
             table = read(run)
             seeds = pa.array([run.seed] * len(table), pa.int64())
             arms = pa.array([run.arm] * len(table), pa.string())
-            each.append(table.add_column(0, "seed", seeds).add_column(0, "arm", arms))
-        return pa.concat_tables(each, promote_options="permissive")
+            tables.append(table.add_column(0, "seed", seeds).add_column(0, "arm", arms))
+        return pa.concat_tables(tables, promote_options="permissive")
 
     @property
     def plots(self) -> list[str]:

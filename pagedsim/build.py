@@ -249,9 +249,12 @@ def inner_policy(name: str) -> Policy:
     """What a policy stands around, by name or path, with the class's own settings."""
     path = plugins("policy").get(name, name)
     make: type[Policy] = _class("policy", name, Policy, "of")
-    for one in signature(make).parameters.values():
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-            raise ConfigError(f"of={name}: needs settings: {{_target_: {path}, {one.name}: ...}}")
+    for parameter in signature(make).parameters.values():
+        collects = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not collects:
+            raise ConfigError(
+                f"of={name}: needs settings: {{_target_: {path}, {parameter.name}: ...}}"
+            )
     return make()
 
 
@@ -340,9 +343,9 @@ def _make(kind: str, name: str | T, base: type[Any], settings: Mapping[str, Any]
         return cast(T, name)
     make: type[T] = _class(kind, name, base)
     refuse_settings(f"{kind}={name}", settings, make, beside=BESIDE.get(kind, ()))
-    made = make(**settings)
-    refuse_signatures(made, base)
-    return made
+    part = make(**settings)
+    refuse_signatures(part, base)
+    return part
 
 
 def _class(kind: str, name: object, base: type[Any], key: str = "") -> type[Any]:
@@ -355,8 +358,7 @@ def _class(kind: str, name: object, base: type[Any], key: str = "") -> type[Any]
         return named[name]
     if "." not in name and name not in offered:
         raise unknown(key, name, (*named, *offered))
-    found: type[Any] = _by_path(key, offered.get(name, name), base)
-    return found
+    return cast("type[Any]", _by_path(key, offered.get(name, name), base))
 
 
 def settings_of(path: str) -> Collection[str] | None:
@@ -371,15 +373,17 @@ def settings_of(path: str) -> Collection[str] | None:
         takes = signature(getattr(import_module(module), name)).parameters.values()
     except Exception:  # who makes it says what is wrong with it
         return None
-    return None if any(one.kind is one.VAR_KEYWORD for one in takes) else {t.name for t in takes}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes):
+        return None
+    return {parameter.name for parameter in takes}
 
 
 def _by_path(kind: str, path: str, base: type[Any]) -> Any:
     module, _, attribute = path.rpartition(".")
     try:
-        found = getattr(import_module(module), attribute)
+        component = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{kind}={path}: cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, base)) or isabstract(found):
+    if not (isinstance(component, type) and issubclass(component, base)) or isabstract(component):
         raise ConfigError(f"{kind}={path}: must be a subclass of {base.__name__}")
-    return found
+    return component

@@ -21,10 +21,14 @@ def refuse_older(extra: str = "") -> None:
     Missing ones are left to the code that needs them. Sources that are not installed state nothing.
     """
     older = [
-        (name, there, bound) for name, bound in _bounds(extra) if (there := _older(name, bound))
+        (name, installed, bound)
+        for name, bound in _bounds(extra)
+        if (installed := _older(name, bound))
     ]
     if older:
-        stated = ", ".join(f"{name} {there} (at least {bound})" for name, there, bound in older)
+        stated = ", ".join(
+            f"{name} {installed} (at least {bound})" for name, installed, bound in older
+        )
         install = " ".join(f"'{name}>={bound}'" for name, _, bound in older)
         raise ConfigError(f"older than pagedsim needs: {stated}: pip install --upgrade {install}")
 
@@ -36,24 +40,24 @@ def _bounds(extra: str) -> Iterator[tuple[str, str]]:
     except PackageNotFoundError:
         return
     for text in stated:
-        found = _REQUIREMENT.match(text)
-        if found is not None and (found[3] or "") == extra:
-            yield found[1], found[2]
+        match = _REQUIREMENT.match(text)
+        if match is not None and (match[3] or "") == extra:
+            yield match[1], match[2]
 
 
 def _older(name: str, bound: str) -> str:
     """The version that is installed, if it is lower than the bound; else nothing."""
     try:
-        there = version(name)
+        installed = version(name)
     except PackageNotFoundError:
         return ""
-    return there if numbers(there) < numbers(bound) else ""
+    return installed if numbers(installed) < numbers(bound) else ""
 
 
 def numbers(text: str) -> list[int]:
     """The numbers of a release, without zeros at the end: 1.3.0 is 1.3."""
-    found = _RELEASE.match(text)
-    numbers = [int(one) for one in found[0].split(".")] if found else []
+    match = _RELEASE.match(text)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers

@@ -173,20 +173,22 @@ class StoppableRecorder(Recorder):
     @property
     def begun(self) -> bool:
         """Whether there is anything to keep."""
-        return self.now > 0 or any(one.last_end is not None for one in (self, *self.replicas))
+        return self.now > 0 or any(
+            recorder.last_end is not None for recorder in (self, *self.replicas)
+        )
 
     @property
     def time(self) -> float:
         """The end of the last step, in seconds of the run."""
-        ends = (one.last_end for one in (self, *self.replicas))
+        ends = (recorder.last_end for recorder in (self, *self.replicas))
         return max((end for end in ends if end is not None), default=self.now)
 
     def stop(self) -> None:
         """Raise `Stopped` at the next step, where everything recorded is whole."""
         self.stopping = True
         everywhere: list[Recorder | ReplicaRecorder] = [self, *self.replicas]
-        for one in everywhere:
-            one.step = partial(_stop, one)  # type: ignore[method-assign]
+        for recorder in everywhere:
+            recorder.step = partial(_stop, recorder)  # type: ignore[method-assign]
 
 
 class _ReplicaRecorder(ReplicaRecorder):

@@ -20,7 +20,7 @@ from pagedsim.core.plan import Chunk
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.files import REQUESTS, STEPS, SUMMARY, read_table
 from pagedsim.run.job import Job
-from pagedsim.run.store import Recipe, recipe
+from pagedsim.run.store import Recipe, recipe_of
 from pagedsim.sim.cost import CostModel, Sample
 from pagedsim.sim.replica import Replica
 from pagedsim.spec.run import Settings
@@ -60,7 +60,7 @@ class Recorded:
     @property
     def changed(self) -> list[str]:
         """Names of inputs of the run that have changed since."""
-        now = recipe(Job(self.name, self.seed, self.config, self.folder))
+        now = recipe_of(Job(self.name, self.seed, self.config, self.folder))
         before = self.made_of
         changes = ["pagedsim's own code"] * (before.get("simulator") != now["simulator"])
         for kind in ("code", "files"):

@@ -26,13 +26,13 @@ _NAME = "config.yaml"
 
 
 @contextmanager
-def claimed(folder: Path, own: bool) -> Iterator[Path]:
+def claimed(folder: Path, chosen: bool) -> Iterator[Path]:
     """The folder to write to; taken away again if nothing was written in the body.
 
     `own`: that of the user's choice, where a study may be going on. Else two studies that begin
     in the same second have one name, and the second gets a folder beside it.
     """
-    if not own:
+    if not chosen:
         folder = _unused(folder)
     with _alone(folder):
         try:
@@ -134,7 +134,7 @@ def keep_configuration(config: Settings, folder: Path) -> None:
 def _has_results(folder: Path) -> bool:
     """Whether a study has left more than its configuration."""
     return folder.is_dir() and any(
-        one.name != _NAME and not one.name.startswith(".") for one in folder.iterdir()
+        path.name != _NAME and not path.name.startswith(".") for path in folder.iterdir()
     )
 
 
@@ -145,18 +145,18 @@ def _version_of(path: Path) -> str:
     return version[1] if version else ""
 
 
-def _difference(path: Path, here: Settings) -> str:
+def _difference(path: Path, config: Settings) -> str:
     """What the configuration in the file has otherwise, in words; empty: nothing that matters."""
     try:
-        there = OmegaConf.to_container(OmegaConf.load(path))
+        before_config = OmegaConf.to_container(OmegaConf.load(path))
     except Exception:  # none yet, or whatever YAML says of one that is not whole
         return ""
-    if not isinstance(there, Mapping) or not there:
+    if not isinstance(before_config, Mapping) or not before_config:
         return ""
-    if (was := _target(there)) and was != (target := _target(here)):
+    if (was := _target(before_config)) and was != (target := _target(config)):
         return f"study._target_={was}, not {target}"
-    before, now = _bound(there), _bound(here)
-    before_arms, now_arms = _arms(there), _arms(here)
+    before, now = _bound(before_config), _bound(config)
+    before_arms, now_arms = _arms(before_config), _arms(config)
     for key in dict.fromkeys([*now, *before]):
         if before.get(key) != now.get(key):
             return f"{key}={_text(before.get(key))}, not {_text(now.get(key))}"
@@ -175,8 +175,8 @@ def _target(config: Any) -> str | None:
 
 def _bound(config: Mapping[Any, Any]) -> dict[str, Any]:
     """Dotted keys and their values, without those that may change."""
-    there = flat({key: value for key, value in config.items() if key not in OF_THE_STUDY})
-    return {key: value for key, value in there.items() if value != {}}
+    settings = flat({key: value for key, value in config.items() if key not in OF_THE_STUDY})
+    return {key: value for key, value in settings.items() if value != {}}
 
 
 def _arms(config: Any) -> dict[str, list[str]]:

@@ -76,11 +76,12 @@ def _text(name: str) -> str:
 
 def _experiments() -> Iterator[str]:
     """What each is served by, and whether it leaves tables of its runs."""
-    for one in experiments():
-        left = "tables, a timeline" if one.keeps_tables else "summaries" if one.runs else "-"
-        if one.why:
-            left += f" ({one.why})"
-        yield from hanging(f"  {one.name:<17} {', '.join(one.backends)}", 39, left)
+    for experiment in experiments():
+        leaves = "tables, a timeline" if experiment.keeps_tables else "summaries"
+        leaves = leaves if experiment.runs else "-"
+        if experiment.why:
+            leaves += f" ({experiment.why})"
+        yield from hanging(f"  {experiment.name:<17} {', '.join(experiment.backends)}", 39, leaves)
 
 
 def groups(
@@ -125,15 +126,15 @@ def hanging(name: str, indent: int, text: str) -> list[str]:
     """A name, and from column `indent` on a text of as many lines as it takes."""
     first, more = f"{name:<{indent}}", " " * indent
     plain: Any = {"break_on_hyphens": False, "break_long_words": False}
-    found = textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=more, **plain)
-    return found or [name]
+    lines = textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=more, **plain)
+    return lines or [name]
 
 
 def _groups() -> dict[str, str]:
     """Every group there is; one that this page does not know comes last."""
-    there = _available().groups
-    known = [group for group in GROUPS if group in there]
-    return {group: GROUPS.get(group, "") for group in dict.fromkeys([*known, *there])}
+    options = _available().groups
+    known = [group for group in GROUPS if group in options]
+    return {group: GROUPS.get(group, "") for group in dict.fromkeys([*known, *options])}
 
 
 @cache
@@ -190,19 +191,20 @@ class Experiment:
 
 def experiments() -> list[Experiment]:
     """All of them, by name, from conf/experiment."""
-    found = []
-    for path in sorted((files("pagedsim.conf") / "experiment").iterdir(), key=lambda one: one.name):
+    known = []
+    folder = files("pagedsim.conf") / "experiment"
+    for path in sorted(folder.iterdir(), key=lambda file: file.name):
         if path.name.endswith(".yaml"):
             config: Any = OmegaConf.create(path.read_text(encoding="utf-8"))
             title, kind = str(config.study.get("title", "")), _kind(str(config.study._target_))
-            found.append(Experiment(path.name.removesuffix(".yaml"), title, kind))
-    return found
+            known.append(Experiment(path.name.removesuffix(".yaml"), title, kind))
+    return known
 
 
 def _kind(target: str) -> type[Study]:
     """The class of what a target makes, which may be a function."""
-    found = locate(target)
-    kind: Any = found if isclass(found) else get_type_hints(found)["return"]
+    maker = locate(target)
+    kind: Any = maker if isclass(maker) else get_type_hints(maker)["return"]
     if not issubclass(kind, Study):
         raise ConfigError(f"study._target_={target}: must make a Study")
     return cast(type[Study], kind)
@@ -268,15 +270,15 @@ def _entry(name: str, kind: type[Policy]) -> Iterator[str]:
 
 def incompatible(name: str) -> list[str]:
     """What a policy does not combine with, and why, found by trying."""
-    found: dict[str, list[str]] = {}
+    refusals: dict[str, list[str]] = {}
     for batching in build.BATCHINGS:
         for preemption, make in build.PREEMPTIONS.items():
             if build.accepts(make, "prices"):
                 continue  # as swap
             error = _refusal(name, batching, preemption)
             if error and error != _refusal("fcfs", batching, preemption):
-                found.setdefault(error, []).append(batching)
-    return [f"{_where(batchings)}: {error}" for error, batchings in found.items()]
+                refusals.setdefault(error, []).append(batching)
+    return [f"{_where(batchings)}: {error}" for error, batchings in refusals.items()]
 
 
 def _refusal(policy: str, batching: str, preemption: str) -> str | None:
@@ -314,6 +316,6 @@ def bench_words(words: Sequence[str]) -> list[str]:
     >>> bench_words(["url=localhost:8000", "seeds=2"])
     ['experiment=bench', 'backend.url=localhost:8000', 'seeds=2']
     """
-    own = any(word.startswith("experiment=") for word in words)
+    given = any(word.startswith("experiment=") for word in words)
     named = [f"backend.{word}" if word.startswith("url=") else word for word in words]
-    return ["backend=http" if own else "experiment=bench", *named]
+    return ["backend=http" if given else "experiment=bench", *named]

@@ -193,10 +193,10 @@ def _finish(
     if parts.run.outages:
         summary["outages"] = True
     broken = map(notice_of, summary.get("broken_metrics", ()))
-    told = [*broken, *notices(parts, requests), *([Notice(drawn)] if drawn else [])]
+    noted = [*broken, *notices(parts, requests), *([Notice(drawn)] if drawn else [])]
     if spread := summary.get("spread_answers", 0):
-        told.append(Notice(SPREAD, spread, requests.num_rows))
-    summary |= {"partial": partial, "notices": as_records(told)}
+        noted.append(Notice(SPREAD, spread, requests.num_rows))
+    summary |= {"partial": partial, "notices": as_records(noted)}
     summary |= parts.run.extra_summary()
     if facts := parts.run.facts():
         summary["machine"] = facts
@@ -211,18 +211,20 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
     workload, rows = parts.workload, len(parts.workload)
     scheduler = parts.scheduler
     more = remarks(scheduler.policy, workload) if scheduler else ()
-    told = (*workload.notices, *more)
-    found = [notice_of(text) for text in (*told, *parts.run.notices())]
-    found += _cut(parts, requests)
+    remarked = (*workload.notices, *more)
+    noted = [notice_of(text) for text in (*remarked, *parts.run.notices())]
+    noted += _cut(parts, requests)
     rejected = requests.filter(pc.equal(requests["state"], "rejected"))
     if rejected.num_rows:
         who, why = rejected["request"][0].as_py(), rejected["reason"][0].as_py()
         first = f"the first, {who}: {why}"
-        found.append(Notice("requests were rejected", rejected.num_rows, rows, first))
-    beams = sorted({one.width for one in workload.asked if one.beam_search and one.width > 1})
+        noted.append(Notice("requests were rejected", rejected.num_rows, rows, first))
+    beams = sorted(
+        {request.width for request in workload.asked if request.beam_search and request.width > 1}
+    )
     if beams:
-        found.append(Notice(f"{BEAMS}: one beam is 1 of {', '.join(map(str, beams))}"))
-    return found
+        noted.append(Notice(f"{BEAMS}: one beam is 1 of {', '.join(map(str, beams))}"))
+    return noted
 
 
 def _cut(parts: Parts, requests: pa.Table) -> Iterator[Notice]:
@@ -259,13 +261,13 @@ def error_of(failures: Mapping[str, Failure]) -> UserError:
     lines = lines_of(failures)
     expected = all(failure.expected for failure in failures.values())
     error = UserError(lines, expected=expected)
-    error.__cause__ = next(filter(None, (one.cause() for one in failures.values())), None)
+    error.__cause__ = next(filter(None, (failure.cause() for failure in failures.values())), None)
     return error
 
 
 def lines_of(failures: Mapping[str, Failure]) -> list[str]:
     """A line for each, after whose it is."""
-    return [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
+    return [f"{whose}: {failure}" if whose else str(failure) for whose, failure in failures.items()]
 
 
 def failure_of(error: BaseException, config: Mapping[str, Any], now: float | None) -> Failure:
@@ -314,36 +316,36 @@ def _parts(config: Mapping[str, Any]) -> Iterator[_Part]:
         if path.startswith("pagedsim.") and not path.startswith("pagedsim.policies."):
             continue
         try:
-            made = locate(path)
+            maker = locate(path)
         except PagedsimError:
             continue  # it was never made
         bases = (
             kind
-            for kind in getattr(made, "__mro__", ())
+            for kind in getattr(maker, "__mro__", ())
             if kind.__module__.split(".")[0] not in ("pagedsim", "builtins", "abc")
         )
-        names = {getattr(kind, "__qualname__", ""): _file(kind) for kind in (made, *bases)}
+        names = {getattr(kind, "__qualname__", ""): _file(kind) for kind in (maker, *bases)}
         files = {name: file for name, file in names.items() if name and file}
         yield _Part(f"{setting}={path}", files)
 
 
-def _file(made: Any) -> str:
+def _file(kind: Any) -> str:
     """Where the code of a class or function is from, which in a notebook is no file."""
-    module = sys.modules.get(str(getattr(made, "__module__", "")))
+    module = sys.modules.get(str(getattr(kind, "__module__", "")))
     if file := getattr(module, "__file__", None):
         return str(file)
-    functions = (made, *vars(made).values()) if isinstance(made, type) else (made,)
-    codes = (getattr(one, "__code__", None) for one in functions)
+    functions = (kind, *vars(kind).values()) if isinstance(kind, type) else (kind,)
+    codes = (getattr(function, "__code__", None) for function in functions)
     return next((code.co_filename for code in codes if code is not None), "")
 
 
 def _owner(parts: Sequence[_Part], code: CodeType) -> _Part | None:
     """The part that a function is of: of several in one file, the one of its class."""
-    there = [part for part in parts if code.co_filename in part.files.values()]
+    candidates = [part for part in parts if code.co_filename in part.files.values()]
     kind = code.co_qualname.rpartition(".")[0]
-    of_class = [part for part in there if part.files.get(kind) == code.co_filename]
-    found = of_class or there
-    return found[-1] if found else None
+    of_class = [part for part in candidates if part.files.get(kind) == code.co_filename]
+    matching = of_class or candidates
+    return matching[-1] if matching else None
 
 
 def _within(
@@ -366,6 +368,6 @@ def _places(error: BaseException) -> Iterator[tuple[CodeType, int]]:
 
 def _at(code: CodeType, line: int) -> str:
     path = Path(code.co_filename)
-    here = Path.cwd()
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    folder = Path.cwd()
+    shown = path.relative_to(folder) if path.is_relative_to(folder) else path
     return f"{shown}:{line}, in {code.co_name}"

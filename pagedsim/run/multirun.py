@@ -64,11 +64,11 @@ def run_experiment(config: DictConfig) -> None:
     conf = Conf(_folders(hydra), str(hydra.job.config_name or ROOT))
     composed = Composed.from_hydra(config, hydra.runtime.choices, words, conf)
     many = hydra.mode == RunMode.MULTIRUN
-    own = many or any(word.startswith("hydra.run.dir=") for word in hydra.overrides.hydra)
+    chosen = many or any(word.startswith("hydra.run.dir=") for word in hydra.overrides.hydra)
     execution: Execution | None = None
     error: Exception | None = None
     try:
-        with claimed(folder, own) as place:
+        with claimed(folder, chosen) as place:
             execution = begun(StudySpec.from_composed(words, composed, place), quiet=many)
             execution.execute()
     except Exception as raised:
@@ -162,19 +162,19 @@ def over() -> None:
 def record_job(
     folder: Path,
     overrides: Sequence[str],
-    found: Published | None,
+    published: Published | None,
     error: Exception | None,
 ) -> None:
     """Leave what came out of one job, for the table at the end."""
-    study = found.arms if found else None
+    arms = published.arms if published else None
     record = {
         "overrides": list(overrides),
         "error": None if error is None else line(error),
-        "finding": list(found.result.finding) if found else [],
-        "notes": list(found.result.notes) if found else [],
-        "block_sizes": list(found.block_sizes.items()) if found else [],
-        "metrics": keys_of(study.metrics) if study else [],
-        "arms": _means(study) if study else {},
+        "finding": list(published.result.finding) if published else [],
+        "notes": list(published.result.notes) if published else [],
+        "block_sizes": list(published.block_sizes.items()) if published else [],
+        "metrics": keys_of(arms.metrics) if arms else [],
+        "arms": _means(arms) if arms else {},
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -281,11 +281,11 @@ def _notes(jobs: Mapping[int, Job]) -> list[str]:
 
 def read_jobs(folder: Path) -> dict[int, Job]:
     """The jobs of a sweep that have ended, by number."""
-    found = {}
+    jobs = {}
     for path in folder.glob(f"*/{_NAME}"):
         if path.parent.name.isdigit():
-            found[int(path.parent.name)] = json.loads(path.read_text(encoding="utf-8"))
-    return dict(sorted(found.items()))
+            jobs[int(path.parent.name)] = json.loads(path.read_text(encoding="utf-8"))
+    return dict(sorted(jobs.items()))
 
 
 def _failed(jobs: Mapping[int, Job]) -> list[tuple[int, Job]]:
@@ -331,8 +331,8 @@ def _tables(
     columns = dict.fromkeys(key for row in rows for key in row)
     which = [_named(column, rows) for column in columns if column in names]
     metrics = [_measured(column, rows) for column in columns if column not in names]
-    room = width - sum(one.width for one in which) - _EDGES
-    for some in fitting([one.width for one in metrics], room):
+    room = width - sum(column.width for column in which) - _EDGES
+    for some in fitting([column.width for column in metrics], room):
         yield _table([*which, *(metrics[number] for number in some)])
 
 
@@ -365,9 +365,9 @@ def _measured(column: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
 def _table(columns: Sequence[_Column]) -> Table:
     """All of these columns; only long names of settings and arms are broken."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for one in columns:
-        justify: Literal["left", "right"] = "left" if one.words else "right"
-        table.add_column(one.head, justify=justify, no_wrap=not one.words, overflow="fold")
-    for row in zip(*(one.cells for one in columns), strict=True):
+    for column in columns:
+        justify: Literal["left", "right"] = "left" if column.words else "right"
+        table.add_column(column.head, justify=justify, no_wrap=not column.words, overflow="fold")
+    for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, row))
     return table

@@ -35,8 +35,8 @@ class Refusal(NamedTuple):
         return self.refused == self.of
 
     def __str__(self) -> str:
-        told = f"{self.refused:,} of {self.of:,} requests can never be served"
-        return f"{told}; the shortest: {self.reason}"
+        text = f"{self.refused:,} of {self.of:,} requests can never be served"
+        return f"{text}; the shortest: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Parts:
             return Refusal(count, len(workload), reason)
 
         def refused(row: int) -> str | None:
-            reasons = [one.infeasible(workload.request(row)) for one in entries]
+            reasons = [scheduler.infeasible(workload.request(row)) for scheduler in entries]
             return reasons[0] if all(reasons) else None
 
         for which in np.unique(workload.sampling):
@@ -147,11 +147,11 @@ def refuse_unmet(policy: Policy, workload: Workload) -> None:
     for need, reason in unmet(policy, workload):
         if need in _REFUSED:
             raise ConfigError(f"policy: {reason}")
-    there = set(workload.clients)
-    for where, one in _with_key(policy):
-        for client in one.weights if isinstance(one, (VTC, DRR)) else ():
-            if not client or client not in there:
-                raise unknown_client(f"{where}.weights.{client}", client, there)
+    known = set(workload.clients)
+    for where, part in _with_key(policy):
+        for client in part.weights if isinstance(part, (VTC, DRR)) else ():
+            if not client or client not in known:
+                raise unknown_client(f"{where}.weights.{client}", client, known)
 
 
 def remarks(policy: Policy, workload: Workload) -> Iterator[str]:
@@ -160,9 +160,9 @@ def remarks(policy: Policy, workload: Workload) -> Iterator[str]:
         if need not in _REFUSED:
             lacks, _, instead = reason.partition("; ")
             yield f"{lacks}: alone it is first come, first served; {instead}"
-    for where, one in _with_key(policy):
-        if isinstance(one, SLO) and (beyond := int((workload.priority > max(one.targets)).sum())):
-            levels = ", ".join(f"{level:g}" for level in one.targets)
+    for where, part in _with_key(policy):
+        if isinstance(part, SLO) and (beyond := int((workload.priority > max(part.targets)).sum())):
+            levels = ", ".join(f"{level:g}" for level in part.targets)
             yield (
                 f"{beyond:,} of {len(workload):,} requests have no target, since their priority is "
                 f"beyond those of {where}.targets ({levels}): they go last"

@@ -78,11 +78,11 @@ _E2E = 10_000.0
 def doubtful(settings: Mapping[str, Any]) -> Iterator[str]:
     """The settings of a configuration whose unit may be another, a line each."""
     for key, value in flat(settings).items():
-        own = key.replace(f".{POOL_CONFIG}.", ".")
-        if not (is_number(value) and value and isfinite(value) and (usual := _usual(own))):
+        setting = key.replace(f".{POOL_CONFIG}.", ".")
+        if not (is_number(value) and value and isfinite(value) and (usual := _usual(setting))):
             continue
         if not usual.low <= value <= usual.high:
-            yield f"{own}={value:.12g} is {value:.12g} {usual.unit}, {_instead(value, usual)}"
+            yield f"{setting}={value:.12g} is {value:.12g} {usual.unit}, {_instead(value, usual)}"
 
 
 def _usual(key: str) -> Usual | None:
@@ -146,19 +146,19 @@ _SLOWEST, _FASTEST = 0.01, 1000.0
 
 def doubtful_times(settings: Mapping[str, Any], workload: Workload) -> Iterator[str]:
     """Arrivals of a trace whose unit may be another."""
-    own = settings.get("arrivals", "trace") == "trace" and settings.get("rate") is None
-    if not settings.get("path") or not own or len(workload) < _FEW:
+    recorded = settings.get("arrivals", "trace") == "trace" and settings.get("rate") is None
+    if not settings.get("path") or not recorded or len(workload) < _FEW:
         return
     rate = workload.rate
-    told = f"workload.path={settings['path']}: {len(workload):,} requests come at {rate:.2g}/s"
+    text = f"workload.path={settings['path']}: {len(workload):,} requests come at {rate:.2g}/s"
     scale = float(settings.get("rate_scale", 1))
     if rate < _SLOWEST:
         yield (
-            f"{told}, one in {1 / rate:,.0f} s; if its times are a thousand times as many as they "
+            f"{text}, one in {1 / rate:,.0f} s; if its times are a thousand times as many as they "
             f"are taken for, such as milliseconds, workload.rate_scale={1000 * scale:g} mends it"
         )
     elif _FASTEST < rate < float("inf"):
         yield (
-            f"{told}; if its times are seconds where the format has milliseconds, "
+            f"{text}; if its times are seconds where the format has milliseconds, "
             f"workload.rate_scale={scale / 1000:g} mends it"
         )

@@ -89,14 +89,14 @@ def run_jobs(
     board = Board(len(jobs), RunSpec(jobs[0].config).backend.alone) if shown else None
     over: list[Job] = []
 
-    def told(job: Job, outcome: Outcome) -> None:
+    def note_outcome(job: Job, outcome: Outcome) -> None:
         done(job, outcome)
         over.append(job)  # last: a job that is interrupted in between is reported again
 
     if processes <= 1 or len(jobs) <= 1:
-        return _here(jobs, board, over, told, built)
+        return _here(jobs, board, over, note_outcome, built)
     built.clear()
-    return _in_processes(jobs, min(processes, len(jobs)), board, over, told)
+    return _in_processes(jobs, min(processes, len(jobs)), board, over, note_outcome)
 
 
 def inside_a_worker() -> bool:
@@ -137,24 +137,24 @@ def _here(
 def _in_processes(
     jobs: Sequence[Job], processes: int, board: Board | None, over: list[Job], done: Done
 ) -> bool:
-    begun = RawArray("b", 1)  # whether any process has come as far as _enter
+    started = RawArray("b", 1)  # whether any process has come as far as _enter
     context = multiprocessing.get_context(way_to_begin())
-    pool = ProcessPoolExecutor(processes, context, _enter, (board, begun))
+    pool = ProcessPoolExecutor(processes, context, _enter, (board, started))
     with _blocked(), _handling(signal.default_int_handler):
         # Processes begin here: before any thread does, and deaf until they know what to do.
         futures = {pool.submit(_work, number, job): job for number, job in enumerate(jobs)}
     with pool, _handling(signal.default_int_handler), bar(board, over):
         try:
             for future in as_completed(futures):
-                done(futures[future], _outcome(future, begun))
+                done(futures[future], _outcome(future, started))
         except KeyboardInterrupt:
-            _stop(futures, begun, over, done)
+            _stop(futures, started, over, done)
             return True
     return False
 
 
 def _stop(
-    futures: dict[Future[Outcome], Job], begun: Sequence[int], over: list[Job], done: Done
+    futures: dict[Future[Outcome], Job], started: Sequence[int], over: list[Job], done: Done
 ) -> None:
     """Wait for what the runs under way can still write; a second Ctrl-C does not wait.
 
@@ -167,18 +167,18 @@ def _stop(
                 os.kill(child.pid, signal.SIGINT)
         for future in as_completed(futures):
             if not any(futures[future] is job for job in over):
-                done(futures[future], _outcome(future, begun))
+                done(futures[future], _outcome(future, started))
     except KeyboardInterrupt:
         _kill()
         raise
 
 
-def _outcome(future: Future[Outcome], begun: Sequence[int]) -> Outcome:
+def _outcome(future: Future[Outcome], started: Sequence[int]) -> Outcome:
     try:
         return future.result()
     except BrokenProcessPool:
         _kill()  # the results of the others would be lost
-        return Failure(_DIED if begun[0] else _UNGUARDED)
+        return Failure(_DIED if started[0] else _UNGUARDED)
 
 
 def _kill() -> None:
@@ -192,11 +192,11 @@ _stop_signal = StopSignal(patient=True)
 _board: Board | None = None
 
 
-def _enter(board: Board | None, begun: Any) -> None:
+def _enter(board: Board | None, started: Any) -> None:
     """A worker begins."""
     global _board
     gc.freeze()  # collections would look through what it was forked with, and copy its pages
-    _board, begun[0] = board, 1
+    _board, started[0] = board, 1
     for number in _SIGNALS:
         signal.signal(number, _stop_signal)
     if hasattr(signal, "pthread_sigmask"):
@@ -375,8 +375,8 @@ def _line(board: Board, over: Sequence[object]) -> Iterator[None]:
         print(f"\r{text:<{_WIDTH}}", end="", flush=True)
 
     def write_state() -> None:
-        told = words_of(board, monotonic() - since)
-        write(f"{len(over)}/{board.runs} runs, {told}")
+        progress = words_of(board, monotonic() - since)
+        write(f"{len(over)}/{board.runs} runs, {progress}")
 
     try:
         with _repeated(write_state):

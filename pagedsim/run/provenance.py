@@ -31,11 +31,13 @@ def asked(root: Path) -> Popen[str] | None:
     git."""
     if not (root / ".git").exists():
         return None
-    own = {key: value for key, value in os.environ.items() if key not in _ELSEWHERE}
-    own |= {"GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}
+    environment = {key: value for key, value in os.environ.items() if key not in _ELSEWHERE}
+    environment |= {"GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}
     try:
         command = ["git", *_STATUS]
-        return Popen(command, cwd=root, env=own, stdout=PIPE, stderr=DEVNULL, encoding="utf-8")
+        return Popen(
+            command, cwd=root, env=environment, stdout=PIPE, stderr=DEVNULL, encoding="utf-8"
+        )
     except OSError:
         return None
 

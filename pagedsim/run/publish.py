@@ -77,34 +77,34 @@ def publish(study: Study, runs: Runs) -> Published | None:
         arms = arms_of(study, runs) if study.keeps_tables and runs.finished else None
         result = _result(study, runs, reading, arms)
         sizes = _block_sizes(runs.finished.values())
-        found = Published(result, arms, reading, sizes)
+        published = Published(result, arms, reading, sizes)
         _say_before(runs)
         _clear(folder)
         if not runs.quiet:
             unsaid = [line for line in result.notes if line not in runs.noted]
             brief = result.brief and runs.config["report"]
-            show(replace(result, notes=unsaid, brief=brief), found.compared)
+            show(replace(result, notes=unsaid, brief=brief), published.compared)
         drawn = list(reading.drawings) if runs.config["report"] else []
         pictures = reading.headline if reading.headline is not None else drawn
         with writing(folder):
             write_json(folder / RESULT, result.record(pictures))
-            if (table := found.comparison())[0]:
+            if (table := published.comparison())[0]:
                 write_columns(table, folder / COMPARISON)
             broken: dict[str, str] = {}
-            report = found.write_report(folder, broken) if runs.config["report"] else None
+            report = published.write_report(folder, broken) if runs.config["report"] else None
             if broken:
                 for line in broken.values():
                     runs.say(f"note: {line}")
                 result = replace(result, notes=[*result.notes, *broken.values()])
-                found = replace(found, result=result)
+                published = replace(published, result=result)
                 kept = [name for name in pictures if name not in broken]
                 write_json(folder / RESULT, result.record(kept))
         tracked = _track(study, runs, result, reading, arms)
     except KeyboardInterrupt:
         if not study.asks:
             raise
-        told = study.progress(runs)
-        raise Interruption(f"while reporting; {told}; {goes_on(folder)}") from None
+        progress = study.progress(runs)
+        raise Interruption(f"while reporting; {progress}; {goes_on(folder)}") from None
     if not runs.quiet:
         _say_where(runs, reading, report, arms, tracked)
     if tracked.failure is not None:
@@ -112,7 +112,7 @@ def publish(study: Study, runs: Runs) -> Published | None:
             f"{tracked.failure}; the results are whole in {shown(folder)}, and the same command "
             f"with hydra.run.dir={shown(folder)} tracks them without new runs"
         )
-    return found
+    return published
 
 
 def arms_of(study: Study, runs: Runs) -> Arms:

@@ -122,14 +122,14 @@ class Execution:
 
     def _told(self, runs: Runs) -> str:
         """How far a study came that was stopped."""
-        told = self.study.progress(runs)
+        text = self.study.progress(runs)
         if self.published and self.published.arms and self.published.arms.runs:
             shown = len(self.published.arms.runs)
             some = "and" if shown == len(runs.finished) else f"{shown} of them"
-            told += f", {some} in the report"
+            text += f", {some} in the report"
         if runs.stopped:
-            told += f"; {runs.stopped} more left the tables of what they had so far"
-        return "; failed: ".join([told, *lines_of(runs.reasons)])
+            text += f"; {runs.stopped} more left the tables of what they had so far"
+        return "; failed: ".join([text, *lines_of(runs.reasons)])
 
 
 INSIDE = "it asks what happens inside a server"
@@ -174,11 +174,11 @@ def _refuse_idle(command: StudySpec) -> None:
 def _refuse_unused_model(command: StudySpec) -> None:
     """Raise ConfigError for a model= that was given where the backend serves one of its own."""
     backend = command.config["backend"]
-    own = backend.get("model") if isinstance(backend, Mapping) else None
+    served = backend.get("model") if isinstance(backend, Mapping) else None
     for word in map(str, command.words):
-        if own is not None and word.startswith("model=") and word != f"model={own}":
+        if served is not None and word.startswith("model=") and word != f"model={served}":
             raise ConfigError(
-                f"{word}: is not what backend.model={own} serves; scale=full serves it with "
+                f"{word}: is not what backend.model={served} serves; scale=full serves it with "
                 "all of the study, backend.model=null with the part that fits a CPU"
             )
 
@@ -303,12 +303,12 @@ def unused_words(
     def added(word: str | Change) -> bool:  # which arms may then set
         return str(word).startswith("+")
 
-    told = [
+    lines = [
         f"{word} changes nothing: every arm of experiment={command.experiment} sets it"
         for word in command.words
-        if keys and not added(word) and all(key_of(word) in own for own in keys)
+        if keys and not added(word) and all(key_of(word) in arm_keys for arm_keys in keys)
     ]
-    told += [
+    lines += [
         f"{word} changes nothing: {why}"
         for word in command.words
         for key, why in study.idle.items()
@@ -316,11 +316,11 @@ def unused_words(
     ]
     backend = command.choices.get("backend")
     if "scale=full" in map(str, command.words) and backend not in command.conf.options_of("scale"):
-        told.append(f"scale=full changes nothing: backend={backend} takes all of the study anyway")
+        lines.append(f"scale=full changes nothing: backend={backend} takes all of the study anyway")
     backends = [RunSpec(job.config).backend for job in jobs if not job.again]
     unread = [set(backend.unread) for backend in backends]
     everywhere = set.intersection(*unread) if unread else set()
-    told += [
+    lines += [
         f"{word} changes nothing: {backends[0].unread_since}"
         for word in command.words
         if group_of(word) in everywhere
@@ -329,10 +329,10 @@ def unused_words(
     routers = [word for word in every if group_of(word) == "router"]
     searched = any(key.startswith("fleet.") for arm in arms for key in arm.changes)
     if not routers or searched or "router" in everywhere:
-        return told
+        return lines
     if all(RunSpec(job.config).fleet.alone for job in jobs):
-        told += [
+        lines += [
             f"{word} changes nothing: fleet.replicas=1 is a server without a router"
             for word in routers
         ]
-    return told
+    return lines

@@ -17,7 +17,7 @@ from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.run.job import Arm, Failure, Job, Outcome, Repeated, failure_of
 from pagedsim.run.parts import Parts
 from pagedsim.run.pool import inside_a_worker, run_jobs, way_to_begin
-from pagedsim.run.store import Store, recipe
+from pagedsim.run.store import Store, recipe_of
 from pagedsim.spec.objects import needs_this_process
 from pagedsim.spec.run import Settings
 from pagedsim.spec.study import StudySpec
@@ -135,13 +135,13 @@ class Runs:
         self.jobs += jobs
         missing, recipes = [], {}
         for job in jobs:
-            made_of = recipe(job)
-            if run := store.stored(job, made_of):
+            recipe = recipe_of(job)
+            if run := store.stored(job, recipe):
                 self.finished[job.arm, job.number] = run
                 self.kept += 1
             else:
                 store.forget(job)
-                recipes[job.arm, job.number] = made_of
+                recipes[job.arm, job.number] = recipe
                 missing.append(job)
 
         def done(job: Job, outcome: Outcome) -> None:
@@ -191,7 +191,7 @@ class Runs:
         Means over other seeds would hold one arm's luck against another's. An arm without any
         run, or seeds that no two arms share, exclude no other.
         """
-        seeds = [{seed for one, seed in self.finished if one == arm} for arm in self._arms]
+        seeds = [{seed for name, seed in self.finished if name == arm} for arm in self._arms]
         shared = set.intersection(*seeds) if seeds else set()
         runs = [run for arm in self._arms for run in self.of(arm)]
         return [run for run in runs if run.seed in shared] or runs
@@ -205,8 +205,8 @@ class Runs:
     @property
     def _arms(self) -> list[str]:
         """The arms that have a run, in order."""
-        there = {arm for arm, _ in self.finished}
-        return [arm for arm in dict.fromkeys(job.arm for job in self.jobs) if arm in there]
+        with_runs = {arm for arm, _ in self.finished}
+        return [arm for arm in dict.fromkeys(job.arm for job in self.jobs) if arm in with_runs]
 
     @property
     def reasons(self) -> dict[str, Failure]:
@@ -223,7 +223,7 @@ class Runs:
         arms = {job.arm: {j.number for j in self.jobs if j.arm == job.arm} for job in self.jobs}
         names = []
         for arm in dict.fromkeys(arm for arm, _ in keys):
-            seeds = sorted(seed for one, seed in keys if one == arm)
+            seeds = sorted(seed for name, seed in keys if name == arm)
             some = "" if set(seeds) == arms[arm] else f" (seed {', '.join(map(str, seeds))})"
             names.append(arm + some)
         return ", ".join(names)
@@ -231,8 +231,8 @@ class Runs:
     def notices(self) -> Iterator[str]:
         """What a reader must know of the runs, each line once, with in how many it is so."""
         every = list(self.finished.values())
-        noticed = [Notice(**one) for run in every for one in run.summary.get("notices", ())]
-        counts = Counter(one.what for one in of_one_kind(noticed))
+        noticed = [Notice(**notice) for run in every for notice in run.summary.get("notices", ())]
+        counts = Counter(notice.what for notice in of_one_kind(noticed))
         for what, count in counts.items():
             yield what if count == len(every) else f"in {count} of {len(every)} runs {what}"
         if self.changed:

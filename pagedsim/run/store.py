@@ -49,10 +49,10 @@ Recipe = dict[str, Any]
 class Store(ABC):
     """What remains of a run."""
 
-    def stored(self, job: Job, made_of: Recipe) -> Run | None:
+    def stored(self, job: Job, recipe: Recipe) -> Run | None:
         """The run as it was left, if it is complete and made of the same."""
         try:
-            summary = self.summary(job, made_of)
+            summary = self.summary(job, recipe)
         except (OSError, ValueError, TypeError):  # not there, or not whole
             return None
         if summary is None or lacks_percentiles(summary, job.config.get("study")):
@@ -60,7 +60,7 @@ class Store(ABC):
         return Run(job.arm, job.number, job.folder, job.config, summary)
 
     @abstractmethod
-    def summary(self, job: Job, made_of: Recipe) -> dict[str, Any] | None:
+    def summary(self, job: Job, recipe: Recipe) -> dict[str, Any] | None:
         """That of the run as it was left, if it is made of the same."""
 
     def forget(self, job: Job) -> None:
@@ -68,10 +68,10 @@ class Store(ABC):
         (job.folder / _NAME).unlink(missing_ok=True)
 
     @abstractmethod
-    def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
+    def store(self, job: Job, recipe: Recipe, run: Run) -> bool:
         """Mark the run as complete, unless what it was made of has changed meanwhile.
 
-        `made_of` is the recipe from before the run. Which code ran is not known where it was
+        `recipe` is that from before the run. Which code ran is not known where it was
         edited since, so such a run is made again when the study is resumed.
         """
 
@@ -79,16 +79,16 @@ class Store(ABC):
 class Tables(Store):
     """A folder a run: its tables, its summary, and in run.json what it was made from."""
 
-    def summary(self, job: Job, made_of: Recipe) -> dict[str, Any] | None:
+    def summary(self, job: Job, recipe: Recipe) -> dict[str, Any] | None:
         record = json.loads((job.folder / _NAME).read_text(encoding="utf-8"))
-        told = record.pop(_SUMMARY, None) if isinstance(record, dict) else None
-        same = {**record, _COMMIT: None} == {**made_of, _COMMIT: None}
-        return read_summary(job.folder) if same and told == _stored_as(job) else None
+        digest = record.pop(_SUMMARY, None) if isinstance(record, dict) else None
+        same = {**record, _COMMIT: None} == {**recipe, _COMMIT: None}
+        return read_summary(job.folder) if same and digest == _stored_as(job) else None
 
-    def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
-        if recipe(job) != made_of:
+    def store(self, job: Job, recipe: Recipe, run: Run) -> bool:
+        if recipe_of(job) != recipe:
             return False
-        record = {**made_of, **made_by(), _SUMMARY: _stored_as(job)}
+        record = {**recipe, **made_by(), _SUMMARY: _stored_as(job)}
         text = json.dumps(record, indent=2, sort_keys=True)
         (job.folder / _NAME).write_text(text + "\n", encoding="utf-8")
         return True
@@ -97,18 +97,18 @@ class Tables(Store):
 class Summaries(Store):
     """A file a run, so that a search of hundreds stays small: its summary, and a digest."""
 
-    def summary(self, job: Job, made_of: Recipe) -> dict[str, Any] | None:
+    def summary(self, job: Job, recipe: Recipe) -> dict[str, Any] | None:
         record: Any = read_json(_summary_file(job))
-        if not isinstance(record, dict) or record.get("made_of") != _digest_of(made_of):
+        if not isinstance(record, dict) or record.get("made_of") != _digest_of(recipe):
             return None
         summary = record.get("summary")
         return summary if record.get(_SUMMARY) == _digest_of(summary) else None
 
-    def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
+    def store(self, job: Job, recipe: Recipe, run: Run) -> bool:
         """Put a file in the place of the folder, whose tables come back when the run is typed."""
-        same = recipe(job) == made_of
+        same = recipe_of(job) == recipe
         if same:
-            kept = {"made_of": _digest_of(made_of), "made_by": made_by(), "summary": run.summary}
+            kept = {"made_of": _digest_of(recipe), "made_by": made_by(), "summary": run.summary}
             write_json(file := _summary_file(job), kept, ordered=True)
             kept[_SUMMARY] = _digest_of(read_json(file)["summary"])  # as it will be read again
             write_json(file, kept, ordered=True)
@@ -116,11 +116,11 @@ class Summaries(Store):
         return same
 
 
-def recipe(job: Job) -> Recipe:
+def recipe_of(job: Job) -> Recipe:
     """What `job` is made of, as it is now."""
     given = {key: value for key, value in job.config.items() if key not in OF_THE_STUDY}
     config = written(given)
-    made = {
+    parts = {
         "version": pagedsim.__version__,
         "seed": job.seed,
         "config": config,
@@ -131,7 +131,7 @@ def recipe(job: Job) -> Recipe:
         },
         "files": {path: _stamp(path) for path in sorted(set(_named(config, "path", "config")))},
     }
-    return json.loads(json.dumps(made, default=str))
+    return json.loads(json.dumps(parts, default=str))
 
 
 def _named(value: Any, *keys: str) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _named(value: Any, *keys: str) -> Iterator[str]:
         for key, inner in value.items():
             if key in keys:
                 every = inner if isinstance(inner, (list, tuple)) else [inner]
-                yield from (one for one in every if isinstance(one, str))
+                yield from (text for text in every if isinstance(text, str))
             yield from _named(inner, *keys)
 
 
@@ -208,44 +208,44 @@ def _of_notebook(name: str) -> str:
     """A digest of a class without a file, or (`*`) of the metrics and plots that are typed in: of
     the source, or else of the code."""
     main = vars(sys.modules["__main__"])
-    made = _registered("__main__") if name == "*" else [main[name]] if name in main else []
+    parts = _registered("__main__") if name == "*" else [main[name]] if name in main else []
     try:
-        text = "".join(map(_source_of, made))
+        text = "".join(map(_source_of, parts))
     except (OSError, TypeError):
-        text = repr([_code_of(one) for one in made])
-    return hashlib.sha256((text if made else _THIS_PROCESS).encode()).hexdigest()[:16]
+        text = repr([_code_of(part) for part in parts])
+    return hashlib.sha256((text if parts else _THIS_PROCESS).encode()).hexdigest()[:16]
 
 
-def _source_of(made: Any) -> str:
+def _source_of(part: Any) -> str:
     """The source of a class or function. Raises OSError or TypeError where it is not known."""
     # Under Python 3.13 `python -c` gives lines of its script for whatever it executes.
-    if getattr(getattr(made, "__code__", None), "co_filename", "") == "<string>":
+    if getattr(getattr(part, "__code__", None), "co_filename", "") == "<string>":
         raise OSError("without a file")
-    return getsource(made)
+    return getsource(part)
 
 
 def _registered(module: str) -> list[Any]:
     """The metrics and plots that a module has registered."""
-    every = [*(one.of for one in METRICS.values()), *map(unwrap, PLOTS.values())]
-    return [one for one in every if one.__module__ == module]
+    every = [*(part.of for part in METRICS.values()), *map(unwrap, PLOTS.values())]
+    return [part for part in every if part.__module__ == module]
 
 
-def _code_of(made: Any) -> Any:
+def _code_of(part: Any) -> Any:
     """What a class, function or constant does, without the addresses of what it holds."""
-    if isinstance(made, CodeType):
-        return made.co_code, made.co_names, [_code_of(one) for one in made.co_consts]
-    if isinstance(made, type):
-        return [(name, _code_of(one)) for name, one in sorted(vars(made).items())]
-    if code := getattr(unwrap(made) if callable(made) else made, "__code__", None):
+    if isinstance(part, CodeType):
+        return part.co_code, part.co_names, [_code_of(inner) for inner in part.co_consts]
+    if isinstance(part, type):
+        return [(name, _code_of(inner)) for name, inner in sorted(vars(part).items())]
+    if code := getattr(unwrap(part) if callable(part) else part, "__code__", None):
         return _code_of(code)
-    return made if isinstance(made, str | bytes | int | float | tuple | None) else type(made)
+    return part if isinstance(part, str | bytes | int | float | tuple | None) else type(part)
 
 
 def _digest(files: Iterable[Path]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(files):
-        found.update(hashlib.sha256(file.read_bytes()).digest())
-    return found.hexdigest()[:16]
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
 
 
 @cache

@@ -104,10 +104,10 @@ class Composed:
         experiment's."""
         if group == "experiment" or not (name := self.choices.get(group)):
             return {}
-        own = self.choices.get("experiment")
+        experiment = self.choices.get("experiment")
         usual = {
             **self.conf.defaults,
-            **(self.conf.option("experiment", own).choices if own else {}),
+            **(self.conf.option("experiment", experiment).choices if experiment else {}),
         }
         its = self.conf.option(group, name).choices
         return {other: usual.get(other) for other in its if other not in chosen}

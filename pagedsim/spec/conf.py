@@ -99,15 +99,15 @@ class Conf:
         self.refuse_unknown(group, name)
         if (place := self._file(group, f"{name}.yaml")) is None:
             return Option(dict(self._offered[group][name]))
-        everywhere, own = _parsed(place)
-        defaults = own.pop("defaults", [])
+        everywhere, content = _parsed(place)
+        defaults = content.pop("defaults", [])
         if not isinstance(defaults, list) or not all(isinstance(d, str | dict) for d in defaults):
             raise ConfigError(f"{place}: defaults: must be a list of options")
         settings: Settings = {}
         chosen: dict[str, str | None] = {}
         for default in defaults if "_self_" in defaults else [*defaults, "_self_"]:
             if default == "_self_":
-                merge(settings, own)
+                merge(settings, content)
             elif isinstance(default, str):
                 base, _, option = default.strip("/").rpartition("/")
                 below = self.option(base or group, option)
@@ -143,12 +143,12 @@ class Conf:
             return asdict(_ROOTS[name]()), {}
         if (place := self._file(f"{name}.yaml")) is None:
             return {}, {}
-        _, own = _parsed(place)
+        _, content = _parsed(place)
         settings: Settings = {}
         chosen: dict[str, str | None] = {}
-        for default in own.pop("defaults", []):
+        for default in content.pop("defaults", []):
             if default == "_self_":
-                merge(settings, own)
+                merge(settings, content)
             elif isinstance(default, str):
                 below, more = self._read_root(default)
                 merge(settings, below)
@@ -175,8 +175,9 @@ class Conf:
         from hydra.types import RunMode
 
         register()
-        own = [os.path.abspath(str(folder)) for folder in self.folders[1:]]
-        search = [f"hydra.searchpath=[{', '.join(f'file://{place}' for place in own)}]"] * bool(own)
+        places = [os.path.abspath(str(folder)) for folder in self.folders[1:]]
+        listed = ", ".join(f"file://{place}" for place in places)
+        search = [f"hydra.searchpath=[{listed}]"] if places else []
         try:
             composed = _loader().load_configuration(self.root, [*search, *words], RunMode.RUN)
         except Exception as error:  # of files that are none of an option, Hydra's and YAML's

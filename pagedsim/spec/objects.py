@@ -239,10 +239,10 @@ def seeded(group: str, settings: Any, seed: int) -> Any:
         default = signature(locate(str(target))).parameters["seed"].default
     except (PagedsimError, KeyError, ValueError, TypeError):  # `make` says what is wrong
         return settings
-    own = settings.get("seed", default)
-    if "seed" in settings and not (own is None and default is None):
-        require_whole(f"{group}.seed", own, 0)
-    return {**settings, "seed": own + seed} if is_whole(own) and own >= 0 else settings
+    first = settings.get("seed", default)
+    if "seed" in settings and not (first is None and default is None):
+        require_whole(f"{group}.seed", first, 0)
+    return {**settings, "seed": first + seed} if is_whole(first) and first >= 0 else settings
 
 
 def draws(part: object) -> bool:
@@ -262,7 +262,7 @@ def locate(path: str) -> Callable[..., Any]:
     for cut in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:cut])
         try:
-            found: Any = import_module(module)
+            target: Any = import_module(module)
         except ModuleNotFoundError as error:
             if error.name and f"{module}.".startswith(f"{error.name}."):
                 continue  # the path's end may be attributes of a shorter path's module
@@ -270,13 +270,13 @@ def locate(path: str) -> Callable[..., Any]:
         except Exception as error:
             raise ConfigError(f"{path}: cannot be imported: {raised(error, __file__)}") from error
         for name in parts[cut:]:
-            if not hasattr(found, name):
-                known = [n for n in vars(found) if not n.startswith("_")]
+            if not hasattr(target, name):
+                known = [n for n in vars(target) if not n.startswith("_")]
                 raise ConfigError(f"{path}: {unknown(f'name in {module}', name, known)}")
-            found = getattr(found, name)
-        if not callable(found):
-            raise ConfigError(f"{path}: is {_a(type(found).__name__)}, must be a class")
-        return cast(Callable[..., Any], found)
+            target = getattr(target, name)
+        if not callable(target):
+            raise ConfigError(f"{path}: is {_a(type(target).__name__)}, must be a class")
+        return cast(Callable[..., Any], target)
     if len(parts) == 1:
         raise ConfigError(f"{path}: must be the path of a class, in the form module.Class")
     raise ConfigError(f"{path}: there is no module {parts[0]!r} here")
@@ -286,13 +286,13 @@ def refuse_no_class(group: str, path: str, base: type) -> None:
     """Raise ConfigError unless a group's `_target_` is a class with all that `base` leaves open."""
     label = f"{group}._target_={path}"
     try:
-        found: Any = locate(path)
+        kind: Any = locate(path)
     except ConfigError as error:
         raise ConfigError(f"{group}._target_={error}") from error.__cause__
-    if not isinstance(found, type) or not issubclass(found, base):
+    if not isinstance(kind, type) or not issubclass(kind, base):
         raise ConfigError(f"{label}: must be a subclass of {base.__name__}")
-    if isabstract(found):
-        raise ConfigError(f"{label}: {lacking(found)}")
+    if isabstract(kind):
+        raise ConfigError(f"{label}: {lacking(kind)}")
 
 
 def _a(name: str) -> str:
@@ -303,7 +303,7 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     """Dotted keys and their values."""
     if not isinstance(settings, Mapping) or (prefix and not settings):
         return {prefix[:-1]: settings}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, inner in settings.items():
-        found |= flat(inner, f"{prefix}{key}.")
-    return found
+        values |= flat(inner, f"{prefix}{key}.")
+    return values

@@ -144,10 +144,10 @@ class RunSpec:
             taken = takes(settings["_target_"], "replica")
         except (PagedsimError, KeyError, TypeError, ValueError):  # make says what is wrong
             taken = True  # or it is compiled, without a signature
-        made = make("cost", settings, CostModel, **({"replica": replica} if taken else {}))
-        if getattr(made, "replica", None) is None:  # a class without it, or an object
-            made.replica = replica
-        return made
+        model = make("cost", settings, CostModel, **({"replica": replica} if taken else {}))
+        if getattr(model, "replica", None) is None:  # a class without it, or an object
+            model.replica = replica
+        return model
 
     @contextmanager
     def errors_of(self, *groups: str) -> Iterator[None]:
@@ -193,26 +193,26 @@ def memory_target(memory: Mapping[str, Any]) -> str:
     """What a group `memory` names: the path of a class, or, of ours, its name."""
     target = str(memory.get("_target_"))
     module, _, name = target.rpartition(".")
-    own = module.startswith("pagedsim.")
+    is_ours = module.startswith("pagedsim.")
     ours = {kind.__name__: name for name, kind in MEMORIES.items()}
-    return ours.get(name, target) if own else target
+    return ours.get(name, target) if is_ours else target
 
 
 def _memory(settings: Mapping[str, Any], seed: int) -> Settings:
     """The class of a memory and its own settings, or an object that a script gave."""
     refuse_no_target("memory", settings)
-    own = {key: settings[key] for key in settings if key not in _NOT_OF_ITS_CLASS}
+    settings_of_class = {key: settings[key] for key in settings if key not in _NOT_OF_ITS_CLASS}
     if isinstance(settings["_target_"], Given):
         return {"memory": make("memory", settings, Memory)}
     target = memory_target(settings)
     if target not in MEMORIES:
         refuse_no_class("memory", target, Memory)
-    own = _with_eviction("memory", own, seed)
-    if isinstance(tiers := own.get("tiers"), Mapping):
-        own["tiers"] = {
+    settings_of_class = _with_eviction("memory", settings_of_class, seed)
+    if isinstance(tiers := settings_of_class.get("tiers"), Mapping):
+        settings_of_class["tiers"] = {
             name: _with_eviction(f"memory.tiers.{name}", tier, seed) for name, tier in tiers.items()
         }
-    return {"memory": target, "memory_settings": own}
+    return {"memory": target, "memory_settings": settings_of_class}
 
 
 def _with_eviction(where: str, settings: Any, seed: int) -> Any:
@@ -231,8 +231,10 @@ def policy_of(settings: Any, seed: int = 0, where: str = "policy") -> Policy:
     if not isinstance(settings, Mapping):
         return make(where, settings, Policy)  # says what is wrong
     victim = settings.get("victim") if where == "policy" else None
-    own = {key: value for key, value in settings.items() if key != "victim" or where != "policy"}
-    given = dict(seeded(where, own, seed))
+    without_victim = {
+        key: value for key, value in settings.items() if key != "victim" or where != "policy"
+    }
+    given = dict(seeded(where, without_victim, seed))
     with said_of(where, settings):
         inner = given.get("of")
         if isinstance(inner, str):
@@ -296,10 +298,10 @@ def autoscale_of(settings: Any, seed: int) -> Autoscale | None:
     rule = given.pop("rule", None)
     if rule is None and given.get("_target_") is None:
         timing = {key for key in _TIMING if settings.get(key, _TIMING[key]) != _TIMING[key]}
-        if own := given.keys() - {"_target_"} | timing:
+        if unused := given.keys() - {"_target_"} | timing:
             raise ConfigError(
-                f"fleet.autoscale.{min(own)}: needs rule or _target_ beside it, as in {_EXAMPLE}; "
-                "fleet.autoscale=null is without autoscaling"
+                f"fleet.autoscale.{min(unused)}: needs rule or _target_ beside it, as in "
+                f"{_EXAMPLE}; fleet.autoscale=null is without autoscaling"
             )
         return None
     if rule is not None:
@@ -310,8 +312,8 @@ def autoscale_of(settings: Any, seed: int) -> Autoscale | None:
         given["_target_"] = _path_of(rule)
 
     def autoscaler() -> Autoscaler:
-        own = seeded("fleet.autoscale", given, seed)
-        return vet(make("fleet.autoscale", own, Autoscaler), AUTOSCALING)
+        seeded_settings = seeded("fleet.autoscale", given, seed)
+        return vet(make("fleet.autoscale", seeded_settings, Autoscaler), AUTOSCALING)
 
     autoscaler()  # what is wrong with it is said before anything runs
     return Autoscale(autoscaler, **{key: settings[key] for key in _TIMING if key in settings})

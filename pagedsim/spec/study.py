@@ -182,8 +182,8 @@ def _with_own(name: str, pool: Any, composed: Callable[[str, Words], Settings]) 
             raise ConfigError(
                 f"{where}: {word}: is not a replica's own; it may set {', '.join(REPLICA_KEYS)}"
             )
-    own = composed(where, [word if isinstance(word, Change) else str(word) for word in words])
-    return {**pool, POOL_CONFIG: {key: own[key] for key in REPLICA_KEYS if key in own}}
+    config = composed(where, [word if isinstance(word, Change) else str(word) for word in words])
+    return {**pool, POOL_CONFIG: {key: config[key] for key in REPLICA_KEYS if key in config}}
 
 
 # -- typing a run again ----------------------------------------------------------------------------
@@ -218,8 +218,8 @@ def _chosen(spec: StudySpec, words: Words) -> Iterator[str]:
     usual = _plain(spec.conf).choices
     typed = {key_of(word) for word in words}
     for group, option in spec.choices.items():
-        own = group in (*_NOT_OF_A_RUN, *typed)
-        if not own and option is not None and option != usual.get(group):
+        left_out = group in (*_NOT_OF_A_RUN, *typed)
+        if not left_out and option is not None and option != usual.get(group):
             yield f"{group}={option}"
 
 

@@ -64,8 +64,8 @@ def parse(word: str, sweeps: bool = True) -> Change:
     override = _override(word)
     if override.is_sweep_override():
         key, _, values = word.partition("=")
-        each = "-m tries each; " if sweeps else ""
-        raise ConfigError(f"{word}: several values: {each}a list is written {key}=[{values}]")
+        offer = "-m tries each; " if sweeps else ""
+        raise ConfigError(f"{word}: several values: {offer}a list is written {key}=[{values}]")
     return Change(override.key_or_group, override.value(), _KINDS[override.type.name], word)
 
 

@@ -189,7 +189,7 @@ def test_two_studies_of_one_name_get_a_folder_each(tmp_path: Path) -> None:
     wanted = tmp_path / "10-00-00-single"
     found = []
     for _ in range(3):
-        with claimed(wanted, own=False) as folder:
+        with claimed(wanted, chosen=False) as folder:
             keep_configuration(BASE, folder)
             found.append(folder.name)
     assert found == ["10-00-00-single", "10-00-00-single-2", "10-00-00-single-3"]
@@ -233,14 +233,14 @@ def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
-    with claimed(tmp_path / "out", own=True) as folder:
+    with claimed(tmp_path / "out", chosen=True) as folder:
         with (
             pytest.raises(ConfigError, match=r"run.dir=.*out: another run is at work there"),
-            claimed(folder, own=True),
+            claimed(folder, chosen=True),
         ):
             raise AssertionError("unreachable")
         (folder / "kept").touch()
-    with claimed(folder, own=True):  # free again
+    with claimed(folder, chosen=True):  # free again
         pass
     assert (folder / "kept").exists()
 

@@ -17,7 +17,7 @@ from pagedsim.run.job import Interrupted, Job, run_job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runner import unused_words
 from pagedsim.run.runs import Runs
-from pagedsim.run.store import Recipe, Store, Summaries, Tables, recipe
+from pagedsim.run.store import Recipe, Store, Summaries, Tables, recipe_of
 from pagedsim.run.study import Study
 from tests.run.studies import Impatient, command, job_of, served
 
@@ -168,7 +168,7 @@ def test_a_stopped_run_leaves_whole_tables(tmp_path: Path) -> None:
 
 def kept(job: Job) -> Run | None:
     """The run as a resumed study finds it."""
-    return TABLES.stored(job, recipe(job))
+    return TABLES.stored(job, recipe_of(job))
 
 
 def test_a_complete_run_is_found_again(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_complete_run_is_found_again(tmp_path: Path) -> None:
     run = run_job(job, StoppableRecorder())
     assert isinstance(run, Run)
     assert kept(job) is None  # its tables are there, but not marked as complete
-    assert store(job, recipe(job))
+    assert store(job, recipe_of(job))
     again = kept(job)
     assert again is not None
     assert again.folder == run.folder
@@ -191,7 +191,7 @@ def changed(job: Job, **settings: object) -> Job:
 def test_a_run_of_other_settings_is_not_kept(tmp_path: Path) -> None:
     job = jobs(tmp_path)[0]
     run_job(job, StoppableRecorder())
-    store(job, recipe(job))
+    store(job, recipe_of(job))
     assert kept(changed(job, seeds=7, jobs=3, report=False)) is not None
     assert kept(changed(job, tensor_parallel=2)) is None
     assert kept(Job(job.arm, 1, job.config, job.folder)) is None
@@ -202,7 +202,7 @@ def test_a_run_of_another_simulator_is_not_kept(
 ) -> None:
     job = jobs(tmp_path)[0]
     run_job(job, StoppableRecorder())
-    store(job, recipe(job))
+    store(job, recipe_of(job))
     monkeypatch.setattr(of_store, "of_the_simulator", lambda: "another")
     assert kept(job) is None
 
@@ -223,7 +223,7 @@ def test_a_run_of_other_code_or_of_another_file_is_not_kept(
     job = job_of(tmp_path, ["experiment=single", *overrides])
     assert isinstance(run_job(job, StoppableRecorder()), Run)
     for file in (source, helper, trace):
-        assert store(job, recipe(job))
+        assert store(job, recipe_of(job))
         assert kept(job) is not None
         file.write_text(file.read_text() + "\n")
         assert kept(job) is None
@@ -235,7 +235,7 @@ def test_a_summary_of_another_shape_is_no_complete_run(
     store: Store, content: str, tmp_path: Path
 ) -> None:
     job = jobs(tmp_path)[0]
-    made_of, run = recipe(job), run_job(job, StoppableRecorder())
+    made_of, run = recipe_of(job), run_job(job, StoppableRecorder())
     assert isinstance(run, Run) and store.store(job, made_of, run)
     assert store.stored(job, made_of) is not None
     for file in (job.folder / "summary.json", job.folder.with_name(f"{job.folder.name}.json")):

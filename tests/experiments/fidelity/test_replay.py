@@ -28,7 +28,7 @@ from pagedsim.fidelity.replay import Difference, replayed
 from pagedsim.metrics.arms import Run
 from pagedsim.policies.past_future import PastFuture
 from pagedsim.run.job import Job, run_job
-from pagedsim.run.store import Tables, recipe
+from pagedsim.run.store import Tables, recipe_of
 from pagedsim.spec.run import RunSpec
 from pagedsim.user_error import UserError
 from tests.experiments.fidelity.test_calibrate import recorded
@@ -136,7 +136,7 @@ def drawn_for_sglang(rng: random.Random, *combination: str, ahead: bool) -> dict
 
 def record(folder: Path, config: dict[str, Any], seed: int = 0) -> Recorded:
     job = Job("run", seed, config, folder / f"runs/run/seed-{seed}")
-    made_of = recipe(job)
+    made_of = recipe_of(job)
     run = run_job(job, StoppableRecorder())
     assert isinstance(run, Run), run
     Tables().store(job, made_of, run)
