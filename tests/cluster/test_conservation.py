@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_router
-from pagedsim.cluster.failures import RandomOutages
+from pagedsim.cluster.failures import ListedOutages, RandomOutages
 from pagedsim.cluster.kv_migration import AFTER_DEATH
 from pagedsim.cluster.link import Network
 from pagedsim.cluster.view import ReplicaView
@@ -42,7 +42,7 @@ from pagedsim.policies.routing.sticky import Sticky
 from pagedsim.policies.routing.vllm_dp import VllmDP
 from pagedsim.workload import Sessions
 from tests.cluster.fleets import Alike, rule, served, server, whole
-from tests.sim.harness import Affine, Jobs, run
+from tests.sim.harness import Affine, Constant, Jobs, run
 
 ROUTERS: dict[str, Callable[[], Router]] = {
     "central": Central,
@@ -94,7 +94,16 @@ rules = st.sampled_from(
         rule("freeness", up=3.0, down=6.0, interval_s=0.1, startup_s=0.5),
     ]
 )
-chances = st.sampled_from([None, RandomOutages(0.7, 0.2), RandomOutages(2.0, 1.0, seed=3)])
+chances = st.sampled_from(
+    [
+        None,
+        RandomOutages(0.7, 0.2),
+        RandomOutages(2.0, 1.0, seed=3),
+        ListedOutages({0: [(0.5, 0.25), (2.25, 0.5)], 1: [(1.0, 0.125)]}),
+    ]
+)
+costs = st.sampled_from([Affine(), Affine(), Constant(0.25, block=0.0625)])
+"""Of the last, steps end when replicas are listed to die, or blocks move then."""
 PARTS: dict[str, Any] = {
     "kinds": st.lists(replicas, min_size=1, max_size=5),
     "roles": st.none() | st.lists(st.sampled_from(["both", "prefill", "decode"]), max_size=3),
@@ -108,6 +117,8 @@ PARTS: dict[str, Any] = {
     "staleness": st.sampled_from([0.0, 0.1]),
     "failures": chances,
     "autoscale": rules,
+    "cost": costs,
+    "overlap": st.booleans(),
     "seed": st.integers(0, 3),
 }
 fleets = st.fixed_dictionaries(PARTS)
@@ -168,10 +179,11 @@ def holds(fleet: dict[str, Any]) -> None:
         schedulers,
         jobs,
         ROUTERS[fleet["router"]](),
-        Affine(),
+        fleet["cost"],
         roles or (),
         token_bytes=1.0,
         layers=2,
+        server={"overlap": fleet["overlap"]},
         **{name: fleet[name] for name in names},
     )
     sizes = jobs.rows

@@ -118,45 +118,6 @@ def test_a_failed_replica_restarts_with_an_empty_cache(ahead: bool) -> None:
     assert requests["cached_tokens"].to_pylist() == [0, 12, 0]
 
 
-KINDS: list[dict[str, Any]] = [
-    {},
-    {"preemption": "swap"},
-    {"batching": "unified", "async_scheduling": True},
-    {"memory": "prefix", "batching": "unified"},
-]
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("at", [2.0, 3.7])
-def test_a_crash_in_any_state_loses_no_request(
-    kind: dict[str, Any], at: float, overlap: bool
-) -> None:
-    """At rest, in a step, at its end, in a move of blocks."""
-    made = [scheduler(blocks=9, **kind) for _ in range(2)]
-    jobs = Jobs([(0.5 * n, 3 + n % 5, 5 + 3 * n % 11) for n in range(12)])
-    _, recorder = whole(
-        made,
-        jobs,
-        RoundRobin(),
-        Constant(block=0.3),
-        server={"overlap": overlap},
-        failures=ListedOutages({0: [(at, 1.0), (at + 7.0, 2.0)], 1: [(at + 3.5, 0.5)]}),
-    )
-    requests = recorder.requests_table()
-    assert requests["request"].to_pylist() == list(range(12))
-    assert requests["state"].unique().to_pylist() == ["finished"]
-    assert requests["output_tokens"].to_pylist() == [5 + 3 * n % 11 for n in range(12)]
-    for one in made:
-        one.check()
-        assert one.memory.used == 0
-    for lane in recorder.replicas:
-        table = lane.own_steps().table()
-        starts, ends = (table[name].to_numpy() for name in ("start", "end"))
-        assert (starts[1:] >= ends[:-1]).all()
-        assert (starts <= ends).all()
-
-
 def test_failures_by_chance_are_of_the_seed_and_each_replicas_own() -> None:
     def first(index: int, seed: int) -> list[tuple[float, float]]:
         outages = RandomOutages(100.0, 10.0).of(index, seed)
