@@ -11,6 +11,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.huggingface import FAMILIES, read_shape
+from tests.core.refusals import refusal
 from tests.sim.shapes import MODELS, PUBLISHED, model
 
 SHIPPED = {  # model cards; OPT: the checkpoints' own counts
@@ -186,43 +187,30 @@ def test_a_multimodal_config_is_read_by_its_text_part(tmp_path: Path) -> None:
         read_shape(path)
 
 
+QWEN_MOE = PUBLISHED["qwen1.5-moe-a2.7b"][1]
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("config", "named"),
     [
-        (json.dumps({k: v for k, v in LLAMA.items() if k != "vocab_size"}), "has no vocab_size"),
-        (json.dumps(LLAMA | {"hidden_size": "big"}), "hidden_size='big': must be a whole number"),
-        (json.dumps({"hidden_size": 1}), "has no model_type"),
-        (json.dumps(LLAMA | {"model_type": "lama"}), "'lama': .*did you mean 'llama'"),
-        (json.dumps([1]), "must hold an object, not a list"),
+        ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "has no vocab_size"),
+        (LLAMA | {"hidden_size": "big"}, "hidden_size='big' | a whole number"),
+        ({"hidden_size": 1}, "has no model_type"),
+        (LLAMA | {"model_type": "lama"}, "'lama' | did you mean 'llama'"),
+        ([1], "an object, not a list"),
         ("{", "is not JSON"),
-        (json.dumps(CONFIGS["opt-13b"] | {"word_embed_proj_dim": 512}), "word_embed_proj_dim"),
+        (CONFIGS["opt-13b"] | {"word_embed_proj_dim": 512}, "word_embed_proj_dim"),
+        (LLAMA | {"quantization_config": {"quant_method": "new"}}, "config.quant_method='new'"),
         (
-            json.dumps(LLAMA | {"quantization_config": {"quant_method": "new"}}),
-            "quantization_config.quant_method='new'",
+            LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}},
+            "config_groups: num_bits of weights is none | one number",
         ),
-        (
-            json.dumps(LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}}),
-            "config_groups: num_bits of weights is none: must be one number",
-        ),
-        (json.dumps(LLAMA | {"num_attention_heads": 33}), "33 heads do not divide 4096"),
-        (
-            json.dumps(PUBLISHED["qwen1.5-moe-a2.7b"][1] | {"moe_intermediate_size": 1000}),
-            "shared_expert_intermediate_size=5632: must be a multiple",
-        ),
-        (
-            json.dumps(PUBLISHED["qwen1.5-moe-a2.7b"][1] | {"mlp_only_layers": "none"}),
-            "mlp_only_layers='none': must be a list of whole numbers",
-        ),
+        (LLAMA | {"num_attention_heads": 33}, "33 heads do not divide 4096"),
+        (QWEN_MOE | {"moe_intermediate_size": 1000}, "shared_expert_intermediate_size=5632"),
+        (QWEN_MOE | {"mlp_only_layers": "none"}, "mlp_only_layers='none' | whole numbers"),
     ],
 )
-def test_a_bad_config_is_refused_with_its_path_and_the_reason(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_bad_config_is_refused_with_its_path(tmp_path: Path, config: Any, named: str) -> None:
     path = tmp_path / "config.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message) as caught:
-        read_shape(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"nowhere\.json: cannot be read: No such file"):
-        read_shape(tmp_path / "nowhere.json")
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    refusal(lambda: read_shape(path), f"{path} | {named}")

@@ -18,18 +18,6 @@ class Most(Autoscaler):
         return view.max_replicas + 3  # the run keeps it within the bounds
 
 
-class Patient(Autoscaler):
-    """One fewer after three calm decisions: what it remembers is its own."""
-
-    def __init__(self) -> None:
-        self.calm = 0
-
-    def desired(self, view: ScalingView) -> Any:
-        busy = view.queued + sum(replica.waiting for replica in view.replicas)
-        self.calm = 0 if busy else self.calm + 1
-        return len(view.replicas) + (1 if busy else -(self.calm > 3))
-
-
 class Halves(Most):
     def desired(self, view: ScalingView) -> Any:
         return len(view.replicas) / 2
@@ -49,12 +37,6 @@ class Local(Most):
 def test_the_rules_of_pagedsim_keep_their_promises(name: str) -> None:
     bounds = {"up": 1, "down": 3} if name == "freeness" else {"up": 2, "down": 0.5}
     check_autoscaler(lambda: make_autoscaler(name, **bounds), cases=6)
-
-
-@pytest.mark.parametrize("make", [Most, Patient])
-def test_success_is_silent(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    check_autoscaler(make, cases=6)
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from pagedsim.build import ROUTERS, make_memory, make_router, make_scheduler
+from pagedsim.build import ROUTERS, make_router
 from pagedsim.core import ConfigError, Request
 from pagedsim.policies.routing.router import Refusal, Router
 from pagedsim.spec.objects import make, seeded
-from tests.cluster.fleets import served
 from tests.policies.routing.fakes import Fake, Fleet, fleet, named
-from tests.sim.harness import Jobs
 
 ROOT = Path(__file__).parents[3]
 CONF = ROOT / "conf" / "router"
@@ -189,52 +185,3 @@ def test_it_sends_long_prompts_here_and_short_ones_there() -> None:
     assert named(router(), there, 1000) == 1
     assert named(router(), there, 999) == 3
     assert named(router(), fleet({}), 1000) == 0
-
-
-# In a fleet
-
-
-GROUPS, SHARED, OWN = 24, 192, 32
-
-
-@dataclass
-class Shared(Jobs):
-    """Prompts of groups, whose members begin alike; each group is a session."""
-
-    def requests(self) -> Iterator[tuple[Request, int]]:
-        random = Random(5)
-        for number, (arrival, prompt, output) in enumerate(self.rows):
-            group = random.randrange(GROUPS)
-            begin = [10_000 * (group + 1) + at for at in range(SHARED)]
-            own = [1_000_000 * (number + 1) + at for at in range(prompt)]
-            yield (
-                Request(number, begin + own, arrival=arrival, session=f"s{group}"),
-                output,
-            )
-
-
-def cached(router: str) -> int:
-    """Tokens of prompts that replicas of a run under this router found in their caches."""
-    random = Random(3)
-    rows, at = [], 0.0
-    for _ in range(300):
-        at += random.expovariate(15.0)
-        rows.append((at, OWN + random.randrange(32), 1 + random.randrange(24)))
-    schedulers = [
-        make_scheduler(
-            memory=make_memory("prefix", blocks=160, block_size=16),  # for some of the groups
-            batching="unified",
-            max_seqs=16,
-            max_batched_tokens=512,
-        )
-        for _ in range(4)
-    ]
-    requests, _ = served(schedulers, Shared(rows), make_router(router))
-    return sum(requests["cached_tokens"].to_pylist())
-
-
-@pytest.mark.parametrize(
-    "name", ["prefix_aware", "llm_d", "dynamo", "lmetric", "preble", "conductor", "sticky"]
-)
-def test_routers_by_prefix_find_more_in_caches(name: str) -> None:
-    assert cached(name) > 1.3 * cached("round_robin")
