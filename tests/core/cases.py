@@ -114,6 +114,8 @@ class Server:
     chunk: int | None = None
     """Tokens of a batch of prefills, under sglang; None: no prompt is cut."""
     mixed: bool = False
+    max_wait: int = 0
+    """Decode steps between admissions, under prefill_first."""
     weighs: bool = False
     """Whether what is found below the GPU is loaded only where that is cheaper."""
 
@@ -153,7 +155,8 @@ class Server:
         if self.batching == "sglang":
             how = {"chunked_prefill_size": self.chunk, "mixed_chunk": self.mixed}
             return make_batching("sglang", **how, conservativeness=self.watermark or 1.0)
-        return make_batching(self.batching, watermark=self.watermark)
+        waits = {"max_wait_tokens": self.max_wait} if self.max_wait else {}
+        return make_batching(self.batching, watermark=self.watermark, **waits)
 
     def _policy(self, seed: int) -> Policy:
         match self.policy:
@@ -359,6 +362,7 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         weighs=draw(_one_of(False, False, True)) if tiers else False,
         chunk=chunk and -(-chunk // size) * size,
         mixed=draw(_truth) if chunk else False,
+        max_wait=draw(_one_of(0, 0, 0, 3)) if batching == "prefill_first" else 0,
     )
 
 

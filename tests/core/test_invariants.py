@@ -68,15 +68,12 @@ def compare_gliding(case: Case) -> None:
     assert Run(untold, glides=True).go().trace == Run(untold).go().trace
 
 
-def test_a_lone_sequence_registers_blocks_as_soon_when_steps_are_skipped() -> None:
-    """Under `one_by_one` a decode gets its memory otherwise than a whole batch does."""
-    server = Server("prefix", 8, 1, "one_by_one", policy="ltr", displace=True, max_seqs=1, ratio=1)
-    jobs = tuple(Job(1, output, stream=0) for output in (1, 3, 6, 1))
-    compare_gliding(Case(server, jobs))
-
-
 PAIR = Job(4, 11, width=2)
 ONCE_BROKEN = {
+    "a lone sequence registers blocks as soon when steps are skipped": Case(
+        Server("prefix", 8, 1, "one_by_one", "ltr", displace=True, max_seqs=1, ratio=1),
+        tuple(Job(1, output, stream=0) for output in (1, 3, 6, 1)),
+    ),
     "the request that lacked memory was the victim, and took it back": Case(
         Server(
             "prefix",

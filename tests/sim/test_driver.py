@@ -6,7 +6,6 @@ runs.
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -27,14 +26,12 @@ from pagedsim.core import (
     PagedsimError,
     Policy,
     Preempted,
-    PrefillFirst,
     Request,
     SamplingParams,
     Scheduler,
 )
 from pagedsim.core.batch_state import ServerState
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.policies.ordering import Priority
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.cost import Fitted, Roofline
 from pagedsim.sim.simulate import simulate
@@ -237,38 +234,6 @@ def test_an_arrival_during_a_step_follows_the_departures_at_its_end(ahead: bool)
         ("Arrived", 1, 1.5),
         ("Admitted", 1, 2.0),
     ]
-
-
-# -- fast-forward: tests/fuzz.py draws all but what follows ----------------------------------------
-
-
-class Few(Policy):
-    def admit(self, request: Request, state: ServerState) -> bool:
-        return len(state.running) < 3 or state.free_blocks > 20
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("policy", [Policy(), Priority(displace=True), Few()])
-def test_fast_forward_changes_no_byte_with_max_wait_tokens(policy: Policy, preemption: str) -> None:
-    dice = random.Random(3)
-    rows, now = [], 0.0
-    for _ in range(40):
-        now += dice.expovariate(2.5) if dice.random() < 0.8 else 3.0
-        rows.append((now, dice.randint(1, 30), dice.randint(1, 30)))
-    jobs = Jobs(rows, priorities=[2, 0, 1, 1])
-
-    def tables(fast: bool) -> list[list[object]]:
-        server = scheduler(
-            blocks=40,
-            cpu_blocks=12,
-            policy=policy,
-            preemption=preemption,
-            batching=PrefillFirst(max_wait_tokens=3),
-            max_seqs=8,
-        )
-        return [content(one) for one in run(server, jobs, Affine(block=1e-3), fast_forward=fast)]
-
-    assert tables(True) == tables(False)
 
 
 # -- a simulated beam search: the law of surviving beams, and its effects on memory and time -------
