@@ -148,11 +148,9 @@ class SamplingTensors:
     """[rows] float32: the logarithm of a token's least probability relative to the most probable
     token's; -inf for all."""
     some_top_k: bool
-    """Whether any row uses top-k; known on the host, to skip launches."""
+    """Whether any row uses it, as with the other filters; known on the host, to skip launches."""
     some_top_p: bool
-    """Whether any row uses top-p."""
     some_min_p: bool
-    """Whether any row uses min-p."""
 
     @property
     def filtered(self) -> bool:

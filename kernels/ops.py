@@ -18,10 +18,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from pagedsim.kernels import reference
 from pagedsim.kernels.batch import AttentionBatch, RowNorm, SamplingTensors
-from pagedsim.kernels.float8 import FORMATS
+from pagedsim.kernels.float8 import FORMATS, raw
 from pagedsim.kernels.tiles import FEW
 
 
@@ -101,7 +102,8 @@ def attend_latent(
     """
     _check(q, cache, cache)
     if not on_gpu(q):
-        return reference.attend_latent(q, cache, batch, rank=rank, scale=scale)
+        # The rotated part is a value, too, and left out of the result.
+        return reference.attention(q, cache, cache, batch, scale=scale)[..., :rank]
     from pagedsim.kernels import latent
 
     whole = q.shape[0] == batch.num_tokens
@@ -142,10 +144,20 @@ def compress(
     `sin` are as in `rotate`. The pairs that are rotated are neighbours, if `interleaved`, or stand
     in the two halves; rotated they stand in the halves.
     """
-    _computing(q, "compress").compress(
-        q, compressed, cos, sin, cache, batch,
-        weight=weight, eps=eps, interleaved=interleaved, out=out,
-    )  # fmt: skip
+    if on_gpu(q):
+        _kernel("compress").compress(
+            q, compressed, cos, sin, cache, batch,
+            weight=weight, eps=eps, interleaved=interleaved, out=out,
+        )  # fmt: skip
+        return
+    latent, key = compressed.tensor_split([len(weight)], -1)
+    heads = torch.cat((q, key.unsqueeze(1)), 1)
+    if interleaved:
+        heads = torch.cat((heads[..., ::2], heads[..., 1::2]), -1)
+    rotated = _rotated(heads, cos, sin)
+    out.copy_(rotated[:, :-1])
+    latent = functional.rms_norm(latent, weight.shape, weight, eps)
+    reference.write(torch.cat((latent, rotated[:, -1]), -1).unsqueeze(1), cache, batch)
 
 
 def rms_norm(
@@ -155,7 +167,11 @@ def rms_norm(
 
     With a `residual` of the same shape, x is added to it in place, and the sum is what is normed.
     """
-    return _computing(x, "elementwise").rms_norm(x, weight, eps, residual)
+    if on_gpu(x):
+        return _kernel("elementwise").rms_norm(x, weight, eps, residual)
+    if residual is not None:
+        x = residual.add_(x)
+    return functional.rms_norm(x, weight.shape, weight, eps)
 
 
 def rotate(
@@ -177,14 +193,32 @@ def rotate(
     [heads + kv_heads, dim] each query and key is normed before, as in `rms_norm`.
     """
     _check_qkv(qkv, k_cache, v_cache)
-    return _computing(qkv, "rotary").rotate(
-        qkv, cos, sin, k_cache, v_cache, batch, weight=weight, eps=eps
-    )
+    if on_gpu(qkv):
+        return _kernel("rotary").rotate(
+            qkv, cos, sin, k_cache, v_cache, batch, weight=weight, eps=eps
+        )
+    kv_heads, head_dim = k_cache.shape[2:]
+    heads = qkv.unflatten(1, (-1, head_dim))
+    turning, v = heads[:, :-kv_heads], heads[:, -kv_heads:]
+    if weight is not None:
+        turning = functional.rms_norm(turning, (head_dim,), None, eps) * weight
+    q, k = _rotated(turning, cos, sin).tensor_split([-kv_heads], 1)
+    write_kv(k, v, k_cache, v_cache, batch)
+    return q
+
+
+def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Queries and keys are rotated together, as heads of one kind."""
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    return torch.addcmul(heads * cos[:, None], swapped, sin[:, None])
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[tokens, 2 × size] to [tokens, size]: SiLU of the first half times the second."""
-    return _computing(gate_up, "elementwise").silu_mul(gate_up)
+    if on_gpu(gate_up):
+        return _kernel("elementwise").silu_mul(gate_up)
+    gate, up = gate_up.chunk(2, -1)
+    return functional.silu(gate).mul_(up)
 
 
 def experts(
@@ -207,7 +241,22 @@ def experts(
         raise ValueError(f"{tuple(chosen.shape)} and {tuple(weights.shape)} for {len(x)} tokens")
     if not (gate_up.is_contiguous() and down.is_contiguous() and x.stride(1) == 1):
         raise ValueError("the experts and the elements of a token must be contiguous")
-    return _computing(x, "grouped").experts(x, gate_up, down, chosen, weights, shared)
+    if on_gpu(x):
+        return _kernel("grouped").experts(x, gate_up, down, chosen, weights, shared)
+    # Tokens are sorted by expert, and put back before they are summed.
+    order = chosen.flatten().argsort(stable=True)
+    counts = chosen.flatten().bincount(minlength=len(gate_up)).tolist()
+    rows = x[order // chosen.shape[1]]
+    parts = [
+        functional.linear(silu_mul(functional.linear(part, gate_up[expert])), down[expert])
+        for expert, part in enumerate(rows.split(counts))
+        if len(part)
+    ]
+    weighted = x.new_empty(order.shape[0], down.shape[1], dtype=torch.float32)
+    if parts:
+        weighted[order] = torch.cat(parts) * weights.flatten()[order, None].float()
+    summed = weighted.view(*chosen.shape, x.shape[1]).sum(1)
+    return (summed if shared is None else summed + shared).to(x.dtype)
 
 
 def product(
@@ -226,7 +275,16 @@ def product(
     first half of the outputs times the second.
     """
     _check_product(x, weight)
-    return _computing(x, "product").product(x, weight, bias, scale, norm=norm, gated=gated)
+    if on_gpu(x):
+        return _kernel("product").product(x, weight, bias, scale, norm=norm, gated=gated)
+    if norm is not None:  # which works its squares out by itself
+        x = rms_norm(x, norm.weight, norm.eps)
+    if scale is None:
+        y = functional.linear(x, weight, bias)
+    else:
+        y = functional.linear(x, weight.to(x.dtype)).float() * scale
+        y = (y if bias is None else y + bias).to(x.dtype)
+    return silu_mul(y) if gated else y
 
 
 def add_product(
@@ -241,7 +299,10 @@ def add_product(
     Returns the squares of each of its tokens, in so many sums, as a `RowNorm` takes them.
     """
     _check_product(x, weight)
-    return _computing(x, "product").add_product(residual, x, weight, bias, scale)
+    if on_gpu(x):
+        return _kernel("product").add_product(residual, x, weight, bias, scale)
+    residual += product(x, weight, bias, scale)
+    return residual.float().square().sum(1, keepdim=True)
 
 
 def few(x: torch.Tensor) -> bool:
@@ -269,10 +330,26 @@ def route(
     `sums_to_one`, a token's weights do, before they are multiplied by `scale`. Both results are
     [tokens, each]; of equal scores either may come first.
     """
-    return _computing(logits, "route").route(
-        logits, top_k, sums_to_one=sums_to_one, bias=bias, groups=groups, kept=kept, scale=scale,
-        dtype=dtype,
-    )  # fmt: skip
+    if on_gpu(logits):
+        return _kernel("route").route(
+            logits, top_k, sums_to_one=sums_to_one, bias=bias, groups=groups, kept=kept,
+            scale=scale, dtype=dtype,
+        )  # fmt: skip
+    if bias is None:
+        weights, chosen = logits.softmax(-1, dtype=torch.float32).topk(top_k)
+    else:
+        weights = logits.float().sigmoid()
+        scores = weights + bias
+        if kept < groups:
+            grouped = scores.unflatten(1, (groups, -1))
+            best = grouped.topk(2).values.sum(-1).topk(kept).indices
+            left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
+            scores = grouped.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(1)
+        chosen = scores.topk(top_k).indices
+        weights = weights.gather(1, chosen)
+    if sums_to_one:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, (weights * scale).to(dtype)
 
 
 def write_kv(
@@ -286,7 +363,11 @@ def write_kv(
 
     No two slots of a call are the same, but for -1, which writes nothing.
     """
-    _computing(k, "cache").write_kv(k, v, k_cache, v_cache, batch)
+    if on_gpu(k):
+        _kernel("cache").write_kv(k, v, k_cache, v_cache, batch)
+    else:
+        reference.write(k, k_cache, batch)
+        reference.write(v, v_cache, batch)
 
 
 def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
@@ -297,7 +378,10 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
     """
     if not cache[0].is_contiguous():
         raise ValueError("a block must be one contiguous run; give the whole cache, not a view")
-    _computing(cache, "cache").copy_blocks(cache, sources, targets)
+    if on_gpu(cache):
+        _kernel("cache").copy_blocks(cache, sources, targets)
+    else:
+        raw(cache).index_copy_(0, targets, raw(cache).index_select(0, sources))
 
 
 def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> torch.Tensor:
@@ -312,7 +396,7 @@ def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> t
     Nothing is read back from a GPU, and the launches depend on the shapes and on which filters
     some row asks for.
     """
-    return _computing(logits, "draw").pick(logits, asked, words)
+    return (_kernel("draw") if on_gpu(logits) else reference).pick(logits, asked, words)
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
@@ -320,9 +404,9 @@ def on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def _computing(tensor: torch.Tensor, kernels: str) -> ModuleType:
-    """The module whose function of the same name computes: one of the kernels, or the reference."""
-    return import_module(f"pagedsim.kernels.{kernels}") if on_gpu(tensor) else reference
+def _kernel(module: str) -> ModuleType:
+    """A module of kernels, which needs Triton."""
+    return import_module(f"pagedsim.kernels.{module}")
 
 
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:

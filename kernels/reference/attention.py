@@ -11,10 +11,10 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from pagedsim.kernels.batch import AttentionBatch
-from pagedsim.kernels.reference.cache import rows_apart, rows_between, rows_of, write_one
+from pagedsim.kernels.reference.cache import rows_apart, rows_between, rows_of
 
 NEAR = 2**20
 """Bytes of keys and values that are gathered at once: what a core keeps near by."""
@@ -224,38 +224,3 @@ def _softmax(
     if bias is None:
         bias = torch.full(scores.shape[-2:], -torch.inf).triu_(1)
     return torch.matmul(torch.softmax(scores + bias, -1), v.float()).to(q.dtype)
-
-
-# -- compressed keys and values --------------------------------------------------------------------
-
-
-def attend_latent(
-    q: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, *, rank: int, scale: float
-) -> torch.Tensor:
-    """See `ops.attend_latent`: the rotated part is a value, too, and left out of the result."""
-    return attention(q, cache, cache, batch, scale=scale)[..., :rank]
-
-
-def compress(
-    q: torch.Tensor,
-    compressed: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    cache: torch.Tensor,
-    batch: AttentionBatch,
-    *,
-    weight: torch.Tensor,
-    eps: float,
-    interleaved: bool,
-    out: torch.Tensor,
-) -> None:
-    """See `ops.compress`: queries and the key are turned together, as heads of one kind."""
-    latent, key = compressed.tensor_split([len(weight)], -1)
-    turning = torch.cat((q, key.unsqueeze(1)), 1)
-    if interleaved:
-        turning = torch.cat((turning[..., ::2], turning[..., 1::2]), -1)
-    swapped = turning.roll(turning.shape[-1] // 2, -1)
-    turned = torch.addcmul(turning * cos[:, None], swapped, sin[:, None])
-    out.copy_(turned[:, :-1])
-    kept = torch.cat((rms_norm(latent, weight.shape, weight, eps), turned[:, -1]), -1)
-    write_one(kept.unsqueeze(1), cache, batch)

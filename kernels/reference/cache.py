@@ -1,4 +1,4 @@
-"""The cache in plain torch: its rows, writing a step's keys and values, and copying blocks."""
+"""The cache in plain torch: its rows, and writing a step's keys and values."""
 
 from __future__ import annotations
 
@@ -49,20 +49,8 @@ class Places(NamedTuple):
     """Which tokens go anywhere; None for all."""
 
 
-def write_kv(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: AttentionBatch,
-) -> None:
-    """See `ops.write_kv`; places are computed once for all layers."""
-    write_one(k, k_cache, batch)
-    write_one(v, v_cache, batch)
-
-
-def write_one(new: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch) -> None:
-    """Write to one cache at `batch.slots`."""
+def write(new: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch) -> None:
+    """Write keys or values at `batch.slots`; places are computed once for all layers."""
     between, block_size = rows_between(cache), cache.shape[1]
     key = ("places", between, block_size)
     places = batch.once(key, lambda: _places(batch.slots, between, block_size))
@@ -77,9 +65,3 @@ def _places(slots: torch.Tensor, between: int, block_size: int) -> Places:
         kept = (slots >= 0).nonzero().squeeze(1)
         slots = slots[kept]
     return Places(slots + slots // block_size * (between - block_size), kept)
-
-
-def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """See `ops.copy_blocks`."""
-    cache = raw(cache)
-    cache.index_copy_(0, targets, cache.index_select(0, sources))

@@ -186,8 +186,8 @@ class StoppableRecorder(Recorder):
     def stop(self) -> None:
         """Raise `Stopped` at the next step, where everything recorded is whole."""
         self.stopping = True
-        everywhere: list[Recorder | ReplicaRecorder] = [self, *self.replicas]
-        for recorder in everywhere:
+        recorders: list[Recorder | ReplicaRecorder] = [self, *self.replicas]
+        for recorder in recorders:
             recorder.step = partial(_stop, recorder)  # type: ignore[method-assign]
 
 

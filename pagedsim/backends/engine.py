@@ -84,9 +84,9 @@ class Engine(Backend):
     def traffic(self, settings: Settings, seed: int) -> Workload:
         whole = super().traffic(self._limited(settings, seed), seed)
         refuse_sessions(whole, "engine")
-        told = [f"prompts and answers are {self.shrink} times shorter"] * (self.shrink > 1)
-        told += [f"arrivals come {self.hurry:g} times sooner"] * (self.hurry > 1)
-        if not told:
+        changes = [f"prompts and answers are {self.shrink} times shorter"] * (self.shrink > 1)
+        changes += [f"arrivals come {self.hurry:g} times sooner"] * (self.hurry > 1)
+        if not changes:
             return whole
         waits = whole.deadline - whole.arrival
         prompt_len = np.maximum(whole.prompt_len // self.shrink, 1)
@@ -98,7 +98,7 @@ class Engine(Backend):
             prompts=self._shrunk(whole, prompt_len),
             output_len=np.maximum(whole.output_len // self.shrink, 1),
             asked=tuple(map(self._shorter, whole.asked)),
-            notices=(*whole.notices, f"{' and '.join(told)} than the workload says"),
+            notices=(*whole.notices, f"{' and '.join(changes)} than the workload says"),
         )
 
     def _shorter(self, params: SamplingParams) -> SamplingParams:
@@ -269,18 +269,18 @@ class Serving(BackendRun):
         return {**times, "plan": pa.array(self._plans, pa.string())}
 
     def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
-        outputs = [self._outputs.get(one, []) for one in ids]
+        outputs = [self._outputs.get(request_id, []) for request_id in ids]
         return {"output_ids": pa.array(outputs, pa.list_(pa.int32()))}
 
     def facts(self) -> Settings:
         return {**self._facts, "clock": self.clock.name, "failed_steps": len(self._failures)}
 
     def notices(self) -> list[str]:
-        told = [f"the engine served {self.name} on {self._facts['device']}{self.clock.notice}"]
+        notices = [f"the engine served {self.name} on {self._facts['device']}{self.clock.notice}"]
         if not self._failures:
-            return told
+            return notices
         what = f"{len(self._failures)} steps failed and ended their requests"
-        return [*told, f"{what}; the first: {self._failures[0]}"]
+        return [*notices, f"{what}; the first: {self._failures[0]}"]
 
 
 def _loaded(arguments: Arguments) -> LoadedModel:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from struct import iter_unpack
 from typing import Any
 
@@ -135,21 +135,12 @@ class FillerTokenizer:
 
 def _bytes(token: int) -> bytes:
     if token < _TEXTS:
-        return text_of([token]).encode()
+        return b" %d" % token
     missing, piece = divmod(token - _TEXTS, _END)
     length = PIECE - missing
     if length < 1 or piece >> 8 * length:
         return b""  # nothing that `encode` made
     return piece.to_bytes(length)
-
-
-def text_of(numbers: Iterable[int]) -> str:
-    """The text of output tokens.
-
-    >>> text_of([1, 2, 3])
-    ' 1 2 3'
-    """
-    return "".join([f" {number}" for number in numbers])
 
 
 class SimOutput:

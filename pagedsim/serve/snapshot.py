@@ -46,9 +46,8 @@ class Second:
     output_tokens: int = 0
     preemptions: int = 0
     ttfts: tuple[float, int] = (0.0, 0)
-    """Sum and number."""
+    """Sum and number, as of TPOTs."""
     tpots: tuple[float, int] = (0.0, 0)
-    """Sum and number."""
 
 
 class RollingStats:

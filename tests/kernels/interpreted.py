@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.kernels import attention, decode, tuning
+from pagedsim.kernels.decode import Parts, listed
 from pagedsim.kernels.float8 import FORMATS
-from pagedsim.kernels.parts import Parts, listed
 from pagedsim.kernels.tiles import Split
 from pagedsim.kernels.tuning import Cut, Entry, Heads
 from tests.kernels.cases import Case, check

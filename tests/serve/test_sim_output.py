@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedsim.core import Request, SamplingParams
 from pagedsim.engine.tokenizer import first_stop
-from pagedsim.serve.sim_output import SimOutput, first_end, position, text_of
+from pagedsim.serve.sim_output import SimOutput, first_end, position
 
 
 def answered(tokens: int, delta: bool = False, **params: Any) -> tuple[list[str], Any, int]:
@@ -52,7 +52,7 @@ def test_it_stops(params: dict[str, Any], text: str, stopped: Any, tokens: int) 
 
 
 MOST = 1300
-TEXT = text_of(range(1, MOST + 1))
+TEXT = "".join(f" {number}" for number in range(1, MOST + 1))
 ENDS = [position(number) for number in range(MOST + 1)]
 
 

@@ -151,48 +151,49 @@ class Sending(BackendRun):
     async def _warm_up(self, workload: Workload, send: Callable[..., Awaitable[None]]) -> None:
         """A few requests before the clock starts; ConfigError for what the server refuses."""
         bodies = self._bodies(self.seed + OTHERS)
-        some = [Seen(*job) for job in islice(workload.requests(), self.way.warmup)]
-        asked = (send(bodies.of(one, min(one.output_len, WARM)), one.answer) for one in some)
-        await asyncio.gather(*asked)
-        for one in some:
-            if one.answer.error:
-                raise ConfigError(self._refused(one))
+        requests = [Seen(*job) for job in islice(workload.requests(), self.way.warmup)]
+        written = [bodies.of(request, min(request.output_len, WARM)) for request in requests]
+        answers = [request.answer for request in requests]
+        await asyncio.gather(*map(send, written, answers))
+        for request in requests:
+            if request.answer.error:
+                raise ConfigError(self._refused(request))
 
     def _refused(self, seen: Seen) -> str:
         """Why there is no run at all."""
         answer, where = seen.answer, f"backend.url={self.address.base}"
-        said = f"{answer.error}: {answer.detail}" if answer.detail else answer.error
+        reason = f"{answer.error}: {answer.detail}" if answer.detail else answer.error
         refused = any(answer.error == f"HTTP {code}" for code in NO_IDS)
         ids = refused and self.way.as_ids and not self.way.extra  # else these may be the reason
         hint = "; backend.prompt=text sends words" if ids else ""
-        return f"{where}: a first request failed: {said}{hint}"
+        return f"{where}: a first request failed: {reason}{hint}"
 
     # -- what is known besides ---------------------------------------------------------------------
 
     def unknown(self) -> Sequence[str]:
-        there = ("preemptions", "recomputed_tokens", "swapped_blocks")
-        return there if self._tells_of_its_cache else (*there, "cached_tokens")
+        columns = ("preemptions", "recomputed_tokens", "swapped_blocks")
+        return columns if self._tells_of_its_cache else (*columns, "cached_tokens")
 
     @property
     def _tells_of_its_cache(self) -> bool:
         """Whether answers say what a prefix cache had of their prompts."""
-        whole = [seen for seen in self._seen.values() if seen.usage]
-        return bool(whole) and all(seen.cache_known for seen in whole)
+        finished = [seen for seen in self._seen.values() if seen.usage]
+        return bool(finished) and all(seen.cache_known for seen in finished)
 
     def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
-        seen = [self._seen[one] for one in ids]
-        times = [one.answer.times for one in seen]
+        requests = [self._seen[request_id] for request_id in ids]
+        times = [request.answer.times for request in requests]
         return {
-            SENT: pa.array([one.sent for one in seen], pa.float64()),
+            SENT: pa.array([request.sent for request in requests], pa.float64()),
             TOKEN_TIMES: pa.array(times, pa.list_(pa.float64())),
         }
 
     def leave(self, folder: Path, workload: Workload, requests: pa.Table) -> None:
         """Write `vllm_bench.json`, what `vllm bench serve` would have written."""
-        seen = [self._seen[one] for one in requests["request"].to_pylist()]
-        found = benchmark(seen, workload, self.way.endpoint, self.address.model, self.config)
-        found |= {"date": self._date, "max_concurrency": self.way.concurrency or workload.users}
-        write_json(folder / VLLM_BENCH, found, ordered=True)
+        seen = [self._seen[request_id] for request_id in requests["request"].to_pylist()]
+        record = benchmark(seen, workload, self.way.endpoint, self.address.model, self.config)
+        record |= {"date": self._date, "max_concurrency": self.way.concurrency or workload.users}
+        write_json(folder / VLLM_BENCH, record, ordered=True)
 
     def facts(self) -> Settings:
         return {
@@ -205,9 +206,9 @@ class Sending(BackendRun):
 
     def notices(self) -> list[str]:
         address = self.address
-        told = f"requests were sent to {address.base}, which served {address.model}"
+        notice = f"requests were sent to {address.base}, which served {address.model}"
         seen = [*self._seen.values()]
-        return [*failures(seen), told, *notes(seen, self._late)]
+        return [*failures(seen), notice, *notes(seen, self._late)]
 
 
 @contextmanager

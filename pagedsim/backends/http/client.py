@@ -37,14 +37,14 @@ def base_of(url: str | None) -> str:
     """
     if url is None:
         raise ConfigError("backend.url: must be given: backend.url=http://host:port")
-    said = str(url).strip()
-    parts = urlsplit(said if "://" in said else f"http://{said}")
+    address = str(url).strip()
+    parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is none
-        fine = False
-    if not fine or parts.query or parts.fragment:
-        raise ConfigError(f"backend.url={said}: must be an address such as http://host:port")
+        valid = False
+    if not valid or parts.query or parts.fragment:
+        raise ConfigError(f"backend.url={address}: must be an address such as http://host:port")
     if parts.username is not None:
         raise ConfigError(f"backend.url: must be without a name and a key; {KEY} is for keys")
     path = parts.path.rstrip("/").removesuffix("/v1")
@@ -82,32 +82,32 @@ def _models(base: str, needed: bool) -> list[str]:
     """What /v1/models names; where that is not `needed`, nothing but a server must be there."""
     where = f"backend.url={base}"
     opener = build_opener(ProxyHandler({}))  # the load goes through none, either
-    asked = Request(f"{base}/v1/models")
+    request = Request(f"{base}/v1/models")
     for name, value in headers().items():
-        asked.add_unredirected_header(name, value)  # a key is for this server alone
+        request.add_unredirected_header(name, value)  # a key is for this server alone
     try:
-        with opener.open(asked, timeout=PATIENCE) as said:
-            return _names(json.loads(said.read(MOST_READ)))
+        with opener.open(request, timeout=PATIENCE) as response:
+            return _names(json.loads(response.read(MOST_READ)))
     except HTTPError as error:
         error.close()
         if error.code in (401, 403):
             raise ConfigError(
                 f"{where}: refuses us (HTTP {error.code}); it takes the key in {KEY}"
             ) from None
-        wrong = f"gives HTTP {error.code}"
+        problem = f"gives HTTP {error.code}"
     except ValueError:
-        wrong = "is not what OpenAI's is"
+        problem = "is not what OpenAI's is"
     except (URLError, OSError, HTTPException) as error:
         raise ConfigError(f"{where}: cannot be reached: {_why(error)}") from None
     if needed:
-        raise ConfigError(f"{where}: /v1/models {wrong}; name the model: backend.model=...")
+        raise ConfigError(f"{where}: /v1/models {problem}; name the model: backend.model=...")
     return []
 
 
-def _names(said: Any) -> list[str]:
-    rows = said.get("data") if isinstance(said, dict) else None
+def _names(answer: Any) -> list[str]:
+    rows = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(rows, list):
-        raise ValueError(said)
+        raise ValueError(answer)
     return [str(row["id"]) for row in rows if isinstance(row, dict) and row.get("id")]
 
 
@@ -156,11 +156,11 @@ class Answer:
         for line in lines:
             if not line.startswith(b"data:"):
                 continue  # an empty line, a comment, or a name of the event
-            said = line[5:].strip()
-            if said == END:
+            payload = line[5:].strip()
+            if payload == END:
                 self.done = True
             else:
-                self._event(said, now)
+                self._event(payload, now)
 
     def close(self) -> None:
         """No more comes; notes what is missing."""
@@ -173,9 +173,9 @@ class Answer:
         elif self.first is None:
             self.error = "the answer was empty"
 
-    def _event(self, said: bytes, now: float) -> None:
+    def _event(self, payload: bytes, now: float) -> None:
         try:
-            event = json.loads(said)
+            event = json.loads(payload)
             if event.get("error"):
                 self.error, self.detail = "an error within the answer", words_of(event)
             for choice in event.get("choices") or ():
@@ -184,7 +184,7 @@ class Answer:
                 self.usage = dict(event["usage"])
         except (ValueError, TypeError, AttributeError):
             self.error = self.error or "an event that is not OpenAI's"
-            self.detail = said[:80].decode(errors="replace")
+            self.detail = payload[:80].decode(errors="replace")
 
     def _choice(self, choice: dict[str, Any], now: float) -> None:
         delta = choice.get("delta")
@@ -210,9 +210,9 @@ def _said(delta: dict[str, Any]) -> str:
     return delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
 
 
-def words_of(said: Any) -> str:
+def words_of(body: Any) -> str:
     """What an error in OpenAI's shape, or another, says, in a line."""
-    inner = said.get("error", said) if isinstance(said, dict) else said
+    inner = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(inner, dict):
         inner = inner.get("message") or inner.get("detail") or inner
     return " ".join(str(inner).split())[:200]
@@ -270,12 +270,12 @@ async def connected(
 
 async def _refused(response: aiohttp.ClientResponse, answer: Answer) -> None:
     """Note what came instead of a stream."""
-    said = await response.content.read(SAID)
+    body = await response.content.read(SAID)
     if response.status == 200:
         answer.error = f"not a stream but {response.content_type}"
         return
     answer.error = f"HTTP {response.status}"
     try:
-        answer.detail = words_of(json.loads(said))
+        answer.detail = words_of(json.loads(body))
     except ValueError:
-        answer.detail = words_of(said.decode(errors="replace"))
+        answer.detail = words_of(body.decode(errors="replace"))

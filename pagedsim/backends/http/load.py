@@ -50,8 +50,8 @@ class Contents:
 
     def ids(self, request: Request) -> list[int]:
         """Token ids, as many as the prompt has."""
-        named = self._mixed(_named(request))
-        ids: list[int] = (FIRST_ID + named % np.uint64(LAST_ID - FIRST_ID + 1)).tolist()
+        numbers = self._mixed(_named(request))
+        ids: list[int] = (FIRST_ID + numbers % np.uint64(LAST_ID - FIRST_ID + 1)).tolist()
         return ids
 
     def text(self, request: Request) -> str:
@@ -59,9 +59,9 @@ class Contents:
         places = self._mixed(_named(request)) % np.uint64(len(WORDS))
         return " ".join([WORDS[place] for place in places.tolist()])
 
-    def _mixed(self, named: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _mixed(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Numbers without a pattern, equal where those given are."""
-        mixed = (named ^ self._seed) * np.uint64(_ODD)
+        mixed = (numbers ^ self._seed) * np.uint64(_ODD)
         mixed ^= mixed >> np.uint64(29)
         mixed *= _MIX
         return mixed >> np.uint64(33)
@@ -109,8 +109,8 @@ class Bodies:
             **_labels(request),
         }
         body |= self.extra
-        kept = {name: value for name, value in body.items() if value is not None}
-        return json.dumps(kept, separators=(",", ":")).encode()
+        fields = {name: value for name, value in body.items() if value is not None}
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     def _prompt(self, request: Request) -> dict[str, Any]:
         if self.as_ids:

@@ -42,9 +42,8 @@ class Live:
         self._engine, self._tally, self._about = engine, tally, dict(about)
         self._watched: Counter[str] = Counter()
         self.viewers = 0
-        """Number of connected viewers."""
         self.taken = 0
-        """Number of snapshots taken."""
+        """Number of snapshots."""
         self._maker: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._newest = ""

@@ -41,12 +41,12 @@ def _begin(value: Any, left: list[int]) -> Any:
     if isinstance(value, str):
         return value[:most]
     if isinstance(value, list | tuple):
-        some: list[Any] = []
+        items: list[Any] = []
         for item in value:
             if left[0] < 0:
                 break
-            some.append(_begin(item, left))
-        return some
+            items.append(_begin(item, left))
+        return items
     if isinstance(value, dict):
         entries: dict[Any, Any] = {}
         for key, item in value.items():
@@ -72,14 +72,14 @@ _SILENT: tuple[Any, ...] = ("", [], {}, None)
 
 def stops(value: Any) -> tuple[str, ...]:
     """Validate stop strings."""
-    given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"stop={_brief(value)}: must be a text or a list of texts")
-    if len(given) > MOST_STOPS:
-        raise ValueError(f"stop: {len(given)} texts: at most {MOST_STOPS}")
-    if (longest := max(map(len, given), default=0)) > LONGEST_STOP:
+    if len(texts) > MOST_STOPS:
+        raise ValueError(f"stop: {len(texts)} texts: at most {MOST_STOPS}")
+    if (longest := max(map(len, texts), default=0)) > LONGEST_STOP:
         raise ValueError(f"stop: a text of {longest} characters: at most {LONGEST_STOP}")
-    return tuple(given)
+    return tuple(texts)
 
 
 def stop_ids(value: Any) -> list[int]:
@@ -250,10 +250,10 @@ def refuse_strange(name: str, value: object) -> None:
     allowed = NEUTRAL[name]
     if allowed == ANYTHING or value in allowed:
         return
-    given = excerpt(value, 60)
+    brief_value = excerpt(value, 60)
     words = " or ".join(shown(accepted) for accepted in (*allowed, None))
     raise BadRequest(
-        f"{name}={given}: is not supported here; allowed: {words.replace('None', 'null')}"
+        f"{name}={brief_value}: is not supported here; allowed: {words.replace('None', 'null')}"
     )
 
 
