@@ -7,12 +7,9 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from inspect import getdoc, isclass
 from pathlib import Path
 from typing import Any, cast, get_type_hints
-
-from omegaconf import OmegaConf
 
 import pagedsim
 from pagedsim import build
@@ -21,7 +18,7 @@ from pagedsim.core.policy import Need
 from pagedsim.policies.victims import VICTIMS
 from pagedsim.run.study import Study
 from pagedsim.spec.composed import Composed
-from pagedsim.spec.conf import Conf, select
+from pagedsim.spec.conf import ROOT, Conf, select
 from pagedsim.spec.conf import Settings as Configuration
 from pagedsim.spec.objects import locate
 
@@ -91,10 +88,12 @@ def groups(
 
     `meanings` are those that are not what they are for a study.
     """
-    chosen = _defaults(root)
-    for group, meaning in {**_groups(), **(meanings or {})}.items():
-        if group in chosen or root == "config":
-            yield from _group(group, meaning, chosen.get(group, ""), without)
+    conf = Conf(root=root)
+    texts = {**GROUPS, **(meanings or {})}
+    known = [group for group in GROUPS if group in conf.groups]
+    for group in dict.fromkeys([*known, *conf.groups]):
+        if group in conf.defaults or root == ROOT:
+            yield from _group(conf, group, texts.get(group, ""), without)
 
 
 def settings(of: Settings, config: Configuration) -> Iterator[str]:
@@ -114,9 +113,10 @@ def _setting(key: str, meaning: str, config: Configuration) -> list[str]:
     return hanging(name, 41, meaning)
 
 
-def _group(group: str, meaning: str, default: str, without: str) -> Iterator[str]:
+def _group(conf: Conf, group: str, meaning: str, without: str) -> Iterator[str]:
     """A group's line, and its options below it."""
-    names = (name for name in _available().options_of(group) if name != without)
+    default = conf.defaults.get(group)
+    names = (name for name in conf.options_of(group) if name != without)
     starred = [f"{name}*" if name == default else name for name in names]
     yield from hanging(f"  {group}", _INDENT, meaning)
     yield from hanging("", _INDENT, ", ".join(starred))
@@ -128,28 +128,6 @@ def hanging(name: str, indent: int, text: str) -> list[str]:
     plain: Any = {"break_on_hyphens": False, "break_long_words": False}
     lines = textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=more, **plain)
     return lines or [name]
-
-
-def _groups() -> dict[str, str]:
-    """Every group there is; one that this page does not know comes last."""
-    options = _available().groups
-    known = [group for group in GROUPS if group in options]
-    return {group: GROUPS.get(group, "") for group in dict.fromkeys([*known, *options])}
-
-
-@cache
-def _available() -> Conf:
-    return Conf()
-
-
-def _defaults(root: str) -> dict[str, str]:
-    """The option of each group that a base of conf/ chooses."""
-    base = OmegaConf.create((files("pagedsim.conf") / f"{root}.yaml").read_text(encoding="utf-8"))
-    chosen: dict[str, str] = {}
-    for entry in base.defaults:
-        if OmegaConf.is_dict(entry):
-            chosen |= {str(key): str(option) for key, option in entry.items_ex(resolve=False)}
-    return chosen
 
 
 @cache
@@ -191,13 +169,10 @@ class Experiment:
 
 def experiments() -> list[Experiment]:
     """All of them, by name, from conf/experiment."""
-    known = []
-    folder = files("pagedsim.conf") / "experiment"
-    for path in sorted(folder.iterdir(), key=lambda file: file.name):
-        if path.name.endswith(".yaml"):
-            config: Any = OmegaConf.create(path.read_text(encoding="utf-8"))
-            title, kind = str(config.study.get("title", "")), _kind(str(config.study._target_))
-            known.append(Experiment(path.name.removesuffix(".yaml"), title, kind))
+    conf, known = Conf(), []
+    for name in conf.options_of("experiment"):
+        study = conf.option("experiment", name).settings["study"]
+        known.append(Experiment(name, str(study.get("title", "")), _kind(str(study["_target_"]))))
     return known
 
 
