@@ -74,12 +74,12 @@ def run(words: Sequence[str], root: str) -> None:
         serve(composed.resolved(missing=True))
     else:
         from pagedsim.run.folder import claimed
-        from pagedsim.run.runner import begun
+        from pagedsim.run.runner import Execution
         from pagedsim.spec.study import StudySpec
 
         folder, chosen = _folder_of(composed, [word for word in overrides if word not in names])
         with claimed(folder, chosen) as place:
-            begun(StudySpec.from_composed(names, composed, place)).execute()
+            Execution.of(StudySpec.from_composed(names, composed, place)).execute()
 
 
 def _folder_of(composed: Composed, settings: Sequence[str]) -> tuple[Path, bool]:

@@ -34,7 +34,7 @@ from pagedsim.report.plots import plot as plot
 from pagedsim.report.table import columns_of
 from pagedsim.run.folder import claimed
 from pagedsim.run.pool import importing_the_script
-from pagedsim.run.runner import begun
+from pagedsim.run.runner import Execution
 from pagedsim.spec.composed import Composed
 from pagedsim.spec.conf import OPEN, Conf
 from pagedsim.spec.given import Given, arguments_of
@@ -453,7 +453,7 @@ def _refuse_unpicklable(changes: Sequence[Change], folder: str | Path) -> None:
 def _published(
     changes: Sequence[Change], arms: Mapping[str, Sequence[Change]], folder: Path
 ) -> Published:
-    execution = begun(StudySpec.of(changes, folder, arms=arms or None), quiet=True)
+    execution = Execution.of(StudySpec.of(changes, folder, arms=arms or None), quiet=True)
     execution.execute()
     assert execution.published is not None  # else it has raised
     return execution.published

@@ -171,7 +171,7 @@ class StoppableRecorder(Recorder):
         return len(self._ids)
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether there is anything to keep."""
         return self.now > 0 or any(
             recorder.last_end is not None for recorder in (self, *self.replicas)

@@ -39,7 +39,7 @@ from pagedsim.report.table import columns_of, write_columns
 from pagedsim.run.folder import claimed
 from pagedsim.run.pool import TextOf, on_terminal
 from pagedsim.run.publish import Published, block_size_notes
-from pagedsim.run.runner import Execution, begun
+from pagedsim.run.runner import Execution
 from pagedsim.spec.composed import Composed
 from pagedsim.spec.conf import ROOT, Conf
 from pagedsim.spec.study import StudySpec
@@ -69,7 +69,7 @@ def run_experiment(config: DictConfig) -> None:
     error: Exception | None = None
     try:
         with claimed(folder, chosen) as place:
-            execution = begun(StudySpec.from_composed(words, composed, place), quiet=many)
+            execution = Execution.of(StudySpec.from_composed(words, composed, place), quiet=many)
             execution.execute()
     except Exception as raised:
         if not many:
@@ -127,13 +127,13 @@ class Multirun(Callback):
 
     folder: ClassVar[Path | None] = None
     bar: ClassVar[Progress | None] = None
-    begun: ClassVar[float] = 0.0
+    started_at: ClassVar[float] = 0.0
     """When, by the clock that files are dated with."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """The sweep begins."""
         Multirun.folder = folder = Path(str(config.hydra.sweep.dir))
-        Multirun.begun = time()
+        Multirun.started_at = time()
         for left in folder.glob(f"*/{_NAME}"):  # by another sweep, or this one as it was
             left.unlink()
         # A joblib that is interrupted tells of each semaphore that it cleans away, from a process
@@ -202,7 +202,7 @@ def conclude(interrupted: bool = False, died: Exception | None = None) -> None:
     if (folder := Multirun.folder) is None or not folder.is_dir():
         return
     jobs = read_jobs(folder)
-    lost = [] if died is None else _begun(folder, jobs)
+    lost = [] if died is None else _lost(folder, jobs)
     if died is not None and not lost:
         return
     _show(folder, jobs)
@@ -224,12 +224,12 @@ def conclude(interrupted: bool = False, died: Exception | None = None) -> None:
         raise UserError(failed)
 
 
-def _begun(folder: Path, jobs: Mapping[int, Job]) -> list[int]:
+def _lost(folder: Path, jobs: Mapping[int, Job]) -> list[int]:
     """Jobs that this sweep began, and that have left nothing."""
     numbers = (
         int(path.parent.name)
         for path in folder.glob("*/config.yaml")
-        if path.parent.name.isdigit() and path.stat().st_mtime >= Multirun.begun
+        if path.parent.name.isdigit() and path.stat().st_mtime >= Multirun.started_at
     )
     return sorted(set(numbers) - jobs.keys())
 

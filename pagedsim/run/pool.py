@@ -56,7 +56,7 @@ class StopSignal:
         if self.asked and not self._patient:
             raise KeyboardInterrupt
         self.asked = True
-        if self.recorder is not None and not (self._patient or self.recorder.begun):
+        if self.recorder is not None and not (self._patient or self.recorder.started):
             raise _NotBegun  # nothing is there that could be kept, and a model may take long
         if self.recorder is not None:
             self.recorder.stop()

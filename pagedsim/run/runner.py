@@ -32,18 +32,6 @@ from pagedsim.user_error import Interruption, UserError
 from pagedsim.workload import Workload
 
 
-def begun(spec: StudySpec, quiet: bool = False) -> Execution:
-    """The study that a specification describes; raises ConfigError for what is wrong with it."""
-    refuse_older()
-    provenance.begin()
-    load_plugins(spec.config["plugins"])
-    check_base(spec)
-    study: Study = make("study", spec.config["study"], Study)
-    for missing in missing_keys(spec.config):
-        raise ConfigError(f"{missing}: must be given: {missing}=...")
-    return Execution(study, spec, quiet)
-
-
 class Execution:
     """One study, from its first question to what it leaves."""
 
@@ -51,6 +39,18 @@ class Execution:
         self.study, self.command = study, command
         self.runs = Runs(command, quiet=quiet)
         self.published: Published | None = None
+
+    @classmethod
+    def of(cls, spec: StudySpec, quiet: bool = False) -> Execution:
+        """That of a specification; raises ConfigError for what is wrong with it."""
+        refuse_older()
+        provenance.begin()
+        load_plugins(spec.config["plugins"])
+        check_base(spec)
+        study: Study = make("study", spec.config["study"], Study)
+        for missing in missing_keys(spec.config):
+            raise ConfigError(f"{missing}: must be given: {missing}=...")
+        return cls(study, spec, quiet)
 
     def execute(self) -> None:
         """All of it; raises errors of runs once the results of the others are published."""

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
-from pagedsim.run.runner import Execution, begun
+from pagedsim.run.runner import Execution
 from pagedsim.spec.run import RunSpec, Settings
 from pagedsim.spec.study import StudySpec
 from pagedsim.spec.words import key_of
@@ -35,7 +35,7 @@ def trace(tmp_path: Path) -> Path:
 
 def study(*words: str) -> Execution:
     """The study of a command line, before its first question."""
-    return begun(StudySpec.of(words, Path("never")), quiet=True)
+    return Execution.of(StudySpec.of(words, Path("never")), quiet=True)
 
 
 def first_arms(execution: Execution) -> list[tuple[Settings, set[str]]]:
