@@ -36,10 +36,11 @@ def paged_attention(
     out: torch.Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """As `ops.paged_attention`, which says what the arguments are.
+    """Attention of a flat batch of prefills, chunks and decodes, in any order, from the cache.
 
-    `out` gets the rows of the batch's tokens and nothing else; `tiles` overrides the choice of
-    tile sizes.
+    The tensors are those of `AttentionBatch`, the rest as in `ops.attend`; `max_query_len` is the
+    most tokens of one sequence, or more. `out` gets the rows of the batch's tokens, zeros for
+    sequences with context 0, and nothing else; `tiles` overrides the choice of tile sizes.
     """
     tokens, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]

@@ -131,10 +131,11 @@ def paged_decode(
     tiles: Tiles | None = None,
     split: Split | None = None,
 ) -> torch.Tensor:
-    """As `ops.paged_decode`, which says what the arguments are.
+    """Attention where every sequence has one query token: q is [sequences, heads, dim].
 
-    `once` is that of the step's `AttentionBatch`, so that layers share a list of parts. `tiles` and
-    `split` override the choice, for a sweep.
+    The tensors are those of `AttentionBatch`, the rest as in `ops.attend`. `once` is that of the
+    step's `AttentionBatch`, so that layers share a list of parts. `tiles` and `split` override the
+    choice, for a sweep.
     """
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
