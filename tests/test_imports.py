@@ -11,9 +11,10 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -257,14 +258,14 @@ def test_the_checker_finds_a_cycle(lazily: str, tmp_path: Path) -> None:
 def violations(root: Path) -> list[str]:
     """Every import under `root` that RULES forbids, as "file:line: what is wrong"."""
     modules = dict(source_modules(root))
-    found = []
+    found, names = [], known(modules)
     for module, path in modules.items():
         room, place = room_of(module), path.relative_to(root).as_posix()
         if room not in RULES:
             found.append(f"{place}:1: no rule for {room}; add one to RULES")
             continue
         ours, outside = allowed_rooms(room), RULES[room][1]
-        for line, target in imports(ast.parse(path.read_text()), module, path, set(modules)):
+        for line, target in imports(module, path, names):
             top = target.partition(".")[0]
             if top in PACKAGES:
                 fine = room_of(target) in ours
@@ -281,12 +282,11 @@ def violations(root: Path) -> list[str]:
 def cycle(root: Path, room: str) -> list[str]:
     """Modules of a room that import each other in a circle, for types alone or not; or none."""
     modules = dict(source_modules(root))
+    names = known(modules)
     needs = {
         module: {
             target
-            for _, target in imports(
-                ast.parse(path.read_text()), module, path, set(modules), for_types=True
-            )
+            for _, target in imports(module, path, names, for_types=True)
             if room_of(target) == room and target != module
         }
         for module, path in modules.items()
@@ -314,40 +314,45 @@ def room_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
+def known(modules: Iterable[str]) -> set[str]:
+    """The names of modules and of the packages that they are in."""
+    names: set[str] = set()
+    for module in modules:
+        names.update(accumulate(module.split("."), "{}.{}".format))
+    return names
+
+
 def imports(
-    node: ast.AST, module: str, path: Path, modules: set[str], for_types: bool = False
+    module: str, path: Path, names: set[str], for_types: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Line and absolute name of everything imported in `node`, which stands in `module`.
+    """Line and absolute name of everything that a module imports; `names` are of modules of ours.
 
     `for_types`: what is imported for a type checker alone counts, too.
     """
-    match node:
-        case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")) if (
-            not for_types
-        ):
-            children: list[ast.AST] = [*node.orelse]
-        case ast.Import():
-            yield from ((node.lineno, alias.name) for alias in node.names)
-            return
-        case ast.ImportFrom():
-            source = node.module or ""
-            if node.level:  # relative: one dot is the package, each further dot one above it
-                package = module.split(".")[: None if path.name == "__init__.py" else -1]
-                base = package[: len(package) - node.level + 1]
-                source = ".".join([*base, source] if source else base)
-            for alias in node.names:
-                # `from pagedsim import x` imports the package's attribute x or its module x.
-                inner = f"{source}.{alias.name}"
-                is_module = any(m == inner or m.startswith(f"{inner}.") for m in modules)
-                yield node.lineno, inner if is_module else source
-            return
-        case ast.Call(
-            func=ast.Name("__import__" | "import_module") | ast.Attribute(attr="import_module"),
-            args=[ast.Constant(value=str(name)), *_],
-        ):
-            yield node.lineno, name
-            return
-        case _:
-            children = [*ast.iter_child_nodes(node)]
-    for child in children:
-        yield from imports(child, module, path, modules, for_types)
+    nodes: list[ast.AST] = [ast.parse(path.read_text())]
+    while nodes:
+        node = nodes.pop()
+        match node:
+            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")) if (
+                not for_types
+            ):
+                nodes += node.orelse
+            case ast.Import():
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            case ast.ImportFrom():
+                source = node.module or ""
+                if node.level:  # relative: one dot is the package, each further dot one above it
+                    package = module.split(".")[: None if path.name == "__init__.py" else -1]
+                    base = package[: len(package) - node.level + 1]
+                    source = ".".join([*base, source] if source else base)
+                for alias in node.names:
+                    # `from pagedsim import x` imports the package's attribute x or its module x.
+                    inner = f"{source}.{alias.name}"
+                    yield node.lineno, inner if inner in names else source
+            case ast.Call(
+                func=ast.Name("__import__" | "import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield node.lineno, name
+            case _:
+                nodes += ast.iter_child_nodes(node)

@@ -20,7 +20,6 @@ TEST = "from module import answer\n\n\ndef test_it():\n    assert answer() > 40\
         ("__import__('os').abort()", "caught (SIGABRT)"),
         ("len(bytes(2**28))", "caught (memory limit)"),
         ("__import__('time').sleep(60)", "caught (time limit)"),
-        ("((", "caught  "),
     ],
 )
 def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, found: str) -> None:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError, Request
-from pagedsim.experiments.papers.study import Figures
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost.replay import _parquet
 from tests.run.studies import carried_out, run_of
-
-ROOT = Path(__file__).parents[2]
-
-RIGHT = {
-    "pagedsim/metrics/arms.py": "by replica, and the last end of all",
-    "pagedsim/report/timeline.py": "by replica",
-    "pagedsim/report/load.py": "by replica; of service, a fleet's steps are not looked at",
-    "pagedsim/tracking.py": "a number of rows",
-    "pagedsim/api.py": "as a table, with the column of replicas",
-    "experiments/studies/block_sizes.py": "each step by itself",
-}
-"""Readers of the steps of a run, and how each is right where replicas come one after the other."""
-ONE_SERVER = "experiments/papers/measures.py"
-"""What reads them as one server's, for studies that refuse a fleet by default."""
 
 WORDS = ("experiment=single", "workload.requests=60", "workload.rate=40", "seeds=1")
 POOLS = (
@@ -63,18 +47,6 @@ def test_a_rejected_request_was_at_no_replica() -> None:
     for number, left in enumerate(leave):
         left(Request(number, 4))
     assert recorder.requests_table()["replica"].to_pylist() == [1, -1, 0]
-
-
-def test_readers_of_steps_handle_fleets_or_refuse_them() -> None:
-    pattern = re.compile(r"(?<!recorder)(?<!forecast)\.steps(_by_replica)?\(")
-    found = {
-        str(path.relative_to(ROOT))
-        for room in ("pagedsim", "experiments")
-        for path in (ROOT / room).rglob("*.py")
-        if pattern.search(path.read_text(encoding="utf-8"))
-    }
-    assert found - {"pagedsim/metrics/recorder.py"} == {*RIGHT, ONE_SERVER}
-    assert Figures.one_server
 
 
 def test_a_study_of_one_server_takes_no_fleet(tmp_path: Path) -> None:

@@ -106,44 +106,35 @@ def test_a_script_needs_no_setting(tmp_path: Path) -> None:
     assert int(count) > 0 and plot == "lengths"
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (
-            "@ps.metric.group('A', 'count', MORE)\ndef a(group): return 'many'",
-            "metric a: answered 'many': must be a number, or None",
-        ),
-        (
-            "@ps.metric.latency('A')\ndef a(each): return [1.0]",
-            "metric a: answered float64 of shape (1,): must be numbers of shape (30,), one a",
-        ),
-        (
-            "@ps.metric.group('A', 'count', MORE)\ndef a(group): return {}['x']",
-            "metric a failed: KeyError: 'x' (",
-        ),
-        (
-            "@ps.metric.distribution('A')\ndef a(group): return 'long'",
-            "metric a failed: ValueError: could not convert string to float: 'long'",
-        ),
-        (
-            "@ps.metric.run('A', 'count', MORE)\ndef a(): return 1",
-            "metric a failed: TypeError: a() takes 0 positional arguments but 1 was given",
-        ),
-        (
-            "@ps.metric.run('A', 'count', MORE, sums=lambda part: [part['x']])\n"
-            "def a(run, x): return x",
-            "metric a failed: ",
-        ),
-    ],
-)
-def test_a_metric_that_fails_costs_no_other(
-    text: str, line: str, module: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+FAILURES = {
+    "group('A', 'count', MORE)\ndef a(group): return 'many'": (
+        "metric a: answered 'many': must be a number, or None"
+    ),
+    "latency('A')\ndef b(each): return [1.0]": (
+        "metric b: answered float64 of shape (1,): must be numbers of shape (30,), one a"
+    ),
+    "group('A', 'count', MORE)\ndef c(group): return {}['x']": "metric c failed: KeyError: 'x' (",
+    "distribution('A')\ndef d(group): return 'long'": (
+        "metric d failed: ValueError: could not convert string to float: 'long'"
+    ),
+    "run('A', 'count', MORE)\ndef e(): return 1": (
+        "metric e failed: TypeError: e() takes 0 positional arguments but 1 was given"
+    ),
+    "run('A', 'count', MORE, sums=lambda part: [part['x']])\ndef f(run, x): return x": (
+        "metric f failed: "
+    ),
+}
+
+
+def test_metrics_that_fail_cost_no_other(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(module.parent)
-    module.write_text(f"import pagedsim as ps\nfrom pagedsim.metrics.metric import MORE\n{text}\n")
-    result = ps.simulate(plugins=["own_parts"], metrics=["ttft_mean", "a"], **{**FEW, "seeds": 1})
-    (told,) = (note for note in result.notes if "metric a" in note)
-    assert line in told and "\n" not in told
+    begin = ["import pagedsim as ps\nfrom pagedsim.metrics.metric import MORE"]
+    module.write_text("\n@ps.metric.".join([*begin, *FAILURES]))
+    metrics = ["ttft_mean", *"abcdef"]
+    result = ps.simulate(plugins=["own_parts"], metrics=metrics, **{**FEW, "seeds": 1})
+    for name, line in zip("abcdef", FAILURES.values(), strict=True):
+        (told,) = (note for note in result.notes if f"metric {name}" in note)
+        assert line in told and "\n" not in told
     assert result.runs[0].summary["ttft_mean"] > 0
 
 
@@ -208,6 +199,7 @@ def test_those_of_a_script_stand_beside_those_that_are_given() -> None:
     assert result.runs[0].summary["own_one"] == 3
 
 
+@pytest.mark.slow
 def test_what_is_typed_in_again_is_run_again(tmp_path: Path) -> None:
     """In a session without a file; with processes that start anew, in this one."""
     script = """

@@ -157,7 +157,9 @@ def test_all_streams_end_with_the_error_of_a_dead_engine() -> None:
         def abort_request(self, request_id: Any) -> Any:
             raise SystemError("gone")
 
-    async def clients(serving: AsyncLLMEngine) -> None:
+    async def served() -> None:
+        engine = Dies(make_scheduler(memory=make_memory(blocks=4)), Constant(0.001))
+        serving = AsyncLLMEngine(engine)
         with pytest.raises(EngineDead, match="SystemError: gone"):
             await reason_of(serving, 5)
         assert not serving.healthy
@@ -165,12 +167,6 @@ def test_all_streams_end_with_the_error_of_a_dead_engine() -> None:
             await reason_of(serving, 5)
         with pytest.raises(EngineDead):
             await serving.ask(lambda engine: None)
-
-    engine = Dies(make_scheduler(memory=make_memory(blocks=4)), Constant(0.001))
-
-    async def served() -> None:
-        serving = AsyncLLMEngine(engine)
-        await clients(serving)
         await serving.close()
 
     asyncio.run(served())

@@ -95,11 +95,9 @@ def test_a_command_ends_with_its_table(
     ("words", "line"),
     [
         ("scheduler --steps 0", "argument --steps: 0: must be a whole number of at least 1"),
-        ("scheduler --running 2 few", "few: must be a whole number of at least 1"),
         ("gpu --minutes nan", "argument --minutes: nan: must be a number above 0"),
         ("simulator --trace not/there.csv", "workload.path=not/there.csv: there is no folder not"),
         ("scheduler polices", "unrecognized arguments: polices; --help lists what there is"),
-        ("engine --model none.gguf", "model=none.gguf: no such file"),
     ],
 )
 def test_bad_words_end_in_one_line(

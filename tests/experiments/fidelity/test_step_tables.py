@@ -97,7 +97,6 @@ def test_a_row_of_each_layout(tmp_path: Path) -> None:
         (BATCH, "h100,1,llama-2-7b,many,4,1.5", ":2: tokens_in_and_out=many: must be a whole numb"),
         (BATCH, "h100,1,llama-2-7b,128,4,nan", ":2: latency_s=nan: must be a time above 0"),
         (BATCH, "h100,1,llama-2-7b,128", ":2: batch=: must be a whole number from 1"),
-        (BATCH, "h100,1,llama-2-7b,128,4,1,9", ":2: has more fields than the header"),
         (LOOP, "qwen3-32b,h100,fp6,9,9,1,1,5,5", ":2: precision=fp6: must be empty or one of bf1"),
         (LOOP, "qwen3-32b,h100,,9,2,1,1,5,5", ":2: output_tokens=2: must be a whole number from 3"),
         ("a,b", "1,2", ": has the columns a, b: must have model, gpu, tensor_parallel, prompt_tok"),

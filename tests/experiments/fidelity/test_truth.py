@@ -149,14 +149,6 @@ def test_a_fit_finds_the_constants_of_a_server_that_goes_by_them() -> None:
 # -- all tables ------------------------------------------------------------------------------------
 
 
-def test_the_committed_result_is_of_all_tables_fits_and_logs() -> None:
-    """`tests/experiments/test_regenerate.py` makes it again."""
-    data = read_json(RESULTS / "truth" / RESULT)["data"]
-    told = {name.partition(",")[0] for name in data["tables"]}
-    assert {path.stem for path in DATA.glob("*.csv")} | {"distserve"} <= told
-    assert data["logs"] and "a100-80gb" in data["left out"]
-
-
 def test_what_the_tables_decide_stands_near_its_fit() -> None:
     """Rounded values; what the tables do not decide may be elsewhere."""
     constants = read_json(RESULTS / "truth" / RESULT)["data"]["constants"]
