@@ -20,7 +20,6 @@ from pagedsim.core import (
     TieredMemory,
     Unified,
 )
-from pagedsim.core.memory.reserved import BuddyAllocator
 from pagedsim.core.reservations import Placeholder
 from pagedsim.policies.ordering import Priority
 from pagedsim.policies.preemption import Recompute, Swap
@@ -198,20 +197,3 @@ def test_a_tier_is_checked() -> None:
     tier._block_of.clear()
     with pytest.raises(IntegrityError, match="its two indexes disagree"):
         memory.check([])
-
-
-def test_a_buddy_allocator_is_checked() -> None:
-    """22 units in three arenas (16 + 4 + 2), of which 5 + 3 are asked for and 8 + 4 are taken."""
-    allocator = BuddyAllocator(22)
-    taken = {allocator.take(size): size for size in (5, 3)}
-    assert (list(taken), allocator.free) == ([0, 16], 10)
-    allocator.check({0: 5, 16: 3})
-    for held, message in (
-        ({0: 5}, "units 16 to 20 leaked"),
-        ({0: 5, 16: 3, 17: 1}, "given out twice"),
-    ):
-        with pytest.raises(IntegrityError, match=message):
-            allocator.check(held)
-    allocator.free -= 1
-    with pytest.raises(IntegrityError, match="9 counted free, 10 are"):
-        allocator.check({0: 5, 16: 3})

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.slo import Slo, slo_of
-from pagedsim.metrics.summary import percentiles, summarise
+from pagedsim.metrics.summary import summarise
 from tests.metrics.tables import (
     FLEET,
     FLEET_REQUESTS,
@@ -77,16 +74,3 @@ def test_blocks_of_unlike_sizes_count_by_their_slots() -> None:
     summary = summarise(FLEET_REQUESTS, fleet_steps(half, full), **sizes)
     assert summary["kv_utilisation_mean"] == 140 / (4 * 160)
     assert summary["kv_shared_mean"] == 40 / (140 + 40)
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100)), max_size=30), st.floats(0, 100))
-def test_percentiles_of_groups_are_numpy_s(rows: list[tuple[int, float]], percent: float) -> None:
-    whose = np.array([row[0] for row in rows], dtype=np.int64)
-    values = np.array([row[1] for row in rows])
-    found = percentiles(values, whose, 4, percent)
-    for group in range(4):
-        mine = values[whose == group]
-        if not len(mine):
-            assert math.isnan(found[group])
-        else:
-            assert found[group] == pytest.approx(np.percentile(mine, percent))
