@@ -35,16 +35,8 @@ from tests.core.refusals import refusal
     ("prompt", "params", "named"),
     [
         (17, SamplingParams(), "prompt of 17 tokens | max_model_len is 16"),
-        (
-            10,
-            SamplingParams(max_tokens=7),
-            "10 + max_tokens 7 = 17 | max_model_len is 16",
-        ),
-        (
-            9,
-            SamplingParams(n=2, max_tokens=5),
-            "2 sequences of 14 | 5 blocks × 4 tokens | 12",
-        ),
+        (10, SamplingParams(max_tokens=7), "10 + max_tokens 7 = 17 | max_model_len is 16"),
+        (9, SamplingParams(n=2, max_tokens=5), "2 sequences of 14 | 5 blocks × 4 tokens | 12"),
         (4, SamplingParams(n=9), "9 sequences | max_seqs is 8"),
     ],
 )
@@ -125,10 +117,7 @@ SETTINGS: list[tuple[str, Callable[[], object]]] = [
         "Priority displaces | static | displace=false",
         served_by(batching="static", policy=Priority(displace=True)),
     ),
-    (
-        "chunked_prefill_size=6 | multiple of block_size=4",
-        lambda: sglang(chunked_prefill_size=6),
-    ),
+    ("chunked_prefill_size=6 | block_size=4", lambda: sglang(chunked_prefill_size=6)),
     ("chunked_prefill_size=0 | at least 1", lambda: sglang(chunked_prefill_size=0)),
     (
         "mixed_chunk=true | needs chunked_prefill_size",
