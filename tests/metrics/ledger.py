@@ -307,6 +307,8 @@ def lives(ledger: Ledger, parts: Parts) -> list[Life]:
             length = life.prompt + len(life.tokens)
             if request not in step.away:
                 life.computes(length - 1, 1, life.width)
+            else:  # by the end of the step it may have been given more elsewhere
+                length = life.prompt + sum(time <= step.start for time in life.tokens)
             step.context += length * life.width
             if request not in lost:
                 life.tokens.append(step.end)
