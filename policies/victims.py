@@ -19,22 +19,15 @@ def remaining(request: Request, state: ServerState) -> float:
     return request.predicted_len - request.generated
 
 
-def stored_tokens(request: Request, state: ServerState) -> float:
-    """Tokens that it would have to compute again."""
-    return state.stored_tokens(request)
-
-
-def stored_blocks(request: Request, state: ServerState) -> float:
-    """Blocks that it holds."""
-    return state.stored_blocks(request)
-
-
 VICTIMS: Mapping[str, tuple[str, Cost | None]] = {
     "last": ("the last of the batch", None),
     "rank": ("the last in the policy's order", None),
     "longest": ("the most tokens left", remaining),
-    "cheapest": ("the fewest tokens to compute again", lambda r, s: -stored_tokens(r, s)),
-    "largest": ("the most blocks", stored_blocks),
+    "cheapest": (
+        "the fewest tokens to compute again",
+        lambda request, state: -state.stored_tokens(request),
+    ),
+    "largest": ("the most blocks", lambda request, state: state.stored_blocks(request)),
 }
 """What each rule takes, and what it takes the largest of."""
 

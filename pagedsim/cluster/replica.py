@@ -117,9 +117,6 @@ class ReplicaLoad:
         if tokens:
             self._uncomputed[name] = tokens, end
 
-    def undo(self) -> None:
-        self.recorder.undo()
-
     def clear(self) -> None:
         """Reset after a failure of the replica."""
         self.uncomputed = self._in_step = 0
@@ -265,7 +262,7 @@ class ReplicaHandle:
         self.load = ReplicaLoad(recorder)
         kind = AheadServer if unit.scheduler.async_scheduling else Server
         self.server = kind(environment, unit.scheduler, unit.cost, self.load, **unit.settings)
-        self.server.undo = self.load.undo
+        self.server.undo = recorder.undo
         self.sampled: Callable[[StepPlan], None] | None = None
         """Callback for steps that complete prompts, on a prefill replica."""
         self.incoming: dict[RequestId, tuple[int, float]] = {}

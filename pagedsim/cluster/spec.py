@@ -114,11 +114,8 @@ class FleetSpec:
     @cached_property
     def dying(self) -> Failures | None:
         """The validated setting `failures`."""
-        return None if self.failures is None else failures_of(self.failures, self._count)
-
-    @property
-    def _count(self) -> int:
-        return sum(pool.replicas for pool in self.kinds.values())
+        replicas = sum(pool.replicas for pool in self.kinds.values())
+        return None if self.failures is None else failures_of(self.failures, replicas)
 
     def _refuse_unpaired_roles(self) -> None:
         """Raise ConfigError for prefill replicas without decode replicas, or the reverse."""

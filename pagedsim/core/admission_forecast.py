@@ -89,7 +89,9 @@ class AdmissionForecast:
         if first is None:
             return batching.grow(queues, plan)
         try:
-            if not self._remains_head(first) or self._preempts(first):
+            if not self._remains_head(first):
+                return False
+            if self._displacing and self._may_preempt_last(first):
                 return False
             if not batching.grows_first:
                 return not self._leaves_queue(first) and batching.grow(queues, plan)
@@ -113,9 +115,6 @@ class AdmissionForecast:
         if queues.seats < queues.max_seqs:
             queues.waiting.arrange()
         return queues.waiting.head is first
-
-    def _preempts(self, first: Request) -> bool:
-        return self._displacing and self._may_preempt_last(first)
 
     def _leaves_queue(self, first: Request) -> bool:
         """Whether the head of the queue leaves it, or has changed."""

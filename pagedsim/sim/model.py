@@ -203,16 +203,14 @@ class ModelShape:
 
     def _body(self, experts: int) -> float:
         """Parameters of all layers with `experts` routed experts each, without norms and biases."""
-        total: float = self.layers * self._attention()
+        attention = sum(matrix.params for matrix in attention_matrices(self))
+        total: float = self.layers * attention
         total += (self.layers - self.moe_layers) * self._mlp(self.intermediate)
         if self.moe:
             router = self.hidden * self.moe.experts
             chosen = (experts + self.moe.shared_experts) * self.expert_params
             total += self.moe_layers * (router + chosen)
         return total
-
-    def _attention(self) -> float:
-        return sum(matrix.params for matrix in attention_matrices(self))
 
     def _mlp(self, intermediate: int) -> float:
         return sum(matrix.params for matrix in mlp_matrices(self, intermediate))

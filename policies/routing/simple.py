@@ -93,11 +93,7 @@ class LeastTokens(Router):
     )
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
-        return min(replicas, key=_tokens)
-
-
-def _tokens(replica: Replica) -> int:
-    return replica.owed_tokens + replica.stored_tokens
+        return min(replicas, key=lambda replica: replica.owed_tokens + replica.stored_tokens)
 
 
 class LeastWork(Router):
