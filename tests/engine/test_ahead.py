@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagedsim.core import Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.core import SamplingParams, Scheduler
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.inputs import feed
 from pagedsim.engine.models.native.decoder import Native
@@ -132,19 +132,6 @@ def test_what_looks_back_is_served_a_step_at_a_time(monkeypatch: pytest.MonkeyPa
     server.add_request("a", [5, 6, 7], SamplingParams(max_tokens=2, frequency_penalty=0.5))
     run(server)
     assert order.events == [("plan", 0), ("complete", 0), ("plan", 1), ("complete", 1)]
-
-
-class Seen:
-    def __init__(self) -> None:
-        self.plans: list[StepPlan] = []
-        self.times: list[tuple[float, float]] = []
-
-    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        self.plans.append(plan)
-        self.times.append((start, end))
-
-    def left(self, request: Request) -> None:
-        assert not request.alive
 
 
 def test_nothing_goes_on_from_tokens_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,6 @@ from tests.wandb_files import (
 )
 
 OFFLINE = ("tracking=wandb", "jobs=1")
-BLOCKS = (
-    *("experiment=block_sizes", "study.sizes=[8,32]", "seeds=2", "workload.requests=40"),
-    *("workload.rate=20", "report=false", *OFFLINE),
-)
 CAPACITY = (
     *("experiment=capacity", "study.arms={fcfs: [], small: ['server.max_seqs=4']}", "seeds=1"),
     *("workload.requests=40", "study.tolerance=0.2", *OFFLINE),

@@ -6,7 +6,6 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import LlamaForCausalLM
 
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models import load_model, weights
@@ -94,13 +93,6 @@ class Shift(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         shifted: torch.Tensor = self.inner(hidden + 1e-3 * hidden.roll(1, dims=1))
         return shifted
-
-
-class Counting(LlamaForCausalLM):
-    """A Llama that counts its positions itself."""
-
-    def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
-        return super().forward(*args, **kwargs)
 
 
 def test_a_model_that_looks_back_on_its_own() -> None:

@@ -56,11 +56,6 @@ def test_random_weights_are_those_of_the_whole(tied: bool) -> None:
             assert torch.equal(weight, Shard(rank, 2).cut(name, whole[name], config)), name
 
 
-def weight_bytes(model: Any) -> int:
-    storages = [weight.untyped_storage() for weight in model.module.parameters()]
-    return sum({part.data_ptr(): part.nbytes() for part in storages}.values())
-
-
 @pytest.mark.parametrize(
     ("model", "size", "settings", "says"),
     [

@@ -251,10 +251,10 @@ def params_of(given: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**{**given, "best_of": best} if "n" in given else given)
 
 
-def rows_of(params: SamplingParams, first: int = 0) -> list[Row]:
+def rows_of(params: SamplingParams) -> list[Row]:
     """Two sequences of which one may not end yet."""
     return [
-        Row(params, stream_key(first), 7, [1, 2], [3, 4], forbidden)
+        Row(params, stream_key(0), 7, [1, 2], [3, 4], forbidden)
         for forbidden in ((), (0, 7) if params.min_tokens else ())
     ]
 

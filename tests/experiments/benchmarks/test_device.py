@@ -27,7 +27,6 @@ from pagedsim.experiments.benchmarks import (  # noqa: E402
 from pagedsim.experiments.benchmarks.shapes import Problem, grid  # noqa: E402
 from pagedsim.experiments.benchmarks.step import Arm  # noqa: E402
 
-CPU = torch.device("cpu")
 QUICK = ["--device", "cpu", "--rounds", "1"]
 
 

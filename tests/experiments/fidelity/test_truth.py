@@ -24,7 +24,7 @@ from pagedsim.experiments.fidelity.constants import (
     refitted,
     worst,
 )
-from pagedsim.experiments.fidelity.power import Case, cases, errors, fit, shipped
+from pagedsim.experiments.fidelity.power import cases, fit, shipped
 from pagedsim.experiments.fidelity.truth_data import (
     DATA,
     FITTED,
@@ -194,13 +194,7 @@ def test_what_stands_is_as_good_as_a_fit_and_what_was_left_out_is_predicted_near
 # -- models of power and of all-to-all transfers against published measurements --------------------
 
 
-EVERY = cases()
-PUBLISHED = [case for case in EVERY if case.prompt <= power.LONGEST]
-
-
-def off(some: list[Case], fitted: list[Case]) -> float:
-    found = errors(fit(fitted, shipped().idle), some)
-    return sum(map(abs, found)) / len(found)
+PUBLISHED = [case for case in cases() if case.prompt <= power.LONGEST]
 
 
 def test_the_constants_are_those_of_the_fit() -> None:

@@ -6,8 +6,6 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 from pagedsim.core import ConfigError
@@ -15,7 +13,6 @@ from pagedsim.experiments.fidelity import validate
 from pagedsim.experiments.fidelity.validate import Parity, Validate, ValidationRounds
 from pagedsim.fidelity import step_grid as profile
 from pagedsim.fidelity.recorded import recorded_runs
-from pagedsim.fidelity.regime_report import KEYS, Regime
 from pagedsim.fidelity.replay import Difference
 from pagedsim.fidelity.step_grid import Cell, profiled
 from pagedsim.run.job import Arm
@@ -155,39 +152,6 @@ def test_a_profile_notices_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) ->
     config = settings_of(*words)
     with pytest.raises(ConfigError, match=r"a step of \d+ × \d+ tokens: .*out of memory"):
         profiled(config, 0)
-
-
-def requests(*ttfts: float) -> pa.Table:
-    count = len(ttfts)
-    first = np.array(ttfts)
-    return pa.table(
-        {
-            "arrival": np.zeros(count),
-            "scheduled": np.zeros(count),
-            "first_token": first,
-            "finished": first + 1.0,
-            "output_tokens": [11] * count,
-            "state": ["finished"] * count,
-        }
-    )
-
-
-def regime(
-    engine: list[float], simulator: float, tolerance: float = 0.05, paced: float = 1.0
-) -> Regime:
-    """One in which every metric has the same values."""
-    return Regime(
-        "half",
-        0.5,
-        1.0,
-        tolerance,
-        [dict.fromkeys(KEYS, value) for value in engine],
-        dict.fromkeys(KEYS, simulator),
-        [0.0] * len(engine),
-        [dict.fromkeys(KEYS, paced)] * len(engine),
-        [requests(0.1, 0.2), requests(0.3, 0.2), requests(0.2, 0.2)],
-        requests(0.2, 0.3),
-    )
 
 
 # -- a grid of validations -------------------------------------------------------------------------
