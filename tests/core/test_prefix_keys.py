@@ -1,4 +1,4 @@
-"""Names of prompts' blocks: symbolic prompts, keys, and an index of caches."""
+"""Names of prompts' blocks: symbolic prompts, keys, eviction, and an index of caches."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Memory, PagedMemory, PrefixMemory, Request
+from pagedsim.core.memory.eviction import EvictableBlocks
 from pagedsim.core.memory.prefix import PrefixIndex, add_keys
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.memory.tiered import TieredMemory
@@ -121,6 +122,39 @@ def test_numbers_of_numpy_are_numbers() -> None:
     ):
         assert {type(one) for one in (*text.streams, *text.ends)} == {int}
         assert keys_of(Request(1, text), 16) == theirs
+
+
+# Free blocks of a cache: in the order of release, of those released together the last first
+
+
+TOTAL = 12
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "pop", "take_out"]), st.randoms()), max_size=30))
+def test_evictable_blocks_are_a_queue_from_which_any_may_be_taken(
+    moves: list[tuple[str, Random]],
+) -> None:
+    idle, queue, held = EvictableBlocks(TOTAL), list[int](), list(range(TOTAL))
+    for move, random in moves:
+        some = random.sample(range(TOTAL), random.randrange(TOTAL + 1))
+        if move == "add" and (bundle := [block for block in some if block in held]):
+            idle.add(list(bundle))
+            queue += reversed(bundle)
+            held = [block for block in held if block not in bundle]
+        elif move == "pop":
+            gone, queue = queue[: len(some)], queue[len(some) :]
+            assert idle.pop(len(some)) == gone
+            held += gone
+        elif move == "take_out":
+            assert idle.among(some) == sum(block in queue for block in some)
+            assert idle.take_out(some) == [block for block in some if block not in queue]
+            held += [block for block in some if block in queue]
+            queue = [block for block in queue if block not in some]
+        assert list(idle) == queue
+        assert idle.count == len(queue)
+        assert [block in idle for block in range(TOTAL)] == [
+            block in queue for block in range(TOTAL)
+        ]
 
 
 # One index of several caches
