@@ -166,9 +166,13 @@ def loads(draw: st.DrawFn, fleets: bool, cached: bool, most: int) -> Simulation:
     longest = min(one.max_model_len or one.blocks * one.block_size for one in made)
     widths = (1,) if fleet else draw(st.sampled_from([(1,), (1,), (1, 1, 2, 3)]))
     each = jobs(min(1 + longest // 2, 60), min(16, 2 + longest // 2), widths)
+    least = draw(st.sampled_from([1, 7]))  # of few requests, or of half, no length is predicted
+    coming = draw(st.lists(each, min_size=2, max_size=most))
     return Simulation(
         servers=tuple(made),
-        jobs=tuple(draw(st.lists(each, min_size=2, max_size=most))),
+        jobs=tuple(
+            replace(job, predicted=job.predicted * (job.predicted >= least)) for job in coming
+        ),
         ahead=draw(st.booleans()),
         sessions=fleet is None and draw(st.booleans()),
         overlap=draw(st.booleans()),
