@@ -18,13 +18,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 import pagedsim
 import pagedsim.policies as policies
-from pagedsim.core import Policy
 from pagedsim.run.help import BENCH_HELP, bench_words
 from pagedsim.testing import check_autoscaler, check_batching, check_cost_model, check_memory
 from tests.conftest import Call
@@ -48,6 +46,13 @@ def blocks(language: str) -> list[tuple[str, str]]:
     """The fenced blocks of a language, each with its page."""
     fence = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
     return [(page, found) for page, text in PAGES.items() for found in fence.findall(text)]
+
+
+def marked(page: str, mark: str) -> str:
+    """The block of Python that a page has after <!-- test:MARK -->."""
+    found = re.search(rf"<!-- test:{mark} -->\n```python\n(.*?)^```", PAGES[page], re.S | re.M)
+    assert found, f"{page} has no block after the marker test:{mark}"
+    return found[1]
 
 
 def code_spans() -> Iterator[tuple[str, str]]:
@@ -113,7 +118,7 @@ def composed(words: tuple[str, ...], root: str = "config") -> DictConfig:
 
 
 @pytest.mark.slow
-def test_every_command_composes(hydra: None) -> None:
+def test_every_command_composes() -> None:
     there = commands("python -m pagedsim")
     assert len(there) > 30
     for page, words in there:
@@ -136,7 +141,7 @@ OBSERVED = [one for one in (*blocks("bash"), ("bench --help", BENCH_HELP)) if "r
 
 @pytest.mark.parametrize("text", [text for _, text in OBSERVED], ids=[at for at, _ in OBSERVED])
 def test_what_is_simulated_after_a_calibration_is_the_server_and_the_load_observed(
-    hydra: None, text: str
+    text: str,
 ) -> None:
     joined = text.replace("\\\n", " ").replace("<...>", "here").splitlines()
     lines = [shlex.split(one) for one in joined if one.strip().startswith("python -m pagedsim")]
@@ -210,13 +215,12 @@ def own_study(name: str) -> str:
     return shown[1]
 
 
-def test_the_study_of_ones_own_composes(hydra: None, tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text(own_study("mine"))
-    config = compose(
-        "config", overrides=[f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]
-    )
-    assert list(config.study["values"]) == [32, 64, 128]
+def test_the_study_of_ones_own_composes(call: Call) -> None:
+    Path("studies/experiment").mkdir(parents=True)
+    Path("studies/experiment/mine.yaml").write_text(own_study("mine"))
+    code, shown, errors = call("--config-dir", "studies", "--cfg", "job", "experiment=mine")
+    assert (code, errors) == (0, "")
+    assert list(OmegaConf.create(shown).study["values"]) == [32, 64, 128]
 
 
 def test_the_study_in_python_runs(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,11 +370,7 @@ def test_make_installs_what_the_readme_installs() -> None:
 def test_the_batching_of_its_page_runs_and_states_truly_what_it_depends_on(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marked = re.search(
-        r"<!-- test:batching -->\n```python\n(.*?)^```", PAGES["docs/batching.md"], re.S | re.M
-    )
-    assert marked
-    Path("page_batching.py").write_text(marked[1], encoding="utf-8")
+    Path("page_batching.py").write_text(marked("docs/batching.md", "batching"), encoding="utf-8")
     code, _, errors = call(
         *("experiment=single", "batching._target_=page_batching.Iterations", "memory=prefix"),
         *("memory.blocks=300", "workload.rate=8", "workload.requests=60", "seeds=1", "jobs=1"),
@@ -386,10 +386,8 @@ def test_the_batching_of_its_page_runs_and_states_truly_what_it_depends_on(
 def test_the_components_of_their_page_pass_the_checks_that_it_names() -> None:
     names: dict[str, Any] = {}
     for mark in ("components", "checks"):
-        shown = rf"<!-- test:{mark} -->\n```python\n(.*?)^```"
-        marked = re.search(shown, PAGES["docs/components.md"], re.S | re.M)
-        assert marked
-        exec(compile(marked[1], "docs/components.md", "exec"), names)
+        code = marked("docs/components.md", mark)
+        exec(compile(code, "docs/components.md", "exec"), names)
     names["test_my_policy"]()
     check_memory(names["Spared"], cases=10)
     check_cost_model(names["Profiled"], cases=5)
@@ -397,11 +395,8 @@ def test_the_components_of_their_page_pass_the_checks_that_it_names() -> None:
 
 
 def test_the_script_of_the_page_from_python_runs(tmp_path: Path) -> None:
-    marked = re.search(
-        r"<!-- test:script -->\n```python\n(.*?)^```", PAGES["docs/python.md"], re.S | re.M
-    )
-    assert marked
-    (tmp_path / "script.py").write_text(marked[1].replace("1000", "100"), encoding="utf-8")
+    code = marked("docs/python.md", "script").replace("1000", "100")
+    (tmp_path / "script.py").write_text(code, encoding="utf-8")
     command = [sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == "" and "shortest" in done.stdout
@@ -411,11 +406,7 @@ def test_the_script_of_the_page_from_python_runs(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("registries")
 def test_the_metric_and_the_plot_of_the_page_stand_in_a_report(call: Call) -> None:
-    marked = re.search(
-        r"<!-- test:plugin -->\n```python\n(.*?)^```", PAGES["docs/python.md"], re.S | re.M
-    )
-    assert marked
-    Path("page_plugin.py").write_text(marked[1], encoding="utf-8")
+    Path("page_plugin.py").write_text(marked("docs/python.md", "plugin"), encoding="utf-8")
     code, out, errors = call(
         *("experiment=single", "plugins=[page_plugin]", "memory.blocks=300", "seeds=1", "jobs=1"),
         *("study.metrics=[ttft,slow_starts,resumption_p95]", "workload.requests=60"),
@@ -428,31 +419,16 @@ def test_the_metric_and_the_plot_of_the_page_stand_in_a_report(call: Call) -> No
 # -- the README's promises, tried: its policy does what it says, and it stays short ----------------
 
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 LINES = 150
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= LINES
-
-
-def shown() -> str:
-    """The policy of the section that promises ten lines."""
-    marked = re.search(r"<!-- test:sjf -->\n```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    assert marked, "the README shows shortest job first after the marker test:sjf"
-    return marked[1]
-
-
-def policy() -> Policy:
-    names: dict[str, Any] = {}
-    exec(compile(shown(), "README.md", "exec"), names)
-    made = names["ShortestJobFirst"]()
-    assert isinstance(made, Policy)
-    return made
+    assert len(PAGES["README.md"].splitlines()) <= LINES
 
 
 def test_the_policy_takes_about_ten_lines() -> None:
-    assert len([line for line in shown().splitlines() if line.strip()]) <= 10
+    code = marked("README.md", "sjf")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
 
 
 # -- the gallery of scripts: each runs, prints something, and stands in its index ------------------

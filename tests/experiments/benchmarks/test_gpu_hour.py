@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
-from omegaconf import OmegaConf
 
 torch = pytest.importorskip("torch")
 
@@ -33,6 +31,7 @@ from pagedsim.experiments.benchmarks.gpu import (  # noqa: E402
 )
 from pagedsim.experiments.benchmarks.harness import NAME  # noqa: E402
 from pagedsim.kernels import tuning  # noqa: E402
+from tests.run.studies import compose  # noqa: E402
 
 TOLD = {"device": "Pretend", "driver": "1", "torch": "2", "date": "today"}
 ROOT = Path(__file__).parents[3]
@@ -224,7 +223,7 @@ class Understood(Exception):
     """The words were parsed."""
 
 
-def test_every_part_takes_its_words(monkeypatch: pytest.MonkeyPatch, hydra: None) -> None:
+def test_every_part_takes_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command is accepted by its module, on a GPU and at tiny sizes."""
     parse = ArgumentParser.parse_args
 
@@ -262,7 +261,6 @@ def composes(part: Part, device: str) -> None:
     own = [word for word in part.words[1:] if not word.startswith("hydra.")]
     assert part.words[-1] == f"hydra.run.dir={FOLDER}/{part.name}" and len(own) > 5
     config = compose("config", overrides=own)
-    OmegaConf.to_container(config.study, resolve=True)
     assert config.backend.device == device
     assert config.backend.cache_tokens in (256, 1024, 2048, 16384)
 
