@@ -12,6 +12,7 @@ from pagedsim.core import (
     Request,
     RequestError,
     ReservedMax,
+    State,
 )
 from tests.core.drive import Server
 from tests.core.refusals import refusal
@@ -27,6 +28,10 @@ def decoding(server: Server, name: str = "r", prompt: int = 6, output: int = 9) 
     while not request.generated:
         server.step()
     return request
+
+
+def refused(call: Callable[[], object], named: str) -> None:
+    refusal(call, named, RequestError)
 
 
 def test_a_reservation_is_deferred_or_refused_for_good() -> None:
@@ -65,11 +70,26 @@ def test_deferred_reservations_are_granted_by_rank() -> None:
     assert not urgent.alive  # it ranks before the deferred reservation
 
 
+# -- what becomes of it --------------------------------------------------------------------------
+
+
+def test_a_detached_request_can_be_aborted_at_either_end() -> None:
+    here, there = Server(), Server()
+    leave, join = here.scheduler.migration, there.scheduler.migration
+    request, kept = decoding(here), decoding(here, "kept")
+    assert join.reserve(request, 1.0)
+    leave.detach(request, 1.0)
+    there.scheduler.abort("r", 2.0)
+    assert (request.state, request.finish_reason) == (State.ABORTED, "abort")
+    assert (request.finished_at, there.free) == (2.0, 100)
+    leave.release_reservation(request)
+    leave.detach(kept, 3.0)
+    here.scheduler.abort("kept", 4.0)
+    assert here.free == 100
+    refused(lambda: here.scheduler.abort("kept", 4.0), "'kept' | not known, or ended already")
+
+
 # -- what is refused -----------------------------------------------------------------------------
-
-
-def refused(call: Callable[[], object], named: str) -> None:
-    refusal(call, named, RequestError)
 
 
 def test_requests_that_cannot_be_detached_or_attached() -> None:
