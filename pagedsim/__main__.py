@@ -87,11 +87,17 @@ def _folder_of(composed: Composed, settings: Sequence[str]) -> tuple[Path, bool]
     from pagedsim.core.errors import require_flag
     from pagedsim.spec.words import parse
 
-    given = {change.key: change.value for change in map(parse, settings)}
-    require_flag("hydra.verbose", given.get("hydra.verbose", False))
+    given = {change.key: change for change in map(parse, settings)}
+    verbose = given.get("hydra.verbose")
+    require_flag("hydra.verbose", verbose is not None and verbose.value)
     named = f"outputs/%Y-%m-%d/%H-%M-%S-{composed.choices.get('experiment')}"  # as in config.yaml
     chosen = "hydra.run.dir" in given
-    return Path(os.path.abspath(str(given["hydra.run.dir"] if chosen else strftime(named)))), chosen
+    if not chosen:
+        return Path(os.path.abspath(strftime(named))), False
+    change = given["hydra.run.dir"]
+    is_text = isinstance(change.value, str)  # 7e5 is a name, too
+    place = change.value if is_text else change.typed.partition("=")[2]
+    return Path(os.path.abspath(place)), True
 
 
 def _shown(composed: Composed, options: Mapping[str, str]) -> str:
@@ -143,8 +149,11 @@ def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None
 
     from pagedsim.run.multirun import conclude, over, refuse_sweep, run_experiment
     from pagedsim.spec.conf import first_line, refuse_unknown_of_hydra, register
+    from pagedsim.spec.words import refuse_unreadable
 
     register()
+    for word in overrides:
+        refuse_unreadable(word)
     refuse_unknown_of_hydra([word for word in overrides if re.match(r"[+~]*hydra\b", word)])
     many = bool({"-m", "--multirun"} & {*words})
     if many:

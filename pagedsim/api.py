@@ -112,6 +112,9 @@ def changes_from(settings: Mapping[str, Any]) -> tuple[list[Change], dict[str, l
     plain: list[tuple[str, Any]] = []
     varied: list[list[tuple[str, list[Change]]]] = []
     _refuse_other_sizes(settings)
+    for key, count in Counter(key for key, _ in _leaves(settings)).items():
+        if count > 1:
+            raise ConfigError(f"{key}: is given {count} times")
     for key, value in _leaves(settings):
         if isinstance(value, Mapping):
             if not value:
@@ -382,7 +385,7 @@ def preset(name: str, settings: Mapping[str, Any] = _NONE, /, **more: Any) -> Se
     """
     if not isinstance(name, str):
         raise ConfigError(f"preset({printed(name)}): must be a name, such as 'sglang-0.5'")
-    whole = _whole(settings, more)
+    whole = {**settings, **more}
     if "server" in whole:
         raise ConfigError("preset: server: is its first argument; limits are settings of LLM")
     _refuse_arms("preset", whole)

@@ -98,9 +98,10 @@ def refuse_sweep(words: Sequence[str], line: Sequence[str]) -> None:
     options = dict(zip(line, [*line[1:], ""], strict=True))
     folders = [Path(options[key]) for key in ("--config-dir", "-cd") if key in options]
     searched = any(word.startswith("hydra.searchpath") for word in line)
-    if searched or {"--config-name", "-cn"} & options.keys():
-        return  # a root or folders of one's own are Hydra's to compose
     values = {word: list(swept(word)) for word in words}
+    unknown = any(word.startswith("experiment=") and not values[word] for word in words)
+    if searched or unknown or {"--config-name", "-cn"} & options.keys():
+        return  # a root, folders or experiments that Hydra finds
     for word, changes in values.items():
         if len(changes) > 1 and any(c.key == "server" and c.value is None for c in changes):
             raise ConfigError(
@@ -112,6 +113,9 @@ def refuse_sweep(words: Sequence[str], line: Sequence[str]) -> None:
         base = Composed.of([*chosen, *(some[0] for some in others)], Conf(folders))
         base.resolved(missing=True)
         for change in (change for some in others for change in some[1:]):
+            if change.kind == "add" and base.conf.is_group(change.key):
+                base.conf.refuse_unknown(change.key, str(change.value))
+                continue
             kind = "force" if change.kind == "add" else change.kind
             base.changed([replace(change, kind=kind)]).resolved(missing=True)
 

@@ -21,6 +21,7 @@ from pagedsim.report.timeline import write_timeline
 from pagedsim.run.provenance import made_by
 from pagedsim.run.runs import Runs, changed_note, goes_on
 from pagedsim.run.study import Analysis, Study
+from pagedsim.server import ServerSpec
 from pagedsim.spec.run import memory_target
 from pagedsim.spec.words import key_of
 from pagedsim.tracking import Tracked, track
@@ -225,7 +226,7 @@ def _block_sizes(runs: Iterable[Run]) -> BlockSizes:
         memory = run.config["memory"]
         if run.inside and not run.measured and not memory_target(memory).startswith("reserved"):
             blocks = float(run.config["cost"].get("block_tokens") or 0)
-            sizes.setdefault(blocks, set()).add(memory["block_size"])
+            sizes.setdefault(blocks, set()).add(memory.get("block_size", ServerSpec.block_size))
     return {blocks: sorted(some) for blocks, some in sizes.items()}
 
 
@@ -253,7 +254,8 @@ def blocks_notes(memories: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     sizes: dict[int, set[int]] = {}
     for memory in memories:
         if memory.get("blocks"):
-            sizes.setdefault(memory["blocks"], set()).add(memory["block_size"])
+            size = memory.get("block_size", ServerSpec.block_size)
+            sizes.setdefault(memory["blocks"], set()).add(size)
     for blocks, some in sizes.items():
         if len(some) > 1:
             tokens = [f"{blocks * size:,} with memory.block_size={size}" for size in sorted(some)]

@@ -153,12 +153,10 @@ def check_base(command: StudySpec) -> None:
     for key in tracking:
         if key not in SETTINGS:
             raise ConfigError(f"tracking.{key}: no such key; {choices(str(key), SETTINGS)}")
-    check_settings(
-        tracking["mode"],
-        tracking.get("project", "pagedsim"),
-        tracking.get("entity"),
-        tracking.get("tags", ()),
-    )
+    for key in SETTINGS:
+        if key not in tracking:
+            raise ConfigError(f"tracking.{key}: must be given; tracking=wandb has all of them")
+    check_settings(**{key: tracking[key] for key in SETTINGS})
 
 
 def _refuse_idle(command: StudySpec) -> None:
@@ -247,8 +245,8 @@ def check_arms(
 
 def _requests_of(job: Job) -> str:
     """What decides a job's requests: arms with the same, such as a long trace, share them."""
-    whose = [job.config.get(key) for key in ("workload", "backend", "predictor")]
-    return json.dumps(whose, sort_keys=True, default=str)
+    settings = [job.config.get(key) for key in ("workload", "backend", "predictor")]
+    return json.dumps([job.seed, *settings], sort_keys=True, default=str)
 
 
 def _refusals(refusals: Mapping[Refusal, Sequence[str]]) -> Iterator[str]:

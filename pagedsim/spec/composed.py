@@ -20,14 +20,24 @@ from omegaconf.errors import OmegaConfBaseException
 from pagedsim.build import BESIDE, settings_of
 from pagedsim.core import ConfigError
 from pagedsim.spec.check import checked
-from pagedsim.spec.conf import Choices, Conf, Settings, merge, no_key, select
+from pagedsim.spec.conf import (
+    BUILT_IN,
+    MISSING,
+    Choices,
+    Conf,
+    Settings,
+    copied,
+    merge,
+    no_key,
+    select,
+)
 from pagedsim.spec.roots import Config, Serve, prepare
 from pagedsim.spec.words import Change, Words, changes_of, text_of
 
-MISSING = "???"
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_OURS = re.compile(r"\$\{(by_gpu|stand_in):")
 _OF_RESOLVERS = ("hardware", "model")
-"""Groups that the resolvers of `spec.roots` read."""
+"""Groups that the resolvers of `spec.roots`, which `_OURS` finds, read."""
 
 prepare()
 
@@ -51,10 +61,12 @@ class Composed:
         for change in chosen:
             _option_of(conf, change)
             _refuse_misplaced(conf, change)
-        null = {change.key: None for change in chosen if change.value is None and _keeps(change)}
-        tree, choices = conf.compose([str(c) for c in chosen if c.key not in null])
-        choices = {**choices, **null}
-        _apply(tree, [change for change in changes if change not in chosen])
+        picks = {change.key: change for change in chosen}
+        null = [key for key, change in picks.items() if change.value is None and _keeps(change)]
+        words = [f"~{key}" if key in null else str(change) for key, change in picks.items()]
+        tree, choices = conf.compose(words)
+        choices = {**choices, **dict.fromkeys(null)}
+        _apply(tree, [change for change in changes if change not in chosen], changes)
         return cls(conf, tree, choices, changes)
 
     @classmethod
@@ -64,7 +76,7 @@ class Composed:
         """What Hydra has composed of words, as a job of its own."""
         tree, chosen = conf.split(config, choices)
         changes = changes_of(words)
-        _drop_replaced(tree, changes)
+        _drop_replaced(tree, changes, changes)
         return cls(conf, tree, chosen, changes)
 
     def changed(self, words: Words) -> Composed:
@@ -72,9 +84,11 @@ class Composed:
         new = changes_of(words, sweeps=False)
         changes = [*self.changes, *new]
         choices = self._chosen(new)
-        tree = _copied(self.tree) if choices == self.choices else assembled(self.conf, choices)
+        if self.conf.root not in BUILT_IN and choices != self.choices:
+            return Composed.of(changes, self.conf)  # in the order of a user's list of defaults
+        tree = copied(self.tree) if choices == self.choices else assembled(self.conf, choices)
         known = new if choices == self.choices else changes
-        _apply(tree, [change for change in known if not _is_choice(self.conf, change)])
+        _apply(tree, [change for change in known if not _is_choice(self.conf, change)], changes)
         return Composed(self.conf, tree, choices, changes)
 
     def _chosen(self, new: Sequence[Change]) -> Choices:
@@ -87,6 +101,9 @@ class Composed:
         for change in new:
             if change.key in picks:
                 _refuse_misplaced(self.conf, change)
+                chosen = choices.get(change.key)
+                if change.kind == "delete" and change.value not in (None, chosen):
+                    raise ConfigError(f"{change}: cannot be taken away: it is {chosen}")
         for group, name in picks.items():
             choices |= self._before(group, {*typed, *picks})
             option = self.conf.option(group, name) if name else None
@@ -152,12 +169,14 @@ def _resolved(tree: Settings) -> Settings:
     OmegaConf gets the groups that have any or are named by them; a study may be much larger.
     """
     texts = {key: [*_interpolations(value)] for key, value in tree.items()}
-    every = (text for values in texts.values() for text in values)
+    every = [text for values in texts.values() for text in values]
     named = {name.partition(".")[0] for text in every for name in _REFERENCE.findall(text)}
+    if any("${" in _REFERENCE.sub("", _OURS.sub("", text)) for text in every):
+        named = {*tree}  # a resolver of OmegaConf's may read any of them
     involved = {key: tree[key] for key in tree if texts[key] or key in (*named, *_OF_RESOLVERS)}
     config = OmegaConf.create(involved, flags={"allow_objects": True})
     plain = cast(Settings, OmegaConf.to_container(config, resolve=True))
-    return {key: plain[key] if key in plain else _copied(tree[key]) for key in tree}
+    return {key: plain[key] if key in plain else copied(tree[key]) for key in tree}
 
 
 def _interpolations(value: Any) -> Iterator[str]:
@@ -192,8 +211,8 @@ def _option_of(conf: Conf, change: Change) -> str | None:
             raise ConfigError(f"{change}: cannot be taken away; choose from {known}")
         return None
     if change.kind == "force":
-        word = str(change)
-        raise ConfigError(f"{word}: ++ is for settings; {word[2:]} chooses the option")
+        word = str(change).lstrip("+")
+        raise ConfigError(f"++{word}: ++ is for settings; {word} chooses the option")
     if change.value is None:
         if _keeps(change):
             return None
@@ -225,10 +244,11 @@ def assembled(conf: Conf, choices: Choices) -> Settings:
 # -- keys ------------------------------------------------------------------------------------------
 
 
-def _apply(tree: Settings, changes: Sequence[Change]) -> None:
+def _apply(tree: Settings, changes: Sequence[Change], every: Sequence[Change]) -> None:
+    """Make changes; `every` are these and those that were made before."""
     for change in changes:
         _set(tree, change)
-    _drop_replaced(tree, changes)
+    _drop_replaced(tree, changes, every)
 
 
 def _set(tree: Settings, change: Change) -> None:
@@ -238,6 +258,8 @@ def _set(tree: Settings, change: Change) -> None:
     adds = change.kind in ("add", "force", "replace")
     for part in above:
         inner = _at(node, part, tree)
+        if isinstance(node, dict) and isinstance(node.get(part), str) and inner is not node[part]:
+            inner = node[part] = copied(inner)  # what it named stays as it is
         if not isinstance(inner, (dict, list)):
             if not adds or not isinstance(node, dict):
                 raise no_key(change.key, tree)
@@ -245,7 +267,7 @@ def _set(tree: Settings, change: Change) -> None:
         node = inner
     place: Any = int(name) if isinstance(node, list) and name.isdigit() else name
     present = place in (node if isinstance(node, dict) else range(len(node)))
-    if not present and not (adds and above):  # a root has no other keys
+    if not present and (isinstance(node, list) or not (adds and above)):  # nor has a root
         raise no_key(change.key, tree)
     before = node[place] if present else None
     if change.kind == "delete":
@@ -260,9 +282,9 @@ def _set(tree: Settings, change: Change) -> None:
     ):
         if not adds:
             _refuse_new(change.key, before, change.value, tree)
-        merge(before, _copied(change.value))
+        merge(before, copied(change.value))
     elif isinstance(node, dict | list):
-        node[place] = _copied(change.value)
+        node[place] = copied(change.value)
     else:
         raise no_key(change.key, tree)
 
@@ -294,12 +316,12 @@ def _at(node: Any, part: str, tree: Settings) -> Any:
     return inner
 
 
-def _drop_replaced(tree: Settings, changes: Sequence[Change]) -> None:
-    """Take out the settings of an option whose class a change replaces.
+def _drop_replaced(tree: Settings, changes: Sequence[Change], every: Sequence[Change]) -> None:
+    """Take out the settings of an option whose class one of `changes` replaces.
 
-    Settings that the new class takes stay, and those that changes set.
+    Settings that the new class takes stay, and those that `every` change so far has set.
     """
-    keys = {change.key for change in changes}
+    keys = {change.key for change in every}
     for change in changes:
         group, _, key = change.key.rpartition(".")
         if key != "_target_" or "." in group or change.kind == "delete":
@@ -312,9 +334,3 @@ def _drop_replaced(tree: Settings, changes: Sequence[Change]) -> None:
             where = f"{group}.{name}"
             if name not in kept and not any(f"{k}.".startswith(f"{where}.") for k in keys):
                 del settings[name]
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value

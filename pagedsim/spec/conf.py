@@ -21,13 +21,17 @@ from pagedsim.build import BESIDE, plugins
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices as to_choose
 from pagedsim.spec.roots import Config, Serve
-from pagedsim.spec.words import refuse_unreadable
+from pagedsim.spec.words import text_of
 
 Settings = dict[str, Any]
 Choices = Mapping[str, str | None]
 """The option of each group."""
 ROOT = "config"
 """The configuration of a study."""
+MISSING = "???"
+"""The value of what must be given."""
+BUILT_IN = (ROOT, "serve")
+"""The roots of `conf/`."""
 _ROOTS = {"schema": Config, "serve_schema": Serve}
 _OFFERED = ("policy", "batching", "memory", "router", "cost")
 """Groups of which plugins offer options."""
@@ -58,6 +62,12 @@ class Conf:
         self.folders: list[Traversable] = [files("pagedsim.conf"), *folders]
         self._options: dict[tuple[str, str], Option] = {}
         self._offered = offered()
+
+    @property
+    def options(self) -> list[str]:
+        """The options of the command line that make it search the same folders for the root."""
+        folder = [word for place in self.folders[1:2] for word in ("--config-dir", str(place))]
+        return [*folder, *(() if self.root in BUILT_IN else ("--config-name", self.root))]
 
     # -- options -----------------------------------------------------------------------------------
 
@@ -175,11 +185,16 @@ class Conf:
         from hydra.types import RunMode
 
         register()
-        places = [os.path.abspath(str(folder)) for folder in self.folders[1:]]
-        listed = ", ".join(f"file://{place}" for place in places)
-        search = [f"hydra.searchpath=[{listed}]"] if places else []
+        places = [f"file://{os.path.abspath(str(folder))}" for folder in self.folders[1:]]
+        has_root = [folder.joinpath(f"{self.root}.yaml").is_file() for folder in self.folders]
+        if has_root[0] or not any(has_root):
+            loader = _loader()
+        else:  # Hydra searches for a root in one folder alone
+            loader = _loader(places.pop(has_root.index(True) - 1).removeprefix("file://"))
+            places.insert(0, "pkg://pagedsim.conf")
+        search = [f"hydra.searchpath={text_of(places)}"] * bool(places)
         try:
-            composed = _loader().load_configuration(self.root, [*search, *words], RunMode.RUN)
+            composed = loader.load_configuration(self.root, [*search, *words], RunMode.RUN)
         except Exception as error:  # of files that are none of an option, Hydra's and YAML's
             raise ConfigError(first_line(error)) from error
         return self.split(composed, composed.hydra.runtime.choices)
@@ -202,7 +217,6 @@ def refuse_unknown_of_hydra(words: Sequence[str]) -> None:
 
     config = _loader().load_configuration(ROOT, [], RunMode.MULTIRUN)
     for word in words:
-        refuse_unreadable(word)
         key, _, value = word.lstrip("+~").partition("=")
         if key.startswith("hydra/"):
             known = _loader().get_group_options(key)
@@ -213,15 +227,17 @@ def refuse_unknown_of_hydra(words: Sequence[str]) -> None:
 
 
 @cache
-def _loader() -> Any:
-    """Hydra's reader of `conf/`; a program's own Hydra, if there is one, stays as it is."""
-    from hydra import initialize_config_module
+def _loader(folder: str = "") -> Any:
+    """Hydra's reader of `conf/`, or of the folder of a user's root; a program's own Hydra, if there
+    is one, stays as it is."""
+    from hydra import initialize_config_dir, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
 
     current = GlobalHydra.instance()
     hydra, current.hydra = current.hydra, None
     try:
-        with initialize_config_module("pagedsim.conf", version_base="1.3"):
+        initialize = initialize_config_dir if folder else initialize_config_module
+        with initialize(folder or "pagedsim.conf", version_base="1.3"):
             return current.config_loader()
     finally:
         GlobalHydra.instance().hydra = hydra
@@ -292,16 +308,26 @@ def select(tree: Mapping[str, Any], key: str, absent: Any = None) -> Any:
     return node
 
 
+def copied(value: Any) -> Any:
+    """Settings whose mappings and lists are others; objects in them are the same."""
+    if isinstance(value, Mapping):
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def merge(into: Settings, more: Mapping[str, Any]) -> None:
-    """Put settings over others: mappings are merged, all else replaces what was there."""
+    """Put copies of settings over others: mappings are merged, all else replaces what was there.
+
+    What has no value yet (`???`) replaces nothing.
+    """
     for key, value in more.items():
         before = into.get(key)
         if isinstance(value, Mapping):
             if not isinstance(before, dict):
                 before = into[key] = {}
             merge(before, value)
-        elif value != "???" or key not in into:
-            into[key] = value
+        elif value != MISSING or key not in into:
+            into[key] = copied(value)
 
 
 # -- what there would have been to choose from -----------------------------------------------------

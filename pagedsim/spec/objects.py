@@ -37,6 +37,11 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
     assert isinstance(kind, type)
     target = settings["_target_"]
     if isinstance(target, Given):
+        for key in settings.keys() - {"_target_", *BESIDE.get(group, ())}:
+            raise ConfigError(
+                f"{group}.{key}={settings[key]}: is not taken by an object of {target.name}, "
+                "which has its settings"
+            )
         return cast(T, _required(f"{group}: is", target.copy(), kind, "must be"))
     label = f"{group}._target_={target}"
     with said_of(group, settings):

@@ -17,7 +17,7 @@ from pagedsim.spec.given import Given
 from pagedsim.spec.objects import flat
 from pagedsim.spec.roots import OF_THE_STUDY
 from pagedsim.spec.run import POOL_CONFIG, REPLICA_KEYS
-from pagedsim.spec.words import Change, Words, changes_of, command_line, group_of, key_of
+from pagedsim.spec.words import Change, Words, changes_of, command_line, group_of, key_of, text_of
 
 _PLAIN = "experiment=single"
 """An experiment that sets nothing."""
@@ -92,7 +92,8 @@ class StudySpec:
     def line(self) -> str:
         """The line that gives the same results: without words that change none."""
         idle = ("tracking", "jobs")
-        return command_line(word for word in self.words if not str(word).startswith(idle))
+        words = [word for word in self.words if not str(word).startswith(idle)]
+        return command_line(words, self.conf.options)
 
     def configured(
         self, whose: str, overrides: Words, changes: Mapping[str, Any] | None = None
@@ -173,6 +174,9 @@ def _with_pools(config: Settings, composed: Callable[[str, Words], Settings]) ->
 
 
 def _with_own(name: str, pool: Any, composed: Callable[[str, Words], Settings]) -> Any:
+    if isinstance(pool, Mapping) and POOL_CONFIG in pool:
+        where = f"fleet.pools.{name}"
+        raise ConfigError(f"{where}.{POOL_CONFIG}: no such key; {where}.set=[...] has overrides")
     words = pool.get("set") if isinstance(pool, Mapping) else None
     if not words or not isinstance(words, Sequence) or isinstance(words, str):
         return pool  # what is wrong with it is said where the fleet is built
@@ -204,7 +208,7 @@ def single(spec: StudySpec, changes: Words, seed: int, config: Settings) -> str:
         plain = _plain(spec.conf).changed(words[1:]).resolved(missing=True)
     except ConfigError:  # such as a key that only the study's own workload has
         return ""
-    return command_line([*words, *_differences(flat(plain), flat(config))])
+    return command_line([*words, *_differences(flat(plain), flat(config))], spec.conf.options)
 
 
 @lru_cache(maxsize=1)
@@ -234,4 +238,10 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
             if not any(name.startswith(f"{key}.") for name in after):  # else it is filled
                 yield f"~{key}"
         else:
-            yield f"{'' if key in before else '+'}{key}={json.dumps(after[key])}"
+            sign = "" if key in before else "+"
+            yield f"{sign}{key}={_typed(after[key])}"
+
+
+def _typed(value: Any) -> str:
+    """A value as a word has it: a text in quotes, whatever is in it."""
+    return text_of(value) if isinstance(value, list) else json.dumps(value, ensure_ascii=False)

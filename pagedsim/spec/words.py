@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -131,9 +131,9 @@ def group_of(word: str | Change) -> str:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def command_line(words: Words) -> str:
-    """The line that gives these words."""
-    return shlex.join(["python", "-m", "pagedsim", *map(str, words)])
+def command_line(words: Words, options: Sequence[str] = ()) -> str:
+    """The command of these words, with options of Hydra's before them."""
+    return shlex.join(["python", "-m", "pagedsim", *options, *map(str, words)])
 
 
 def text_of(value: Any) -> str:

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pagedsim.core import ConfigError
+from pagedsim.core import ConfigError, Policy
+from pagedsim.policies.ordering import FCFS
 from pagedsim.spec.check import check_settings
 from pagedsim.spec.composed import Composed, assembled
 from pagedsim.spec.conf import Conf
 from pagedsim.spec.given import Given
+from pagedsim.spec.objects import make
 from pagedsim.spec.study import StudySpec, single
 from pagedsim.spec.words import Change, parse, text_of
 from tests.run.studies import command, compose
@@ -63,6 +65,56 @@ def test_an_arm_has_the_configuration_of_its_words_typed(word: str) -> None:
     patched = Composed.of(["experiment=migration", *KEYS], CONF).changed([word, "seed=2"])
     assert patched.tree == typed.tree
     assert patched.choices == typed.choices
+
+
+SINGLE = Composed.of(["experiment=single"], CONF)
+
+
+@pytest.mark.parametrize(
+    ("typed", "patch"),
+    [
+        ((), ("server.max_seqs=3",)),
+        (("backend=engine", "scale=null"), ("policy=sjf",)),
+        (("memory=prefix",), ("memory.eviction=lfu", "workload=prefix_routing")),
+        (("policy._target_=tests.run.parts.A", "+policy.x=1"), ("policy._target_=b.B",)),
+        (("policy._target_=tests.run.parts.A", "+policy.x=1"), ("memory=prefix", "policy=sjf")),
+    ],
+)
+def test_words_of_a_patch_are_as_typed_after_those_of_the_base(
+    typed: Sequence[str], patch: Sequence[str]
+) -> None:
+    together = Composed.of(["experiment=single", *typed, *patch], CONF)
+    patched = Composed.of(["experiment=single", *typed], CONF).changed(patch)
+    assert (patched.tree, patched.choices) == (together.tree, together.choices)
+
+
+def test_a_patch_changes_neither_the_option_nor_what_an_interpolation_names() -> None:
+    SINGLE.changed(["workload=prefix_routing", "workload.stages.0.rate=99"])
+    assert SINGLE.changed(["workload=prefix_routing"]).tree["workload"]["stages"][0]["rate"] != 99
+    composed = Composed.of(["experiment=swap_vs_recompute"], CONF)
+    assert composed.changed(["+study.backend.x=5"]).tree["backend"] == composed.tree["backend"]
+
+
+def test_an_object_takes_no_settings_of_its_class() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.x=3: is not taken by an object of FCFS"):
+        make("policy", {"_target_": Given(FCFS()), "x": 3}, Policy)
+
+
+@pytest.mark.parametrize("text", ["${oc.select:server.max_seqs,7}", "${server[max_seqs]}"])
+def test_an_interpolation_may_read_any_group(text: str) -> None:
+    assert SINGLE.changed([f"memory.blocks={text}"]).resolved()["memory"]["blocks"] == 256
+
+
+def test_arms_of_a_root_of_ones_own_are_composed_in_its_order(tmp_path: Path) -> None:
+    root = "defaults: [config, _self_]\nworkload: {rate: 3}\n"
+    (tmp_path / "mine.yaml").write_text(root)
+    conf = Conf([tmp_path], "mine")
+    spec = StudySpec.of(["experiment=single"], tmp_path, conf)
+    for patch in ("policy.victim=last", "memory=prefix"):
+        assert spec.configured("", [patch])["workload"]["rate"] == 3
+    assert shlex.split(spec.line())[3:] == [
+        *("--config-dir", str(tmp_path), "--config-name", "mine", "experiment=single")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ from pagedsim.experiments.studies.compare import Compare
 from pagedsim.run import pool, store
 from pagedsim.run.folder import claimed, keep_configuration
 from pagedsim.run.job import Arm
-from pagedsim.run.runner import Execution
+from pagedsim.run.runner import Execution, check_arms
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
+from pagedsim.spec.study import StudySpec
 from pagedsim.user_error import UserError
 from tests.run.studies import carried_out, command
 
@@ -53,6 +54,14 @@ class Steps(Study):
 
 def test_rounds_go_on_until_nothing_is_asked_for(tmp_path: Path) -> None:
     assert carried_out(tmp_path, *QUICK, study=Steps())["finding"] == ["3 runs."]
+
+
+def test_arms_under_other_seeds_have_other_requests(tmp_path: Path) -> None:
+    runs = Runs(StudySpec.of(QUICK, tmp_path), quiet=True)
+    jobs = runs.jobs_of([Arm("a", seeds=[0]), Arm("b", seeds=[1])], str)
+    assert not check_arms(Steps(), jobs, [], runs.built)
+    lengths = [parts.workload.prompt_len.tolist() for parts in runs.built.values()]
+    assert len(lengths) == 2 and lengths[0] != lengths[1]
 
 
 LONG = """
