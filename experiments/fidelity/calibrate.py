@@ -66,7 +66,7 @@ class Calibrate(Study):
             some = "1 run" if len(recorded) == 1 else f"{len(recorded)} runs"
             log = log_of(recorded, f"{some} under {shown(Path(self.run).absolute())}")
         cost = fitted(log)
-        path = runs.command.folder / "cost.json"
+        path = runs.spec.folder / "cost.json"
         cost.save(path)
         calibrated = Calibration(log, cost)
         return Analysis(
@@ -104,7 +104,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
     scores = {name: served.score(rows) for name, rows in parts.items()}
     scores |= {f"{name}, before the fit": before.score(rows) for name, rows in parts.items()}
 
-    path = runs.command.folder / "fit.json"
+    path = runs.spec.folder / "fit.json"
     largest = server.serve_with(log_fit.constants, first=known).largest
     loose = [name for name, interval in log_fit.ranges.items() if not interval.decided]
     fit = Fit(dict(log_fit.constants), server.facts, largest, log.path.name, loose)

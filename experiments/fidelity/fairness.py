@@ -121,7 +121,7 @@ class Fairness(Rules, Study):
         if of["machine"] not in self.machines:
             known = ", ".join(self.machines)
             raise ConfigError(f"{where}.machine={of['machine']}: must be one of {known}")
-        config = runs.command.configured(where, self.machines[of["machine"]])
+        config = runs.spec.configured(where, self.machines[of["machine"]])
         return self._pair(name, where, config, str(of["fcfs"]), str(of["other"]))
 
     def _pair(self, name: str, where: str, config: Settings, fcfs: str, other: str) -> Pair:

@@ -119,7 +119,7 @@ class Truth(Study):
         )
 
     def _logs(self, runs: Runs) -> list[truth_data.ServerLog]:
-        return truth_data.read_logs(self.logs, runs.command) if self.tables is None else []
+        return truth_data.read_logs(self.logs, runs.spec) if self.tables is None else []
 
 
 # -- report ----------------------------------------------------------------------------------------

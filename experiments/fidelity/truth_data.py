@@ -175,14 +175,14 @@ class ServerLog(NamedTuple):
         return ExternalServer(self.config, self.log).serve().score()
 
 
-def read_logs(logs: Mapping[str, Mapping[str, Any]], command: StudySpec) -> list[ServerLog]:
+def read_logs(logs: Mapping[str, Mapping[str, Any]], spec: StudySpec) -> list[ServerLog]:
     """Read the listed logs, each with a file `requests` and overrides `server`."""
     server_logs = []
     for name, of in logs.items():
         where = f"study.logs.{name}"
         if set(of) != {"requests", "server"}:
             raise ConfigError(f"{where}: has {', '.join(of)}: must have requests, server")
-        config = command.configured(where, list(of["server"]))
+        config = spec.configured(where, list(of["server"]))
         path = Path(str(of["requests"])).expanduser()
         server_logs.append(
             ServerLog(name, config, read_log(path if path.exists() else ROOT / path))

@@ -134,7 +134,7 @@ class ValidationRounds:
         self.study, self.runs, self.overrides = study, runs, overrides
         self.config = runs.config if config is None else config
         self.seed: int = self.config["seed"]
-        self.path = (runs.command.folder if place is None else place) / "cost.json"
+        self.path = (runs.spec.folder if place is None else place) / "cost.json"
 
     def next_runs(self) -> list[Arm]:
         """The next runs: a calibration, then each round's loads, and at last the simulator's
@@ -411,7 +411,7 @@ class Parity(Validate):
     def _check(self, runs: Runs) -> None:
         for changes in self._combinations() if not self._configured else ():
             try:
-                config = runs.command.configured(_said(changes), changes)
+                config = runs.spec.configured(_said(changes), changes)
                 if not getattr(locate(config["backend"]["_target_"]), "alone", False):
                     raise ConfigError("must be engine, which is validated")
                 check_workload(config["workload"])
@@ -423,7 +423,7 @@ class Parity(Validate):
 
     def _one(self, changes: Changes, runs: Runs) -> ValidationRounds:
         some = runs.only(_prefix(changes))
-        place = runs.command.folder / quote(",".join(changes), safe=" =,+@")
+        place = runs.spec.folder / quote(",".join(changes), safe=" =,+@")
         return ValidationRounds(self, some, changes, self._configured[changes], place)
 
 

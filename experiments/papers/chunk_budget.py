@@ -77,7 +77,7 @@ class Capacity:
 
     def next_runs(self, runs: Runs) -> list[Arm]:
         """One run for each search that has not ended."""
-        seeds = runs.command.seeds
+        seeds = runs.spec.seeds
         wanted: dict[Key, Arm] = {}
         for (case, budget, _), searches in self._searches(runs).items():
             changes = [*self.cases[case].overrides, *self.budgets[budget]]
@@ -95,7 +95,7 @@ class Capacity:
         return {
             (name, budget, objective): [
                 self._fed(runs, arm(name, budget), seed, case.start, its.gap)
-                for seed in runs.command.seeds
+                for seed in runs.spec.seeds
             ]
             for name, case in self.cases.items()
             for budget in self.budgets

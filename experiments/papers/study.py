@@ -76,12 +76,12 @@ class Figures(Reproduction):
         setting."""
         typed = [
             word
-            for word in map(str, runs.command.words)
+            for word in map(str, runs.spec.words)
             if key_of(word) not in self.idle
             and not word.startswith(("~study", "study.only", "+study.only"))
             and group_of(word) not in _NEUTRAL
         ]
-        why = f"what was published belongs to experiment={runs.command.experiment} without them"
+        why = f"what was published belongs to experiment={runs.spec.experiment} without them"
         reading = super().analyse(runs)
         # The quality of predictions is a measure where it matters.
         notes = [note for note in reading.notes if PREDICTED not in note]
@@ -115,7 +115,7 @@ class Rejection(Figures):
         pools = runs.config["fleet"]["pools"] or {}
         if not {"prefill", "decode"} <= {pool.get("role") for pool in pools.values()}:
             raise ConfigError(
-                f"fleet={runs.command.choices.get('fleet')}: must have prefill and decode apart, "
+                f"fleet={runs.spec.choices.get('fleet')}: must have prefill and decode apart, "
                 "as fleet=prefill_decode has: requests are refused between them"
             )
         return super().next_runs(runs)

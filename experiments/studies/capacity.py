@@ -83,7 +83,7 @@ class Capacity(Study):
 
     def next_runs(self, runs: Runs) -> list[Arm]:
         return [
-            self.probe(search, rate, runs.command.seeds[0])
+            self.probe(search, rate, runs.spec.seeds[0])
             for search in Searches(self, runs).open
             if (rate := search.next()) is not None
         ]
@@ -255,7 +255,7 @@ class Searches:
         self.searches: dict[Key, Search] = {}
         self.failed: dict[str, Failure] = {}
         """By arm."""
-        for seed in runs.command.seeds:
+        for seed in runs.spec.seeds:
             for arm in study.searched:
                 search = Search(arm, seed, self.bounds, start, study.tolerance)
                 if self._replay(search):
@@ -309,7 +309,7 @@ class Searches:
         scales = {bound.name: scale_of(bound.key, [bound.seconds]) for bound in self.bounds}
         caption = (
             "The rate found for each arm; in its colour below every probe under seed "
-            f"{self.runs.command.seeds[0]} is a point, hollow where it missed any bound; dashed: "
+            f"{self.runs.spec.seeds[0]} is a point, hollow where it missed any bound; dashed: "
             "this bound. On the grey front nothing serves more requests a second at a lower "
             "latency."
         )
@@ -344,7 +344,7 @@ class Searches:
         if first.low is None:
             return ""
         probe = self.study.probe(first, first.low, first.seed)
-        return ordinary(self.runs.command, self.study.key_of(probe.name), probe, first.seed)
+        return ordinary(self.runs.spec, self.study.key_of(probe.name), probe, first.seed)
 
     def _finding(self) -> list[str]:
         objective = ", ".join(bound.text for bound in self.bounds)

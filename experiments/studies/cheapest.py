@@ -93,9 +93,9 @@ class Cheapest(Study):
         every = product(self.gpus, self.splits.items(), self.routers)
         for gpu, (split, replicas), router in () if self._options else every:
             changes, keys, alone = _changes(gpu, replicas, router)
-            config = runs.command.configured(f"study.splits.{split}", changes)
+            config = runs.spec.configured(f"study.splits.{split}", changes)
             try:
-                RunSpec(config, runs.command.seeds[0]).prepare()
+                RunSpec(config, runs.spec.seeds[0]).prepare()
             except PagedsimError as error:
                 self._left_out.setdefault(f"{gpu}, {split}", str(error))
                 continue
@@ -127,7 +127,7 @@ class Cheapest(Study):
         for key in _LENGTHS:
             if (name := key.rpartition(".")[2]) in workload:
                 changes[key] = min(self.short, workload[name] or self.short)
-        return Arm(probe.name, probe.overrides, changes, runs.command.seeds[:1])
+        return Arm(probe.name, probe.overrides, changes, runs.spec.seeds[:1])
 
     def check(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -206,14 +206,14 @@ class Searches:
             self.lattices[probe.option.name, probe.role].tell(probe.counts, met, probe.long)
 
     def of(self, probe: Probe) -> list[Run]:
-        seeds = self.runs.command.seeds
+        seeds = self.runs.spec.seeds
         every = (self.runs.finished.get((probe.name, seed)) for seed in seeds)
         return [run for run in every if run is not None]
 
     @property
     def _seeds(self) -> int:
         """So many make different requests."""
-        return 1 if self.runs.repeated else len(self.runs.command.seeds)
+        return 1 if self.runs.repeated else len(self.runs.spec.seeds)
 
     @property
     def limit(self) -> float:
@@ -294,7 +294,7 @@ class Searches:
         """Repeats its run under the first seed."""
         if winner is None:
             return ""
-        arm, command = self.study.arm(self.study.probes[winner.name], self.runs), self.runs.command
+        arm, command = self.study.arm(self.study.probes[winner.name], self.runs), self.runs.spec
         return ordinary(command, self.study.key_of(arm.name), arm, command.seeds[0])
 
     def _fleet(self, probe: Probe) -> report.Fleet | None:

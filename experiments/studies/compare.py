@@ -131,11 +131,11 @@ def refuse_of_an_arm(where: str, change: str) -> None:
         raise ConfigError(f"{where}: is the study's own, and the same for all arms")
 
 
-def ordinary(command: StudySpec, key: str, arm: Arm, seed: int) -> str:
+def ordinary(spec: StudySpec, key: str, arm: Arm, seed: int) -> str:
     """The command that repeats a run of an arm whose overrides are in `key`."""
-    config = command.configured(key, arm.overrides, arm.changes)
+    config = spec.configured(key, arm.overrides, arm.changes)
     numbers = [f"{name}={value:g}" for name, value in arm.changes.items()]
-    return single(command, [*arm.overrides, *numbers], seed, config)
+    return single(spec, [*arm.overrides, *numbers], seed, config)
 
 
 def means_of(arms: Arms, group: str | None = None) -> dict[str, dict[str, float]]:

@@ -122,7 +122,7 @@ def _memory(runs: Runs) -> dict[str, int]:
     """The block size of the trace, and at least as many blocks as hold all of its tokens, unless
     the command sets them."""
     config = runs.config
-    given = {key_of(word) for word in runs.command.words}
+    given = {key_of(word) for word in runs.spec.words}
     if "memory" in given or "memory.block_size" in given or not config["memory"]:
         return {}
     workload = RunSpec(config, config["seed"]).workload()

@@ -83,8 +83,8 @@ class Place(Capacity):
             return
         why = ""
         try:
-            config = runs.command.configured("study.arms", changes)
-            RunSpec(config, runs.command.seeds[0]).prepare()
+            config = runs.spec.configured("study.arms", changes)
+            RunSpec(config, runs.spec.seeds[0]).prepare()
         except UnknownLink as error:
             why = str(error)
         except PagedsimError:  # refused where the arm itself is prepared
@@ -246,7 +246,7 @@ def servers(
     """GPUs of each arm and their price per hour."""
     servers = {}
     for name, changes in arms.items():
-        config = runs.command.configured(f"study.{key}.{name}", changes, {})
+        config = runs.spec.configured(f"study.{key}.{name}", changes, {})
         gpus, euros = 0, 0.0
         for pool, many, price in pools_of(config):
             replicas = pool.get("replicas", 1)

@@ -137,7 +137,7 @@ class Tune(Study):
             for setting in space_of(self.space):
                 for value in setting.values:
                     where = f"study.space.{setting.key}"
-                    runs.command.configured(where, [setting.override(value)])
+                    runs.spec.configured(where, [setting.override(value)])
         return self._search(runs).ask()
 
     def check(self, jobs: Sequence[Job]) -> None:
@@ -185,7 +185,7 @@ class Search:
         """The default, all trials, then the best and the default under held-out seeds."""
         import optuna
 
-        seeds, done = self.runs.command.seeds, self.done
+        seeds, done = self.runs.spec.seeds, self.done
         yield from self._until([DEFAULT], seeds)
         while len(self.study.trials) < self.tune.trials:
             left = self.tune.trials - len(self.study.trials)
@@ -239,7 +239,7 @@ class Search:
     def reading(self) -> Analysis:
         import optuna
 
-        done, command = self.done, self.runs.command
+        done, command = self.done, self.runs.spec
         means = {mean(done.values[arm]) for arm in done.trials}
         if len(means) > 1 and len(self.space) > 1:
             ranking = optuna.importance.PedAnovaImportanceEvaluator()  # Optuna 5's own choice

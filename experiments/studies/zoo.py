@@ -123,7 +123,7 @@ class Zoo(Decisions):
             typed = any(
                 key_of(word) in ("study.objectives", f"study.objectives.{name}")
                 or key_of(word).startswith(f"study.objectives.{name}.")
-                for word in runs.command.words
+                for word in runs.spec.words
             )
             if typed and name not in classes:
                 raise ConfigError(f"study.objectives.{name}: {unknown('class', name, classes)}")
@@ -135,9 +135,9 @@ class Zoo(Decisions):
 
     def _fed(self, runs: Runs) -> Iterator[tuple[str, Sequence[str]]]:
         """Arms whose required inputs exist; the reasons for omitting others are stored."""
-        feed, bounds = Feed(runs.config, runs.command.seeds[0]), self._bounds(runs)
+        feed, bounds = Feed(runs.config, runs.spec.seeds[0]), self._bounds(runs)
         for name, changes in self.chosen.items():
-            config = runs.command.configured(self.key_of(name), changes, bounds)
+            config = runs.spec.configured(self.key_of(name), changes, bounds)
             if reason := feed.lacking(config, listed=name in self.arms):
                 self._left_out[name] = reason
             else:

@@ -70,7 +70,7 @@ class Published:
 
 def publish(study: Study, runs: Runs) -> Published | None:
     """Analyse the runs and publish the result; None if there is nothing to publish yet."""
-    folder = runs.command.folder
+    folder = runs.spec.folder
     try:
         reading = study.analyse(runs)
         if reading is None:
@@ -119,11 +119,11 @@ def publish(study: Study, runs: Runs) -> Published | None:
 def arms_of(study: Study, runs: Runs) -> Arms:
     """The runs that can be compared, side by side."""
     arms = Arms(
-        name=runs.command.experiment,
+        name=runs.spec.experiment,
         title=study.title,
         question=study.question,
-        folder=runs.command.folder,
-        command=runs.command.line(),
+        folder=runs.spec.folder,
+        command=runs.spec.line(),
         runs=runs.comparable,
         baseline=study.baseline,
         swept=study.swept,
@@ -180,7 +180,7 @@ def _seed_notes(runs: Runs, arms: Arms | None) -> Iterator[str]:
 
 def _absent_notes(runs: Runs, arms: Arms | None) -> Iterator[str]:
     """Which of the metrics that were asked for are no columns, since no run has a value."""
-    asked = any(key_of(word) == "study.metrics" for word in runs.command.words)
+    asked = any(key_of(word) == "study.metrics" for word in runs.spec.words)
     if not asked or arms is None or not arms.finished:
         return
     names = absent(arms)
@@ -195,10 +195,10 @@ def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> R
     if arms is not None and reading.compares and arms.of_fleets:
         replicas = replica_listings(arms)
     return Result(
-        name=runs.command.experiment,
+        name=runs.spec.experiment,
         title=study.title,
         question=study.question,
-        command=runs.command.line(),
+        command=runs.spec.line(),
         finding=reading.finding,
         rows=reading.rows,
         beside=reading.beside,
@@ -289,7 +289,7 @@ def _track(
     every = arms.runs if arms is not None else runs.in_order
     return track(
         result,
-        runs.command.folder,
+        runs.spec.folder,
         every,
         table=reading.table,
         arms=arms,
@@ -305,7 +305,7 @@ def _say_where(
     runs: Runs, reading: Analysis, report: Path | None, arms: Arms | None, tracked: Tracked
 ) -> None:
     """Where to look."""
-    folder = runs.command.folder
+    folder = runs.spec.folder
     print(f"results   {shown(folder)}")
     if report is not None:
         print(f"report    {shown(report)}")

@@ -35,9 +35,9 @@ from pagedsim.workload import Workload
 class Execution:
     """One study, from its first question to what it leaves."""
 
-    def __init__(self, study: Study, command: StudySpec, quiet: bool = False) -> None:
-        self.study, self.command = study, command
-        self.runs = Runs(command, quiet=quiet)
+    def __init__(self, study: Study, spec: StudySpec, quiet: bool = False) -> None:
+        self.study, self.spec = study, spec
+        self.runs = Runs(spec, quiet=quiet)
         self.published: Published | None = None
 
     @classmethod
@@ -54,15 +54,15 @@ class Execution:
 
     def execute(self) -> None:
         """All of it; raises errors of runs once the results of the others are published."""
-        check_backend(self.study, self.command)
-        refuse_words(self.study, self.command)
+        check_backend(self.study, self.spec)
+        refuse_words(self.study, self.spec)
         arms = self.study.next_runs(self.runs)
         jobs = self.runs.jobs_of(arms, self.study.key_of)
-        self._processes = processes_of(self.command.config["jobs"], jobs)
+        self._processes = processes_of(self.spec.config["jobs"], jobs)
         remarks: list[str] = []
         if refused := check_arms(self.study, jobs, remarks, self.runs.built):
             raise error_of(refused)
-        keep_configuration(self.command.config, self.command.folder)
+        keep_configuration(self.spec.config, self.spec.folder)
         self._note(arms, jobs, remarks)
         self._run(jobs)
         if self._readable():
@@ -71,11 +71,11 @@ class Execution:
 
     def _note(self, arms: Sequence[Arm], jobs: Sequence[Job], remarks: Sequence[str]) -> None:
         """Note what a reader must know before the first run."""
-        config, words = self.command.config, [*map(str, self.command.words)]
-        unused = unused_words(self.study, self.command, arms, jobs)
+        config, words = self.spec.config, [*map(str, self.spec.words)]
+        unused = unused_words(self.study, self.spec, arms, jobs)
         unused += idle_swaps(words, arms, jobs)
         alone = (line for job in jobs for line in lives_here(job.config))
-        notes = [*self.command.notes, *doubtful(config), *remarks, *unused, *alone]
+        notes = [*self.spec.notes, *doubtful(config), *remarks, *unused, *alone]
         for line in dict.fromkeys(notes):
             self.runs.note(line)
 
@@ -108,7 +108,7 @@ class Execution:
 
     def _complain(self) -> None:
         """Say what is missing, if anything is."""
-        runs, folder = self.runs, self.command.folder
+        runs, folder = self.runs, self.spec.folder
         if runs.interrupted:
             raise Interruption(f"{self._told(runs)}; {goes_on(folder)}")
         if self.published and (wrong := self.published.reading.wrong):
@@ -138,9 +138,9 @@ _HARDLY = 0.5
 """The share of a workload that may be too long for a server, and nothing is said at the start."""
 
 
-def check_base(command: StudySpec) -> None:
+def check_base(spec: StudySpec) -> None:
     """Raise ConfigError for what is wrong with a study whatever its arms are."""
-    config = command.config
+    config = spec.config
     if not isinstance(config["study"], Mapping):
         raise ConfigError("study: must be given; choose an experiment=")
     for key in missing_keys({"study": config["study"]}):
@@ -148,8 +148,8 @@ def check_base(command: StudySpec) -> None:
     tracking = config["tracking"]
     if not isinstance(tracking, Mapping):
         raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
-    _refuse_idle(command)
-    _refuse_unused_model(command)
+    _refuse_idle(spec)
+    _refuse_unused_model(spec)
     for key in tracking:
         if key not in SETTINGS:
             raise ConfigError(f"tracking.{key}: no such key; {choices(str(key), SETTINGS)}")
@@ -159,21 +159,21 @@ def check_base(command: StudySpec) -> None:
     check_settings(**{key: tracking[key] for key in SETTINGS})
 
 
-def _refuse_idle(command: StudySpec) -> None:
+def _refuse_idle(spec: StudySpec) -> None:
     """Raise ConfigError for a word that this experiment has no use for."""
-    study = str(command.composed.tree["study"])
+    study = str(spec.composed.tree["study"])
     owners = {"prompt": "estimate", "batch": "estimate", "record": "bench", "fit": "predict"}
     for key, owner in owners.items():
-        value = command.config[key]
+        value = spec.config[key]
         if value is not None and f"${{{key}}}" not in study:
             raise ConfigError(f"{key}={value}: changes nothing here; experiment={owner} takes it")
 
 
-def _refuse_unused_model(command: StudySpec) -> None:
+def _refuse_unused_model(spec: StudySpec) -> None:
     """Raise ConfigError for a model= that was given where the backend serves one of its own."""
-    backend = command.config["backend"]
+    backend = spec.config["backend"]
     served = backend.get("model") if isinstance(backend, Mapping) else None
-    for word in map(str, command.words):
+    for word in map(str, spec.words):
         if served is not None and word.startswith("model=") and word != f"model={served}":
             raise ConfigError(
                 f"{word}: is not what backend.model={served} serves; scale=full serves it with "
@@ -181,25 +181,25 @@ def _refuse_unused_model(command: StudySpec) -> None:
             )
 
 
-def check_backend(study: Study, command: StudySpec) -> None:
+def check_backend(study: Study, spec: StudySpec) -> None:
     """Raise ConfigError for a backend that the study cannot be served by."""
-    name = command.choices.get("backend")
+    name = spec.choices.get("backend")
     if name not in ("sim", "engine", "http"):  # one of the user's own
-        backend = RunSpec(command.config).backend
+        backend = RunSpec(spec.config).backend
         name = "http" if backend.elsewhere else "engine" if backend.alone else "sim"
     if name not in study.backends:
         raise ConfigError(
-            f"backend={name}: experiment={command.experiment} takes "
+            f"backend={name}: experiment={spec.experiment} takes "
             f"backend={', '.join(study.backends)}: {study.why or INSIDE}"
         )
 
 
-def refuse_words(study: Study, command: StudySpec) -> None:
+def refuse_words(study: Study, spec: StudySpec) -> None:
     """Raise ConfigError for a word that the study cannot follow."""
-    for word in command.words:
+    for word in spec.words:
         for key, why in study.refused.items():
             if key in (key_of(word), group_of(word)):
-                raise ConfigError(f"{word}: experiment={command.experiment} cannot take it: {why}")
+                raise ConfigError(f"{word}: experiment={spec.experiment} cannot take it: {why}")
 
 
 def check_arms(
@@ -288,13 +288,13 @@ def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
 
 
 def unused_words(
-    study: Study, command: StudySpec, arms: Sequence[Arm], jobs: Sequence[Job]
+    study: Study, spec: StudySpec, arms: Sequence[Arm], jobs: Sequence[Job]
 ) -> list[str]:
     """What was typed and changes nothing, a line each."""
     if study.reads is not None:
-        whose = f"the settings are those of run={command.config['run']}"
+        whose = f"the settings are those of run={spec.config['run']}"
         taken = ("experiment", "tracking", "report", *study.reads)
-        idle = (word for word in command.words if group_of(word) not in taken)
+        idle = (word for word in spec.words if group_of(word) not in taken)
         return [f"{word} changes nothing: {whose}" for word in idle]
     keys = [{key_of(change) for change in arm.overrides} for arm in arms]
 
@@ -302,28 +302,28 @@ def unused_words(
         return str(word).startswith("+")
 
     lines = [
-        f"{word} changes nothing: every arm of experiment={command.experiment} sets it"
-        for word in command.words
+        f"{word} changes nothing: every arm of experiment={spec.experiment} sets it"
+        for word in spec.words
         if keys and not added(word) and all(key_of(word) in arm_keys for arm_keys in keys)
     ]
     lines += [
         f"{word} changes nothing: {why}"
-        for word in command.words
+        for word in spec.words
         for key, why in study.idle.items()
         if key in (key_of(word), group_of(word))
     ]
-    backend = command.choices.get("backend")
-    if "scale=full" in map(str, command.words) and backend not in command.conf.options_of("scale"):
+    backend = spec.choices.get("backend")
+    if "scale=full" in map(str, spec.words) and backend not in spec.conf.options_of("scale"):
         lines.append(f"scale=full changes nothing: backend={backend} takes all of the study anyway")
     backends = [RunSpec(job.config).backend for job in jobs if not job.again]
     unread = [set(backend.unread) for backend in backends]
     everywhere = set.intersection(*unread) if unread else set()
     lines += [
         f"{word} changes nothing: {backends[0].unread_since}"
-        for word in command.words
+        for word in spec.words
         if group_of(word) in everywhere
     ]
-    every = dict.fromkeys([*command.words, *(change for arm in arms for change in arm.overrides)])
+    every = dict.fromkeys([*spec.words, *(change for arm in arms for change in arm.overrides)])
     routers = [word for word in every if group_of(word) == "router"]
     searched = any(key.startswith("fleet.") for arm in arms for key in arm.changes)
     if not routers or searched or "router" in everywhere:

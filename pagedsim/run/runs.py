@@ -33,7 +33,7 @@ _NAMED = 3
 class Runs:
     """What became of everything that a study has asked for so far."""
 
-    command: StudySpec
+    spec: StudySpec
     jobs: list[Job] = field(default_factory=list)
     finished: dict[Key, Run] = field(default_factory=dict)
     failed: dict[Key, Failure] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Runs:
     @property
     def config(self) -> Settings:
         """That of the study, without any arm's changes."""
-        return self.command.config
+        return self.spec.config
 
     @property
     def wanted(self) -> int:
@@ -93,7 +93,7 @@ class Runs:
             if not any(self._unknown(arm)):  # it is not configured again
                 continue
             try:
-                config = self.command.configured(key_of(arm.name), arm.overrides, arm.changes)
+                config = self.spec.configured(key_of(arm.name), arm.overrides, arm.changes)
             except ConfigError as error:
                 if not self.jobs:
                     raise
@@ -105,7 +105,7 @@ class Runs:
 
     def _unknown(self, arm: Arm) -> Iterator[tuple[int, int]]:
         """The seeds and repeats of an arm of which nothing is known."""
-        seeds = self.command.seeds if arm.seeds is None else arm.seeds
+        seeds = self.spec.seeds if arm.seeds is None else arm.seeds
         for seed, repeat in product(seeds, arm.repeats):
             if not self.settled(arm.name, seed + repeat):
                 yield seed, repeat
@@ -113,10 +113,10 @@ class Runs:
     def _jobs(self, arm: Arm, config: Settings) -> Iterator[Job]:
         """The jobs of an arm of which nothing is known."""
         name = re.sub(r"^\.", "%2E", quote(arm.name, safe=" =,+@"))  # whatever is in it
-        folder = self.command.folder / "runs" / name
+        folder = self.spec.folder / "runs" / name
         first = arm.first
         if first is None:
-            first = self.command.seeds[0] if arm.seeds is None else arm.seeds[0]
+            first = self.spec.seeds[0] if arm.seeds is None else arm.seeds[0]
         for seed, repeat in self._unknown(arm):
             place = folder / f"seed-{seed + repeat}"
             yield Job(arm.name, seed, config, place, seed != first, repeat)

@@ -63,8 +63,8 @@ class Composed:
             _refuse_misplaced(conf, change)
         picks = {change.key: change for change in chosen}
         null = [key for key, change in picks.items() if change.value is None and _keeps(change)]
-        words = [f"~{key}" if key in null else str(change) for key, change in picks.items()]
-        tree, choices = conf.compose(words)
+        typed = [f"~{key}" if key in null else str(change) for key, change in picks.items()]
+        tree, choices = conf.compose(typed)
         choices = {**choices, **dict.fromkeys(null)}
         _apply(tree, [change for change in changes if change not in chosen], changes)
         return cls(conf, tree, choices, changes)

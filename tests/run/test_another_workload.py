@@ -67,7 +67,7 @@ def test_a_trace_a_model_and_a_gpu_keep_what_their_files_say(name: str, trace: P
         return
     plain = compose("config", overrides=["experiment=single", *sum(words.values(), ())])
     for key in {*words} - ({"workload"} if name in OF_ARMS else set()):
-        assert execution.command.config[key] == OmegaConf.to_container(plain[key])
+        assert execution.spec.config[key] == OmegaConf.to_container(plain[key])
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_an_arm_serves_a_trace_as_it_is_but_for_its_own_changes(name: str, trace
     except ConfigError as error:
         assert "\n" not in str(error)  # it takes no trace
         return
-    plain = execution.command.config["workload"]
+    plain = execution.spec.config["workload"]
     as_it_is = []
     for config, own in arms:
         workload = config["workload"]
@@ -158,5 +158,5 @@ def test_a_trace_that_an_arm_of_the_command_line_chooses_keeps_its_own_rate(
 def test_blocks_that_the_experiment_sets_for_its_own_model_and_gpu_are_noted(
     words: tuple[str, ...], notes: int
 ) -> None:
-    found = study("experiment=preemption", "tracking=none", *words).command.notes
+    found = study("experiment=preemption", "tracking=none", *words).spec.notes
     assert len([line for line in found if "sets memory.blocks=" in line]) == notes

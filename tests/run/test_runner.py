@@ -37,7 +37,7 @@ def told(plan: Study, *words: str) -> list[str]:
     """The words that change nothing, as the runner tells of them."""
     runs = Runs(command(Path("out"), *words))
     arms = plan.next_runs(runs)
-    lines = unused_words(plan, runs.command, arms, runs.jobs_of(arms, plan.key_of))
+    lines = unused_words(plan, runs.spec, arms, runs.jobs_of(arms, plan.key_of))
     return [line.partition(" changes nothing")[0] for line in lines]
 
 
