@@ -29,8 +29,8 @@ _NAME = "config.yaml"
 def claimed(folder: Path, chosen: bool) -> Iterator[Path]:
     """The folder to write to; taken away again if nothing was written in the body.
 
-    `own`: that of the user's choice, where a study may be going on. Else two studies that begin
-    in the same second have one name, and the second gets a folder beside it.
+    `chosen`: by the user, so that a study may be going on there. Else two studies that begin in
+    the same second have one name, and the second gets a folder beside it.
     """
     if not chosen:
         folder = _unused(folder)

@@ -49,7 +49,7 @@ from pagedsim.user_error import Interruption, UserError, line, shown
 _NAME = "job.json"
 _BETWEEN, _EDGES = 3, 2
 """Characters between two columns of a table, and at its edges."""
-Job = dict[str, Any]
+JobRecord = dict[str, Any]
 
 
 def run_experiment(config: DictConfig) -> None:
@@ -228,7 +228,7 @@ def conclude(interrupted: bool = False, died: Exception | None = None) -> None:
         raise UserError(failed)
 
 
-def _lost(folder: Path, jobs: Mapping[int, Job]) -> list[int]:
+def _lost(folder: Path, jobs: Mapping[int, JobRecord]) -> list[int]:
     """Jobs that this sweep began, and that have left nothing."""
     numbers = (
         int(path.parent.name)
@@ -242,7 +242,7 @@ def _many(count: int, what: str) -> str:
     return f"{count or 'no'} {what}{'s' * (count != 1)}"
 
 
-def _show(folder: Path, jobs: Mapping[int, Job]) -> None:
+def _show(folder: Path, jobs: Mapping[int, JobRecord]) -> None:
     """The table, and where it lies."""
     varying = _varying(jobs)
     console = Console()
@@ -263,7 +263,7 @@ def _show(folder: Path, jobs: Mapping[int, Job]) -> None:
         print(f"table     {shown(folder / 'sweep.csv')}")
 
 
-def _notes(jobs: Mapping[int, Job]) -> list[str]:
+def _notes(jobs: Mapping[int, JobRecord]) -> list[str]:
     """What is to be known of the jobs, each once, with those of which it is true if not of all."""
     whose: dict[str, list[int]] = {}
     sizes: dict[float, set[int]] = {}
@@ -283,7 +283,7 @@ def _notes(jobs: Mapping[int, Job]) -> list[str]:
     ]
 
 
-def read_jobs(folder: Path) -> dict[int, Job]:
+def read_jobs(folder: Path) -> dict[int, JobRecord]:
     """The jobs of a sweep that have ended, by number."""
     jobs = {}
     for path in folder.glob(f"*/{_NAME}"):
@@ -292,28 +292,28 @@ def read_jobs(folder: Path) -> dict[int, Job]:
     return dict(sorted(jobs.items()))
 
 
-def _failed(jobs: Mapping[int, Job]) -> list[tuple[int, Job]]:
+def _failed(jobs: Mapping[int, JobRecord]) -> list[tuple[int, JobRecord]]:
     return [(number, job) for number, job in jobs.items() if job["error"]]
 
 
-def _settings(job: Job) -> dict[str, str]:
+def _settings(job: JobRecord) -> dict[str, str]:
     pairs = (override.partition("=") for override in job["overrides"])
     return {key: value for key, _, value in pairs}
 
 
-def _varying(jobs: Mapping[int, Job]) -> list[str]:
+def _varying(jobs: Mapping[int, JobRecord]) -> list[str]:
     """The settings in which the jobs differ."""
     every = [_settings(job) for job in jobs.values()]
     keys = dict.fromkeys(key for settings in every for key in settings)
     return [key for key in keys if len({settings.get(key) for settings in every}) > 1]
 
 
-def _words(job: Job, varying: Sequence[str]) -> str:
+def _words(job: JobRecord, varying: Sequence[str]) -> str:
     settings = _settings(job)
     return ", ".join(f"{key}={settings[key]}" for key in varying or settings if key in settings)
 
 
-def _rows(jobs: Mapping[int, Job], varying: Sequence[str]) -> list[dict[str, Any]]:
+def _rows(jobs: Mapping[int, JobRecord], varying: Sequence[str]) -> list[dict[str, Any]]:
     """One row an arm of a job."""
     rows = []
     several = any(len(job["arms"]) > 1 for job in jobs.values())

@@ -1,4 +1,4 @@
-"""The one validator of settings: kinds, ranges and names, from the annotations of a dataclass.
+"""Settings of studies and of the roots: kinds, ranges and names, from annotations of a dataclass.
 
 Constraints stand in `Annotated` fields, and nested groups of settings become dataclasses: a field
 such as `loads: Mapping[str, Load]`, where `Load` is a dataclass, takes a mapping of settings for

@@ -2,7 +2,8 @@
 
 Hydra composes the base. After that a change of a key sets it; the choice of an option puts its file
 in the place of another, below what the experiment, the options of `server` and `scale`, and the
-words typed so far set. An option whose settings are everywhere (`# @package _global_`), as those of
+words typed so far set: the arm `memory=prefix` of a study with `memory.blocks=64` has 64 blocks of
+a prefix cache. An option whose settings are everywhere (`# @package _global_`), as those of
 `server` and `scale` are, is a patch of the whole: the options that it overrides are chosen unless
 words choose others, and its settings go below what words set.
 """
@@ -31,7 +32,7 @@ from pagedsim.spec.conf import (
     no_key,
     select,
 )
-from pagedsim.spec.roots import Config, Serve, prepare
+from pagedsim.spec.roots import Config, Serve, register_resolvers
 from pagedsim.spec.words import Change, Words, changes_of, text_of
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -39,7 +40,7 @@ _OURS = re.compile(r"\$\{(by_gpu|stand_in):")
 _OF_RESOLVERS = ("hardware", "model")
 """Groups that the resolvers of `spec.roots`, which `_OURS` finds, read."""
 
-prepare()
+register_resolvers()
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class Composed:
             _option_of(conf, change)
             _refuse_misplaced(conf, change)
         picks = {change.key: change for change in chosen}
-        null = [key for key, change in picks.items() if change.value is None and _keeps(change)]
+        null = [
+            key for key, change in picks.items() if change.value is None and _may_be_null(change)
+        ]
         typed = [f"~{key}" if key in null else str(change) for key, change in picks.items()]
         tree, choices = conf.compose(typed)
         choices = {**choices, **dict.fromkeys(null)}
@@ -105,7 +108,7 @@ class Composed:
                 if change.kind == "delete" and change.value not in (None, chosen):
                     raise ConfigError(f"{change}: cannot be taken away: it is {chosen}")
         for group, name in picks.items():
-            choices |= self._before(group, {*typed, *picks})
+            choices |= self._undone_by(group, {*typed, *picks})
             option = self.conf.option(group, name) if name else None
             for other, its in option.choices.items() if option and option.everywhere else ():
                 if other not in typed and other not in picks:
@@ -116,7 +119,7 @@ class Composed:
             choices["scale"] = picks["backend"] if picks["backend"] in known else None
         return choices
 
-    def _before(self, group: str, chosen: Collection[str]) -> Choices:
+    def _undone_by(self, group: str, chosen: Collection[str]) -> Choices:
         """The options that a patch of the whole, which is replaced, had chosen in the place of the
         experiment's."""
         if group == "experiment" or not (name := self.choices.get(group)):
@@ -198,7 +201,7 @@ def _is_choice(conf: Conf, change: Change) -> bool:
     return conf.is_group(change.key) and not isinstance(change.value, Mapping)
 
 
-def _keeps(change: Change) -> bool:
+def _may_be_null(change: Change) -> bool:
     """Whether it leaves a group without an option, as config.yaml does."""
     return change.kind == "change" and change.key in ("server", "scale")
 
@@ -214,7 +217,7 @@ def _option_of(conf: Conf, change: Change) -> str | None:
         word = str(change).lstrip("+")
         raise ConfigError(f"++{word}: ++ is for settings; {word} chooses the option")
     if change.value is None:
-        if _keeps(change):
+        if _may_be_null(change):
             return None
         known = ", ".join(conf.options_of(change.key))
         raise ConfigError(f"{change}: unknown; choose from {known}")
@@ -257,7 +260,7 @@ def _set(tree: Settings, change: Change) -> None:
     node: Any = tree
     adds = change.kind in ("add", "force", "replace")
     for part in above:
-        inner = _at(node, part, tree)
+        inner = _child(node, part, tree)
         if isinstance(node, dict) and isinstance(node.get(part), str) and inner is not node[part]:
             inner = node[part] = copied(inner)  # what it named stays as it is
         if not isinstance(inner, (dict, list)):
@@ -306,7 +309,7 @@ def _refuse_new(where: str, before: Mapping[str, Any], value: Mapping[str, Any],
             _refuse_new(f"{where}.{key}", before[key], inner, tree)
 
 
-def _at(node: Any, part: str, tree: Settings) -> Any:
+def _child(node: Any, part: str, tree: Settings) -> Any:
     """What a mapping or list holds under a name; where that is ${...} alone, what it names."""
     inner = node.get(part) if isinstance(node, dict) else None
     if isinstance(node, list) and part.isdigit() and int(part) < len(node):

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from pagedsim.spec.check import Whole
 
-Positive = Annotated[int, Whole(1)]
+PositiveInt = Annotated[int, Whole(1)]
 
 OF_THE_STUDY = ("study", "tracking", "report", "jobs", "seed", "seeds")
 """Keys that change no run of an arm, or are part of a job: its seed."""
@@ -96,11 +96,11 @@ class Config:
     """Tokens of a prompt, for experiment=estimate."""
     batch: int | None = None
     """Sequences that decode together, for experiment=estimate."""
-    tensor_parallel: Positive = 1
+    tensor_parallel: PositiveInt = 1
     """GPUs that share the model, or a stage of it."""
-    pipeline_parallel: Positive = 1
+    pipeline_parallel: PositiveInt = 1
     """Stages to which the layers are dealt; backend=sim only."""
-    expert_parallel: Positive = 1
+    expert_parallel: PositiveInt = 1
     """GPUs of a stage over which a mixture's experts are dealt, a multiple of tensor_parallel; each
     tensor_parallel of them are a group with requests of its own, and server.max_seqs,
     server.max_batched_tokens and memory.blocks are each group's, as in vLLM. backend=sim only;
@@ -112,9 +112,9 @@ class Config:
     """What the layers' weights are held in: int8, fp8, or null: as the model has them."""
     seed: Annotated[int, Whole(0)] = 0
     """The first seed; the others follow it. The same seed gives the same bytes."""
-    seeds: Positive = 3
+    seeds: PositiveInt = 3
     """How often each arm is run, each time with other requests."""
-    jobs: Positive | None = None
+    jobs: PositiveInt | None = None
     """Processes; null: as many as there are cores, and one where times are measured."""
     report: bool = True
     """Whether to draw plots and write report.html."""
@@ -136,9 +136,9 @@ class Serve:
     cost: Any = None
     backend: Any = None
     server: Server = field(default_factory=Server)
-    tensor_parallel: Positive = 1
-    pipeline_parallel: Positive = 1
-    expert_parallel: Positive = 1
+    tensor_parallel: PositiveInt = 1
+    pipeline_parallel: PositiveInt = 1
+    expert_parallel: PositiveInt = 1
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
     seed: Annotated[int, Whole(0)] = 0
@@ -188,7 +188,7 @@ def _by_gpu(table: Mapping[str | int, Any], *, _root_: Any) -> Any:
     return None
 
 
-def prepare() -> None:
+def register_resolvers() -> None:
     """Register the resolvers of `${by_gpu:...}` and `${stand_in:}`."""
     OmegaConf.register_new_resolver("stand_in", _stand_in, replace=True)
     OmegaConf.register_new_resolver("by_gpu", _by_gpu, replace=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pagedsim.core import ConfigError
 
 Kind = Literal["change", "add", "force", "replace", "delete"]
-"""`replace` is what no word can: a mapping in the place of another, not merged with it."""
+"""`replace` is what no word can: a mapping in the place of another; typed again, it is merged."""
 _SIGNS: dict[Kind, str] = {"change": "", "add": "+", "force": "++", "replace": "++", "delete": "~"}
 _KINDS: dict[str, Kind] = {"CHANGE": "change", "ADD": "add", "FORCE_ADD": "force", "DEL": "delete"}
 _SPECIAL = re.compile(r"[=;&#<>!^`()]")
