@@ -37,7 +37,9 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
     assert isinstance(kind, type)
     target = settings["_target_"]
     if isinstance(target, Given):
-        for key in settings.keys() - {"_target_", *BESIDE.get(group, ())}:
+        # Of a memory the settings of an option stay: some are the server's.
+        left = () if group == "memory" else settings.keys() - {"_target_", *BESIDE.get(group, ())}
+        for key in left:
             raise ConfigError(
                 f"{group}.{key}={settings[key]}: is not taken by an object of {target.name}, "
                 "which has its settings"
