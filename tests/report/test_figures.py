@@ -17,7 +17,6 @@ from matplotlib.text import Annotation, Text
 
 from pagedsim.experiments.studies.zoo_pareto import Criterion, Ranking, draw_pareto
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.report.gantt import draw_gantt
 from pagedsim.report.load import draw_load
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, drawing
@@ -34,16 +33,6 @@ from tests.metrics.tables import (
 def styled() -> Iterator[None]:
     with drawing():
         yield
-
-
-def means(study: Arms, key: str) -> list[float]:
-    return [estimate(list(values_of(study, arm, key).values())).mean for arm in study.arms]
-
-
-def negative(study: Arms) -> Arms:
-    for run in study.runs:
-        run.summary["kv_waste_mean"] = -0.9 + 0.1 * study.arms.index(run.arm)
-    return study
 
 
 def three_clients(folder: Path) -> Arms:

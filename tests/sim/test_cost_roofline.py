@@ -14,7 +14,6 @@ from pagedsim.core import StepPlan
 from pagedsim.experiments.studies.estimate_arithmetic import products
 from pagedsim.sim.cost import CostModel, Roofline
 from pagedsim.sim.cost.roofline import slowdown
-from pagedsim.sim.cost.terms import ByTerms
 from pagedsim.sim.cost.work import step_work
 from pagedsim.sim.hardware import FAMILIES, family_of
 from pagedsim.sim.huggingface import read_shape
@@ -203,16 +202,6 @@ def test_only_what_decodes_read_takes_longer_from_small_blocks() -> None:
 
 
 # -- the table of terms ----------------------------------------------------------------------------
-
-
-STEP = plan(100, (50, 20), decodes=30, context=9000)
-
-
-class Table(ByTerms):
-    """A table, where swaps take no time."""
-
-    def swap_seconds(self, blocks: int) -> float:
-        return 0.0
 
 
 @pytest.mark.parametrize("stack", [Stack(), Stack(launch_us=200.0, layer_us=0.0)])
