@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from copy import deepcopy
@@ -55,6 +56,55 @@ if find_spec("torch") is None:  # an installation without the extra engine
 # Most of what is imported and collected stays, and a quarter of that time would go into looking for
 # garbage in it.
 gc.disable()
+
+
+SAMPLED = {
+    "test_the_answer_names_what_is_wrong": 10,
+    "test_no_experiment_is_noted": 5,
+    "test_a_request_that_fails_leaves_no_cycle": 5,
+    "test_a_recorded_study_calls_nothing_that_is_no_part": 4,
+    "test_what_another_seed_changes_is_drawn": 4,
+    "test_a_command_ends_with_its_table": 3,
+    "test_an_example_runs": 3,
+    "test_fast_forwarded_steps_are_those_that_are_planned": 3,
+    "test_the_first_broken_promise_is_named": 3,
+    "test_the_policies_of_pagedsim_keep_their_promises": 3,
+    "test_the_routers_of_pagedsim_keep_their_promises": 3,
+    "test_waits_are_those_of_theory": 3,
+    "test_what_a_page_chooses_runs_and_changes_something": 3,
+    "test_a_number_is_one_fact": 3,
+    "test_every_option_builds": 3,
+    "test_a_call_leaves_no_objects_behind": 2,
+    "test_a_policy_decides_as_its_reference": 2,
+    "test_a_reduced_study_finds_the_numbers_of_the_reference": 2,
+    "test_any_configuration": 2,
+    "test_chunks_and_a_prefix_cache_change_no_token": 2,
+    "test_every_kind_of_study_is_drawn": 2,
+    "test_every_step_is_decided_as_vllm_did": 2,
+    "test_every_step_is_decided_as_sglang_did": 2,
+    "test_greedy_tokens": 2,
+    "test_invariants_hold": 2,
+    "test_invariants_hold_ahead": 2,
+    "test_random_workloads_match_the_oracle": 2,
+    "test_sglang_plans_the_same": 2,
+    "test_the_simulator_plans_what_the_engine_planned": 2,
+    "test_what_a_setting_may_be": 2,
+}
+"""Of the cases of these tests one in so many is quick, and the others are slow: the quick tests end
+within five minutes on two cores."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow cases of `SAMPLED` tests, before slow ones are deselected."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        every = SAMPLED.get(test.rpartition("::")[2])
+        if every and not item.get_closest_marker("slow"):
+            if seen[test] % every:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -178,6 +178,7 @@ def test_a_preset_has_the_settings_of_a_server() -> None:
     assert tuple(one.name for one in fields(Server)) == api._LIMITS
 
 
+@pytest.mark.slow
 def test_other_experiments() -> None:
     estimate = ps.estimate(prompt=1000, model="llama-3.1-8b", gpu="h100")
     assert estimate.table().num_rows > 0 and estimate.finding

@@ -15,8 +15,6 @@ import pytest
 
 from tests.mistakes.record import LISTS, Mistake, printed, read, text_of
 
-EVERY = 6
-"""Of so many neighbours in a list, which are of a kind, one is tried by the quick tests."""
 MISTAKES = [mistake for path in LISTS for mistake in read(path)]
 
 
@@ -37,15 +35,12 @@ def cases() -> list[Any]:
         pytest.param(
             mistake,
             id=mistake.typed[-1],
-            marks=[
-                pytest.mark.skipif(
-                    not hasattr(os, "fork") or not all(map(find_spec, mistake.needs)),
-                    reason="forks, or an extra is not installed",
-                ),
-                *([] if number % EVERY == 0 else [pytest.mark.slow]),
-            ],
+            marks=pytest.mark.skipif(
+                not hasattr(os, "fork") or not all(map(find_spec, mistake.needs)),
+                reason="forks, or an extra is not installed",
+            ),
         )
-        for number, mistake in enumerate(MISTAKES)
+        for mistake in MISTAKES
     ]
 
 

@@ -303,7 +303,7 @@ class Recent(EvictionPolicy):
 
 
 @given(case=simulations(fleets=False))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
 def test_the_path_of_lru_is_the_path_of_all(case: Simulation) -> None:
     """Pins, swaps, tiers, groups of sequences: bundles and ranks evict alike."""
     (server,) = case.servers
