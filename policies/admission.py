@@ -76,4 +76,4 @@ def _longest(request: Request, state: ServerState) -> int:
     """The most blocks that a request may need, and one per sequence that batchings keep free for
     growth."""
     longest = request.prompt_len + state.longest_output(request)
-    return request.width * (state.blocks_for(longest) + 1)
+    return request.num_seqs * (state.blocks_for(longest) + 1)

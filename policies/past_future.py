@@ -47,13 +47,13 @@ class PastFuture(Refusal):
         # until an output exceeds its assumed length.
         if not all(one.decoding for one in there):
             return 1
-        return int(min(ceil(excess / request.width), min(left for left, _, _ in needs)))
+        return int(min(ceil(excess / request.num_seqs), min(left for left, _, _ in needs)))
 
     def _needs(self, some: list[Request], state: ServerState) -> list[Need]:
         """What each of these needs."""
         lengths, rest, needs = self._lengths, state.block_size - 1, []
         for one in some:
-            said, width = one.generated, one.width
+            said, width = one.generated, one.num_seqs
             length = lengths.get(one, 0.0)
             if length <= said:
                 length = lengths[one] = self._length(one, state)

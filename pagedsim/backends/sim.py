@@ -232,7 +232,7 @@ class FleetRun(BackendRun):
 
     def refuse(self, workload: Workload) -> None:
         disaggregated = any(place.role == "prefill" for place in self.places)
-        if disaggregated and any(params.width > 1 for params in workload.asked):
+        if disaggregated and any(params.num_seqs > 1 for params in workload.asked):
             raise ConfigError(
                 "fleet.pools: role=prefill: requests of several sequences (workload.n, "
                 "workload.beam) cannot go on at another replica"

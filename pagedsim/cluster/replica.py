@@ -199,7 +199,7 @@ class StepNotifier:
         """Whether a retry is certain to fail."""
         queues = self._queues
         if request.id in queues.reservations.awaiting_seat:
-            return queues.seats + request.width > queues.max_seqs
+            return queues.seats + request.num_seqs > queues.max_seqs
         asking = queues.reservations.awaiting_memory
         if request.id not in asking:
             return False

@@ -110,7 +110,7 @@ class BatchState:
     def limit_of(self, request: Request) -> int:
         """The length at which a request ends whatever its tokens are."""
         prompt, longest = request._prompt_len, self._longest
-        if request._width > 1:
+        if request._num_seqs > 1:
             longest = min(longest, self.memory.longest_of(request))
         if self.bound is not None:
             longest = min(longest, self.bound(request))
@@ -309,7 +309,7 @@ class BatchState:
         request._seat = self._seated
         self._seated += 1
         self.running[request] = None
-        self.seats += request._width
+        self.seats += request._num_seqs
         if self.ranking is not None:
             self.ranking.add(request)
 
@@ -321,7 +321,7 @@ class BatchState:
         else:
             self.clock.leave(request)
         del self.running[request]
-        self.seats -= request._width
+        self.seats -= request._num_seqs
         if self.ranking is not None:
             self.ranking.remove(request)
 
@@ -410,7 +410,7 @@ class BatchState:
         if request._computed_before:
             again = min(request._computed_before, end) - max(chunk._start, request._computed_from)
             request._recomputed_tokens += max(again, 0)
-        if request._width > 1 and rebuilds(request):
+        if request._num_seqs > 1 and rebuilds(request):
             request._rebuilt += chunk._length
             if request._rebuilt < prefill_tokens(request, self.memory):
                 return
@@ -423,20 +423,20 @@ class BatchState:
                 return
             request._decoded_from = end
             request._generated += 1
-            if request._width > 1:
-                self.memory.fork(request, (0,) * request._width, self.copies)
+            if request._num_seqs > 1:
+                self.memory.fork(request, (0,) * request._num_seqs, self.copies)
         del self.prefilling[request]
         self.clock.join(request)
 
     def append(self, request: Request, answer: int | Continuation) -> None:
         """Append sampled tokens to a request's outputs."""
         if not request._outputs:
-            request._outputs = [[] for _ in range(request._width)]
+            request._outputs = [[] for _ in range(request._num_seqs)]
         if not isinstance(answer, Continuation):
             request._outputs[0].append(int(answer))
             return
         tokens, parents = answer
-        if parents is not None and list(parents) != list(range(request._width)):
+        if parents is not None and list(parents) != list(range(request._num_seqs)):
             request._outputs = [list(request._outputs[parent]) for parent in parents]
             self._continue_from(request, parents)
         for output, token in zip(request._outputs, tokens, strict=True):
@@ -450,14 +450,14 @@ class BatchState:
 
     def _continue_from(self, request: Request, parents: Sequence[int]) -> None:
         """Continue old sequence `parents[i]` as new sequence i of a decoding request."""
-        if len(parents) == request._width:  # it stays on the clock; only its memory changes
+        if len(parents) == request._num_seqs:  # it stays on the clock; only its memory changes
             need = self.memory.need(request)
             self.memory.fork(request, parents, self.copies)
             self.clock.memory_need_changed(request, need)
             return
         self.clock.leave(request)
-        self.seats += len(parents) - request._width
-        request._width = len(parents)
+        self.seats += len(parents) - request._num_seqs
+        request._num_seqs = len(parents)
         self.memory.fork(request, parents, self.copies)
         self.clock.join(request)
 

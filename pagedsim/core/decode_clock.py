@@ -20,11 +20,11 @@ from pagedsim.core.errors import IntegrityError
 class DecodeEntry:
     """The lengths of a request, on the clock while it decodes or off it."""
 
-    __slots__ = ("_clock", "_generated", "_prefilled", "_prompt_len", "_width")
+    __slots__ = ("_clock", "_generated", "_num_seqs", "_prefilled", "_prompt_len")
 
-    def __init__(self, prompt_len: int, width: int) -> None:
+    def __init__(self, prompt_len: int, num_seqs: int) -> None:
         self._prompt_len = prompt_len
-        self._width = width
+        self._num_seqs = num_seqs
         self._clock: DecodeClock[Any] = STILL
         self._generated = 0
         self._prefilled = 0  # tokens in memory while it does not decode
@@ -35,9 +35,9 @@ class DecodeEntry:
         return self._prompt_len
 
     @property
-    def width(self) -> int:
+    def num_seqs(self) -> int:
         """Its live sequences; each takes a seat in the batch."""
-        return self._width
+        return self._num_seqs
 
     @property
     def generated(self) -> int:
@@ -84,8 +84,8 @@ class DecodeClock(Generic[R]):
         group: Callable[[R], Hashable] = lambda request: None,
     ) -> None:
         self.tick = 0
-        self.width = 0  # sequences on the clock
-        self.wide: dict[int, int] = {}  # requests of several sequences, by width
+        self.num_seqs = 0  # sequences on the clock
+        self.wide: dict[int, int] = {}  # requests of several sequences, by num_seqs
         self.version = 0  # changes whenever a request joins or leaves
         self.memory: Calendar[R] = {}  # requests that need memory before each tick
         self.ends: Calendar[R] = {}
@@ -127,7 +127,7 @@ class DecodeClock(Generic[R]):
     @property
     def context(self) -> int:
         """Sum of the lengths of all sequences on the clock."""
-        return self._base + self.width * self.tick
+        return self._base + self.num_seqs * self.tick
 
     def join(self, request: R) -> None:
         """Let `request` gain a token with each tick from now on."""
@@ -135,14 +135,14 @@ class DecodeClock(Generic[R]):
         request._clock = self
         self.requests += 1
         self.version += 1
-        width, length = request._width, request._prompt_len + generated
-        self.width += width
-        self._base += width * length
+        num_seqs, length = request._num_seqs, request._prompt_len + generated
+        self.num_seqs += num_seqs
+        self._base += num_seqs * length
         self._generated += generated
         if self._groups is not None:
             self._count(self._groups, request, 1)
-        if width > 1:
-            self.wide[width] = self.wide.get(width, 0) + 1
+        if num_seqs > 1:
+            self.wide[num_seqs] = self.wide.get(num_seqs, 0) + 1
         if (need := self._memory_need(request)) is not None:
             _note(self.memory, request, need - length)
         if (end := self._end(request)) is not None:
@@ -150,21 +150,21 @@ class DecodeClock(Generic[R]):
 
     def leave(self, request: R) -> None:
         """Take `request` off the clock, with the length that it has."""
-        width, generated = request._width, request._generated
+        num_seqs, generated = request._num_seqs, request._generated
         length = request._prompt_len + generated
         if (need := self._memory_need(request)) is not None:
             _strike(self.memory, request, need - length)
         if (end := self._end(request)) is not None:
             _strike(self.ends, request, end - length)
-        self._base -= width * length
+        self._base -= num_seqs * length
         self._generated -= generated
         if self._groups is not None:
             self._count(self._groups, request, -1)
-        if width > 1:
-            self.wide[width] -= 1
-            if not self.wide[width]:
-                del self.wide[width]
-        self.width -= width
+        if num_seqs > 1:
+            self.wide[num_seqs] -= 1
+            if not self.wide[num_seqs]:
+                del self.wide[num_seqs]
+        self.num_seqs -= num_seqs
         self.requests -= 1
         self.version += 1
         request._prefilled = length + self.tick - 1
@@ -215,11 +215,13 @@ class DecodeClock(Generic[R]):
         """Raise IntegrityError unless exactly `requests` are on the clock, with true sums."""
         if len(requests) != self.requests:
             raise IntegrityError(f"the clock counts {self.requests} requests, not {len(requests)}")
-        context = sum(r.width * r.num_tokens for r in requests)
+        context = sum(r.num_seqs * r.num_tokens for r in requests)
         if context != self.context:
             raise IntegrityError(f"the clock sums {self.context} tokens, its requests {context}")
-        if (width := sum(r.width for r in requests)) != self.width:
-            raise IntegrityError(f"the clock counts {self.width} sequences, {width} are on it")
+        if (num_seqs := sum(r.num_seqs for r in requests)) != self.num_seqs:
+            raise IntegrityError(
+                f"the clock counts {self.num_seqs} sequences, {num_seqs} are on it"
+            )
         if (generated := sum(r.generated for r in requests)) != self.generated_in_all:
             raise IntegrityError(
                 f"the clock sums {self.generated_in_all} generated, not {generated}"
@@ -230,7 +232,7 @@ class DecodeClock(Generic[R]):
                 generated != sum(map(self.generated, groups))
             ):
                 raise IntegrityError(f"the clock counts {self._groups} by group, of {dict(groups)}")
-        wide = Counter(r.width for r in requests if r.width > 1)
+        wide = Counter(r.num_seqs for r in requests if r.num_seqs > 1)
         if wide != self.wide:
             raise IntegrityError(f"the clock counts widths {self.wide}, not {dict(wide)}")
         self._check_calendar("memory", self.memory, requests, self._memory_need)

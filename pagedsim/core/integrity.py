@@ -25,9 +25,11 @@ def check_state(state: BatchState) -> None:
 
 def _check_tables(state: BatchState, request: Request) -> None:
     """A running request has a table for each sequence, long enough for what is in memory."""
-    sequences = request.width if request.generated else len(request._tables)
+    sequences = request.num_seqs if request.generated else len(request._tables)
     if not request._tables or len(request._tables) != sequences:
-        raise IntegrityError(f"{request!r} has {len(request._tables)} tables for {request.width}")
+        raise IntegrityError(
+            f"{request!r} has {len(request._tables)} tables for {request.num_seqs}"
+        )
     blocks = state.memory.blocks_for(request.computed)
     if any(len(table) < blocks for table in request._tables):
         lengths = [len(table) for table in request._tables]
@@ -80,7 +82,7 @@ def _check_batch(state: BatchState) -> None:
     if set(others) != state.prefilling.keys() | state.leaving.keys():
         listed = [*state.prefilling, *state.leaving]
         raise IntegrityError(f"{others} do not decode, listed as such are {listed}")
-    seats = sum(request.width for request in state.running)
+    seats = sum(request.num_seqs for request in state.running)
     if seats != state.seats:
         raise IntegrityError(f"{seats} seats are taken, {state.seats} are counted")
     if seats > state.max_seqs:

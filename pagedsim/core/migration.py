@@ -90,7 +90,7 @@ class Migration:
             raise ConfigError(reason)
         queues = self._queues
         queues.require_present(request)
-        if request.params.width > 1:
+        if request.params.num_seqs > 1:
             raise RequestError(f"request {request.id!r} cannot migrate: it is a group of sequences")
         if not request.decoding or request.generated <= queues.tokens_in_flight(request):
             raise RequestError(f"request {request.id!r} cannot migrate: it does not decode yet")
@@ -159,7 +159,7 @@ class Migration:
         queues._now = now
         queues.disturbed = True
         placeholder.follow()
-        if queues.seats + request.width > queues.max_seqs:
+        if queues.seats + request.num_seqs > queues.max_seqs:
             self._reservations.awaiting_seat[request.id] = placeholder
             return False
         if queues.ranked:
@@ -189,7 +189,7 @@ class Migration:
             raise RequestError(f"request {request.id!r} was {request.state.value} already")
         if request.state is State.NEW:
             raise RequestError(f"request {request.id!r} is new: it has no keys and values")
-        if request.params.width > 1:
+        if request.params.num_seqs > 1:
             raise RequestError(f"request {request.id!r} cannot migrate: it is a group of sequences")
         if reason := self._queues.outgrown(request):
             raise RequestError(f"request {request.id!r} can never be served here: {reason}")

@@ -414,15 +414,15 @@ class StepPlan:
 
 def rebuilds(request: Request) -> bool:
     """Whether it is a preempted group whose generated tokens are recomputed."""
-    return request._width > 1 and request.generated > 0
+    return request._num_seqs > 1 and request.generated > 0
 
 
 def prefill_tokens(request: Request, memory: Memory) -> int:
     """Tokens to compute in all, if nothing is cached."""
-    if request._width == 1 or not rebuilds(request):
+    if request._num_seqs == 1 or not rebuilds(request):
         return request.num_tokens
     alone = request.num_tokens - 1
-    return alone + (request._width - 1) * (alone - memory.common(request))
+    return alone + (request._num_seqs - 1) * (alone - memory.common(request))
 
 
 def prefill_left(request: Request, memory: Memory) -> int:
@@ -436,12 +436,12 @@ def stored(request: Request, memory: Memory) -> int:
     if not rebuilds(request):
         return request.computed
     alone = request.computed
-    return alone + (request._width - 1) * max(alone - memory.common(request), 0)
+    return alone + (request._num_seqs - 1) * max(alone - memory.common(request), 0)
 
 
 def span(request: Request) -> int:
     """Tokens that each of its sequences has in memory after its prefill."""
-    if request._width == 1 or not rebuilds(request):
+    if request._num_seqs == 1 or not rebuilds(request):
         return request.num_tokens
     return request.num_tokens - 1
 
@@ -457,7 +457,7 @@ def rebuilding(request: Request, count: int, memory: Memory) -> list[Chunk]:
     last, common = request.num_tokens - 1, memory.common(request)
     begin = 0  # of this sequence's share in the work
     chunks: list[Chunk] = []
-    for sequence in range(request._width):
+    for sequence in range(request._num_seqs):
         first = common if sequence else 0
         low = max(request._rebuilt - begin, 0)
         high = min(request._rebuilt + count - begin, last - first)
@@ -535,7 +535,7 @@ def refuse_answer(
 
 def refuse_parents(plan: StepPlan, parents: Mapping[RequestId, Sequence[int]]) -> None:
     """Raise PlanError unless these are valid parents of decoding groups."""
-    groups = {request._id: request for request in plan.decodes if request._width > 1}
+    groups = {request._id: request for request in plan.decodes if request._num_seqs > 1}
     for name, chosen in parents.items():
         problem = "decodes no sequences that could" if name not in groups else None
         if not problem:
@@ -556,11 +556,11 @@ def _unexpected(plan: StepPlan, tokens: Tokens, finished: Mapping[RequestId, str
 def _mismatch(request: Request, answer: int | Continuation) -> str | None:
     tokens, parents = answer if isinstance(answer, Continuation) else ((answer,), None)
     if parents is None:
-        if len(tokens) == request._width:
+        if len(tokens) == request._num_seqs:
             return None
-        return f"{len(tokens)} tokens for {request._width} sequences"
-    if not 0 < len(parents) == len(tokens) <= request._width:
-        return f"{len(tokens)} tokens for {len(parents)} of at most {request._width} sequences"
-    if not set(parents) <= set(range(request._width)):
-        return f"parents {tuple(parents)}, of {request._width} sequences"
+        return f"{len(tokens)} tokens for {request._num_seqs} sequences"
+    if not 0 < len(parents) == len(tokens) <= request._num_seqs:
+        return f"{len(tokens)} tokens for {len(parents)} of at most {request._num_seqs} sequences"
+    if not set(parents) <= set(range(request._num_seqs)):
+        return f"parents {tuple(parents)}, of {request._num_seqs} sequences"
     return None

@@ -291,11 +291,11 @@ class Queues(BatchState):
                 f"prompt of {request._prompt_len} + max_tokens {most} = {length} "
                 f"tokens: max_model_len is {self.max_model_len}"
             )
-        if request._width > self.max_seqs:
-            return f"{request._width} sequences: max_seqs is {self.max_seqs}"
-        if request._width > 1 and length > (longest := self.memory.longest_of(request)):
+        if request._num_seqs > self.max_seqs:
+            return f"{request._num_seqs} sequences: max_seqs is {self.max_seqs}"
+        if request._num_seqs > 1 and length > (longest := self.memory.longest_of(request)):
             return (
-                f"{request._width} sequences of {length} tokens: memory of {self.memory.total} "
+                f"{request._num_seqs} sequences of {length} tokens: memory of {self.memory.total} "
                 f"blocks × {self.memory.block_size} tokens holds as many of {longest}"
             )
         return None
@@ -337,7 +337,7 @@ class Queues(BatchState):
         request = self.waiting.pop()
         cached = len(hit) * self.memory.block_size if hit else 0
         tokens = cached + count
-        if request._width > 1 and rebuilds(request):
+        if request._num_seqs > 1 and rebuilds(request):
             tokens = span(request)  # a group's tables are laid out at once, others grow with chunks
         self.memory.admit(request, tokens if allocate else cached, hit)
         request._prefilled = request._found = cached
@@ -347,7 +347,7 @@ class Queues(BatchState):
             plan._hits = (*plan._hits, (request, cached))
         self.add_to_batch(request)
         self.prefilling[request] = None
-        if request._width == 1:
+        if request._num_seqs == 1:
             plan.add_chunk(next_chunk(request, count))
         else:
             self.advance(plan, request, count)
@@ -358,7 +358,7 @@ class Queues(BatchState):
 
     def advance(self, plan: StepPlan, request: Request, count: int) -> None:
         """Plan the next `count` tokens of a request in the batch that does not decode yet."""
-        if request._width > 1 and rebuilds(request):
+        if request._num_seqs > 1 and rebuilds(request):
             for chunk in rebuilding(request, count, self.memory):
                 plan.add_chunk(chunk)
         else:
@@ -371,7 +371,7 @@ class Queues(BatchState):
         """
         clock, memory = self.clock, self.memory
         due = clock.memory.get(clock.tick)
-        forked = clock.width > clock.requests
+        forked = clock.num_seqs > clock.requests
         if memory.with_tokens:
             self.number_seats()  # the prefix cache registers blocks in this order
         if due is None:
@@ -395,12 +395,12 @@ class Queues(BatchState):
     def decode(self, plan: StepPlan) -> None:
         """Plan one token for every decoding sequence, except those held back."""
         clock = self.clock
-        plan.decode(self, clock.version, clock.width, clock.context)
+        plan.decode(self, clock.version, clock.num_seqs, clock.context)
         if plan._held:
             held = set(plan._held)
             plan._decodes = tuple(r for r in plan.decodes if r not in held)
-            plan._decode_count -= sum(r._width for r in held)
-            plan._decode_context -= sum(r._width * r.num_tokens for r in held)
+            plan._decode_count -= sum(r._num_seqs for r in held)
+            plan._decode_context -= sum(r._num_seqs * r.num_tokens for r in held)
 
     # -- preemption --------------------------------------------------------------------------------
 

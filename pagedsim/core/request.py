@@ -66,7 +66,7 @@ class Request(DecodeEntry):
 
     Everything public is what a real server knows, and read-only: hooks get the object itself, and
     the private fields are written by the scheduler, the memory and the executor alone. A request
-    that will sample `n` (or `best_of`, or beam) sequences is *one* request of `width` n: its
+    that will sample `n` (or `best_of`, or beam) sequences is *one* request with `num_seqs` n: its
     sequences have equal length, are scheduled together, and share blocks wherever their tokens
     agree.
 
@@ -153,7 +153,7 @@ class Request(DecodeEntry):
             )
         if length < 1:
             raise RequestError(f"request {id!r}: prompt of {length} tokens: at least 1")
-        DecodeEntry.__init__(self, length, params.width)
+        DecodeEntry.__init__(self, length, params.num_seqs)
         self._params = params
         self._arrival = arrival
         self._priority: float | int = priority
@@ -284,7 +284,7 @@ class Request(DecodeEntry):
         if not (before := self._computed_before):
             return self._recomputed_tokens
         again = min(self.computed, before) - self._decoded_from
-        return self._recomputed_tokens + (self._width * again if again > 0 else 0)
+        return self._recomputed_tokens + (self._num_seqs * again if again > 0 else 0)
 
     @property
     def swapped_blocks(self) -> int:

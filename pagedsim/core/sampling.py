@@ -20,11 +20,11 @@ _NUMBERS = (
 class SamplingParams:
     """One request's sampling settings.
 
-    The scheduler reads `max_tokens` and `width`; everything else is for the engine's sampler.
+    The scheduler reads `max_tokens` and `num_seqs`; everything else is for the engine's sampler.
     `stop` may be given as one string, and it and `stop_token_ids` as lists. `length_penalty` and
     `early_stopping` are for beams, and as in transformers.
 
-    >>> SamplingParams(n=2, max_tokens=64).width
+    >>> SamplingParams(n=2, max_tokens=64).num_seqs
     2
     """
 
@@ -107,7 +107,7 @@ class SamplingParams:
         )
 
     @property
-    def width(self) -> int:
+    def num_seqs(self) -> int:
         """Sequences that run at once: the seats that the request takes in a batch."""
         return self.n if self.best_of is None else self.best_of
 
@@ -123,7 +123,7 @@ class SamplingParams:
 
         So with penalties, and with sequences that end, or are replaced, one by one.
         """
-        return self.width > 1 or self.penalised
+        return self.num_seqs > 1 or self.penalised
 
 
 def _refused(name: str, value: object, allowed: str) -> RequestError:

@@ -72,7 +72,7 @@ class Beams:
         self._detokenizer = detokenizer
         self._prompt = prompt
         # Until the first token all beams are the same one, and only the first may have successors.
-        self._logprobs = [0.0] + [-1e9] * (request.width - 1)
+        self._logprobs = [0.0] + [-1e9] * (request.num_seqs - 1)
         self._finished: list[Finished] = []  # best first
         self._contenders = 0  # running beams that would be finished if this were the last step
 
@@ -81,7 +81,7 @@ class Beams:
 
         Returns the request's result for `Scheduler.complete`, and its finish reason, if any.
         """
-        request, width = self.request, self.request.width
+        request, width = self.request, self.request.num_seqs
         candidates = self._candidates(logits)
         going = [c for c in candidates if c.token not in self.ends][:width]
         # The candidates beyond the best `width` are only there to go on, not to win.
@@ -100,7 +100,7 @@ class Beams:
     def close(self, reason: str) -> None:
         """End the request; unless beam search itself has ended it, running beams end as well."""
         if reason != "stop":
-            count = self._contenders if reason == "length" else self.request.width
+            count = self._contenders if reason == "length" else self.request.num_seqs
             running = self._running()[:count]
             self._finish((logprob, tokens, reason) for logprob, tokens in running)
 
@@ -116,7 +116,7 @@ class Beams:
 
     def _running(self) -> list[tuple[float, list[int]]]:
         """Log-probability and tokens of the running beams, best first."""
-        width, outputs = self.request.width, self.request._outputs
+        width, outputs = self.request.num_seqs, self.request._outputs
         if not outputs:
             return [(0.0, [])] * width
         return list(zip(self._logprobs, outputs, strict=True))
@@ -124,9 +124,9 @@ class Beams:
     def _candidates(self, logits: Tensor) -> list[Candidate]:
         """The best successors of all running beams, best first."""
         request = self.request
-        logprobs = self._adjusted(logits.log_softmax(1)).expand(request.width, -1)
+        logprobs = self._adjusted(logits.log_softmax(1)).expand(request.num_seqs, -1)
         totals = logprobs + torch.tensor(self._logprobs, device=logits.device)[:, None]
-        count = max(2, 1 + len(self.ends)) * request.width
+        count = max(2, 1 + len(self.ends)) * request.num_seqs
         best = totals.flatten().topk(min(count, totals.numel()))
         vocab = logits.shape[1]
         return [
@@ -149,7 +149,7 @@ class Beams:
         """Have ended beams compete for places among the finished."""
         new = [Finished(self._score(p, len(ids)), p, ids, why) for p, ids, why in beams]
         ranked = sorted(self._finished + new, key=lambda beam: -beam.score)
-        self._finished = ranked[: self.request.width]
+        self._finished = ranked[: self.request.num_seqs]
 
     def _score(self, logprob: float, length: float) -> float:
         return float(logprob / max(length, 1) ** self.request.params.length_penalty)
@@ -157,7 +157,7 @@ class Beams:
     def _may_improve(self, length: int) -> bool:
         """Whether a running beam, of `length` tokens now, may still join the finished."""
         params = self.request.params
-        if len(self._finished) < self.request.width:
+        if len(self._finished) < self.request.num_seqs:
             return True
         if params.early_stopping is True:
             return False

@@ -193,7 +193,7 @@ class Sample(NamedTuple):
 
 def wants_logprob(params: SamplingParams) -> bool:
     """Whether the log-probability of each sampled token is needed."""
-    return params.logprobs is not None or params.width > params.n
+    return params.logprobs is not None or params.num_seqs > params.n
 
 
 class Sampler:

@@ -88,7 +88,7 @@ class Sequences:
         self.deltas = False
         """Whether each output has only what is new since the last one."""
         extras = params.stop or params.min_tokens or params.penalised or self._scored
-        self.plain = params.temperature < COLDEST and params.width == 1 and not extras
+        self.plain = params.temperature < COLDEST and params.num_seqs == 1 and not extras
         """Whether its next token is the argmax of its logits, and only `ends` may end it."""
         if params.seed is not None:
             seed = params.seed
@@ -98,7 +98,7 @@ class Sequences:
                 stream_key(seed, index),
                 detokenizer and Text(detokenizer, stops, include_stop=include),
             )
-            for index in range(request.width)
+            for index in range(request.num_seqs)
         ]
         self._live = self._sequences  # in the order of request._outputs
 
@@ -249,7 +249,7 @@ def make_group(
     detokenizer = None
     if tokenizer is not None:
         detokenizer = partial(Detokenizer, tokenizer, request.prompt or ())
-    if request.params.beam_search and request.width > 1:
+    if request.params.beam_search and request.num_seqs > 1:
         return Beams(request, eos=eos, limit=limit, detokenizer=detokenizer, prompt=text)
     seed = stream_key(seed, number)
     return Sequences(request, eos=eos, seed=seed, detokenizer=detokenizer, prompt=text)

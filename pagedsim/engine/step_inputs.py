@@ -102,7 +102,7 @@ class StepInputs:
 
 def samplers_of(plan: StepPlan) -> Samplers:
     """The requests that sample in a step."""
-    samplers = [(request, request.width) for request in plan.decodes]
+    samplers = [(request, request.num_seqs) for request in plan.decodes]
     return samplers + [(chunk.request, 1) for chunk in plan.chunks if chunk.samples]
 
 

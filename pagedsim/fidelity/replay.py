@@ -54,7 +54,7 @@ def _first_difference(run: Recorded) -> Difference | None:
     witness = _Witness(run.steps["plan"].to_pylist())
     config = RunSpec(run.config, run.seed)
     workload = config.workload()
-    if any(params.beam_search and params.width > 1 for params in workload.asked):
+    if any(params.beam_search and params.num_seqs > 1 for params in workload.asked):
         raise ConfigError("beam searches cannot be replayed: which beams went on is not recorded")
     scheduler = scheduler_of(config, run.machine, _Retold)
     scheduler.expect_tokens()
@@ -153,4 +153,4 @@ class _Retold(Scheduler):
             )
         token = sampled[request.sampled_count]
         # Sequences that are sampled are recorded by their first; no plan depends on the others.
-        return token if request.width == 1 else Continuation((token,) * request.width)
+        return token if request.num_seqs == 1 else Continuation((token,) * request.num_seqs)

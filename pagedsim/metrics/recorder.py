@@ -327,7 +327,7 @@ class StepRecorder:
     def _recomputed(self, chunk: Chunk, plan: StepPlan, end: float, scheduler: Scheduler) -> None:
         """A chunk of a request that had tokens before."""
         if not chunk.samples:
-            if chunk.request.width > 1:  # a group samples in the first decode step after it
+            if chunk.request.num_seqs > 1:  # a group samples in the first decode step after it
                 self._rejoining[chunk.request] = None
         elif chunk.request not in plan.gone:
             self._begin_stretch(chunk.request, end, scheduler)
@@ -496,7 +496,7 @@ class Recorder(StepRecorder):
                 request._finished_at,
                 request._prompt_len,
                 request.generated,
-                request._width,
+                request._num_seqs,
                 request._preemptions,
                 request.recomputed_tokens,
                 request._swapped_blocks,

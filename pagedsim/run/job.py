@@ -220,7 +220,11 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
         first = f"the first, {who}: {why}"
         noted.append(Notice("requests were rejected", rejected.num_rows, rows, first))
     beams = sorted(
-        {request.width for request in workload.asked if request.beam_search and request.width > 1}
+        {
+            request.num_seqs
+            for request in workload.asked
+            if request.beam_search and request.num_seqs > 1
+        }
     )
     if beams:
         noted.append(Notice(f"{BEAMS}: one beam is 1 of {', '.join(map(str, beams))}"))

@@ -152,9 +152,9 @@ class Metrics:
             self.generation_tokens += 1
             self._boarded.append((end, 1))
             return
-        self.generation_tokens += request.width
+        self.generation_tokens += request.num_seqs
         self.prompt_tokens += request.prompt_len
-        self._boarded.append((end, request.width))
+        self._boarded.append((end, request.num_seqs))
         if request.arrival is not None:
             self.first_token.add(end - request.arrival)
 

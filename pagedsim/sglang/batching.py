@@ -131,8 +131,8 @@ class SGLang(Batching):
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:
         # An answer that is too long is cut, not refused.
-        if request.width > 1:
-            return f"{request.width} sequences: batching=sglang serves one of each request"
+        if request.num_seqs > 1:
+            return f"{request.num_seqs} sequences: batching=sglang serves one of each request"
         if request.prompt_len > queues.max_model_len:
             return f"prompt of {request.prompt_len} tokens: max_model_len is {queues.max_model_len}"
         memory = queues.memory

@@ -51,7 +51,7 @@ class Beams:
         dice = self._dice.get(request.id)
         if dice is None:
             dice = self._dice[request.id] = Random(f"beams/{self.seed}/{request.id}")
-        draw, width, turnover = dice.random, request.width, self.turnover
+        draw, width, turnover = dice.random, request.num_seqs, self.turnover
         parents = [int(draw() * width) if draw() < turnover else place for place in range(width)]
         return None if parents == list(range(width)) else parents
 

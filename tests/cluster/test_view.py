@@ -49,7 +49,7 @@ class Watches(RoundRobin):
                 scheduler.memory.blocks_for(one.num_tokens) for one in scheduler.waiting
             )
             decoding = [one for one in scheduler.running if one.decoding]
-            assert replica.stored_tokens == sum(one.width * one.num_tokens for one in decoding)
+            assert replica.stored_tokens == sum(one.num_seqs * one.num_tokens for one in decoding)
             owed = sum(
                 prefill_left(one, scheduler.memory)
                 for one in alive

@@ -134,7 +134,7 @@ class Run:
             self.now += 1
             flies = self.scheduler.fast_forward(plan, self.now)
             for request in plan.decodes:
-                self._record(self.known[request.id], Continuation((0,) * request.width))
+                self._record(self.known[request.id], Continuation((0,) * request.num_seqs))
             self._audit_commit(advanced=True)
             if not flies:
                 return True
@@ -164,13 +164,15 @@ class Run:
         """The next tokens: its stream goes on, and its sequences differ now and then."""
         stream = self.known[request.id].job.stream or 0
         following = token(stream, request.num_tokens)
-        if request.width == 1 and self.random.random() < 0.8:
+        if request.num_seqs == 1 and self.random.random() < 0.8:
             return following
         parents = None
-        count = request.width
+        count = request.num_seqs
         if self.case.beams and self.random.random() < 0.6:
-            count = self.random.randint(1, request.width) if self.random.random() < 0.3 else count
-            parents = [self.random.randrange(request.width) for _ in range(count)]
+            count = (
+                self.random.randint(1, request.num_seqs) if self.random.random() < 0.3 else count
+            )
+            parents = [self.random.randrange(request.num_seqs) for _ in range(count)]
         tokens = [following + 100 * self.random.randrange(2) for _ in range(count)]
         return Continuation(tokens, parents)
 
@@ -181,7 +183,7 @@ class Run:
         parents: dict[RequestId, Sequence[int]] = {}
         for request in plan.decodes:
             answer = answers.get(request.id)
-            if isinstance(answer, Continuation) and answer.parents and request.width > 1:
+            if isinstance(answer, Continuation) and answer.parents and request.num_seqs > 1:
                 parents[request.id] = answer.parents
         untold: dict[RequestId, int | Continuation] = {
             name: Continuation((), parents.get(name)) for name in answers
@@ -241,8 +243,8 @@ class Run:
         assert plan.prefill_pairs == sum(
             sum(range(c.start + 1, c.start + c.length + 1)) for c in chunks
         )
-        assert plan.decode_count == sum(r.width for r in decodes)
-        assert plan.decode_context == sum(r.width * r.num_tokens for r in decodes)
+        assert plan.decode_count == sum(r.num_seqs for r in decodes)
+        assert plan.decode_context == sum(r.num_seqs * r.num_tokens for r in decodes)
         assert plan.swapped_blocks == len(plan.swap_out) + len(plan.swap_in)
         assert all(chunk.length > 0 for chunk in chunks)
         planned = {*decodes, *(chunk.request for chunk in chunks)}
@@ -466,7 +468,7 @@ class AheadRun(Run):
 def _lines(request: Request, answer: int | Continuation) -> tuple[Sequence[int], Sequence[int]]:
     """The tokens of an answer, and which sequences they continue."""
     tokens, parents = ((answer,), None) if isinstance(answer, int) else answer
-    return tokens, range(len(tokens) or request.width) if parents is None else parents
+    return tokens, range(len(tokens) or request.num_seqs) if parents is None else parents
 
 
 def longest_answer(scheduler: Scheduler, batching: str, prompt: int) -> int:

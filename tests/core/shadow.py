@@ -176,5 +176,5 @@ def _tasks(plan: StepPlan) -> Iterator[Task]:
     for chunk in plan.chunks:
         yield Task(chunk.request, chunk.sequence, chunk.start, chunk.context)
     for request in plan.decodes:
-        for sequence in range(request.width):
+        for sequence in range(request.num_seqs):
             yield Task(request, sequence, request.num_tokens - 1, request.num_tokens)

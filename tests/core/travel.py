@@ -252,12 +252,12 @@ class Travel:
         there = sampled_in(plan)
         for request in (*plan.decodes, *(c.request for c in plan.chunks if c.samples)):
             position, stream = request.num_tokens, self.known[request.id].job.stream
-            says = [token(stream or 0, position)] * request.width
-            answers[request.id] = Continuation(says) if request.width > 1 else says[0]
+            says = [token(stream or 0, position)] * request.num_seqs
+            answers[request.id] = Continuation(says) if request.num_seqs > 1 else says[0]
             if request in there:
-                own = [(request.id, i, position) for i in range(request.width)]
+                own = [(request.id, i, position) for i in range(request.num_seqs)]
                 tokens = says if self.trip.tells_tokens else own
-                self.sites[0].shadow.sampled(request, tokens, range(request.width))
+                self.sites[0].shadow.sampled(request, tokens, range(request.num_seqs))
         return answers
 
     # -- what comes from outside -----------------------------------------------------------------
@@ -302,7 +302,7 @@ class Travel:
         some = [
             one
             for one in site.scheduler.running
-            if one not in under_way and one.params.width == 1 and _could_part(site, one)
+            if one not in under_way and one.params.num_seqs == 1 and _could_part(site, one)
         ]
         if (
             not some
@@ -444,7 +444,7 @@ class Travel:
 
     def _trim(self, request: Request) -> None:
         """Tokens that it was not told of are lost."""
-        lines = self.lines[request.id][: request.width if request.generated else 1]
+        lines = self.lines[request.id][: request.num_seqs if request.generated else 1]
         self.lines[request.id] = [line[: request.num_tokens] for line in lines]
 
     # -- what must hold --------------------------------------------------------------------------
@@ -497,7 +497,7 @@ class OneWay(Travel):
         target, source = self.sites[0], self.sites[-1]
         if site is source and not source.scheduler.migration.detach_error:
             for request in tuple(source.scheduler.running):
-                alone = request.params.width == 1 and _could_part(source, request)
+                alone = request.params.num_seqs == 1 and _could_part(source, request)
                 if alone and not target.scheduler.infeasible(request):
                     journey = Journey(request, source, target, stages=0)
                     self.journeys.append(journey)

@@ -98,7 +98,7 @@ def check(inputs: StepInputs, store: np.ndarray, plan: StepPlan, size: int) -> N
     assert begin == len(found.ids) == len(found.slots)
     assert inputs.written(size) == {slot // size for slot in found.slots.tolist()}
     assert samplers_of(plan) == [
-        *((request, request.width) for request in plan.decodes),
+        *((request, request.num_seqs) for request in plan.decodes),
         *((chunk.request, 1) for chunk in plan.chunks if chunk.samples),
     ]
     check_mixed(inputs, plan, [end - start for _, start, end, _ in wanted])
@@ -110,12 +110,12 @@ def sampling(plan: StepPlan) -> list[Request]:
 
 def answer(request: Request, rng: random.Random) -> int | Continuation:
     """Tokens of a group, of which some sequences may end or go on from another."""
-    if request.width == 1:
+    if request.num_seqs == 1:
         return rng.randrange(9)
-    count, parents = request.width, None
+    count, parents = request.num_seqs, None
     if request.outputs and rng.random() < 0.5:
-        count = rng.randint(1, request.width)
-        parents = tuple(rng.choices(range(request.width), k=count))
+        count = rng.randint(1, request.num_seqs)
+        parents = tuple(rng.choices(range(request.num_seqs), k=count))
     return Continuation(tuple(rng.randrange(9) for _ in range(count)), parents)
 
 

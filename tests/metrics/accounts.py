@@ -165,7 +165,7 @@ def service_jain(books: Books) -> Number:
 
 def batch(step: Step) -> int:
     prefilled = {chunk.request for chunk in step.plan.chunks}
-    return sum(request.width for request in step.decodes) + len(prefilled)
+    return sum(request.num_seqs for request in step.decodes) + len(prefilled)
 
 
 def tiers_of(books: Books, steps: Iterable[Step]) -> dict[str, dict[str, int]]:
@@ -202,7 +202,7 @@ def computed(books: Books, replica: int) -> int:
     """Tokens of prompts and answers that its steps computed."""
     mine = [step for step in books.steps if step.replica == replica]
     chunks = sum(chunk.length for step in mine for chunk in step.plan.chunks)
-    return chunks + sum(request.width for step in mine for request in step.decodes)
+    return chunks + sum(request.num_seqs for step in mine for request in step.decodes)
 
 
 def load(books: Books, replica: int) -> float:
@@ -336,7 +336,7 @@ def _step_row(books: Books, step: Step) -> dict[str, Any]:
         "prefill_pairs": sum(c.start + i + 1 for c in chunks for i in range(c.length)),
         "prefill_requests": len({chunk.request for chunk in chunks}),
         "sampled_prefills": sum(chunk.samples for chunk in chunks),
-        "decode_seqs": sum(request.width for request in step.decodes),
+        "decode_seqs": sum(request.num_seqs for request in step.decodes),
         "decode_context": step.context,
         "waiting": plan.waiting,
         "running": plan.running,

@@ -342,7 +342,7 @@ def _life(gone: Departure, parts: Parts) -> Life:
         session=request.session,
         arrival=arrival,
         prompt=int(workload.prompt_len[row]),
-        width=workload.asked[workload.sampling[row]].width,
+        width=workload.asked[workload.sampling[row]].num_seqs,
         state=gone.state,
         left=request.finished_at,
         replica=gone.replica,

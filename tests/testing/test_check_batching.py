@@ -31,7 +31,7 @@ class Leaking(Unified):
 
     def compose(self, queues: Queues, plan: StepPlan) -> None:
         super().compose(queues, plan)
-        queues.clock.width += plan.number == 3
+        queues.clock.num_seqs += plan.number == 3
 
 
 @pytest.mark.parametrize("name", BATCHINGS)

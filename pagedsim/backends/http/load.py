@@ -124,8 +124,8 @@ class Bodies:
 def _labels(request: Request) -> dict[str, Any]:
     """What the workload says of a request, where it says anything."""
     labels: dict[str, Any] = {"temperature": 0.0}
-    if request.width > 1:  # as greedy ones they would be the same, and some servers refuse that
-        labels = {"temperature": 1.0, "n": request.width}
+    if request.num_seqs > 1:  # as greedy ones they would be the same, and some servers refuse that
+        labels = {"temperature": 1.0, "n": request.num_seqs}
     if request.priority:
         whole = float(request.priority).is_integer()
         labels["priority"] = int(request.priority) if whole else request.priority
@@ -175,7 +175,7 @@ class Seen(Request):
         answer, usage = self.answer, self.usage
         self._prompt = None  # the largest part of it, and sent
         self._first_token_at = answer.first
-        self._generated = round((usage.get("completion_tokens") or answer.parts) / self.width)
+        self._generated = round((usage.get("completion_tokens") or answer.parts) / self.num_seqs)
         self._prompt_len = usage.get("prompt_tokens") or self.prompt_len
         if self.cache_known:
             self._cached_tokens = usage["prompt_tokens_details"]["cached_tokens"] or 0

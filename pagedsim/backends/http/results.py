@@ -73,7 +73,7 @@ def _lengths(finished: Sequence[Seen]) -> Iterator[str]:
             f"prompts had {counted:.1f} tokens on average as the server counts, where the workload "
             f"says {expected:.1f}"
         )
-    tokens = sum(request.generated * request.width for request in finished)
+    tokens = sum(request.generated * request.num_seqs for request in finished)
     parts = sum(request.answer.parts for request in finished)
     if abs(parts / max(tokens, 1) - 1) > OFF:
         yield (
@@ -154,7 +154,7 @@ def _latencies(finished: Sequence[Seen]) -> dict[str, float]:
 
 def _output_len(request: Seen) -> int:
     """Tokens of all its sequences; none where it failed, as theirs are."""
-    return request.generated * request.width if request.state is State.FINISHED else 0
+    return request.generated * request.num_seqs if request.state is State.FINISHED else 0
 
 
 def _ttft(request: Seen) -> float:

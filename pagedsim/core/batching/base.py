@@ -110,7 +110,7 @@ class Batching(ABC):
     def fits(self, queues: Queues, request: Request) -> bool:
         """Whether there are seats and memory for the head of waiting."""
         memory = queues.memory
-        if queues.seats + request.width > queues.max_seqs:
+        if queues.seats + request.num_seqs > queues.max_seqs:
             return False
         hit = memory.lookup(request)
         margin = 0 if self.grows_first else self.margin(queues)
@@ -166,7 +166,7 @@ class Batching(ABC):
         Its step comes after `steps` more in which the batch grows, which vLLM's rule ignores.
         """
         memory, spare = queues.memory, queues.spare
-        if queues.seats + request.width > queues.max_seqs:
+        if queues.seats + request.num_seqs > queues.max_seqs:
             return False
         hit = memory.lookup(request)
         spare += queues.guarded(hit)
@@ -182,7 +182,7 @@ def _growth(queues: Queues, steps: int) -> int:
     """Blocks that the batch will take in so many steps, as far as it is known."""
     memory, clock = queues.memory, queues.clock
     due = [clock.memory.get(clock.tick + step, ()) for step in range(steps)]
-    if memory.stride(clock.width > clock.requests):  # each needs a block
+    if memory.stride(clock.num_seqs > clock.requests):  # each needs a block
         growth = sum(map(len, due))
     else:
         growth = sum(

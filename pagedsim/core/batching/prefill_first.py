@@ -96,7 +96,7 @@ class PrefillFirst(Batching):
             if reason := self.refused(queues, request):
                 queues.reject(plan, reason)
                 continue
-            if queues.seats + request.width > queues.max_seqs:
+            if queues.seats + request.num_seqs > queues.max_seqs:
                 break
             hit = memory.lookup(request)
             margin = self.margin(queues)
@@ -105,7 +105,7 @@ class PrefillFirst(Batching):
             tokens = span(request)
             if memory.fit(request, tokens, margin, hit) is not _NOW:
                 break
-            count = tokens if request.width == 1 else prefill_tokens(request, memory)
+            count = tokens if request.num_seqs == 1 else prefill_tokens(request, memory)
             if hit:
                 count -= len(hit) * memory.block_size
             # Only the rebuilding of a group can be more than a step holds; it then goes alone.
@@ -148,8 +148,8 @@ class PrefillFirst(Batching):
         lacking = queues.memory.blocks_needed(request, request.num_tokens)
         # A group that preempts itself is rebuilt without gaining a token, so that, alone and by
         # the conservative test, it might never advance.
-        if request.width == 1 or len(queues.running) > 1:
-            lacking = max(lacking, request.width)
+        if request.num_seqs == 1 or len(queues.running) > 1:
+            lacking = max(lacking, request.num_seqs)
         return lacking > queues.memory.free
 
     def _resume(self, queues: Queues, plan: StepPlan) -> None:
@@ -160,7 +160,7 @@ class PrefillFirst(Batching):
             need = memory.swap_need(request, request.num_tokens)
             if memory.free - need < self.margin(queues):
                 break
-            if queues.seats + request.width > queues.max_seqs:
+            if queues.seats + request.num_seqs > queues.max_seqs:
                 break
             queues.resume(plan, request, 1)
 

@@ -44,16 +44,16 @@ class Unified(Batching):
         queues.decode(plan)
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:
-        if request.width > queues.max_batched_tokens:
+        if request.num_seqs > queues.max_batched_tokens:
             return (
-                f"{request.width} sequences decode together: "
+                f"{request.num_seqs} sequences decode together: "
                 f"max_batched_tokens is {queues.max_batched_tokens}"
             )
         return super().never_fits(queues, request)
 
     def _serve_running(self, queues: Queues, plan: StepPlan) -> int:
         """Serve the batch in its order; returns what is left of the budget."""
-        budget, decodes = queues.max_batched_tokens, queues.clock.width
+        budget, decodes = queues.max_batched_tokens, queues.clock.num_seqs
         prefilling, running = queues.prefilling, queues.running
         decodes_first = not prefilling or _last(prefilling, running)
         if decodes > budget or not decodes_first or not self.grow(queues, plan):
@@ -88,7 +88,7 @@ class Unified(Batching):
                 tokens = min(tokens, span(request))
             while memory.blocks_needed(request, tokens) > memory.free:
                 victim = queues.choose_victim(tuple(queues.running), request)
-                decoded = victim.width if victim.decoding else 0
+                decoded = victim.num_seqs if victim.decoding else 0
                 chunked = queues.preempt(plan, victim, request)
                 budget += chunked
                 if all_decode or victim in served:
@@ -110,7 +110,7 @@ class Unified(Batching):
     def _tokens_for(self, queues: Queues, request: Request, budget: int) -> tuple[int, int]:
         """Tokens that a request gets, in each sequence and in all, out of `budget`."""
         if request.ready:
-            return 1, request.width
+            return 1, request.num_seqs
         count = min(self._chunk(prefill_left(request, queues.memory)), budget)
         return count, count
 
@@ -135,7 +135,7 @@ class Unified(Batching):
         """Resume one request; returns the tokens that it gets, 0 if it does not fit."""
         memory, request = queues.memory, queues.next_swapped()
         count, cost = self._tokens_for(queues, request, budget)
-        if cost > budget or queues.seats + request.width > queues.max_seqs:
+        if cost > budget or queues.seats + request.num_seqs > queues.max_seqs:
             return 0
         if memory.swap_need(request, request.computed + count) > memory.free:
             return 0
@@ -152,7 +152,7 @@ class Unified(Batching):
             if not waiting:
                 return 0
         request = waiting.head
-        if queues.seats + request.width > queues.max_seqs:
+        if queues.seats + request.num_seqs > queues.max_seqs:
             return 0
         hit = memory.lookup(request)
         # All of the prompt must fit, although only a chunk of it may run.

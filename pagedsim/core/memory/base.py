@@ -146,7 +146,7 @@ class Memory(ABC):
 
         Default: 0 for several sequences, which are refused; a class with `fork` says how long.
         """
-        return self.longest if request._width == 1 else 0
+        return self.longest if request._num_seqs == 1 else 0
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens of one sequence."""

@@ -117,22 +117,22 @@ class PagedMemory(Memory):
     # -- admission -----------------------------------------------------------------------------
 
     def longest_of(self, request: Request) -> int:
-        shared = request._prompt_len // self.block_size if request._width > 1 else 0
-        return (shared + (self.total - shared) // request._width) * self.block_size
+        shared = request._prompt_len // self.block_size if request._num_seqs > 1 else 0
+        return (shared + (self.total - shared) // request._num_seqs) * self.block_size
 
     def common(self, request: Request) -> int:
         return request._prompt_len - request._prompt_len % self.block_size
 
     def blocks_at_length(self, request: Request, tokens: int) -> int:
         blocks = -(-tokens // self.block_size)
-        if request._width == 1 or not request.generated:
+        if request._num_seqs == 1 or not request.generated:
             return blocks  # until the first token is sampled, all of them are one
         shared = request._prompt_len // self.block_size
-        return shared + request._width * (blocks - shared)
+        return shared + request._num_seqs * (blocks - shared)
 
     def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
         need = -(-tokens // self.block_size)
-        if request._width > 1:
+        if request._num_seqs > 1:
             need = self.blocks_at_length(request, tokens)
         if self.total - need < spare:
             return _NEVER
@@ -142,9 +142,9 @@ class PagedMemory(Memory):
         blocks = -(-tokens // self.block_size)
         first = [*hit, *self._take(blocks - len(hit))] if hit else self._take(blocks)
         request._tables = [first]
-        if request._width > 1 and request.generated:
+        if request._num_seqs > 1 and request.generated:
             shared = first[: request._prompt_len // self.block_size]
-            for _ in range(request._width - 1):
+            for _ in range(request._num_seqs - 1):
                 self._share(shared)
                 request._tables.append(shared + self._take(blocks - len(shared)))
 

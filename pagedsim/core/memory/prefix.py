@@ -266,7 +266,7 @@ class PrefixMemory(PagedMemory):
         """The keys of its blocks that a cache may have."""
         # At least one token must be computed, or there would be nothing to sample from.
         most = (request.num_tokens - 1) // self.block_size
-        if request._prompt is None or (request._width > 1 and request.generated):
+        if request._prompt is None or (request._num_seqs > 1 and request.generated):
             return ()
         keys = self._keys(request, most)
         return keys if len(keys) == most else keys[:most]
@@ -295,7 +295,7 @@ class PrefixMemory(PagedMemory):
         """Register all blocks filled by its first `tokens` tokens."""
         if request._prompt is None:
             return
-        if request._width > 1:
+        if request._num_seqs > 1:
             tokens = min(tokens, request._prompt_len)
         if self.async_results and self.with_tokens:
             tokens = min(tokens, known_tokens(request, True))
@@ -332,7 +332,7 @@ class PrefixMemory(PagedMemory):
         super().admit(request, tokens, self._claimed(hit, request))
         request._registered = len(hit)
         # A group that is rebuilt gets all its blocks now, and fills them later.
-        if not (request._width > 1 and request.generated):
+        if not (request._num_seqs > 1 and request.generated):
             self._register(request, tokens)
 
     def need(self, request: Request) -> int | None:
@@ -341,7 +341,7 @@ class PrefixMemory(PagedMemory):
             return request._split_at
         if (
             request._prompt is None
-            or request._width > 1
+            or request._num_seqs > 1
             or not self.with_tokens
             or self.async_results
         ):
@@ -370,7 +370,7 @@ class PrefixMemory(PagedMemory):
 
     def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
         super().fork(request, parents, copies)
-        if request._width == 1:  # it was a group, whose outputs are never looked up
+        if request._num_seqs == 1:  # it was a group, whose outputs are never looked up
             self._register(request, request.num_tokens - 1)
 
     # -- leaving -------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class ReservedMemory(Memory):
         return min(self._buddy.largest * self.block_size, self.max_model_len)
 
     def longest_of(self, request: Request) -> int:
-        run = power_of_two(self.total // request.width + 1) // 2  # as many runs as sequences
+        run = power_of_two(self.total // request.num_seqs + 1) // 2  # as many runs as sequences
         return min(run * self.block_size, self.max_model_len)
 
     def _blocks(self, request: Request) -> int:
@@ -125,7 +125,7 @@ class ReservedMemory(Memory):
         return self._buddy.free
 
     def blocks_at_length(self, request: Request, tokens: int) -> int:
-        return request.width * power_of_two(self._blocks(request))
+        return request.num_seqs * power_of_two(self._blocks(request))
 
     def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
         runs = self._reserve(request)
@@ -134,7 +134,7 @@ class ReservedMemory(Memory):
             return Fit.NOW
         alone = BuddyAllocator(self.total)
         size = self._blocks(request)
-        fits = all(alone.take(size) is not None for _ in range(request.width))
+        fits = all(alone.take(size) is not None for _ in range(request.num_seqs))
         return Fit.LATER if fits else Fit.NEVER
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ class ReservedMemory(Memory):
         """Starts of a run for each sequence, or None (and nothing taken) if they do not fit."""
         size = self._blocks(request)
         runs: list[int] = []
-        for _ in range(request.width):
+        for _ in range(request.num_seqs):
             start = self._buddy.take(size)
             if start is None:
                 self._give(runs)

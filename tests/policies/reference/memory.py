@@ -34,7 +34,7 @@ class PastFuture(PolicyWrapper):
         step, most = 0, 0.0
         while any(left[one] >= step for one in batch):
             there = [one for one in batch if left[one] >= step]
-            most = max(most, sum(one.width * (self.held(one, state) + step) for one in there))
+            most = max(most, sum(one.num_seqs * (self.held(one, state) + step) for one in there))
             step += 1
         return most
 
