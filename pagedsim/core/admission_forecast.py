@@ -68,14 +68,14 @@ class AdmissionForecast:
         return (
             self._fits_later
             or not self._constant
-            or any(self._queues.memory.hit_may_change(one) for one in refused)
+            or any(self._queues.memory.hit_may_change(request) for request in refused)
         )
 
     def _infeasible_waits(self) -> bool:
         """Whether an infeasible request may become the head, which is rejected without a seat."""
         queues = self._queues
         if queues.infeasible:
-            left = [one for one in queues.infeasible if one._state is State.WAITING]
+            left = [request for request in queues.infeasible if request._state is State.WAITING]
             queues.infeasible = left
         return bool(queues.infeasible)
 

@@ -226,10 +226,10 @@ class BatchState:
         self.disturbed = True
         for plan in self.in_flight:
             plan._gone = (*plan._gone, request)
-            plan._ending = [one for one in plan._ending if one is not request]
+            plan._ending = [other for other in plan._ending if other is not request]
         if (pending := self.pending) is not None:
             pending._gone = (*pending._gone, request)
-            pending._held = tuple(one for one in pending._held if one is not request)
+            pending._held = tuple(other for other in pending._held if other is not request)
 
     def discard_tokens(self, request: Request) -> None:
         """A preempted request loses its tokens in flight, and samples them again."""

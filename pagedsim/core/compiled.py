@@ -20,10 +20,10 @@ else:
 def computed(kind: type, name: str) -> bool:
     """Whether a class has a property of this name; a compiled one has a descriptor of its own kind
     for each attribute, too."""
-    own = getattr(kind, name, None)
-    if isinstance(own, GetSetDescriptorType):
-        return name not in getattr(own.__objclass__, "__mypyc_attrs__", ())
-    return isinstance(own, property)
+    attribute = getattr(kind, name, None)
+    if isinstance(attribute, GetSetDescriptorType):
+        return name not in getattr(attribute.__objclass__, "__mypyc_attrs__", ())
+    return isinstance(attribute, property)
 
 
 def stopped(error: StopIteration) -> RuntimeError:

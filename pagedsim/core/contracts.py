@@ -103,9 +103,9 @@ def is_ours(kind: Any) -> bool:
     return (kind.__module__ or "").partition(".")[0] == "pagedsim"
 
 
-def own_modules(made: Iterable[Any]) -> set[str]:
+def own_modules(kinds: Iterable[Any]) -> set[str]:
     """The modules of those that are not defined in pagedsim."""
-    return {one.__module__ for one in made if one.__module__ and not is_ours(one)}
+    return {kind.__module__ for kind in kinds if kind.__module__ and not is_ours(kind)}
 
 
 @cache
@@ -114,28 +114,30 @@ def _checked(kind: Any, contract: Contract) -> type:
 
     def method(hook: str, rule: Rule) -> Callable[..., Any]:
         def call(part: Any, *passed: Any, **named: Any) -> Any:
-            answer = getattr(super(made, part), hook)(*passed, **named)
+            answer = getattr(super(checked, part), hook)(*passed, **named)
             return rule.checked(part, hook, answer, (*passed, *named.values()))
 
         return call
 
     def attribute(hook: str, rule: Rule) -> property:
-        return property(lambda part: rule.checked(part, hook, getattr(super(made, part), hook), ()))
+        return property(
+            lambda part: rule.checked(part, hook, getattr(super(checked, part), hook), ())
+        )
 
     names = ("__module__", "__qualname__", "__doc__")
     members: dict[str, Any] = {name: getattr(kind, name) for name in names}
     members["__slots__"] = ()  # the same layout, so that an object can become one
     members[_MARK] = True
     for hook, rule in contract.rules.items():
-        owner = next((one for one in kind.__mro__ if hook in vars(one)), None)
+        owner = next((base for base in kind.__mro__ if hook in vars(base)), None)
         if owner is None or is_ours(owner):
             continue
         if isdatadescriptor(vars(owner)[hook]):
             members[hook] = attribute(hook, rule)
         elif callable(getattr(kind, hook)):
             members[hook] = method(hook, rule)
-    made: type = type(kind)(kind.__name__, (kind,), members)
-    return made
+    checked: type = type(kind)(kind.__name__, (kind,), members)
+    return checked
 
 
 # -- what answers may be ---------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def _share(part: Any, answer: Any, passed: Sequence[Any]) -> Any:
 
 
 def _blocks(part: Any, answer: Any, passed: Sequence[Any]) -> Any:
-    fine = _all(answer, lambda one: is_whole(one) and 0 <= one < part.total)
+    fine = _all(answer, lambda block: is_whole(block) and 0 <= block < part.total)
     return tuple(map(int, answer)) if fine else WRONG
 
 
@@ -186,12 +188,12 @@ def _known(part: Any, answer: Any, passed: Sequence[Any]) -> Any:
 def _all(answer: Any, fine: Callable[[Any], bool]) -> bool:
     """Whether a value is a sequence whose elements are all `fine`."""
     a_list = isinstance(answer, Sequence) and not isinstance(answer, (str, bytes))
-    return a_list and all(fine(one) for one in answer)
+    return a_list and all(fine(item) for item in answer)
 
 
-def _is_pair(one: Any) -> bool:
-    fine = isinstance(one, tuple) and len(one) == 2
-    return fine and all(is_whole(block) and block >= 0 for block in one)
+def _is_pair(item: Any) -> bool:
+    fine = isinstance(item, tuple) and len(item) == 2
+    return fine and all(is_whole(block) and block >= 0 for block in item)
 
 
 def _is_usage(answer: Any) -> bool:

@@ -154,18 +154,18 @@ def not_installed(what: str, extra: str, *packages: str | None) -> ConfigError:
 def choices(name: str, known: Iterable[str]) -> str:
     """The names to choose from instead of an unknown one, the nearest first."""
     names = sorted(set(known))
-    lower = {one.lower(): one for one in names}
+    lower = {name.lower(): name for name in names}
     close = get_close_matches(name.lower(), lower, n=1)
     hint = f"did you mean {lower[close[0]]!r}? " if close else ""
-    each = (repr(one) if "," in one else one for one in names)  # else it would read as two
-    return f"{hint}choose from {', '.join(each)}"
+    quoted = (repr(name) if "," in name else name for name in names)  # else it would read as two
+    return f"{hint}choose from {', '.join(quoted)}"
 
 
 def unknown_client(where: str, client: str, clients: Iterable[str]) -> ConfigError:
     """The error for a client at `where` that the workload does not have."""
     known = sorted(filter(None, set(clients)))
-    there = choices(client, known) if known else "it has none with a name"
-    return ConfigError(f"{where}: no such client in the workload; {there}")
+    instead = choices(client, known) if known else "it has none with a name"
+    return ConfigError(f"{where}: no such client in the workload; {instead}")
 
 
 def refuse_settings(
@@ -187,9 +187,9 @@ def refuse_settings(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for key in given:
         if key not in named and not takes_any:
-            own = [name for name in named if name not in hidden]
+            settings = [name for name in named if name not in hidden]
             # One of those beside is meant as it is: none of the others is like it.
-            offered, like = (own, "") if key in beside else ([*own, *beside], key)
+            offered, like = (settings, "") if key in beside else ([*settings, *beside], key)
             instead = choices(like, offered) if offered else "it takes none"
             raise ConfigError(f"{inside}{key}: no such setting of {what}; {instead}")
     for key, parameter in named.items():

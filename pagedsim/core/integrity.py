@@ -47,8 +47,8 @@ def _check_queues(state: BatchState) -> None:
     for kind, requests in queue_of.items():
         for request in requests:
             if request.id in seen:
-                there = seen[request.id].value
-                raise IntegrityError(f"{request!r} is in two queues: {there} and {kind.value}")
+                other = seen[request.id].value
+                raise IntegrityError(f"{request!r} is in two queues: {other} and {kind.value}")
             if request.state is not kind:
                 raise IntegrityError(f"{request!r} stands among the {kind.value}")
             seen[request.id] = kind
@@ -60,18 +60,18 @@ def _check_queues(state: BatchState) -> None:
 
 def _check_reservations(state: BatchState) -> None:
     """A placeholder has blocks for the computed tokens of a request that is not served here."""
-    found = state.reservations
-    for placeholder in found.placeholders.values():
+    reservations = state.reservations
+    for placeholder in reservations.placeholders.values():
         request = placeholder.request
         if request.id in state.requests:
             raise IntegrityError(f"{request!r} is served here, and memory is held for it")
         blocks = sum(map(len, placeholder._tables))
         if blocks < state.memory.blocks_for(placeholder.computed):
-            there = f"{placeholder.computed} tokens in {blocks} blocks"
-            raise IntegrityError(f"{request!r} has {there} that are held for it")
+            reserved = f"{placeholder.computed} tokens in {blocks} blocks"
+            raise IntegrityError(f"{request!r} has {reserved} that are held for it")
     if (
-        stray := (found.awaiting_memory.keys() | found.awaiting_seat.keys())
-        - found.placeholders.keys()
+        stray := (reservations.awaiting_memory.keys() | reservations.awaiting_seat.keys())
+        - reservations.placeholders.keys()
     ):
         raise IntegrityError(f"{sorted(stray, key=str)} await what is not reserved for them")
 

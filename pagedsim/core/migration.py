@@ -74,8 +74,8 @@ class Migration:
     @property
     def deferred(self) -> Collection[Request]:
         """Requests whose `reserve` or `attach` was refused: to be retried or released."""
-        found = self._reservations
-        refused = (*found.awaiting_memory.values(), *found.awaiting_seat.values())
+        reservations = self._reservations
+        refused = (*reservations.awaiting_memory.values(), *reservations.awaiting_seat.values())
         return [placeholder.request for placeholder in refused]
 
     def detach(self, request: Request, now: float) -> int:
@@ -136,9 +136,9 @@ class Migration:
         ones that the prefix cache had, or that have been `copied` before.
         """
         placeholder = self._placeholder_of(request)
-        there = max(copied, placeholder.computed)
-        blocks = self._memory.blocks_for(request.computed) - there // self._memory.block_size
-        tokens = request.computed - there
+        known = max(copied, placeholder.computed)
+        blocks = self._memory.blocks_for(request.computed) - known // self._memory.block_size
+        tokens = request.computed - known
         return KVTransfer(tokens, blocks) if tokens > 0 else KVTransfer(0, 0)
 
     def attach(self, request: Request, now: float, output_len: int | None = None) -> bool:

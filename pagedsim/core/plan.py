@@ -351,12 +351,16 @@ class StepPlan:
     @property
     def preempted(self) -> tuple[Request, ...]:
         """Requests preempted for lack of memory, in order."""
-        return tuple([one.request for one in self._preemptions if not one.displaced])
+        return tuple(
+            [preemption.request for preemption in self._preemptions if not preemption.displaced]
+        )
 
     @property
     def displaced(self) -> tuple[Request, ...]:
         """Requests preempted by a waiting request that ranks before them."""
-        return tuple([one.request for one in self._preemptions if one.displaced])
+        return tuple(
+            [preemption.request for preemption in self._preemptions if preemption.displaced]
+        )
 
     @property
     def empty(self) -> bool:
@@ -388,7 +392,11 @@ class StepPlan:
     def touched(self) -> list[Request]:
         """All requests whose memory it reads, writes or moves."""
         chunked = (chunk._request for chunk in self._chunks)
-        moved = (*self._held, *self._resumed, *(one.request for one in self._preemptions))
+        moved = (
+            *self._held,
+            *self._resumed,
+            *(preemption.request for preemption in self._preemptions),
+        )
         return list(dict.fromkeys((*self.decodes, *chunked, *moved)))
 
     def add_chunk(self, chunk: Chunk) -> None:
@@ -483,8 +491,10 @@ Tokens = Mapping["RequestId", int | Continuation]
 
 def sampled_in(plan: StepPlan) -> list[Request]:
     """The requests that a plan samples for, except those that have ended or left since."""
-    there = [request for request in _samplers(plan) if request._finish_reason is None]
-    return [request for request in there if request not in plan._gone] if plan._gone else there
+    unfinished = [request for request in _samplers(plan) if request._finish_reason is None]
+    if not plan._gone:
+        return unfinished
+    return [request for request in unfinished if request not in plan._gone]
 
 
 def samples(plan: StepPlan, request: Request) -> bool:

@@ -196,7 +196,7 @@ class PolicyWrapper(Policy):
                 "or settings with _target_"
             )
         self.inner = of = Policy() if of is None else of
-        own = {name for kind in type(self).__mro__ if kind is not Policy for name in vars(kind)}
+        defined = {name for kind in type(self).__mro__ if kind is not Policy for name in vars(kind)}
         inherited = {
             "rank_changes": of.rank_changes if overrides(of, "rank") else "never",
             "by_client": of.by_client,
@@ -204,7 +204,7 @@ class PolicyWrapper(Policy):
             "sorts_late": of.sorts_late,
             "walks_tree": of.walks_tree,
         }
-        vars(self).update((name, value) for name, value in inherited.items() if name not in own)
+        vars(self).update((name, value) for name, value in inherited.items() if name not in defined)
 
     def rank(self, request: Request, state: ServerState) -> Rank:
         return self.inner.rank(request, state)
@@ -285,11 +285,11 @@ def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
 def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
     """The change of its rank per second, a finite number."""
     speed = policy.speed(request, state)
-    own: Any = _own(speed)
-    if not is_number(own):
+    plain_speed: Any = _own(speed)
+    if not is_number(plain_speed):
         name = hook_of(policy, "speed")
         raise PolicyError(f"{name} gave {printed(speed)} for {request!r}: must be a finite number")
-    finite: float = own
+    finite: float = plain_speed
     return finite
 
 
@@ -301,13 +301,13 @@ def _plain_rank(policy: Policy, request: Request, rank: object) -> Rank:
                 break
         else:
             return rank
-    own = tuple(map(_own, rank if type(rank) is tuple else (rank,)))
-    if not own or any(not isinstance(part, Real) or part != part for part in own):
+    parts = tuple(map(_own, rank if type(rank) is tuple else (rank,)))
+    if not parts or any(not isinstance(part, Real) or part != part for part in parts):
         name, given = hook_of(policy, "rank"), printed(rank)
         raise PolicyError(
             f"{name} gave {given} for {request!r}: must be a number, or a tuple of numbers"
         )
-    return own if type(rank) is tuple else own[0]
+    return parts if type(rank) is tuple else parts[0]
 
 
 def _own(number: Any) -> Any:

@@ -19,7 +19,7 @@ from pagedsim.core.errors import (
 )
 from pagedsim.core.policy import Need, Policy, PolicyWrapper, Preemption, RankChanges, hook_of
 
-HOOKS = tuple(name for name, own in vars(Policy).items() if callable(own) and name[0] != "_")
+HOOKS = tuple(name for name, hook in vars(Policy).items() if callable(hook) and name[0] != "_")
 ATTRIBUTES: Final = ("rank_changes", "needs", "by_client", "sorts_late", "displacing")
 """What a class states of itself."""
 
@@ -55,7 +55,7 @@ def validate_policy(policy: Policy) -> None:
 
 def _close(name: str, known: tuple[str, ...]) -> str | None:
     """The known name that `name` is, or is a slip of; two letters of a short one may be swapped."""
-    swapped = [one for one in known if sorted(one) == sorted(name)]
+    swapped = [word for word in known if sorted(word) == sorted(name)]
     return next(iter(swapped or get_close_matches(name, known, 1, cutoff=0.8)), None)
 
 
@@ -82,29 +82,31 @@ def _refuse_attributes(policy: Policy) -> None:
 def refuse_signatures(part: object, base: type) -> None:
     """Raise ConfigError for a hook that cannot be called with the arguments of `base`."""
     for hook, stated in vars(base).items():
-        own = getattr(type(part), hook, stated)
-        if hook.startswith("_") or own is stated:
+        override = getattr(type(part), hook, stated)
+        if hook.startswith("_") or override is stated:
             continue
         name = f"{type(part).__name__}.{hook}"
-        if isdatadescriptor(stated) and callable(own):
+        if isdatadescriptor(stated) and callable(override):
             raise ConfigError(f"{name}: must be an attribute or a property, not a method")
         if callable(stated) and not isinstance(stated, type):
             _refuse_arguments(name, getattr(part, hook, None), stated)
 
 
-def _refuse_arguments(name: str, own: object, stated: Callable[..., object]) -> None:
+def _refuse_arguments(name: str, override: object, stated: Callable[..., object]) -> None:
     """Raise ConfigError for a hook that cannot be called with the arguments of the `stated` one."""
-    if not callable(own):
-        raise ConfigError(f"{name}={printed(own)}: must be a method")
+    if not callable(override):
+        raise ConfigError(f"{name}={printed(override)}: must be a method")
     hook = name.rpartition(".")[2]
     passed = list(signature(stated).parameters)[1:]
-    takes = signature(own)
+    takes = signature(override)
     if "now" in takes.parameters and "state" in passed:
         raise ConfigError(f"{name} takes now: it must take state, and state.now is the time")
     try:
         takes.bind(*passed)
     except TypeError:
-        unannotated = [one.replace(annotation=one.empty) for one in takes.parameters.values()]
+        unannotated = [
+            parameter.replace(annotation=parameter.empty) for parameter in takes.parameters.values()
+        ]
         given = ", ".join(filter(None, ("self", str(Signature(unannotated))[1:-1])))
         wanted = ", ".join(("self", *passed))
         raise ConfigError(f"{name}({given}): must be {hook}({wanted})") from None
@@ -117,9 +119,9 @@ def flag(policy: Policy, hook: str, answer: object) -> bool:
     """
     if answer is True or answer is False:
         return bool(answer)
-    own = plain(answer)
-    if isinstance(own, Real) and own in (0, 1):
-        return bool(own)
+    value = plain(answer)
+    if isinstance(value, Real) and value in (0, 1):
+        return bool(value)
     raise PolicyError(f"{hook_of(policy, hook)} gave {printed(answer)}: must be True or False")
 
 
@@ -139,17 +141,17 @@ def seconds(part: object, hook: str, answer: object) -> float:
     """
     if type(answer) is float and 0.0 <= answer <= LONGEST:
         return answer
-    if is_number(answer) and 0.0 <= (own := float(cast(SupportsFloat, answer))) <= LONGEST:
-        return own
-    told = f"gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}"
+    if is_number(answer) and 0.0 <= (seconds := float(cast(SupportsFloat, answer))) <= LONGEST:
+        return seconds
+    problem = f"gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}"
     if isinstance(part, Policy):
-        raise PolicyError(f"{hook_of(part, hook)} {told}")
-    raise AnswerError(f"{type(part).__name__}.{hook} {told}")
+        raise PolicyError(f"{hook_of(part, hook)} {problem}")
+    raise AnswerError(f"{type(part).__name__}.{hook} {problem}")
 
 
 def lines(part: object, hook: str, answer: object) -> list[str]:
     """The value of a hook; AnswerError unless it is a list of texts."""
-    if isinstance(answer, (list, tuple)) and all(isinstance(one, str) for one in answer):
+    if isinstance(answer, (list, tuple)) and all(isinstance(line, str) for line in answer):
         return list(answer)
     name = f"{type(part).__name__}.{hook}"
     raise AnswerError(f"{name} gave {printed(answer)}: must be a list of texts")

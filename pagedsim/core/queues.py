@@ -129,7 +129,9 @@ class Queues(BatchState):
         for request in (*self.requests.values(), *((newcomer,) if newcomer else ())):
             first.setdefault(isinstance(self.order(request)[0], tuple), request)
         if len(first) > 1:
-            gave = " and ".join(f"{self.order(one)[0]!r} for {one!r}" for one in first.values())
+            gave = " and ".join(
+                f"{self.order(request)[0]!r} for {request!r}" for request in first.values()
+            )
             name = hook_of(self.policy, "rank")
             raise PolicyError(f"{name} gave {gave}: must be numbers for all, or tuples for all")
 
@@ -170,11 +172,13 @@ class Queues(BatchState):
 
     def _move_all(self, stale: object) -> bool:
         """Move requests with changed ranks to their places; returns whether there were any."""
-        if isinstance(own := plain(stale), bool):
-            if own:
+        if isinstance(answer := plain(stale), bool):
+            if answer:
                 self._expire_all()
-            return own
-        if not isinstance(stale, Collection) or not all(isinstance(one, Request) for one in stale):
+            return answer
+        if not isinstance(stale, Collection) or not all(
+            isinstance(request, Request) for request in stale
+        ):
             name = hook_of(self.policy, "stale")
             raise PolicyError(f"{name} gave {printed(stale)}: must be true, false, or requests")
         if not stale:
@@ -248,17 +252,17 @@ class Queues(BatchState):
 
     def migrating_first(self) -> bool:
         """Whether a deferred migration comes before waiting requests."""
-        found = self.reservations
-        if not (found.awaiting_memory or found.awaiting_seat):
+        reservations = self.reservations
+        if not (reservations.awaiting_memory or reservations.awaiting_seat):
             return False
-        some = (*found.awaiting_memory.values(), *found.awaiting_seat.values())
+        some = (*reservations.awaiting_memory.values(), *reservations.awaiting_seat.values())
         return self._before_waiting([placeholder.request for placeholder in some])
 
     @property
     def others(self) -> bool:
         """Whether swapped or migrating requests are to join the batch."""
-        found = self.reservations
-        return bool(self.swapped or found.awaiting_memory or found.awaiting_seat)
+        reservations = self.reservations
+        return bool(self.swapped or reservations.awaiting_memory or reservations.awaiting_seat)
 
     def others_first(self) -> bool:
         """Whether swapped or migrating requests come before waiting ones."""
@@ -515,13 +519,13 @@ class Queues(BatchState):
 
     def reserve(self, placeholder: Placeholder, tokens: int, margin: int) -> bool:
         """Allocate `tokens` tokens for a migrating request, if it is its turn and there is room."""
-        found = self.reservations
-        if found.covers(placeholder, tokens):
-            found.awaiting_memory.pop(placeholder._id, None)
+        reservations = self.reservations
+        if reservations.covers(placeholder, tokens):
+            reservations.awaiting_memory.pop(placeholder._id, None)
             return True
-        if self.next_to_reserve(placeholder) and found.fill(placeholder, tokens, margin):
+        if self.next_to_reserve(placeholder) and reservations.fill(placeholder, tokens, margin):
             return True
-        found.awaiting_memory[placeholder._id] = placeholder
+        reservations.awaiting_memory[placeholder._id] = placeholder
         return False
 
     def attach(self, placeholder: Placeholder, output_len: int | None) -> None:

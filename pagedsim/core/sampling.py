@@ -59,7 +59,9 @@ class SamplingParams:
                 raise _refused(name, value, allowed)
             if type(value) is not tuple:
                 value = (value,) if isinstance(value, str) else tuple(value)
-            if not all(isinstance(one, kinds) or (kinds is int and is_whole(one)) for one in value):
+            if not all(
+                isinstance(item, kinds) or (kinds is int and is_whole(item)) for item in value
+            ):
                 raise _refused(name, value, allowed)
             if "" in value:
                 raise _refused(name, "", "strings of at least one character")

@@ -448,7 +448,11 @@ class Scheduler:
         stopped: Mapping[Request, str] | None = None
         ending: Sequence[Request] = plan._ending
         if finished:
-            stopped = {one: finished[one._id] for one in sampled_in(plan) if one._id in finished}
+            stopped = {
+                request: finished[request._id]
+                for request in sampled_in(plan)
+                if request._id in finished
+            }
             ending = list(dict.fromkeys((*ending, *stopped)))
         ended = self._end_prompts(plan, ending, now, stopped) if self._in_order else []
         if ending:

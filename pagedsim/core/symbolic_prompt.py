@@ -41,9 +41,9 @@ class SymbolicPrompt(Sequence[int]):
     @classmethod
     def up_to(cls, streams: list[int], ends: list[int]) -> SymbolicPrompt:
         """Nonempty runs by their ends, in Python's own numbers."""
-        made = cls.__new__(cls)
-        made.streams, made.ends = streams, ends
-        return made
+        prompt = cls.__new__(cls)
+        prompt.streams, prompt.ends = streams, ends
+        return prompt
 
     @classmethod
     def blocks(cls, streams: Sequence[int], block: int, length: int) -> SymbolicPrompt:

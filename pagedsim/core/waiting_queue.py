@@ -363,9 +363,9 @@ class DriftingQueue(RankedQueue):
             self._candidates = self._possible_heads()
         keys = {request: self._order(request) for request in self._candidates}
         self._first = first = min(keys, key=keys.__getitem__)
-        others = (one for one in keys if one is not first)
+        others = (key for key in keys if key is not first)
         self._until = min(
-            (self._overtakes(one, keys[one], keys[first], now) for one in others), default=inf
+            (self._overtakes(key, keys[key], keys[first], now) for key in others), default=inf
         )
 
     def _rank_all(self, now: float) -> None:
@@ -380,15 +380,15 @@ class DriftingQueue(RankedQueue):
     def _possible_heads(self) -> list[Request]:
         """Requests faster than all before them at the last full ranking, and later arrivals."""
         late = set(self._late)
-        found, fastest = [], inf
+        overtaking, fastest = [], inf
         for place, request in enumerate(self._list, -len(late)):
             # Apart from later arrivals, the request was at this place or behind it.
             if fastest <= self._fastest[max(place, 0)]:
                 break
             if (speed := self._speeds[request]) < fastest and request not in late:
-                found.append(request)
+                overtaking.append(request)
                 fastest = speed
-        return found + self._late
+        return overtaking + self._late
 
     def _overtakes(self, other: Request, key: Key, before: Key, now: float) -> float:
         """The earliest time at which `other` can overtake the head, given the current ranks."""

@@ -186,8 +186,10 @@ def _growth(queues: Queues, steps: int) -> int:
         growth = sum(map(len, due))
     else:
         growth = sum(
-            memory.blocks_needed(one, one.num_tokens + step)
+            memory.blocks_needed(request, request.num_tokens + step)
             for step, some in enumerate(due)
-            for one in some
+            for request in some
         )
-    return growth + sum(memory.blocks_needed(one, span(one) + steps) for one in queues.prefilling)
+    return growth + sum(
+        memory.blocks_needed(request, span(request) + steps) for request in queues.prefilling
+    )

@@ -223,7 +223,7 @@ class OneByOne(PrefillFirst):
         if not (decoding := queues.decoding()):
             return
         first = decoding[0]
-        others = [one for one in queues.running if one is not first]
+        others = [request for request in queues.running if request is not first]
         while not self.grow(queues, plan):
             victim = queues.choose_victim(others, first) if others else first
             queues.preempt(plan, victim, first)

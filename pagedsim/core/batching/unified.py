@@ -104,7 +104,7 @@ class Unified(Batching):
                 budget -= cost
                 served.add(request)
         if not all_decode:
-            plan.hold([one for one in queues.decoding() if one not in served])
+            plan.hold([request for request in queues.decoding() if request not in served])
         return budget
 
     def _tokens_for(self, queues: Queues, request: Request, budget: int) -> tuple[int, int]:
@@ -169,4 +169,4 @@ class Unified(Batching):
 def _last(some: dict[Request, None], batch: dict[Request, None]) -> bool:
     """Whether `some` stand at the end of `batch`, in the same order."""
     pairs = zip(reversed(some), reversed(batch), strict=False)
-    return all(one is other for one, other in pairs)
+    return all(request is expected for request, expected in pairs)

@@ -250,25 +250,25 @@ class PagedMemory(Memory):
 
     def swap_out(self, request: Request, copies: Copies) -> Pairs:
         filled = self._filled(request)
-        there = {block: self._take_cpu() for block in dict.fromkeys(chain(*filled))}
+        cpu_block = {block: self._take_cpu() for block in dict.fromkeys(chain(*filled))}
         self._cpu_peak = max(self._cpu_peak, self.cpu_total - self.cpu_free)
         split_at = request._split_at
         self.release(request)
-        request._cpu_tables = [[there[block] for block in table] for table in filled]
+        request._cpu_tables = [[cpu_block[block] for block in table] for table in filled]
         request._split_at = split_at
         # A block that this step was to fill by a copy is read from the copy's source.
-        return [(copies.pop(block, block), cpu) for block, cpu in there.items()]
+        return [(copies.pop(block, block), cpu) for block, cpu in cpu_block.items()]
 
     def swap_in(self, request: Request) -> Pairs:
         owners = Counter(chain.from_iterable(request._cpu_tables))
-        here = dict(zip(owners, self._take(len(owners)), strict=True))
-        request._tables = [[here[block] for block in table] for table in request._cpu_tables]
+        gpu_block = dict(zip(owners, self._take(len(owners)), strict=True))
+        request._tables = [[gpu_block[block] for block in table] for table in request._cpu_tables]
         request._cpu_tables = ()
         self._give_cpu(owners)
-        again = {here[block]: count - 1 for block, count in owners.items() if count > 1}
+        again = {gpu_block[block]: count - 1 for block, count in owners.items() if count > 1}
         self._shared |= again
         self._saved += sum(again.values())
-        return list(here.items())
+        return list(gpu_block.items())
 
     def swap_need(self, request: Request, tokens: int) -> int:
         tables = request._cpu_tables

@@ -379,8 +379,8 @@ class PrefixMemory(PagedMemory):
         """Unregister blocks that this step was to fill and will not."""
         full = tokens // self.block_size
         for block in request._tables[0][full : request._registered]:
-            own = sum(block in table for table in request._tables)
-            if self.references(block) == own and self._key_of[block] is not None:
+            holds = sum(block in table for table in request._tables)
+            if self.references(block) == holds and self._key_of[block] is not None:
                 self._forget((block,))
         request._registered = min(request._registered, full)
 
@@ -468,17 +468,17 @@ class PrefixIndex:
 
     def tokens(self, request: Request) -> Sequence[int]:
         """Cached leading tokens of a request by memory, in their order."""
-        found = [0] * len(self._memories)
+        tokens = [0] * len(self._memories)
         for place in self._others:
             memory = self._memories[place]
-            found[place] = len(memory.lookup(request)) * memory.block_size
+            tokens[place] = len(memory.lookup(request)) * memory.block_size
         for size, places in self._alike.items():
             memory = self._memories[places[0]]
             assert isinstance(memory, PrefixMemory)
             bits = sum(1 << place for place in places)
             for place, blocks in depths(memory.findable(request), self._where, bits):
-                found[place] = blocks * size
-        return found
+                tokens[place] = blocks * size
+        return tokens
 
 
 def depths(keys: Sequence[K], where: Mapping[K, int], places: int) -> Iterable[tuple[int, int]]:
@@ -486,8 +486,8 @@ def depths(keys: Sequence[K], where: Mapping[K, int], places: int) -> Iterable[t
     left, depth = places & where.get(keys[0], 0) if keys else 0, 0
     while left:
         depth += 1
-        here = left & where.get(keys[depth], 0) if depth < len(keys) else 0
-        gone, left = left & ~here, here
+        holders = left & where.get(keys[depth], 0) if depth < len(keys) else 0
+        gone, left = left & ~holders, holders
         while gone:
             lowest = gone & -gone
             yield lowest.bit_length() - 1, depth

@@ -141,8 +141,8 @@ class Tier:
 
     def check(self) -> None:
         """Raise IntegrityError unless each block is free, used or cached, and only one of these."""
-        there = [*self._free, *self._used, *self._key_of]
-        if len(set(there)) != len(there) or set(there) != set(range(self._begun)):
-            raise IntegrityError(f"{self!r}: blocks are lost, or in two places: {sorted(there)}")
+        known = [*self._free, *self._used, *self._key_of]
+        if len(set(known)) != len(known) or set(known) != set(range(self._begun)):
+            raise IntegrityError(f"{self!r}: blocks are lost, or in two places: {sorted(known)}")
         if {block: key for key, block in self._block_of.items()} != self._key_of:
             raise IntegrityError(f"{self!r}: its two indexes disagree")

@@ -111,9 +111,9 @@ class TieredMemory(PrefixMemory):
                 return self._number(Place(level, block))
         return None
 
-    def _level(self, found: int) -> int:
+    def _level(self, number: int) -> int:
         """The level of a block of a hit."""
-        return 0 if found < self.total else self.place(found - self.total).level
+        return 0 if number < self.total else self.place(number - self.total).level
 
     def _worth(self, prices: LoadPrices, hit: Sequence[int]) -> int:
         """The number of leading blocks of a hit whose use costs least."""
@@ -132,25 +132,25 @@ class TieredMemory(PrefixMemory):
         return best
 
     def unheld(self, request: Request, hit: Sequence[int]) -> int:
-        here = [found for found in hit if found < self.total]
-        return super().unheld(request, here) + len(hit) - len(here)
+        on_gpu = [number for number in hit if number < self.total]
+        return super().unheld(request, on_gpu) + len(hit) - len(on_gpu)
 
     def _is_free(self, block: int) -> bool:
         return block < self.total and super()._is_free(block)
 
     def _claimed(self, hit: Sequence[int], request: Request) -> Sequence[int]:
-        super()._claimed([found for found in hit if found < self.total], request)
-        below = [found for found in hit if found >= self.total]
+        super()._claimed([number for number in hit if number < self.total], request)
+        below = [number for number in hit if number >= self.total]
         # Evictions that make room on the GPU are written down, and must not overwrite these.
-        places = [self.place(found - self.total) for found in below]
+        places = [self.place(number - self.total) for number in below]
         keys = [self._tiers[place.level - 1].hold(place.block, request) for place in places]
         blocks = self._take(len(below))
         for place, key, block in zip(places, keys, blocks, strict=True):
             self._moves.append(Move(place, Place(0, block)))
             self._tiers[place.level - 1].keep(place.block, key)
         self._learn(blocks, keys, request)
-        here = dict(zip(below, blocks, strict=True))
-        return [here.get(found, found) for found in hit]
+        loaded = dict(zip(below, blocks, strict=True))
+        return [loaded.get(number, number) for number in hit]
 
     # -- what goes down ------------------------------------------------------------------------
 
@@ -174,8 +174,8 @@ class TieredMemory(PrefixMemory):
         """Write a block to the tier of that level; what it forgets for that goes further down."""
         for lower in range(level, len(self._tiers) + 1):
             tier = self._tiers[lower - 1]
-            if (there := tier.find(key)) is not None:
-                tier.touch(there)
+            if (place := tier.find(key)) is not None:
+                tier.touch(place)
                 return
             if (taken := tier.take()) is None:
                 continue  # it is full of swapped requests
