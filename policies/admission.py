@@ -67,8 +67,8 @@ class Reserve(Refusal):
     paper = "Yu et al., Orca, OSDI 2022: memory for the longest output is kept from the beginning"
 
     def refuses(self, request: Request, state: ServerState) -> float | None:
-        there = [*state.running, *state.swapped, request]
-        needed = sum(_longest(one, state) for one in there)
+        holders = [*state.running, *state.swapped, request]
+        needed = sum(_longest(holder, state) for holder in holders)
         return inf if needed > state.total_blocks else None
 
 

@@ -37,28 +37,28 @@ class PastFuture(Refusal):
         self._lengths: dict[Request, float] = {}  # assumed output lengths
 
     def refuses(self, request: Request, state: ServerState) -> float | None:
-        there = [*state.running, *state.swapped]
-        needs = self._needs([*there, request], state)
+        holders = [*state.running, *state.swapped]
+        needs = self._needs([*holders, request], state)
         room = (state.total_blocks - 1) * state.block_size * (1 - self.reserve)
         excess = _peak(needs) - room
         if excess <= 0:
             return None
         # While the batch decodes, a newcomer would have a token less at its peak with each step;
         # until an output exceeds its assumed length.
-        if not all(one.decoding for one in there):
+        if not all(holder.decoding for holder in holders):
             return 1
         return int(min(ceil(excess / request.num_seqs), min(left for left, _, _ in needs)))
 
     def _needs(self, some: list[Request], state: ServerState) -> list[Need]:
         """What each of these needs."""
         lengths, rest, needs = self._lengths, state.block_size - 1, []
-        for one in some:
-            said, width = one.generated, one.num_seqs
-            length = lengths.get(one, 0.0)
+        for holder in some:
+            said, width = holder.generated, holder.num_seqs
+            length = lengths.get(holder, 0.0)
             if length <= said:
-                length = lengths[one] = self._length(one, state)
-            held = one.prompt_len + said + rest
-            if not one.decoding:
+                length = lengths[holder] = self._length(holder, state)
+            held = holder.prompt_len + said + rest
+            if not holder.decoding:
                 held += 1  # it first gets a token from the prompt
             left = length - said - 1
             needs.append((left if left > 0 else 0, width * held, width))
@@ -68,7 +68,7 @@ class PastFuture(Refusal):
         """Its assumed output length, above what it has generated."""
         said, length = request.generated, request.predicted_len
         if length is None or length <= said:
-            longer = [one for one in self._outputs if one > said]
+            longer = [output for output in self._outputs if output > said]
             draw = state.draw(request, self.seed)
             length = longer[int(draw * len(longer))] if longer else inf
         return min(length, state.longest_output(request))

@@ -70,9 +70,9 @@ class PrefixOrder(Policy):
         if self._many:
             return (0, 0)
         if not self._ranks and not state.keeps_places:
-            for one in self._here:
-                if one.state is State.WAITING:
-                    self._look_up(one, state)
+            for waiting in self._here:
+                if waiting.state is State.WAITING:
+                    self._look_up(waiting, state)
         rank = self._ranks.get(request)
         return self._look_up(request, state) if rank is None else rank
 
@@ -149,7 +149,9 @@ class DFSWeight(PrefixOrder):
 
     def rank(self, request: Request, state: ServerState) -> Rank:
         if not _has_keys_and_values(request) and not self._ranks:
-            self._ranks.update(_walked({one: state.prefix_node(one) for one in state.queue}))
+            self._ranks.update(
+                _walked({request: state.prefix_node(request) for request in state.queue})
+            )
         return super().rank(request, state)
 
 
@@ -169,21 +171,23 @@ def _walked(node_of: Mapping[Request, PrefixNode | None]) -> dict[Request, Rank]
     for node in _below(root, lambda node: [*node.children.values()]):
         # SGLang adds up the weights of a node's own branches
         weights[node] += sum(weights[child] for child in node.children.values())
-    order = _below(root, lambda node: sorted(node.children.values(), key=lambda one: -weights[one]))
+    order = _below(
+        root, lambda node: sorted(node.children.values(), key=lambda child: -weights[child])
+    )
     places = {node: place for place, node in enumerate(order)}
-    return {one: (0, places[node]) for one, node in node_of.items() if node is not None}
+    return {request: (0, places[node]) for request, node in node_of.items() if node is not None}
 
 
 def _below(
     root: PrefixNode, children: Callable[[PrefixNode], Sequence[PrefixNode]]
 ) -> list[PrefixNode]:
     """The nodes of a tree, each after its children."""
-    found, stack = [], [root]
+    nodes, stack = [], [root]
     while stack:
         node = stack.pop()
-        found.append(node)
+        nodes.append(node)
         stack += children(node)
-    return found[::-1]
+    return nodes[::-1]
 
 
 def _beginning(request: Request) -> Hashable:

@@ -49,11 +49,11 @@ def _checked(targets: object) -> dict[float, float]:
         raise ConfigError(
             f"targets={targets}: must be seconds by priority, such as {{0: 1, 1: 10}}"
         )
-    found = {}
+    bounds = {}
     for level, seconds in targets.items():
         try:
             number = float(level)  # keys of a mapping on a command line arrive as text
         except (TypeError, ValueError):
             raise ConfigError(f"targets.{level}: a priority must be a number") from None
-        found[number] = require_number(f"targets.{level}", seconds, above=0)
-    return found
+        bounds[number] = require_number(f"targets.{level}", seconds, above=0)
+    return bounds

@@ -50,7 +50,7 @@ class VictimRule(PolicyWrapper):
     ) -> Request:
         if self.displacing:  # otherwise victims would preempt each other for ever
             first = rank_key(self, state, needy)
-            behind = [one for one in running if rank_key(self, state, one) > first]
+            behind = [victim for victim in running if rank_key(self, state, victim) > first]
             running = behind or ([needy] if needy in running else running)
         if self.rule == "last":
             return running[-1]

@@ -30,8 +30,8 @@ def metric_of(key: str) -> Metric:
 @cache
 def summary_key(name: str) -> str:
     """The key in the summary: `e2e_p99_9` for `e2e_p99.9`."""
-    found = _PERCENTILE.fullmatch(name)
-    return name if found is None else f"{found[1]}_{_suffix(found[2])}"
+    match = _PERCENTILE.fullmatch(name)
+    return name if match is None else f"{match[1]}_{_suffix(match[2])}"
 
 
 def _suffix(percent: str) -> str:
@@ -45,8 +45,8 @@ def _parts(key: str) -> tuple[Metric, str]:
     if key in METRICS:
         return METRICS[key], ""
     name, _, statistic = key.rpartition("_")
-    if found := _PERCENTILE.fullmatch(key):
-        name, statistic = found[1], _suffix(found[2])
+    if match := _PERCENTILE.fullmatch(key):
+        name, statistic = match[1], _suffix(match[2])
     elif statistic not in STATISTICS:
         raise unknown("metric", key, METRICS)
     if name not in METRICS:
@@ -66,15 +66,15 @@ def percent_of(statistic: str) -> float:
 def further_percentiles(settings: object) -> dict[str, dict[str, float]]:
     """Non-default percentiles named anywhere in settings: for each metric the suffixes of their
     keys and their percentages."""
-    found: dict[str, dict[str, float]] = {}
+    percents: dict[str, dict[str, float]] = {}
     for text in sorted(_texts(settings)):
         try:
             metric, statistic = _parts(text)
         except ConfigError:  # not a metric
             continue
         if statistic and statistic not in STATISTICS:
-            found.setdefault(metric.name, {})[statistic] = percent_of(statistic)
-    return found
+            percents.setdefault(metric.name, {})[statistic] = percent_of(statistic)
+    return percents
 
 
 def lacks_percentiles(summary: Mapping[str, Any], settings: object) -> bool:

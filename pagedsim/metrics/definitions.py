@@ -56,16 +56,16 @@ def unfinished(group: RequestGroup) -> int:
 
 
 @METRICS.latency("TTFT")
-def ttft(each: Requests) -> Floats:
+def ttft(requests: Requests) -> Floats:
     """Time to first token: from arrival to the first token."""
-    return np.asarray(each["first_token"] - each["arrival"])
+    return np.asarray(requests["first_token"] - requests["arrival"])
 
 
 @METRICS.latency("TPOT")
-def tpot(each: Requests) -> Floats:
+def tpot(requests: Requests) -> Floats:
     """Time per output token: from the first token to the last, divided by the tokens after the
     first; one value a request of two or more tokens."""
-    return _divided(each["finished"] - each["first_token"], _tokens(each) - 1)
+    return _divided(requests["finished"] - requests["first_token"], _tokens(requests) - 1)
 
 
 @METRICS.distribution("ITL")
@@ -77,21 +77,21 @@ def itl(group: RequestGroup) -> Floats | tuple[Floats, Floats]:
 
 
 @METRICS.latency("E2E")
-def e2e(each: Requests) -> Floats:
+def e2e(requests: Requests) -> Floats:
     """End to end: from arrival to the last token."""
-    return np.asarray(each["finished"] - each["arrival"])
+    return np.asarray(requests["finished"] - requests["arrival"])
 
 
 @METRICS.latency("E2E per token")
-def normalized_latency(each: Requests) -> Floats:
+def normalized_latency(requests: Requests) -> Floats:
     """E2E divided by the tokens generated."""
-    return _divided(e2e(each), _tokens(each))
+    return _divided(e2e(requests), _tokens(requests))
 
 
 @METRICS.latency("Queue time")
-def queue_time(each: Requests) -> Floats:
+def queue_time(requests: Requests) -> Floats:
     """From arrival until first scheduled."""
-    return np.asarray(each["scheduled"] - each["arrival"])
+    return np.asarray(requests["scheduled"] - requests["arrival"])
 
 
 class SessionTimes(NamedTuple):
@@ -312,8 +312,8 @@ def kv_waste_mean(run: RunTables, waste: float, known: float) -> float:
     which all requests in memory decode; undefined where requests share blocks, whose slots count
     for several at once, or move between replicas, which hold blocks for those on their way."""
     # Blocks are shared where a prefix is found in the cache, or a request has several sequences.
-    found, sequences = run.requests["cached_tokens"], run.requests["sequences"]
-    shared = (found > 0).any() or (sequences > 1).any()
+    cached, sequences = run.requests["cached_tokens"], run.requests["sequences"]
+    shared = (cached > 0).any() or (sequences > 1).any()
     moving = run.requests.optional(CAME_FROM) is not None
     return NAN if shared or moving else ratio(waste, known)
 
@@ -438,13 +438,15 @@ def _met(group: RequestGroup) -> int | None:
     """Number of requests that met the SLO; None without one."""
     if group.run.slo is None:
         return None
-    latencies = {one.__name__: group.requests.per_request(one) for one in (ttft, tpot, e2e)}
+    latencies = {
+        metric.__name__: group.requests.per_request(metric) for metric in (ttft, tpot, e2e)
+    }
     met = group.run.slo.met(latencies, lambda client: group.requests.where("client", client))
     return int(np.sum(met & group.mask))
 
 
-def _tokens(each: Requests) -> Floats:
-    return each["output_tokens"].astype(np.float64)
+def _tokens(requests: Requests) -> Floats:
+    return requests["output_tokens"].astype(np.float64)
 
 
 def _divided(times: Floats, by: Floats) -> Floats:
@@ -468,7 +470,7 @@ def _session_times(group: RequestGroup) -> SessionTimes | None:
     gaps[begins] = 0.0
     generated = group.requests.generated[rows].astype(np.float64)
     away, tokens = (
-        np.add.reduceat(each, begins) if len(rows) else each for each in (gaps, generated)
+        np.add.reduceat(values, begins) if len(rows) else values for values in (gaps, generated)
     )
     return SessionTimes((last[stops - 1] - arrival[begins])[whole], away[whole], tokens[whole])
 

@@ -219,7 +219,7 @@ class Metrics(dict[str, Metric]):
 def _read_by(name: str, of: Function) -> list[str]:
     """What a metric's parameters name; those with defaults are its own."""
     parameters = signature(of).parameters.values()
-    names = [one.name for one in parameters if one.default is one.empty]
+    names = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     for table in names or [""]:
         if table not in READS:
             wrong = f"unknown table {table!r}" if table else "has no parameter"

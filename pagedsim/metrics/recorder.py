@@ -90,10 +90,10 @@ class Spread:
         self._which, self._values = which, values
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
-        made = np.zeros(part.stop - part.start, self._values.dtype)
+        values = np.zeros(part.stop - part.start, self._values.dtype)
         low, high = np.searchsorted(self._which, (part.start, part.stop))
-        made[self._which[low:high] - part.start] = self._values[low:high]
-        return made
+        values[self._which[low:high] - part.start] = self._values[low:high]
+        return values
 
 
 _ROW = "row"
@@ -114,11 +114,11 @@ class Words:
     def columns(self, order: NDArray[np.int64]) -> dict[str, pa.Array]:
         """The columns with their rows in this order."""
         numbers = np.frombuffer(self._rows, dtype=np.int32)[order]
-        made = {}
+        columns = {}
         for place, name in enumerate(self._names):
             words = pa.array([row[place] for row in self._numbers], pa.string())
-            made[name] = pa.DictionaryArray.from_arrays(numbers, words).dictionary_decode()
-        return made
+            columns[name] = pa.DictionaryArray.from_arrays(numbers, words).dictionary_decode()
+        return columns
 
 
 class PreemptionRecord:
@@ -184,13 +184,13 @@ class TierMoves:
     def columns(self, steps: int) -> dict[str, pa.Array]:
         """Blocks by tier for each of `steps` steps; empty without tiers."""
         which, levels, loads = map(np.array, (self._steps, self._levels, self._loads))
-        found = {}
+        columns = {}
         for what, loaded in ((LOADED, 1), (WRITTEN, 0)):
             for level, tier in enumerate(self._tiers, 1):
                 mine = which[(levels == level) & (loads == loaded)]
                 blocks = np.bincount(mine, minlength=steps).astype(np.int32)
-                found[what + tier.name] = pa.array(blocks)
-        return found
+                columns[what + tier.name] = pa.array(blocks)
+        return columns
 
 
 Stretch = tuple[int, float, int]

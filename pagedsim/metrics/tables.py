@@ -384,8 +384,8 @@ class RequestGroup:
         table = self.run.tables.get(name)
         if table is None or (ids := table.optional("request")) is None or self.mask.all():
             return table
-        own = self.requests["request"][self.mask]
-        return table.only(self.mask if name == "requests" else np.isin(ids, own))
+        rows = self.requests["request"][self.mask]
+        return table.only(self.mask if name == "requests" else np.isin(ids, rows))
 
     def count(self, state: str) -> int:
         return int(np.sum(self.mask & self.requests.in_state(state)))

@@ -60,32 +60,34 @@ class Conductor(Router):
             sequences = replica.running + replica.waiting + 1
             return replica.decode_seconds(sequences, replica.stored_tokens + request.num_tokens)
 
-        found = min(replicas, key=between)
-        if self.refuse == "late" and self.tbt < inf and (seconds := between(found)) > self.tbt:
+        best = min(replicas, key=between)
+        if self.refuse == "late" and self.tbt < inf and (seconds := between(best)) > self.tbt:
             return _too_slow(seconds, self.tbt)
-        return found
+        return best
 
     def _between(self, request: Request, replicas: Replicas, now: float, then: float) -> float:
         """The time between tokens when this request comes to decode."""
-        pool = [one for one in replicas.all_replicas if one.role != "prefill"]
-        running = sum(one.running for one in pool)
-        tokens = sum(one.stored_tokens for one in pool)
+        pool = [replica for replica in replicas.all_replicas if replica.role != "prefill"]
+        running = sum(replica.running for replica in pool)
+        tokens = sum(replica.stored_tokens for replica in pool)
         if self.refuse == "now":
             sequences = running
         else:
-            begun = then - self.stay
+            since = then - self.stay
             sequences = sum(
-                one.first_token_at is None or one.first_token_at > begun
+                served.first_token_at is None or served.first_token_at > since
                 for replica in pool
-                for one in replica.batch
+                for served in replica.batch
             )
-            coming = sum(one.requests for one in replicas.all_replicas if one.role == "prefill")
+            coming = sum(
+                replica.requests for replica in replicas.all_replicas if replica.role == "prefill"
+            )
             # Their first tokens are spread over the time until then: the early ones will have left.
             sequences += ceil(coming * min(self.stay / (then - now), 1.0) if then > now else coming)
-            sequences += sum(one.waiting for one in pool)
-        each = tokens / running if running else request.num_tokens
+            sequences += sum(replica.waiting for replica in pool)
+        context = tokens / running if running else request.num_tokens
         share = ceil((sequences + 1) / len(pool))
-        return max(one.decode_seconds(share, round(share * each)) for one in pool)
+        return max(replica.decode_seconds(share, round(share * context)) for replica in pool)
 
 
 def _prefiller(request: Request, replicas: Replicas) -> tuple[float, Replica]:

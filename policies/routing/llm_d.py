@@ -49,10 +49,10 @@ class LlmD(Router):
         scores = self._scores(request, replicas, matched)
         best = max(scores)
         equal = [at for at, score in enumerate(scores) if score == best]
-        found = replicas[equal[0] if len(equal) == 1 else self._random.choice(equal)]
+        chosen = replicas[equal[0] if len(equal) == 1 else self._random.choice(equal)]
         if prefix:
-            self._prefixes.sent(request, found)
-        return found
+            self._prefixes.sent(request, chosen)
+        return chosen
 
     def _scores(self, request: Request, replicas: Replicas, matched: Sequence[int]) -> list[float]:
         waiting = [replica.waiting for replica in replicas]

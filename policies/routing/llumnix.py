@@ -31,10 +31,14 @@ class Llumnix(Router):
         return max(replicas, key=freeness)
 
     def migrate(self, replicas: Replicas, now: float) -> Sequence[Move]:
-        known = [(freeness(one), one.index, one) for one in replicas if one.role != "prefill"]
+        known = [
+            (freeness(replica), replica.index, replica)
+            for replica in replicas
+            if replica.role != "prefill"
+        ]
         known.sort(key=itemgetter(0, 1))
-        sources = [(free, one) for free, _, one in known if free < self.crowded]
-        targets = [one for free, _, one in reversed(known) if free > self.crowded]
+        sources = [(free, replica) for free, _, replica in known if free < self.crowded]
+        targets = [replica for free, _, replica in reversed(known) if free > self.crowded]
         return [
             Move(request, source, target)
             for (free, source), target in zip(sources, targets, strict=False)

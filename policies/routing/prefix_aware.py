@@ -39,11 +39,11 @@ class PrefixAware(Router):
         loads = [replica.requests for replica in replicas]
         most, fewest = max(loads), min(loads)
         if most - fewest > self.balance_abs and most > self.balance_rel * fewest:
-            found = replicas[loads.index(fewest)]
+            chosen = replicas[loads.index(fewest)]
         else:
-            found = self._by_prefix(request, replicas)
-        self._prefixes.sent(request, found)
-        return found
+            chosen = self._by_prefix(request, replicas)
+        self._prefixes.sent(request, chosen)
+        return chosen
 
     def _by_prefix(self, request: Request, replicas: Replicas) -> Replica:
         matched = self._prefixes.tokens(request, replicas)

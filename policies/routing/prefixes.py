@@ -56,8 +56,8 @@ class Sent(Prefixes):
 
     def tokens(self, request: Request, replicas: Replicas) -> Sequence[int]:
         self._forget_the_absent(replicas)
-        found = dict(depths(self.keys(request), self._where, self._present))
-        return [BLOCK * found.get(replica.index, 0) for replica in replicas]
+        cached = dict(depths(self.keys(request), self._where, self._present))
+        return [BLOCK * cached.get(replica.index, 0) for replica in replicas]
 
     def sent(self, request: Request, replica: Replica) -> None:
         blocks = self._blocks.setdefault(replica.index, OrderedDict())

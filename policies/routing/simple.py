@@ -134,10 +134,10 @@ class Central(Router):
         self.slots = None if slots is None else require_whole("slots", slots, 1)
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
-        found, least = None, 0
+        chosen, least = None, 0
         for replica in replicas:
-            there = replica.requests
-            room = there < (self.slots or replica.max_seqs)
-            if room and (found is None or there < least):
-                found, least = replica, there
-        return found
+            requests = replica.requests
+            room = requests < (self.slots or replica.max_seqs)
+            if room and (chosen is None or requests < least):
+                chosen, least = replica, requests
+        return chosen

@@ -26,7 +26,7 @@ class Splitwise(Router):
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
         busy, full = (_used, self._full) if replicas.role == "decode" else (_owed, self._long)
         for mixed in (False, True):
-            pool = (one for one in replicas if (one.role == "both") is mixed)
+            pool = (replica for replica in replicas if (replica.role == "both") is mixed)
             best = min(pool, key=busy, default=None)
             if best is not None and not full(best, request):
                 return best

@@ -31,6 +31,9 @@ class VllmDP(Router):
             sent.clear()
         if seen_at is not None:
             self._seen_at[role] = seen_at
-        found = min(replicas, key=lambda one: WAITS * (one.waiting + sent[one.index]) + one.running)
-        sent[found.index] += 1
-        return found
+        chosen = min(
+            replicas,
+            key=lambda replica: WAITS * (replica.waiting + sent[replica.index]) + replica.running,
+        )
+        sent[chosen.index] += 1
+        return chosen
