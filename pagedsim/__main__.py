@@ -152,6 +152,7 @@ def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None
     from pagedsim.spec.words import refuse_unreadable
 
     register()
+    _refuse_no_root(words)
     for word in overrides:
         refuse_unreadable(word)
     refuse_unknown_of_hydra([word for word in overrides if re.match(r"[+~]*hydra\b", word)])
@@ -188,6 +189,20 @@ def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None
     conclude()
     if failures:
         raise failures[0]
+
+
+def _refuse_no_root(words: Sequence[str]) -> None:
+    """Raise UserError for a root of the user's that is in none of the folders."""
+    from pagedsim.spec.conf import Conf
+
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    root = options.get("--config-name", options.get("-cn", "")).removesuffix(".yaml")
+    if not root or any(word.startswith("hydra.searchpath") for word in words):
+        return
+    folders = [_folder(options[key]) for key in ("--config-dir", "-cd") if key in options]
+    if not any(place.joinpath(f"{root}.yaml").is_file() for place in Conf(folders).folders):
+        where = f"in {folders[0]}" if folders else "here: --config-dir FOLDER says where to look"
+        raise UserError([f"--config-name {root}: there is no {root}.yaml {where}"])
 
 
 def _manual(root: str) -> str:

@@ -61,7 +61,7 @@ def run_experiment(config: DictConfig) -> None:
     require_flag("hydra.verbose", hydra.verbose)
     folder = Path(hydra.runtime.output_dir)
     words = cast(list[str], OmegaConf.to_container(hydra.overrides.task))
-    conf = Conf(_folders(hydra), str(hydra.job.config_name or ROOT))
+    conf = Conf(_folders(hydra), str(hydra.job.config_name or ROOT).removesuffix(".yaml"))
     composed = Composed.from_hydra(config, hydra.runtime.choices, words, conf)
     many = hydra.mode == RunMode.MULTIRUN
     chosen = many or any(word.startswith("hydra.run.dir=") for word in hydra.overrides.hydra)

@@ -36,6 +36,8 @@ from pagedsim.spec.roots import Config, Serve, register_resolvers
 from pagedsim.spec.words import Change, Words, changes_of, text_of
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_EVERYWHERE = ("experiment", "scale", "server")
+"""Groups whose options set keys of others."""
 _OURS = re.compile(r"\$\{(by_gpu|stand_in):")
 _OF_RESOLVERS = ("hardware", "model")
 """Groups that the resolvers of `spec.roots`, which `_OURS` finds, read."""
@@ -60,8 +62,14 @@ class Composed:
         changes = changes_of(words, conf.root != "serve")
         chosen = [change for change in changes if _is_choice(conf, change)]
         for change in chosen:
-            _option_of(conf, change)
+            name = _option_of(conf, change)
             _refuse_misplaced(conf, change)
+            # Read before Hydra does, so that an error names the file.
+            if name and not conf.option(change.key, name).everywhere and change.key in _EVERYWHERE:
+                raise ConfigError(
+                    f"{change}: the first line of its file must be # @package _global_, since it "
+                    "sets keys of other groups"
+                )
         picks = {change.key: change for change in chosen}
         null = [
             key for key, change in picks.items() if change.value is None and _may_be_null(change)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from pagedsim.build import BESIDE, plugins
 from pagedsim.core import ConfigError
@@ -125,7 +125,7 @@ class Conf:
                 merge(settings, below.of_group(base if base and everywhere else ""))
             else:
                 for key, option in default.items():
-                    chosen[self._group_of(place, key)] = option
+                    chosen[self._chosen_by(place, key, option)] = option
         return Option(settings, everywhere, chosen)
 
     def _file(self, *path: str) -> Traversable | None:
@@ -133,12 +133,20 @@ class Conf:
         places = (folder.joinpath(*path) for folder in self.folders)
         return next((place for place in places if place.is_file()), None)
 
-    def _group_of(self, file: Traversable, key: str) -> str:
-        """The group of an entry of a list of defaults, such as `override /policy`."""
+    def _chosen_by(self, file: Traversable, key: str, option: str | None) -> str:
+        """The group of an entry of an option's defaults, such as `override /policy: sjf`."""
         group = key.removeprefix("override ").removeprefix("optional ").lstrip("/")
+        where = f"{file}: defaults"
         if not self.is_group(group):
             known = to_choose(group, self.groups)
-            raise ConfigError(f"{file}: defaults: {key}: no such group here; {known}")
+            raise ConfigError(f"{where}: {key}: no such group here; {known}")
+        if group in self.defaults and not key.startswith("override "):
+            raise ConfigError(f"{where}: {key}: is chosen already; override /{group}: changes it")
+        if isinstance(option, str):
+            try:
+                self.refuse_unknown(group, option)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
         return group
 
     # -- the base ----------------------------------------------------------------------------------
@@ -277,14 +285,19 @@ def _parsed(file: Traversable) -> tuple[bool, Settings]:
         text = file.read_text(encoding="utf-8")
         settings = OmegaConf.to_container(OmegaConf.create(text)) or {}
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
+        why = " ".join(str(error).split())
+        if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
+            why = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        raise ConfigError(f"{file}: cannot be read: {why}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{file}: must be a mapping of settings")
     return text.lstrip().startswith(_GLOBAL), cast(Settings, settings)
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of an error of Hydra's, which may go on for pages."""
+    """The beginning of an error of Hydra's, which may go on for pages; of YAML's, where it is."""
+    if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
+        return f"{mark.name}: line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -381,6 +394,8 @@ def _instead_of_key(names: Sequence[str], root: Any, beside: Sequence[str]) -> s
     sections = [key for key, node in root.items() if isinstance(node, Mapping) and name in node]
     if not above and len(sections) == 1 and name.strip("_") == name:
         return f"key; use {sections[0]}.{name}="
+    if names == ["gpu"]:  # as Python calls it
+        return "key; use hardware="
     known = [key for key in beside if not key.startswith("_")]
     if not above and "study" in root:
         known += WITHOUT_KEY

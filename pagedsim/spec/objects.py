@@ -278,7 +278,7 @@ def locate(path: str) -> Callable[..., Any]:
             raise ConfigError(f"{path}: cannot be imported: {raised(error, __file__)}") from error
         for name in parts[cut:]:
             if not hasattr(target, name):
-                known = [n for n in vars(target) if not n.startswith("_")]
+                known = [n for n, value in vars(target).items() if _is_of(module, n, value)]
                 raise ConfigError(f"{path}: {unknown(f'name in {module}', name, known)}")
             target = getattr(target, name)
         if not callable(target):
@@ -287,6 +287,11 @@ def locate(path: str) -> Callable[..., Any]:
     if len(parts) == 1:
         raise ConfigError(f"{path}: must be the path of a class, in the form module.Class")
     raise ConfigError(f"{path}: there is no module {parts[0]!r} here")
+
+
+def _is_of(module: str, name: str, value: object) -> bool:
+    """Whether a name that a module has was defined there, and is no private one."""
+    return not name.startswith("_") and getattr(value, "__module__", "") == module
 
 
 def refuse_no_class(group: str, path: str, base: type) -> None:

@@ -110,6 +110,8 @@ def _hint(word: str) -> str:
     if not word.strip():
         return ", such as policy=fcfs"
     name, _, value = word.partition("=")
+    if value.count("{") != value.count("}") or value.count("[") != value.count("]"):
+        return "; a word with spaces takes quotes around it: 'key={a: [b, c]}'"
     above, dot, last = name.lstrip("+").rpartition(".")
     if dot and " " in last:
         return f"; a name with a space goes into a mapping: '++{above}={{{last}: ...}}'"

@@ -95,6 +95,27 @@ def test_a_patch_changes_neither_the_option_nor_what_an_interpolation_names() ->
     assert composed.changed(["+study.backend.x=5"]).tree["backend"] == composed.tree["backend"]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("study:\n  rate: 1\n bad: 2\n", r"mine\.yaml: cannot be read: line 4, column 2"),
+        (
+            "defaults: [override /hardware: h10]",
+            r"mine\.yaml: defaults: hardware=h10: unknown; did",
+        ),
+        ("defaults: [override /modl: x]", r"mine\.yaml: defaults: override /modl: no such group"),
+        ("defaults: [/hardware: h100]", r"mine\.yaml: defaults: /hardware: is chosen already"),
+        ("study: {}", "experiment=mine: the first line of its file must be # @package _global_"),
+    ],
+)
+def test_a_file_of_ones_own_is_named_in_errors(text: str, message: str, tmp_path: Path) -> None:
+    first = "" if text == "study: {}" else "# @package _global_\n"
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(first + text)
+    with pytest.raises(ConfigError, match=message):
+        Composed.of(["experiment=mine"], Conf([tmp_path]))
+
+
 def test_an_object_takes_no_settings_of_its_class() -> None:
     with pytest.raises(ConfigError, match=r"policy\.x=3: is not taken by an object of FCFS"):
         make("policy", {"_target_": Given(FCFS()), "x": 3}, Policy)
@@ -153,7 +174,7 @@ def test_an_arm_may_choose_what_the_command_line_chooses() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a: [", "cannot be read: while parsing"),
+        ("a: [", "cannot be read: line 2, column"),
         ("[1]", "must be a mapping of settings"),
         ("defaults:", "defaults: must be a list of options"),
         ("defaults: priority", "defaults: must be a list of options"),
