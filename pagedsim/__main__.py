@@ -58,14 +58,13 @@ def run(words: Sequence[str], root: str) -> None:
     options, overrides = _split(words)
     alone = options.keys() <= {*_OWN, *_OWN_FLAGS} and all(map(_is_own, overrides))
     if not alone or options.get("--cfg", options.get("-c", "job")) != "job":
-        _by_hydra(words, overrides, root)
+        _by_hydra(options, overrides, root)
         return
     from pagedsim.spec.composed import Composed
     from pagedsim.spec.conf import Conf
 
     names = [word for word in overrides if not _OWN_SETTINGS.match(word)]
-    folders = [_folder(options[key]) for key in ("--config-dir", "-cd") if key in options]
-    composed = Composed.of(names, Conf(folders, root))
+    composed = Composed.of(names, Conf(_folders(options), root))
     if {"--cfg", "-c"} & options.keys():
         print(_shown(composed, options), end="")
     elif root == "serve":
@@ -131,10 +130,13 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return options, overrides
 
 
-def _folder(path: str) -> Path:
-    if not Path(path).is_dir():
-        raise UserError([f"--config-dir {path}: no such folder"])
-    return Path(path)
+def _folders(options: Mapping[str, str]) -> list[Path]:
+    """The folder that options add to those with configurations, if they do."""
+    folders = [Path(options[key]) for key in ("--config-dir", "-cd") if key in options]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError([f"--config-dir {folder}: no such folder"])
+    return folders
 
 
 def _is_own(word: str) -> bool:
@@ -143,7 +145,7 @@ def _is_own(word: str) -> bool:
     return not hydras or bool(_OWN_SETTINGS.match(word))
 
 
-def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None:
+def _by_hydra(options: Mapping[str, str], overrides: Sequence[str], root: str) -> None:
     """Sweeps, and all else that options of Hydra's ask for."""
     import hydra
 
@@ -152,13 +154,17 @@ def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None
     from pagedsim.spec.words import refuse_unreadable
 
     register()
-    _refuse_no_root(words)
+    folders = _folders(options)
+    chosen_root = options.get("--config-name", options.get("-cn", "")).removesuffix(".yaml")
+    searched = any(word.startswith("hydra.searchpath") for word in overrides)
+    if chosen_root and not searched:
+        _refuse_no_root(chosen_root, folders)
     for word in overrides:
         refuse_unreadable(word)
     refuse_unknown_of_hydra([word for word in overrides if re.match(r"[+~]*hydra\b", word)])
-    many = bool({"-m", "--multirun"} & {*words})
-    if many:
-        refuse_sweep([word for word in overrides if _is_own(word)], words)
+    many = bool({"-m", "--multirun"} & options.keys())
+    if many and not chosen_root and not searched:  # else Hydra alone knows what they are
+        refuse_sweep([word for word in overrides if _is_own(word)], folders)
     failures: list[Exception] = []
 
     @hydra.main(version_base="1.3", config_path="pkg://pagedsim.conf", config_name=root)
@@ -191,15 +197,10 @@ def _by_hydra(words: Sequence[str], overrides: Sequence[str], root: str) -> None
         raise failures[0]
 
 
-def _refuse_no_root(words: Sequence[str]) -> None:
+def _refuse_no_root(root: str, folders: Sequence[Path]) -> None:
     """Raise UserError for a root of the user's that is in none of the folders."""
     from pagedsim.spec.conf import Conf
 
-    options = dict(zip(words, [*words[1:], ""], strict=True))
-    root = options.get("--config-name", options.get("-cn", "")).removesuffix(".yaml")
-    if not root or any(word.startswith("hydra.searchpath") for word in words):
-        return
-    folders = [_folder(options[key]) for key in ("--config-dir", "-cd") if key in options]
     if not any(place.joinpath(f"{root}.yaml").is_file() for place in Conf(folders).folders):
         where = f"in {folders[0]}" if folders else "here: --config-dir FOLDER says where to look"
         raise UserError([f"--config-name {root}: there is no {root}.yaml {where}"])

@@ -111,11 +111,12 @@ def changes_from(settings: Mapping[str, Any]) -> tuple[list[Change], dict[str, l
     """The changes that settings stand for, and those of each arm (none: no setting has arms)."""
     plain: list[tuple[str, Any]] = []
     varied: list[list[tuple[str, list[Change]]]] = []
-    _refuse_other_sizes(settings)
-    for key, count in Counter(key for key, _ in _leaves(settings)).items():
+    leaves = [*_leaves(settings)]
+    _refuse_other_sizes(dict(leaves))
+    for key, count in Counter(key for key, _ in leaves).items():
         if count > 1:
             raise ConfigError(f"{key}: is given {count} times")
-    for key, value in _leaves(settings):
+    for key, value in leaves:
         if isinstance(value, Mapping):
             if not value:
                 raise ConfigError(f"{key}={{}}: must have at least one arm")
@@ -197,10 +198,9 @@ def _sizes_of(memory: Memory) -> dict[str, int]:
 
 def _refuse_other_sizes(settings: Mapping[str, Any]) -> None:
     """Raise ConfigError for a size of memory beside an object that has another one."""
-    given = dict(_leaves(settings))
-    for memory in _each(given.get("memory")):
+    for memory in _each(settings.get("memory")):
         for name, size in _sizes_of(memory).items() if isinstance(memory, Memory) else ():
-            for other in _each(given.get(f"memory.{name}", size)):
+            for other in _each(settings.get(f"memory.{name}", size)):
                 if other != size:
                     raise ConfigError(
                         f"memory.{name}={other}: must be {size}, as the object of "

@@ -50,9 +50,9 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 def marked(page: str, mark: str) -> str:
     """The block of Python that a page has after <!-- test:MARK -->."""
-    found = re.search(rf"<!-- test:{mark} -->\n```python\n(.*?)^```", PAGES[page], re.S | re.M)
-    assert found, f"{page} has no block after the marker test:{mark}"
-    return found[1]
+    block = re.search(rf"<!-- test:{mark} -->\n```python\n(.*?)^```", PAGES[page], re.S | re.M)
+    assert block, f"{page} has no block after the marker test:{mark}"
+    return block[1]
 
 
 def code_spans() -> Iterator[tuple[str, str]]:
@@ -66,7 +66,7 @@ def code_spans() -> Iterator[tuple[str, str]]:
 
 def commands(program: str) -> list[tuple[str, tuple[str, ...]]]:
     """The words after `program` wherever a page has it, once each; placeholders are left out."""
-    found: dict[tuple[str, ...], str] = {}
+    commands: dict[tuple[str, ...], str] = {}
     for page, span in code_spans():
         for command in span.split("&&"):
             words = shlex.split(command, comments=True) if program in command else []
@@ -74,8 +74,8 @@ def commands(program: str) -> list[tuple[str, tuple[str, ...]]]:
             for at in range(len(words)):
                 same = [Path(words[at]).name, *words[at + 1 : at + len(name)]] == name
                 if same and "..." not in words:
-                    found.setdefault(tuple(words[at + len(name) :]), page)
-    return [(page, words) for words, page in found.items()]
+                    commands.setdefault(tuple(words[at + len(name) :]), page)
+    return [(page, words) for words, page in commands.items()]
 
 
 # -- Python ----------------------------------------------------------------------------------------
@@ -194,14 +194,14 @@ def test_what_a_page_chooses_runs_and_changes_something(
     for number, words in enumerate(using):
         alone = [word for word in words if not own.match(word)]
         runs = [words, alone] if "experiment=single" in words else [words]
-        found = []
+        tables = []
         for which, one in enumerate(runs):
             folder = f"out-{number}-{which}"
             status, _, errors = call(*one, *PRESSED, f"hydra.run.dir={folder}")
             assert (status, errors) == (0, ""), one
-            found += [table.read_bytes() for table in Path(folder).rglob("requests.parquet")]
-        assert len(found) > 1
-        assert len(set(found)) == len(found), words
+            tables += [table.read_bytes() for table in Path(folder).rglob("requests.parquet")]
+        assert len(tables) > 1
+        assert len(set(tables)) == len(tables), words
 
 
 def own_study(name: str) -> str:
@@ -246,12 +246,12 @@ def test_every_module_that_is_run_exists() -> None:
 
 def test_every_option_of_a_module_is_one() -> None:
     for page, span in code_spans():
-        if found := re.search(r"python -m (experiments[\w.]+)(.*)", span):
-            place = ROOT / found[1].replace(".", "/")
+        if named := re.search(r"python -m (experiments[\w.]+)(.*)", span):
+            place = ROOT / named[1].replace(".", "/")
             folder = place if place.is_dir() else place.parent  # options may stand in a harness
             source = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
-            for option in re.findall(r"(--[\w-]+)", found[2]):
-                assert f'"{option}"' in source, f"{page}: {found[0]}"
+            for option in re.findall(r"(--[\w-]+)", named[2]):
+                assert f'"{option}"' in source, f"{page}: {named[0]}"
 
 
 # -- what is named ---------------------------------------------------------------------------------
@@ -454,13 +454,13 @@ ENGINE = ("pagedsim.engine", "pagedsim.__main__")
 
 
 def modules() -> list[str]:
-    found = [
+    names = [
         module.name
         for package in (pagedsim, policies)
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
         if not module.name.startswith(ENGINE)
     ]
-    return [name for name in found if ">>>" in _source(name)]
+    return [name for name in names if ">>>" in _source(name)]
 
 
 def _source(name: str) -> str:

@@ -93,15 +93,11 @@ def _folders(hydra: HydraConf) -> list[Traversable]:
     return folders
 
 
-def refuse_sweep(words: Sequence[str], line: Sequence[str]) -> None:
+def refuse_sweep(words: Sequence[str], folders: Sequence[Path]) -> None:
     """Raise ConfigError for a value of a sweep that no job could have, before any begins."""
-    options = dict(zip(line, [*line[1:], ""], strict=True))
-    folders = [Path(options[key]) for key in ("--config-dir", "-cd") if key in options]
-    searched = any(word.startswith("hydra.searchpath") for word in line)
     values = {word: list(swept(word)) for word in words}
-    unknown = any(word.startswith("experiment=") and not values[word] for word in words)
-    if searched or unknown or {"--config-name", "-cn"} & options.keys():
-        return  # a root, folders or experiments that Hydra finds
+    if any(word.startswith("experiment=") and not values[word] for word in words):
+        return  # experiments that Hydra finds by a pattern
     for word, changes in values.items():
         if len(changes) > 1 and any(c.key == "server" and c.value is None for c in changes):
             raise ConfigError(

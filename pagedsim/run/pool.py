@@ -94,7 +94,7 @@ def run_jobs(
         over.append(job)  # last: a job that is interrupted in between is reported again
 
     if processes <= 1 or len(jobs) <= 1:
-        return _here(jobs, board, over, note_outcome, built)
+        return _in_this_process(jobs, board, over, note_outcome, built)
     built.clear()
     return _in_processes(jobs, min(processes, len(jobs)), board, over, note_outcome)
 
@@ -118,7 +118,7 @@ def way_to_begin() -> str:
     return chosen or ("fork" if sys.platform == "linux" else "spawn")
 
 
-def _here(
+def _in_this_process(
     jobs: Sequence[Job],
     board: Board | None,
     over: list[Job],

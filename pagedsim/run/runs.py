@@ -103,10 +103,13 @@ class Runs:
         study_seeds = all(arm.seeds is None for arm in arms)
         return sorted(jobs, key=lambda job: job.seed) if study_seeds else jobs
 
+    def _seeds(self, arm: Arm) -> Sequence[int]:
+        """The seeds of an arm, its own or the study's."""
+        return self.spec.seeds if arm.seeds is None else arm.seeds
+
     def _unknown(self, arm: Arm) -> Iterator[tuple[int, int]]:
         """The seeds and repeats of an arm of which nothing is known."""
-        seeds = self.spec.seeds if arm.seeds is None else arm.seeds
-        for seed, repeat in product(seeds, arm.repeats):
+        for seed, repeat in product(self._seeds(arm), arm.repeats):
             if not self.settled(arm.name, seed + repeat):
                 yield seed, repeat
 
@@ -114,9 +117,7 @@ class Runs:
         """The jobs of an arm of which nothing is known."""
         name = re.sub(r"^\.", "%2E", quote(arm.name, safe=" =,+@"))  # whatever is in it
         folder = self.spec.folder / "runs" / name
-        first = arm.first
-        if first is None:
-            first = self.spec.seeds[0] if arm.seeds is None else arm.seeds[0]
+        first = self._seeds(arm)[0] if arm.first is None else arm.first
         for seed, repeat in self._unknown(arm):
             place = folder / f"seed-{seed + repeat}"
             yield Job(arm.name, seed, config, place, seed != first, repeat)

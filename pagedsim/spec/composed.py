@@ -24,6 +24,7 @@ from pagedsim.spec.check import checked
 from pagedsim.spec.conf import (
     BUILT_IN,
     MISSING,
+    WITHOUT_KEY,
     Choices,
     Conf,
     Settings,
@@ -36,7 +37,7 @@ from pagedsim.spec.roots import Config, Serve, register_resolvers
 from pagedsim.spec.words import Change, Words, changes_of, text_of
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-_EVERYWHERE = ("experiment", "scale", "server")
+_EVERYWHERE = (*WITHOUT_KEY, "server")
 """Groups whose options set keys of others."""
 _OURS = re.compile(r"\$\{(by_gpu|stand_in):")
 _OF_RESOLVERS = ("hardware", "model")

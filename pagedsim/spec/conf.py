@@ -285,9 +285,7 @@ def _parsed(file: Traversable) -> tuple[bool, Settings]:
         text = file.read_text(encoding="utf-8")
         settings = OmegaConf.to_container(OmegaConf.create(text)) or {}
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        why = " ".join(str(error).split())
-        if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
-            why = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        why = _place_of(error) or " ".join(str(error).split())
         raise ConfigError(f"{file}: cannot be read: {why}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{file}: must be a mapping of settings")
@@ -297,8 +295,15 @@ def _parsed(file: Traversable) -> tuple[bool, Settings]:
 def first_line(error: BaseException) -> str:
     """The beginning of an error of Hydra's, which may go on for pages; of YAML's, where it is."""
     if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
-        return f"{mark.name}: line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        return f"{mark.name}: {_place_of(error)}"
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _place_of(error: BaseException) -> str:
+    """Line, column and problem of an error of YAML's; empty for others."""
+    if not isinstance(error, MarkedYAMLError) or not (mark := error.problem_mark):
+        return ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
 
 
 # -- mappings --------------------------------------------------------------------------------------

@@ -46,10 +46,12 @@ class Watches(RoundRobin):
             assert replica.waiting == len(scheduler.waiting)
             assert replica.running == len(scheduler.running)
             assert replica.wanted_blocks == sum(
-                scheduler.memory.blocks_for(one.num_tokens) for one in scheduler.waiting
+                scheduler.memory.blocks_for(request.num_tokens) for request in scheduler.waiting
             )
-            decoding = [one for one in scheduler.running if one.decoding]
-            assert replica.stored_tokens == sum(one.num_seqs * one.num_tokens for one in decoding)
+            decoding = [request for request in scheduler.running if request.decoding]
+            assert replica.stored_tokens == sum(
+                request.num_seqs * request.num_tokens for request in decoding
+            )
             owed = sum(
                 prefill_left(one, scheduler.memory)
                 for one in alive

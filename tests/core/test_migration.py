@@ -35,38 +35,38 @@ def refused(call: Callable[[], object], named: str) -> None:
 
 
 def test_a_reservation_is_deferred_or_refused_for_good() -> None:
-    here, there = Server(), Server(blocks=4)
-    request = decoding(here, prompt=11)
-    decoding(there, "other", prompt=8, output=3)
-    assert not there.scheduler.migration.reserve(request, 1.0)
-    assert list(there.scheduler.migration.deferred) == [request]
-    there.drain()
-    assert there.scheduler.migration.reserve(request, 3.0)
-    assert not there.scheduler.migration.deferred
-    assert there.free == 1
-    longer = decoding(here, "longer", prompt=15)
+    source, target = Server(), Server(blocks=4)
+    request = decoding(source, prompt=11)
+    decoding(target, "other", prompt=8, output=3)
+    assert not target.scheduler.migration.reserve(request, 1.0)
+    assert list(target.scheduler.migration.deferred) == [request]
+    target.drain()
+    assert target.scheduler.migration.reserve(request, 3.0)
+    assert not target.scheduler.migration.deferred
+    assert target.free == 1
+    longer = decoding(source, "longer", prompt=15)
     few, more = (Server(blocks=blocks).scheduler.migration for blocks in (3, 4))
     refused(lambda: few.reserve(longer, 4.0), "'longer' can never be served here | prompt of 15")
     refused(lambda: more.reserve(longer, 4.0), "it has 16 tokens | end here at 16")
-    assert there.scheduler.infeasible(longer) == "it has 16 tokens, and would end here at 16"
+    assert target.scheduler.infeasible(longer) == "it has 16 tokens, and would end here at 16"
 
 
 # -- order ---------------------------------------------------------------------------------------
 
 
 def test_deferred_reservations_are_granted_by_rank() -> None:
-    here, there = Server(), Server(blocks=4, policy="priority")
-    requests = [here.add(name, 9, 9, priority=level) for name, level in (("low", 5), ("high", 1))]
-    here.steps(2)
-    decoding(there, "other", prompt=8, output=4)
+    source, target = Server(), Server(blocks=4, policy="priority")
+    requests = [source.add(name, 9, 9, priority=level) for name, level in (("low", 5), ("high", 1))]
+    source.steps(2)
+    decoding(target, "other", prompt=8, output=4)
     low, high = requests
-    assert not there.scheduler.migration.reserve(low, there.now)
-    assert not there.scheduler.migration.reserve(high, there.now)
-    there.drain()
-    assert not there.scheduler.migration.reserve(low, there.now)
-    assert there.scheduler.migration.reserve(high, there.now)
-    urgent = there.add("urgent", 3, 1, priority=0)
-    there.step()
+    assert not target.scheduler.migration.reserve(low, target.now)
+    assert not target.scheduler.migration.reserve(high, target.now)
+    target.drain()
+    assert not target.scheduler.migration.reserve(low, target.now)
+    assert target.scheduler.migration.reserve(high, target.now)
+    urgent = target.add("urgent", 3, 1, priority=0)
+    target.step()
     assert not urgent.alive  # it ranks before the deferred reservation
 
 
@@ -74,33 +74,33 @@ def test_deferred_reservations_are_granted_by_rank() -> None:
 
 
 def test_a_detached_request_can_be_aborted_at_either_end() -> None:
-    here, there = Server(), Server()
-    leave, join = here.scheduler.migration, there.scheduler.migration
-    request, kept = decoding(here), decoding(here, "kept")
+    source, target = Server(), Server()
+    leave, join = source.scheduler.migration, target.scheduler.migration
+    request, kept = decoding(source), decoding(source, "kept")
     assert join.reserve(request, 1.0)
     leave.detach(request, 1.0)
-    there.scheduler.abort("r", 2.0)
+    target.scheduler.abort("r", 2.0)
     assert (request.state, request.finish_reason) == (State.ABORTED, "abort")
-    assert (request.finished_at, there.free) == (2.0, 100)
+    assert (request.finished_at, target.free) == (2.0, 100)
     leave.release_reservation(request)
     leave.detach(kept, 3.0)
-    here.scheduler.abort("kept", 4.0)
-    assert here.free == 100
-    refused(lambda: here.scheduler.abort("kept", 4.0), "'kept' | not known, or ended already")
+    source.scheduler.abort("kept", 4.0)
+    assert source.free == 100
+    refused(lambda: source.scheduler.abort("kept", 4.0), "'kept' | not known, or ended already")
 
 
 # -- what is refused -----------------------------------------------------------------------------
 
 
 def test_requests_that_cannot_be_detached_or_attached() -> None:
-    here, there = Server(), Server()
-    leave, join = here.scheduler.migration, there.scheduler.migration
-    group = here.add("group", 6, 9, n=2)
-    here.step()
+    source, target = Server(), Server()
+    leave, join = source.scheduler.migration, target.scheduler.migration
+    group = source.add("group", 6, 9, n=2)
+    source.step()
     for call in (leave.detach, join.reserve):
         refused(partial(call, group, 1.0), "'group' cannot migrate | a group of sequences")
     refused(lambda: join.reserve(Request("new", 6), 1.0), "'new' is new | no keys and values")
-    waits = here.add("waits", 6, 9)
+    waits = source.add("waits", 6, 9)
     refused(lambda: leave.detach(waits, 1.0), "'waits' cannot migrate | does not decode yet")
     refused(lambda: join.detach(waits, 1.0), "'waits': not known here")
     few = Server(blocks=25).scheduler.migration
@@ -108,12 +108,12 @@ def test_requests_that_cannot_be_detached_or_attached() -> None:
     refused(lambda: leave.release_reservation(waits), "'waits': no memory is held for it here")
     assert join.reserve(waits, 1.0, tokens=7)
     refused(lambda: join.attach(waits, 1.0), "'waits' cannot be attached | not detached")
-    refused(lambda: there.add("waits", 6), "'waits': memory is held for it here")
-    refused(lambda: there.scheduler.abort("waits", 1.0), "at another scheduler; abort it there")
-    here.scheduler.withdraw(waits, 1.0)
+    refused(lambda: target.add("waits", 6), "'waits': memory is held for it here")
+    refused(lambda: target.scheduler.abort("waits", 1.0), "at another scheduler; abort it there")
+    source.scheduler.withdraw(waits, 1.0)
     refused(lambda: join.attach(waits, 1.0), "'waits' cannot be attached | no keys and values")
     join.release_reservation(waits)
-    request = decoding(there, output=3)
+    request = decoding(target, output=3)
     join.detach(request, 1.0)
     assert leave.reserve(request, 1.0, tokens=3)
     refused(lambda: leave.attach(request, 1.0, 3), "has computed 6 tokens | reserved for 4")
@@ -122,12 +122,12 @@ def test_requests_that_cannot_be_detached_or_attached() -> None:
 
 
 def test_blocks_kept_for_a_request_that_ran_elsewhere_meanwhile_are_not_its_own() -> None:
-    here, there = Server(), Server()
-    kept, other = here.scheduler.migration, there.scheduler.migration
-    request = decoding(here)
+    source, target = Server(), Server()
+    kept, other = source.scheduler.migration, target.scheduler.migration
+    request = decoding(source)
     output_len = kept.detach(request, 1.0)
     assert other.reserve(request, 1.0) and other.attach(request, 1.0, output_len)
-    there.step()
+    target.step()
     other.detach(request, 2.0)
     refused(lambda: kept.attach(request, 2.0, output_len), "6 tokens are kept | computed 7 by now")
     refused(lambda: kept.reserve(request, 2.0), "memory is kept here | attach or release it")

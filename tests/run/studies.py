@@ -36,8 +36,8 @@ def compose(root: str, overrides: Sequence[str]) -> DictConfig:
 
 def settings_of(*words: str) -> dict[str, Any]:
     """The same in plain values, under the root of studies."""
-    made: Any = OmegaConf.to_container(compose("config", words))
-    return dict(made)
+    settings: Any = OmegaConf.to_container(compose("config", words))
+    return dict(settings)
 
 
 def command(folder: Path, *words: str) -> StudySpec:

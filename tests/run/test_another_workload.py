@@ -158,5 +158,5 @@ def test_a_trace_that_an_arm_of_the_command_line_chooses_keeps_its_own_rate(
 def test_blocks_that_the_experiment_sets_for_its_own_model_and_gpu_are_noted(
     words: tuple[str, ...], notes: int
 ) -> None:
-    found = study("experiment=preemption", "tracking=none", *words).spec.notes
-    assert len([line for line in found if "sets memory.blocks=" in line]) == notes
+    lines = study("experiment=preemption", "tracking=none", *words).spec.notes
+    assert len([line for line in lines if "sets memory.blocks=" in line]) == notes

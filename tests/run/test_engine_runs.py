@@ -66,9 +66,9 @@ class Served(NamedTuple):
 
 
 def run(folder: Path, *overrides: str) -> Served:
-    found = run_job(job(folder, *overrides), StoppableRecorder())
-    assert isinstance(found, Run), found
-    return left(found.folder)
+    outcome = run_job(job(folder, *overrides), StoppableRecorder())
+    assert isinstance(outcome, Run), outcome
+    return left(outcome.folder)
 
 
 def left(folder: Path) -> Served:
@@ -211,10 +211,10 @@ def test_which_model_is_served(words: tuple[str, ...], served: str) -> None:
 
 
 def test_a_run_that_is_stopped_leaves_what_it_has(tmp_path: Path) -> None:
-    found = run_job(job(tmp_path), Impatient(5))
-    assert isinstance(found, Interrupted)
-    assert found.folder is not None
-    requests, steps, summary = left(found.folder)
+    outcome = run_job(job(tmp_path), Impatient(5))
+    assert isinstance(outcome, Interrupted)
+    assert outcome.folder is not None
+    requests, steps, summary = left(outcome.folder)
     assert steps.num_rows == 5
     assert "unfinished" in requests["state"].to_pylist()
     assert summary["partial"]
@@ -261,10 +261,10 @@ def test_a_failed_step_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_invalid_settings(overrides: tuple[str, ...], line: str, tmp_path: Path) -> None:
-    found = run_job(job(tmp_path, *overrides), StoppableRecorder())
-    assert isinstance(found, Failure)
-    assert found.expected
-    assert found.reason.startswith(line)
+    outcome = run_job(job(tmp_path, *overrides), StoppableRecorder())
+    assert isinstance(outcome, Failure)
+    assert outcome.expected
+    assert outcome.reason.startswith(line)
 
 
 def test_a_shared_beginning_is_as_much_shorter_as_the_prompts(tmp_path: Path) -> None:
@@ -297,9 +297,9 @@ def test_errors_name_settings_of_the_command_line(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "model"
     transformers.LlamaConfig(num_hidden_layers=1).save_pretrained(folder)
-    found = run_job(job(tmp_path, f"backend.model={folder}"), StoppableRecorder())
-    assert isinstance(found, Failure) and found.expected
-    assert found.reason.endswith("; backend.load_format=dummy makes random ones")
+    outcome = run_job(job(tmp_path, f"backend.model={folder}"), StoppableRecorder())
+    assert isinstance(outcome, Failure) and outcome.expected
+    assert outcome.reason.endswith("; backend.load_format=dummy makes random ones")
 
 
 def test_one_engine_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,12 +60,12 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outcomes(words: list[str]) -> list[tuple[bool, dict[str, Any]]]:
     """Whether anything is drawn, and what became of each request, under two seeds."""
-    settings, found = settings_of(*words), []
+    settings, served = settings_of(*words), []
     for seed in (0, 1):
-        made, recorder = build(settings, seed), StoppableRecorder()
-        made.run.run(made.workload, recorder)
-        found.append((made.drawn, recorder.requests_table().to_pydict()))
-    return found
+        parts, recorder = build(settings, seed), StoppableRecorder()
+        parts.run.run(parts.workload, recorder)
+        served.append((parts.drawn, recorder.requests_table().to_pydict()))
+    return served
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in components()])

@@ -74,10 +74,10 @@ def ideal_stack() -> Stack:
     return found
 
 
-def ideal(where: Replica, **settings: float) -> Roofline:
+def ideal(where: Replica, **settings: Any) -> Roofline:
     """Data-sheet rates reached in full, and a host that takes no time."""
     rates = dict.fromkeys(("compute_efficiency", "bandwidth_efficiency", "bus_efficiency"), 1.0)
-    return Roofline(where, stack=ideal_stack(), **{**rates, **settings})  # type: ignore[arg-type]
+    return Roofline(where, stack=ideal_stack(), **{**rates, **settings})
 
 
 def replica(model_name: str, hardware_name: str, **settings: Any) -> Replica:

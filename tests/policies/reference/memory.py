@@ -30,11 +30,17 @@ class PastFuture(PolicyWrapper):
 
     def peak(self, batch: list[Request], state: ServerState) -> float:
         """Tokens in memory at most, last blocks counted whole, while nothing else is admitted."""
-        left = {one: max(self.length(one, state) - one.generated - 1, 0) for one in batch}
+        left = {
+            request: max(self.length(request, state) - request.generated - 1, 0)
+            for request in batch
+        }
         step, most = 0, 0.0
-        while any(left[one] >= step for one in batch):
-            there = [one for one in batch if left[one] >= step]
-            most = max(most, sum(one.num_seqs * (self.held(one, state) + step) for one in there))
+        while any(left[request] >= step for request in batch):
+            growing = [request for request in batch if left[request] >= step]
+            most = max(
+                most,
+                sum(request.num_seqs * (self.held(request, state) + step) for request in growing),
+            )
             step += 1
         return most
 
@@ -46,8 +52,8 @@ class PastFuture(PolicyWrapper):
     def length(self, request: Request, state: ServerState) -> float:
         """Its output, predicted or drawn from longer ones of the past; kept until it is reached."""
         said = request.generated
-        for one, length in reversed(self.drawn):
-            if one is request:
+        for known, length in reversed(self.drawn):
+            if known is request:
                 if length > said:
                     return length
                 break
