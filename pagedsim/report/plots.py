@@ -265,8 +265,8 @@ def draw_effect(study: Arms) -> Figure:
         y += 1
     for change in changes:
         shift = (others.index(change.arm) - (len(others) - 1) / 2) * 0.5 / max(len(others) - 1, 1)
-        y = places[change.client, change.key] + shift
-        _mark(axes, change, y, look[change.arm].colour, len(others))
+        place = places[change.client, change.key] + shift
+        _mark(axes, change, place, look[change.arm].colour, len(others))
     axes.axvline(1, color=MUTED, lw=1)
     axes.set_yticks(list(places.values()), [_name(*row) for row in places], color=INK)
     axes.set_ylim(y - 0.4, -0.6)

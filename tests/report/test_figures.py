@@ -19,6 +19,7 @@ from pagedsim.experiments.studies.zoo_pareto import Criterion, Ranking, draw_par
 from pagedsim.metrics.arms import Arms
 from pagedsim.report.gantt import draw_gantt
 from pagedsim.report.load import draw_load
+from pagedsim.report.plots import draw_effect
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, drawing
 from tests.metrics.tables import (
     ranking_of,
@@ -47,6 +48,13 @@ def three_clients(folder: Path) -> Arms:
     study.runs = [with_tables(run, requests_of(*rows), steps) for run in study.runs]
     study.clients = ("a", "", "c")
     return study
+
+
+def test_each_row_of_an_effect_is_inside_its_axes(tmp_path: Path) -> None:
+    (axes,) = draw_effect(study_of(tmp_path, seeds=2)).axes
+    low, high = sorted(axes.get_ylim())
+    rows = axes.get_yticks()
+    assert len(rows) > 2 and all(low < row < high for row in rows)
 
 
 def test_load_has_a_line_an_arm_and_counts_swapped_requests_as_waiting(tmp_path: Path) -> None:
