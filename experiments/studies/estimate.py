@@ -22,7 +22,7 @@ from pagedsim.run.job import Arm
 from pagedsim.run.parts import refuse_fleet
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
-from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost import Measured, Roofline
 from pagedsim.sim.cost.base import milliseconds
 from pagedsim.spec.run import RunSpec, memory_target
 
@@ -88,10 +88,10 @@ class Estimate(Study):
         backend = run_config.backend
         assert isinstance(backend, Simulated)
         stage = backend.simulation(run_config)
-        if not isinstance(stage.cost, Roofline):
+        if not isinstance(stage.cost, Roofline | Measured):
             raise ConfigError(
                 f"cost._target_={config['cost']['_target_']}: does not know what binds a step; "
-                "an estimate takes cost=roofline"
+                "an estimate takes cost=roofline or cost=measured"
             )
         if isinstance(stage.scheduler.memory, ReservedMemory):
             raise ConfigError(
@@ -214,7 +214,8 @@ def listings(data: Data) -> list[Listing]:
 
 def notes(case: Case) -> Iterator[str]:
     """Notes of the report."""
-    yield "times are by the efficiencies of cost=roofline; MFU and MBU are of the data sheet"
+    which = "times" if case.cost is case.roofline else "times of single products"
+    yield f"{which} are by the efficiencies of cost=roofline; MFU and MBU are of the data sheet"
     yield from case.cost.notices
     hardware, server = case.replica.hardware, case.server
     if case.power is not None and hardware.tdp_w is None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import activations
-from pagedsim.sim.cost import Breakdown, CostModel, Roofline
+from pagedsim.sim.cost import Breakdown, CostModel, Measured, Roofline
 from pagedsim.sim.cost.base import Bound, step
 from pagedsim.sim.cost.roofline import PRODUCTS
 from pagedsim.sim.hardware import GIB
@@ -261,7 +261,7 @@ MOST = 4096
 class Case:
     """A server and the request sizes."""
 
-    cost: Roofline
+    cost: Roofline | Measured
     power: EnergyRoofline | None
     scheduler: Scheduler
     server: ServerSpec
@@ -276,6 +276,11 @@ class Case:
     @property
     def replica(self) -> Replica:
         return self.cost.replica
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        """What tells products one by one."""
+        return self.cost if isinstance(self.cost, Roofline) else Roofline(self.replica)
 
     @cached_property
     def fitting(self) -> int:
@@ -313,7 +318,7 @@ class Case:
 
 def data_of(case: Case) -> dict[str, Any]:
     """All numbers, in bytes, seconds and FLOP of one GPU."""
-    replica, cost = case.replica, case.cost
+    replica, roofline = case.replica, case.roofline
     hardware = replica.hardware
     decodes = {f"decode_{name}": case.decode(count) for name, count in case.batches.items()}
     plans = {"prefill": case.prefill(case.prompt), **decodes}
@@ -331,11 +336,11 @@ def data_of(case: Case) -> dict[str, Any]:
         "output": case.output,
         "memory": _memory(case),
         "steps": {name: _step(case, plan) for name, plan in plans.items()},
-        "products": {name: timed(cost, plan) for name, plan in plans.items()},
+        "products": {name: timed(roofline, plan) for name, plan in plans.items()},
         "bounds": _bounds(case),
-        "kv_cache": generations(cost, case.prompt, case.output, ahead),
+        "kv_cache": generations(case.cost, case.prompt, case.output, ahead),
         "peak": {"bandwidth": hardware.bandwidth, "flop_rates": hardware.rates},
-        "reached": {"bandwidth": cost.bandwidth, "flop_rate": cost.flop_rate},
+        "reached": {"bandwidth": roofline.bandwidth, "flop_rate": roofline.flop_rate},
     }
 
 
@@ -396,7 +401,8 @@ def _bounds(case: Case) -> dict[str, Any]:
     explain = case.cost.explain
 
     def computes(sequences: int) -> bool:
-        return any(term.name == PRODUCTS for term in explain(case.decode(sequences)).terms)
+        terms = case.roofline.explain(case.decode(sequences)).terms
+        return any(term.name == PRODUCTS for term in terms)
 
     def of(plan: Callable[[int], StepPlan]) -> list[dict[str, Any]]:
         bounds = changes(lambda size: bound_of(explain(plan(size))), MOST)

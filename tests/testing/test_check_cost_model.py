@@ -110,7 +110,7 @@ def test_success_is_silent(make: Any) -> None:
     check_cost_model(make, cases=10)
 
 
-WHOLE = [name for name in CONF.options_of("cost") if name not in ("fitted", "replay")]
+WHOLE = [name for name in CONF.options_of("cost") if name not in ("fitted", "measured", "replay")]
 """The options that need no file."""
 
 

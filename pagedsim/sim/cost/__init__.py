@@ -1,9 +1,11 @@
-"""Cost models of step times: roofline from data sheets, fitted, or replayed from a recording."""
+"""Cost models of step times: roofline from data sheets, the sum of measured kernels, fitted, or
+replayed from a recording."""
 
 from pagedsim.core.compiled import own_abc_registry
 from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term
 from pagedsim.sim.cost.fitted import Fitted
 from pagedsim.sim.cost.fitting import Coefficients, Fit, Sample
+from pagedsim.sim.cost.measured import Measured
 from pagedsim.sim.cost.replay import Decodes, Replay
 from pagedsim.sim.cost.roofline import Roofline
 
@@ -14,6 +16,7 @@ __all__ = [
     "Decodes",
     "Fit",
     "Fitted",
+    "Measured",
     "ModelledPrices",
     "Replay",
     "Roofline",

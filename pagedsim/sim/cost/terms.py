@@ -393,7 +393,7 @@ class ByTerms(CostModel):
     def explain(self, plan: StepPlan) -> Breakdown:
         terms = list(self._counting(plan))
         if plan.ahead:
-            terms = list(_hidden(terms, self._launches(plan)))
+            terms = list(hidden(terms, self._launches(plan)))
         return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
 
     def _counting(self, plan: StepPlan) -> Iterator[Term]:
@@ -431,7 +431,7 @@ class ByTerms(CostModel):
             yield Term("launches", self._launching - gpu, "launch")
 
 
-def _hidden(terms: Sequence[Term], launching: float) -> Iterator[Term]:
+def hidden(terms: Sequence[Term], launching: float) -> Iterator[Term]:
     """Terms with host time hidden behind the GPU: only the excess counts.
 
     `launching` is further host time in the same period.

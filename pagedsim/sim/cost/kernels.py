@@ -1,0 +1,254 @@
+"""The kernels of a step, by the shape of the model, from tables of measured ones.
+
+Three kernels are in no table. Norms, rotary embeddings and activations pass once over their values,
+as the measured quantisation does (it reads 16 bits and writes 8), and take its time for as many
+bytes. Writing to the KV cache is part of the measured attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
+
+from pagedsim.core import ConfigError
+from pagedsim.sim.cost.base import Bound
+from pagedsim.sim.cost.grids import Curve, Surface
+from pagedsim.sim.cost.roofline import ALL_REDUCES
+from pagedsim.sim.cost.tables import KernelTables
+from pagedsim.sim.model import FP16, MLA, Matrix, attention_matrices, mlp_matrices
+from pagedsim.sim.replica import Replica
+
+Seconds = Callable[[float], float]
+
+NAMES = {"QKV": "qkv", "output": "o", "up": "gate_up"}
+"""Names of vLLM's layers, by matrix."""
+DEEPSEEK = MLA(kv_lora_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_lora_rank=1536)
+"""The latent attention that was measured."""
+EIGHT_BITS = ("fp8_block", "fp8")
+PASS_BYTES = 3.0
+"""Bytes a value of a quantisation."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that runs `calls` times in a step, `seconds` each by tokens or by sequences."""
+
+    name: str
+    bound: Bound
+    calls: float
+    seconds: Seconds
+    compute_from: float = inf
+    """The number from which it is bound by compute instead."""
+
+    def bound_at(self, size: float) -> Bound:
+        return "compute" if size >= self.compute_from else self.bound
+
+    def of(self, size: float) -> float:
+        """Seconds in a step."""
+        return self.calls * self.seconds(size)
+
+
+class Attention(NamedTuple):
+    """Attention of a layer on one GPU. `surface` is of heads that are `width` times fewer."""
+
+    surface: Surface
+    width: float = 1.0
+
+    def seconds(self, sequences: float, length: float) -> float:
+        return self.surface(sequences * self.width, length)
+
+
+class StepKernels(NamedTuple):
+    """The kernels of a replica on one GPU."""
+
+    by_tokens: Sequence[Kernel]
+    by_sequences: Sequence[Kernel]
+    chunks: Attention
+    decodes: Attention
+    notices: Sequence[str] = ()
+
+
+def kernels_of(replica: Replica, tables: KernelTables, load: str) -> StepKernels:
+    """The kernels of a replica, from tables in the layout of aiconfigurator-core."""
+    model = replica.model
+    if model.params is not None:
+        raise ConfigError(
+            f"model.params={model.params:g}: must be null, since cost=measured goes by the shapes "
+            "of a model's layers"
+        )
+    chunks, decodes = _attention(replica, tables)
+    layer = _Layer(replica, tables)
+    by_tokens = [*layer.dense(), *layer.experts(load), *layer.passes(), *layer.all_reduces()]
+    head = Matrix("LM head", model.hidden, model.vocab // replica.tensor_parallel)
+    by_sequences = [layer.product(head, 1, FP16, model.head_dtype_bytes)]
+    return StepKernels(by_tokens, by_sequences, chunks, decodes, list(_notices(tables)))
+
+
+def _attention(replica: Replica, tables: KernelTables) -> tuple[Attention, Attention]:
+    """Attention of chunks and of decodes."""
+    model, gpus = replica.model, replica.tensor_parallel
+    eight = replica.kv_format != "auto" or model.kv_dtype_bytes < 2
+    kv_format = "fp8" if eight else "bfloat16"
+    heads = model.heads / gpus
+    if model.mla is None:
+        kv_heads = max(model.kv_heads / gpus, 1.0)
+        chunks, decodes = (
+            Attention(*tables.attention(table, heads, kv_heads, model.head_dim, kv_format))
+            for table in ("context_attention_perf", "generation_attention_perf")
+        )
+        return chunks, decodes
+    if model.mla != DEEPSEEK:
+        raise ConfigError(f"model.mla={model.mla}: must be {DEEPSEEK}, which was measured")
+    dtype = "bfloat16" if model.products == FP16 else "fp8_block"
+    chunks, decodes = (
+        Attention(tables.latent_attention(table, heads, dtype, kv_format))
+        for table in ("mla_context_module_perf", "mla_generation_module_perf")
+    )
+    return chunks, decodes
+
+
+class _Layer:
+    """The kernels of the layers, summed over them, but for attention."""
+
+    def __init__(self, replica: Replica, tables: KernelTables) -> None:
+        self.replica, self.model, self.tables = replica, replica.model, tables
+        self.gpus = replica.tensor_parallel
+
+    def dense(self) -> Iterator[Kernel]:
+        """Products with weights that all tokens read."""
+        model, gpus = self.model, self.gpus
+        settings = (model.products, model.dtype_bytes)
+        if model.mla is None:
+            qkv, output = attention_matrices(model)
+            replicated = 2 * model.head_dim * max(model.kv_heads, gpus)
+            wide = (model.heads * model.head_dim + replicated) // gpus
+            yield self.product(qkv._replace(outputs=wide), model.layers, *settings)
+            narrow = output._replace(inputs=output.inputs // gpus)
+            yield self.product(narrow, model.layers, *settings)
+        if dense := model.layers - model.moe_layers:
+            yield from self._mlp(model.intermediate, dense)
+        if moe := model.moe:
+            router = Matrix("router", model.hidden, moe.experts)
+            yield self.product(router, model.moe_layers, FP16, 2.0)
+            if moe.shared_experts:
+                yield from self._mlp(
+                    moe.shared_experts * moe.intermediate, model.moe_layers, "shared "
+                )
+
+    def _mlp(self, intermediate: int, calls: int, prefix: str = "") -> Iterator[Kernel]:
+        up, down = mlp_matrices(self.model, intermediate)
+        for matrix in (
+            up._replace(outputs=up.outputs // self.gpus),
+            down._replace(inputs=down.inputs // self.gpus),
+        ):
+            kernel = self.product(matrix, calls, self.model.products, self.model.dtype_bytes)
+            yield replace(kernel, name=prefix + kernel.name)
+
+    def product(self, matrix: Matrix, calls: int, products: str, dtype_bytes: float) -> Kernel:
+        """A product in a format of numbers, with weights of so many bytes each."""
+        hardware = self.replica.hardware
+        eight = products != FP16 and products in hardware.rates
+        rate = hardware.rates[products if eight else FP16]
+        return Kernel(
+            NAMES.get(matrix.name, matrix.name),
+            "bandwidth",
+            calls,
+            self._eight_bits(matrix) if eight else self._sixteen_bits(matrix, dtype_bytes),
+            compute_from=dtype_bytes * rate / (2 * hardware.bandwidth),
+        )
+
+    def _sixteen_bits(self, matrix: Matrix, dtype_bytes: float) -> Seconds:
+        """Where weights are smaller, reading them is a product of smaller depth, and computing
+        takes what the fastest of 16 bits take a FLOP."""
+        whole = self._curve(matrix)
+        if dtype_bytes >= 2:
+            return whole
+        self.tables.lacks("weights below 16 bits", "products of 16 bits that read as many bytes")
+        least = min(
+            seconds / rows for rows, seconds in zip(whole.sizes, whole.seconds, strict=True)
+        )
+        reading = self._curve(matrix._replace(inputs=round(matrix.inputs * dtype_bytes / 2)))
+        return lambda rows: max(reading(rows), rows * least)
+
+    def _eight_bits(self, matrix: Matrix) -> Seconds:
+        """The tables' products in 8 bits contain quantising the inputs, which servers do in the
+        norm or activation before. Less its measured time they take what 16 bits of half the depth
+        do, which read as many bytes, so the product alone is the faster of both."""
+        both = (self.tables.product(kind, matrix.outputs, matrix.inputs) for kind in EIGHT_BITS)
+        halved = self._curve(matrix._replace(inputs=matrix.inputs // 2))
+        curves = [halved, *(curve for curve in both if curve)]
+        return lambda rows: min(curve(rows) for curve in curves)
+
+    def _curve(self, matrix: Matrix) -> Curve:
+        curve = self.tables.product("bfloat16", matrix.outputs, matrix.inputs)
+        if curve is None:
+            raise ConfigError(f"cost.tables: no products in 16 bits of {self.tables.system}")
+        return curve
+
+    def experts(self, load: str) -> Iterator[Kernel]:
+        """Experts by the tokens of all groups."""
+        model, replica = self.model, self.replica
+        if (moe := model.moe) is None:
+            return
+        small = model.expert_dtype_bytes
+        four = ("w4a16_mxfp4", "int4_wo")
+        dtypes = ("bfloat16",) if small > 1 else EIGHT_BITS if small == 1 else four
+        shape = {
+            "hidden_size": model.hidden,
+            "inter_size": moe.intermediate,
+            "topk": moe.experts_per_token,
+            "num_experts": moe.experts,
+            "moe_tp_size": 1 if replica.expert_parallel > 1 else self.gpus,
+            "moe_ep_size": replica.expert_parallel,
+        }
+        curve, groups = self.tables.experts(shape, dtypes, load), replica.groups
+        yield Kernel(
+            "experts", "bandwidth", model.moe_layers, lambda tokens: curve(tokens * groups)
+        )
+
+    def passes(self) -> Iterator[Kernel]:
+        """Kernels that pass once over their values, by the bytes of a token."""
+        model, gpus = self.model, self.gpus
+        # Adding the residual is part of a norm: both are read and written, in 16 bits.
+        passes = [("norms", 2 * model.layers + 1, 8.0 * model.hidden)]
+        if model.mla is None:
+            heads = (model.heads + max(model.kv_heads, gpus)) / gpus
+            passes.append(("rotary", model.layers, 4.0 * heads * model.head_dim))
+        if dense := model.layers - model.moe_layers:
+            moved = 6.0 if model.gated_mlp else 4.0
+            passes.append(("activation", dense, moved * model.intermediate / gpus))
+        for name, calls, moved in passes:
+            yield Kernel(name, "bandwidth", calls, self.one_pass(moved))
+
+    def one_pass(self, token_bytes: float) -> Seconds:
+        """Seconds of a kernel that passes over so many bytes a token."""
+        if curve := self.tables.one_pass(token_bytes / PASS_BYTES):
+            return curve
+        # As on the GPUs that have it in the tables: four fifths of the memory's rate, and a launch.
+        rate = 0.8 * self.replica.hardware.bandwidth
+        return lambda tokens: 1.9e-6 + tokens * token_bytes / rate
+
+    def all_reduces(self) -> Iterator[Kernel]:
+        model = self.model
+        if self.gpus == 1:
+            return
+        curve = self.tables.all_reduce(self.gpus)
+        yield Kernel(
+            "all-reduce",
+            "interconnect",
+            ALL_REDUCES * model.layers,
+            lambda tokens: curve(tokens * model.hidden),
+        )
+
+
+def _notices(tables: KernelTables) -> Iterator[str]:
+    """Where times come from, in one line."""
+    sources: dict[str, list[str]] = {}
+    for kernel, source in tables.taken.items():
+        sources.setdefault(source, []).append(kernel)
+    parts = [f"{', '.join(kernels)} by {source}" for source, kernels in sources.items()]
+    yield f"step times are sums of kernels measured on {tables.system}: " + "; ".join(
+        [*parts, *tables.replaced]
+    )

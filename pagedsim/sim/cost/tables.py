@@ -1,0 +1,273 @@
+"""Tables of measured kernels in the layout of aiconfigurator-core: which are there, and their rows.
+
+`<GPU>/<family>/<framework>/<version>/<table>.parquet`, a row a kernel and shape, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from math import inf, log, prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from pagedsim.core import ConfigError
+from pagedsim.sim.cost.grids import Curve, Floats, Products, Surface
+
+PACKAGE = "aiconfigurator_core"
+FRAMEWORKS = ("vllm", "sglang", "trtllm")
+ALIASES = {"a100-80gb": "a100_sxm"}
+"""GPUs whose name in the tables is neither that of conf/hardware nor that with _sxm."""
+
+WEIGHTS = {
+    **{"hidden_size": 1, "inter_size": 1, "num_experts": 1},
+    **{"moe_tp_size": -1, "moe_ep_size": -1},
+}
+"""The powers with which the weights of experts on a GPU go with their shape."""
+
+Rows = Mapping[str, Floats]
+Equal = tuple[tuple[str, object], ...]
+"""Columns and the value that rows must have there."""
+
+
+def framework_of(stack: str) -> tuple[str, tuple[int, ...]]:
+    """The framework of a serving stack and its version, if its name has one.
+
+    >>> framework_of("sglang-0.5"), framework_of("vllm-2026"), framework_of("ideal")
+    (('sglang', (0, 5)), ('vllm', ()), ('vllm', ()))
+    """
+    name, _, version = stack.partition("-")
+    numbers = release(version)
+    year = bool(numbers) and numbers[0] > 1000
+    return (name if name in FRAMEWORKS else FRAMEWORKS[0]), () if year else numbers
+
+
+def release(version: str) -> tuple[int, ...]:
+    """All numbers of a version.
+
+    >>> release("1.3.0rc20")
+    (1, 3, 0, 20)
+    """
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def installed() -> Path:
+    """The folder of the installed tables, found without importing their package."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            "cost.tables=null: needs the tables of aiconfigurator-core, which is not installed: "
+            "pip install --no-deps -c constraints.txt aiconfigurator-core"
+        )
+    return Path(spec.submodule_search_locations[0]) / "systems" / "data"
+
+
+class _Part(NamedTuple):
+    """Rows of a table that equal these values."""
+
+    path: Path
+    equal: Equal
+    rows: Rows
+
+    @property
+    def label(self) -> str:
+        """Framework and version."""
+        return " ".join(self.path.parts[-3:-1])
+
+    def shapes(self, names: Iterable[str]) -> set[tuple[float, ...]]:
+        """The different values of these columns."""
+        return set(zip(*(self.rows[name].tolist() for name in names), strict=True))
+
+    def of(self, names: Iterable[str], shape: Iterable[float]) -> _Part:
+        """The rows of a shape."""
+        same = np.all([self.rows[n] == size for n, size in zip(names, shape, strict=True)], axis=0)
+        return self._replace(rows={name: column[same] for name, column in self.rows.items()})
+
+    def curve(self, size: str, factor: float = 1.0, law: float = 1.0) -> Curve:
+        """Seconds by a column, of several for a size the fastest; in a table in milliseconds."""
+        order = np.lexsort((self.rows["latency"], sizes := self.rows[size]))
+        kept = order[np.unique(sizes[order], return_index=True)[1]]
+        seconds = self.rows["latency"][kept] * 1e-3 * factor
+        return Curve(sizes[kept].tolist(), seconds.tolist(), law)
+
+    def surface(self) -> Surface:
+        """Of prompts by their length; of decodes (isl 1, after `step` tokens) by their context."""
+        law = 1.0 if self.rows["step"].max() > 0 else 2.0
+        lengths = self._replace(rows={**self.rows, "length": self.rows["isl"] + self.rows["step"]})
+        counts = sorted({count for (count,) in self.shapes(["batch_size"])})
+        return Surface(
+            {
+                int(count): lengths.of(["batch_size"], [count]).curve("length", law=law)
+                for count in counts
+            }
+        )
+
+
+class KernelTables:
+    """The tables of one GPU; of several frameworks and versions the nearest that has the rows."""
+
+    def __init__(self, folder: Path, gpu: str, stack: str) -> None:
+        self._framework, self._version = framework_of(stack)
+        known = sorted(path.name for path in folder.glob("*") if any(path.glob("*/*/*/*.parquet")))
+        plain = gpu.replace("-", "_")
+        named = [name for name in (ALIASES.get(gpu), plain, f"{plain}_sxm") if name in known]
+        if not named:
+            which = ", ".join(known) or "none"
+            raise ConfigError(f"hardware={gpu}: no kernels of it in {folder}, which has {which}")
+        self.system = str(named[0])
+        self._folder = folder / self.system
+        self.taken: dict[str, str] = {}
+        """Framework and version by kernel."""
+        self.replaced: list[str] = []
+        """What was taken instead of what the tables lack."""
+
+    def product(self, dtype: str, outputs: float, inputs: float) -> Curve | None:
+        """A product with a matrix, by rows, in a format; None if the tables have none in it."""
+        columns, equal = ("m", "n", "k"), (("gemm_dtype", dtype),)
+        part = self._part("products", "gemm/gemm_perf", columns, equal)
+        return part and _products(part.path, columns, equal).curve(outputs, inputs)
+
+    def one_pass(self, values: float) -> Curve | None:
+        """A kernel that reads 16 bits and writes 8 of so many values a row, by rows."""
+        columns, equal = ("m", "k"), (("quant_dtype", "fp8"),)
+        part = self._part("quantisation", "quantize/scale_matrix_perf", columns, equal)
+        return part and _products(part.path, columns, equal).curve(1, values)
+
+    def attention(
+        self, table: str, heads: float, kv_heads: float, head_dim: int, kv_format: str
+    ) -> tuple[Surface, float]:
+        """Attention of a layer by sequences and length, and by how many times its heads and their
+        width exceed those that were measured: heads are independent, so a sequence with twice as
+        many is as two sequences.
+        """
+        columns = ("num_heads", "num_key_value_heads", "head_dim", "batch_size", "isl", "step")
+        formats = [
+            (("window_size", 0), ("attn_dtype", "bfloat16"), ("kv_cache_dtype", kind))
+            for kind in dict.fromkeys((kv_format, "bfloat16"))
+        ]
+        part = self._part("attention", f"attention/{table}", columns, *formats)
+        if part is None:
+            raise ConfigError(f"cost.tables: no {table} of {self.system} in 16 bits")
+        if part.equal != formats[0]:
+            self.lacks(f"attention over a KV cache in {kv_format}", "that in 16 bits")
+
+        def distance(key: tuple[float, ...]) -> tuple[float, ...]:
+            queries, keys, width = key
+            group = abs(log(heads / kv_heads * keys / queries))
+            return abs(log(width / head_dim)), group, kv_heads % keys, abs(log(kv_heads / keys))
+
+        best = min(part.shapes(columns[:3]), key=distance)
+        surface = part.of(columns[:3], best).surface()
+        return surface, kv_heads * head_dim / (best[1] * best[2])
+
+    def latent_attention(self, table: str, heads: float, dtype: str, kv_format: str) -> Surface:
+        """Attention of DeepSeek-V3 with its products, of a layer, by sequences and length."""
+        columns = ("num_heads", "batch_size", "isl", "step")
+        formats = [
+            (("gemm_type", kind), ("kv_cache_dtype", kv_format))
+            for kind in dict.fromkeys((dtype, "bfloat16"))
+        ]
+        part = self._part("attention", f"mla/{table}", columns, *formats)
+        if part is None:
+            raise ConfigError(f"model.mla: no {table} of {self.system} in {dtype} or 16 bits")
+        nearest = min(part.shapes(columns[:1]), key=lambda key: abs(log(key[0] / heads)))
+        return part.of(columns[:1], nearest).surface()
+
+    def all_reduce(self, gpus: int) -> Curve:
+        """Seconds by the number of 16-bit values: of the framework's kernel and NCCL's the faster,
+        as servers choose by size."""
+        of_nccl = (("num_gpus", gpus), ("op_name", "all_reduce"), ("nccl_dtype", "half"))
+        parts = [
+            self._part("all-reduce", "comm/custom_allreduce_perf", ("message_size",), of_nccl[:1]),
+            self._part("all-reduce", "comm/nccl_perf", ("message_size",), of_nccl),
+        ]
+        curves = [part.curve("message_size") for part in parts if part]
+        if not curves:
+            raise ConfigError(
+                f"tensor_parallel={gpus}: no all-reduce of so many {self.system} in the tables"
+            )
+        sizes = sorted({size for curve in curves for size in curve.sizes})
+        return Curve(sizes, [min(curve(size) for curve in curves) for size in sizes])
+
+    def experts(self, shape: Mapping[str, float], dtypes: tuple[str, ...], load: str) -> Curve:
+        """Seconds of a layer's experts by the tokens of all groups; `shape` by column. Where there
+        are none of this shape, those of the nearest, by their weights."""
+        formats = [(("moe_dtype", dtype), ("distribution", load)) for dtype in dtypes]
+        least, nearest = inf, None
+        for part in self._parts("moe/moe_perf", (*shape, "num_tokens"), *formats):
+            for key in part.shapes(shape):
+                ratios = [size / other for size, other in zip(shape.values(), key, strict=True)]
+                if (distance := sum(abs(log(ratio)) for ratio in ratios)) < least:
+                    least, nearest = distance, (part, key, ratios)
+            if not least:
+                break
+        if nearest is None:
+            raise ConfigError(f"cost.tables: no experts of {self.system} in {' or '.join(dtypes)}")
+        part, key, ratios = nearest
+        if least:
+            shown = " ".join(f"{name}={size:g}" for name, size in zip(shape, key, strict=True))
+            self.lacks("experts of this shape", f"those of {shown}, by their weights")
+        self.taken.setdefault("experts", part.label)
+        powers = [WEIGHTS.get(name, 0) for name in shape]
+        larger = prod(ratio**power for ratio, power in zip(ratios, powers, strict=True))
+        return part.of(shape, key).curve("num_tokens", larger)
+
+    def lacks(self, what: str, instead: str) -> None:
+        """Note what the tables lack."""
+        if (line := f"{what} by {instead}") not in self.replaced:
+            self.replaced.append(line)
+
+    def _part(
+        self, kernel: str, table: str, columns: tuple[str, ...], *formats: Equal
+    ) -> _Part | None:
+        """The rows of the first format that any table has, of the nearest table."""
+        part = next(self._parts(table, columns, *formats), None)
+        if part:
+            self.taken.setdefault(kernel, part.label)
+        return part
+
+    def _parts(self, table: str, columns: tuple[str, ...], *formats: Equal) -> Iterator[_Part]:
+        for equal in formats:
+            for path in self._files(table):
+                rows = _read(path, (*columns, "latency"), equal)
+                if len(rows["latency"]):
+                    yield _Part(path, equal, rows)
+
+    def _files(self, table: str) -> list[Path]:
+        """The files of <family>/<table>: of the stack's framework before others, of its version
+        before the next later one before earlier ones."""
+        family, name = table.split("/")
+        return sorted(self._folder.glob(f"{family}/*/*/{name}.parquet"), key=self._distance)
+
+    def _distance(self, path: Path) -> tuple[int, int, tuple[int, ...]]:
+        order = [self._framework, *(name for name in FRAMEWORKS if name != self._framework)]
+        framework, version, wanted = path.parts[-3], release(path.parts[-2]), self._version
+        other = order.index(framework) if framework in order else len(order)
+        newest = tuple(-number for number in version)
+        if other or version[: len(wanted)] == wanted:
+            return other, 0, newest
+        return (other, 1, version) if version > wanted else (other, 2, newest)
+
+
+# -- files, read once by a process -----------------------------------------------------------------
+
+
+@cache
+def _read(path: Path, columns: tuple[str, ...], equal: Equal) -> Rows:
+    """The columns of the rows that equal these values, where the table has such columns."""
+    has = pq.read_schema(path).names
+    filters = [(name, "=", value) for name, value in equal if name in has]
+    table = pq.read_table(path, columns=[*columns], filters=filters or None)
+    return {name: table[name].to_numpy().astype(float) for name in columns}
+
+
+@cache
+def _products(path: Path, columns: tuple[str, ...], equal: Equal) -> Products:
+    rows = _read(path, (*columns, "latency"), equal)
+    ones = np.ones(len(rows["m"]))
+    return Products.of(rows.get("n", ones), rows["k"], rows["m"], rows["latency"] * 1e-3)

@@ -1,0 +1,314 @@
+"""Steps of measured kernels, from tables that were written by exact laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pagedsim.core import ConfigError, StepPlan
+from pagedsim.sim.cost import Measured
+from pagedsim.sim.cost.base import step as step_of
+from pagedsim.sim.cost.measured import totals_of
+from pagedsim.sim.cost.terms import Totals
+from pagedsim.sim.replica import Replica
+from pagedsim.sim.stack import Stack
+from pagedsim.testing import check_cost_model
+from tests.sim.shapes import hardware, plan, replica
+
+HOST = Stack(name="vllm-0.24", host_step_ms=1.0, host_request_us=10.0, server_ms=5.0)
+SIZES = (1, 4, 64, 1024, 16384)
+WIDTHS = (64, 512, 4096, 65536)
+LLAMA = replica("llama-3.1-8b", "h100")
+LAYERS, HIDDEN, INTER, VOCAB = 32, 4096, 14336, 128256
+
+
+# The laws, in seconds. Straight in logarithms by every size, so that tables hold them exactly; by
+# the context of decodes, straight in itself.
+def gemm(rows: float, outputs: float, inputs: float) -> float:
+    return 1e-12 * outputs * inputs * rows**0.5
+
+
+def prefills(count: float, length: float) -> float:
+    """Of 32 heads over 8 of keys."""
+    return 1e-12 * count * length**2
+
+
+def decodes(count: float, context: float) -> float:
+    return 1e-10 * count * context
+
+
+def passes(rows: float, nbytes: float) -> float:
+    """Of a kernel by its bytes a row: a value of a quantisation has three."""
+    return 1e-13 * rows * nbytes
+
+
+def all_reduce(values: float) -> float:
+    return 1e-8 * values**0.5
+
+
+def chosen(tokens: float) -> float:
+    return 1e-5 * tokens**0.5
+
+
+def write(folder: Path, family: str, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A table below <GPU>/<family>/<framework>/<version>, in milliseconds."""
+    path = folder / family / f"{table}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        pa.Table.from_pylist([{**row, "latency": row["latency"] * 1e3} for row in rows]), path
+    )
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    h100 = folder / "h100_sxm"
+    write(h100, "gemm/vllm/0.24.0", "gemm_perf", products("bfloat16"))
+    heads = {"num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "window_size": 0}
+    kept = {**heads, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    of_prompts = [
+        {**kept, "batch_size": n, "isl": length, "step": 0, "latency": prefills(n, length)}
+        for n, length in product((1, 4, 64), (16, 1024, 8192))
+    ]
+    of_decodes = [
+        {**kept, "batch_size": n, "isl": 1, "step": s - 1, "latency": decodes(n, s)}
+        for n, s in product((1, 4, 64, 256), (2, 128, 1024, 8192))
+    ]
+    write(h100, "attention/vllm/0.24.0", "context_attention_perf", of_prompts)
+    write(h100, "attention/vllm/0.24.0", "generation_attention_perf", of_decodes)
+    quantised = [
+        {"quant_dtype": "fp8", "m": m, "k": k, "latency": passes(m, 3 * k)}
+        for m, k in product(SIZES, WIDTHS)
+    ]
+    write(h100, "quantize/sglang/0.5.14", "scale_matrix_perf", quantised)
+    reduced = [
+        {"num_gpus": 2, "message_size": size, "latency": all_reduce(size)}
+        for size in (128, 2**16, 2**29)
+    ]
+    write(h100, "comm/vllm/0.19.0", "custom_allreduce_perf", reduced)
+    experts = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128}
+    shared = {**experts, "moe_tp_size": 1, "moe_ep_size": 1, "moe_dtype": "bfloat16"}
+    routed = [
+        {**shared, "distribution": "power_law_1.01", "num_tokens": n, "latency": chosen(n)}
+        for n in SIZES
+    ]
+    write(h100, "moe/vllm/0.24.0", "moe_perf", routed)
+    write(folder / "l40s", "gemm/vllm/0.24.0", "gemm_perf", products("bfloat16"))
+    return folder
+
+
+def products(dtype: str, law: Callable[..., float] = gemm) -> list[dict[str, Any]]:
+    return [
+        {"gemm_dtype": dtype, "m": m, "n": n, "k": k, "latency": law(m, n, k)}
+        for m, n, k in product(SIZES, WIDTHS, WIDTHS)
+    ]
+
+
+def measured(folder: Path, where: Replica = LLAMA, **settings: Any) -> Measured:
+    return Measured(where, **{"stack": HOST, "tables": str(folder), **settings})
+
+
+def of_llama(tokens: int, gpus: int = 1) -> dict[str, float]:
+    """Seconds of Llama-3.1-8B's kernels whose time goes with tokens."""
+    heads = 32 / gpus + 8 / gpus
+    reduces = {"all-reduce": 2 * LAYERS * all_reduce(tokens * HIDDEN)} if gpus > 1 else {}
+    return {
+        "qkv": LAYERS * gemm(tokens, (32 + 2 * 8) * 128 / gpus, HIDDEN),
+        "o": LAYERS * gemm(tokens, HIDDEN, 32 * 128 / gpus),
+        "gate_up": LAYERS * gemm(tokens, 2 * INTER / gpus, HIDDEN),
+        "down": LAYERS * gemm(tokens, HIDDEN, INTER / gpus),
+        "norms": (2 * LAYERS + 1) * passes(tokens, 8 * HIDDEN),
+        "rotary": LAYERS * passes(tokens, 4 * heads * 128),
+        "activation": LAYERS * passes(tokens, 6 * INTER / gpus),
+        **reduces,
+    }
+
+
+def told(cost: Measured, step: StepPlan) -> dict[str, float]:
+    return {term.name: term.seconds for term in cost.explain(step).terms}
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_step_is_the_sum_of_its_kernels(tables: Path, gpus: int) -> None:
+    cost = measured(tables, replace(LLAMA, tensor_parallel=gpus))
+    head = gemm(33, VOCAB / gpus, HIDDEN)
+    # With half of the heads two sequences take what one takes.
+    expected = {
+        **of_llama(300 + 32, gpus),
+        "LM head": head,
+        "attention": LAYERS * prefills(1, 300),  # at least that of the fewest measured heads
+        "decode attention": LAYERS * decodes(32 / gpus, 500),
+        "host": 1e-3 + 33 * 10e-6,
+    }
+    step = plan(300, decodes=32, context=32 * 500)
+    assert told(cost, step) == pytest.approx(expected, rel=1e-9)
+    assert cost.step_seconds(step) == pytest.approx(sum(expected.values()), rel=1e-9)
+    assert cost.server_seconds == 0.005
+
+
+@pytest.mark.parametrize("count", [1, 3, 17, 64, 500])
+@pytest.mark.parametrize("context", [1, 700, 8192, 20_000])
+def test_attention_of_decodes_goes_with_their_context(
+    tables: Path, count: int, context: int
+) -> None:
+    """Between and beyond the sizes of the table."""
+    cost = measured(tables)
+    least = max(context, 2)  # below the first, as long as at it
+    expected = sum(of_llama(count).values()) + gemm(count, VOCAB, HIDDEN)
+    expected += LAYERS * decodes(count, least) + 1e-3 + count * 10e-6
+    assert cost.decode_seconds(count, count * context) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_chunk_takes_its_part_of_the_whole_prompt(tables: Path) -> None:
+    cost = measured(tables)
+    attention = told(cost, plan((1000, 500), (1000, 500)))["attention"]
+    part = 1 - 1000 * 1001 / (1500 * 1501)
+    assert attention == pytest.approx(LAYERS * part * prefills(2, 1500), rel=1e-9)
+    # A few tokens late in a context read it, as a decode does.
+    late = told(cost, plan((4000, 2)))["attention"]
+    assert late == pytest.approx(LAYERS * decodes(1, 4002), rel=1e-9)
+    # Of a token each, as decodes are.
+    one_each = told(cost, plan((999, 1), (999, 1)))["attention"]
+    assert one_each == pytest.approx(LAYERS * decodes(2, 1000), rel=1e-9)
+
+
+def test_many_steps_at_once_take_as_long_as_each(tables: Path) -> None:
+    cost = measured(tables, replace(LLAMA, tensor_parallel=2))
+    steps = [
+        plan(100, (50, 20), decodes=30, context=9000),
+        plan(8192),
+        plan((100, 1)),
+        plan(decodes=1, context=1),
+        plan(decodes=256, context=500_000),
+    ]
+    rows = np.array([totals_of(step)[: Totals._fields.index("step") + 1] for step in steps])
+    assert cost.seconds_of(rows).tolist() == [cost.step_seconds(step) for step in steps]
+    assert cost.seconds_of(rows[:0]).tolist() == []
+
+
+def test_host_time_is_hidden_a_step_ahead(tables: Path) -> None:
+    cost = measured(tables, host_step_ms=4.0, host_request_us=0.0)
+    for prompt, decodes in ((0, 1), (4000, 0)):
+        gpu = cost.step_seconds(step_of(prompt, decodes, context=9)) - 4e-3
+        step = step_of(prompt, decodes, context=9, ahead=True)
+        assert cost.step_seconds(step) == pytest.approx(max(gpu, 4e-3), rel=1e-12)
+        assert cost.explain(step).seconds == pytest.approx(max(gpu, 4e-3), rel=1e-12)
+
+
+def test_experts_are_a_kernel_of_the_tokens(tables: Path) -> None:
+    where = replica("qwen3-30b-a3b", "h100")
+    terms = told(measured(tables, where), plan(decodes=100, context=100))
+    assert terms["experts"] == pytest.approx(48 * chosen(100), rel=1e-9)
+    assert terms["router"] == pytest.approx(48 * gemm(100, 128, 2048), rel=1e-9)
+    assert "gate_up" not in terms
+    # Those of another shape by their weights, which is told.
+    assert where.model.moe is not None
+    other = replace(where.model, moe=replace(where.model.moe, intermediate=1536))
+    cost = measured(tables, replace(where, model=other))
+    twice = told(cost, plan(decodes=100, context=100))["experts"]
+    assert twice == pytest.approx(2 * 48 * chosen(100), rel=1e-9)
+    assert (
+        "experts of this shape by those of hidden_size=2048 inter_size=768 topk=8"
+        in cost.notices[0]
+    )
+
+
+def test_weights_of_eight_bits_take_what_their_bytes_take(tables: Path, tmp_path: Path) -> None:
+    small = replace(LLAMA.model, dtype_bytes=1.0)
+    cost = measured(tables, replace(LLAMA, model=small))
+    assert "weights below 16 bits by products of 16 bits" in cost.notices[0]
+    half = LAYERS * gemm(4, 2 * INTER, HIDDEN / 2)
+    assert told(cost, plan(decodes=4, context=4))["gate_up"] == pytest.approx(half, rel=1e-9)
+    # Multiplied in 8 bits, they are the faster of that and of the table's kernels for them.
+    eight = replace(LLAMA, model=replace(small, products="fp8"))
+    assert told(measured(tables, eight), plan(decodes=4, context=4))["gate_up"] == pytest.approx(
+        half, rel=1e-9
+    )
+    slow = [*products("bfloat16"), *products("fp8", lambda *shape: gemm(*shape) / 5)]
+    folder = tmp_path / "tables"
+    for system in tables.glob("*/*/*/*/*.parquet"):
+        target = folder / system.relative_to(tables)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(system.read_bytes())
+    write(folder / "h100_sxm", "gemm/vllm/0.24.0", "gemm_perf", slow)
+    assert told(measured(folder, eight), plan(decodes=4, context=4))["gate_up"] == pytest.approx(
+        2 * half / 5, rel=1e-9
+    )
+
+
+def test_what_the_tables_lack_comes_from_the_nearest(tables: Path) -> None:
+    cost = measured(tables, replace(LLAMA, tensor_parallel=2, kv_cache_dtype="fp8"))
+    assert cost.notices == [
+        "step times are sums of kernels measured on h100_sxm: attention, products by vllm 0.24.0; "
+        "quantisation by sglang 0.5.14; all-reduce by vllm 0.19.0; "
+        "attention over a KV cache in fp8 by that in 16 bits"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stack", "version"),
+    [
+        ("vllm-2026", "0.24.0"),
+        ("vllm-0.19", "0.19.0"),
+        ("vllm-0.12", "0.14.0"),
+        ("vllm-0.33", "0.24.0"),
+    ],
+)
+def test_the_version_is_the_stacks_or_the_next(
+    tables: Path, tmp_path: Path, stack: str, version: str
+) -> None:
+    for path in tables.glob("h100_sxm/*/*/*/*.parquet"):
+        target = tmp_path / path.relative_to(tables)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    for other in ("0.14.0", "0.19.0"):
+        write(tmp_path / "h100_sxm", f"gemm/vllm/{other}", "gemm_perf", products("bfloat16"))
+    cost = measured(tmp_path, stack=Stack(name=stack))
+    assert f"products by vllm {version}" in cost.notices[0].replace(
+        "attention, products", "products"
+    )
+
+
+def test_check_cost_model(tables: Path) -> None:
+    check_cost_model(lambda where: measured(tables, where), replica=LLAMA, cases=5)
+
+
+@pytest.mark.parametrize(
+    ("where", "settings", "said"),
+    [
+        (
+            replace(LLAMA, hardware=hardware("a10")),
+            {},
+            r"hardware=a10: no kernels of it in .*, which has h100_sxm, l40s",
+        ),
+        (LLAMA, {"expert_load": "even"}, "unknown cost.expert_load 'even': choose from balanced"),
+        (replace(LLAMA, tensor_parallel=4), {}, "tensor_parallel=4: no all-reduce of so many"),
+        (replace(LLAMA, pipeline_parallel=2), {}, "pipeline_parallel=2: "),
+        (
+            replace(LLAMA, model=replace(LLAMA.model, params=8e9)),
+            {},
+            r"model.params=8e\+09: must be null",
+        ),
+        (replica("deepseek-v3", "h100"), {}, "no mla_context_module_perf of h100_sxm"),
+        (LLAMA, {"host_step_ms": -1}, "cost.host_step_ms=-1: must be a number of at least 0"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tables: Path, where: Replica, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        measured(tables, where, **settings)
+
+
+def test_without_the_package_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedsim.sim.cost.tables.PACKAGE", "no_such_package")
+    with pytest.raises(ConfigError, match=r"pip install --no-deps .*aiconfigurator-core"):
+        Measured(LLAMA)
