@@ -277,8 +277,97 @@ def test_the_version_is_the_stacks_or_the_next(
     )
 
 
-def test_check_cost_model(tables: Path) -> None:
-    check_cost_model(lambda where: measured(tables, where), replica=LLAMA, cases=5)
+def test_pipelines_pass_the_kernels_a_micro_batch_at_a_time(tables: Path) -> None:
+    cost, alone = measured(tables, replace(LLAMA, pipeline_parallel=2)), measured(tables)
+    host = 1e-3 + 64 * 10e-6
+    # Two of 32 sequences each, between which a GPU sends 16 bits a value once.
+    half = alone.decode_seconds(32, 32 * 700) - 1e-3 - 32 * 10e-6
+    hop = 32 * HIDDEN * 2 / (LLAMA.hardware.interconnect * HOST.all_to_all_share)
+    hop += LLAMA.hardware.interconnect_us * 1e-6
+    assert cost.decode_seconds(64, 64 * 700) == pytest.approx(half + hop + host, rel=1e-9)
+    # A prompt fills the pipeline: the second half follows the first through half of the layers.
+    terms = told(cost, plan(2048))
+    whole = sum(seconds for name, seconds in terms.items() if name not in ("bubbles", "host"))
+    assert terms["bubbles"] == pytest.approx(whole / 2, rel=1e-9)
+
+
+def test_experts_on_several_gpus_take_the_tokens_of_all_groups(tables: Path) -> None:
+    where = replica("qwen3-30b-a3b", "h100", expert_parallel=4)
+    terms = told(measured(tables, where), plan(decodes=100, context=100))
+    # Measured on one GPU, with four times the weights of a GPU here.
+    assert terms["experts"] == pytest.approx(48 * chosen(100) / 4, rel=1e-9)
+    assert terms["router"] == pytest.approx(48 * gemm(25, 128, 2048), rel=1e-9)
+    assert terms["all-to-all"] > 0 and "all-reduce" not in terms
+
+
+@pytest.mark.parametrize(
+    "where",
+    [LLAMA, replica("qwen3-30b-a3b", "h100", pipeline_parallel=2, expert_parallel=4)],
+    ids=["one GPU", "eight"],
+)
+def test_check_cost_model(tables: Path, where: Replica) -> None:
+    check_cost_model(lambda on: measured(tables, on), replica=where, cases=5)
+
+
+# -- the layout of a profiler ----------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[
+        "RTXPRO6000/meta-llama/Llama-3.1-8B/bf16/tp1/",
+        "perf_RTXPRO6000_Llama-3.1-8B_bf16_tp1_",
+    ]
+)
+def profile(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Kernels of Llama-3.1-8B, of which each takes as many microseconds as tokens and something."""
+    files = {
+        "dense": ["layer,tokens,time_us"]
+        + [
+            f"{name},{n},{n + 10}"
+            for name in ("embedding", "layernorm", "o_proj")
+            for n in (1, 100)
+        ],
+        "per_sequence": ["layer,sequences,time_us", "lm_head,1,500", "lm_head,100,500"],
+        "attention": ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"]
+        + [f"{n},{kv},0,0,{n * (kv + 1) / 1000}" for n in (16, 2048) for kv in (0, 512, 8192)]
+        + [f"0,0,{n},{kv},{n * kv / 1000}" for n in (1, 256) for kv in (16, 8192)]
+        + ["16,512,4,16,99999"],  # both in one kernel
+    }
+    for table, lines in files.items():
+        path = tmp_path / f"{request.param}{table}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_a_profilers_kernels_are_those_of_its_model(profile: Path) -> None:
+    where = replica("llama-3.1-8b", "rtx-pro-6000")
+    cost = measured(profile, where)
+    assert cost.notices == []
+    terms = told(cost, plan((512, 100), decodes=4, context=4 * 1000))
+    us = 1e-6
+    assert terms["layernorm"] == pytest.approx(2 * LAYERS * 110 * 104 / 100 * us, rel=1e-9)
+    assert terms["o"] == pytest.approx(LAYERS * 110 * 104 / 100 * us, rel=1e-9)
+    assert terms["embedding"] == pytest.approx(110 * 104 / 100 * us, rel=1e-9)
+    assert terms["lm_head"] == pytest.approx(500 * us, rel=1e-9)
+    assert terms["attention"] == pytest.approx(LAYERS * 100 * 513 / 1000 * us, rel=1e-9)
+    assert terms["decode attention"] == pytest.approx(LAYERS * 4 * us, rel=1e-9)
+    check_cost_model(lambda on: measured(profile, on), replica=where, cases=2)
+
+
+@pytest.mark.parametrize(
+    ("model_name", "gpu", "gpus"),
+    [
+        ("qwen3-8b", "rtx-pro-6000", 1),
+        ("llama-3.1-8b", "rtx4090", 1),
+        ("llama-3.1-8b", "rtx-pro-6000", 2),
+    ],
+)
+def test_a_profiler_has_no_other_models(
+    profile: Path, model_name: str, gpu: str, gpus: int
+) -> None:
+    with pytest.raises(ConfigError, match=r"there are .*Llama-3\.1-8B on 1 RTXPRO6000$"):
+        measured(profile, replica(model_name, gpu, tensor_parallel=gpus))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +380,6 @@ def test_check_cost_model(tables: Path) -> None:
         ),
         (LLAMA, {"expert_load": "even"}, "unknown cost.expert_load 'even': choose from balanced"),
         (replace(LLAMA, tensor_parallel=4), {}, "tensor_parallel=4: no all-reduce of so many"),
-        (replace(LLAMA, pipeline_parallel=2), {}, "pipeline_parallel=2: "),
         (
             replace(LLAMA, model=replace(LLAMA.model, params=8e9)),
             {},

@@ -43,18 +43,21 @@ class Curve:
 
 
 class Surface:
-    """Seconds of attention by the number of sequences and the length of each.
+    """Seconds of attention by the number of sequences and the length of each, of `wide` times as
+    many heads as were measured, which is as of so many times the sequences.
 
     >>> surface = Surface({1: Curve([10, 20], [1.0, 2.0]), 4: Curve([10, 20], [2.0, 4.0])})
     >>> [round(surface(count, 20), 3) for count in (1, 2, 4, 8)]
     [2.0, 2.828, 4.0, 8.0]
     """
 
-    def __init__(self, curves: Mapping[int, Curve]) -> None:
+    def __init__(self, curves: Mapping[int, Curve], wide: float = 1.0) -> None:
+        self._wide = wide
         self.counts = sorted(curves)
         self.curves = [curves[count] for count in self.counts]
 
     def __call__(self, count: float, length: float) -> float:
+        count *= self._wide
         place = bisect_right(self.counts, count)
         if place == 0:
             return self.curves[0](length)
@@ -69,7 +72,7 @@ class Surface:
 
     def lengths(self, count: float) -> list[float]:
         """The lengths that were measured at the numbers next to this one."""
-        place = bisect_right(self.counts, count)
+        place = bisect_right(self.counts, count * self._wide)
         near = self.curves[max(place - 1, 0) : place + 1]
         return sorted({length for curve in near for length in curve.sizes})
 

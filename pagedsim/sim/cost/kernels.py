@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost.base import Bound
 from pagedsim.sim.cost.grids import Curve, Surface
-from pagedsim.sim.cost.roofline import ALL_REDUCES
+from pagedsim.sim.cost.roofline import ALL_REDUCES, all_to_all, hops
 from pagedsim.sim.cost.tables import KernelTables
+from pagedsim.sim.cost.terms import CostTerm
 from pagedsim.sim.model import FP16, MLA, Matrix, attention_matrices, mlp_matrices
 from pagedsim.sim.replica import Replica
+from pagedsim.sim.stack import Stack
 
 Seconds = Callable[[float], float]
 
@@ -50,27 +53,19 @@ class Kernel:
         return self.calls * self.seconds(size)
 
 
-class Attention(NamedTuple):
-    """Attention of a layer on one GPU. `surface` is of heads that are `width` times fewer."""
-
-    surface: Surface
-    width: float = 1.0
-
-    def seconds(self, sequences: float, length: float) -> float:
-        return self.surface(sequences * self.width, length)
-
-
 class StepKernels(NamedTuple):
     """The kernels of a replica on one GPU."""
 
     by_tokens: Sequence[Kernel]
     by_sequences: Sequence[Kernel]
-    chunks: Attention
-    decodes: Attention
-    notices: Sequence[str] = ()
+    chunks: Callable[[float, float, float], float]
+    """Attention of a layer by chunks, the tokens of each, and those before them."""
+    decodes: Surface
+    """The same by sequences and their context."""
+    notices: Sequence[str]
 
 
-def kernels_of(replica: Replica, tables: KernelTables, load: str) -> StepKernels:
+def kernels_of(replica: Replica, tables: KernelTables, stack: Stack, load: str) -> StepKernels:
     """The kernels of a replica, from tables in the layout of aiconfigurator-core."""
     model = replica.model
     if model.params is not None:
@@ -78,38 +73,78 @@ def kernels_of(replica: Replica, tables: KernelTables, load: str) -> StepKernels
             f"model.params={model.params:g}: must be null, since cost=measured goes by the shapes "
             "of a model's layers"
         )
-    chunks, decodes = _attention(replica, tables)
-    layer = _Layer(replica, tables)
-    by_tokens = [*layer.dense(), *layer.experts(load), *layer.passes(), *layer.all_reduces()]
+    prompts, decodes = _attention(replica, tables)
+    layers = _Layers(replica, tables)
+    moves = [*all_to_all(replica, stack.all_to_all_share), *hops(replica, stack.all_to_all_share)]
+    by_tokens = [
+        *(*layers.dense(), *layers.experts(load), *layers.passes()),
+        *(*all_reduces(replica, tables), *map(_moving, moves)),
+    ]
     head = Matrix("LM head", model.hidden, model.vocab // replica.tensor_parallel)
-    by_sequences = [layer.product(head, 1, FP16, model.head_dtype_bytes)]
-    return StepKernels(by_tokens, by_sequences, chunks, decodes, list(_notices(tables)))
+    by_sequences = [layers.product(head, 1, FP16, model.head_dtype_bytes)]
+    chunks = partial(_chunks, prompts, decodes)
+    return StepKernels(by_tokens, by_sequences, chunks, decodes, [sources(tables)])
 
 
-def _attention(replica: Replica, tables: KernelTables) -> tuple[Attention, Attention]:
-    """Attention of chunks and of decodes."""
+def _attention(replica: Replica, tables: KernelTables) -> list[Surface]:
+    """Attention of whole prompts and of decodes."""
     model, gpus = replica.model, replica.tensor_parallel
     eight = replica.kv_format != "auto" or model.kv_dtype_bytes < 2
     kv_format = "fp8" if eight else "bfloat16"
-    heads = model.heads / gpus
+    heads, kv_heads = model.heads / gpus, max(model.kv_heads / gpus, 1.0)
     if model.mla is None:
-        kv_heads = max(model.kv_heads / gpus, 1.0)
-        chunks, decodes = (
-            Attention(*tables.attention(table, heads, kv_heads, model.head_dim, kv_format))
+        return [
+            tables.attention(table, heads, kv_heads, model.head_dim, kv_format)
             for table in ("context_attention_perf", "generation_attention_perf")
-        )
-        return chunks, decodes
+        ]
     if model.mla != DEEPSEEK:
         raise ConfigError(f"model.mla={model.mla}: must be {DEEPSEEK}, which was measured")
     dtype = "bfloat16" if model.products == FP16 else "fp8_block"
-    chunks, decodes = (
-        Attention(tables.latent_attention(table, heads, dtype, kv_format))
+    return [
+        tables.latent_attention(table, heads, dtype, kv_format)
         for table in ("mla_context_module_perf", "mla_generation_module_perf")
-    )
-    return chunks, decodes
+    ]
 
 
-class _Layer:
+def _chunks(
+    whole: Surface, decodes: Surface, prompts: float, tokens: float, before: float
+) -> float:
+    """A part of the attention of whole prompts up to the chunks' ends, as many as their pairs are
+    of all, but at least what decodes at the same place take to read their context."""
+    length = tokens + before
+    seconds = whole(prompts, length)
+    if not before:
+        return seconds
+    share = 1.0 - before * (before + 1.0) / (length * (length + 1.0))
+    return max(seconds * share, decodes(prompts, length))
+
+
+def all_reduces(replica: Replica, tables: KernelTables) -> Iterator[Kernel]:
+    """All-reduces under tensor parallelism."""
+    model, gpus = replica.model, replica.tensor_parallel
+    if gpus > 1:
+        curve, calls = tables.all_reduce(gpus), ALL_REDUCES * model.layers
+        seconds = lambda tokens: curve(tokens * model.hidden)  # noqa: E731
+        yield Kernel("all-reduce", "interconnect", calls, seconds)
+
+
+def _moving(term: CostTerm) -> Kernel:
+    """Transfers that no table has, as the roofline takes them."""
+    fixed, rate = term.seconds.step, term.seconds.token
+    return Kernel(term.name, term.bound, 1, lambda tokens: fixed + tokens * rate)
+
+
+def sources(tables: KernelTables) -> str:
+    """Where times come from, in one line."""
+    labels: dict[str, list[str]] = {}
+    for kernel, label in tables.taken.items():
+        labels.setdefault(label, []).append(kernel)
+    parts = [f"{', '.join(kernels)} by {label}" for label, kernels in labels.items()]
+    told = "; ".join([*parts, *tables.replaced])
+    return f"step times are sums of kernels measured on {tables.system}: {told}"
+
+
+class _Layers:
     """The kernels of the layers, summed over them, but for attention."""
 
     def __init__(self, replica: Replica, tables: KernelTables) -> None:
@@ -229,26 +264,3 @@ class _Layer:
         # As on the GPUs that have it in the tables: four fifths of the memory's rate, and a launch.
         rate = 0.8 * self.replica.hardware.bandwidth
         return lambda tokens: 1.9e-6 + tokens * token_bytes / rate
-
-    def all_reduces(self) -> Iterator[Kernel]:
-        model = self.model
-        if self.gpus == 1:
-            return
-        curve = self.tables.all_reduce(self.gpus)
-        yield Kernel(
-            "all-reduce",
-            "interconnect",
-            ALL_REDUCES * model.layers,
-            lambda tokens: curve(tokens * model.hidden),
-        )
-
-
-def _notices(tables: KernelTables) -> Iterator[str]:
-    """Where times come from, in one line."""
-    sources: dict[str, list[str]] = {}
-    for kernel, source in tables.taken.items():
-        sources.setdefault(source, []).append(kernel)
-    parts = [f"{', '.join(kernels)} by {source}" for source, kernels in sources.items()]
-    yield f"step times are sums of kernels measured on {tables.system}: " + "; ".join(
-        [*parts, *tables.replaced]
-    )

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.core.errors import require_number, unknown
-from pagedsim.sim.cost.base import BUS_EFFICIENCY, Breakdown, CostModel, Term, kind_of, move_seconds
+from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.kernels import StepKernels, kernels_of
+from pagedsim.sim.cost.profiled import profiled_kernels
 from pagedsim.sim.cost.tables import KernelTables, installed
-from pagedsim.sim.cost.terms import Totals, hidden
+from pagedsim.sim.cost.terms import Share, Split, Totals, hidden
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
@@ -35,23 +36,22 @@ class Chunks(NamedTuple):
 
 
 def chunks_of(totals: Totals) -> Chunks:
-    """Count, tokens and context of the chunks alike that have these totals.
+    """The chunks alike that have these totals.
 
-    Of `count` chunks of n tokens after c, `token - sequence` is count · (n - 1), however many
-    decodes there are, `chunk_context` count · c, and `pair` count · n · (c + (n + 1) / 2).
+    Of p chunks of n tokens after c, `token - sequence` is p · (n - 1), however many decodes there
+    are, `chunk_context` p · c, and `pair` p · n · (c + (n + 1) / 2).
 
     >>> chunks_of(Totals(token=340, sequence=43, pair=3 * 100 * (50 + 50.5), chunk_context=150))
     Chunks(prompts=3.0, tokens=100.0, before=50.0)
     """
     further, context, pairs = totals.token - totals.sequence, totals.chunk_context, totals.pair
-    if further <= 0:  # of one token each
-        count = max(pairs - context, 1.0)
-        return Chunks(count, 1.0, context / count)
     half = further / 2 + context
     middle = pairs + context - further / 2
-    tokens = (middle + sqrt(max(middle * middle - 4.0 * half * pairs, 0.0))) / (2.0 * half)
-    count = further / (tokens - 1.0) if tokens > 1.0 else 1.0
-    return Chunks(count, tokens, context / count)
+    tokens, prompts = 1.0, max(pairs - context, 1.0)
+    if further > 0:
+        tokens = (middle + sqrt(max(middle * middle - 4.0 * half * pairs, 0.0))) / (2.0 * half)
+        prompts = further / (tokens - 1.0) if tokens > 1.0 else prompts
+    return Chunks(prompts, tokens, context / prompts)
 
 
 class _Line(NamedTuple):
@@ -60,6 +60,12 @@ class _Line(NamedTuple):
     contexts: list[float]
     seconds: list[float]
     slopes: list[float]
+    host: float = 0.0
+
+    def at(self, context: float) -> float:
+        """The GPU's seconds."""
+        place = bisect_right(self.contexts, context) - 1
+        return self.seconds[place] + (context - self.contexts[place]) * self.slopes[place]
 
 
 class Measured(CostModel):
@@ -70,9 +76,9 @@ class Measured(CostModel):
     of the mean context. Sizes between those measured are interpolated (`grids.py`).
 
     `tables` is a folder of tables, None the installed ones of aiconfigurator-core, of the `stack`'s
-    framework and its nearest version. Host time, the front end and the part of the bus are as in
-    `Roofline`; `stack.layer_us` is not added, since kernels are there one by one. `expert_load` is
-    how unevenly tokens choose experts.
+    framework and its nearest version. Host time and the front end are as in `Roofline`;
+    `stack.layer_us` is not added, since kernels are there one by one. `expert_load` is how unevenly
+    tokens choose experts. Pipelines and groups are those of `Split`.
     """
 
     def __init__(
@@ -93,151 +99,138 @@ class Measured(CostModel):
                 require_number(f"cost.{name}", least, 0)
         if expert_load not in LOADS:
             raise unknown("cost.expert_load", str(expert_load), LOADS)
-        if replica.more_than_shared:
-            raise ConfigError(f"{replica.split}: cost=measured has tensor_parallel alone")
-        self.kernels = _kernels(replica, tables, stack.name, expert_load)
+        self.kernels = _kernels(replica, tables, stack, expert_load)
         self.server_seconds = stack.server_ms * 1e-3
         self._step = (stack.host_step_ms if host_step_ms is None else host_step_ms) * 1e-3
         request_us = stack.host_request_us if host_request_us is None else host_request_us
         self._sequence = request_us * 1e-6
-        self._layers = replica.model.layers
-        self._move = move_seconds(replica, BUS_EFFICIENCY)
-        self._by_tokens: dict[float, float] = {}
-        self._by_sequences: dict[float, float] = {}
-        self._decodes: dict[float, _Line] = {}
+        self._split = Split.of(replica, skew=1.0)
+        self._sums: dict[tuple[float, float], float] = {}
+        self._attention: dict[float, _Line] = {}
+        self._decodes = {0: _Line([0.0], [0.0], [0.0], self._step)}
 
     @property
     def notices(self) -> list[str]:
         return list(self.kernels.notices)
 
-    def swap_seconds(self, blocks: int) -> float:
-        return blocks * self._move
-
     def step_seconds(self, plan: StepPlan) -> float:
         if plan.prefill_tokens:
-            totals = totals_of(plan)
-            gpu, host = self._gpu(totals), self._host(totals.sequence)
+            share = self._share(plan)
+            gpu, host = self._gpu(share.part) * share.long, self._host(share.host)
         else:
-            gpu = self._decode(plan.decode_count, plan.decode_context)
-            host = self._host(plan.decode_count)
+            line = self._decode_line(plan.decode_count)
+            gpu, host = line.at(plan.decode_context), line.host
         return max(gpu, host) if plan.ahead else gpu + host
 
     def decode_seconds(self, sequences: int, context: int) -> float:
-        return self._decode(sequences, context) + self._host(sequences)
-
-    def recompute_seconds(self, tokens: int) -> float:
-        if not tokens:
-            return 0.0
-        totals = Totals(token=tokens, sequence=1, pair=tokens * (tokens + 1) // 2, step=1)
-        return self._gpu(totals) + self._host(1)
+        line = self._decode_line(sequences)
+        return line.at(context) + line.host
 
     def seconds_of(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """`step_seconds` of many steps, one per row, with the columns of `Totals` up to `step`."""
+        """`step_seconds` of many steps, one per row, with the columns of `Totals` up to `step`.
+
+        Not for a split replica, where the lengths of individual chunks matter.
+        """
+        assert self._split is None
         distinct, places = np.unique(steps, axis=0, return_inverse=True)
         rows = [Totals(*row) for row in distinct.tolist()]
-        seconds = [self._gpu(totals) + self._host(totals.sequence) for totals in rows]
-        return np.array(seconds)[places]
+        return np.array([self._gpu(totals) + self._host(totals) for totals in rows])[places]
 
-    # Seconds of the GPU
+    # Seconds of one GPU
+
+    def _share(self, plan: StepPlan) -> Share:
+        totals = totals_of(plan)
+        if self._split is None or not totals.token:
+            return Share(totals, totals, 1.0, 1.0)
+        longest = max((chunk.length for chunk in plan.chunks), default=0)
+        return self._split.share(totals, plan.prefill_tokens, longest)
+
+    def _host(self, totals: Totals) -> float:
+        return totals.sequence * self._sequence + self._step
 
     def _gpu(self, totals: Totals) -> float:
-        if not totals.pair:
-            return self._decode(totals.sequence, totals.decode_context)
-        seconds = self._of_tokens(totals.token) + self._of_sequences(totals.sequence)
-        chunks = chunks_of(totals)
-        seconds += self._chunks(chunks)
-        if totals.decode_context:
-            seconds += self._mixed(totals, chunks)
-        return seconds
+        return self._without_attention(totals) + sum(self._of_attention(totals))
 
-    def _host(self, sequences: float) -> float:
-        return sequences * self._sequence + self._step
-
-    def _of_tokens(self, tokens: float) -> float:
+    def _without_attention(self, totals: Totals) -> float:
+        tokens, sequences = key = totals.token, totals.sequence
         try:
-            return self._by_tokens[tokens]
+            return self._sums[key]
         except KeyError:
             seconds = sum(kernel.of(tokens) for kernel in self.kernels.by_tokens)
-            return self._by_tokens.setdefault(tokens, seconds)
+            seconds += sum(kernel.of(sequences) for kernel in self.kernels.by_sequences)
+            return self._sums.setdefault(key, seconds)
 
-    def _of_sequences(self, sequences: float) -> float:
+    def _of_attention(self, totals: Totals) -> tuple[float, float]:
+        """Attention of chunks, and of decodes."""
+        decodes, of_chunks = totals.sequence, 0.0
+        if totals.pair:
+            chunks = chunks_of(totals)
+            of_chunks = self.replica.model.layers * self.kernels.chunks(*chunks)
+            if not totals.decode_context:
+                return of_chunks, 0.0
+            decodes = max(round(decodes - chunks.prompts), 1)
+        return of_chunks, self._attention_line(decodes).at(totals.decode_context)
+
+    def _attention_line(self, sequences: float) -> _Line:
+        """Attention of decodes. Beyond the longest measured context it is proportional to it."""
         try:
-            return self._by_sequences[sequences]
+            return self._attention[sequences]
         except KeyError:
-            seconds = sum(kernel.of(sequences) for kernel in self.kernels.by_sequences)
-            return self._by_sequences.setdefault(sequences, seconds)
+            attention, layers = self.kernels.decodes, self.replica.model.layers
+            lengths = [0.0, *attention.lengths(sequences)]
+            seconds = [layers * attention(sequences, length) for length in lengths]
+            contexts = [sequences * length for length in lengths]
+            slopes = [*np.diff(seconds) / np.diff(contexts), seconds[-1] / contexts[-1]]
+            line = _Line(contexts, seconds, list(map(float, slopes)))
+            return self._attention.setdefault(sequences, line)
 
-    def _chunks(self, chunks: Chunks) -> float:
-        """Attention of chunks: a part of that of the whole prompts up to them, as many as its pairs
-        are of theirs, but at least what decodes at the same place take to read their context."""
-        length = chunks.tokens + chunks.before
-        whole = self.kernels.chunks.seconds(chunks.prompts, length)
-        if not chunks.before:
-            return self._layers * whole
-        share = 1.0 - chunks.before * (chunks.before + 1.0) / (length * (length + 1.0))
-        least = self.kernels.decodes.seconds(chunks.prompts, length)
-        return self._layers * max(whole * share, least)
-
-    def _mixed(self, totals: Totals, chunks: Chunks) -> float:
-        """Attention of the decodes beside chunks."""
-        decodes = max(round(totals.sequence - chunks.prompts), 1)
-        alone = self._of_tokens(decodes) + self._of_sequences(decodes)
-        return self._decode(decodes, totals.decode_context) - alone
-
-    def _decode(self, sequences: float, context: float) -> float:
+    def _decode_line(self, sequences: int) -> _Line:
+        """Steps of decodes alone."""
         try:
-            contexts, seconds, slopes = self._decodes[sequences]
+            return self._decodes[sequences]
         except KeyError:
-            line = self._decodes[sequences] = self._decode_line(sequences)
-            contexts, seconds, slopes = line
-        place = bisect_right(contexts, context) - 1
-        return seconds[place] + (context - contexts[place]) * slopes[place]
-
-    def _decode_line(self, sequences: float) -> _Line:
-        """Steps of decodes alone. Beyond the longest measured context attention is proportional
-        to it."""
-        if not sequences:
-            return _Line([0.0], [0.0], [0.0])
-        attention = self.kernels.decodes
-        lengths = attention.surface.lengths(sequences * attention.width)
-        lengths = [0.0, *lengths]
-        times = [
-            self._layers * attention.seconds(sequences, length or lengths[1]) for length in lengths
-        ]
-        rest = self._of_tokens(sequences) + self._of_sequences(sequences)
-        contexts = [sequences * length for length in lengths]
-        slopes = np.diff(times) / np.diff(contexts)
-        return _Line(
-            contexts, [time + rest for time in times], [*slopes.tolist(), times[-1] / contexts[-1]]
-        )
+            totals = Totals(token=sequences, sequence=sequences, decode_context=1.0, step=1.0)
+            share = Share(totals, totals, 1.0, 1.0)
+            if self._split:
+                share = self._split.share(totals, 0, 0)
+            part, long = share.part, share.long
+            attention, rest = self._attention_line(part.sequence), self._without_attention(part)
+            line = _Line(
+                [context / part.decode_context for context in attention.contexts],
+                [(seconds + rest) * long for seconds in attention.seconds],
+                [slope * part.decode_context * long for slope in attention.slopes],
+                self._host(share.host),
+            )
+            return self._decodes.setdefault(sequences, line)
 
     # By kernel
 
     def explain(self, plan: StepPlan) -> Breakdown:
-        terms = list(self._terms(plan))
+        share = self._share(plan)
+        terms = list(self._terms(share.part)) if share.part.token else []
+        busy = share.passes / self._split.stages if self._split else 1.0
+        idle = (share.long - busy) * sum(term.seconds for term in terms)
+        terms = [term._replace(seconds=term.seconds * busy) for term in terms]
+        if idle > 1e-12:
+            terms.append(Term("bubbles", idle, "pipeline"))
+        terms.append(Term("host", self._host(share.host), "host"))
         if plan.ahead:
             terms = list(hidden(terms, 0.0))
         return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
 
-    def _terms(self, plan: StepPlan) -> Iterator[Term]:
-        totals = totals_of(plan)
-        if totals.token:
-            for kernels, size in (
-                (self.kernels.by_tokens, totals.token),
-                (self.kernels.by_sequences, totals.sequence),
-            ):
-                for kernel in kernels:
-                    yield Term(kernel.name, kernel.of(size), kernel.bound_at(size))
-            if totals.pair:
-                chunks = chunks_of(totals)
-                yield Term("attention", self._chunks(chunks), "compute")
-                if totals.decode_context:
-                    yield Term("decode attention", self._mixed(totals, chunks), "bandwidth")
-            else:
-                rest = self._of_tokens(totals.token) + self._of_sequences(totals.sequence)
-                decodes = self._decode(totals.sequence, totals.decode_context) - rest
-                yield Term("decode attention", decodes, "bandwidth")
-        yield Term("host", self._host(totals.sequence), "host")
+    def _terms(self, totals: Totals) -> Iterator[Term]:
+        sizes = (
+            (self.kernels.by_tokens, totals.token),
+            (self.kernels.by_sequences, totals.sequence),
+        )
+        for kernels, size in sizes:
+            for kernel in kernels:
+                yield Term(kernel.name, kernel.of(size), kernel.bound_at(size))
+        chunks, decodes = self._of_attention(totals)
+        if totals.pair:
+            yield Term("attention", chunks, "compute")
+        if totals.decode_context:
+            yield Term("decode attention", decodes, "bandwidth")
 
 
 def totals_of(plan: StepPlan) -> Totals:
@@ -249,12 +242,14 @@ def totals_of(plan: StepPlan) -> Totals:
         pair=plan.prefill_pairs,
         chunk_context=plan.prefill_context - prompts,
         decode_context=plan.decode_context,
-        step=1.0,
+        step=1.0 if prompts + decodes else 0.0,
     )
 
 
-def _kernels(replica: Replica, tables: str | None, stack: str, load: str) -> StepKernels:
+def _kernels(replica: Replica, tables: str | None, stack: Stack, load: str) -> StepKernels:
     folder = installed() if tables is None else Path(tables)
     if not folder.is_dir():
         raise ConfigError(f"cost.tables={tables}: must be a folder")
-    return kernels_of(replica, KernelTables(folder, replica.hardware.name, stack), load)
+    if tables and (kernels := profiled_kernels(folder, replica, stack)):
+        return kernels
+    return kernels_of(replica, KernelTables(folder, replica.hardware.name, stack.name), stack, load)

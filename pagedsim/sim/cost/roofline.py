@@ -110,8 +110,8 @@ class Roofline(ByTerms):
             *_attention(replica, self.attention_rate, self.cache_bandwidth, self.paged),
             *_layers(replica, stack.layer_us * 1e-6),
             *_all_reduces(replica, link),
-            *_all_to_all(replica, moved),
-            *_hops(replica, moved),
+            *all_to_all(replica, moved),
+            *hops(replica, moved),
             *_host(host_step * 1e-3, host_request * 1e-6),
         ]
         moe = model.moe
@@ -232,7 +232,7 @@ def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
     return [CostTerm("all-reduce", "all-reduce", "interconnect", totals)]
 
 
-def _all_to_all(replica: Replica, share: float) -> list[CostTerm]:
+def all_to_all(replica: Replica, share: float) -> list[CostTerm]:
     """All-to-all dispatch of tokens to the GPUs of their experts, and back, between groups.
 
     Tokens are sent in the format of the products, results in 16 bits, each GPU of a group sending
@@ -255,7 +255,7 @@ def _all_to_all(replica: Replica, share: float) -> list[CostTerm]:
     return terms
 
 
-def _hops(replica: Replica, share: float) -> list[CostTerm]:
+def hops(replica: Replica, share: float) -> list[CostTerm]:
     """Transfers of a micro-batch between stages, each GPU sending its part."""
     vector = replica.model.hidden * 2.0 / replica.tensor_parallel
     terms = []

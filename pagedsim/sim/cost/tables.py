@@ -95,7 +95,7 @@ class _Part(NamedTuple):
         seconds = self.rows["latency"][kept] * 1e-3 * factor
         return Curve(sizes[kept].tolist(), seconds.tolist(), law)
 
-    def surface(self) -> Surface:
+    def surface(self, wide: float = 1.0) -> Surface:
         """Of prompts by their length; of decodes (isl 1, after `step` tokens) by their context."""
         law = 1.0 if self.rows["step"].max() > 0 else 2.0
         lengths = self._replace(rows={**self.rows, "length": self.rows["isl"] + self.rows["step"]})
@@ -104,7 +104,8 @@ class _Part(NamedTuple):
             {
                 int(count): lengths.of(["batch_size"], [count]).curve("length", law=law)
                 for count in counts
-            }
+            },
+            wide,
         )
 
 
@@ -140,11 +141,9 @@ class KernelTables:
 
     def attention(
         self, table: str, heads: float, kv_heads: float, head_dim: int, kv_format: str
-    ) -> tuple[Surface, float]:
-        """Attention of a layer by sequences and length, and by how many times its heads and their
-        width exceed those that were measured: heads are independent, so a sequence with twice as
-        many is as two sequences.
-        """
+    ) -> Surface:
+        """Attention of a layer by sequences and length. Heads are independent, so a sequence of
+        twice as many, or of twice the width, is as two of the nearest that were measured."""
         columns = ("num_heads", "num_key_value_heads", "head_dim", "batch_size", "isl", "step")
         formats = [
             (("window_size", 0), ("attn_dtype", "bfloat16"), ("kv_cache_dtype", kind))
@@ -162,8 +161,8 @@ class KernelTables:
             return abs(log(width / head_dim)), group, kv_heads % keys, abs(log(kv_heads / keys))
 
         best = min(part.shapes(columns[:3]), key=distance)
-        surface = part.of(columns[:3], best).surface()
-        return surface, kv_heads * head_dim / (best[1] * best[2])
+        wide = kv_heads * head_dim / (best[1] * best[2])
+        return part.of(columns[:3], best).surface(wide)
 
     def latent_attention(self, table: str, heads: float, dtype: str, kv_format: str) -> Surface:
         """Attention of DeepSeek-V3 with its products, of a layer, by sequences and length."""
