@@ -19,9 +19,11 @@ from pagedsim.core.errors import require_number
 from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.logs import report
 from pagedsim.fidelity.logs.consistency_checks import inconsistencies
-from pagedsim.fidelity.logs.fit import LogFit, fit_to_log
+from pagedsim.fidelity.logs.constants import Constant
+from pagedsim.fidelity.logs.fit import LogFit, fit_to_logs
 from pagedsim.fidelity.logs.log import read_log
-from pagedsim.fidelity.logs.server import Constant, ExternalServer, Fit
+from pagedsim.fidelity.logs.server import ExternalServer, Fit
+from pagedsim.fidelity.logs.trials import Part
 from pagedsim.fidelity.recorded import log_of, recorded_runs
 from pagedsim.fidelity.step_grid import profiled
 from pagedsim.run.job import Arm
@@ -95,11 +97,12 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
             f"requests: must be at least {NEEDED}, and leave some to predict"
         )
     server = ExternalServer(runs.config, log)
-    log_fit = fit_to_log(server, known)
+    log_fit = fit_to_logs([Part(server, np.arange(known))])
     # The others are served by one whole simulation, so that they find the queue and the memory as
     # the fitted left them.
     served, before = (server.serve_with(of) for of in (log_fit.constants, log_fit.begin))
-    first = log_fit.cold.requests
+    (cold,) = log_fit.cold
+    first = cold.requests
     parts = {"fitted": np.arange(first, known), "unseen": np.arange(known, len(log))}
     scores = {name: served.score(rows) for name, rows in parts.items()}
     scores |= {f"{name}, before the fit": before.score(rows) for name, rows in parts.items()}
@@ -129,7 +132,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
         notes=[
             *inconsistencies(server, served, log_fit.begin),
             *report.about_fit(log_fit, scores),
-            *report.about_log(server, served, log_fit.cold, scores["unseen"], "unseen"),
+            *report.about_log(server, served, cold, scores["unseen"], "unseen"),
         ],
         data={
             "requests": fit.source,
@@ -137,7 +140,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Analysis:
             "split": split,
             "constants": {name: _constant(log_fit, name) for name in log_fit.constants},
             "words": words,
-            "cold": log_fit.cold._asdict(),
+            "cold": cold._asdict(),
             "simulations": log_fit.simulations,
             "distance": log_fit.distance,
             "before": log_fit.before,

@@ -17,10 +17,11 @@ import numpy as np
 from rich.console import Console
 
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.logs.fit import Point, search
+from pagedsim.fidelity.logs.fit import search
 from pagedsim.fidelity.logs.log import Log
 from pagedsim.fidelity.logs.score import ClientService, distance
 from pagedsim.fidelity.logs.server import ExternalServer
+from pagedsim.fidelity.logs.trials import Point
 from pagedsim.sim.cost import CostModel
 from pagedsim.spec.check import Positive, Whole
 from pagedsim.spec.run import RunSpec, Settings

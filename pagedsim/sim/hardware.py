@@ -37,6 +37,11 @@ FAMILIES = {
     # log: vLLM 0.19 on an RTX 4090.
     "geforce": Family(compute=0.95, attention=0.80, bandwidth=0.90, cache=0.90),
     "hopper": Family(compute=0.65, attention=0.42, bandwidth=0.86, cache=0.92),
+    # Kernels of vLLM 0.19 on an RTX PRO 6000 (Server Edition), for Llama-3.1-8B and Qwen3-32B:
+    # profiler/perf of github.com/casys-kaist/LLMServingSim. Products of 1,024 tokens and more reach
+    # 0.73 to 0.79, chunks of 2,048 tokens 0.40 to 0.58, those of up to 16 tokens 0.89 to 0.93 of
+    # the bandwidth, 128 decodes and more of 1,024 tokens 0.83 to 0.90.
+    "rtx-pro": Family(compute=0.77, attention=0.50, bandwidth=0.89, cache=0.88),
 }
 OTHER = Family(compute=0.65, attention=0.42, bandwidth=0.84, cache=0.84)
 """For GPUs without a family, to which no constants are fitted."""

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fidelity import sheets
+from pagedsim.fidelity.logs.constants import Constants
 from pagedsim.fidelity.logs.log import STATED, Column, Latencies, Log
-from pagedsim.fidelity.logs.server import Constants, ExternalServer, Served
+from pagedsim.fidelity.logs.server import ExternalServer, Served
 from pagedsim.sim.cost.base import step
 from pagedsim.spec.run import Settings
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pagedsim.fidelity.logs.constants import FRONT, Constant
 from pagedsim.fidelity.logs.fit import Cold, LogFit
 from pagedsim.fidelity.logs.score import METRICS, Scores
-from pagedsim.fidelity.logs.server import FRONT, Constant, ExternalServer, Served
+from pagedsim.fidelity.logs.server import ExternalServer, Served
 from pagedsim.metrics.result import Listing
 from pagedsim.report.numbers import signed
 

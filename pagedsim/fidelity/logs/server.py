@@ -1,4 +1,4 @@
-"""The simulated counterpart of an external server, and the constants that data sheets omit.
+"""The simulated counterpart of an external server, and the file of a fit to its log.
 
 The constants are those of the roofline and the time before the scheduler. They belong to the GPU
 and the software, not to a model, so that a fit to one model applies to another.
@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from pagedsim.core.contracts import vet
 from pagedsim.core.errors import require_number
 from pagedsim.core.memory import PrefixMemory
 from pagedsim.fidelity import sheets
+from pagedsim.fidelity.logs.constants import FRONT, KERNELS, TIED, Constant, Constants
 from pagedsim.fidelity.logs.log import Latencies, Log
 from pagedsim.fidelity.logs.score import Rows, Scores, score
 from pagedsim.sim.cost import CostModel, Roofline
@@ -51,6 +51,7 @@ class ExternalServer:
         return replica.more_than_shared | {
             "model": replica.model.name,
             "hardware": replica.hardware.name,
+            "family": replica.hardware.family,
             "tensor_parallel": replica.tensor_parallel,
             "kv_cache_dtype": replica.kv_format,
             "quantization": replica.quantization or "none",
@@ -58,6 +59,11 @@ class ExternalServer:
             "batching": str(self.config["batching"]["_target_"]).rpartition(".")[2],
             "async_scheduling": bool(self.config["server"]["async_scheduling"]),
         }
+
+    @property
+    def family(self) -> str | None:
+        """The family of its GPU's kernels, if there is one."""
+        return self.built.replica.hardware.family
 
     @property
     def finds_prefixes(self) -> bool:
@@ -88,14 +94,18 @@ class ExternalServer:
         return fitted | {FRONT: 1e3 * cost.server_seconds}
 
     def _cost_with(self, constants: Constants) -> Settings:
-        """The settings of its cost model with these constants."""
-        cost, old = self.config["cost"], self.roofline.constants
+        """The settings of its cost model with these constants instead of its own."""
+        cost = self.config["cost"]
+        if not constants:
+            return cost
+        old = self.roofline.constants
         settings = {name: value for name, value in constants.items() if name != FRONT}
         for name, leader in TIED.items():
             if leader in constants:
                 settings[name] = min(old[name] * constants[leader] / old[leader], 1.0)
         stack = {**(cost.get("stack") or self.config["stack"])}
-        return {**cost, **settings, "stack": stack | {"server_ms": constants.get(FRONT, 0.0)}}
+        front = {"server_ms": constants[FRONT]} if FRONT in constants else {}
+        return {**cost, **settings, "stack": stack | front}
 
     def words(self, constants: Constants, names: Collection[str]) -> str:
         """Overrides of the command line that set the named constants, with those that depend on
@@ -110,9 +120,10 @@ class ExternalServer:
     def at_its_peak(self) -> ExternalServer:
         """The same server at the full rates of the data sheet and with software that takes no
         time."""
-        constants = self.roofline.constants
+        constants = Roofline(self.built.replica).constants
         peak = {name: 1.0 if Constant(name).share else 0.0 for name in constants}
-        cost = {**self.config["cost"], "stack": sheets.settings("stack", "ideal"), **peak}
+        roofline = sheets.settings("cost", "roofline")
+        cost = {**roofline, "stack": sheets.settings("stack", "ideal"), **peak}
         return ExternalServer({**self.config, "cost": cost}, self.log)
 
     # -- requests ----------------------------------------------------------------------------------
@@ -239,67 +250,6 @@ _SIZES = (
 )
 
 
-# -- constants -------------------------------------------------------------------------------------
-
-FRONT = "front_ms"
-"""Time from a request's arrival until the scheduler has it: HTTP, tokenising, queueing."""
-MEANING = {
-    "compute_efficiency": "FLOP/s, of the data sheet's",
-    "bandwidth_efficiency": "bytes/s of weights",
-    "cache_efficiency": "bytes/s of keys and values",
-    "bus_efficiency": "bytes/s over the bus",
-    "interconnect_efficiency": "bytes/s between GPUs",
-    "host_step_ms": "the host, a step",
-    "host_request_us": "and a sequence of it",
-    "block_tokens": "finding a block, as reading",
-    FRONT: "to the scheduler, a request",
-}
-UNITS = {"_efficiency": "share", "_ms": "ms", "_us": "µs", "_tokens": "tokens"}
-
-TIED = {"attention_efficiency": "compute_efficiency"}
-"""Constants that are moved with another, since latencies of requests cannot tell them apart."""
-
-Constants = Mapping[str, float]
-"""The roofline's by their keywords, and FRONT."""
-
-
-class Constant(NamedTuple):
-    """A constant of a fit."""
-
-    name: str
-
-    @property
-    def share(self) -> bool:
-        """Whether it is a share of a data sheet's number, and so at most 1."""
-        return self.name.endswith("_efficiency")
-
-    @property
-    def unit(self) -> str:
-        return next((unit for end, unit in UNITS.items() if self.name.endswith(end)), "")
-
-    @property
-    def meaning(self) -> str:
-        return MEANING.get(self.name, self.name.replace("_", " "))
-
-    def seconds(self, value: float) -> float:
-        """The quantity that step times are linear in: for a share its inverse."""
-        return 1.0 / value if self.share else value
-
-    @property
-    def likely(self) -> float:
-        """Log-difference from the value of step tables that is likely."""
-        return 0.1 if self.share else 0.7
-
-    @property
-    def least(self) -> float:
-        """The least that `seconds` can be."""
-        return 1.0 if self.share else 0.0
-
-    def held(self, seconds: float) -> float:
-        """The value of `seconds`, clipped to its bound."""
-        return self.seconds(max(seconds, self.least))
-
-
 # -- the file of a fit -----------------------------------------------------------------------------
 
 NAME = "fit.json"
@@ -362,11 +312,18 @@ class Fit:
         return cls(**content)
 
     def of(self, server: ExternalServer) -> dict[str, float]:
-        """All constants of a server: the fitted ones, and its own for the rest."""
+        """All constants of a server: the fitted ones, and its own for the rest.
+
+        Kernels of another family of GPUs reach what their own tables say.
+        """
         known = server.constants
         if strange := [name for name in self.constants if name not in known]:
             raise ConfigError(f"fit: has {', '.join(strange)}: cost= has only {', '.join(known)}")
-        return known | dict(self.constants)
+        kept = KERNELS if self._is_of_another_family(server) else ()
+        return known | {k: value for k, value in self.constants.items() if k not in kept}
+
+    def _is_of_another_family(self, server: ExternalServer) -> bool:
+        return server.family is not None and server.family != self.server.get("family")
 
     def doubts(self, server: ExternalServer, served: Served) -> Iterator[str]:
         """Differences between this server and the fitted one, a line each."""
@@ -374,9 +331,14 @@ class Fit:
         usual = {name: 1 for name in WHY if name.endswith("_parallel")}  # where it is not named
         for name in dict.fromkeys([*facts, *(name for name in usual if name in self.server)]):
             now, then = (of.get(name, usual.get(name)) for of in (facts, self.server))
-            if then == now:
+            if then == now or name == "family":
                 continue
-            if name in TRAVELS:
+            if name == "hardware" and self._is_of_another_family(server):
+                yield (
+                    f"fitted for hardware={then}, and {now} is predicted: what its kernels reach "
+                    "is that of its family, and the times of the host are the fit's"
+                )
+            elif name in TRAVELS:
                 yield (
                     f"fitted for {name}={then}, and {now} is predicted: the constants are those "
                     "of the GPU and the stack, and the model's shape says the rest"

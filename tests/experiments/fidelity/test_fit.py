@@ -17,13 +17,15 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.experiments.child import listening
 from pagedsim.experiments.fidelity.truth_data import LOGS
-from pagedsim.fidelity.logs import fit
+from pagedsim.fidelity.logs import fit, ranges
 from pagedsim.fidelity.logs.consistency_checks import inconsistencies
+from pagedsim.fidelity.logs.constants import Constant
 from pagedsim.fidelity.logs.fit import Cold, search
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.report import about_log
 from pagedsim.fidelity.logs.score import score
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
+from pagedsim.fidelity.logs.trials import Part, Prior, Trials
 from pagedsim.metrics.files import read_summary
 from tests.run.studies import carried_out, settings_of
 
@@ -58,10 +60,10 @@ def hasty() -> Iterator[pytest.MonkeyPatch]:
     """A short search in the body."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in HASTY.items():
-            patch.setattr(fit, name, value)
-        units = fit.Trials._units
+            patch.setattr(ranges if hasattr(ranges, name) else fit, name, value)
+        units = Trials._units
         few = lambda trials: dict(list(units(trials).items())[:FREE])  # noqa: E731
-        patch.setattr(fit.Trials, "_units", few)
+        patch.setattr(Trials, "_units", few)
         yield patch
 
 
@@ -208,8 +210,22 @@ def test_unseen_times_change_no_constant(tmp_path: Path, log: Path, left: Path) 
     path.write_text("\n".join(rows))
     with hasty() as patch:
         patch.setattr(fit, "ranges", lambda *_: {})
-        found = fit.fit_to_log(server(read_log(path)), 20)
+        found = fit.fit_to_logs([Part(server(read_log(path)), np.arange(20))])
     assert found.constants == Fit.load(left).constants
+
+
+def test_what_tables_decide_hardly_moves_and_the_host_does() -> None:
+    kernel, host = Constant("bandwidth_efficiency"), Constant("host_request_us")
+    assert kernel.width("hopper") < kernel.width(None) < host.width("hopper")
+    begin, units = np.array([1.0, 50.0]), np.array([0.1, 5.0])
+    prior = Prior(begin, units, np.array([kernel.width("hopper"), host.width("hopper")]))
+    assert prior.factor(np.zeros(2)) == 1
+    slower, busier = (prior.factor(np.eye(2)[index]) for index in range(2))  # a tenth of each
+    assert slower > 1.2 and 1 < busier < 1.01
+    point, little = np.array([0.3, -2.0]), 1e-5
+    for index, step in enumerate(little * np.eye(2)):
+        up, down = (np.log(prior.factor(point + side * step)) for side in (1, -1))
+        assert prior.at(point).first[index] == pytest.approx((up - down) / (2 * little), rel=1e-4)
 
 
 def test_a_search_finds_the_bottom_of_a_valley() -> None:
@@ -286,6 +302,12 @@ def test_differences_from_the_fitted_server_are_noted(tmp_path: Path) -> None:
     assert "fitted for hardware=a100-80gb, but hardware=rtx4090 is" in told
     assert "fitted for tensor_parallel=2, but tensor_parallel=1 is" in told
     assert "fitted for model=mistral-7b, and llama-3.1-8b is predicted: the" in told
+    kept = Fit.load(fit_of(path, hardware="h100", family="hopper"))
+    assert kept.of(of)["compute_efficiency"] == of.constants["compute_efficiency"]
+    assert kept.of(of)["host_step_ms"] == TRUE["host_step_ms"]
+    assert "fitted for hardware=h100, and rtx4090 is predicted: what its" in next(
+        iter(kept.doubts(of, serve(of, TRUE)))
+    )
     strange = replace(Fit.load(path), constants={"wit": 1.0})
     with pytest.raises(ConfigError, match=r"^fit: has wit: cost= has only compute_efficiency"):
         strange.of(of)
