@@ -91,7 +91,7 @@ OF_MEMORY = (
 """Settings of the group `memory` that are the server's; the others are its class's own."""
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "policy": ("victim",),
-    "memory": (*OF_MEMORY, "reserved_gib"),
+    "memory": (*OF_MEMORY, "reserved_gib", "pool"),
     "fleet.autoscale": ("min_replicas", "interval_s", "startup_s"),
 }
 """Settings of groups that are not those of the class that a group names."""

@@ -53,9 +53,6 @@ MOST_THREADS = 1024
 QUANTIZATIONS = ("int8", "fp8")
 """What `quantization` may be, beside None."""
 
-RESERVED_GIB = 0.5
-"""GiB of each GPU that are neither weights, activations nor blocks."""
-
 _SIZES = (
     *("max_seqs", "max_batched_tokens", "max_model_len", "async_scheduling"),
     *("blocks", "block_size", "cpu_blocks", "kv_cache_dtype", "quantization", "tensor_parallel"),
@@ -95,8 +92,9 @@ class ServerSpec:
     cpu_blocks: int | None = None
     """Blocks for what is swapped out; None: as many as `swap_space_gib` holds."""
     swap_space_gib: float = 4.0
-    gpu_memory_utilization: float = 0.9
-    """The share of a GPU's memory for weights, activations and cache together."""
+    gpu_memory_utilization: float | None = None
+    """The share of a GPU's memory for weights, activations and cache together; None: 0.9, and in
+    the simulator as the server that sizes the cache."""
     kv_layout: str = "block"
     """What one copy to the host moves: a block of all layers, or (layer) keys or values of one."""
     kv_cache_dtype: str = "auto"
@@ -124,7 +122,8 @@ class ServerSpec:
                 require_whole(name, value, least)
         self._require_a_token_for_each()
         require_number("swap_space_gib", self.swap_space_gib, 0)
-        require_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0, high=1)
+        if (share := self.gpu_memory_utilization) is not None:
+            require_number("gpu_memory_utilization", share, above=0, high=1)
         require_flag("async_scheduling", self.async_scheduling)
         for name, known in (("kv_layout", LAYOUTS), ("kv_cache_dtype", CACHE_DTYPES)):
             if (value := getattr(self, name)) not in known:

@@ -248,7 +248,7 @@ def _memory(memory: Data) -> Listing:
         yield part(name, sum(of.values()))
         yield from (part(f"  {key}", value) for key, value in of.items())
 
-    share = f"{memory['gpu_memory_utilization']:g} × {binary(memory['memory_bytes'])}"
+    share = f"of {binary(memory['memory_bytes'])} at {memory['gpu_memory_utilization']:g}"
     step = f"{memory['max_batched_tokens']:,} tokens, {memory['max_seqs']:,} sequences"
     table = [
         part(f"usable ({share})", memory["usable_bytes"]),

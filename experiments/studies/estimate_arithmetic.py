@@ -11,12 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.server import ServerSpec
-from pagedsim.sim.capacity import activations
 from pagedsim.sim.cost import Breakdown, CostModel, Measured, Roofline
 from pagedsim.sim.cost.base import Bound, step
 from pagedsim.sim.cost.roofline import PRODUCTS
-from pagedsim.sim.hardware import GIB
 from pagedsim.sim.model import Matrix, ModelShape, attention_matrices, mlp_matrices
+from pagedsim.sim.pools import RULE, room
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 
@@ -347,21 +346,19 @@ def data_of(case: Case) -> dict[str, Any]:
 def _memory(case: Case) -> dict[str, Any]:
     replica, server, scheduler = case.replica, case.server, case.scheduler
     memory, longest = scheduler.memory, scheduler.max_model_len
-    utilization = case.memory.get("gpu_memory_utilization", 0.9)
-    usable = utilization * replica.hardware.memory_bytes
-    held = weights_of(replica)
-    active = activations(replica.model, replica.tensor_parallel, case.step_tokens, server.max_seqs)
-    reserved = case.memory.get("reserved_gib", 0.5) * GIB
+    held, steps = weights_of(replica), (case.step_tokens, server.max_seqs)
+    rule = {key: value for key, value in case.memory.items() if key in RULE}
+    found = room(replica, **rule, max_batched_tokens=steps[0], max_seqs=steps[1])
     return {
         "memory_bytes": round(replica.hardware.memory_bytes),
-        "gpu_memory_utilization": utilization,
-        "usable_bytes": round(usable),
+        "gpu_memory_utilization": found.share,
+        "usable_bytes": round(found.usable),
         "weights": {part: round(nbytes) for part, nbytes in held.items()},
-        "activations": {part: round(nbytes) for part, nbytes in active.items()},
+        "activations": {part: round(nbytes) for part, nbytes in found.activations.items()},
         "max_batched_tokens": case.step_tokens,
         "max_seqs": server.max_seqs,
-        "reserved_bytes": round(reserved),
-        "left_bytes": round(usable - (sum(held.values()) + sum(active.values()) + reserved)),
+        "reserved_bytes": round(found.reserved),
+        "left_bytes": round(found.kv_bytes),
         "kv_bytes_per_token": round(replica.kv_bytes_per_token),
         "block_size": memory.block_size,
         "block_bytes": round(replica.block_bytes),

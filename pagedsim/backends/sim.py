@@ -29,7 +29,7 @@ from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN, Span
 from pagedsim.policies.routing.router import Router
-from pagedsim.server import RESERVED_GIB, ServerSpec
+from pagedsim.server import ServerSpec
 from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.capacity import sized
 from pagedsim.sim.cost import CostModel, Decodes
@@ -439,8 +439,9 @@ class Simulated(Backend):
             cost = Decodes(cost)
         with config.errors_of("server", "memory"):
             server, tiers = self._tiered(server.priced(cost.prices()), replica, cost)
-            reserved = config.settings["memory"].get("reserved_gib", RESERVED_GIB)
-            server = sized(server, replica, reserved)
+            memory = config.settings["memory"]
+            rule = {key: memory[key] for key in ("pool", "reserved_gib") if key in memory}
+            server = sized(server, replica, **rule)
             return Simulation(replica, cost, server, tiers, self, config.seed)
 
     def _tiered(

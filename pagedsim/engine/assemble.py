@@ -150,7 +150,7 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
         "max_model_len": longest,
         "max_seqs": seqs,
         "max_batched_tokens": tokens,
-        "utilization": server.gpu_memory_utilization,
+        "utilization": server.gpu_memory_utilization or 0.9,
         "graphs": graphs,
     }
     with in_memory("no room for the activations of the largest step", model.device, knobs):

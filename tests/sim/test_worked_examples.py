@@ -59,7 +59,8 @@ def test_a_decode_step_on_a10_takes_23_ms_and_reads() -> None:
 def test_kv_memory_is_utilisation_of_total_less_weights_and_activations() -> None:
     where = replica("llama-2-7b", "a100-80gb")
     found = capacity(where, gpu_memory_utilization=0.9, reserved_gib=1.0)
-    left = 0.9 * 79.25 * GIB - 2 * where.model.weight_params - found.activation_bytes - GIB
+    active = sum(found.activations.values())
+    left = 0.9 * 79.25 * GIB - 2 * where.model.weight_params - active - GIB
     assert found.kv_bytes == pytest.approx(left)
     assert found.blocks == left // (512 * 1024 * 16)
     assert cpu_blocks(where, 4.0) == 4 * GIB // (512 * 1024 * 16)
