@@ -32,11 +32,9 @@ def tokens(row: Row) -> int:
         max_seqs=int(row.number("seqs")),
     )
     gpu = hardware_named(row.text("hardware") or "h100")
-    complete = sized(
-        server, Replica.of(server, model_named(row.text("model")), gpu), row.text("rule")
-    )
-    assert complete.blocks is not None
-    return complete.blocks * complete.block_size
+    replica = Replica.of(server, model_named(row.text("model")), gpu)
+    complete = sized(server, replica, pool=row.text("rule"))
+    return (complete.blocks or 0) * complete.block_size
 
 
 def main() -> None:

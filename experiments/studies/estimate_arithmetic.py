@@ -15,7 +15,7 @@ from pagedsim.sim.cost import Breakdown, CostModel, Measured, Roofline
 from pagedsim.sim.cost.base import Bound, step
 from pagedsim.sim.cost.roofline import PRODUCTS
 from pagedsim.sim.model import Matrix, ModelShape, attention_matrices, mlp_matrices
-from pagedsim.sim.pools import RULE, room
+from pagedsim.sim.pools import room
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 
@@ -347,7 +347,8 @@ def _memory(case: Case) -> dict[str, Any]:
     replica, server, scheduler = case.replica, case.server, case.scheduler
     memory, longest = scheduler.memory, scheduler.max_model_len
     held, steps = weights_of(replica), (case.step_tokens, server.max_seqs)
-    rule = {key: value for key, value in case.memory.items() if key in RULE}
+    keys = ("pool", "gpu_memory_utilization", "reserved_gib")
+    rule = {key: case.memory[key] for key in keys if key in case.memory}
     found = room(replica, **rule, max_batched_tokens=steps[0], max_seqs=steps[1])
     return {
         "memory_bytes": round(replica.hardware.memory_bytes),

@@ -13,7 +13,7 @@ from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_number
 from pagedsim.server import ServerSpec
 from pagedsim.sim.hardware import GIB
-from pagedsim.sim.pools import DEFAULT, Room, room
+from pagedsim.sim.pools import Room, room
 from pagedsim.sim.replica import Replica
 
 
@@ -57,11 +57,9 @@ def _too_large(replica: Replica, found: Room, room_of: Callable[[Replica], Room]
     held = found.reserved + sum(found.activations.values())
     return ConfigError(
         f"model={model.name} does not fit hardware={hardware.name} with {replica.split}: a GPU "
-        "would hold "
-        f"{replica.weight_bytes / GIB:.1f} GiB of weights and "
-        f"{held / GIB:.1f} GiB of activations and other, and offers "
-        f"{found.usable / GIB:.1f} of {hardware.memory_gib:g} GiB with "
-        f"gpu_memory_utilization={found.share:g}; {hint}"
+        f"would hold {replica.weight_bytes / GIB:.1f} GiB of weights and {held / GIB:.1f} GiB of "
+        f"activations and other, and offers {found.usable / GIB:.1f} of {hardware.memory_gib:g} "
+        f"GiB with gpu_memory_utilization={found.share:g}; {hint}"
     )
 
 
@@ -74,11 +72,11 @@ def _of_any_width(replica: Replica) -> list[Replica]:
     return replicas
 
 
-def sized(server: ServerSpec, replica: Replica, pool: str = DEFAULT, **rule: Any) -> ServerSpec:
+def sized(server: ServerSpec, replica: Replica, **rule: Any) -> ServerSpec:
     """The server with GPU blocks, CPU blocks and limits filled in.
 
     `max_model_len` defaults to the model's, or less if the memory holds less: activations of larger
-    steps leave less memory for blocks. `pool` and `reserved_gib` are as in `room`.
+    steps leave less memory for blocks. `rule` are `pool` and `reserved_gib` of `room`.
     """
     most = replica.model.max_model_len
     if (server.max_model_len or 0) > most:
@@ -86,10 +84,7 @@ def sized(server: ServerSpec, replica: Replica, pool: str = DEFAULT, **rule: Any
             f"max_model_len={server.max_model_len}: must be at most {most}, "
             f"that of model={replica.model.name}"
         )
-
-    def of_length(longest: int) -> ServerSpec:
-        return _with_blocks(server, replica, longest, pool=pool, **rule)
-
+    of_length = partial(_with_blocks, server, replica, **rule)
     return of_length(server.max_model_len or _longest(most, of_length))
 
 

@@ -1,9 +1,8 @@
 """How servers size their pool of KV blocks, by version: what they keep, estimate and reserve.
 
-Read from vLLM (`gpu_worker.py`: `determine_available_memory`), SGLang (`server_args.py`:
-`_handle_gpu_memory_settings`, `profile_max_num_token`) and TensorRT-LLM (`_torch/pyexecutor/
-_util.py`: `cal_max_tokens`). `python -m pagedsim.experiments.fidelity.kv_pools` holds them against
-what servers logged.
+Read from vLLM (`determine_available_memory`), SGLang (`_handle_gpu_memory_settings`,
+`profile_max_num_token`) and TensorRT-LLM (`cal_max_tokens`), and held against what servers logged
+by `python -m pagedsim.experiments.fidelity.kv_pools`.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from pagedsim.core.errors import require_number, require_whole, unknown
+from pagedsim.core.errors import require_number, unknown
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.replica import Replica
 
 DEFAULT = "vllm-0.19"
-RULE = ("pool", "gpu_memory_utilization", "reserved_gib")
-"""Settings of the group `memory` that `room` takes."""
 
 
 class Pool(NamedTuple):
@@ -65,16 +62,14 @@ _SGLANG = (
 
 
 class Room(NamedTuple):
-    """What a rule makes of the memory of a GPU, in bytes."""
+    """What a rule makes of the memory of a GPU: bytes for weights, the activations of the largest
+    step by part, what is reserved, and blocks, for which a negative number is left if none fits."""
 
     share: float
     usable: float
-    """For weights, activations, what is reserved, and blocks."""
     activations: dict[str, float]
-    """Of the largest step, by part."""
     reserved: float
     kv_bytes: float
-    """For blocks; negative if there is no room."""
     blocks: int
 
 
@@ -90,8 +85,6 @@ def room(
     """The memory of a GPU as the server deals it; None is what it takes by itself."""
     if pool not in POOLS:
         raise unknown("pool", str(pool), POOLS)
-    require_whole("max_batched_tokens", max_batched_tokens, 1)
-    require_whole("max_seqs", max_seqs, 1)
     rule, memory, share = POOLS[pool], replica.hardware.memory_bytes, gpu_memory_utilization
     if share is None:
         share = rule.share or _static_share(replica)
@@ -133,9 +126,8 @@ def _activations(rule: Pool, replica: Replica, tokens: int, seqs: int) -> dict[s
 
 
 def _graphs_gib(rule: Pool, replica: Replica, seqs: int) -> float:
-    """Of a step's sizes up to 512, vLLM captures those of up to twice the sequences in pieces, and
-    those of decodes whole: 0.2 MiB a layer each, beside 0.22 GiB (the estimates that 0.19 logs for
-    Llama-3.1-8B, Qwen2.5-7B and Llama-3.3-70B on two and four GPUs)."""
+    """Sizes of steps that vLLM captures in pieces, and of decodes, whole: 0.2 MiB a layer each,
+    beside 0.22 GiB (what 0.19 estimates for Llama-3.1-8B, Qwen2.5-7B, and 70B on 2 and 4 GPUs)."""
     sizes = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
     graphs = sum((size <= 2 * seqs) + (size <= seqs) for size in sizes)
     layers = replica.model.layers / replica.pipeline_parallel
@@ -147,6 +139,6 @@ def _static_share(replica: Replica) -> float:
     and of prompts, and GPUs take by its rule of thumb, in MiB."""
     gib, ways = replica.hardware.memory_gib, replica.tensor_parallel
     _, chunk, few, many, prompts = next(row for row in _SGLANG if gib < row[0])
-    gpus = ways * replica.pipeline_parallel
-    kept = 512 + 1.5 * chunk + 2 * (few if ways < 4 else many) + 8 * prompts + 128 * gpus
+    kept = 512 + 1.5 * chunk + 2 * (few if ways < 4 else many) + 8 * prompts
+    kept += 128 * ways * replica.pipeline_parallel
     return max(round(1 - max(kept, 10_240 if gib > 60 else 0) / (1024 * gib), 3), 0.001)
