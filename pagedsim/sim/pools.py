@@ -107,7 +107,8 @@ def _activations(rule: Pool, replica: Replica, tokens: int, seqs: int) -> dict[s
 
     It is reached in a layer, at four hidden states and the intermediate results of the MLP (gate,
     up and their product) or of attention, or in the sampler, which has all sequences on each GPU.
-    Experts keep their workspace meanwhile: gate and up, or the outputs, and the product.
+    Experts keep their workspace meanwhile: gate and up, or the outputs, and the product, of 32,768
+    tokens at once (vLLM's VLLM_FUSED_MOE_CHUNK_SIZE).
     """
     model, moe, ways = replica.model, replica.model.moe, replica.tensor_parallel
     mlp = 0 if moe and not moe.dense_layers else (2 + model.gated_mlp) * model.intermediate
@@ -121,7 +122,7 @@ def _activations(rule: Pool, replica: Replica, tokens: int, seqs: int) -> dict[s
     if moe:
         inner = moe.intermediate / ways
         width = max(2 * inner, model.hidden) + inner
-        parts["experts"] = 2 * tokens * moe.experts_per_token * width
+        parts["experts"] = 2 * min(tokens, 32_768) * moe.experts_per_token * width
     return parts
 
 
