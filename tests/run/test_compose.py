@@ -281,7 +281,8 @@ def test_an_arm_may_take_back_what_its_server_sets(tmp_path: Path) -> None:
     asked = command(tmp_path)
     plain = asked.configured("a", [])
     own = asked.configured("b", ["server=vllm-0.33", "memory=paged"])
-    assert own["memory"] == plain["memory"] and own["batching"] != plain["batching"]
+    assert own["memory"] == {**plain["memory"], "pool": "vllm-0.33"}  # which is of the server
+    assert own["batching"] != plain["batching"]
 
 
 def test_a_fault_is_an_arm_s_only_where_the_words_alone_have_none(tmp_path: Path) -> None:
