@@ -84,7 +84,10 @@ def sized(server: ServerSpec, replica: Replica, **rule: Any) -> ServerSpec:
             f"max_model_len={server.max_model_len}: must be at most {most}, "
             f"that of model={replica.model.name}"
         )
-    of_length = partial(_with_blocks, server, replica, **rule)
+
+    def of_length(longest: int) -> ServerSpec:
+        return _with_blocks(server, replica, longest, **rule)
+
     return of_length(server.max_model_len or _longest(most, of_length))
 
 

@@ -132,14 +132,15 @@ def _graphs_gib(rule: Pool, replica: Replica, seqs: int) -> float:
     sizes = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
     graphs = sum((size <= 2 * seqs) + (size <= seqs) for size in sizes)
     layers = replica.model.layers / replica.pipeline_parallel
-    return rule.graphs * (0.22 + 0.2 / 1024 * graphs * layers)
+    gib: float = 0.22 + 0.2 / 1024 * graphs * layers
+    return rule.graphs * gib
 
 
 def _static_share(replica: Replica) -> float:
     """SGLang's automatic mem_fraction_static: all but what a chunk of prompts, graphs of decodes
     and of prompts, and GPUs take by its rule of thumb, in MiB."""
     gib, ways = replica.hardware.memory_gib, replica.tensor_parallel
-    _, chunk, few, many, prompts = next(row for row in _SGLANG if gib < row[0])
+    _, chunk, few, many, prompts = next(sizes for sizes in _SGLANG if gib < sizes[0])
     kept = 512 + 1.5 * chunk + 2 * (few if ways < 4 else many) + 8 * prompts
     kept += 128 * ways * replica.pipeline_parallel
     return max(round(1 - max(kept, 10_240 if gib > 60 else 0) / (1024 * gib), 3), 0.001)
