@@ -1,4 +1,4 @@
-"""Predict a held-out log: other load, other limits, or another model on the same GPU."""
+"""Predict a log by a fit to another, of other load, limits, model or GPU, or by no fit at all."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ QUANTITIES = {
     "ttft": "TTFT, s",
     "e2e": "E2E, s",
 }
+UNFITTED = "none"
+"""`fit=` for the constants of `cost=` as they are."""
 DRAWN = 80
 """Measured values that are drawn of each."""
 
@@ -51,7 +53,7 @@ def panels(series: Mapping[str, Mapping[str, Any]]) -> list[list[Panel]]:
 
 @dataclass(frozen=True)
 class Predict(Study):
-    """A server log, simulated with constants fitted to another log."""
+    """A server log, simulated with constants fitted to another log, or with those of `cost=`."""
 
     asks = False
     backends = ("sim",)
@@ -67,16 +69,18 @@ class Predict(Study):
         if self.fit is None or self.requests is None:
             raise ConfigError(
                 "fit, requests: both must be given: fit=<folder of an experiment=calibrate "
-                "requests=>, requests=<the log to predict>"
+                f"requests=> or fit={UNFITTED}, requests=<the log to predict>"
             )
-        Fit.load(self.fit)
+        if self.fit != UNFITTED:
+            Fit.load(self.fit)
         return ()
 
     def analyse(self, runs: Runs) -> Analysis:
         assert self.fit is not None and self.requests is not None
-        fit, log = Fit.load(self.fit), read_log(self.requests)
+        fit, log = None if self.fit == UNFITTED else Fit.load(self.fit), read_log(self.requests)
         server = ExternalServer(runs.config, log)
-        constants = fit.of(server)
+        constants = {} if fit is None else fit.of(server)
+        by = "no fit" if fit is None else f"what was fitted to {fit.source}"
         served = server.serve_with(constants)
         scores, cold = {"all": served.score()}, cold_start(log, served.latencies)
         if cold.requests:
@@ -84,8 +88,8 @@ class Predict(Study):
         drawn = drawn_over_time(server, served)
         return Analysis(
             finding=[
-                f"{len(log)} requests of {log.path.name}, predicted with what was fitted to "
-                f"{fit.source}, against measured means: {report.mean_errors(scores['all'])}.",
+                f"{len(log)} requests of {log.path.name}, predicted with {by}, against measured "
+                f"means: {report.mean_errors(scores['all'])}.",
             ],
             listings=[
                 listing
@@ -93,16 +97,16 @@ class Predict(Study):
                 for listing in (report.spreads(part, score), report.errors(part, score))
             ],
             notes=[
-                *fit.doubts(server, served),
+                *(fit.doubts(server, served) if fit else server.built.cost.notices),
                 *inconsistencies(server, served, constants),
                 *report.about_log(server, served, cold, scores["all"], "requests"),
             ],
             data={
-                "fit": fit.source,
+                "fit": fit and fit.source,
                 "requests": log.path.name,
-                "fitted_for": fit.server,
+                "fitted_for": fit and fit.server,
                 "server": server.facts,
-                "constants": dict(fit.constants),
+                "constants": constants,
                 **report.data(served, scores),
                 "over_time": drawn,
             },

@@ -21,6 +21,8 @@ FASTER = 1.05
 """A request is too fast if the data sheet's peak takes this factor longer than was measured."""
 MANY = 0.05
 """Share of the requests that must be too fast: single ones may be, by chance."""
+FEW = 10
+"""And so many where prompts are taken together."""
 OVER = 1.1
 """Factor by which a log must seem to use more memory than there is."""
 AMISS = 0.25
@@ -31,6 +33,10 @@ NEARLY = 1.25
 """What leaves so many times as much as the best is named before it where it changes less."""
 MARGIN = 2
 """Steps by which a client's times of a beginning and an end may be wrong."""
+CACHED = (
+    "the server had parts of them in a prefix cache, and beginnings that prompts share must be "
+    f"stated, in columns of the log ({STATED}), with memory=prefix"
+)
 OTHERWISE = (
     "more than one replica may be behind this log, or another GPU, another batching, or prompts "
     "that it had cached"
@@ -66,15 +72,38 @@ def _of_speed(server: ExternalServer) -> Iterator[str]:
     if log.contents is not None:
         return
     lengths, where = np.unique(log.prompt, return_inverse=True)
-    cost = peak.built.cost
-    alone = np.array([cost.step_seconds(step(int(length))) for length in lengths])[where]
+    plans, cost = [step(int(length)) for length in lengths], peak.roofline
+    alone = np.array([cost.step_seconds(plan) for plan in plans])[where]
     sooner = alone > FASTER * log.latencies.ttft
     if sooner.mean() > MANY:
         yield (
             f"{int(sooner.sum()):,} of {len(log):,} first tokens came sooner than their prompts "
-            "can be computed at the full rates of the data sheet: prompts that share their "
-            f"beginning must be stated, in columns of the log ({STATED}), with memory=prefix"
+            f"can be computed at the full rates of the data sheet: {CACHED}"
         )
+        return
+    products = np.array([cost.work(plan).flop / cost.flop_rate for plan in plans])[where]
+    needed, span, prompts = _busiest(log, products)
+    if needed > FASTER * span:
+        yield (
+            f"{prompts:,} prompts came and had their first tokens within {span:.3g} s, and their "
+            f"FLOP take {needed:.3g} s at the full rate of the data sheet: {CACHED}"
+        )
+
+
+def _busiest(log: Log, seconds: Column) -> tuple[float, float, int]:
+    """The prompts that came and were computed within a time for which they need most of it, each
+    `seconds` of the GPU: what they need, that time, and their number."""
+    first = log.arrived + log.latencies.ttft
+    order, least = np.argsort(first, kind="stable"), max(int(MANY * len(log)), FEW)
+    busiest = 0.0, 1.0, 0
+    for begin in log.arrived[:: max(len(log) // POINTS, 1)]:
+        later = order[log.arrived[order] >= begin]
+        needed, spans = np.cumsum(seconds[later]), first[later] - begin
+        loads = (needed / spans)[least - 1 :]
+        if len(loads) and loads.max() > busiest[0] / busiest[1]:
+            last = least - 1 + int(loads.argmax())
+            busiest = float(needed[last]), float(spans[last]), last + 1
+    return busiest
 
 
 def _of_size(server: ExternalServer) -> Iterator[str]:

@@ -287,6 +287,19 @@ def test_another_log_is_predicted(tmp_path: Path, log: Path) -> None:
     assert "memory.blocks was not given" not in said and "come at once" not in said
 
 
+@pytest.mark.parametrize("cost", ["roofline", "distserve-opt-13b-tp1"])
+def test_a_log_is_predicted_by_any_cost_model_as_it_is(
+    tmp_path: Path, log: Path, cost: str
+) -> None:
+    words = ("experiment=predict", "fit=none", f"requests={log}", f"cost={cost}")
+    unfitted = perform(tmp_path / "out", *words, "memory.blocks=9000")
+    errors = unfitted["scores"]["all"]["errors"]
+    assert abs(errors["tpot"]["mean"]) > 0.02  # the log's server has other constants
+    assert unfitted["fit"] is None and unfitted["constants"] == {}
+    served = server(read_log(log), f"cost={cost}", "memory.blocks=9000").serve().score()
+    assert errors["e2e"]["mean"] == pytest.approx(served.errors["e2e"].relative.mean, rel=1e-3)
+
+
 def test_guessed_memory_and_simultaneous_arrivals_are_noted(log: Path) -> None:
     of = server(replace(read_log(log), arrived=np.zeros(40)), "memory.blocks=null")
     served = serve(of, TRUE)
@@ -370,6 +383,20 @@ def test_more_running_requests_than_max_seqs_are_noted() -> None:
     late = replace(times, e2e=times.e2e + 0.9 * np.nan_to_num(times.tpot))
     of = server(replace(log, latencies=late), *limits)
     assert not any("server.max_seqs" in line for line in inconsistencies(of, serve(of, TRUE), TRUE))
+
+
+@pytest.mark.parametrize(("span", "cached"), [(1.0, True), (9.0, False)])
+def test_more_flop_than_the_peak_has_are_put_down_to_a_cache(span: float, cached: bool) -> None:
+    """40 prompts of 1,000 tokens want 3.9 s of 165 TFLOP/s, whenever their answers end."""
+    log, limits = asked(40), ("memory.blocks=9000", "server.max_seqs=64")
+    arrived, first = np.linspace(0.0, 0.1, 40), np.linspace(0.5, span, 40)
+    times = Latencies(first - arrived, np.full(40, 100.0), np.full(40, 50))
+    of = server(replace(log, arrived=arrived, prompt=np.full(40, 1000), latencies=times), *limits)
+    lines = [line for line in inconsistencies(of, serve(of, TRUE), TRUE) if "FLOP" in line]
+    assert len(lines) == cached
+    if cached:
+        assert lines[0].startswith("40 prompts came and had their first tokens within 1 s, and ")
+        assert "memory=prefix" in lines[0]
 
 
 def test_the_queue_is_read_and_scored(tmp_path: Path) -> None:
