@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pagedsim.fidelity.sheets import option_names, stack_named
 from pagedsim.fidelity.step_tables.schedule import Schedule
 from pagedsim.fidelity.step_tables.tables import Cell, Metric
-from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost import Measured, Roofline
 from pagedsim.sim.hardware import FAMILIES, OTHER, Family, Hardware
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
@@ -73,7 +73,7 @@ class Constants:
 
 Floats = NDArray[np.float64]
 
-CostOf = Callable[[Replica, str], Roofline]
+CostOf = Callable[[Replica, str], Roofline | Measured]
 """The cost model of a replica under a stack of this name."""
 
 
@@ -112,7 +112,7 @@ class _Server:
     places: NDArray[np.int64]
     """Index of each point among all points."""
 
-    def seconds(self, cost: Roofline) -> Floats:
+    def seconds(self, cost: Roofline | Measured) -> Floats:
         terms = cost.seconds_of(self.totals)[self.rows] * self.weights
         summed: Floats = np.add.reduceat(terms, self.begins)
         return summed + self.served * cost.server_seconds

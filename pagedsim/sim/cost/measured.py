@@ -21,6 +21,7 @@ from pagedsim.sim.cost.terms import Share, Split, Totals, hidden
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
+_COLUMNS = ("sequence", "pair", "decode_context")
 LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
 """How tokens choose experts in the tables."""
 
@@ -67,6 +68,12 @@ class _Line(NamedTuple):
         place = bisect_right(self.contexts, context) - 1
         return self.seconds[place] + (context - self.contexts[place]) * self.slopes[place]
 
+    def many(self, contexts: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same for many steps."""
+        known, seconds, slopes = map(np.array, (self.contexts, self.seconds, self.slopes))
+        places = np.searchsorted(known, contexts, side="right") - 1
+        return seconds[places] + (contexts - known[places]) * slopes[places]
+
 
 class Measured(CostModel):
     """A step is the sum of its kernels, each measured by shape, and the host's work around them.
@@ -107,7 +114,7 @@ class Measured(CostModel):
         self._split = Split.of(replica, skew=1.0)
         self._sums: dict[tuple[float, float], float] = {}
         self._attention: dict[float, _Line] = {}
-        self._decodes = {0: _Line([0.0], [0.0], [0.0], self._step)}
+        self._decodes: dict[float, _Line] = {0: _Line([0.0], [0.0], [0.0], self._step)}
 
     @property
     def notices(self) -> list[str]:
@@ -132,9 +139,15 @@ class Measured(CostModel):
         Not for a split replica, where the lengths of individual chunks matter.
         """
         assert self._split is None
-        distinct, places = np.unique(steps, axis=0, return_inverse=True)
-        rows = [Totals(*row) for row in distinct.tolist()]
-        return np.array([self._gpu(totals) + self._host(totals) for totals in rows])[places]
+        seconds = np.empty(len(steps))
+        sequences, pairs, contexts = (steps[:, i] for i in map(Totals._fields.index, _COLUMNS))
+        for count in np.unique(sequences[pairs == 0]).tolist():
+            rows, line = (sequences == count) & (pairs == 0), self._decode_line(count)
+            seconds[rows] = line.many(contexts[rows]) + line.host
+        for row in np.flatnonzero(pairs).tolist():
+            totals = Totals(*steps[row].tolist())
+            seconds[row] = self._gpu(totals) + self._host(totals)
+        return seconds
 
     # Seconds of one GPU
 
@@ -184,7 +197,7 @@ class Measured(CostModel):
             line = _Line(contexts, seconds, list(map(float, slopes)))
             return self._attention.setdefault(sequences, line)
 
-    def _decode_line(self, sequences: int) -> _Line:
+    def _decode_line(self, sequences: float) -> _Line:
         """Steps of decodes alone."""
         try:
             return self._decodes[sequences]
