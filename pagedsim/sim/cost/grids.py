@@ -7,15 +7,9 @@ Between two sizes times are straight lines in logarithms. Beyond the last they g
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from functools import reduce
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import exp, log
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
 
 
 class Curve:
@@ -51,98 +45,45 @@ class Surface:
     [2.0, 2.828, 4.0, 8.0]
     """
 
-    def __init__(self, curves: Mapping[int, Curve], wide: float = 1.0) -> None:
+    def __init__(self, curves: Mapping[float, Curve], wide: float = 1.0) -> None:
         self._wide = wide
-        self.counts = sorted(curves)
-        self.curves = [curves[count] for count in self.counts]
+        self.counts, self.curves = sorted(curves), curves
 
     def __call__(self, count: float, length: float) -> float:
         count *= self._wide
-        place = bisect_right(self.counts, count)
-        if place == 0:
-            return self.curves[0](length)
-        low = self.counts[place - 1]
-        if place == len(self.counts):
-            return self.curves[-1](length) * count / low
-        if low == count:
-            return self.curves[place - 1](length)
-        share = log(count / low) / log(self.counts[place] / low)
-        below, above = self.curves[place - 1](length), self.curves[place](length)
-        return exp((1.0 - share) * log(below) + share * log(above))
+        seconds = 1.0
+        for edge, share in around(self.counts, count):
+            seconds *= self.curves[edge](length) ** share
+        return seconds * max(count / self.counts[-1], 1.0)
 
     def lengths(self, count: float) -> list[float]:
         """The lengths that were measured at the numbers next to this one."""
-        place = bisect_right(self.counts, count * self._wide)
-        near = self.curves[max(place - 1, 0) : place + 1]
+        near = [self.curves[edge] for edge, _ in around(self.counts, count * self._wide)]
         return sorted({length for curve in near for length in curve.sizes})
 
 
-class Products:
-    """Seconds of products of `rows` × `inputs` by `inputs` × `outputs`, at any of the two widths.
+def around(sizes: Sequence[float], size: float) -> list[tuple[float, float]]:
+    """The sizes of a grid next to this one, each with its share in it.
 
-    `measured` has the rows and the seconds of each (outputs, inputs).
+    >>> [(edge, round(share, 2)) for edge, share in around([1, 4, 16], 8)]
+    [(4, 0.5), (16, 0.5)]
     """
-
-    def __init__(self, measured: Mapping[tuple[int, int], tuple[Floats, Floats]]) -> None:
-        self._measured = measured
-        self._outputs = sorted({outputs for outputs, _ in measured})
-        self._inputs = sorted({inputs for _, inputs in measured})
-
-    @classmethod
-    def of(cls, outputs: Floats, inputs: Floats, rows: Floats, seconds: Floats) -> Products:
-        """From the columns of a table; of several kernels for a shape the fastest counts."""
-        order = np.lexsort((seconds, rows, inputs, outputs))
-        keys = np.stack([outputs[order], inputs[order], rows[order]])
-        first = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
-        keys, kept = keys[:, first], seconds[order][first]
-        begins = np.flatnonzero(np.append(True, (keys[:2, 1:] != keys[:2, :-1]).any(axis=0)))
-        ends = [*begins[1:], keys.shape[1]]
-        return cls(
-            {
-                (int(keys[0, begin]), int(keys[1, begin])): (keys[2, begin:end], kept[begin:end])
-                for begin, end in zip(begins, ends, strict=True)
-            }
-        )
-
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """The measured widths: (outputs, inputs)."""
-        return list(self._measured)
-
-    def curve(
-        self, outputs: float, inputs: float, without: tuple[int, int] | None = None
-    ) -> Curve | None:
-        """Seconds by rows, from the measured widths around these.
-
-        `without` leaves a shape out, and with it both lines of the grid that cross there.
-        """
-        near = [
-            ((wide, deep), share * part)
-            for wide, share in _around(self._outputs, outputs, without and without[0])
-            for deep, part in _around(self._inputs, inputs, without and without[1])
-            if (wide, deep) in self._measured
-        ]
-        total = sum(share for _, share in near)
-        if not near or not total:
-            return None
-        columns = [(*self._measured[shape], share / total) for shape, share in near]
-        common = reduce(np.intersect1d, [rows for rows, *_ in columns])
-        beyond = max(outputs / self._outputs[-1], 1.0) * max(inputs / self._inputs[-1], 1.0)
-        summed = np.full(len(common), log(beyond))
-        for rows, seconds, share in columns:
-            summed += share * np.log(seconds[np.isin(rows, common)])
-        return Curve(common.tolist(), np.exp(summed).tolist()) if len(common) else None
-
-
-def _around(sizes: list[int], size: float, without: int | None) -> list[tuple[int, float]]:
-    """The sizes next to this one, each with its share in it."""
-    if without is not None:
-        sizes = [other for other in sizes if other != without]
     place = bisect_right(sizes, size)
-    if place == 0:
-        return [(sizes[0], 1.0)]
-    low = sizes[place - 1]
-    if place == len(sizes) or low == size:
+    low = sizes[max(place - 1, 0)]
+    if place in (0, len(sizes)) or low == size:
         return [(low, 1.0)]
     share = log(size / low) / log(sizes[place] / low)
     return [(low, 1.0 - share), (sizes[place], share)]
+
+
+def blended(curves: Sequence[tuple[Curve, float]], times: float = 1.0) -> Curve:
+    """The geometric mean of curves by their shares, so many times as long."""
+    whole = sum(share for _, share in curves)
+    sizes = sorted({size for curve, _ in curves for size in curve.sizes})
+    return Curve(
+        sizes,
+        [
+            times * exp(sum(share / whole * log(curve(size)) for curve, share in curves))
+            for size in sizes
+        ],
+    )

@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
+from itertools import product
 from math import inf, log, prod
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.sim.cost.grids import Curve, Floats, Products, Surface
+from pagedsim.sim.cost.grids import Curve, Surface, around, blended
 
 PACKAGE = "aiconfigurator_core"
 FRAMEWORKS = ("vllm", "sglang", "trtllm")
@@ -30,7 +32,7 @@ WEIGHTS = {
 }
 """The powers with which the weights of experts on a GPU go with their shape."""
 
-Rows = Mapping[str, Floats]
+Rows = Mapping[str, NDArray[np.float64]]
 Equal = tuple[tuple[str, object], ...]
 """Columns and the value that rows must have there."""
 
@@ -98,15 +100,26 @@ class _Part(NamedTuple):
     def surface(self, wide: float = 1.0) -> Surface:
         """Of prompts by their length; of decodes (isl 1, after `step` tokens) by their context."""
         law = 1.0 if self.rows["step"].max() > 0 else 2.0
-        lengths = self._replace(rows={**self.rows, "length": self.rows["isl"] + self.rows["step"]})
-        counts = sorted({count for (count,) in self.shapes(["batch_size"])})
-        return Surface(
-            {
-                int(count): lengths.of(["batch_size"], [count]).curve("length", law=law)
-                for count in counts
-            },
-            wide,
-        )
+        rows = {**self.rows, "length": self.rows["isl"] + self.rows["step"]}
+        part, name = self._replace(rows=rows), ["batch_size"]
+        curves = {
+            count: part.of(name, [count]).curve("length", law=law) for (count,) in self.shapes(name)
+        }
+        return Surface(curves, wide)
+
+    def between(self, names: Sequence[str], sizes: Sequence[float]) -> Curve:
+        """Seconds by rows (m) at sizes between or beyond those that were measured."""
+        known = [_sizes(self.path, self.equal, name) for name in names]
+        corners = product(*(around(grid, size) for grid, size in zip(known, sizes, strict=True)))
+        parts = [
+            (self.of(names, [edge for edge, _ in corner]), prod(share for _, share in corner))
+            for corner in corners
+        ]
+        beyond = prod(max(size / grid[-1], 1.0) for grid, size in zip(known, sizes, strict=True))
+        return blended([(part.curve("m"), share) for part, share in parts if part], beyond)
+
+    def __bool__(self) -> bool:
+        return len(self.rows["latency"]) > 0
 
 
 class KernelTables:
@@ -129,15 +142,14 @@ class KernelTables:
 
     def product(self, dtype: str, outputs: float, inputs: float) -> Curve | None:
         """A product with a matrix, by rows, in a format; None if the tables have none in it."""
-        columns, equal = ("m", "n", "k"), (("gemm_dtype", dtype),)
-        part = self._part("products", "gemm/gemm_perf", columns, equal)
-        return part and _products(part.path, columns, equal).curve(outputs, inputs)
+        part = self._part("products", "gemm/gemm_perf", ("m", "n", "k"), (("gemm_dtype", dtype),))
+        return part.between(("n", "k"), (outputs, inputs)) if part else None
 
     def one_pass(self, values: float) -> Curve | None:
         """A kernel that reads 16 bits and writes 8 of so many values a row, by rows."""
-        columns, equal = ("m", "k"), (("quant_dtype", "fp8"),)
-        part = self._part("quantisation", "quantize/scale_matrix_perf", columns, equal)
-        return part and _products(part.path, columns, equal).curve(1, values)
+        equal = (("quant_dtype", "fp8"),)
+        part = self._part("quantisation", "quantize/scale_matrix_perf", ("m", "k"), equal)
+        return part.between(("k",), (values,)) if part else None
 
     def attention(
         self, table: str, heads: float, kv_heads: float, head_dim: int, kv_format: str
@@ -225,17 +237,16 @@ class KernelTables:
         self, kernel: str, table: str, columns: tuple[str, ...], *formats: Equal
     ) -> _Part | None:
         """The rows of the first format that any table has, of the nearest table."""
-        part = next(self._parts(table, columns, *formats), None)
-        if part:
+        for part in self._parts(table, columns, *formats):
             self.taken.setdefault(kernel, part.label)
-        return part
+            return part
+        return None
 
     def _parts(self, table: str, columns: tuple[str, ...], *formats: Equal) -> Iterator[_Part]:
         for equal in formats:
             for path in self._files(table):
-                rows = _read(path, (*columns, "latency"), equal)
-                if len(rows["latency"]):
-                    yield _Part(path, equal, rows)
+                if part := _Part(path, equal, _read(path, (*columns, "latency"), equal)):
+                    yield part
 
     def _files(self, table: str) -> list[Path]:
         """The files of <family>/<table>: of the stack's framework before others, of its version
@@ -253,12 +264,10 @@ class KernelTables:
         return (other, 1, version) if version > wanted else (other, 2, newest)
 
 
-# -- files, read once by a process -----------------------------------------------------------------
-
-
 @cache
 def _read(path: Path, columns: tuple[str, ...], equal: Equal) -> Rows:
-    """The columns of the rows that equal these values, where the table has such columns."""
+    """The columns of the rows that equal these values, where the table has such columns; read once
+    by a process."""
     has = pq.read_schema(path).names
     filters = [(name, "=", value) for name, value in equal if name in has]
     table = pq.read_table(path, columns=[*columns], filters=filters or None)
@@ -266,7 +275,6 @@ def _read(path: Path, columns: tuple[str, ...], equal: Equal) -> Rows:
 
 
 @cache
-def _products(path: Path, columns: tuple[str, ...], equal: Equal) -> Products:
-    rows = _read(path, (*columns, "latency"), equal)
-    ones = np.ones(len(rows["m"]))
-    return Products.of(rows.get("n", ones), rows["k"], rows["m"], rows["latency"] * 1e-3)
+def _sizes(path: Path, equal: Equal, name: str) -> list[float]:
+    """The different values of a column."""
+    return sorted(set(_read(path, (name,), equal)[name].tolist()))
