@@ -221,27 +221,44 @@ def test_experts_are_a_kernel_of_the_tokens(tables: Path) -> None:
     )
 
 
-def test_weights_of_eight_bits_take_what_their_bytes_take(tables: Path, tmp_path: Path) -> None:
-    small = replace(LLAMA.model, dtype_bytes=1.0)
-    cost = measured(tables, replace(LLAMA, model=small))
-    assert "weights below 16 bits by products of 16 bits" in cost.notices[0]
-    half = LAYERS * gemm(4, 2 * INTER, HIDDEN / 2)
-    assert told(cost, plan(decodes=4, context=4))["gate_up"] == pytest.approx(half, rel=1e-9)
-    # Multiplied in 8 bits, they are the faster of that and of the table's kernels for them.
-    eight = replace(LLAMA, model=replace(small, products="fp8"))
-    assert told(measured(tables, eight), plan(decodes=4, context=4))["gate_up"] == pytest.approx(
-        half, rel=1e-9
-    )
-    slow = [*products("bfloat16"), *products("fp8", lambda *shape: gemm(*shape) / 5)]
-    folder = tmp_path / "tables"
-    for system in tables.glob("*/*/*/*/*.parquet"):
-        target = folder / system.relative_to(tables)
+def copied(tables: Path, folder: Path) -> Path:
+    """The tables of the H100 in another folder."""
+    for path in tables.glob("h100_sxm/*/*/*/*.parquet"):
+        target = folder / path.relative_to(tables)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(system.read_bytes())
-    write(folder / "h100_sxm", "gemm/vllm/0.24.0", "gemm_perf", slow)
-    assert told(measured(folder, eight), plan(decodes=4, context=4))["gate_up"] == pytest.approx(
-        2 * half / 5, rel=1e-9
-    )
+        target.write_bytes(path.read_bytes())
+    return folder
+
+
+def gate_up(cost: Measured, tokens: int) -> float:
+    """Seconds in a layer."""
+    return told(cost, plan(tokens))["gate_up"] / LAYERS
+
+
+def test_weights_of_eight_bits_take_what_their_bytes_take(tables: Path) -> None:
+    small = replace(LLAMA, model=replace(LLAMA.model, dtype_bytes=1.0))
+    cost = measured(tables, small)
+    assert "weights below 16 bits by products of 16 bits" in cost.notices[0]
+    assert gate_up(cost, 4) == pytest.approx(gemm(4, 2 * INTER, HIDDEN / 2), rel=1e-9)
+    # All 16 bits are multiplied: at best as the rows of the largest measured product.
+    most = 65536
+    fastest = gemm(16384, 2 * INTER, HIDDEN) / 16384
+    assert gate_up(cost, most) == pytest.approx(most * fastest, rel=1e-9)
+
+
+def test_products_in_eight_bits_are_told_apart_from_quantisation(
+    tables: Path, tmp_path: Path
+) -> None:
+    eight = replace(LLAMA, model=replace(LLAMA.model, dtype_bytes=1.0, products="fp8"))
+    half = [gemm(tokens, 2 * INTER, HIDDEN / 2) for tokens in (4, 1000)]
+    alone = measured(tables, eight)
+    assert [gate_up(alone, n) for n in (4, 1000)] == pytest.approx(half, rel=1e-9)
+    folder = copied(tables, tmp_path)
+    eights = products("fp8", lambda *shape: 0.8 * gemm(*shape))
+    write(folder / "h100_sxm", "gemm/vllm/0.24.0", "gemm_perf", [*products("bfloat16"), *eights])
+    cost = measured(folder, eight)
+    computing = 2 * 0.8 * half[1] - passes(1000, 3 * HIDDEN)
+    assert [gate_up(cost, n) for n in (4, 1000)] == pytest.approx([half[0], computing], rel=1e-9)
 
 
 def test_what_the_tables_lack_comes_from_the_nearest(tables: Path) -> None:
@@ -265,10 +282,7 @@ def test_what_the_tables_lack_comes_from_the_nearest(tables: Path) -> None:
 def test_the_version_is_the_stacks_or_the_next(
     tables: Path, tmp_path: Path, stack: str, version: str
 ) -> None:
-    for path in tables.glob("h100_sxm/*/*/*/*.parquet"):
-        target = tmp_path / path.relative_to(tables)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
+    copied(tables, tmp_path)
     for other in ("0.14.0", "0.19.0"):
         write(tmp_path / "h100_sxm", f"gemm/vllm/{other}", "gemm_perf", products("bfloat16"))
     cost = measured(tmp_path, stack=Stack(name=stack))

@@ -186,13 +186,13 @@ class _Layers:
         hardware = self.replica.hardware
         eight = products != FP16 and products in hardware.rates
         rate = hardware.rates[products if eight else FP16]
-        return Kernel(
-            NAMES.get(matrix.name, matrix.name),
-            "bandwidth",
-            calls,
-            self._eight_bits(matrix) if eight else self._sixteen_bits(matrix, dtype_bytes),
-            compute_from=dtype_bytes * rate / (2 * hardware.bandwidth),
-        )
+        compute_from = dtype_bytes * rate / (2 * hardware.bandwidth)
+        if eight:
+            seconds = self._eight_bits(matrix, compute_from)
+        else:
+            seconds = self._sixteen_bits(matrix, dtype_bytes)
+        name = NAMES.get(matrix.name, matrix.name)
+        return Kernel(name, "bandwidth", calls, seconds, compute_from)
 
     def _sixteen_bits(self, matrix: Matrix, dtype_bytes: float) -> Seconds:
         """Where weights are smaller, reading them is a product of smaller depth, and computing
@@ -207,14 +207,24 @@ class _Layers:
         reading = self._curve(matrix._replace(inputs=round(matrix.inputs * dtype_bytes / 2)))
         return lambda rows: max(reading(rows), rows * least)
 
-    def _eight_bits(self, matrix: Matrix) -> Seconds:
-        """The tables' products in 8 bits contain quantising the inputs, which servers do in the
-        norm or activation before. Less its measured time they take what 16 bits of half the depth
-        do, which read as many bytes, so the product alone is the faster of both."""
-        both = (self.tables.product(kind, matrix.outputs, matrix.inputs) for kind in EIGHT_BITS)
-        halved = self._curve(matrix._replace(inputs=matrix.inputs // 2))
-        curves = [halved, *(curve for curve in both if curve)]
-        return lambda rows: min(curve(rows) for curve in curves)
+    def _eight_bits(self, matrix: Matrix, compute_from: float) -> Seconds:
+        """The tables' products in 8 bits contain quantising their inputs, which servers do in the
+        norm or activation before. Where reading the weights binds, the product alone is as one in
+        16 bits of half the depth; where computing does, the measured quantisation is taken off."""
+        tables, inputs = self.tables, matrix.inputs
+        both = [tables.product(kind, matrix.outputs, inputs) for kind in EIGHT_BITS]
+        whole = [curve for curve in both if curve]
+        passes = [tables.one_pass(inputs, "computescale_perf"), tables.one_pass(inputs)]
+        contained = [curve for curve in passes if curve]
+        halved = self._curve(matrix._replace(inputs=inputs // 2))
+
+        def seconds(rows: float) -> float:
+            if rows < compute_from or not whole:
+                return min(curve(rows) for curve in (halved, *whole))
+            longer = min(curve(rows) for curve in whole)
+            return max(longer - sum(curve(rows) for curve in contained), halved(rows))
+
+        return seconds
 
     def _curve(self, matrix: Matrix) -> Curve:
         curve = self.tables.product("bfloat16", matrix.outputs, matrix.inputs)

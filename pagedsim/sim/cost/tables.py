@@ -145,10 +145,10 @@ class KernelTables:
         part = self._part("products", "gemm/gemm_perf", ("m", "n", "k"), (("gemm_dtype", dtype),))
         return part.between(("n", "k"), (outputs, inputs)) if part else None
 
-    def one_pass(self, values: float) -> Curve | None:
+    def one_pass(self, values: float, table: str = "scale_matrix_perf") -> Curve | None:
         """A kernel that reads 16 bits and writes 8 of so many values a row, by rows."""
         equal = (("quant_dtype", "fp8"),)
-        part = self._part("quantisation", "quantize/scale_matrix_perf", ("m", "k"), equal)
+        part = self._part("quantisation", f"quantize/{table}", ("m", "k"), equal)
         return part.between(("k",), (values,)) if part else None
 
     def attention(
