@@ -95,21 +95,18 @@ def _longest(most: int, of_length: Callable[[int], ServerSpec]) -> int:
     """The largest length up to `most` that fits in memory."""
 
     def holds(length: int) -> bool:
-        return of_length(length).make_memory().longest >= length
+        try:
+            return of_length(length).make_memory().longest >= length
+        except PagedsimError:
+            return False
 
-    try:
-        if holds(most):
-            return most
-    except PagedsimError:
-        holds(1)  # raises if not even this fits
+    if holds(most):
+        return most
+    of_length(1).make_memory()  # raises if not even this fits
     low, high = 1, most
     while high - low > 1:
         middle = (low + high) // 2
-        try:
-            fits = holds(middle)
-        except PagedsimError:
-            fits = False
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 
