@@ -265,7 +265,7 @@ def test_what_the_tables_lack_comes_from_the_nearest(tables: Path) -> None:
     cost = measured(tables, replace(LLAMA, tensor_parallel=2, kv_cache_dtype="fp8"))
     assert cost.notices == [
         "step times are sums of kernels measured on h100_sxm: attention, products by vllm 0.24.0; "
-        "quantisation by sglang 0.5.14; all-reduce by vllm 0.19.0; "
+        "norms by sglang 0.5.14; all-reduce by vllm 0.19.0; "
         "attention over a KV cache in fp8 by that in 16 bits"
     ]
 

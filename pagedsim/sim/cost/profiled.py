@@ -8,16 +8,16 @@ experts that they choose. In microseconds, and without all-reduces.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import inf
 from pathlib import Path
 
 import pyarrow.compute as pc
-from pyarrow import Table, csv
+from pyarrow import csv
 
 from pagedsim.core import ConfigError
-from pagedsim.sim.cost.grids import Curve, Surface
 from pagedsim.sim.cost.kernels import Kernel, StepKernels, all_reduces, sources
-from pagedsim.sim.cost.tables import KernelTables, installed
+from pagedsim.sim.cost.tables import KernelTables, Part, installed
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
@@ -50,18 +50,20 @@ def profiled_kernels(folder: Path, replica: Replica, stack: Stack) -> StepKernel
             f"{replica.split}; there are {which}"
         )
     by_tokens = [*_kernels(tables["dense"], "tokens", replica), *_experts(tables, replica)]
+    notices = []
     if replica.tensor_parallel > 1:
         others = KernelTables(installed(), hardware.name, stack.name)
         by_tokens += all_reduces(replica, others)
         notices = [sources(others)]
-    attention = csv.read_csv(tables["attention"])
-    of_chunks = _surface(attention, "prefill_chunk", "kv_prefill", without="n_decode")
+    chunks = _part(tables["attention"], "n_decode", 0)
+    rows = {**chunks.rows, "from": chunks.rows["kv_prefill"] + 1.0}  # 0 has no logarithm
+    of_chunks = chunks._replace(rows=rows).surface("prefill_chunk", "from")
     return StepKernels(
         by_tokens,
         list(_kernels(tables["per_sequence"], "sequences", replica)),
         lambda prompts, tokens, before: prompts * of_chunks(tokens, before + 1.0),
-        _surface(attention, "n_decode", "kv_decode", without="prefill_chunk"),
-        notices if replica.tensor_parallel > 1 else [],
+        _part(tables["attention"], "prefill_chunk", 0).surface("n_decode", "kv_decode"),
+        notices,
     )
 
 
@@ -71,44 +73,30 @@ def _moe(replica: Replica) -> list[str]:
 
 def _kernels(path: Path, size: str, replica: Replica) -> Iterator[Kernel]:
     """The kernels of a table by layer."""
-    rows, hardware = csv.read_csv(path), replica.hardware
-    for layer in rows["layer"].unique().to_pylist():
-        curve = _curve(rows.filter(pc.equal(rows["layer"], layer)), size)
+    hardware = replica.hardware
+    for layer in csv.read_csv(path)["layer"].unique().to_pylist():
         calls = CALLS.get(layer, 1) * replica.model.layers if size == "tokens" else 1
         weights = layer.endswith("_proj") or layer == "lm_head"
-        compute_from = hardware.flop_rate / hardware.bandwidth if weights else float("inf")
+        compute_from = hardware.flop_rate / hardware.bandwidth if weights else inf
+        curve = _part(path, "layer", layer).curve(size)
         yield Kernel(layer.removesuffix("_proj"), "bandwidth", calls or 1, curve, compute_from)
 
 
-def _experts(tables: dict[str, Path], replica: Replica) -> Iterator[Kernel]:
+def _experts(tables: Mapping[str, Path], replica: Replica) -> Iterator[Kernel]:
     """Experts by tokens, which choose as many as are expected of uniform routing."""
     if moe := replica.model.moe:
-        surface = _surface(csv.read_csv(tables["moe"]), "tokens", "activated_experts")
-        layers = replica.model.moe_layers
-        yield Kernel(
-            "experts",
-            "bandwidth",
-            layers,
-            lambda tokens: surface(tokens, moe.expected_experts(tokens)),
-        )
+        surface = _part(tables["moe"]).surface("tokens", "activated_experts")
+        seconds = lambda tokens: surface(tokens, moe.expected_experts(tokens))  # noqa: E731
+        yield Kernel("experts", "bandwidth", replica.model.moe_layers, seconds)
 
 
-def _surface(rows: Table, count: str, length: str, without: str = "") -> Surface:
-    """Seconds by two columns, of the rows that have nothing of a third."""
-    kept = rows.filter(pc.greater(rows[count], 0))
-    if without:
-        kept = kept.filter(pc.equal(kept[without], 0))
-    counts = kept[count].unique().sort().to_pylist()
-    return Surface(
-        {number: _curve(kept.filter(pc.equal(kept[count], number)), length) for number in counts}
-    )
-
-
-def _curve(rows: Table, size: str) -> Curve:
-    sizes = pc.add(rows[size], 1) if size == "kv_prefill" else rows[size]  # logarithms: from 1 on
-    order = pc.sort_indices(sizes)
-    seconds = pc.multiply(rows["time_us"].take(order), 1e-6)
-    return Curve(sizes.take(order).to_pylist(), seconds.to_pylist())
+def _part(path: Path, column: str = "", value: object = None) -> Part:
+    """The rows of a table that have this value in a column."""
+    table = csv.read_csv(path)
+    kept = table.filter(pc.equal(table[column], value)) if column else table
+    names = [name for name in kept.column_names if name != "layer"]
+    rows = {name: kept[name].to_numpy().astype(float) for name in names}
+    return Part(path, (), {**rows, "latency": rows["time_us"] * 1e-3})
 
 
 def _plain(name: str) -> str:

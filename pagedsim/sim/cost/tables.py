@@ -69,8 +69,8 @@ def installed() -> Path:
     return Path(spec.submodule_search_locations[0]) / "systems" / "data"
 
 
-class _Part(NamedTuple):
-    """Rows of a table that equal these values."""
+class Part(NamedTuple):
+    """Rows of a table that equal these values; `latency` is in milliseconds."""
 
     path: Path
     equal: Equal
@@ -85,27 +85,28 @@ class _Part(NamedTuple):
         """The different values of these columns."""
         return set(zip(*(self.rows[name].tolist() for name in names), strict=True))
 
-    def of(self, names: Iterable[str], shape: Iterable[float]) -> _Part:
+    def of(self, names: Iterable[str], shape: Iterable[float]) -> Part:
         """The rows of a shape."""
         same = np.all([self.rows[n] == size for n, size in zip(names, shape, strict=True)], axis=0)
         return self._replace(rows={name: column[same] for name, column in self.rows.items()})
 
     def curve(self, size: str, factor: float = 1.0, law: float = 1.0) -> Curve:
-        """Seconds by a column, of several for a size the fastest; in a table in milliseconds."""
+        """Seconds by a column, of several rows for a size the fastest."""
         order = np.lexsort((self.rows["latency"], sizes := self.rows[size]))
         kept = order[np.unique(sizes[order], return_index=True)[1]]
         seconds = self.rows["latency"][kept] * 1e-3 * factor
         return Curve(sizes[kept].tolist(), seconds.tolist(), law)
 
-    def surface(self, wide: float = 1.0) -> Surface:
+    def surface(self, count: str, length: str, law: float = 1.0, wide: float = 1.0) -> Surface:
+        """Seconds by two columns."""
+        counts = [number for (number,) in self.shapes([count])]
+        return Surface({n: self.of([count], [n]).curve(length, 1.0, law) for n in counts}, wide)
+
+    def attention(self, wide: float = 1.0) -> Surface:
         """Of prompts by their length; of decodes (isl 1, after `step` tokens) by their context."""
         law = 1.0 if self.rows["step"].max() > 0 else 2.0
         rows = {**self.rows, "length": self.rows["isl"] + self.rows["step"]}
-        part, name = self._replace(rows=rows), ["batch_size"]
-        curves = {
-            count: part.of(name, [count]).curve("length", law=law) for (count,) in self.shapes(name)
-        }
-        return Surface(curves, wide)
+        return self._replace(rows=rows).surface("batch_size", "length", law, wide)
 
     def between(self, names: Sequence[str], sizes: Sequence[float]) -> Curve:
         """Seconds by rows (m) at sizes between or beyond those that were measured."""
@@ -148,7 +149,7 @@ class KernelTables:
     def one_pass(self, values: float, table: str = "scale_matrix_perf") -> Curve | None:
         """A kernel that reads 16 bits and writes 8 of so many values a row, by rows."""
         equal = (("quant_dtype", "fp8"),)
-        part = self._part("quantisation", f"quantize/{table}", ("m", "k"), equal)
+        part = self._part("norms", f"quantize/{table}", ("m", "k"), equal)
         return part.between(("k",), (values,)) if part else None
 
     def attention(
@@ -174,7 +175,7 @@ class KernelTables:
 
         best = min(part.shapes(columns[:3]), key=distance)
         wide = kv_heads * head_dim / (best[1] * best[2])
-        return part.of(columns[:3], best).surface(wide)
+        return part.of(columns[:3], best).attention(wide)
 
     def latent_attention(self, table: str, heads: float, dtype: str, kv_format: str) -> Surface:
         """Attention of DeepSeek-V3 with its products, of a layer, by sequences and length."""
@@ -187,7 +188,7 @@ class KernelTables:
         if part is None:
             raise ConfigError(f"model.mla: no {table} of {self.system} in {dtype} or 16 bits")
         nearest = min(part.shapes(columns[:1]), key=lambda key: abs(log(key[0] / heads)))
-        return part.of(columns[:1], nearest).surface()
+        return part.of(columns[:1], nearest).attention()
 
     def all_reduce(self, gpus: int) -> Curve:
         """Seconds by the number of 16-bit values: of the framework's kernel and NCCL's the faster,
@@ -235,17 +236,17 @@ class KernelTables:
 
     def _part(
         self, kernel: str, table: str, columns: tuple[str, ...], *formats: Equal
-    ) -> _Part | None:
+    ) -> Part | None:
         """The rows of the first format that any table has, of the nearest table."""
         for part in self._parts(table, columns, *formats):
             self.taken.setdefault(kernel, part.label)
             return part
         return None
 
-    def _parts(self, table: str, columns: tuple[str, ...], *formats: Equal) -> Iterator[_Part]:
+    def _parts(self, table: str, columns: tuple[str, ...], *formats: Equal) -> Iterator[Part]:
         for equal in formats:
             for path in self._files(table):
-                if part := _Part(path, equal, _read(path, (*columns, "latency"), equal)):
+                if part := Part(path, equal, _read(path, (*columns, "latency"), equal)):
                     yield part
 
     def _files(self, table: str) -> list[Path]:
