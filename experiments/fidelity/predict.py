@@ -63,10 +63,10 @@ class Predict(Study):
     title: str
     question: str
     fit: str | None = None
-    requests: str | None = None
+    requests: Any = None
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
-        if self.fit is None or self.requests is None:
+        if self.fit is None or not isinstance(self.requests, str):
             raise ConfigError(
                 "fit, requests: both must be given: fit=<folder of an experiment=calibrate "
                 f"requests=> or fit={UNFITTED}, requests=<the log to predict>"

@@ -86,8 +86,9 @@ class Config:
     qoe: Qoe = field(default_factory=Qoe)
     run: str | None = None
     """The folder of an earlier study, for experiments that take it up."""
-    requests: str | None = None
-    """The log of an outside server's requests, for experiments that fit to it or predict it."""
+    requests: Any = None
+    """The log of an outside server's requests, for experiments that fit to it or predict it; to
+    fit to, also a list of logs."""
     fit: str | None = None
     """The folder of an experiment that fitted to such a log, for the one that predicts another."""
     record: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import NamedTuple
@@ -13,10 +13,11 @@ from rich.console import Console
 
 from pagedsim.fidelity.logs.constants import FRONT, KERNELS, Constants
 from pagedsim.fidelity.logs.log import Latencies, Log
-from pagedsim.fidelity.logs.ranges import Range, ranges
+from pagedsim.fidelity.logs.ranges import Evidence, evidence
 from pagedsim.fidelity.logs.score import combined_error, scales
 from pagedsim.fidelity.logs.server import ExternalServer
 from pagedsim.fidelity.logs.trials import Part, Point, Trials, least, slopes_at
+from pagedsim.run.pool import inside_a_worker
 
 TRIES = 30
 """Points spread over the space; the search begins from the best. There are many local minima, since
@@ -40,8 +41,7 @@ class LogFit:
 
     begin: Constants
     constants: Constants
-    ranges: Mapping[str, Range]
-    """For each constant that the logs depend on: the interval of fits that are as good."""
+    evidence: Evidence
     cold: Sequence[Cold]
     """Of each log."""
     simulations: int
@@ -51,16 +51,17 @@ class LogFit:
     """`combined_error` of the fitted requests with `constants`; at most `before`."""
 
 
-def fit_to_logs(parts: Sequence[Part]) -> LogFit:
+def fit_to_logs(parts: Sequence[Part], ranges: bool = True) -> LogFit:
     """Fit to requests of one or several logs; the same logs give the same constants.
 
     Kernels' constants are fitted where all GPUs are of one family; else each GPU keeps its own.
-    Sets `first_step` of the servers that were cold.
+    Sets `first_step` of the servers that were cold. `ranges`: whether to look for evidence, which
+    takes as long as the fit.
     """
     begin = dict(parts[0].server.constants)
     if len({part.server.family or part.server.facts["hardware"] for part in parts}) > 1:
         begin = {name: value for name, value in begin.items() if name not in KERNELS}
-    with Console(stderr=True).status("fitting") as status:
+    with Console(stderr=True, quiet=inside_a_worker()).status("fitting") as status:
         trials = Trials(parts, {**begin, FRONT: begin[FRONT] or FRONT_BEGIN}, status)
         starts = [np.zeros(len(trials.free)), *spread(TRIES, len(trials.free))]
         order = np.argsort([trials.value(start) for start in starts], kind="stable")
@@ -75,11 +76,11 @@ def fit_to_logs(parts: Sequence[Part]) -> LogFit:
         before = combined_error(trials.of(begin))
         point = search(trials.value, min(ends, key=trials.value), SIZES, MOVES)
         distance = combined_error(trials.misses(point))
-        intervals = ranges(trials, point)
+        told = evidence(trials, point) if ranges else Evidence({}, (), ())
     constants = trials.constants(point)
     if distance > before:
         constants, distance = begin, before
-    return LogFit(begin, constants, intervals, cold, trials.count, before, distance)
+    return LogFit(begin, constants, told, cold, trials.count, before, distance)
 
 
 def _descended(trials: Trials, point: Point) -> Point:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from pagedsim.fidelity.logs.constants import Constants
 from pagedsim.fidelity.logs.log import Column
 from pagedsim.fidelity.logs.score import scales
-from pagedsim.fidelity.logs.trials import Point, Slope, Trials, least, slopes_at
+from pagedsim.fidelity.logs.trials import (
+    SOFT,
+    Point,
+    Slope,
+    Trials,
+    curvature,
+    least,
+    slopes_at,
+)
 
 AS_GOOD = 0.25
 """A fit is as good if its error is larger by at most this share: differences up to it are due to
@@ -23,6 +33,8 @@ CORRECTIONS = 3
 """Tries at a step."""
 WORSE = 2
 """Steps in a row that are worse, after which a walk ends."""
+CORRELATED = 0.9
+"""From this correlation on, constants are named as a pair."""
 PARTNER = 0.3
 """Least ratio of a partner's move to a constant's, in units, for the partner to be named."""
 
@@ -48,15 +60,37 @@ class Range(NamedTuple):
         return not self.open and self.low > 0 and self.high / self.low <= DECIDED
 
 
-def ranges(trials: Trials, point: Point) -> dict[str, Range]:
+class Pair(NamedTuple):
+    """Two constants, and the correlation of the seconds that they stand for."""
+
+    one: str
+    other: str
+    correlation: float
+
+
+class Evidence(NamedTuple):
+    """What the logs tell of the constants."""
+
+    ranges: Mapping[str, Range]
+    """For each constant that the logs depend on."""
+    as_good: Sequence[Constants]
+    """All that were tried and fit as well."""
+    pairs: Sequence[Pair]
+    """Constants that the logs hardly tell apart."""
+
+
+def evidence(trials: Trials, point: Point) -> Evidence:
     """Intervals of all free constants: the values of all simulated points that are as good as
     `point`.
 
     From there each constant is moved step by step, and the others to where slopes compensate it.
     """
-    scale, distance = scales(trials.misses(point)), trials.distances[-1]
+    missed = trials.misses(point)
+    scale, distance = scales(missed), trials.distances[-1]
     enough = distance + max(CHANCE, AS_GOOD * distance)
     valley = _Valley(point, scale, slopes_at(trials, point))
+    weight = 1.0 / np.maximum(np.abs(scale * np.concatenate(missed)), SOFT)
+    bend = curvature(scale[:, None] * valley.slopes, weight, trials.prior.at(point))
     walks = [
         [_walk(trials, valley, index, side, enough) for side in (-1.0, 1.0)]
         for index in range(len(point))
@@ -76,7 +110,16 @@ def ranges(trials: Trials, point: Point) -> dict[str, Range]:
             any(unended for _, unended in walks[index]),
             _partner(trials, far, index),
         )
-    return intervals
+    return Evidence(intervals, good, pairs(trials.free, bend))
+
+
+def pairs(names: Sequence[str], bend: Column) -> list[Pair]:
+    """The pairs whose correlation is more than `CORRELATED` where an error bends so."""
+    spread = np.linalg.inv(bend)
+    deviations = np.sqrt(np.diag(spread))
+    together = spread / np.outer(deviations, deviations)
+    high = np.argwhere(np.triu(np.abs(together), 1) > CORRELATED).tolist()
+    return [Pair(names[one], names[other], float(together[one, other])) for one, other in high]
 
 
 class _Valley(NamedTuple):

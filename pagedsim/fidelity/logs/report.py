@@ -10,7 +10,7 @@ from pagedsim.fidelity.logs.fit import Cold, LogFit
 from pagedsim.fidelity.logs.score import METRICS, Scores
 from pagedsim.fidelity.logs.server import ExternalServer, Served
 from pagedsim.metrics.result import Listing
-from pagedsim.report.numbers import signed
+from pagedsim.report.numbers import percent, signed
 
 PEAK = 0.98
 """Share of a data sheet from which on the log is said to require all of it."""
@@ -18,8 +18,9 @@ SAME = 0.001
 """Increase of a mean's relative error up to which no note is made."""
 _CONSTANTS = (
     "as good: how far each may move, the others making up for it, and the fitted requests be "
-    "farther off by no more than a quarter, or 0.5 %, as chance moves them; + where that end was "
-    "not reached; decided: whether that is little, else which other makes up for it"
+    "farther off by no more than a quarter, or 0.5 %, as chance moves them, with less where tables "
+    "of kernels say otherwise; + where that end was not reached; decided: whether that is little, "
+    "else which other makes up for it"
 )
 _ERRORS = (
     "mean, P50, P90, P99: the predicted one against the measured, in %; bias: mean over requests "
@@ -32,7 +33,7 @@ _SPREAD = ("mean", "P50", "P90", "P99", "bias")
 def constants(fit: LogFit) -> Listing:
     """The fitted constants with their intervals."""
     rows = []
-    for name, interval in fit.ranges.items():
+    for name, interval in fit.evidence.ranges.items():
         partner = "" if interval.trades is None else f", for {interval.trades}"
         rows.append(
             {
@@ -63,6 +64,25 @@ def errors(part: str, score: Scores) -> Listing:
             }
         )
     return Listing.of(f"{part}: {score.count} requests", rows, _ERRORS)
+
+
+def logs(title: str, scores: Mapping[str, Scores]) -> Listing:
+    """How far off the means of whole logs are."""
+    rows = [
+        {
+            "": part,
+            "requests": f"{score.count:,}",
+            "metric": metric.upper(),
+            "measured": f"{error.measured.mean:.4g} s",
+            "predicted": f"{error.predicted.mean:.4g} s",
+            "off": signed(error.relative.mean),
+            "half within": percent(error.median_absolute),
+        }
+        for part, score in scores.items()
+        for metric, error in score.errors.items()
+        if metric in METRICS
+    ]
+    return Listing.of(title, rows, "means of all requests but those of a server just started")
 
 
 def spreads(part: str, score: Scores) -> Listing:
@@ -117,14 +137,14 @@ def _number(share: float) -> str:
 # -- what a reader must know -----------------------------------------------------------------------
 
 
-def about_fit(fit: LogFit, scores: Mapping[str, Scores]) -> Iterator[str]:
-    """Notes on the fitted constants; `scores` has the unseen requests before and after the fit."""
+def about_fit(fit: LogFit) -> Iterator[str]:
+    """Notes on the fitted constants."""
     if fit.constants == fit.begin:
         yield (
             "nothing that was tried fits this log better than what cost= says, so that it is kept"
         )
-    yield from _worse(scores)
-    for name, interval in fit.ranges.items():
+    ranges = fit.evidence.ranges
+    for name, interval in ranges.items():
         if not interval.decided:
             partner = "" if interval.trades is None else f", and makes up for {interval.trades}"
             yield (
@@ -132,22 +152,25 @@ def about_fit(fit: LogFit, scores: Mapping[str, Scores]) -> Iterator[str]:
                 f"{' and beyond' if interval.open else ''} fit as well{partner}; do not rely on it "
                 "elsewhere"
             )
-    for name in fit.ranges:
+    for one, other, correlation in fit.evidence.pairs:
+        yield (
+            f"{one} and {other} are hardly told apart: what they take has a correlation of "
+            f"{correlation:.2f}"
+        )
+    for name in ranges:
         if Constant(name).share and fit.constants[name] >= PEAK:
             yield (
                 f"{name}={fit.constants[name]:.3g}: this log asks for all that the data sheet "
                 "has, or more: the GPU may be another, or faster than printed, or prompts may have "
                 "been cached, or more than one server stand behind it"
             )
-    if FRONT in fit.ranges and fit.constants[FRONT] > 0:
-        before = (
-            f"{fit.constants[FRONT]:.3g} ms of each TTFT ({fit.ranges[FRONT].text} fit as well)"
-        )
+    if FRONT in ranges and fit.constants[FRONT] > 0:
+        before = f"{fit.constants[FRONT]:.3g} ms of each TTFT ({ranges[FRONT].text} fit as well)"
         yield f"{before} are no step's: HTTP, tokenising, clocks that differ"
 
 
-def _worse(scores: Mapping[str, Scores]) -> Iterator[str]:
-    """Notes on mean latencies that the fit made worse."""
+def worse(scores: Mapping[str, Scores]) -> Iterator[str]:
+    """Notes on mean latencies that the fit made worse; `scores` has those before and after it."""
     for part in ("fitted", "unseen"):
         before, after = scores[f"{part}, before the fit"].errors, scores[part].errors
         for metric, error in after.items():

@@ -25,6 +25,8 @@ from pagedsim.fidelity.logs.constants import FRONT, KERNELS, TIED, Constant, Con
 from pagedsim.fidelity.logs.log import Latencies, Log
 from pagedsim.fidelity.logs.score import Rows, Scores, score
 from pagedsim.sim.cost import CostModel, Roofline
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.spec.objects import make
 from pagedsim.spec.run import RunSpec, Settings
@@ -116,6 +118,12 @@ class ExternalServer:
         if FRONT in named:
             overrides.append(f"stack.server_ms={constants[FRONT]:.4g}")
         return " ".join(overrides)
+
+    def cost_of(self, model: ModelShape, constants: Constants) -> CostModel:
+        """The cost model of another model on this server, whether or not it has room for it."""
+        simulation = self.built
+        replica = Replica.of(simulation.server, model, simulation.replica.hardware)
+        return RunSpec({**self.config, "cost": self._cost_with(constants)}).cost(replica)
 
     def at_its_peak(self) -> ExternalServer:
         """The same server at the full rates of the data sheet and with software that takes no
@@ -269,6 +277,17 @@ WHY = {
 }
 
 
+ALSO = " and "
+"""Between the values of a fact of several servers."""
+
+
+def merged(facts: Sequence[Settings]) -> Settings:
+    """The facts of several servers that were fitted together."""
+    names = dict.fromkeys(name for of in facts for name in of)
+    values = {name: list(dict.fromkeys(of.get(name) for of in facts)) for name in names}
+    return {k: v[0] if len(v) == 1 else ALSO.join(map(str, v)) for k, v in values.items()}
+
+
 @dataclass(frozen=True)
 class Fit:
     """Fitted constants with their origin."""
@@ -331,7 +350,7 @@ class Fit:
         usual = {name: 1 for name in WHY if name.endswith("_parallel")}  # where it is not named
         for name in dict.fromkeys([*facts, *(name for name in usual if name in self.server)]):
             now, then = (of.get(name, usual.get(name)) for of in (facts, self.server))
-            if then == now or name == "family":
+            if str(now) in str(then).split(ALSO) or name == "family":
                 continue
             if name == "hardware" and self._is_of_another_family(server):
                 yield (

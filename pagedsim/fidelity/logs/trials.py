@@ -52,7 +52,7 @@ class Trials:
         self._seconds = np.array([Constant(name).seconds(begin[name]) for name in units])
         family = parts[0].server.family
         widths = np.array([Constant(name).width(family) for name in units])
-        self.prior = Prior(self._seconds, self.units, widths)
+        self.prior = Prior(self._seconds, self.units, widths, len(parts))
 
     def constants(self, point: Point) -> dict[str, float]:
         """The constants at a point; values beyond their bounds are clipped."""
@@ -134,19 +134,20 @@ class Slope(NamedTuple):
 class Prior:
     """How likely constants are before a log is read, by their distance from their beginnings."""
 
-    def __init__(self, begin: Point, units: Point, widths: Point) -> None:
-        """Beginnings and units in seconds, widths in logarithms."""
+    def __init__(self, begin: Point, units: Point, widths: Point, logs: int) -> None:
+        """Beginnings and units in seconds, widths in logarithms, and the number of the logs."""
         self.begin, self.units, self.widths = begin, units, widths
+        self._weight = (TAIL + 1) / (ALIKE * logs)
 
     def factor(self, point: Point) -> float:
         """By how much an error at this point counts more."""
         far = self._far(point)[0]
-        return float(np.exp((TAIL + 1) / (2 * ALIKE) * np.log1p(far**2 / TAIL).sum()))
+        return float(np.exp(self._weight / 2 * np.log1p(far**2 / TAIL).sum()))
 
     def at(self, point: Point) -> Slope:
         """The slope of `factor`."""
         far, seconds = self._far(point)
-        second = (TAIL + 1) / (ALIKE * TAIL) / (1.0 + far**2 / TAIL)
+        second = self._weight / TAIL / (1.0 + far**2 / TAIL)
         change = self.units / (seconds * self.widths)
         return Slope(second * far * change, second * change**2)
 

@@ -22,6 +22,8 @@ from pagedsim.fidelity.logs.consistency_checks import inconsistencies
 from pagedsim.fidelity.logs.constants import Constant
 from pagedsim.fidelity.logs.fit import Cold, search
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
+from pagedsim.fidelity.logs.outlook import outlooks
+from pagedsim.fidelity.logs.ranges import pairs
 from pagedsim.fidelity.logs.report import about_log
 from pagedsim.fidelity.logs.score import score
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
@@ -56,7 +58,7 @@ FREE = 2
 
 
 @contextmanager
-def hasty() -> Iterator[pytest.MonkeyPatch]:
+def hasty() -> Iterator[None]:
     """A short search in the body."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in HASTY.items():
@@ -64,7 +66,7 @@ def hasty() -> Iterator[pytest.MonkeyPatch]:
         units = Trials._units
         few = lambda trials: dict(list(units(trials).items())[:FREE])  # noqa: E731
         patch.setattr(Trials, "_units", few)
-        yield patch
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -208,9 +210,9 @@ def test_unseen_times_change_no_constant(tmp_path: Path, log: Path, left: Path) 
         rows[number] = ",".join([*fields, str(3 * float(last))])
     path = tmp_path / "log.csv"
     path.write_text("\n".join(rows))
-    with hasty() as patch:
-        patch.setattr(fit, "ranges", lambda *_: {})
-        found = fit.fit_to_logs([Part(server(read_log(path)), np.arange(20))])
+    with hasty():
+        part = Part(server(read_log(path)), np.arange(20))
+        found = fit.fit_to_logs([part], ranges=False)
     assert found.constants == Fit.load(left).constants
 
 
@@ -218,10 +220,13 @@ def test_what_tables_decide_hardly_moves_and_the_host_does() -> None:
     kernel, host = Constant("bandwidth_efficiency"), Constant("host_request_us")
     assert kernel.width("hopper") < kernel.width(None) < host.width("hopper")
     begin, units = np.array([1.0, 50.0]), np.array([0.1, 5.0])
-    prior = Prior(begin, units, np.array([kernel.width("hopper"), host.width("hopper")]))
+    widths = np.array([kernel.width("hopper"), host.width("hopper")])
+    prior = Prior(begin, units, widths, logs=1)
     assert prior.factor(np.zeros(2)) == 1
     slower, busier = (prior.factor(np.eye(2)[index]) for index in range(2))  # a tenth of each
     assert slower > 1.2 and 1 < busier < 1.01
+    twice = Prior(begin, units, widths, logs=2).factor(np.eye(2)[0])
+    assert twice == pytest.approx(slower**0.5)  # two logs know twice as much
     point, little = np.array([0.3, -2.0]), 1e-5
     for index, step in enumerate(little * np.eye(2)):
         up, down = (np.log(prior.factor(point + side * step)) for side in (1, -1))
@@ -257,6 +262,57 @@ def test_invalid_settings_are_refused(
     with pytest.raises(ConfigError) as error:
         perform(tmp_path / "out", *(word.format(log) for word in words))
     assert str(error.value).startswith(line.format(log))
+
+
+# -- several logs --------------------------------------------------------------------------------
+
+
+def test_logs_are_fitted_together_and_each_is_left_out(tmp_path: Path, log: Path) -> None:
+    """Of a GPU and of another: what their kernels reach is each one's own."""
+    other = answered(tmp_path / "other.csv", 40, rate=8.0, longest=60)
+    of_another = '"hardware=rtx-pro-6000", "memory.blocks=9000"'
+    logs = (
+        f"study.logs={{first: {{requests: {log}, server: []}}, "
+        f"second: {{requests: {other}, server: [{of_another}]}}}}"
+    )
+    with hasty():
+        together = perform(tmp_path / "two", logs, "jobs=1")
+    assert set(together["scores"]) == {
+        f"{name}, {how}" for name in ("first", "second") for how in ("fitted", "left out")
+    }
+    assert together["server"]["hardware"] == "rtx4090 and rtx-pro-6000"
+    assert "bandwidth_efficiency" not in together["constants"]
+    kept = Fit.load(tmp_path / "two")
+    of = server(read_log(log), "hardware=rtx-pro-6000")
+    assert kept.of(of)["bandwidth_efficiency"] == of.constants["bandwidth_efficiency"]
+    assert not [line for line in kept.doubts(of, serve(of, TRUE)) if "fitted for" in line]
+
+
+def test_correlated_constants_are_named() -> None:
+    """Two that only their sum matters for, and a third."""
+    slopes = np.array([[1.0, 1.0, 0.0], [2.0, 2.1, 0.0], [0.0, 0.0, 1.0]])
+    ((one, other, correlation),) = pairs(["a", "b", "c"], slopes.T @ slopes)
+    assert (one, other) == ("a", "b") and -1 <= correlation < -0.99
+
+
+def test_other_models_move_as_far_as_the_constants_that_fit_as_well() -> None:
+    """A decode step reads weights: a tenth slower reading is at most a tenth of it."""
+    of = server(asked(4))
+    slower = {**TRUE, "bandwidth_efficiency": TRUE["bandwidth_efficiency"] / 1.1}
+    left_open = {(o.model, o.step): o for o in outlooks(of, TRUE, [slower])}
+    small, large = (left_open[name, "1 token"] for name in ("llama-3.2-3b", "llama-3.1-70b"))
+    assert small.least == small.fitted < small.most < 1.1 * small.fitted
+    assert small.most / small.fitted < large.most / large.fitted < 1.1
+    bytes_read = large.fitted * of.built.replica.hardware.bandwidth * 0.62
+    assert bytes_read == pytest.approx(2 * 70.6e9, rel=0.03)
+    assert left_open["llama-3.1-70b", "prompt"].most == left_open["llama-3.1-70b", "prompt"].fitted
+
+
+def test_too_short_a_log_is_refused(tmp_path: Path, log: Path) -> None:
+    short = tmp_path / "short.csv"
+    short.write_text("\n".join(log.read_text().splitlines()[:11]))
+    with pytest.raises(ConfigError, match=rf"^short: {short} has 10 requests: must have 20"):
+        perform(tmp_path / "out", f"requests=[{log},{short}]")
 
 
 # -- predictions ---------------------------------------------------------------------------------
