@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pagedsim.core import ConfigError, StepPlan
@@ -21,95 +18,27 @@ from pagedsim.sim.cost.terms import Totals
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 from pagedsim.testing import check_cost_model
+from tests.sim.kernel_tables import (
+    all_reduce,
+    chosen,
+    decodes,
+    gemm,
+    passes,
+    prefills,
+    products,
+    write,
+    write_tables,
+)
 from tests.sim.shapes import hardware, plan, replica
 
 HOST = Stack(name="vllm-0.24", host_step_ms=1.0, host_request_us=10.0, server_ms=5.0)
-SIZES = (1, 4, 64, 1024, 16384)
-WIDTHS = (64, 512, 4096, 65536)
 LLAMA = replica("llama-3.1-8b", "h100")
 LAYERS, HIDDEN, INTER, VOCAB = 32, 4096, 14336, 128256
 
 
-# The laws, in seconds. Straight in logarithms by every size, so that tables hold them exactly; by
-# the context of decodes, straight in itself.
-def gemm(rows: float, outputs: float, inputs: float) -> float:
-    return 1e-12 * outputs * inputs * rows**0.5
-
-
-def prefills(count: float, length: float) -> float:
-    """Of 32 heads over 8 of keys."""
-    return 1e-12 * count * length**2
-
-
-def decodes(count: float, context: float) -> float:
-    return 1e-10 * count * context
-
-
-def passes(rows: float, nbytes: float) -> float:
-    """Of a kernel by its bytes a row: a value of a quantisation has three."""
-    return 1e-13 * rows * nbytes
-
-
-def all_reduce(values: float) -> float:
-    return 1e-8 * values**0.5
-
-
-def chosen(tokens: float) -> float:
-    return 1e-5 * tokens**0.5
-
-
-def write(folder: Path, family: str, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A table below <GPU>/<family>/<framework>/<version>, in milliseconds."""
-    path = folder / family / f"{table}.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        pa.Table.from_pylist([{**row, "latency": row["latency"] * 1e3} for row in rows]), path
-    )
-
-
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tables")
-    h100 = folder / "h100_sxm"
-    write(h100, "gemm/vllm/0.24.0", "gemm_perf", products("bfloat16"))
-    heads = {"num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "window_size": 0}
-    kept = {**heads, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
-    of_prompts = [
-        {**kept, "batch_size": n, "isl": length, "step": 0, "latency": prefills(n, length)}
-        for n, length in product((1, 4, 64), (16, 1024, 8192))
-    ]
-    of_decodes = [
-        {**kept, "batch_size": n, "isl": 1, "step": s - 1, "latency": decodes(n, s)}
-        for n, s in product((1, 4, 64, 256), (2, 128, 1024, 8192))
-    ]
-    write(h100, "attention/vllm/0.24.0", "context_attention_perf", of_prompts)
-    write(h100, "attention/vllm/0.24.0", "generation_attention_perf", of_decodes)
-    quantised = [
-        {"quant_dtype": "fp8", "m": m, "k": k, "latency": passes(m, 3 * k)}
-        for m, k in product(SIZES, WIDTHS)
-    ]
-    write(h100, "quantize/sglang/0.5.14", "scale_matrix_perf", quantised)
-    reduced = [
-        {"num_gpus": 2, "message_size": size, "latency": all_reduce(size)}
-        for size in (128, 2**16, 2**29)
-    ]
-    write(h100, "comm/vllm/0.19.0", "custom_allreduce_perf", reduced)
-    experts = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128}
-    shared = {**experts, "moe_tp_size": 1, "moe_ep_size": 1, "moe_dtype": "bfloat16"}
-    routed = [
-        {**shared, "distribution": "power_law_1.01", "num_tokens": n, "latency": chosen(n)}
-        for n in SIZES
-    ]
-    write(h100, "moe/vllm/0.24.0", "moe_perf", routed)
-    write(folder / "l40s", "gemm/vllm/0.24.0", "gemm_perf", products("bfloat16"))
-    return folder
-
-
-def products(dtype: str, law: Callable[..., float] = gemm) -> list[dict[str, Any]]:
-    return [
-        {"gemm_dtype": dtype, "m": m, "n": n, "k": k, "latency": law(m, n, k)}
-        for m, n, k in product(SIZES, WIDTHS, WIDTHS)
-    ]
+    return write_tables(tmp_path_factory.mktemp("tables"))
 
 
 def measured(folder: Path, where: Replica = LLAMA, **settings: Any) -> Measured:
@@ -196,9 +125,9 @@ def test_many_steps_at_once_take_as_long_as_each(tables: Path) -> None:
 
 def test_host_time_is_hidden_a_step_ahead(tables: Path) -> None:
     cost = measured(tables, host_step_ms=4.0, host_request_us=0.0)
-    for prompt, decodes in ((0, 1), (4000, 0)):
-        gpu = cost.step_seconds(step_of(prompt, decodes, context=9)) - 4e-3
-        step = step_of(prompt, decodes, context=9, ahead=True)
+    for prompt, sequences in ((0, 1), (4000, 0)):
+        gpu = cost.step_seconds(step_of(prompt, sequences, context=9)) - 4e-3
+        step = step_of(prompt, sequences, context=9, ahead=True)
         assert cost.step_seconds(step) == pytest.approx(max(gpu, 4e-3), rel=1e-12)
         assert cost.explain(step).seconds == pytest.approx(max(gpu, 4e-3), rel=1e-12)
 
@@ -259,6 +188,36 @@ def test_products_in_eight_bits_are_told_apart_from_quantisation(
     cost = measured(folder, eight)
     computing = 2 * 0.8 * half[1] - passes(1000, 3 * HIDDEN)
     assert [gate_up(cost, n) for n in (4, 1000)] == pytest.approx([half[0], computing], rel=1e-9)
+
+
+def test_latent_attention_is_measured_with_its_products(tables: Path, tmp_path: Path) -> None:
+    h100 = copied(tables, tmp_path) / "h100_sxm"
+    kept = {"num_heads": 16, "kv_cache_dtype": "bfloat16", "gemm_type": "fp8_block"}
+    for table, law, whole in (("context", prefills, True), ("generation", decodes, False)):
+        rows = []
+        for n, length in product((1, 64), (2, 1024, 8192)):
+            isl, step = (length, 0) if whole else (1, length - 1)
+            row = {"batch_size": n, "isl": isl, "step": step, "latency": law(n, length)}
+            rows.append({**kept, **row})
+        write(h100, "mla/trtllm/1.3.0rc20", f"mla_{table}_module_perf", rows)
+    shape = {"hidden_size": 7168, "inter_size": 2048, "topk": 8, "num_experts": 256}
+    split = {"moe_tp_size": 1, "moe_ep_size": 8, "moe_dtype": "fp8_block"}
+    routed = [
+        {**shape, **split, "distribution": "balanced", "num_tokens": n, "latency": chosen(n)}
+        for n in (1, 4096)
+    ]
+    write(h100, "moe/trtllm/1.3.0rc20", "moe_perf", routed)
+    where = replica("deepseek-v3", "h100", tensor_parallel=8, expert_parallel=8)
+    rows = [{"num_gpus": 8, "message_size": n, "latency": all_reduce(n)} for n in (128, 2**29)]
+    write(h100, "comm/trtllm/1.3.0rc20", "custom_allreduce_perf", rows)
+    cost = measured(tmp_path, where, stack=Stack(name="trtllm-1"), expert_load="balanced")
+    terms = told(cost, plan(1000, decodes=8, context=8 * 500))
+    assert terms["attention"] == pytest.approx(61 * prefills(1, 1000), rel=1e-9)
+    assert terms["decode attention"] == pytest.approx(61 * decodes(8, 500), rel=1e-9)
+    assert terms["experts"] == pytest.approx(58 * chosen(1008), rel=1e-9)
+    shared = 58 * gemm(1008, 7168, 2048 / 8 / 2)
+    assert terms["shared down"] == pytest.approx(shared, rel=1e-9)
+    assert "qkv" not in terms and "rotary" not in terms
 
 
 def test_what_the_tables_lack_comes_from_the_nearest(tables: Path) -> None:

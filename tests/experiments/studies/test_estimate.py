@@ -13,6 +13,7 @@ import pytest
 
 from pagedsim.sim.hardware import FAMILIES
 from tests.conftest import Call
+from tests.sim.kernel_tables import gemm, write_tables
 from tests.sim.shapes import HARDWARE, MODELS
 
 IDEAL = (
@@ -147,6 +148,16 @@ def test_experts_on_eight_gpus(call: Call) -> None:
 
 
 # -- what it says and refuses ----------------------------------------------------------------------
+
+
+def test_measured_kernels_are_named(call: Call) -> None:
+    write_tables(Path("tables"))
+    words = ("cost=measured", "cost.tables=tables", "hardware=h100", "model=llama-3.1-8b")
+    step = data(call, *words)["steps"]["decode_one"]
+    terms = {term["name"]: term["seconds"] for term in step["terms"]}
+    assert terms["gate_up"] == pytest.approx(32 * gemm(1, 2 * 14336, 4096), rel=1e-6)
+    assert {"qkv", "o", "down", "norms", "LM head", "decode attention", "host"} <= terms.keys()
+    assert step["seconds"] == pytest.approx(sum(terms.values()), rel=1e-6)
 
 
 def test_sizes_that_do_not_fit_are_noted(call: Call) -> None:
