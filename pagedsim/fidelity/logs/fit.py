@@ -41,6 +41,7 @@ class LogFit:
 
     begin: Constants
     constants: Constants
+    """Those that the logs depend on."""
     evidence: Evidence
     cold: Sequence[Cold]
     """Of each log."""
@@ -80,6 +81,9 @@ def fit_to_logs(parts: Sequence[Part], ranges: bool = True) -> LogFit:
     constants = trials.constants(point)
     if distance > before:
         constants, distance = begin, before
+    # What these logs say nothing of, such as links between GPUs, is left to the next server.
+    kept = [name for name in begin if name in (*trials.free, FRONT)]
+    begin, constants = ({name: of[name] for name in kept} for of in (begin, constants))
     return LogFit(begin, constants, told, cold, trials.count, before, distance)
 
 

@@ -199,6 +199,7 @@ def test_a_calibration_is_saved_and_predicts(log: Path, left: Path) -> None:
     assert not [line for line in kept.doubts(of, serve(of, kept.of(of))) if "fitted for" in line]
     values = {name: one["value"] for name, one in found["data"]["constants"].items()}
     assert kept.constants == pytest.approx(values, rel=1e-4)  # result.json rounds
+    assert "interconnect_efficiency" not in kept.constants  # of which one GPU says nothing
     assert serve(of, kept.of(of)).score().count == 40
     assert not [note for note in found["notes"] if "memory.blocks was not given" in note]
 
