@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, StepPlan
-from pagedsim.core.errors import require_number, unknown
+from pagedsim.core.errors import unknown
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.kernels import StepKernels, kernels_of
 from pagedsim.sim.cost.profiled import profiled_kernels
@@ -84,7 +84,7 @@ class Measured(CostModel):
     of the mean context. Sizes between those measured are interpolated (`grids.py`).
 
     `tables` is a folder of tables, None the installed ones of aiconfigurator-core, of the `stack`'s
-    framework and its nearest version. Host time and the front end are as in `Roofline`;
+    framework and its nearest version. Host time and the front end are the stack's;
     `stack.layer_us` is not added, since kernels are there one by one. `expert_load` is how unevenly
     tokens choose experts. Pipelines and groups are those of `Split`.
     """
@@ -96,24 +96,18 @@ class Measured(CostModel):
         stack: Stack | None = None,
         tables: str | None = None,
         expert_load: str = "power_law_1.01",
-        host_step_ms: float | None = None,
-        host_request_us: float | None = None,
     ) -> None:
         super().__init__(replica)
         if not isinstance(stack := Stack() if stack is None else stack, Stack):
             raise ConfigError(f"cost.stack={stack}: must be settings with a _target_")
-        for name, least in (("host_step_ms", host_step_ms), ("host_request_us", host_request_us)):
-            if least is not None:
-                require_number(f"cost.{name}", least, 0)
         if expert_load not in LOADS:
             raise unknown("cost.expert_load", str(expert_load), LOADS)
         self.kernels = _kernels(replica, tables, stack, expert_load)
         self.server_seconds = stack.server_ms * 1e-3
-        self._step = (stack.host_step_ms if host_step_ms is None else host_step_ms) * 1e-3
-        request_us = stack.host_request_us if host_request_us is None else host_request_us
-        self._sequence = request_us * 1e-6
+        self._step, self._sequence = stack.host_step_ms * 1e-3, stack.host_request_us * 1e-6
         self._split = Split.of(replica, skew=1.0)
-        self._sums: dict[tuple[float, float], float] = {}
+        self._of_tokens: dict[float, float] = {}
+        self._of_sequences: dict[float, float] = {}
         self._attention: dict[float, _Line] = {}
         self._decodes: dict[float, _Line] = {0: _Line([0.0], [0.0], [0.0], self._step)}
 
@@ -170,13 +164,16 @@ class Measured(CostModel):
         return self._without_attention(totals) + sum(self._of_attention(totals))
 
     def _without_attention(self, totals: Totals) -> float:
-        tokens, sequences = key = totals.token, totals.sequence
+        tokens, sequences = totals.token, totals.sequence
         try:
-            return self._sums[key]
+            return self._of_tokens[tokens] + self._of_sequences[sequences]
         except KeyError:
-            seconds = sum(kernel.of(tokens) for kernel in self.kernels.by_tokens)
-            seconds += sum(kernel.of(sequences) for kernel in self.kernels.by_sequences)
-            return self._sums.setdefault(key, seconds)
+            kernels = self.kernels
+            self._of_tokens[tokens] = sum(kernel.of(tokens) for kernel in kernels.by_tokens)
+            self._of_sequences[sequences] = sum(
+                kernel.of(sequences) for kernel in kernels.by_sequences
+            )
+            return self._without_attention(totals)
 
     def _of_attention(self, totals: Totals) -> tuple[float, float]:
         """Attention of chunks, and of decodes."""
