@@ -109,6 +109,22 @@ def test_a_chunk_takes_its_part_of_the_whole_prompt(tables: Path) -> None:
     assert one_each == pytest.approx(LAYERS * decodes(2, 1000), rel=1e-9)
 
 
+def test_a_tile_of_queries_passes_over_the_whole_context(tables: Path, tmp_path: Path) -> None:
+    """Where the kernel does not split it."""
+    for source, floor in (("vllm_flash_attn_fa2", 1e-8 * 4002), ("fa3", decodes(1, 4002))):
+        h100 = copied(tables, tmp_path / source) / "h100_sxm"
+        kept = {"head_dim": 128, "window_size": 0, "step": 0, "kernel_source": source}
+        kept |= {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+        rows = [
+            {**kept, "num_heads": heads, "num_key_value_heads": kv, "batch_size": n, "isl": length}
+            | {"latency": prefills(n, length) if heads > 1 else 1e-8 * length}
+            for (heads, kv), n, length in product(((32, 8), (1, 1)), (1, 64), (16, 8192))
+        ]
+        write(h100, "attention/vllm/0.24.0", "context_attention_perf", rows)
+        late = told(measured(tmp_path / source), plan((4000, 2)))["attention"]
+        assert late == pytest.approx(LAYERS * floor, rel=1e-9)
+
+
 def test_many_steps_at_once_take_as_long_as_each(tables: Path) -> None:
     cost = measured(tables, replace(LLAMA, tensor_parallel=2))
     steps = [

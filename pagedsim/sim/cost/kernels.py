@@ -82,7 +82,8 @@ def kernels_of(replica: Replica, tables: KernelTables, stack: Stack, load: str) 
     ]
     head = Matrix("LM head", model.hidden, model.vocab // replica.tensor_parallel)
     by_sequences = [layers.product(head, 1, FP16, model.head_dtype_bytes)]
-    chunks = partial(_chunks, prompts, decodes)
+    tile = None if model.mla else tables.tile(model.head_dim)
+    chunks = partial(_chunks, prompts, decodes, tile)
     return StepKernels(by_tokens, by_sequences, chunks, decodes, [sources(tables)])
 
 
@@ -107,16 +108,21 @@ def _attention(replica: Replica, tables: KernelTables) -> list[Surface]:
 
 
 def _chunks(
-    whole: Surface, decodes: Surface, prompts: float, tokens: float, before: float
+    whole: Surface,
+    decodes: Surface,
+    tile: Curve | None,
+    *chunks: float,
 ) -> float:
     """A part of the attention of whole prompts up to the chunks' ends, as many as their pairs are
-    of all, but at least what decodes at the same place take to read their context."""
+    of all, but at least what decodes at the same place take to read their context, or a tile of
+    queries to pass over it."""
+    prompts, tokens, before = chunks
     length = tokens + before
     seconds = whole(prompts, length)
     if not before:
         return seconds
     share = 1.0 - before * (before + 1.0) / (length * (length + 1.0))
-    return max(seconds * share, decodes(prompts, length))
+    return max(seconds * share, decodes(prompts, length), tile(length) if tile else 0.0)
 
 
 def all_reduces(replica: Replica, tables: KernelTables) -> Iterator[Kernel]:

@@ -26,6 +26,8 @@ FRAMEWORKS = ("vllm", "sglang", "trtllm")
 ALIASES = {"a100-80gb": "a100_sxm"}
 """GPUs whose name in the tables is neither that of conf/hardware nor that with _sxm."""
 
+UNSPLIT = ("vllm_flash_attn_fa2", "vllm_flash_attn")
+"""FlashAttention 2, which splits the context of decodes alone."""
 WEIGHTS = {
     **{"hidden_size": 1, "inter_size": 1, "num_experts": 1},
     **{"moe_tp_size": -1, "moe_ep_size": -1},
@@ -176,6 +178,21 @@ class KernelTables:
         best = min(part.shapes(columns[:3]), key=distance)
         wide = kv_heads * head_dim / (best[1] * best[2])
         return part.of(columns[:3], best).attention(wide)
+
+    def tile(self, head_dim: int) -> Curve | None:
+        """A tile of queries passing over its context, by the context: as long as a prompt of one
+        head, whose tiles all run at once. None where the nearest kernel splits contexts, or may.
+
+        On an RTX PRO 6000 that is 171 µs for 8,192; LLMServingSim's profile has 184 to 187 for 16
+        to 128 tokens of Qwen3-32B there.
+        """
+        same = (("num_heads", 1), ("head_dim", head_dim), ("batch_size", 1), ("window_size", 0))
+        for path in self._files("attention/context_attention_perf")[:1]:
+            for source in UNSPLIT if "kernel_source" in pq.read_schema(path).names else ():
+                equal = (*same, ("kernel_source", source))
+                if part := Part(path, equal, _read(path, ("isl", "latency"), equal)):
+                    return part.curve("isl")
+        return None
 
     def latent_attention(self, table: str, heads: float, dtype: str, kv_format: str) -> Surface:
         """Attention of DeepSeek-V3 with its products, of a layer, by sequences and length."""
