@@ -34,7 +34,7 @@ MOVED = {
 """Pages of the repository outside docs/, and their places in the site."""
 EXAMPLE_GROUPS = ("model", "hardware", "stack")
 """Groups whose options nearly all have the same keys; those of `EXAMPLES` are shown."""
-EXAMPLES = ("llama-3.1-8b", "hf", "h100", "vllm-2026")
+EXAMPLES = ("llama-3.1-8b", "hf", "h100", "vllm-0.33")
 MODULES = {
     "scheduler": ("pagedsim.core.scheduler", "pagedsim.core.plan", "pagedsim.core.request"),
     "policy": ("pagedsim.core.policy", "pagedsim.core.batch_state"),

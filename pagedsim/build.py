@@ -71,6 +71,7 @@ from pagedsim.policies.routing.vllm_dp import VllmDP
 from pagedsim.policies.slo import SLO
 from pagedsim.policies.victims import VictimRule
 from pagedsim.sglang import RadixMemory, SGLang
+from pagedsim.trtllm import TensorRTLLM
 
 T = TypeVar("T")
 
@@ -130,6 +131,7 @@ BATCHINGS: Mapping[str, type[Batching]] = {
     "static": Static,
     "one_by_one": OneByOne,
     "sglang": SGLang,
+    "trtllm": TensorRTLLM,
 }
 MEMORIES: Mapping[str, type[Memory]] = {
     "paged": PagedMemory,

@@ -81,7 +81,7 @@ def test_a_degree_missing_from_a_fit_is_one(call: Call, request: pytest.FixtureR
     Path("log.csv").write_text("\n".join([LOG, *(f"{row},100,20,0.06,0.7" for row in range(30))]))
     facts = {
         **{"model": "qwen3-30b-a3b", "hardware": "h100", "tensor_parallel": 1},
-        **{"kv_cache_dtype": "auto", "quantization": "none", "stack": "vllm-2026"},
+        **{"kv_cache_dtype": "auto", "quantization": "none", "stack": "vllm-0.33"},
         **{"batching": "Unified", "async_scheduling": False, "expert_parallel": 2},
     }
     fit = {"constants": {"front_ms": 1}, "server": facts, "largest": {}, "source": "a.csv"}

@@ -12,10 +12,10 @@ import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.fidelity import constants, truth_data
-from pagedsim.experiments.fidelity.constants import LeftOut, Refits, medians, worst
+from pagedsim.experiments.fidelity.constants import Refits, medians
+from pagedsim.experiments.fidelity.peers import Peer, peers_of
 from pagedsim.experiments.fidelity.truth_data import (
     CLASSES,
-    FITTED,
     ONE,
     SEVERAL,
     Score,
@@ -25,9 +25,9 @@ from pagedsim.experiments.fidelity.truth_data import (
     logs_listings,
 )
 from pagedsim.fidelity.logs.score import Scores
-from pagedsim.fidelity.sheets import option_names
+from pagedsim.fidelity.sheets import option_names, settings
 from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Cell, Table
-from pagedsim.fidelity.step_tables.times import Constants, Point, Points
+from pagedsim.fidelity.step_tables.times import CostOf, Point, Points
 from pagedsim.metrics.result import Listing
 from pagedsim.report import style
 from pagedsim.report.figures import FigureSpec
@@ -35,7 +35,11 @@ from pagedsim.report.numbers import percent, signed
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
+from pagedsim.sim.cost import Measured, Roofline
+from pagedsim.sim.replica import Replica
 from pagedsim.spec.check import check_settings
+from pagedsim.spec.run import RunSpec
+from pagedsim.spec.words import group_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,14 +60,13 @@ class Truth(Study):
         "seeds": "steps are planned once",
         "model": "tables name their models",
         "hardware": "tables name their GPUs",
-        "stack": "tables have that of their time, unless study.stack says otherwise",
+        "stack": "tables have that of their server, unless study.stack says otherwise",
     }
 
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (
-            *("policy", "preemption", "batching", "memory", "cost", "server", "predictor"),
             *("tensor_parallel", "pipeline_parallel", "expert_parallel"),
-            *("kv_cache_dtype", "quantization", "fleet", "router"),
+            *("kv_cache_dtype", "quantization", "fleet", "router", "predictor"),
         ),
         "its servers are those of the tables, and of logs by study.logs.NAME.server",
     )
@@ -84,23 +87,25 @@ class Truth(Study):
             raise ConfigError("tables=[]: must name a file, or be null for those of pagedsim")
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
-        truth_data.tables(self.tables, self.stack)  # refused at once, if any is wrong
+        self._read(runs)  # refused at once, if any is wrong, as is
+        _costs(runs)
         self._logs(runs)
         return ()
 
     def analyse(self, runs: Runs) -> Analysis:
-        read, logs = truth_data.tables(self.tables, self.stack), self._logs(runs)
+        read, logs = self._read(runs), self._logs(runs)
         jobs = runs.config["jobs"]
         rows = truth_data.planned(read, jobs, runs.say)
-        every = Points(rows).scored(Constants.standing().cost_of)
+        every = Points(rows).scored(_costs(runs))
         refits = constants.refitted(rows, jobs, runs.say) if self.tables is None else None
         fits = [] if refits is None else constants.listings(refits)
         served = {log.name: log.scores() for log in logs}
+        peers = peers_of(every)
         shown = usable(every)
         predicted = FigureSpec(
             "Predicted over measured",
-            "A dot is a measured number; within the grey band it is predicted to 20 %. Nothing is "
-            "calibrated. Rows that their server could not run as the table says are left out.",
+            "A dot is a measured number; within the grey band it is predicted to 20 %. Rows that "
+            "their server could not run as the table says are left out.",
             partial(draw_predicted, shown),
         )
         errors = FigureSpec(
@@ -110,16 +115,43 @@ class Truth(Study):
             partial(draw_errors, shown),
         )
         return Analysis(
-            finding=list(finding(every, refits, served)),
-            listings=[*listings(every), *fits, *logs_listings(served)],
-            notes=list(notes(read, every, refits, logs)),
-            data=data(every, refits, served),
+            finding=list(finding(every, served)),
+            listings=[*listings(every, peers), *fits, *logs_listings(served)],
+            notes=list(notes(read, every, logs)),
+            data=data(every, peers, refits, served),
             drawings={"predicted": predicted, "errors": errors},
             table=table(every),
         )
 
+    def _read(self, runs: Runs) -> list[Table]:
+        """The tables; rows that name no server have that of the command, if it names any."""
+        words = [str(word) for word in runs.spec.words if group_of(word) in _OF_A_SERVER]
+        chosen = any(group_of(word) == "server" for word in words)
+        return truth_data.tables(self.tables, self.stack, words if chosen else ())
+
     def _logs(self, runs: Runs) -> list[truth_data.ServerLog]:
         return truth_data.read_logs(self.logs, runs.spec) if self.tables is None else []
+
+
+COSTS = ("Roofline", "Measured")
+"""Cost models that know the times of stacks, and of many steps at once."""
+_OF_A_SERVER = ("server", "policy", "preemption", "batching", "memory")
+"""Groups of the command that describe the server of rows that name none."""
+
+
+def _costs(runs: Runs) -> CostOf:
+    """The cost model of the command, by replica and stack."""
+    config = runs.config
+    if str(target := config["cost"].get("_target_")).rpartition(".")[2] not in COSTS:
+        raise ConfigError(f"cost._target_={target}: must be cost=roofline or cost=measured")
+
+    def cost_of(replica: Replica, stack: str) -> Roofline | Measured:
+        words = {**config["cost"], "stack": settings("stack", stack)}
+        cost = RunSpec({**config, "cost": words}).cost(replica)
+        assert isinstance(cost, Roofline | Measured)
+        return cost
+
+    return cost_of
 
 
 # -- report ----------------------------------------------------------------------------------------
@@ -134,47 +166,31 @@ def usable(every: Sequence[Point]) -> list[Point]:
     return [point for point in every if not point.mark]
 
 
-def finding(
-    every: Sequence[Point], refits: Refits | None, logs: Mapping[str, Scores]
-) -> Iterator[str]:
+def finding(every: Sequence[Point], logs: Mapping[str, Scores]) -> Iterator[str]:
     """Sentences, most important first."""
     shown = usable(every)
-    fitted = [point for point in shown if point.cell.table in FITTED]
     if not shown:
         yield "No server could run any row as its table says: see the last of the tables below."
         return
-    if refits is None or not fitted:
-        errors = _percents(medians(shown))
-        yield f"Uncalibrated step times against these tables, median errors {errors}."
+    unseen = [point for point in shown if point.cell.held_out]
+    known = [point for point in shown if not point.cell.held_out]
+    if not logs:  # of tables of one's own
+        yield f"Step times against these tables, median errors {_percents(medians(shown))}."
         return
     yield (
-        f"{len(every):,} measured numbers are held against uncalibrated step times. In the "
-        f"tables that the constants are fitted to, median errors are {_percents(medians(fitted))}."
+        f"{len(every):,} measured numbers are held against simulated ones. Median errors of "
+        f"servers that no constant is fitted to are {_percents(medians(unseen))}; of the others "
+        f"{_percents(medians(known))}."
     )
-    unseen = medians(LeftOut.together("models", refits.models).unseen)
-    worst_ones = (worst(parts, ONE, SEVERAL) for parts in (refits.models, refits.gpus))
-    farthest = " and ".join(f"{what} {percent(of.median)}" for what, of in worst_ones)
-    yield (
-        "Where the model was left out of the fit, they are "
-        f"{_percents(unseen)}; limits are {_percents(truth_data.WITHIN)}, and half as much again "
-        "for what was left out. The worst token errors of a model and a GPU left out are "
-        f"{farthest}."
-    )
-    others = []
-    for other in refits.others:
-        new, stands = (Score.of(tokens(group)).median for group in (other.unseen, other.seen))
-        others.append(f"{other.what} {percent(new)} ({percent(stands)})")
-    yield (
-        "Tables that no fit has seen, tokens by a fit without them, and in brackets as constants "
-        f"stand: {', '.join(others)}."
-    )
-    if logs:
-        means = [
-            f"{name}: "
-            + ", ".join(f"{m.upper()} {signed(e.relative.mean)}" for m, e in score.errors.items())
-            for name, score in logs.items()
-        ]
-        yield f"Means of whole logs, before any fit: {'; '.join(means)}."
+    loops = [point for point in unseen if point.cell.protocol]
+    for backend, group in by(loops, lambda point: point.cell.backend).items():
+        yield f"Of those of {backend} in a closed loop: {_percents(medians(group))}."
+    means = [
+        f"{name}: "
+        + ", ".join(f"{m.upper()} {signed(e.relative.mean)}" for m, e in score.errors.items())
+        for name, score in logs.items()
+    ]
+    yield f"Means of whole logs, before any fit: {'; '.join(means)}."
 
 
 def tokens(group: Sequence[Point]) -> list[Point]:
@@ -194,30 +210,62 @@ def groups_of(every: Sequence[Point]) -> dict[str, dict[str, list[Point]]]:
     shown, marked = usable(every), [point for point in every if point.mark]
 
     def table_of(point: Point) -> str:
-        known = " (fitted)" if point.cell.table in FITTED else ""
-        return f"{point.cell.table}, {point.cell.hardware.name}{known}"
+        unseen = " (held out)" if point.cell.held_out else ""
+        return f"{point.cell.table}, {point.cell.hardware.name}, {point.cell.stack}{unseen}"
 
     return {
-        "rows": by(shown, lambda point: f"{point.cell.table}: {point.cell.server}"),
+        "rows": by(shown, lambda point: f"{point.cell.stack}: {point.cell.server}"),
         "tables": by(shown, table_of),
         "not as the table says": by(marked, lambda point: f"{table_of(point)}: {point.mark}"),
     }
 
 
-def listings(every: Sequence[Point]) -> Iterator[Listing]:
-    """Tables by table and GPU, by server, of rows that could not be run, and of the worst rows."""
+def listings(every: Sequence[Point], peers: Sequence[Peer]) -> Iterator[Listing]:
+    """Held-out servers beside peers; tables by table and GPU, by server, of rows that could not be
+    run, and of the worst rows."""
     shown = usable(every)
     servers, tables, marked = groups_of(every).values()
+    for held_out in (True, False):
+        group = [point for point in shown if point.cell.held_out == held_out]
+        if any(point.cell.protocol for point in group):
+            yield _beside(group, peers, held_out)
     yield _grouped("By table and GPU", tables)
-    yield _grouped("By model and number of GPUs", servers, with_worst=True)
+    yield _grouped("By stack, model and number of GPUs", servers, with_worst=True)
     if marked:
         note = f"rows that their server could not run as the table says; {_UNIT}"
         yield _grouped("Not as the table says", marked, note=note)
-    apart = [point for point in shown if point.cell.hardware.family is not None]
-    if shown:
-        yield _worst(f"The {FARTHEST} farthest off", shown)
-    if apart and len(apart) < len(shown):
-        yield _worst(f"The {FARTHEST} farthest off, of GPUs whose family is known", apart)
+    unseen = [point for point in shown if point.cell.held_out]
+    if unseen:
+        yield _worst(f"The {FARTHEST} farthest off, of servers held out", unseen)
+    if len(unseen) < len(shown):
+        rest = [point for point in shown if not point.cell.held_out]
+        yield _worst(f"The {FARTHEST} farthest off" + (", of the others" if unseen else ""), rest)
+
+
+def _beside(group: Sequence[Point], peers: Sequence[Peer], held_out: bool) -> Listing:
+    """Median errors by server beside those of peers, which answer some of the same rows."""
+    rows = []
+    loops = [point for point in group if point.cell.protocol]
+
+    def server_of(point: Point) -> str:
+        several = "several GPUs" if point.cell.tensor_parallel > 1 else "1 GPU"
+        return f"{point.cell.backend}, {several}"
+
+    for name, points in sorted(by(loops, server_of).items()):
+        rows.append([name, "pagedsim", f"{len(points) // 3}", *_medians(points)])
+        for peer in peers:
+            answered = [point for point in map(peer.predicted, points) if point]
+            if answered:
+                rows.append(["", peer.name, f"{len(answered) // 3}", *_medians(answered)])
+    which = "held out: no constant of ours is fitted to them" if held_out else "of the others"
+    note = f"median |error| in %; servers {which}; a peer answers not all rows"
+    title = "Servers held out" if held_out else "Servers that constants are fitted to"
+    return Listing(title, ["server", "by", "rows", "TPOT", "TTFT", "E2E"], rows, note)
+
+
+def _medians(points: Sequence[Point]) -> list[str]:
+    by_metric = by(points, lambda point: point.metric)
+    return [f"{100 * Score.of(by_metric[name]).median:.1f}" for name in ("tpot", "ttft", "e2e")]
 
 
 def _grouped(
@@ -267,27 +315,37 @@ def _worst(title: str, group: Sequence[Point]) -> Listing:
 
 
 def data(
-    every: Sequence[Point], refits: Refits | None, logs: Mapping[str, Scores]
+    every: Sequence[Point],
+    peers: Sequence[Peer],
+    refits: Refits | None,
+    logs: Mapping[str, Scores],
 ) -> dict[str, Any]:
     """For result.json."""
     content: dict[str, Any] = {
         kind: {name: _classes(group) for name, group in groups.items()}
         for kind, groups in groups_of(every).items()
     }
+    shown = usable(every)
+    loops = [point for point in shown if point.cell.protocol and point.cell.held_out]
+    content["held out"] = {"pagedsim": medians(loops)} | {
+        peer.name: medians([point for point in map(peer.predicted, loops) if point])
+        for peer in peers
+    }
+    for backend, group in by(loops, lambda point: point.cell.backend).items():
+        content["held out"][f"pagedsim, {backend}"] = medians(group)
     if refits is not None:
+        fit = refits.whole
         content["constants"] = {
             name: {
                 "stands": refits.standing[name],
                 "fitted": value,
-                "errors rise": refits.minded[name],
-                "without a model": refits.reach(name, refits.models),
-                "without a GPU": refits.reach(name, refits.gpus),
+                "deviation": fit.deviations[name],
             }
-            for name, value in refits.whole.values.items()
+            for name, value in fit.values.items()
         }
         content["left out"] = {
             part.what: {"unseen": medians(part.unseen), "stands": medians(part.seen)}
-            for part in (*refits.models, *refits.gpus, *refits.others)
+            for part in (*refits.gpus, *refits.servers)
         }
     if logs:
         content["logs"] = {name: score.content() for name, score in logs.items()}
@@ -304,7 +362,7 @@ def table(every: Sequence[Point]) -> list[dict[str, object]]:
     return [
         {
             "table": (cell := point.cell).table,
-            "row": cell.place.rpartition("/")[2],
+            "row": cell.name or cell.place.rpartition("/")[2],
             "model": cell.model.name,
             "hardware": cell.hardware.name,
             "tensor_parallel": cell.tensor_parallel,
@@ -317,6 +375,7 @@ def table(every: Sequence[Point]) -> list[dict[str, object]]:
             "measured_s": point.measured,
             "predicted_s": point.predicted,
             "error": point.error,
+            "held_out": cell.held_out,
             "mark": point.mark,
         }
         for point in every
@@ -324,15 +383,16 @@ def table(every: Sequence[Point]) -> list[dict[str, object]]:
 
 
 def notes(
-    tables: Sequence[Table],
-    points: Sequence[Point],
-    refits: Refits | None,
-    logs: Sequence[truth_data.ServerLog],
+    tables: Sequence[Table], points: Sequence[Point], logs: Sequence[truth_data.ServerLog]
 ) -> Iterator[str]:
     """Notes of the report."""
     yield (
         "a batch's time and TPOT count as tokens; TTFT is a server's, with the queue in it and "
-        "server_ms of the stack on its way"
+        "server_ms of the stack on its way; E2E is TTFT + (output tokens - 1) x TPOT"
+    )
+    yield (
+        "a row is held out if the first byte of sha256(model|GPU|server|version), as its table "
+        "names them, is divisible by 4"
     )
     yield from _believed(points)
     for table in tables:
@@ -343,18 +403,14 @@ def notes(
             "rows that preempt in the simulation, or whose requests have no room in memory, are "
             "told apart, and no constant is fitted to them: their times are the queue's"
         )
-    if any(point.cell.way == "loop" for point in points):
+    if any(point.cell.protocol for point in points):
         yield (
-            "of a closed loop the tables say how many requests there are at a time, and not how "
-            "they begin, nor what clients and HTTP add: here all begin at once, lengths are drawn "
-            "from 0.8 of the nominal to all of it, each user asks ten times, a step computes up "
-            "to 8,192 tokens, and all requests count"
+            "a closed loop is planned as its row says: lengths, rounds, warm-up, prompts, limits "
+            "and server; all requests begin at once, and clients take no time between them"
         )
     for log in logs:
         if log.log.path.name in truth_data.TAUGHT:
             yield f"{log.name}: {truth_data.TAUGHT[log.log.path.name]}"
-    if refits is not None:
-        yield from _constants(refits)
 
 
 def _believed(points: Sequence[Point]) -> Iterator[str]:
@@ -373,43 +429,9 @@ def _believed(points: Sequence[Point]) -> Iterator[str]:
     strangers = [point for point in shown if point.cell.hardware.family is None]
     for name, group in by(tokens(strangers), lambda point: point.cell.hardware.name).items():
         yield (
-            f"{name}: no table in the repository has taught what its family reaches, nor its "
-            f"software; half of its tokens are {percent(Score.of(group).median, 0)} off and more: "
-            "calibrate there"
+            f"{name}: what its kernels reach is taken from other GPUs; half of its tokens are "
+            f"{percent(Score.of(group).median, 0)} off and more: calibrate there"
         )
-
-
-def _constants(refits: Refits) -> Iterator[str]:
-    if open_ones := [name for name in refits.whole.values if not refits.decided(name)]:
-        yield (
-            "the tables do not decide these constants, since others make up for one that is held a "
-            f"fifth away, or at the bound of shares, {constants.MOST_SHARE:g}: "
-            f"{', '.join(open_ones)}"
-        )
-    values = refits.whole.values
-    far = [name for name in values if abs(refits.change(name)) > constants.NEAR]
-    near = max(abs(refits.change(name)) for name in values if name not in far)
-    named = ", ".join(
-        f"{name} ({refits.standing[name]:.3g} stands, {values[name]:.3g} is fitted)" for name in far
-    )
-    yield (
-        "the constants that stand are from an earlier fit of the same tables with other weights, "
-        f"and within {percent(near)} of this fit" + (f" but for {named}" if far else "") + "; mean "
-        f"errors are {percent(refits.stands, 2)} as they stand and "
-        f"{percent(refits.whole.distance, 2)} fitted, so that what differs makes up for itself; "
-        "held-out rows are reported under both"
-    )
-    for name, why in constants.HELD.items():
-        yield f"{name} is not fitted, but as it stands: {why}"
-    yield (
-        "attention and server_ms stay as they are in every fold, so that TTFT and prompt steps are "
-        "not wholly held out; and without h100, h200 and gh200 are still fitted, which have the "
-        "same die"
-    )
-    yield (
-        f"constants are fitted to {', '.join(FITTED)}; without a GPU, to all other NVIDIA GPUs, "
-        "since a table that goes with it is all that tells of its stack"
-    )
 
 
 # -- figures ---------------------------------------------------------------------------------------

@@ -34,20 +34,18 @@ ALONE = {
     "vllm-0.11-codellama-34b": ("codellama-34b", "h100"),
 }
 """Logs with requests that were alone on the server: the model and the GPU."""
-ALONE_STACK = "vllm-2026"
+ALONE_STACK = "vllm-0.12"
 TAUGHT = {
     "vllm-0.19-rtx4090-llama-3.1-8b.csv": "what GeForce cards reach is known from this log alone, "
     "so that it tests nothing here",
     **dict.fromkeys(
         (f"{name}.csv" for name in ALONE),
-        "the constants are fitted to the tokens of its requests that were alone at the server, "
-        "fewer than a tenth of all, and to none under load",
+        "constants of vllm-0.12 are fitted to the tokens of its requests that were alone at the "
+        "server, too, fewer than a tenth of all, and to none under load",
     ),
 }
-"""Logs from which values in `hardware.py` are derived."""
-FITTED = ("splitwise", "llm-inference-bench-a100", "inferencemax-h100", *ALONE)
-"""Tables that the constants in `hardware.py` and conf/stack are fitted to; others are held out."""
-GRID, GRID_STACK = "distserve", "vllm-2023"
+"""Logs from which constants are derived."""
+GRID, GRID_STACK = "distserve", "vllm-0.2"
 GRID_COSTS = ("distserve-opt-13b-tp1", "distserve-opt-13b-tp2", "distserve-opt-66b-tp4")
 """DistServe's fits of vLLM's steps in conf/cost, and their stack. The fits of its own engine are
 not used."""
@@ -56,18 +54,20 @@ Item = TypeVar("Item")
 Done = TypeVar("Done")
 
 
-def tables(paths: Sequence[str] | None, stack: str | None) -> list[Table]:
-    """The user's tables; or all of pagedsim's, rows of logs, and published fits."""
+def tables(
+    paths: Sequence[str] | None, stack: str | None, server: Sequence[str] = ()
+) -> list[Table]:
+    """The user's tables, of which rows without a server have that of the words `server`; or all of
+    pagedsim's, rows of logs, and published fits."""
     if paths is not None:
-        return [read_table(path, stack) for path in paths]
+        return [read_table(path, stack, server) for path in paths]
     tables = [read_table(path, stack) for path in sorted(DATA.glob("*.csv"))]
     for name, (model, gpu) in ALONE.items():
         log = read_log(LOGS / f"{name}.csv")
         shapes = model_named(model), hardware_named(gpu)
         tables.append(Table(name, list(alone(log, name, *shapes, stack or ALONE_STACK)), {}))
     fits = [cell for name in GRID_COSTS for cell in grid(GRID, name, stack or GRID_STACK)]
-    tables.append(Table(GRID, fits, {}))
-    return sorted(tables, key=lambda table: (table.name not in FITTED, table.name))
+    return [*tables, Table(GRID, fits, {})]
 
 
 def planned(
@@ -78,7 +78,7 @@ def planned(
     alike: dict[RowRequests, list[int]] = {}
     for place, cell in enumerate(cells):
         alike.setdefault(RowRequests.of(cell), []).append(place)
-    groups = sorted(alike.items(), key=lambda item: item[0].at_once * item[0].output, reverse=True)
+    groups = sorted(alike.items(), key=lambda item: item[0].tokens, reverse=True)
     schedules = in_processes(
         _planned_alike, [[cells[place] for place in places] for _, places in groups], jobs
     )
@@ -110,17 +110,17 @@ def in_processes(
 
 Key = TypeVar("Key", bound=Hashable)
 
-ONE, SEVERAL, PROMPTS, FIRST = "tokens, 1 GPU", "tokens, several GPUs", "prompt steps", "TTFT"
-CLASSES = (ONE, SEVERAL, PROMPTS, FIRST)
-WITHIN: Mapping[str, float] = {ONE: 0.10, SEVERAL: 0.15, PROMPTS: 0.20}
-"""Limits of the median errors. TTFT has none, since it depends on clients that the tables do not
-describe."""
+ONE, SEVERAL, PROMPTS = "tokens, 1 GPU", "tokens, several GPUs", "prompt steps"
+FIRST, WHOLE = "TTFT", "E2E"
+CLASSES = (ONE, SEVERAL, PROMPTS, FIRST, WHOLE)
+WITHIN: Mapping[str, float] = {ONE: 0.05, SEVERAL: 0.09, FIRST: 0.20, WHOLE: 0.08}
+"""What the median errors of servers that were held out are to be at most."""
 
 
 def kind_of(point: Point) -> str:
     """The class of a measurement; batches and TPOT count as tokens."""
-    if point.metric == "ttft":
-        return FIRST
+    if point.metric in ("ttft", "e2e"):
+        return FIRST if point.metric == "ttft" else WHOLE
     if point.metric == "prompt":
         return PROMPTS
     return ONE if point.cell.tensor_parallel == 1 else SEVERAL

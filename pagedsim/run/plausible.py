@@ -109,7 +109,7 @@ def _instead(value: float, usual: Usual) -> str:
 
 _SWAPPED = ("memory.swap_space_gib", "memory.cpu_blocks")
 """Settings of what is swapped out."""
-RECOMPUTING = ("vllm-0.33", "sglang-0.5")
+RECOMPUTING = ("vllm-0.12", "vllm-0.33", "sglang-0.5", "trtllm-1")
 """Options of `server` that preempt by recompute alone."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,42 +10,88 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole, unknown
 
 GIB = 2**30
+FP16 = "fp16"
+"""Of 16 bits, also bf16: a number format of products."""
+
+
+class Products(NamedTuple):
+    """What products with weights reach: `us` µs each, and FLOP and bytes of which the slower counts
+    the more, the larger `sharpness` is: (compute^s + reading^s)^(1/s)."""
+
+    us: float
+    compute: float
+    """Achieved fraction of the FLOP rate."""
+    bandwidth: float
+    """Of the memory bandwidth, by reading weights."""
+    sharpness: float
 
 
 class Family(NamedTuple):
-    """Achieved fractions of the data-sheet rates, fitted together with conf/stack to the step
-    tables in experiments/data by an earlier, differently weighted fit than that of
-    `experiment=truth`, which prints where it differs; docs/fidelity.md has the accuracy."""
+    """Achieved fractions of the data-sheet rates, and latencies of kernels, by GPU family.
 
-    compute: float
-    """Of the FLOP rate, by products with weights in a prefill step."""
+    Fitted to kernels that aiconfigurator-core's tables have measured:
+    `python -m pagedsim.experiments.fidelity.families` prints them, with their errors.
+    """
+
+    products: Mapping[str, Products]
+    """By number format."""
     attention: float
     """Of the FLOP rate, by prefill attention."""
-    bandwidth: float
-    """Of the memory bandwidth, by reading weights."""
     cache: float
     """Of the memory bandwidth, by reading the KV cache."""
-    eight_bits: float = 0.8
-    """Efficiency of 8-bit products relative to `compute`."""
+    attention_us: float
+    """Latency of attention in µs."""
     launch: float = 1.0
     """Launch time of kernels on the typical host CPUs of such GPUs, relative to those of an
     H100."""
 
+    @property
+    def compute(self) -> float:
+        """Of the FLOP rate, by products in 16 bits."""
+        return self.products[FP16].compute
+
+    @property
+    def bandwidth(self) -> float:
+        """Of the memory bandwidth, by reading weights of 16 bits."""
+        return self.products[FP16].bandwidth
+
+    def products_in(self, number_format: str) -> Products:
+        """Those in a format; of 8 bits where that is not known, else of 16."""
+        known = self.products
+        return known.get(number_format) or known.get("fp8") or known[FP16]
+
 
 FAMILIES = {
-    "ampere": Family(compute=0.68, attention=0.42, bandwidth=0.80, cache=0.70, launch=2.0),
+    "ampere": Family({"fp16": Products(6.6, 0.78, 0.78, 1.7)}, 0.55, 0.78, 19.1, launch=2.0),
+    "ada": Family(
+        {"fp16": Products(0.0, 0.59, 0.80, 2.2), "fp8": Products(0.0, 0.53, 0.83, 1.5)},
+        *(0.54, 0.80, 9.4),
+    ),
     # Accumulating in 32 bits halves the peak rate, so kernels reach most of it. Fitted to a single
     # log: vLLM 0.19 on an RTX 4090.
-    "geforce": Family(compute=0.95, attention=0.80, bandwidth=0.90, cache=0.90),
-    "hopper": Family(compute=0.65, attention=0.42, bandwidth=0.86, cache=0.92),
-    # Kernels of vLLM 0.19 on an RTX PRO 6000 (Server Edition), for Llama-3.1-8B and Qwen3-32B:
-    # profiler/perf of github.com/casys-kaist/LLMServingSim. Products of 1,024 tokens and more reach
-    # 0.73 to 0.79, chunks of 2,048 tokens 0.40 to 0.58, those of up to 16 tokens 0.89 to 0.93 of
-    # the bandwidth, 128 decodes and more of 1,024 tokens 0.83 to 0.90.
-    "rtx-pro": Family(compute=0.77, attention=0.50, bandwidth=0.89, cache=0.88),
+    "geforce": Family({"fp16": Products(0.0, 0.95, 0.90, 4.0)}, 0.80, 0.90, 9.4),
+    "hopper": Family(
+        {"fp16": Products(4.2, 0.78, 0.85, 2.7), "fp8": Products(7.7, 0.63, 0.90, 1.3)},
+        *(0.62, 0.85, 12.1),
+    ),
+    "blackwell": Family(
+        {
+            "fp16": Products(3.9, 0.69, 0.79, 2.2),
+            "fp8": Products(7.3, 0.55, 0.79, 1.2),
+            "fp4": Products(8.5, 0.43, 0.67, 1.5),
+        },
+        *(0.51, 0.87, 10.6),
+    ),
+    "rtx-pro": Family(
+        {"fp16": Products(0.1, 0.78, 0.92, 1.6), "fp8": Products(5.1, 0.73, 0.98, 1.35)},
+        *(0.55, 0.92, 11.0),
+    ),
 }
-OTHER = Family(compute=0.65, attention=0.42, bandwidth=0.84, cache=0.84)
-"""For GPUs without a family, to which no constants are fitted."""
+OTHER = Family(
+    {"fp16": Products(4.0, 0.75, 0.85, 1.9), "fp8": Products(7.5, 0.60, 0.93, 1.4)},
+    *(0.54, 0.86, 11.7),
+)
+"""For GPUs without a family: what all of these reach together."""
 
 
 def family_of(name: str | None) -> Family:
@@ -71,7 +118,7 @@ class Hardware:
     pcie_copy_us: float = 5.0
     interconnect_gb_s: float = 0.0
     """Between the GPUs of a node: NVLink, Infinity Fabric or PCIe. 0: as PCIe."""
-    interconnect_us: float = 18.0
+    interconnect_us: float = 5.0
     """Latency of one all-reduce."""
     gpus_per_node: int = 8
     network_gb_s: float | None = None
@@ -82,6 +129,7 @@ class Hardware:
     fp8_tflops: float | None = None
     """Rate of FP8 products; None if unsupported or not in a data sheet."""
     int8_tops: float | None = None
+    fp4_tflops: float | None = None
     tdp_w: float | None = None
     """Maximum power in W (TDP, TBP or TGP); None if not in a data sheet."""
     family: str | None = None
@@ -95,7 +143,14 @@ class Hardware:
             require_number(f"hardware.{key}", getattr(self, key), above=0)
         for key in ("pcie_copy_us", "interconnect_gb_s", "interconnect_us", "network_us"):
             require_number(f"hardware.{key}", getattr(self, key), 0)
-        for key in ("fp8_tflops", "int8_tops", "tdp_w", "network_gb_s", "price_per_hour"):
+        for key in (
+            "fp8_tflops",
+            "int8_tops",
+            "fp4_tflops",
+            "tdp_w",
+            "network_gb_s",
+            "price_per_hour",
+        ):
             if getattr(self, key) is not None:
                 require_number(f"hardware.{key}", getattr(self, key), above=0)
         require_whole("hardware.gpus_per_node", self.gpus_per_node, 1)
@@ -119,7 +174,10 @@ class Hardware:
     @property
     def rates(self) -> dict[str, float]:
         """Dense operations/s by number format."""
-        printed = {"fp16": self.fp16_tflops, "fp8": self.fp8_tflops, "int8": self.int8_tops}
+        printed = {
+            **{"fp16": self.fp16_tflops, "fp8": self.fp8_tflops},
+            **{"int8": self.int8_tops, "fp4": self.fp4_tflops},
+        }
         return {name: rate * 1e12 for name, rate in printed.items() if rate is not None}
 
     @property

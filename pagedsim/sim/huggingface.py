@@ -11,7 +11,8 @@ from typing import Any
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_whole, unknown
-from pagedsim.sim.model import FP16, MLA, ModelShape, MoE
+from pagedsim.sim.hardware import FP16
+from pagedsim.sim.model import MLA, ModelShape, MoE
 
 
 class Keys:

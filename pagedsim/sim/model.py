@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
+from pagedsim.sim.hardware import FP16
 
-FP16, FORMATS = "fp16", ("fp16", "fp8", "int8")
-"""Formats of matrix products; fp16 stands for bf16, too."""
+FORMATS = (FP16, "fp8", "int8", "fp4")
+"""Formats of matrix products."""
 
 _SIZES = (
     "layers",

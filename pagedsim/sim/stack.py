@@ -11,21 +11,24 @@ from pagedsim.core.errors import require_number
 class Stack:
     """Overheads of one version of a serving engine.
 
-    The defaults are those of `stack=vllm-2026`.
+    The defaults are those of `stack=vllm-0.33`.
     """
 
-    name: str = "vllm-2026"
-    host_step_ms: float = 1.15
+    name: str = "vllm-0.33"
+    host_step_ms: float = 1.0
     """Host time between two steps, while the GPU idles: scheduling, preparing the batch,
     sampling."""
-    host_request_us: float = 56.0
+    host_request_us: float = 15.0
     """Host time per sequence of the step."""
-    layer_us: float = 16.0
-    """GPU time per layer of norms, rotary embeddings and gaps between kernels."""
+    latencies: float = 1.4
+    """What kernels take to start, relative to measurements of one at a time: less if the server
+    fuses them or starts one before the last has ended, more if the GPU waits between them."""
+    ideal_kernels: bool = False
+    """Whether kernels start at once, and compute all the while that they read."""
     launch_us: float = 0.0
     """Host time of launching a layer's kernels, while the GPU works; the sum over layers bounds a
     step from below. 0: kernels are launched as a CUDA graph."""
-    all_reduce_share: float = 0.65
+    all_reduce_share: float = 0.5
     """Achieved fraction of the link bandwidth by all-reduces."""
     all_to_all_share: float = 0.8
     """Achieved fraction of the link bandwidth by all-to-alls of experts and by transfers between
@@ -34,7 +37,7 @@ class Stack:
     """Time of HTTP and tokenisation, before a request is queued."""
 
     def __post_init__(self) -> None:
-        for key in ("host_step_ms", "host_request_us", "layer_us", "launch_us", "server_ms"):
+        for key in ("host_step_ms", "host_request_us", "latencies", "launch_us", "server_ms"):
             require_number(f"stack.{key}", getattr(self, key), 0)
         for key in ("all_reduce_share", "all_to_all_share"):
             require_number(f"stack.{key}", getattr(self, key), above=0, high=1)

@@ -155,6 +155,10 @@ class Server:
         if self.batching == "sglang":
             how = {"chunked_prefill_size": self.chunk, "mixed_chunk": self.mixed}
             return make_batching("sglang", **how, conservativeness=self.watermark or 1.0)
+        if self.batching == "trtllm":
+            waits = {"batch_wait_timeout_iters": self.max_wait or 0}
+            share = {"batch_wait_max_tokens_ratio": 0.5}
+            return make_batching("trtllm", chunked_context=self.mixed, **share, **waits)
         waits = {"max_wait_tokens": self.max_wait} if self.max_wait else {}
         return make_batching(self.batching, watermark=self.watermark, **waits)
 
@@ -361,8 +365,8 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         spill=draw(_truth) if tiers else True,
         weighs=draw(_one_of(False, False, True)) if tiers else False,
         chunk=chunk and -(-chunk // size) * size,
-        mixed=draw(_truth) if chunk else False,
-        max_wait=draw(_one_of(0, 0, 0, 3)) if batching == "prefill_first" else 0,
+        mixed=draw(_truth) if chunk or batching == "trtllm" else False,
+        max_wait=draw(_one_of(0, 0, 0, 3)) if batching in ("prefill_first", "trtllm") else 0,
     )
 
 

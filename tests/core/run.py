@@ -251,7 +251,7 @@ class Run:
         assert planned <= self.scheduler.running.keys(), "work for a request that does not run"
 
     def _audit_budget(self, plan: StepPlan) -> None:
-        if self.case.server.batching == "unified":
+        if self.case.server.batching in ("unified", "trtllm"):
             total = plan.prefill_tokens + plan.decode_count
             assert total <= self.scheduler.max_batched_tokens, "more than a step may compute"
             return

@@ -193,9 +193,11 @@ def test_a_file_that_is_no_option_is_named(tmp_path: Path, text: str, fault: str
 
 
 SERVERS = {
-    "vllm-0.6": ("PrefillFirst", "PagedMemory", "vllm-2024", False),
-    "vllm-0.33": ("Unified", "PrefixMemory", "vllm-2026", True),
-    "sglang-0.5": ("SGLang", "RadixMemory", "vllm-2026", True),
+    "vllm-0.6": ("PrefillFirst", "PagedMemory", "vllm-0.6", False),
+    "vllm-0.12": ("Unified", "PrefixMemory", "vllm-0.12", False),
+    "vllm-0.33": ("Unified", "PrefixMemory", "vllm-0.33", True),
+    "sglang-0.5": ("SGLang", "RadixMemory", "sglang-0.5", True),
+    "trtllm-1": ("TensorRTLLM", "PagedMemory", "trtllm-1.1", True),
 }
 
 

@@ -50,7 +50,7 @@ def shipped(group: str, name: str) -> Any:
     if group != "cost":
         return instantiate(config)
     # What it takes from the configuration around it: the stack.
-    stack = OmegaConf.load(CONF / "stack" / "vllm-2026.yaml")
+    stack = OmegaConf.load(CONF / "stack" / "vllm-0.33.yaml")
     root = OmegaConf.create({"stack": stack, "cost": config})
     return instantiate(root.cost, _partial_=True)
 

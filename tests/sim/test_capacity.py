@@ -148,7 +148,7 @@ def test_a_shipped_gpu_is_that_of_its_data_sheet(name: str) -> None:
     assert gpu.pcie == sheet.pcie / 2 * 1e9
     assert 0.91 * sheet.memory < gpu.memory_gib <= sheet.memory  # of GDDR6, ECC takes a sixteenth
     found = gpu.rates
-    assert list(found) == [key for key in ("fp16", "fp8", "int8") if key in found]
+    assert list(found) == [key for key in ("fp16", "fp8", "int8", "fp4") if key in found]
     assert found["fp16"] == gpu.flop_rate
     for key in ("fp8", "int8"):
         tera = getattr(sheet, key)

@@ -248,7 +248,7 @@ def test_what_the_tables_lack_comes_from_the_nearest(tables: Path) -> None:
 @pytest.mark.parametrize(
     ("stack", "version"),
     [
-        ("vllm-2026", "0.24.0"),
+        ("vllm-0.33", "0.24.0"),
         ("vllm-0.19", "0.19.0"),
         ("vllm-0.12", "0.14.0"),
         ("vllm-0.33", "0.24.0"),

@@ -55,7 +55,7 @@ def test_a_prompt_fills_and_empties_the_pipeline(stages: int) -> None:
     model = cost.replica.model
     flop = 4096 * model.flop_per_token + model.flop_per_sample
     flop += model.prefill_pair_flop * 4096 * 4097 / 2
-    hops = (stages - 1) * (4096 / stages * 4096 * 2 / 450e9 + 18e-6)
+    hops = (stages - 1) * (4096 / stages * 4096 * 2 / 450e9 + 5e-6)
     turn = (flop / stages / cost.replica.hardware.flop_rate + hops) / stages
     assert told.seconds == pytest.approx((2 * stages - 1) * turn)
 
@@ -68,13 +68,13 @@ def test_hops_between_nodes_take_the_network() -> None:
     assert [where.spans_nodes for where in (inside, beyond, alone)] == [False, True, True]
     told = ideal(beyond).explain(plan(decodes=5, context=500))
     each = 8192 * 2 / 4  # bytes that each of four GPUs sends of a token
-    assert seconds(told, "to the next stage") == pytest.approx(2 * (each / 450e9 + 18e-6))
+    assert seconds(told, "to the next stage") == pytest.approx(2 * (each / 450e9 + 5e-6))
     outside = seconds(told, "to the next stage between nodes")
     assert outside == pytest.approx(2 * (each / 50e9 + 14e-6))
 
 
 def test_launches_and_the_host_are_counted_once_for_each_round() -> None:
-    stack = Stack(launch_us=200.0, layer_us=0.0, host_step_ms=2.0, host_request_us=0.0)
+    stack = Stack(launch_us=200.0, latencies=0.0, host_step_ms=2.0, host_request_us=0.0)
     cost = Roofline(replica("tiny", "h100", pipeline_parallel=2), stack=stack)
     launching = cost.replica.model.layers * 200e-6
     for step, rounds in ((plan(decodes=2, context=20), 1.0), (plan(16), 1.5)):

@@ -6,8 +6,9 @@ A file's layout is recognised by its header.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,26 +20,26 @@ from pagedsim.core.plan import Chunk
 from pagedsim.fidelity.logs.log import Log
 from pagedsim.fidelity.rows import Row, read_rows
 from pagedsim.fidelity.sheets import hardware_named, model_named, option_names, settings
+from pagedsim.fidelity.step_tables.protocol import COLUMNS, Protocol, stack_of
 from pagedsim.sim.cost import Fitted
-from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.hardware import FP16, Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 from pagedsim.spec.objects import make
 
-Metric = Literal["prompt", "token", "latency", "ttft", "tpot"]
+Metric = Literal["prompt", "token", "latency", "ttft", "tpot", "e2e"]
 METRICS: Mapping[Metric, str] = {
     "prompt": "prompt step",
     "token": "token step",
     "latency": "batch",
     "ttft": "TTFT",
     "tpot": "TPOT",
+    "e2e": "E2E",
 }
 """What each is called on a page."""
 Way = Literal["steps", "batch", "loop"]
 """What was measured: steps (one of prompts, one of decodes); a batch of requests that arrive at
 once; or a closed loop with a number of concurrent requests."""
-SHORTEST = 0.8
-"""Lengths in a closed loop are drawn from this share of the row's length up to all of it."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,18 @@ class Cell:
     output: int
     at_once: int
     measured: Mapping[Metric, float]
+    protocol: Protocol | None = None
+    """Of a closed loop."""
+    held_out: bool = False
+    """Whether no constant may be fitted to it."""
+    name: str = ""
+    """What its benchmark calls the row."""
+    backend: str = "vllm"
 
     @property
     def replica(self) -> Replica:
-        return Replica(self.model, self.hardware, self.tensor_parallel)
+        cache = "auto" if self.protocol is None else self.protocol.kv_cache_dtype
+        return Replica(self.model, self.hardware, self.tensor_parallel, kv_cache_dtype=cache)
 
     @property
     def server(self) -> str:
@@ -85,8 +94,10 @@ ALIASES = {
     "mistralai/Mistral-7B-v0.1": "mistral-7b",
     "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
     "Qwen/Qwen2-7B": "qwen2-7b",
-    "Llama-3.1-70B": "llama-3.1-70b",
-    "Qwen3-32B": "qwen3-32b",
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
 }
 """Models as tables call them; Llama 3 has the shape of Llama 3.1."""
 GPUS = {
@@ -100,8 +111,12 @@ GPUS = {
     "b200_sxm": "b200",
 }
 """GPUs likewise. LLM-Inference-Bench's A100 has 40 GB; experiments/data/README.md says why."""
-PRECISIONS = {"": "fp16", "bf16": "fp16", "fp16": "fp16", "fp8": "fp8"}
-"""What products with weights are computed in, as tables call it."""
+PRECISIONS = {
+    **dict.fromkeys(("", "bf16", "fp16"), ("fp16", 2.0)),
+    "fp8": ("fp8", 1.0),
+    "fp4": ("fp4", 0.5625),  # NVFP4: each 16 numbers of 4 bits share a scale of 8
+}
+"""What products with weights are computed in, as tables call it, and the bytes of a weight."""
 SHAPELESS = {"Deci/DeciLM-7B": "its layers differ in their numbers of heads"}
 """Models that no dozen numbers describe, and why; their rows are left out."""
 
@@ -113,8 +128,8 @@ NO_SHEETS = {"cpu", "hf", "tiny"}
 class Layout(NamedTuple):
     """The columns of a benchmark's file, and what it measured."""
 
-    stack: str
-    """The server of its time, in conf/stack."""
+    stack: str | None
+    """The server of its time, in conf/stack; None: rows name their servers, with a protocol."""
     way: Way
     gpus: str
     prompt: str
@@ -135,21 +150,21 @@ class Layout(NamedTuple):
 LAYOUTS = (
     # Splitwise: one step of prompts and one of tokens.
     Layout(
-        "vllm-2023",
+        "vllm-0.2",
         "steps",
         *("tensor_parallel", "prompt_tokens", "output_tokens", "batch"),
         {"prompt": ("prompt_ms", 1e-3), "token": ("token_ms", 1e-3)},
     ),
     # LLM-Inference-Bench: a static batch, with answers as long as the prompts.
     Layout(
-        "vllm-2024",
+        "vllm-0.6",
         "batch",
         *("gpus", "tokens_in_and_out", "tokens_in_and_out", "batch"),
         {"latency": ("latency_s", 1.0)},
     ),
-    # InferenceMAX: a closed loop.
+    # AIConfigurator's samples, vllm bench serve: a closed loop.
     Layout(
-        "vllm-2026",
+        None,
         "loop",
         *("tensor_parallel", "input_tokens", "output_tokens", "concurrency"),
         {"ttft": ("ttft_ms", 1e-3), "tpot": ("tpot_ms", 1e-3)},
@@ -167,52 +182,97 @@ class Table(NamedTuple):
     """How many rows are of each of SHAPELESS."""
 
 
-def read_table(path: str | Path, stack: str | None = None) -> Table:
-    """Read all rows of a file; `stack` replaces the stack of its time."""
+def read_table(path: str | Path, stack: str | None = None, server: Sequence[str] = ()) -> Table:
+    """Read all rows of a file; `stack` replaces the stack of its time, and `server` are the words
+    of a server where rows name none."""
     rows, name = read_rows(path, "study.tables"), Path(path).stem
-    header = rows[0].values
-    layout = next((candidate for candidate in LAYOUTS if {*candidate.columns} <= {*header}), None)
-    if layout is None:
-        known = "; or ".join(", ".join(layout.columns) for layout in LAYOUTS)
-        raise ConfigError(f"{path}: has the columns {', '.join(header):.200}: must have {known}")
+    layout = _layout(path, rows[0].values)
     cells, left_out = [], Counter[str]()
     for row in rows:
         if (model := row.text("model")) in SHAPELESS:
             left_out[model] += 1
         else:
-            cells.append(_cell(name, row, layout, stack or layout.stack))
+            cells.append(_cell(name, row, layout, stack, server))
     if not cells:
         why = "; ".join(f"{model}: {SHAPELESS[model]}" for model in left_out)
         raise ConfigError(f"study.tables={path}: all of its rows are left out: {why}")
     return Table(name, cells, left_out)
 
 
-def _cell(table: str, row: Row, layout: Layout, stack: str) -> Cell:
+def _layout(path: str | Path, header: Collection[str]) -> Layout:
+    layout = next((candidate for candidate in LAYOUTS if {*candidate.columns} <= {*header}), None)
+    if layout is None:
+        known = "; or ".join(", ".join(layout.columns) for layout in LAYOUTS)
+        raise ConfigError(f"{path}: has the columns {', '.join(header):.200}: must have {known}")
+    if layout.way == "loop" and (lacking := [name for name in COLUMNS if name not in header]):
+        meanings = "; ".join(f"{name}: {COLUMNS[name]}" for name in lacking)
+        raise ConfigError(
+            f"{path}: has no column {', '.join(lacking)}: a closed loop needs its protocol "
+            f"({meanings})"
+        )
+    return layout
+
+
+def _cell(table: str, row: Row, layout: Layout, stack: str | None, server: Sequence[str]) -> Cell:
     def whole(column: str, low: int = 1) -> int:
         return int(row.number(column, f"a whole number from {low}", low=low, whole=True))
 
+    gpu = _name(row, "gpu", "hardware", GPUS)
+    protocol = Protocol.of(row, server) if layout.way == "loop" else None
+    if stack is None:
+        stack = _stack(row, protocol, gpu) if layout.stack is None else layout.stack
+        if gpu.startswith("mi") and f"{stack}-rocm" in option_names("stack"):
+            stack = f"{stack}-rocm"
     cell = Cell(
         table,
         row.place,
         _model(row, layout.precision),
-        hardware_named(_name(row, "gpu", "hardware", GPUS)),
+        hardware_named(gpu),
         whole(layout.gpus),
         stack,
         layout.way,
         whole(layout.prompt),
         # A loop's shortest answers must have two tokens.
-        whole(layout.output, ceil(2 / SHORTEST) if layout.way == "loop" else 1),
+        whole(layout.output, 1 if protocol is None else ceil(2 / protocol.shortest)),
         whole(layout.at_once),
-        {
-            metric: unit * row.number(column, "a time above 0", above=0)
-            for metric, (column, unit) in layout.measured.items()
-        },
+        _measured(row, layout),
+        protocol,
+        held_out(row),
+        row.text("id"),
+        row.text("backend") or "vllm",
     )
     try:
         _ = cell.replica  # which refuses a model that cannot be split so
     except ConfigError as error:
         raise ConfigError(f"{row.place}: {error}") from error
     return cell
+
+
+def _measured(row: Row, layout: Layout) -> dict[Metric, float]:
+    """The times of a row; E2E of a loop is that of a request as long as the row says."""
+    measured: dict[Metric, float] = {
+        metric: unit * row.number(column, "a time above 0", above=0)
+        for metric, (column, unit) in layout.measured.items()
+    }
+    if layout.way == "loop":
+        tokens = row.number(layout.output) - 1
+        measured["e2e"] = measured["ttft"] + tokens * measured["tpot"]
+    return measured
+
+
+def _stack(row: Row, protocol: Protocol | None, gpu: str) -> str:
+    assert protocol is not None
+    try:
+        return stack_of(protocol.server, gpu)
+    except ConfigError as error:
+        raise ConfigError(f"{row.place}: server: {error}") from error
+
+
+def held_out(row: Row) -> bool:
+    """Whether no constant may be fitted to a row: a quarter of all servers, by a hash of what the
+    row calls its model, GPU, server and version."""
+    names = (row.text(column) for column in ("model", "gpu", "backend", "version"))
+    return sha256("|".join(names).encode()).digest()[0] % 4 == 0
 
 
 def _model(row: Row, column: str | None) -> ModelShape:
@@ -222,8 +282,8 @@ def _model(row: Row, column: str | None) -> ModelShape:
     if precision not in PRECISIONS:
         known = ", ".join(name for name in PRECISIONS if name)
         raise row.wrong(str(column), f"empty or one of {known}")
-    products = PRECISIONS[precision]
-    return shape if products == "fp16" else replace(shape, dtype_bytes=1.0, products=products)
+    products, size = PRECISIONS[precision]
+    return shape if products == FP16 else replace(shape, dtype_bytes=size, products=products)
 
 
 def _name(row: Row, column: str, group: str, aliases: Mapping[str, str]) -> str:

@@ -1,11 +1,11 @@
-"""Named constants of the roofline, and predictions for many rows at once."""
+"""Named constants of stacks, and predictions for many rows at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,67 +13,57 @@ from numpy.typing import NDArray
 from pagedsim.fidelity.sheets import option_names, stack_named
 from pagedsim.fidelity.step_tables.schedule import Schedule
 from pagedsim.fidelity.step_tables.tables import Cell, Metric
-from pagedsim.sim.cost import Measured, Roofline
-from pagedsim.sim.hardware import FAMILIES, OTHER, Family, Hardware
+from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
-
-LINK = "link.interconnect_us"
-"""The constant that data sheets in conf/hardware have for links between GPUs."""
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants by GPU family and by stack; a name is that of the family or stack and the
-    constant's, such as `hopper.cache`."""
+    """Constants of serving stacks; a name is a stack's and the constant's, such as
+    `vllm-0.12.host_step_ms`."""
 
-    families: Mapping[str, Family]
     stacks: Mapping[str, Stack]
-    interconnect_us: float
 
     @classmethod
     def standing(cls) -> Constants:
         """The constants that simulations use."""
-        stacks = {name: stack_named(name) for name in sorted(option_names("stack"))}
-        return cls(FAMILIES, stacks, Hardware.interconnect_us)
+        return cls({name: stack_named(name) for name in sorted(option_names("stack"))})
 
     def __getitem__(self, name: str) -> float:
-        if name == LINK:
-            return self.interconnect_us
-        owner, field = name.split(".")
-        value: float = getattr(self.families.get(owner) or self.stacks[owner], field)
+        stack, _, field = name.rpartition(".")
+        value: float = getattr(self.stacks[stack], field)
         return value
 
     def but(self, values: Mapping[str, float]) -> Constants:
-        """These constants with some values changed; KeyError for an unknown name."""
-        families, stacks = dict(self.families), dict(self.stacks)
+        """These constants with some values changed; KeyError for an unknown stack."""
+        stacks = dict(self.stacks)
         for name, value in values.items():
-            owner, _, field = name.partition(".")
-            if owner in families:
-                families[owner] = families[owner]._replace(**{field: value})
-            elif owner in stacks:
-                changed: dict[str, Any] = {field: value}
-                stacks[owner] = replace(stacks[owner], **changed)
-            elif name != LINK:
-                raise KeyError(f"{name}: no such constant")
-        return Constants(families, stacks, values.get(LINK, self.interconnect_us))
+            stack, _, field = name.rpartition(".")
+            changed: dict[str, Any] = {field: value}
+            stacks[stack] = replace(stacks[stack], **changed)
+        return Constants(stacks)
 
     def cost_of(self, replica: Replica, stack: str) -> Roofline:
         """The cost model of a replica under one of the stacks."""
-        name = replica.hardware.family
-        family = OTHER if name is None else self.families[name]
-        standing = replica.hardware.interconnect_us == Hardware.interconnect_us
-        if standing and replica.tensor_parallel > 1:
-            hardware = replace(replica.hardware, interconnect_us=self.interconnect_us)
-            replica = replace(replica, hardware=hardware)
-        return Roofline(replica, stack=self.stacks[stack], family=family)
+        return Roofline(replica, stack=self.stacks[stack])
 
 
 # -- predictions -----------------------------------------------------------------------------------
 
 Floats = NDArray[np.float64]
 
-CostOf = Callable[[Replica, str], Roofline | Measured]
+
+class StepTimes(Protocol):
+    """What is asked of a cost model: those of `cost=roofline` and `cost=measured` answer it."""
+
+    server_seconds: float
+
+    def seconds_of(self, steps: Floats, ahead: NDArray[np.bool_] | bool = False) -> Floats:
+        """Seconds of steps, a row each."""
+
+
+CostOf = Callable[[Replica, str], StepTimes]
 """The cost model of a replica under a stack of this name."""
 
 
@@ -102,6 +92,7 @@ class _Server:
     replica: Replica
     stack: str
     totals: Floats
+    ahead: NDArray[np.bool_]
     rows: NDArray[np.int64]
     """Steps of each term of the sums, grouped by point."""
     weights: Floats
@@ -112,8 +103,8 @@ class _Server:
     places: NDArray[np.int64]
     """Index of each point among all points."""
 
-    def seconds(self, cost: Roofline | Measured) -> Floats:
-        terms = cost.seconds_of(self.totals)[self.rows] * self.weights
+    def seconds(self, cost: StepTimes) -> Floats:
+        terms = cost.seconds_of(self.totals, self.ahead)[self.rows] * self.weights
         summed: Floats = np.add.reduceat(terms, self.begins)
         return summed + self.served * cost.server_seconds
 
@@ -125,20 +116,17 @@ class Points:
         self.all: list[Point] = []
         by_server: dict[tuple[Replica, str], list[tuple[int, Cell, Schedule]]] = {}
         for cell, schedule in rows:
-            key = (cell.replica, cell.stack)
+            key = cell.replica, cell.stack
             by_server.setdefault(key, []).append((len(self.all), cell, schedule))
             self.all += [Point(cell, metric, schedule.mark) for metric in cell.measured]
         self._servers = [_joined(*key, of) for key, of in by_server.items()]
         self.measured = np.array([point.measured for point in self.all])
 
-    def predicted(
-        self, cost_of: CostOf, only: Callable[[Replica, str], bool] | None = None
-    ) -> Floats:
-        """Predicted seconds of each point by a cost model; NaN for servers not in `only`."""
-        predictions = np.full(len(self.all), np.nan)
+    def predicted(self, cost_of: CostOf) -> Floats:
+        """Predicted seconds of each point by a cost model."""
+        predictions = np.empty(len(self.all))
         for server in self._servers:
-            if only is None or only(server.replica, server.stack):
-                predictions[server.places] = server.seconds(cost_of(server.replica, server.stack))
+            predictions[server.places] = server.seconds(cost_of(server.replica, server.stack))
         return predictions
 
     def scored(self, cost_of: CostOf) -> list[Point]:
@@ -158,13 +146,14 @@ def _joined(replica: Replica, stack: str, rows: Sequence[tuple[int, Cell, Schedu
             weights.append(weight[counting])
             begins.append(terms)
             terms += len(counting)
-            served.append(float(metric == "ttft"))
+            served.append(float(metric in ("ttft", "e2e")))
             places.append(place + at)
         above += len(schedule.totals)
     return _Server(
         replica,
         stack,
         np.concatenate([schedule.totals for _, _, schedule in rows]),
+        np.concatenate([schedule.ahead for _, _, schedule in rows]),
         np.concatenate(steps),
         np.concatenate(weights),
         np.array(begins),

@@ -19,7 +19,8 @@ from pagedsim.sim.cost.grids import Curve, Surface
 from pagedsim.sim.cost.roofline import ALL_REDUCES, all_to_all, hops
 from pagedsim.sim.cost.tables import KernelTables
 from pagedsim.sim.cost.terms import CostTerm
-from pagedsim.sim.model import FP16, MLA, Matrix, attention_matrices, mlp_matrices
+from pagedsim.sim.hardware import FP16
+from pagedsim.sim.model import MLA, Matrix, attention_matrices, mlp_matrices
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 

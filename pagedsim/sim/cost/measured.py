@@ -85,8 +85,8 @@ class Measured(CostModel):
 
     `tables` is a folder of tables, None the installed ones of aiconfigurator-core, of the `stack`'s
     framework and its nearest version. Host time and the front end are the stack's;
-    `stack.layer_us` is not added, since kernels are there one by one. `expert_load` is how unevenly
-    tokens choose experts. Pipelines and groups are those of `Split`.
+    `stack.latencies` does not count, since kernels are there one by one. `expert_load` is how
+    unevenly tokens choose experts. Pipelines and groups are those of `Split`.
     """
 
     def __init__(
@@ -132,21 +132,24 @@ class Measured(CostModel):
         place = bisect_right(contexts, context) - 1  # `_Line.at` inlined: a call takes as long
         return seconds[place] + (context - contexts[place]) * slopes[place] + host
 
-    def seconds_of(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """`step_seconds` of many steps, one per row, with the columns of `Totals` up to `step`.
+    def seconds_of(
+        self, steps: NDArray[np.float64], ahead: NDArray[np.bool_] | bool = False
+    ) -> NDArray[np.float64]:
+        """`step_seconds` of many steps, one per row, with the columns of `Totals` up to `step`;
+        `ahead`: each was planned while the one before ran.
 
         Not for a split replica, where the lengths of individual chunks matter.
         """
         assert self._split is None
-        seconds = np.empty(len(steps))
+        gpu = np.empty(len(steps))
         sequences, pairs, contexts = (steps[:, i] for i in map(Totals._fields.index, _COLUMNS))
         for count in np.unique(sequences[pairs == 0]).tolist():
             rows, line = (sequences == count) & (pairs == 0), self._decode_line(count)
-            seconds[rows] = line.many(contexts[rows]) + line.host
+            gpu[rows] = line.many(contexts[rows])
         for row in np.flatnonzero(pairs).tolist():
-            totals = Totals(*steps[row].tolist())
-            seconds[row] = self._gpu(totals) + self._host(totals)
-        return seconds
+            gpu[row] = self._gpu(Totals(*steps[row].tolist()))
+        host = sequences * self._sequence + self._step
+        return np.where(ahead, np.maximum(gpu, host), gpu + host)
 
     # Seconds of one GPU
 

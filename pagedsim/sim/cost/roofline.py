@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import NamedTuple
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.sim.cost.base import BUS_EFFICIENCY, Bound, move_seconds
 from pagedsim.sim.cost.terms import ByTerms, CostTerm, Split, Totals
-from pagedsim.sim.hardware import Family, family_of
-from pagedsim.sim.model import FP16
+from pagedsim.sim.hardware import FP16, Family, family_of
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
@@ -23,10 +23,11 @@ ALL_REDUCES = 2
 class Roofline(ByTerms):
     """A step is a sequence of kernels and the host work around them:
 
-    - matrix products of all tokens together: max(FLOP, reading the weights once per step);
+    - matrix products of all tokens together: FLOP, or reading the weights once per step;
     - attention of prefill chunks: max(FLOP, reading the keys and values before them);
     - attention of decodes: max(FLOP, reading all their keys and values);
-    - a fixed time per layer.
+    - norms, rotary embeddings and activations, which read and write their values;
+    - the latency of each kernel.
 
     So prefill is compute-bound, decode bandwidth-bound, and chunks batched with decodes share the
     reading of the weights. Tensor parallelism divides products and attention and adds two ring
@@ -82,18 +83,20 @@ class Roofline(ByTerms):
         """Whether no efficiencies are fitted to such a GPU."""
         if not isinstance(family := family or family_of(hardware.family), Family):
             raise ConfigError(f"cost.family={family}: must be a Family; see hardware.family")
-        rate, reached = hardware.flop_rate, family.compute
-        if model.products != FP16 and model.products in hardware.rates:
-            rate, reached = hardware.rates[model.products], family.compute * family.eight_bits
-        self.flop_rate = rate * _first(compute_efficiency, reached)
+        products = family.products_in(model.products)
+        rate = hardware.rates.get(model.products, hardware.flop_rate)
+        if rate == hardware.flop_rate:
+            products = family.products_in(FP16)
+        self.flop_rate = rate * _first(compute_efficiency, products.compute)
         """Achieved FLOP/s of products with weights."""
-        self.head_rate = hardware.flop_rate * _first(compute_efficiency, family.compute)
+        head = family.products_in(FP16).compute
+        self.head_rate = hardware.flop_rate * _first(compute_efficiency, head)
         """Achieved FLOP/s of the LM head, which stays in 16 bits."""
         self.attention_rate = hardware.flop_rate * _first(
             attention_efficiency, compute_efficiency, family.attention
         )
         """Achieved FLOP/s of attention."""
-        self.bandwidth = hardware.bandwidth * _first(bandwidth_efficiency, family.bandwidth)
+        self.bandwidth = hardware.bandwidth * _first(bandwidth_efficiency, products.bandwidth)
         """Achieved bytes/s of reading weights."""
         self.cache_bandwidth = hardware.bandwidth * _first(
             cache_efficiency, bandwidth_efficiency, family.cache
@@ -105,10 +108,15 @@ class Roofline(ByTerms):
         moved = _first(interconnect_efficiency, stack.all_to_all_share)
         host_step = _first(host_step_ms, stack.host_step_ms)
         host_request = _first(host_request_us, stack.host_request_us)
+        kernels_us = LAYER_PRODUCTS * products.us + LAYER_PASSES * PASS_US + family.attention_us
         terms = [
-            *_products(replica, self.flop_rate, self.head_rate, self.bandwidth),
+            *_products(
+                *(replica, self.flop_rate, self.head_rate, self.bandwidth),
+                inf if stack.ideal_kernels else products.sharpness,
+            ),
             *_attention(replica, self.attention_rate, self.cache_bandwidth, self.paged),
-            *_layers(replica, stack.layer_us * 1e-6),
+            *(() if stack.ideal_kernels else _passes(replica)),
+            *_latencies(replica, 0.0 if stack.ideal_kernels else stack.latencies * kernels_us),
             *_all_reduces(replica, link),
             *all_to_all(replica, moved),
             *hops(replica, moved),
@@ -122,6 +130,7 @@ class Roofline(ByTerms):
             launching=model.layers * stack.launch_us * 1e-6 * family.launch,
             split=Split.of(replica, expert_skew),
         )
+        self._blocks_are_known = block_tokens > 0 or stack.name.startswith("sglang")
         self._move = move_seconds(replica, bus_efficiency)
         self.server_seconds = stack.server_ms * 1e-3
         self.constants = {
@@ -139,12 +148,19 @@ class Roofline(ByTerms):
 
     @property
     def notices(self) -> list[str]:
-        if not self.guessed:
-            return []
-        return [
-            f"no constants are fitted to the family of hardware={self.replica.hardware.name}: what "
-            "its kernels reach of the data sheet is taken from other GPUs"
-        ]
+        notices, size = [], self.replica.block_size
+        if self.guessed:
+            notices.append(
+                f"no constants are fitted to the family of hardware={self.replica.hardware.name}: "
+                "what its kernels reach of the data sheet is taken from other GPUs"
+            )
+        if size < KNOWN_BLOCKS and not self._blocks_are_known:
+            notices.append(
+                f"what blocks of {size} cost attention is not known (cost.block_tokens would say "
+                f"it): they are read as fast as those of {KNOWN_BLOCKS} tokens, which take as long "
+                "as those of 128 on an H100"
+            )
+        return notices
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self._move
@@ -153,6 +169,12 @@ class Roofline(ByTerms):
 def _first(*given: float | None) -> float:
     """The first argument that is not None."""
     return next(value for value in given if value is not None)
+
+
+KNOWN_BLOCKS = 16
+"""The smallest blocks whose reading was measured: decodes of the engine take 388.0 µs from blocks
+of 16 and 388.3 µs from blocks of 128 (experiments/results/h100-80gb-hbm3/kernels.json). SGLang's
+servers, to which its stack is fitted, have pages of one token."""
 
 
 class _Link(NamedTuple):
@@ -170,9 +192,12 @@ class _Link(NamedTuple):
 
 
 def _products(
-    replica: Replica, flop_rate: float, head_rate: float, bandwidth: float
+    replica: Replica, flop_rate: float, head_rate: float, bandwidth: float, sharpness: float
 ) -> list[CostTerm]:
-    """Matrix products of all tokens read the weights once, of experts only those chosen."""
+    """Matrix products of all tokens read the weights once, of experts only those chosen.
+
+    The rounded corner of the roofline is the longest of its tangents.
+    """
     model, gpus = replica.model, replica.tensor_parallel
     flop, read, held = model.flop_per_token, model.read_bytes(float("inf")), 0.0
     routed = 0.0
@@ -190,10 +215,38 @@ def _products(
         step=(read / gpus + held) / bandwidth,
         unchosen=-(held or model.expert_bytes / gpus) / bandwidth,
     )
-    return [
-        CostTerm("products", PRODUCTS, "compute", computing),
-        CostTerm("products", "weights", "bandwidth", reading),
-    ]
+    terms = []
+    for way, (part, other) in enumerate(tangents(sharpness)):
+        if part:
+            scaled = computing.scaled(part)
+            terms.append(CostTerm("products", PRODUCTS, "compute", scaled, way))
+        if other:
+            terms.append(CostTerm("products", "weights", "bandwidth", reading.scaled(other), way))
+    return terms
+
+
+RATIOS = (0.0, 0.35, 0.6, 0.8, 1.0, 1.25, 1.7, 2.9, inf)
+"""Ratios of compute to reading at which tangents touch the rounded corner: at most 1 % below it."""
+
+
+def tangents(sharpness: float) -> list[tuple[float, float]]:
+    """Shares of compute and of reading, whose largest sum is (compute^s + reading^s)^(1/s).
+
+    >>> tangents(1.0), tangents(inf)
+    ([(1.0, 1.0)], [(0.0, 1.0), (1.0, 0.0)])
+    >>> max(3.0 * part + 4.0 * other for part, other in tangents(2.0)) > 0.99 * 5.0
+    True
+    """
+    shares = []
+    if sharpness == inf:
+        return [(0.0, 1.0), (1.0, 0.0)]
+    for ratio in RATIOS:
+        longest = max(ratio, 1.0)
+        compute, reading = (1.0, 0.0) if ratio == inf else (ratio / longest, 1.0 / longest)
+        whole = (compute**sharpness + reading**sharpness) ** (1 / sharpness)
+        power = sharpness - 1.0
+        shares.append(((compute / whole) ** power, (reading / whole) ** power))
+    return list(dict.fromkeys(shares))
 
 
 def _attention(
@@ -212,10 +265,34 @@ def _attention(
     ]
 
 
-def _layers(replica: Replica, seconds: float) -> list[CostTerm]:
-    """Norms, rotary embeddings and gaps between kernels, on every GPU."""
-    totals = Totals(step=replica.model.layers * seconds)
-    return [CostTerm("layers", "layers", "launch", totals)] if seconds else []
+LAYER_PRODUCTS = 4
+"""Products of a layer with weights: queries, keys and values; output; gate and up; down."""
+LAYER_PASSES = 4
+"""Other kernels of a layer, as servers fuse them: two norms, rotary embeddings, activation."""
+PASS_US = 1.9
+"""Latency of each, as of the tables' quantising kernel, which reads and writes its values."""
+PASS_EFFICIENCY = 0.8
+"""The share of the memory's bandwidth that it reaches."""
+
+
+def _passes(replica: Replica) -> list[CostTerm]:
+    """Kernels that read and write the activations of all tokens, in 16 bits: of norms with their
+    residuals, queries, keys and values around attention, and the MLP's activation."""
+    model, gpus = replica.model, replica.tensor_parallel
+    experts = model.moe.experts_per_token + model.moe.shared_experts if model.moe else 0
+    inner = experts * model.moe.intermediate if model.moe else model.intermediate
+    mlp = (3 if model.gated_mlp else 2) * inner / gpus
+    heads = (4 * model.heads + 4 * model.kv_heads) * model.head_dim / gpus
+    values = model.layers * (8 * model.hidden + heads + mlp)
+    rate = PASS_EFFICIENCY * replica.hardware.bandwidth
+    totals = Totals(token=2 * values / rate)
+    return [CostTerm("passes", "norms and activations", "bandwidth", totals)]
+
+
+def _latencies(replica: Replica, layer_us: float) -> list[CostTerm]:
+    """The latencies of a layer's kernels, on every GPU."""
+    totals = Totals(step=replica.model.layers * layer_us * 1e-6)
+    return [CostTerm("layers", "latencies", "launch", totals)] if layer_us else []
 
 
 def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
@@ -232,6 +309,11 @@ def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
     return [CostTerm("all-reduce", "all-reduce", "interconnect", totals)]
 
 
+ALL_TO_ALL_US = 18.0
+"""Latency of a dispatch or a combine of experts inside a node, with which DeepEP's times come out
+as published (`python -m pagedsim.experiments.fidelity.all_to_all`)."""
+
+
 def all_to_all(replica: Replica, share: float) -> list[CostTerm]:
     """All-to-all dispatch of tokens to the GPUs of their experts, and back, between groups.
 
@@ -246,7 +328,8 @@ def all_to_all(replica: Replica, share: float) -> list[CostTerm]:
     sent = model.hidden * (dispatched + 2.0) * model.moe.experts_per_token / replica.tensor_parallel
     node = min(gpus, hardware.gpus_per_node)
     terms = []
-    for name, bound, others, rate, fixed in _links(replica, node - 1, gpus - node):
+    inside_us = ALL_TO_ALL_US
+    for name, bound, others, rate, fixed in _links(replica, node - 1, gpus - node, inside_us):
         totals = Totals(
             token=model.moe_layers * sent * others / gpus / (rate * share),
             step=model.moe_layers * 2 * fixed,
@@ -259,18 +342,18 @@ def hops(replica: Replica, share: float) -> list[CostTerm]:
     """Transfers of a micro-batch between stages, each GPU sending its part."""
     vector = replica.model.hidden * 2.0 / replica.tensor_parallel
     terms = []
-    for name, bound, hops, rate, fixed in _links(replica, *replica.hops):
+    inside_us = replica.hardware.interconnect_us
+    for name, bound, hops, rate, fixed in _links(replica, *replica.hops, inside_us):
         totals = Totals(token=hops * vector / (rate * share), step=hops * fixed)
         terms.append(CostTerm(f"stages{name}", f"to the next stage{name}", bound, totals))
     return terms
 
 
-def _links(replica: Replica, inside: int, outside: int) -> Iterator[_Link]:
-    """The links inside a node and between nodes that are used."""
+def _links(replica: Replica, inside: int, outside: int, inside_us: float) -> Iterator[_Link]:
+    """The links inside a node, with this latency, and between nodes that are used."""
     hardware = replica.hardware
     if inside:
-        fixed = hardware.interconnect_us * 1e-6
-        yield _Link("", "interconnect", inside, hardware.interconnect, fixed)
+        yield _Link("", "interconnect", inside, hardware.interconnect, inside_us * 1e-6)
     if outside:
         fixed = hardware.network_us * 1e-6
         yield _Link(" between nodes", "network", outside, hardware.network, fixed)

@@ -42,13 +42,11 @@ Equal = tuple[tuple[str, object], ...]
 def framework_of(stack: str) -> tuple[str, tuple[int, ...]]:
     """The framework of a serving stack and its version, if its name has one.
 
-    >>> framework_of("sglang-0.5"), framework_of("vllm-2026"), framework_of("ideal")
-    (('sglang', (0, 5)), ('vllm', ()), ('vllm', ()))
+    >>> framework_of("sglang-0.5"), framework_of("vllm-0.33"), framework_of("ideal")
+    (('sglang', (0, 5)), ('vllm', (0, 33)), ('vllm', ()))
     """
     name, _, version = stack.partition("-")
-    numbers = release(version)
-    year = bool(numbers) and numbers[0] > 1000
-    return (name if name in FRAMEWORKS else FRAMEWORKS[0]), () if year else numbers
+    return (name if name in FRAMEWORKS else FRAMEWORKS[0]), release(version)
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -41,6 +41,9 @@ class Totals(NamedTuple):
     routed: float = 0.0
     """Routed tokens on one GPU, under expert parallelism."""
 
+    def scaled(self, factor: float) -> Totals:
+        return Totals(*(factor * part for part in self))
+
 
 class Busiest:
     """The load of the busiest GPU under expert parallelism.
@@ -183,14 +186,15 @@ def lengthened(passes: float, slowest: float, prompts: bool) -> float:
 class CostTerm(NamedTuple):
     """An entry of the table: `seconds` per unit of each of a step's totals.
 
-    Terms of one `kernel` overlap: those of one resource add up, and the slowest resource counts.
-    Kernels run one after another. An empty step takes the host terms alone.
+    Terms of one `kernel` overlap: those of one resource add up, or those of one `way`, and the
+    slowest counts. Kernels run one after another. An empty step takes the host terms alone.
     """
 
     kernel: str
     name: str
     bound: Bound
     seconds: Totals
+    way: int | None = None
 
     def of(self, totals: Totals) -> float:
         """Seconds in a step."""
@@ -317,8 +321,11 @@ class ByTerms(CostModel):
             return self._spread(self._split.share(totals, tokens, tokens))
         return self._sum(totals)
 
-    def seconds_of(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """`step_seconds` of many steps, one per row, with the columns of `Totals` up to `step`.
+    def seconds_of(
+        self, steps: NDArray[np.float64], ahead: NDArray[np.bool_] | bool = False
+    ) -> NDArray[np.float64]:
+        """`step_seconds` of many steps, one per row, with the columns of `Totals` up to `step`;
+        `ahead`: each was planned while the one before ran.
 
         Steps must not be empty, which `step_seconds` treats differently. Not for a split replica,
         where the lengths of individual chunks matter.
@@ -330,10 +337,10 @@ class ByTerms(CostModel):
         for ways in self._sums:
             forms = np.array([[dict(way).get(index, 0.0) for index in width] for way in ways])
             seconds += reduce(np.maximum, (totals @ forms.T).T)
+        host = totals @ np.array(self._host[: len(width)])
         if self._launching:
-            host = totals @ np.array(self._host[: len(width)])
             np.maximum(seconds, self._launching + host, out=seconds)
-        return seconds
+        return np.where(ahead, np.maximum(seconds - host, host + self._launching), seconds)
 
     def _totals(self, plan: StepPlan) -> Totals:
         tokens = plan.prefill_tokens
@@ -420,10 +427,12 @@ class ByTerms(CostModel):
         """The terms of a step with these totals on one GPU, without micro-batches."""
         gpu = 0.0
         for kernel in _kernels(terms):
-            ways: dict[str, list[Term]] = {}
+            ways: dict[str | int, list[Term]] = {}
             for term in kernel:
                 evaluated = Term(term.name, term.of(totals), term.bound)
-                ways.setdefault(term.bound, []).append(evaluated)
+                ways.setdefault(term.way if term.way is not None else term.bound, []).append(
+                    evaluated
+                )
             longest = max(ways.values(), key=lambda way: sum(term.seconds for term in way))
             gpu += sum(term.seconds for term in longest if term.bound != "host")
             yield from (term for term in longest if term.seconds or term.bound == "host")
@@ -452,9 +461,11 @@ def _kernels(terms: Iterable[CostTerm]) -> list[list[CostTerm]]:
 
 
 def _by_resource(terms: Sequence[CostTerm]) -> list[Totals]:
-    """Sums of the terms of a kernel per resource."""
-    bounds = dict.fromkeys(term.bound for term in terms)
-    return [_added(term.seconds for term in terms if term.bound == bound) for bound in bounds]
+    """Sums of the terms of a kernel per resource, or way."""
+    ways: dict[str | int, list[Totals]] = {}
+    for term in terms:
+        ways.setdefault(term.bound if term.way is None else term.way, []).append(term.seconds)
+    return [_added(seconds) for seconds in ways.values()]
 
 
 def _added(seconds: Iterable[Totals]) -> Totals:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
-from pagedsim.experiments.fidelity.truth_data import ALONE, DATA, FITTED, tables
+from pagedsim.experiments.fidelity import silicon
+from pagedsim.experiments.fidelity.truth_data import ALONE, DATA, tables
 from pagedsim.experiments.regenerate import RESULTS
 from pagedsim.fidelity.sheets import hardware_named, model_named, stack_named
 from pagedsim.fidelity.step_tables.schedule import (
@@ -18,10 +19,10 @@ from pagedsim.fidelity.step_tables.schedule import (
     TOO_LARGE,
     RowRequests,
     scheduled,
-    server_of,
+    server_for,
 )
 from pagedsim.fidelity.step_tables.tables import SHAPELESS, Cell, read_table
-from pagedsim.fidelity.step_tables.times import LINK, Constants, Points
+from pagedsim.fidelity.step_tables.times import Constants, Points
 from pagedsim.metrics.files import RESULT, read_json
 from pagedsim.sim.capacity import sized
 from pagedsim.sim.cost import Roofline
@@ -33,7 +34,12 @@ from tests.sim.shapes import plan
 EVERY = sorted(DATA.glob("*.csv"))
 SPLITWISE = "model,gpu,tensor_parallel,prompt_tokens,batch,output_tokens,prompt_ms,token_ms"
 BATCH = "gpu,gpus,model,tokens_in_and_out,batch,latency_s"
-LOOP = "model,gpu,precision,input_tokens,output_tokens,concurrency,tensor_parallel,ttft_ms,tpot_ms"
+LOOP = (
+    "model,gpu,precision,input_tokens,output_tokens,concurrency,tensor_parallel,ttft_ms,tpot_ms,"
+    "server,shortest,rounds,warmup,unique_prompts,max_seqs,max_batched_tokens,kv_cache_dtype"
+)
+VLLM = "vllm-0.12,0.8,10,,,,,"
+"""The protocol of a row: lengths from 0.8 of the nominal, ten rounds, all else as it starts."""
 
 
 def written(folder: Path, head: str, *rows: str) -> Path:
@@ -64,28 +70,88 @@ def test_the_committed_result_is_of_the_tables_that_there_are() -> None:
     assert finding.startswith(f"{sum(len(row.measured) for row in rows):,} measured numbers are")
     assert not [row.place for row in rows if "own" in row.place]
     names = [table.name for table in tables(None, None)]
-    assert {*FITTED, "distserve"} <= set(names)
     assert {path.stem for path in EVERY} == set(names) - {*ALONE, "distserve"}
 
 
 def test_a_row_of_each_layout(tmp_path: Path) -> None:
     steps = cell(SPLITWISE, "llama2-70b,h100-80gb,4,512,8,128,100,30", tmp_path)
     assert steps.model == model_named("llama-2-70b") and steps.hardware == hardware_named("h100")
-    assert (steps.way, steps.tensor_parallel, steps.stack) == ("steps", 4, "vllm-2023")
+    assert (steps.way, steps.tensor_parallel, steps.stack) == ("steps", 4, "vllm-0.2")
     assert (steps.prompt, steps.at_once, steps.output) == (512, 8, 128)
     assert steps.measured == {"prompt": 0.1, "token": 0.03}
 
     batch = cell(BATCH, "Nvidia A100 GPU,2,meta-llama/Meta-Llama-3-8B,256,16,2.5", tmp_path)
-    assert batch.hardware.name == "a100-40gb" and batch.stack == "vllm-2024"
+    assert batch.hardware.name == "a100-40gb" and batch.stack == "vllm-0.6"
     assert (batch.way, batch.prompt, batch.output, batch.at_once) == ("batch", 256, 256, 16)
     assert batch.measured == {"latency": 2.5}
-    other = read_table(written(tmp_path, BATCH, "l40s,1,qwen3-8b,128,4,1.5"), "vllm-2026").cells[0]
-    assert (other.hardware.name, other.stack) == ("l40s", "vllm-2026")
+    other = read_table(written(tmp_path, BATCH, "l40s,1,qwen3-8b,128,4,1.5"), "vllm-0.33").cells[0]
+    assert (other.hardware.name, other.stack) == ("l40s", "vllm-0.33")
 
-    loop = cell(LOOP, "Llama-3.1-70B,b200_sxm,fp8,1024,8192,64,2,120,11", tmp_path)
+    words = "sglang-0.5 batching.mixed_chunk=true,1,20,2,100,64,8192,fp8"
+    row = f"meta-llama/Llama-3.1-70B,b200_sxm,fp8,1024,8192,64,2,120,11,{words}"
+    loop = cell(LOOP, row, tmp_path)
     assert (loop.model.products, loop.model.dtype_bytes) == ("fp8", 1.0)
     assert (loop.way, loop.prompt, loop.output, loop.at_once) == ("loop", 1024, 8192, 64)
-    assert loop.measured == {"ttft": 0.12, "tpot": 0.011} and loop.stack == "vllm-2026"
+    assert loop.measured == {"ttft": 0.12, "tpot": 0.011, "e2e": 0.12 + 8191 * 0.011}
+    assert loop.stack == "sglang-0.5" and loop.replica.kv_cache_dtype == "fp8"
+    protocol = loop.protocol
+    assert protocol is not None
+    assert protocol.server == ("server=sglang-0.5", "batching.mixed_chunk=true")
+    assert (protocol.shortest, protocol.rounds, protocol.warmup) == (1.0, 20, 2)
+    assert (protocol.unique_prompts, protocol.max_seqs) == (100, 64)
+    server = server_for(loop)
+    assert (server.max_seqs, server.max_batched_tokens) == (64, 8192)
+    four = cell(LOOP, f"qwen3-32b,b200,fp4,9,9,1,1,5,5,{VLLM}", tmp_path).model
+    assert (four.products, four.dtype_bytes) == ("fp4", 9 / 16)  # a scale to each 16 numbers
+
+
+def test_a_row_without_a_server_has_that_of_the_command(tmp_path: Path) -> None:
+    path = written(tmp_path, LOOP, "qwen3-32b,h100,,512,64,8,4,1,1,,1,2,,,,,")
+    words = ["server=vllm-0.33", "memory=paged", "server.max_seqs=7"]
+    (row,) = read_table(path, server=words).cells
+    assert row.stack == "vllm-0.33"
+    server = server_for(row)
+    assert (server.memory, server.max_seqs, server.async_scheduling) == ("paged", 7, True)
+
+
+def test_a_quarter_of_the_servers_is_held_out() -> None:
+    """By the hash alone: whole servers, of each backend some."""
+    (table,) = (table for table in tables(None, None) if table.name == "servers")
+    held: dict[tuple[str, ...], set[bool]] = {}
+    rows = csv.DictReader((DATA / "servers.csv").open(encoding="utf-8"))
+    for cell, row in zip(table.cells, rows, strict=True):
+        server = tuple(row[key] for key in ("model", "gpu", "backend", "version"))
+        held.setdefault(server, set()).add(cell.held_out)
+    assert all(len(states) == 1 for states in held.values())
+    assert {server[2] for server, states in held.items() if states == {True}} == {
+        *("vllm", "sglang", "trtllm")
+    }
+
+
+def test_samples_get_the_protocol_of_their_source(tmp_path: Path) -> None:
+    given = {
+        **{"id": "a", "backend": "vllm", "backend_version": "", "precision": "fp8"},
+        **{"model_path": "meta-llama/Llama-3.1-70B", "system": "h100_sxm", "mode": "agg"},
+        **{"isl": "1024", "osl": "1024", "batch_size": "16", "tp_size": "4"},
+        **{"silicon_ttft_ms": "1", "silicon_tpot_ms": "2"},
+        "silicon_data_source": "source_file=2026-04-06.csv; measured=2025-10-29T00:00:00.000Z",
+    }
+    grid = given | {
+        **{"id": "b", "backend": "trtllm", "model_path": "Qwen/Qwen3-32B"},
+        "silicon_data_source": "source_file=aic-auto-gap-analysis/data/x.csv",
+    }
+    others = [given | {"id": "c", "mode": "disagg"}, given | {"id": "d", "precision": "int4"}]
+    path = tmp_path / "samples.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(given))
+        writer.writeheader()
+        writer.writerows([given, grid, *others])
+    first, second = silicon.rows(path)
+    assert (first["id"], first["measured"], first["shortest"]) == ("a", "2025-10-29", 0.8)
+    assert (first["max_seqs"], first["max_batched_tokens"]) == ("16", 8192)
+    assert "memory=paged" in str(first["server"]) and first["kv_cache_dtype"] == "fp8"
+    assert (second["id"], second["shortest"], second["rounds"]) == ("b", 1, 20)
+    assert second["max_batched_tokens"] == 2560  # 16 + 1,024 + 1,500, in blocks of 32
 
 
 @pytest.mark.parametrize(
@@ -97,8 +163,22 @@ def test_a_row_of_each_layout(tmp_path: Path) -> None:
         (BATCH, "h100,1,llama-2-7b,many,4,1.5", ":2: tokens_in_and_out=many: must be a whole numb"),
         (BATCH, "h100,1,llama-2-7b,128,4,nan", ":2: latency_s=nan: must be a time above 0"),
         (BATCH, "h100,1,llama-2-7b,128", ":2: batch=: must be a whole number from 1"),
-        (LOOP, "qwen3-32b,h100,fp6,9,9,1,1,5,5", ":2: precision=fp6: must be empty or one of bf1"),
-        (LOOP, "qwen3-32b,h100,,9,2,1,1,5,5", ":2: output_tokens=2: must be a whole number from 3"),
+        (LOOP, f"qwen3-32b,h100,fp6,9,9,1,1,5,5,{VLLM}", ":2: precision=fp6: must be empty or one"),
+        (LOOP, f"qwen3-32b,h100,,9,2,1,1,5,5,{VLLM}", ":2: output_tokens=2: must be a whole numb"),
+        (LOOP, "qwen3-32b,h100,,9,9,1,1,5,5,,1,1,,,,,", ":2: server is empty: must have words of"),
+        (
+            LOOP,
+            "qwen3-32b,h100,,9,9,1,1,5,5,x,1,1,,,,,",
+            ":2: server: server=x: unknown; choose fr",
+        ),
+        (LOOP, "qwen3-32b,h100,,9,9,1,1,5,5,vllm-0.12,2,1,,,,,", ":2: shortest=2: must be a shar"),
+        (LOOP, "qwen3-32b,h100,,9,9,1,1,5,5,vllm-0.12,1,0,,,,,", ":2: rounds=0: must be a whole n"),
+        (LOOP, "qwen3-32b,h100,,9,9,1,1,5,5,vllm-0.12,1,1,,,,,q", ":2: kv_cache_dtype=q: must be"),
+        (
+            ",".join(LOOP.split(",")[:9]),
+            "qwen3-32b,h100,,9,9,1,1,5,5",
+            ": has no column server, shortest, rounds: a closed loop needs its protocol (server: ",
+        ),
         ("a,b", "1,2", ": has the columns a, b: must have model, gpu, tensor_parallel, prompt_tok"),
     ],
 )
@@ -115,8 +195,8 @@ def test_a_bad_row_is_named(head: str, row: str, says: str, tmp_path: Path) -> N
 class Seen:
     """What a simulation says of each request."""
 
-    def __init__(self, outputs: Sequence[int]) -> None:
-        self.outputs = outputs
+    def __init__(self, outputs: Sequence[int], unmeasured: int) -> None:
+        self.outputs, self.unmeasured = outputs, unmeasured
         self.ttft: list[float] = []
         self.tpot: list[float] = []
         self.end = 0.0
@@ -128,6 +208,8 @@ class Seen:
         pass
 
     def left(self, request: Request) -> None:
+        if int(request.id) < self.unmeasured:
+            return
         begun, ended = request.first_token_at, request.finished_at
         assert request.arrival is not None and begun is not None and ended is not None
         self.ttft.append(begun - request.arrival)
@@ -135,7 +217,7 @@ class Seen:
         self.end = max(self.end, ended)
 
 
-SLOW = Stack(host_step_ms=9.0, host_request_us=700.0, layer_us=90.0, server_ms=0.0)
+SLOW = Stack(host_step_ms=9.0, host_request_us=700.0, latencies=5.0, server_ms=0.0)
 """Of other step times than those with which a row's steps were planned."""
 
 
@@ -145,8 +227,11 @@ SLOW = Stack(host_step_ms=9.0, host_request_us=700.0, layer_us=90.0, server_ms=0
         (BATCH, "a100-40gb,1,llama-2-7b,128,16,1", ""),
         (BATCH, "a100-40gb,1,llama-2-7b,1024,64,1", PREEMPTS),
         (BATCH, "a100-40gb,2,mixtral-8x7b,256,8,1", TOO_LARGE),
-        (LOOP, "qwen3-32b,h100,,512,64,8,4,1,1", ""),
-        (LOOP, "llama-3.1-70b,h100,fp8,4096,256,32,2,1,1", ""),
+        (LOOP, f"qwen3-32b,h100,,512,64,8,4,1,1,{VLLM}", ""),
+        (LOOP, f"llama-3.1-70b,h100,fp8,4096,256,32,2,1,1,{VLLM}", ""),
+        (LOOP, "qwen3-32b,h100,,512,64,8,4,1,1,vllm-0.12 memory=prefix,1,4,1,3,8,1024,", ""),
+        (LOOP, "qwen3-32b,h100,,512,64,8,4,1,1,sglang-0.5,1,4,2,,,,", ""),
+        (LOOP, "qwen3-32b,h100,,512,64,8,4,1,1,trtllm-1,0.8,4,2,,8,2048,", ""),
     ],
 )
 def test_a_schedule_tells_what_a_simulation_does(
@@ -159,18 +244,20 @@ def test_a_schedule_tells_what_a_simulation_does(
     cost = Roofline(one.replica, stack=SLOW)
     predicted = Points([(one, found)]).predicted(lambda replica, stack: cost).tolist()
 
-    server, requests = server_of(one), RowRequests.of(one).workload
+    server, requests = server_for(one), RowRequests.of(one).workload
     if mark == TOO_LARGE:
         server = replace(server, blocks=1 << 16)
     else:
-        server = sized(server, one.replica)
-    latencies = Seen(requests.output_len.tolist())
+        replica = replace(one.replica, block_size=server.block_size)
+        server = sized(server, replica, **RowRequests.of(one).pool)
+    latencies = Seen(requests.output_len.tolist(), RowRequests.of(one).unmeasured)
     simulate(server.scheduler(), requests, cost, latencies)
     if one.way == "batch":
         assert predicted == pytest.approx([latencies.end], rel=1e-3)
     else:
-        means = [sum(of) / len(of) for of in (latencies.ttft, latencies.tpot)]
-        assert predicted == pytest.approx(means, rel=1e-3)
+        ttft, tpot = (sum(of) / len(of) for of in (latencies.ttft, latencies.tpot))
+        means = [ttft, tpot, ttft + (one.output - 1) * tpot]
+        assert predicted == pytest.approx(means, rel=0.005)
 
 
 # -- constants -------------------------------------------------------------------------------------
@@ -178,11 +265,11 @@ def test_a_schedule_tells_what_a_simulation_does(
 
 def test_constants_that_stand_are_those_of_a_simulation() -> None:
     standing = Constants.standing()
-    for gpu, stack in (("a100-80gb", "vllm-2023"), ("h100", "vllm-2026"), ("mi300x", "vllm-2024")):
+    for gpu, stack in (("a100-80gb", "vllm-0.2"), ("h100", "vllm-0.33"), ("mi300x", "vllm-0.6")):
         replica = Replica(model_named("llama-2-70b"), hardware_named(gpu), 8)
         ours, plain = standing.cost_of(replica, stack), Roofline(replica, stack=stack_named(stack))
         step = plan(700, 200, decodes=20, context=9000)
         assert ours.step_seconds(step) == plain.step_seconds(step)
-    changed = standing.but({"hopper.cache": 0.5, "vllm-2024.layer_us": 7.0, LINK: 40.0})
-    assert (changed["hopper.cache"], changed["vllm-2024.layer_us"], changed[LINK]) == (0.5, 7, 40)
-    assert changed["ampere.cache"] == standing["ampere.cache"]
+    changed = standing.but({"vllm-0.6.latencies": 7.0, "vllm-0.2.host_step_ms": 3.0})
+    assert (changed["vllm-0.6.latencies"], changed["vllm-0.2.host_step_ms"]) == (7.0, 3.0)
+    assert changed["vllm-0.33.latencies"] == standing["vllm-0.33.latencies"]

@@ -52,7 +52,7 @@ def runs(simulated: SwapMap) -> dict[str, list[Run]]:
         config = {
             "model": option("model", model),
             "hardware": option("hardware", HARDWARE[machine]),
-            "cost": option("cost", "roofline") | {"stack": option("stack", "vllm-2026")},
+            "cost": option("cost", "roofline") | {"stack": option("stack", "vllm-0.33")},
             "memory": {"block_size": 16, "kv_layout": "block"},
             "tensor_parallel": 1,
             "kv_cache_dtype": "auto",

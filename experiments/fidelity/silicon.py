@@ -1,0 +1,129 @@
+"""Write the table of measured servers, with protocols, from AIConfigurator's samples.
+
+    python -m pagedsim.experiments.fidelity.silicon PATH/TO/silicon_sample.csv
+
+The file comes with the wheel of aiconfigurator-core (0.12.0). Its rows say what was measured, and
+not how; `benchmark_of` adds that, by the source of a row. experiments/data/README.md has the
+evidence for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pagedsim.experiments.fidelity.truth_data import DATA
+from pagedsim.fidelity.step_tables.tables import ALIASES, GPUS
+
+TABLE = DATA / "servers.csv"
+PRECISIONS = ("", "bf16", "fp8", "fp4")
+"""What `cost=` can tell apart; int4 and mixtures are left out."""
+Row = Mapping[str, str]
+
+
+def benchmark_of(row: Row) -> dict[str, object]:
+    """The protocol of a row: how its server was started, and what it was asked."""
+    ours = "gap-analysis" in row["silicon_data_source"]
+    return _nvidia(row) if ours else _inferencemax(row)
+
+
+def _inferencemax(row: Row) -> dict[str, object]:
+    """InferenceMAX, dense models (October 2025): benchmarks/70b_*.sh and bench_serving."""
+    server = "vllm-0.12 stack=vllm-0.10 memory=paged server.async_scheduling=true"
+    seats: object = row["batch_size"]
+    tokens = 8192
+    if row["backend"] == "vllm" and row["system"].startswith("b"):
+        server, seats = server.replace("vllm-0.10", "vllm-0.10-fused"), 512
+    if row["backend"] == "trtllm":
+        server, seats, tokens = "trtllm-1", 2048, 16384
+        if (row["isl"], row["osl"]) == ("1024", "1024") and int(row["tp_size"]) < 8:
+            server += (
+                " batching.batch_wait_timeout_iters=20 batching.batch_wait_max_tokens_ratio=0.9"
+            )
+    return {
+        **{"server": server, "shortest": 0.8, "rounds": 10, "kv_cache_dtype": "fp8"},
+        **{"max_seqs": seats, "max_batched_tokens": tokens},
+    }
+
+
+def _nvidia(row: Row) -> dict[str, object]:
+    """NVIDIA's own: the benchmark scripts that AIConfigurator's generator writes."""
+    server, asked = _nvidia_server(row)
+    return {"shortest": 1, "rounds": 20, "warmup": 2, "max_seqs": row["batch_size"], **asked} | {
+        "server": f"{server} {SHARE}"
+    }
+
+
+SHARE = "memory.gpu_memory_utilization=0.8"
+"""The generator's default for TensorRT-LLM's cache. First tokens of vLLM and SGLang that wait for
+memory, of Qwen3-32B on two H100, come out with it, too, and not with the servers' own shares."""
+
+
+def _nvidia_server(row: Row) -> tuple[str, dict[str, object]]:
+    seats, prompt = int(row["batch_size"]), int(row["isl"])
+    large, tokens = "32B" in row["model_path"], seats + prompt + 1500
+    if row["backend"] == "trtllm":
+        cache = "fp8" if row["precision"] == "fp8" else ""
+        rounded = -(-tokens // 32) * 32
+        return "trtllm-1 stack=trtllm-1.0", {"max_batched_tokens": rounded, "kv_cache_dtype": cache}
+    if row["backend"] == "vllm":
+        if large and row["precision"] != "fp8":
+            return "vllm-0.12", {"max_batched_tokens": tokens}
+        cache = "fp8" if large else ""  # behind Dynamo, whose prompts repeat
+        repeated = {"unique_prompts": 100, "kv_cache_dtype": cache}
+        return "vllm-0.12", {"max_batched_tokens": tokens, **repeated}
+    if large:
+        return "sglang-0.5", {"max_seqs": ""}  # as it starts
+    limits: dict[str, object] = {
+        "max_seqs": 2 * seats if seats >= 512 else 512,
+        "max_batched_tokens": prompt + 1500,
+    }
+    return "sglang-0.5 batching.mixed_chunk=true stack=sglang-0.5-dynamo", limits
+
+
+def rows(path: Path) -> Iterator[dict[str, object]]:
+    """The rows that simulations can be held against."""
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            known = row["model_path"] in ALIASES and row["system"] in GPUS
+            if row["mode"] == "agg" and known and row["precision"] in PRECISIONS:
+                yield {
+                    "id": row["id"],
+                    "model": row["model_path"],
+                    "gpu": row["system"],
+                    "backend": row["backend"],
+                    "version": row["backend_version"],
+                    "precision": row["precision"],
+                    "tensor_parallel": row["tp_size"],
+                    "input_tokens": row["isl"],
+                    "output_tokens": row["osl"],
+                    "concurrency": row["batch_size"],
+                    "ttft_ms": f"{float(row['silicon_ttft_ms']):.6g}",
+                    "tpot_ms": f"{float(row['silicon_tpot_ms']):.6g}",
+                    "measured": "".join(
+                        re.findall(r"measured=([\d-]+)", row["silicon_data_source"])
+                    ),
+                    **dict.fromkeys(("server", "shortest", "rounds", "warmup"), ""),
+                    **dict.fromkeys(("unique_prompts", "max_seqs", "max_batched_tokens"), ""),
+                    "kv_cache_dtype": "",
+                    **benchmark_of(row),
+                }
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("samples", type=Path, help="silicon_sample.csv of aiconfigurator-core")
+    every = list(rows(parser.parse_args(words).samples))
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(every[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(every)
+    print(f"{TABLE}: {len(every):,} rows")
+
+
+if __name__ == "__main__":
+    main()
