@@ -162,7 +162,7 @@ def _analysis(
     fit.save(path)
     told, server = log_fit.evidence, servers[0]
     words = server.words(log_fit.constants, list(told.ranges))
-    left_open = outlook.outlooks(server, log_fit.constants, told.as_good)
+    left_open = outlook.outlooks(server, log_fit.constants, told.ends)
     return Analysis(
         finding=[
             *finding[:-1],

@@ -8,7 +8,6 @@ from math import exp
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
 from pagedsim.fidelity.logs.constants import FRONT, KERNELS, Constants
@@ -19,12 +18,8 @@ from pagedsim.fidelity.logs.server import ExternalServer
 from pagedsim.fidelity.logs.trials import Part, Point, Trials, least, slopes_at
 from pagedsim.run.pool import inside_a_worker
 
-TRIES = 30
-"""Points spread over the space; the search begins from the best. There are many local minima, since
-a small move preempts other requests or delays them by a step."""
-BEGINNINGS = 3
 DESCENTS = 6
-"""Moves down the slopes from each beginning, at most,"""
+"""Moves down the slopes, at most,"""
 PARTS = (1.0, 0.5, 0.2)
 """so much of each, if that is better"""
 LEVEL = 0.003
@@ -56,26 +51,24 @@ def fit_to_logs(parts: Sequence[Part], ranges: bool = True) -> LogFit:
     """Fit to requests of one or several logs; the same logs give the same constants.
 
     Kernels' constants are fitted where all GPUs are of one family; else each GPU keeps its own.
-    Sets `first_step` of the servers that were cold. `ranges`: whether to look for evidence, which
-    takes as long as the fit.
+    Sets `first_step` of the servers that were cold. `ranges`: whether to look for evidence.
     """
     begin = dict(parts[0].server.constants)
     if len({part.server.family or part.server.facts["hardware"] for part in parts}) > 1:
         begin = {name: value for name, value in begin.items() if name not in KERNELS}
     with Console(stderr=True, quiet=inside_a_worker()).status("fitting") as status:
         trials = Trials(parts, {**begin, FRONT: begin[FRONT] or FRONT_BEGIN}, status)
-        starts = [np.zeros(len(trials.free)), *spread(TRIES, len(trials.free))]
-        order = np.argsort([trials.value(start) for start in starts], kind="stable")
-        ends = [_descended(trials, starts[index]) for index in order[:BEGINNINGS]]
-        constants = trials.constants(min(ends, key=trials.value))
+        origin, known = np.zeros(len(trials.free)), trials.prior
+        trials.prior = known.wide()  # a log that contradicts the tables leads elsewhere
+        starts = origin, _descended(trials, origin)
+        trials.prior = known
+        point = min((_descended(trials, start) for start in starts), key=trials.value)
+        constants = trials.constants(point)
         cold = [_started(part.server, constants) for part in parts]
-        if any(start.requests for start in cold):
-            begun = zip(parts, cold, strict=True)
-            trials.restrict(
-                [Part(server, rows[rows >= start.requests]) for (server, rows), start in begun]
-            )
+        begun = zip(parts, cold, strict=True)
+        trials.parts = [Part(server, rows[rows >= of.requests]) for (server, rows), of in begun]
         before = combined_error(trials.of(begin))
-        point = search(trials.value, min(ends, key=trials.value), SIZES, MOVES)
+        point = search(trials.value, point, SIZES, MOVES)
         distance = combined_error(trials.misses(point))
         told = evidence(trials, point) if ranges else Evidence({}, (), ())
     constants = trials.constants(point)
@@ -202,23 +195,3 @@ def _move(value: Function, points: Point, values: Point) -> None:
         else:
             points[1:] = (points[0] + points[1:]) / 2.0
             values[1:] = [value(point) for point in points[1:]]
-
-
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
-
-
-def spread(count: int, numbers: int) -> list[Point]:
-    """Evenly spread points with coordinates from -1 to 1 (Halton)."""
-    places = np.arange(1, count + 1)
-    columns = [_radical(places, prime) for prime in PRIMES[:numbers]]
-    return list(2.0 * np.stack(columns, 1) - 1.0)
-
-
-def _radical(places: NDArray[np.int64], base: int) -> Point:
-    """The radical inverse: the digits of each number, mirrored at the point."""
-    digits, unit = np.zeros(len(places)), 1.0
-    while places.any():
-        unit /= base
-        digits += unit * (places % base)
-        places = places // base
-    return digits

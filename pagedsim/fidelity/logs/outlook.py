@@ -1,4 +1,4 @@
-"""What a fit leaves open: steps of other models by all constants that fit as well."""
+"""What a fit leaves open: steps of other models by constants that are as good."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = {
 }
 _NOTE = (
     "steps of other models on this server: one token after 2,048, of 64 requests each, and a "
-    "prompt of 2,048; −/+: the least and the most by any constants that fit as well"
+    "prompt of 2,048; −/+: two standard deviations, by how sure the constants are together"
 )
 
 
@@ -45,18 +45,19 @@ class Outlook(NamedTuple):
 
 
 def outlooks(
-    server: ExternalServer, constants: Constants, as_good: Sequence[Constants]
+    server: ExternalServer, constants: Constants, ends: Sequence[Constants]
 ) -> list[Outlook]:
-    """Steps of `SHAPES` that can be split as the server's model is."""
+    """Steps of `SHAPES` that can be split as the server's model is; `ends`: of independent axes."""
     ahead, left_open = bool(server.config["server"]["async_scheduling"]), []
     plans = {name: step(**totals, ahead=ahead) for name, totals in STEPS.items()}
     for shape in SHAPES:
         with suppress(ConfigError):  # such as fewer heads than GPUs
-            costs = [server.cost_of(model_named(shape), of) for of in (constants, *as_good)]
+            costs = [server.cost_of(model_named(shape), of) for of in (constants, *ends)]
             for name, plan in plans.items():
-                seconds = np.array([cost.step_seconds(plan) for cost in costs])
-                ends = float(seconds.min()), float(seconds.max())
-                left_open.append(Outlook(shape, name, float(seconds[0]), *ends))
+                fitted, *others = (cost.step_seconds(plan) for cost in costs)
+                less, more = (side * (np.array(others) - fitted) for side in (-1, 1))
+                far = [float(np.sqrt((np.maximum(d, 0.0) ** 2).sum())) for d in (less, more)]
+                left_open.append(Outlook(shape, name, fitted, fitted - far[0], fitted + far[1]))
     return left_open
 
 

@@ -17,10 +17,9 @@ PEAK = 0.98
 SAME = 0.001
 """Increase of a mean's relative error up to which no note is made."""
 _CONSTANTS = (
-    "as good: how far each may move, the others making up for it, and the fitted requests be "
-    "farther off by no more than a quarter, or 0.5 %, as chance moves them, with less where tables "
-    "of kernels say otherwise; + where that end was not reached; decided: whether that is little, "
-    "else which other makes up for it"
+    "as good: two standard deviations to each side, the others making up for it, by this log and "
+    "by what is known of such GPUs and servers; decided: whether that is little, else which other "
+    "makes up for it"
 )
 _ERRORS = (
     "mean, P50, P90, P99: the predicted one against the measured, in %; bias: mean over requests "
@@ -41,7 +40,7 @@ def constants(fit: LogFit) -> Listing:
                 "fitted": f"{fit.constants[name]:.3g}",
                 "before": f"{fit.begin[name]:.3g}",
                 "unit": Constant(name).unit,
-                "as good": f"{interval.text}{'+' if interval.open else ''}",
+                "as good": interval.text,
                 "decided": "yes" if interval.decided else f"no{partner}",
             }
         )
@@ -148,9 +147,8 @@ def about_fit(fit: LogFit) -> Iterator[str]:
         if not interval.decided:
             partner = "" if interval.trades is None else f", and makes up for {interval.trades}"
             yield (
-                f"this log does not decide {name}: {interval.text}"
-                f"{' and beyond' if interval.open else ''} fit as well{partner}; do not rely on it "
-                "elsewhere"
+                f"this log does not decide {name}: {interval.text} fit as well{partner}; do not "
+                "rely on it elsewhere"
             )
     for one, other, correlation in fit.evidence.pairs:
         yield (

@@ -42,10 +42,7 @@ class Trials:
 
     def __init__(self, parts: Sequence[Part], begin: Constants, status: Status) -> None:
         self.parts, self.begin, self.status = parts, begin, status
-        self.points: list[Point] = []
-        self.distances: list[float] = []
-        """Of each point: the error, times how unlikely its constants are (`Prior`)."""
-        self.count = 0
+        self.nearest, self.count = np.inf, 0
         units = self._units()
         self.free: Sequence[str] = list(units)
         self.units = np.array(list(units.values()))
@@ -73,27 +70,21 @@ class Trials:
         return columns
 
     def misses(self, point: Point) -> list[Column]:
-        """`of` at a point, which is recorded."""
+        """`of` at a point."""
         missed = self.of(self.constants(point))
-        self.points.append(point.copy())
-        self.distances.append(combined_error(missed) * self.prior.factor(point))
-        nearest = 100 * min(self.distances)
-        self.status.update(f"simulation {self.count}: requests are {nearest:.2f} % off at best")
+        self.nearest = min(self.nearest, 100 * combined_error(missed))
+        self.status.update(
+            f"simulation {self.count}: requests are {self.nearest:.2f} % off at best"
+        )
         return missed
 
     def value(self, point: Point) -> float:
-        """The objective of a search: the recorded distance, more where bounds are passed."""
+        """The objective of a search: the error, times how unlikely the constants are (`Prior`), and
+        more where bounds are passed."""
         seconds = self._seconds + self.units * point
         least = np.array([Constant(name).least for name in self.free])
         beyond = float((np.maximum(least - seconds, 0.0) / self.units).sum())
-        self.misses(point)
-        return self.distances[-1] * (1.0 + beyond)
-
-    def restrict(self, parts: Sequence[Part]) -> None:
-        """Continue with other requests; discards the recorded points."""
-        self.parts = parts
-        self.points.clear()
-        self.distances.clear()
+        return combined_error(self.misses(point)) * self.prior.factor(point) * (1.0 + beyond)
 
     def _units(self) -> dict[str, float]:
         """The unit of each constant that these requests' latencies depend on at all."""
@@ -136,8 +127,12 @@ class Prior:
 
     def __init__(self, begin: Point, units: Point, widths: Point, logs: int) -> None:
         """Beginnings and units in seconds, widths in logarithms, and the number of the logs."""
-        self.begin, self.units, self.widths = begin, units, widths
+        self.begin, self.units, self.widths, self.logs = begin, units, widths, logs
         self._weight = (TAIL + 1) / (ALIKE * logs)
+
+    def wide(self) -> Prior:
+        """As if nothing was known of any constant."""
+        return Prior(self.begin, self.units, np.full(len(self.units), 1e3), self.logs)
 
     def factor(self, point: Point) -> float:
         """By how much an error at this point counts more."""

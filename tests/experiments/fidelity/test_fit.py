@@ -17,13 +17,13 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.experiments.child import listening
 from pagedsim.experiments.fidelity.truth_data import LOGS
-from pagedsim.fidelity.logs import fit, ranges
+from pagedsim.fidelity.logs import fit
 from pagedsim.fidelity.logs.consistency_checks import inconsistencies
 from pagedsim.fidelity.logs.constants import Constant
 from pagedsim.fidelity.logs.fit import Cold, search
 from pagedsim.fidelity.logs.log import Latencies, Log, read_log
 from pagedsim.fidelity.logs.outlook import outlooks
-from pagedsim.fidelity.logs.ranges import pairs
+from pagedsim.fidelity.logs.ranges import correlations, pairs
 from pagedsim.fidelity.logs.report import about_log
 from pagedsim.fidelity.logs.score import score
 from pagedsim.fidelity.logs.server import ExternalServer, Fit, Served
@@ -45,12 +45,20 @@ TRUE = {
     "front_ms": 30.0,
 }
 """Of the server whose log the tests have; the search begins elsewhere."""
+LIKELY = {
+    "compute_efficiency": 0.93,
+    "bandwidth_efficiency": 0.88,
+    "cache_efficiency": 0.92,
+    "host_step_ms": 1.4,
+    "host_request_us": 25.0,
+    "front_ms": 30.0,
+}
+"""Nearer to what is known of such servers."""
 REAL = LOGS / "vllm-0.19-rtx4090-llama-3.1-8b.csv"
 
 
 HASTY = {
-    **{"TRIES": 1, "BEGINNINGS": 1, "DESCENTS": 1, "PARTS": (1.0,), "SIZES": (0.3,), "MOVES": 2},
-    **{"STEPS": (0.1,), "CORRECTIONS": 1},
+    **{"DESCENTS": 1, "PARTS": (1.0,), "SIZES": (0.3,), "MOVES": 2},
 }
 """Of a search, for tests that look at anything but how good a fit is."""
 FREE = 2
@@ -62,7 +70,7 @@ def hasty() -> Iterator[None]:
     """A short search in the body."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in HASTY.items():
-            patch.setattr(ranges if hasattr(ranges, name) else fit, name, value)
+            patch.setattr(fit, name, value)
         units = Trials._units
         few = lambda trials: dict(list(units(trials).items())[:FREE])  # noqa: E731
         patch.setattr(Trials, "_units", few)
@@ -104,10 +112,16 @@ def asked(count: int, rate: float = 4.0, longest: int = 300) -> Log:
     return Log(Path("none"), places, arrived, prompt, Latencies(never, never, output), clients)
 
 
-def answered(path: Path, count: int = 80, rate: float = 4.0, longest: int = 300) -> Path:
-    """The log of a server with the true weights, on a memory that makes it preempt."""
+def answered(
+    path: Path,
+    count: int = 80,
+    rate: float = 4.0,
+    longest: int = 300,
+    true: dict[str, float] = TRUE,
+) -> Path:
+    """The log of a server with the true constants, on a memory that makes it preempt."""
     log = asked(count, rate, longest)
-    served = serve(server(log), TRUE)
+    served = serve(server(log), true)
     assert served.preemptions > 0
     with path.open("w", newline="") as file:
         table = csv.writer(file)
@@ -126,28 +140,30 @@ def perform(folder: Path, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("true", [LIKELY, TRUE], ids=["likely", "strange"])
 def test_the_constants_of_a_simulated_server_are_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], true: dict[str, float]
 ) -> None:
-    path = answered(tmp_path / "log.csv")
+    """Those of a server that is as tables say; one that is not has its latencies predicted."""
+    path = answered(tmp_path / "log.csv", true=true)
     found = perform(tmp_path / "out", f"requests={path}")
     unseen = found["scores"]["unseen"]["errors"]
     assert found["scores"]["unseen"]["requests"] == 40
     for metric, error in unseen.items():
         assert abs(error["mean"]) < 0.01, metric
-    before = found["scores"]["unseen, before the fit"]["errors"]
-    assert abs(before["tpot"]["mean"]) > 0.1
     assert found["distance"] < found["before"]
+    if true is TRUE:
+        before = found["scores"]["unseen, before the fit"]["errors"]
+        assert abs(before["tpot"]["mean"]) > 0.1
+        return
     ranges = {name: of["range"] for name, of in found["constants"].items() if of["range"]}
-    for name, true in TRUE.items():
-        assert ranges[name]["low"] <= true <= ranges[name]["high"], name
-    # Reading the weights and the host's work are there once a step, whatever its batch.
-    assert ranges["compute_efficiency"]["decided"]
-    assert not ranges["bandwidth_efficiency"]["decided"]
+    for name, value in true.items():
+        assert ranges[name]["low"] <= value <= ranges[name]["high"], name
+    assert ranges["compute_efficiency"]["decided"] and ranges["bandwidth_efficiency"]["decided"]
     assert not ranges["host_step_ms"]["decided"]
     said = capsys.readouterr().out
     assert "the host, a step" in said
-    assert "simulate  cost.compute_efficiency=0." in said
+    assert "simulate  cost.compute_efficiency=0.9" in said
 
 
 @pytest.mark.slow
@@ -292,7 +308,8 @@ def test_logs_are_fitted_together_and_each_is_left_out(tmp_path: Path, log: Path
 def test_correlated_constants_are_named() -> None:
     """Two that only their sum matters for, and a third."""
     slopes = np.array([[1.0, 1.0, 0.0], [2.0, 2.1, 0.0], [0.0, 0.0, 1.0]])
-    ((one, other, correlation),) = pairs(["a", "b", "c"], slopes.T @ slopes)
+    together = correlations(np.linalg.inv(slopes.T @ slopes))
+    ((one, other, correlation),) = pairs(["a", "b", "c"], together)
     assert (one, other) == ("a", "b") and -1 <= correlation < -0.99
 
 
