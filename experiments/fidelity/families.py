@@ -169,10 +169,33 @@ def decodes(folder: Path, gpu: Hardware) -> Samples:
     return _joined(parts)
 
 
-def _plain(table: Table) -> NDArray[np.bool_]:
-    """Rows in 16 bits of heads of 128, over all tokens, of several heads to each of the cache."""
+def of_8_bits(folder: Path) -> Iterator[tuple[str, float]]:
+    """By framework: how fast decodes read a cache of 8 bits, more than caches of GPUs hold,
+    relative to one of 16."""
+    for table in newest(folder, "attention/generation_attention_perf"):
+        batch, length, heads = (
+            column.astype(float)
+            for column in (
+                *(table["batch_size"], table["isl"] + table["step"]),
+                table["num_key_value_heads"],
+            )
+        )
+        values = batch * length * heads * 128 * 2
+        large = (values >= 1 << 28) & (heads <= 8)
+        rates = [
+            size * np.median((values / table["latency"])[large & _plain(table, kind)])
+            for kind, size in (("bfloat16", 2), ("fp8", 1))
+            if (large & _plain(table, kind)).any()
+        ]
+        if len(rates) == 2:
+            yield str(table["framework"][0]).lower(), float(rates[1] / rates[0])
+
+
+def _plain(table: Table, cache: str = "bfloat16") -> NDArray[np.bool_]:
+    """Rows in 16 bits, over such a cache, of heads of 128, over all tokens, of several heads to
+    each of the cache."""
     grouped = table["num_heads"] >= 4 * table["num_key_value_heads"]
-    sixteen = (table["attn_dtype"] == "bfloat16") & (table["kv_cache_dtype"] == "bfloat16")
+    sixteen = (table["attn_dtype"] == "bfloat16") & (table["kv_cache_dtype"] == cache)
     whole = table["window_size"] == 0 if "window_size" in table else np.ones(len(grouped), bool)
     return np.asarray(grouped & sixteen & whole & (table["head_dim"] == 128))
 
@@ -260,6 +283,10 @@ def main(words: Sequence[str] | None = None) -> None:
                 if others:
                     line += f", left out {error(kind, fitted(kind, others), samples[gpu]):6.1%}"
                 print(line)
+    print("\ncache of 8 bits: median bytes/s of long decodes, relative to those of 16 bits")
+    for gpu in GPUS:
+        shares = " ".join(f"{name} {share:.2f}" for name, share in of_8_bits(folder / gpu))
+        print(f"  {gpu:20} {shares}")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ class Stack:
     fuses them or starts one before the last has ended, more if the GPU waits between them."""
     ideal_kernels: bool = False
     """Whether kernels start at once, and compute all the while that they read."""
+    fp8_cache: float = 0.75
+    """Speed of reading keys and values of 8 bits, in bytes, relative to those of 16 bits."""
     launch_us: float = 0.0
     """Host time of launching a layer's kernels, while the GPU works; the sum over layers bounds a
     step from below. 0: kernels are launched as a CUDA graph."""
@@ -39,5 +41,5 @@ class Stack:
     def __post_init__(self) -> None:
         for key in ("host_step_ms", "host_request_us", "latencies", "launch_us", "server_ms"):
             require_number(f"stack.{key}", getattr(self, key), 0)
-        for key in ("all_reduce_share", "all_to_all_share"):
+        for key in ("fp8_cache", "all_reduce_share", "all_to_all_share"):
             require_number(f"stack.{key}", getattr(self, key), above=0, high=1)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
+from pagedsim.server import FP8
 from pagedsim.sim.cost.base import BUS_EFFICIENCY, Bound, move_seconds
 from pagedsim.sim.cost.terms import ByTerms, CostTerm, Split, Totals
 from pagedsim.sim.hardware import FP16, Family, family_of
@@ -101,6 +102,8 @@ class Roofline(ByTerms):
         self.cache_bandwidth = hardware.bandwidth * _first(
             cache_efficiency, bandwidth_efficiency, family.cache
         )
+        if cache_efficiency is None and replica.kv_format in FP8:
+            self.cache_bandwidth *= stack.fp8_cache
         """Achieved bytes/s of reading the KV cache."""
         self.paged = slowdown(replica.block_size, block_tokens)
         """Slowdown of reading the KV cache from blocks."""
