@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.fidelity import constants, truth_data
@@ -16,20 +13,18 @@ from pagedsim.experiments.fidelity.constants import Refits, medians
 from pagedsim.experiments.fidelity.peers import Peer, peers_of
 from pagedsim.experiments.fidelity.truth_data import (
     CLASSES,
-    ONE,
-    SEVERAL,
     Score,
     by,
     by_class,
-    kind_of,
     logs_listings,
+    tokens,
 )
+from pagedsim.experiments.fidelity.truth_figures import draw_beside, draw_errors, draw_predicted
 from pagedsim.fidelity.logs.score import Scores
 from pagedsim.fidelity.sheets import option_names, settings
-from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Cell, Table
+from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Table
 from pagedsim.fidelity.step_tables.times import CostOf, Point, Points
 from pagedsim.metrics.result import Listing
-from pagedsim.report import style
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.run.job import Arm
@@ -42,7 +37,7 @@ from pagedsim.spec.run import RunSpec
 from pagedsim.spec.words import group_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +114,7 @@ class Truth(Study):
             listings=[*listings(every, peers), *fits, *logs_listings(served)],
             notes=list(notes(read, every, logs)),
             data=data(every, peers, refits, served),
-            drawings={"predicted": predicted, "errors": errors},
+            drawings={"predicted": predicted, "errors": errors, **beside(shown, peers)},
             table=table(every),
         )
 
@@ -193,11 +188,6 @@ def finding(every: Sequence[Point], logs: Mapping[str, Scores]) -> Iterator[str]
     yield f"Means of whole logs, before any fit: {'; '.join(means)}."
 
 
-def tokens(group: Sequence[Point]) -> list[Point]:
-    """The points of token times, on any number of GPUs."""
-    return [point for point in group if kind_of(point) in (ONE, SEVERAL)]
-
-
 def _percents(of: Mapping[str, float]) -> str:
     return ", ".join(f"{percent(of[name])} ({name})" for name in CLASSES if name in of)
 
@@ -242,15 +232,41 @@ def listings(every: Sequence[Point], peers: Sequence[Peer]) -> Iterator[Listing]
         yield _worst(f"The {FARTHEST} farthest off" + (", of the others" if unseen else ""), rest)
 
 
+def server_of(point: Point) -> str:
+    """The server of a closed loop, and whether it has several GPUs."""
+    several = "several GPUs" if point.cell.tensor_parallel > 1 else "1 GPU"
+    return f"{point.cell.backend}, {several}"
+
+
+def beside(shown: Sequence[Point], peers: Sequence[Peer]) -> dict[str, FigureSpec]:
+    """A figure of the errors of servers that were held out, beside those of peers, if there are
+    any."""
+    loops = [point for point in shown if point.cell.protocol and point.cell.held_out]
+    if not loops or not peers:
+        return {}
+    ours = dict(sorted(by(loops, server_of).items()))
+    simulators = {
+        "pagedsim": ours,
+        **{
+            peer.name: {
+                name: [point for point in map(peer.predicted, group) if point]
+                for name, group in ours.items()
+            }
+            for peer in peers
+        },
+    }
+    caption = (
+        "Errors of each row of servers that no constant of pagedsim is fitted to; the bar is their "
+        "median size. A peer answers not all rows."
+    )
+    figure = FigureSpec("Servers held out", caption, partial(draw_beside, simulators))
+    return {"held_out": figure}
+
+
 def _beside(group: Sequence[Point], peers: Sequence[Peer], held_out: bool) -> Listing:
     """Median errors by server beside those of peers, which answer some of the same rows."""
     rows = []
     loops = [point for point in group if point.cell.protocol]
-
-    def server_of(point: Point) -> str:
-        several = "several GPUs" if point.cell.tensor_parallel > 1 else "1 GPU"
-        return f"{point.cell.backend}, {several}"
-
     for name, points in sorted(by(loops, server_of).items()):
         rows.append([name, "pagedsim", f"{len(points) // 3}", *_medians(points)])
         for peer in peers:
@@ -432,71 +448,3 @@ def _believed(points: Sequence[Point]) -> Iterator[str]:
             f"{name}: what its kernels reach is taken from other GPUs; half of its tokens are "
             f"{percent(Score.of(group).median, 0)} off and more: calibrate there"
         )
-
-
-# -- figures ---------------------------------------------------------------------------------------
-
-ACROSS = 3
-"""Panels side by side."""
-BAND = 0.2
-"""Half width of the grey band of errors."""
-MOST = 1.0
-"""End of the error axis, at which larger errors are clipped."""
-_DOTS: dict[str, Any] = {"marker": ".", "ls": "", "ms": 3.5, "alpha": 0.6}
-_GREY: dict[str, Any] = {"color": style.MUTED, "alpha": 0.15, "lw": 0}
-
-
-def draw_predicted(every: Sequence[Point]) -> Figure:
-    """One panel per table, one dot per measurement."""
-    look = {name: style_of.colour for name, style_of in style.looks(CLASSES).items()}
-    groups = by(every, lambda point: point.cell.table)
-    rows = ceil(len(groups) / ACROSS)
-    figure = style.new_figure(0.75 + 2.6 * rows)
-    panels = figure.subplots(rows, min(ACROSS, len(groups)), squeeze=False)
-    for axes, (name, group) in zip(panels.flat, groups.items(), strict=False):
-        both = 1e3 * np.array([[point.measured, point.predicted] for point in group])
-        ends = np.array([both.min() * 0.8, both.max() * 1.25])
-        axes.fill_between(ends, ends / (1 + BAND), ends * (1 + BAND), **_GREY)
-        axes.plot(ends, ends, color=style.MUTED, lw=0.8)
-        for kind in dict.fromkeys(map(kind_of, group)):
-            points = both[[kind_of(point) == kind for point in group]]
-            axes.plot(*points.T, color=look[kind], **_DOTS)
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-        for axis in (axes.xaxis, axes.yaxis):
-            style.plain_log_ticks(axis)
-        axes.set_title(style.short(name, 34))
-        style.tidy(axes, x="measured, ms")
-    for axes in list(panels.flat)[len(groups) :]:
-        axes.set_visible(False)
-    for axes in panels[:, 0]:
-        style.tidy(axes, y="predicted, ms")
-    return _finished(figure, look)
-
-
-def draw_errors(every: Sequence[Point]) -> Figure:
-    """Errors of token times over batch size and over sequence length."""
-    gpus = by(tokens(every), lambda point: point.cell.hardware.name)
-    look = {name: s.colour for name, s in style.looks(list(gpus), ordered=True).items()}
-    figure = style.new_figure(3.9)
-    panels = figure.subplots(1, 2, sharey=True)
-    sizes: dict[str, Callable[[Cell], float]] = {
-        "requests at once": lambda cell: cell.at_once,
-        "tokens of a request": lambda cell: cell.prompt + cell.output / 2,
-    }
-    for axes, (what, size) in zip(panels, sizes.items(), strict=True):
-        for name, group in gpus.items():
-            errors = np.clip([point.error for point in group], -MOST, MOST)
-            axes.plot([size(p.cell) for p in group], 100 * errors, color=look[name], **_DOTS)
-        axes.axhspan(-100 * BAND, 100 * BAND, **_GREY)
-        axes.set_xscale("log")
-        style.plain_log_ticks(axes.xaxis)
-        style.tidy(axes, x=what)
-    style.tidy(panels[0], y="error of tokens, %")
-    return _finished(figure, look)
-
-
-def _finished(figure: Figure, look: dict[str, str]) -> Figure:
-    style.margins(figure, left=0.85)
-    figure.subplots_adjust(hspace=0.45, wspace=0.28)
-    style.key(figure, look)
-    return figure

@@ -153,6 +153,11 @@ def by(every: Sequence[Point], key: Callable[[Point], Key]) -> dict[Key, list[Po
     return groups
 
 
+def tokens(group: Sequence[Point]) -> list[Point]:
+    """The points of token times, on any number of GPUs."""
+    return [point for point in group if kind_of(point) in (ONE, SEVERAL)]
+
+
 def by_class(every: Sequence[Point]) -> dict[str, Score]:
     """Errors of each class with points, in order of first appearance."""
     return {name: Score.of(group) for name, group in by(every, kind_of).items()}
