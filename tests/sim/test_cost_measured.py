@@ -199,6 +199,9 @@ def test_products_in_eight_bits_are_told_apart_from_quantisation(
     alone = measured(tables, eight)
     assert [gate_up(alone, n) for n in (4, 1000)] == pytest.approx(half, rel=1e-9)
     folder = copied(tables, tmp_path)
+    # A difference of two times, which noise may make nothing.
+    scale = [{"quant_dtype": "fp8", "m": m, "k": HIDDEN, "latency": 0.0} for m in (1, 1024)]
+    write(folder / "h100_sxm", "quantize/vllm/0.24.0", "computescale_perf", scale)
     eights = products("fp8", lambda *shape: 0.8 * gemm(*shape))
     write(folder / "h100_sxm", "gemm/vllm/0.24.0", "gemm_perf", [*products("bfloat16"), *eights])
     cost = measured(folder, eight)
@@ -286,6 +289,10 @@ def test_experts_on_several_gpus_take_the_tokens_of_all_groups(tables: Path) -> 
     # Measured on one GPU, with four times the weights of a GPU here.
     assert terms["experts"] == pytest.approx(48 * chosen(100) / 4, rel=1e-9)
     assert terms["router"] == pytest.approx(48 * gemm(25, 128, 2048), rel=1e-9)
+    # A prompt is one group's; the experts have no more tokens for that.
+    prompt = told(measured(tables, where), plan(100))
+    assert prompt["experts"] == pytest.approx(48 * chosen(100) / 4, rel=1e-9)
+    assert prompt["router"] == pytest.approx(48 * gemm(100, 128, 2048), rel=1e-9)
     assert terms["all-to-all"] > 0 and "all-reduce" not in terms
 
 

@@ -8,7 +8,7 @@ bytes. Writing to the KV cache is part of the measured attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import NamedTuple
@@ -20,14 +20,12 @@ from pagedsim.sim.cost.roofline import ALL_REDUCES, all_to_all, hops
 from pagedsim.sim.cost.tables import KernelTables
 from pagedsim.sim.cost.terms import CostTerm
 from pagedsim.sim.hardware import FP16
-from pagedsim.sim.model import MLA, Matrix, attention_matrices, mlp_matrices
+from pagedsim.sim.model import MLA
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
 Seconds = Callable[[float], float]
 
-NAMES = {"QKV": "qkv", "output": "o", "up": "gate_up"}
-"""Names of vLLM's layers, by matrix."""
 DEEPSEEK = MLA(kv_lora_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_lora_rank=1536)
 """The latent attention that was measured."""
 EIGHT_BITS = ("fp8_block", "fp8")
@@ -59,6 +57,8 @@ class StepKernels(NamedTuple):
 
     by_tokens: Sequence[Kernel]
     by_sequences: Sequence[Kernel]
+    experts: Sequence[Kernel]
+    """By the tokens of all groups."""
     chunks: Callable[[float, float, float], float]
     """Attention of a layer by chunks, the tokens of each, and those before them."""
     decodes: Surface
@@ -78,14 +78,13 @@ def kernels_of(replica: Replica, tables: KernelTables, stack: Stack, load: str) 
     layers = _Layers(replica, tables)
     moves = [*all_to_all(replica, stack.all_to_all_share), *hops(replica, stack.all_to_all_share)]
     by_tokens = [
-        *(*layers.dense(), *layers.experts(load), *layers.passes()),
+        *(*layers.dense(), *layers.passes()),
         *(*all_reduces(replica, tables), *map(_moving, moves)),
     ]
-    head = Matrix("LM head", model.hidden, model.vocab // replica.tensor_parallel)
-    by_sequences = [layers.product(head, 1, FP16, model.head_dtype_bytes)]
+    experts = list(layers.experts(load))
     tile = None if model.mla else tables.tile(model.head_dim)
     chunks = partial(_chunks, prompts, decodes, tile)
-    return StepKernels(by_tokens, by_sequences, chunks, decodes, [sources(tables)])
+    return StepKernels(by_tokens, [layers.head()], experts, chunks, decodes, [sources(tables)])
 
 
 def _attention(replica: Replica, tables: KernelTables) -> list[Surface]:
@@ -160,70 +159,59 @@ class _Layers:
 
     def dense(self) -> Iterator[Kernel]:
         """Products with weights that all tokens read."""
-        model, gpus = self.model, self.gpus
-        settings = (model.products, model.dtype_bytes)
+        model, gpus, hidden = self.model, self.gpus, self.model.hidden
+        moe, gates = model.moe, 2 if model.gated_mlp else 1
         if model.mla is None:
-            qkv, output = attention_matrices(model)
-            replicated = 2 * model.head_dim * max(model.kv_heads, gpus)
-            wide = (model.heads * model.head_dim + replicated) // gpus
-            yield self.product(qkv._replace(outputs=wide), model.layers, *settings)
-            narrow = output._replace(inputs=output.inputs // gpus)
-            yield self.product(narrow, model.layers, *settings)
-        if dense := model.layers - model.moe_layers:
-            yield from self._mlp(model.intermediate, dense)
-        if moe := model.moe:
-            router = Matrix("router", model.hidden, moe.experts)
-            yield self.product(router, model.moe_layers, FP16, 2.0)
-            if moe.shared_experts:
-                yield from self._mlp(
-                    moe.shared_experts * moe.intermediate, model.moe_layers, "shared "
-                )
+            wide = (model.heads + 2 * max(model.kv_heads, gpus)) * model.head_dim // gpus
+            yield self.product("qkv", wide, hidden, model.layers)
+            yield self.product("o", hidden, model.heads * model.head_dim // gpus, model.layers)
+        mlps = [("", model.intermediate, model.layers - model.moe_layers)]
+        if moe:
+            yield self.product("router", moe.experts, hidden, model.moe_layers, whole=True)
+            mlps.append(("shared ", moe.shared_experts * moe.intermediate, model.moe_layers))
+        for prefix, inner, calls in mlps:
+            if inner and calls:
+                yield self.product(f"{prefix}gate_up", gates * inner // gpus, hidden, calls)
+                yield self.product(f"{prefix}down", hidden, inner // gpus, calls)
 
-    def _mlp(self, intermediate: int, calls: int, prefix: str = "") -> Iterator[Kernel]:
-        up, down = mlp_matrices(self.model, intermediate)
-        for matrix in (
-            up._replace(outputs=up.outputs // self.gpus),
-            down._replace(inputs=down.inputs // self.gpus),
-        ):
-            kernel = self.product(matrix, calls, self.model.products, self.model.dtype_bytes)
-            yield replace(kernel, name=prefix + kernel.name)
+    def head(self) -> Kernel:
+        """The LM head, by sequences."""
+        return self.product("LM head", self.model.vocab // self.gpus, self.model.hidden, 1, True)
 
-    def product(self, matrix: Matrix, calls: int, products: str, dtype_bytes: float) -> Kernel:
-        """A product in a format of numbers, with weights of so many bytes each."""
-        hardware = self.replica.hardware
+    def product(
+        self, name: str, outputs: int, inputs: int, calls: int, whole: bool = False
+    ) -> Kernel:
+        """A product with a matrix in the model's formats, or in 16 bits as a `whole`."""
+        hardware, products = self.replica.hardware, FP16 if whole else self.model.products
+        dtype_bytes = 2.0 if whole else self.model.dtype_bytes
         eight = products != FP16 and products in hardware.rates
         rate = hardware.rates[products if eight else FP16]
         compute_from = dtype_bytes * rate / (2 * hardware.bandwidth)
         if eight:
-            seconds = self._eight_bits(matrix, compute_from)
+            seconds = self._eight_bits(outputs, inputs, compute_from)
         else:
-            seconds = self._sixteen_bits(matrix, dtype_bytes)
-        name = NAMES.get(matrix.name, matrix.name)
+            seconds = self._sixteen_bits(outputs, inputs, dtype_bytes)
         return Kernel(name, "bandwidth", calls, seconds, compute_from)
 
-    def _sixteen_bits(self, matrix: Matrix, dtype_bytes: float) -> Seconds:
+    def _sixteen_bits(self, outputs: int, inputs: int, dtype_bytes: float) -> Seconds:
         """Where weights are smaller, reading them is a product of smaller depth, and computing
         takes what the fastest of 16 bits take a FLOP."""
-        whole = self._curve(matrix)
+        whole = self._curve(outputs, inputs)
         if dtype_bytes >= 2:
             return whole
         self.tables.lacks("weights below 16 bits", "products of 16 bits that read as many bytes")
-        least = min(
-            seconds / rows for rows, seconds in zip(whole.sizes, whole.seconds, strict=True)
-        )
-        reading = self._curve(matrix._replace(inputs=round(matrix.inputs * dtype_bytes / 2)))
+        least = min(each / rows for rows, each in zip(whole.sizes, whole.seconds, strict=True))
+        reading = self._curve(outputs, inputs * dtype_bytes / 2)
         return lambda rows: max(reading(rows), rows * least)
 
-    def _eight_bits(self, matrix: Matrix, compute_from: float) -> Seconds:
+    def _eight_bits(self, outputs: int, inputs: int, compute_from: float) -> Seconds:
         """The tables' products in 8 bits contain quantising their inputs, which servers do in the
         norm or activation before. Where reading the weights binds, the product alone is as one in
         16 bits of half the depth; where computing does, the measured quantisation is taken off."""
-        tables, inputs = self.tables, matrix.inputs
-        both = [tables.product(kind, matrix.outputs, inputs) for kind in EIGHT_BITS]
-        whole = [curve for curve in both if curve]
+        tables, halved = self.tables, self._curve(outputs, inputs / 2)
+        both = [tables.product(kind, outputs, inputs) for kind in EIGHT_BITS]
         passes = [tables.one_pass(inputs, "computescale_perf"), tables.one_pass(inputs)]
-        contained = [curve for curve in passes if curve]
-        halved = self._curve(matrix._replace(inputs=inputs // 2))
+        whole, contained = ([curve for curve in curves if curve] for curves in (both, passes))
 
         def seconds(rows: float) -> float:
             if rows < compute_from or not whole:
@@ -233,8 +221,8 @@ class _Layers:
 
         return seconds
 
-    def _curve(self, matrix: Matrix) -> Curve:
-        curve = self.tables.product("bfloat16", matrix.outputs, matrix.inputs)
+    def _curve(self, outputs: float, inputs: float) -> Curve:
+        curve = self.tables.product("bfloat16", outputs, inputs)
         if curve is None:
             raise ConfigError(f"cost.tables: no products in 16 bits of {self.tables.system}")
         return curve
@@ -255,10 +243,8 @@ class _Layers:
             "moe_tp_size": 1 if replica.expert_parallel > 1 else self.gpus,
             "moe_ep_size": replica.expert_parallel,
         }
-        curve, groups = self.tables.experts(shape, dtypes, load), replica.groups
-        yield Kernel(
-            "experts", "bandwidth", model.moe_layers, lambda tokens: curve(tokens * groups)
-        )
+        curve = self.tables.experts(shape, dtypes, load)
+        yield Kernel("experts", "bandwidth", model.moe_layers, curve)
 
     def passes(self) -> Iterator[Kernel]:
         """Kernels that pass once over their values, by the bytes of a token."""

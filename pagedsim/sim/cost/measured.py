@@ -103,11 +103,11 @@ class Measured(CostModel):
         if expert_load not in LOADS:
             raise unknown("cost.expert_load", str(expert_load), LOADS)
         self.kernels = _kernels(replica, tables, stack, expert_load)
+        self._lists = self.kernels.by_tokens, self.kernels.by_sequences, self.kernels.experts
         self.server_seconds = stack.server_ms * 1e-3
         self._step, self._sequence = stack.host_step_ms * 1e-3, stack.host_request_us * 1e-6
         self._split = Split.of(replica, skew=1.0)
-        self._of_tokens: dict[float, float] = {}
-        self._of_sequences: dict[float, float] = {}
+        self._sums: tuple[dict[float, float], ...] = ({}, {}, {})
         self._attention: dict[float, _Line] = {}
         self._decodes: dict[float, _Line] = {0: _Line([0.0], [0.0], [0.0], self._step)}
 
@@ -155,10 +155,15 @@ class Measured(CostModel):
 
     def _share(self, plan: StepPlan) -> Share:
         totals = totals_of(plan)
+        longest = max((chunk.length for chunk in plan.chunks), default=0)
+        return self._shared(totals, plan.prefill_tokens, longest)
+
+    def _shared(self, totals: Totals, prompts: float, longest: float) -> Share:
+        """The share of a GPU; its `routed` are the tokens of all groups."""
         if self._split is None or not totals.token:
             return Share(totals, totals, 1.0, 1.0)
-        longest = max((chunk.length for chunk in plan.chunks), default=0)
-        return self._split.share(totals, plan.prefill_tokens, longest)
+        share = self._split.share(totals, prompts, longest)
+        return share._replace(part=share.part._replace(routed=totals.token / share.passes))
 
     def _host(self, totals: Totals) -> float:
         return totals.sequence * self._sequence + self._step
@@ -167,16 +172,18 @@ class Measured(CostModel):
         return self._without_attention(totals) + sum(self._of_attention(totals))
 
     def _without_attention(self, totals: Totals) -> float:
-        tokens, sequences = totals.token, totals.sequence
+        sizes = self._sizes(totals)
         try:
-            return self._of_tokens[tokens] + self._of_sequences[sequences]
+            return sum(known[size] for known, size in zip(self._sums, sizes, strict=True))
         except KeyError:
-            kernels = self.kernels
-            self._of_tokens[tokens] = sum(kernel.of(tokens) for kernel in kernels.by_tokens)
-            self._of_sequences[sequences] = sum(
-                kernel.of(sequences) for kernel in kernels.by_sequences
-            )
+            for known, kernels, size in zip(self._sums, self._lists, sizes, strict=True):
+                known[size] = sum(kernel.of(size) for kernel in kernels)
             return self._without_attention(totals)
+
+    @staticmethod
+    def _sizes(totals: Totals) -> tuple[float, float, float]:
+        """What the kernels of each list go by."""
+        return totals.token, totals.sequence, totals.routed or totals.token
 
     def _of_attention(self, totals: Totals) -> tuple[float, float]:
         """Attention of chunks, and of decodes."""
@@ -208,9 +215,7 @@ class Measured(CostModel):
             return self._decodes[sequences]
         except KeyError:
             totals = Totals(token=sequences, sequence=sequences, decode_context=1.0, step=1.0)
-            share = Share(totals, totals, 1.0, 1.0)
-            if self._split:
-                share = self._split.share(totals, 0, 0)
+            share = self._shared(totals, 0, 0)
             part, long = share.part, share.long
             attention, rest = self._attention_line(part.sequence), self._without_attention(part)
             line = _Line(
@@ -237,11 +242,7 @@ class Measured(CostModel):
         return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
 
     def _terms(self, totals: Totals) -> Iterator[Term]:
-        sizes = (
-            (self.kernels.by_tokens, totals.token),
-            (self.kernels.by_sequences, totals.sequence),
-        )
-        for kernels, size in sizes:
+        for kernels, size in zip(self._lists, self._sizes(totals), strict=True):
             for kernel in kernels:
                 yield Term(kernel.name, kernel.of(size), kernel.bound_at(size))
         chunks, decodes = self._of_attention(totals)

@@ -49,7 +49,7 @@ def profiled_kernels(folder: Path, replica: Replica, stack: Stack) -> StepKernel
             f"model={model.name}: not measured in {folder} on hardware={hardware.name} with "
             f"{replica.split}; there are {which}"
         )
-    by_tokens = [*_kernels(tables["dense"], "tokens", replica), *_experts(tables, replica)]
+    by_tokens = list(_kernels(tables["dense"], "tokens", replica))
     notices = []
     if replica.tensor_parallel > 1:
         others = KernelTables(installed(), hardware.name, stack.name)
@@ -61,6 +61,7 @@ def profiled_kernels(folder: Path, replica: Replica, stack: Stack) -> StepKernel
     return StepKernels(
         by_tokens,
         list(_kernels(tables["per_sequence"], "sequences", replica)),
+        list(_experts(tables, replica)),
         lambda prompts, tokens, before: prompts * of_chunks(tokens, before + 1.0),
         _part(tables["attention"], "prefill_chunk", 0).surface("n_decode", "kv_decode"),
         notices,

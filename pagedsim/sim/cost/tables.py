@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -108,7 +109,7 @@ class Part(NamedTuple):
         rows = {**self.rows, "length": self.rows["isl"] + self.rows["step"]}
         return self._replace(rows=rows).surface("batch_size", "length", law, wide)
 
-    def between(self, names: Sequence[str], sizes: Sequence[float]) -> Curve:
+    def between(self, names: Sequence[str], sizes: Sequence[float]) -> Curve | None:
         """Seconds by rows (m) at sizes between or beyond those that were measured."""
         known = [_sizes(self.path, self.equal, name) for name in names]
         corners = product(*(around(grid, size) for grid, size in zip(known, sizes, strict=True)))
@@ -117,7 +118,8 @@ class Part(NamedTuple):
             for corner in corners
         ]
         beyond = prod(max(size / grid[-1], 1.0) for grid, size in zip(known, sizes, strict=True))
-        return blended([(part.curve("m"), share) for part, share in parts if part], beyond)
+        curves = [(part.curve("m"), share) for part, share in parts if part]
+        return blended(curves, beyond) if curves else None
 
     def __bool__(self) -> bool:
         return len(self.rows["latency"]) > 0
@@ -287,6 +289,8 @@ def _read(path: Path, columns: tuple[str, ...], equal: Equal) -> Rows:
     has = pq.read_schema(path).names
     filters = [(name, "=", value) for name, value in equal if name in has]
     table = pq.read_table(path, columns=[*columns], filters=filters or None)
+    if "latency" in columns:  # some are differences, within their noise
+        table = table.filter(pc.greater(table["latency"], 0.0))
     return {name: table[name].to_numpy().astype(float) for name in columns}
 
 
