@@ -44,8 +44,9 @@ that the families were not fitted to are so far off in the median (docs/fidelity
 With this, `HOST` and `PATH` logs predict those of other models and GPUs best: vLLM 0.11's of
 Llama-2-7B and CodeLlama-34B one another, vLLM 0.19's on RTX 4090 and RTX PRO 6000 one another.
 From half to twice as much of each, errors of the means are nearly the same."""
-HOST = {"host_step_ms": 0.3}
-"""Likewise of what a stack's version decides, and the host's CPU moves."""
+HOST, GRAIN = {"host_step_ms": 0.15}, {"host_step_ms": 1.0}
+"""Likewise of what a stack's version decides, and the host's CPU moves, both with this much more of
+it: it may be nothing."""
 PATH = 1.0
 """Likewise of all else, such as what a sequence or the way to the scheduler takes: a factor of
 three."""
@@ -83,6 +84,11 @@ class Constant(NamedTuple):
         if family is not None:
             return TABLES
         return float(np.std(np.log([getattr(of, KERNELS[self.name]) for of in FAMILIES.values()])))
+
+    @property
+    def grain(self) -> float:
+        """What is added to `seconds` before logarithms are taken."""
+        return GRAIN.get(self.name, 0.0)
 
     @property
     def least(self) -> float:

@@ -49,7 +49,8 @@ class Trials:
         self._seconds = np.array([Constant(name).seconds(begin[name]) for name in units])
         family = parts[0].server.family
         widths = np.array([Constant(name).width(family) for name in units])
-        self.prior = Prior(self._seconds, self.units, widths, len(parts))
+        grains = np.array([Constant(name).grain for name in units])
+        self.prior = Prior(self._seconds, self.units, widths, grains, len(parts))
 
     def constants(self, point: Point) -> dict[str, float]:
         """The constants at a point; values beyond their bounds are clipped."""
@@ -125,14 +126,15 @@ class Slope(NamedTuple):
 class Prior:
     """How likely constants are before a log is read, by their distance from their beginnings."""
 
-    def __init__(self, begin: Point, units: Point, widths: Point, logs: int) -> None:
-        """Beginnings and units in seconds, widths in logarithms, and the number of the logs."""
+    def __init__(self, begin: Point, units: Point, widths: Point, grains: Point, logs: int) -> None:
+        """Beginnings, units and grains in seconds, widths in logarithms, and the number of logs."""
         self.begin, self.units, self.widths, self.logs = begin, units, widths, logs
+        self.grains = grains
         self._weight = (TAIL + 1) / (ALIKE * logs)
 
     def wide(self) -> Prior:
         """As if nothing was known of any constant."""
-        return Prior(self.begin, self.units, np.full(len(self.units), 1e3), self.logs)
+        return Prior(self.begin, self.units, np.full(len(self.units), 1e3), self.grains, self.logs)
 
     def factor(self, point: Point) -> float:
         """By how much an error at this point counts more."""
@@ -147,9 +149,9 @@ class Prior:
         return Slope(second * far * change, second * change**2)
 
     def _far(self, point: Point) -> tuple[Point, Point]:
-        """How many widths each constant is from its beginning, and its seconds."""
-        seconds = np.maximum(self.begin + self.units * point, NONE * self.begin)
-        return np.log(seconds / self.begin) / self.widths, seconds
+        """How many widths each constant is from its beginning, and its seconds with the grain."""
+        seconds = np.maximum(self.begin + self.units * point, NONE * self.begin) + self.grains
+        return np.log(seconds / (self.begin + self.grains)) / self.widths, seconds
 
 
 # -- slopes ----------------------------------------------------------------------------------------

@@ -238,11 +238,11 @@ def test_what_tables_decide_hardly_moves_and_the_host_does() -> None:
     assert kernel.width("hopper") < kernel.width(None) < host.width("hopper")
     begin, units = np.array([1.0, 50.0]), np.array([0.1, 5.0])
     widths = np.array([kernel.width("hopper"), host.width("hopper")])
-    prior = Prior(begin, units, widths, logs=1)
+    prior = Prior(begin, units, widths, np.array([0.0, 20.0]), logs=1)
     assert prior.factor(np.zeros(2)) == 1
     slower, busier = (prior.factor(np.eye(2)[index]) for index in range(2))  # a tenth of each
     assert slower > 1.2 and 1 < busier < 1.01
-    twice = Prior(begin, units, widths, logs=2).factor(np.eye(2)[0])
+    twice = Prior(begin, units, widths, np.zeros(2), logs=2).factor(np.eye(2)[0])
     assert twice == pytest.approx(slower**0.5)  # two logs know twice as much
     point, little = np.array([0.3, -2.0]), 1e-5
     for index, step in enumerate(little * np.eye(2)):
