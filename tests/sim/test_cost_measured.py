@@ -152,6 +152,9 @@ def test_experts_are_a_kernel_of_the_tokens(tables: Path) -> None:
     where = replica("qwen3-30b-a3b", "h100")
     terms = told(measured(tables, where), plan(decodes=100, context=100))
     assert terms["experts"] == pytest.approx(48 * chosen(100), rel=1e-9)
+    eight = measured(tables, replace(where, model=replace(where.model, dtype_bytes=1.0)))
+    assert told(eight, plan(decodes=100, context=100))["experts"] == terms["experts"]
+    assert "experts in fp8_block by those in 16 bits" in eight.notices[0]
     assert terms["router"] == pytest.approx(48 * gemm(100, 128, 2048), rel=1e-9)
     assert "gate_up" not in terms
     # Those of another shape by their weights, which is told.

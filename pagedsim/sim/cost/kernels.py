@@ -17,7 +17,7 @@ from pagedsim.core import ConfigError
 from pagedsim.sim.cost.base import Bound
 from pagedsim.sim.cost.grids import Curve, Surface
 from pagedsim.sim.cost.roofline import ALL_REDUCES, all_to_all, hops
-from pagedsim.sim.cost.tables import KernelTables
+from pagedsim.sim.cost.tables import SIXTEEN_BITS, KernelTables
 from pagedsim.sim.cost.terms import CostTerm
 from pagedsim.sim.hardware import FP16
 from pagedsim.sim.model import MLA
@@ -234,7 +234,7 @@ class _Layers:
             return
         small = model.expert_dtype_bytes
         four = ("w4a16_mxfp4", "int4_wo")
-        dtypes = ("bfloat16",) if small > 1 else EIGHT_BITS if small == 1 else four
+        dtypes = SIXTEEN_BITS if small > 1 else EIGHT_BITS if small == 1 else four
         shape = {
             "hidden_size": model.hidden,
             "inter_size": moe.intermediate,

@@ -27,6 +27,7 @@ FRAMEWORKS = ("vllm", "sglang", "trtllm")
 ALIASES = {"a100-80gb": "a100_sxm"}
 """GPUs whose name in the tables is neither that of conf/hardware nor that with _sxm."""
 
+SIXTEEN_BITS = ("bfloat16",)
 UNSPLIT = ("vllm_flash_attn_fa2", "vllm_flash_attn")
 """FlashAttention 2, which splits the context of decodes alone."""
 WEIGHTS = {
@@ -235,6 +236,9 @@ class KernelTables:
                     least, nearest = distance, (part, key, ratios)
             if not least:
                 break
+        if nearest is None and dtypes != SIXTEEN_BITS:
+            self.lacks(f"experts in {dtypes[0]}", "those in 16 bits")
+            return self.experts(shape, SIXTEEN_BITS, load)
         if nearest is None:
             raise ConfigError(f"cost.tables: no experts of {self.system} in {' or '.join(dtypes)}")
         part, key, ratios = nearest
