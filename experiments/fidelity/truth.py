@@ -34,7 +34,7 @@ from pagedsim.sim.cost import Measured, Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.spec.check import check_settings
 from pagedsim.spec.run import RunSpec
-from pagedsim.spec.words import group_of
+from pagedsim.spec.words import group_of, key_of
 
 if TYPE_CHECKING:
     pass
@@ -121,8 +121,14 @@ class Truth(Study):
     def _read(self, runs: Runs) -> list[Table]:
         """The tables; rows that name no server have that of the command, if it names any."""
         words = [str(word) for word in runs.spec.words if group_of(word) in _OF_A_SERVER]
-        chosen = any(group_of(word) == "server" for word in words)
-        return truth_data.tables(self.tables, self.stack, words if chosen else ())
+        if words and self.tables is None:
+            raise ConfigError(
+                f"{words[0]}: the tables that come with pagedsim name their servers; rows of "
+                "study.tables=[<file>] that name none take it"
+            )
+        if words and not any(key_of(word) == "server" for word in words):
+            raise ConfigError(f"{words[0]}: needs server=, the server that it is a setting of")
+        return truth_data.tables(self.tables, self.stack, words)
 
     def _logs(self, runs: Runs) -> list[truth_data.ServerLog]:
         return truth_data.read_logs(self.logs, runs.spec) if self.tables is None else []

@@ -133,7 +133,6 @@ class Roofline(ByTerms):
             launching=model.layers * stack.launch_us * 1e-6 * family.launch,
             split=Split.of(replica, expert_skew),
         )
-        self._blocks_are_known = block_tokens > 0 or stack.name.startswith("sglang")
         self._move = move_seconds(replica, bus_efficiency)
         self.server_seconds = stack.server_ms * 1e-3
         self.constants = {
@@ -151,19 +150,12 @@ class Roofline(ByTerms):
 
     @property
     def notices(self) -> list[str]:
-        notices, size = [], self.replica.block_size
-        if self.guessed:
-            notices.append(
-                f"no constants are fitted to the family of hardware={self.replica.hardware.name}: "
-                "what its kernels reach of the data sheet is taken from other GPUs"
-            )
-        if size < KNOWN_BLOCKS and not self._blocks_are_known:
-            notices.append(
-                f"what blocks of {size} cost attention is not known (cost.block_tokens would say "
-                f"it): they are read as fast as those of {KNOWN_BLOCKS} tokens, which take as long "
-                "as those of 128 on an H100"
-            )
-        return notices
+        if not self.guessed:
+            return []
+        return [
+            f"no constants are fitted to the family of hardware={self.replica.hardware.name}: what "
+            "its kernels reach of the data sheet is taken from other GPUs"
+        ]
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self._move
@@ -172,12 +164,6 @@ class Roofline(ByTerms):
 def _first(*given: float | None) -> float:
     """The first argument that is not None."""
     return next(value for value in given if value is not None)
-
-
-KNOWN_BLOCKS = 16
-"""The smallest blocks whose reading was measured: decodes of the engine take 388.0 µs from blocks
-of 16 and 388.3 µs from blocks of 128 (experiments/results/h100-80gb-hbm3/kernels.json). SGLang's
-servers, to which its stack is fitted, have pages of one token."""
 
 
 class _Link(NamedTuple):

@@ -127,7 +127,7 @@ def test_a_pipeline_of_two(call: Call) -> None:
     bubbles = {term["name"]: term["seconds"] for term in prefill}.pop("bubbles")
     assert "bubbles" not in {term["name"] for term in full}
     host = next(term["seconds"] for term in prefill if term["bound"] == "host")
-    assert bubbles == pytest.approx((found["steps"]["prefill"]["seconds"] - host) / 3)
+    assert bubbles == pytest.approx((found["steps"]["prefill"]["seconds"] - host) / 3, rel=1e-4)
     one = data(call, *words)
     assert found["memory"]["kv_bytes_per_token"] == one["memory"]["kv_bytes_per_token"] / 2
     assert "pipeline_parallel" not in one
