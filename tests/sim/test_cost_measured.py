@@ -13,7 +13,7 @@ import pytest
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.sim.cost import Measured
 from pagedsim.sim.cost.base import step as step_of
-from pagedsim.sim.cost.measured import totals_of
+from pagedsim.sim.cost.measured import GAP_US, totals_of
 from pagedsim.sim.cost.terms import Totals
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
@@ -31,7 +31,7 @@ from tests.sim.kernel_tables import (
 )
 from tests.sim.shapes import hardware, plan, replica
 
-HOST = Stack(name="vllm-0.24", host_step_ms=1.0, host_request_us=10.0, server_ms=5.0)
+HOST = Stack(name="vllm-0.24", host_step_ms=1.0, host_request_us=10.0, server_ms=5.0, latencies=0.0)
 LLAMA = replica("llama-3.1-8b", "h100")
 LAYERS, HIDDEN, INTER, VOCAB = 32, 4096, 14336, 128256
 
@@ -81,6 +81,15 @@ def test_a_step_is_the_sum_of_its_kernels(tables: Path, gpus: int) -> None:
     assert told(cost, step) == pytest.approx(expected, rel=1e-9)
     assert cost.step_seconds(step) == pytest.approx(sum(expected.values()), rel=1e-9)
     assert cost.server_seconds == 0.005
+
+
+def test_every_kernel_is_followed_by_a_gap(tables: Path) -> None:
+    step = plan(300, decodes=32, context=32 * 500)
+    # Four products, two norms, rotary, activation and attention; the last norm and the LM head.
+    kernels = 9 * LAYERS + 2
+    gaps = told(measured(tables, stack=replace(HOST, latencies=1.5)), step)["gaps between kernels"]
+    assert gaps == pytest.approx(kernels * 1.5 * GAP_US * 1e-6, rel=1e-9)
+    assert "gaps between kernels" not in told(measured(tables), step)
 
 
 @pytest.mark.parametrize("count", [1, 3, 17, 64, 500])
