@@ -43,7 +43,8 @@ that the families were not fitted to are so far off in the median (docs/fidelity
 
 With this, `HOST` and `PATH` logs predict those of other models and GPUs best: vLLM 0.11's of
 Llama-2-7B and CodeLlama-34B one another, vLLM 0.19's on RTX 4090 and RTX PRO 6000 one another.
-From half to twice as much of each, errors of the means are nearly the same."""
+Half or twice as much of each changed errors of the means by less than a point, with the roofline's
+laws of products before those of `Family`."""
 HOST, GRAIN = {"host_step_ms": 0.15}, {"host_step_ms": 1.0}
 """Likewise of what a stack's version decides, and the host's CPU moves, both with this much more of
 it: it may be nothing."""
