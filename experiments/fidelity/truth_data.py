@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from signal import SIG_DFL, SIGINT, signal
 from typing import Any, NamedTuple, TypeVar
@@ -60,7 +61,7 @@ def tables(
     """The user's tables, of which rows without a server have that of the words `server`; or all of
     pagedsim's, rows of logs, and published fits."""
     if paths is not None:
-        return [read_table(path, stack, server) for path in paths]
+        return [_unseen(read_table(path, stack, server), path) for path in paths]
     tables = [read_table(path, stack) for path in sorted(DATA.glob("*.csv"))]
     for name, (model, gpu) in ALONE.items():
         log = read_log(LOGS / f"{name}.csv")
@@ -68,6 +69,13 @@ def tables(
         tables.append(Table(name, list(alone(log, name, *shapes, stack or ALONE_STACK)), {}))
     fits = [cell for name in GRID_COSTS for cell in grid(GRID, name, stack or GRID_STACK)]
     return [*tables, Table(GRID, fits, {})]
+
+
+def _unseen(table: Table, path: str) -> Table:
+    """A table in which all of a user's rows are held out: no constant is fitted to them."""
+    if Path(path).resolve().parent == DATA.resolve():
+        return table
+    return table._replace(cells=[replace(cell, held_out=True) for cell in table.cells])
 
 
 def planned(

@@ -24,6 +24,7 @@ SHIPPED = {  # model cards; OPT: the checkpoints' own counts
     "codellama-34b": 33_743_970_304,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
     "llama-3.2-3b": 3_212_749_824,
     "mistral-7b": 7_241_732_096,
     "yi-34b": 34_388_917_248,
@@ -41,7 +42,7 @@ SHIPPED = {  # model cards; OPT: the checkpoints' own counts
 
 EXACT = {
     *("llama-2-7b", "llama-2-13b", "llama-3.1-70b", "llama-3.2-3b", "mistral-7b", "mixtral-8x7b"),
-    *("yi-34b", "codellama-34b"),
+    *("yi-34b", "codellama-34b", "llama-3.1-405b"),
 }
 """Without biases."""
 

@@ -5,6 +5,7 @@ A file's layout is recognised by its header.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from pagedsim.fidelity.sheets import hardware_named, model_named, option_names, 
 from pagedsim.fidelity.step_tables.protocol import COLUMNS, Protocol, stack_of
 from pagedsim.sim.cost import Fitted
 from pagedsim.sim.hardware import FP16, Hardware
+from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 from pagedsim.spec.objects import make
@@ -98,8 +100,9 @@ ALIASES = {
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
     "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
     "Qwen/Qwen3-32B": "qwen3-32b",
+    "meta-llama/Llama-3.3-70B-Instruct": "llama-3.1-70b",
 }
-"""Models as tables call them; Llama 3 has the shape of Llama 3.1."""
+"""Models as tables call them; Llama 3 and 3.3 have the shape of Llama 3.1."""
 GPUS = {
     "Nvidia A100 GPU": "a100-40gb",
     "Nvidia H100 GPU": "h100",
@@ -109,8 +112,15 @@ GPUS = {
     "h100_sxm": "h100",
     "h200_sxm": "h200",
     "b200_sxm": "b200",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+    "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI300X OAM": "mi300x",
 }
-"""GPUs likewise. LLM-Inference-Bench's A100 has 40 GB; experiments/data/README.md says why."""
+"""GPUs likewise, also as PyTorch calls them. LLM-Inference-Bench's A100 has 40 GB;
+experiments/data/README.md says why."""
 PRECISIONS = {
     **dict.fromkeys(("", "bf16", "fp16"), ("fp16", 2.0)),
     "fp8": ("fp8", 1.0),
@@ -120,7 +130,8 @@ PRECISIONS = {
 SHAPELESS = {"Deci/DeciLM-7B": "its layers differ in their numbers of heads"}
 """Models that no dozen numbers describe, and why; their rows are left out."""
 
-
+_VARIANT = re.compile(r"(-(instruct|chat|hf|bf16|fp8|fp4|nvfp4|kv|dynamic))+$")
+"""What checkpoints of one shape differ in, at the end of their names."""
 NO_SHEETS = {"cpu", "hf", "tiny"}
 """Files in conf/ that describe nothing that a table could name."""
 
@@ -276,23 +287,38 @@ def held_out(row: Row) -> bool:
 
 
 def _model(row: Row, column: str | None) -> ModelShape:
-    """The model of conf/model; `column` has the number format of weights and products."""
-    shape = model_named(_name(row, "model", "model", ALIASES))
+    """The model of conf/model, or of a config.json; `column` has the number format of weights and
+    products."""
+    shape = _shape(row)
     precision = "" if column is None else row.text(column)
     if precision not in PRECISIONS:
         known = ", ".join(name for name in PRECISIONS if name)
         raise row.wrong(str(column), f"empty or one of {known}")
+    called = re.search("fp[48]", row.text("model").lower())
+    if column is not None and called and precision != called[0]:
+        raise row.wrong(column, f"{called[0]}, as model={row.text('model')} says")
     products, size = PRECISIONS[precision]
     return shape if products == FP16 else replace(shape, dtype_bytes=size, products=products)
 
 
-def _name(row: Row, column: str, group: str, aliases: Mapping[str, str]) -> str:
+def _shape(row: Row) -> ModelShape:
+    path = Path(text := row.text("model"))
+    if not (path.is_file() or (text and (path / "config.json").is_file())):
+        return model_named(_name(row, "model", "model", ALIASES, ", or the path of a config.json"))
+    try:
+        return read_shape(path)
+    except ConfigError as error:
+        raise ConfigError(f"{row.place}: model={text}: {error}") from error
+
+
+def _name(row: Row, column: str, group: str, aliases: Mapping[str, str], else_: str = "") -> str:
     """The name of a file in a group of conf/, from that or from one that benchmarks use."""
-    text = row.text(column)
-    name, known = aliases.get(text, text), option_names(group)
+    text, known = row.text(column), option_names(group)
+    plain = text.rpartition("/")[2].lower().removeprefix("meta-")
+    name = aliases.get(text, text if text in known else _VARIANT.sub("", plain))
     if name not in known:
         choices = ", ".join(sorted({*aliases, *known} - NO_SHEETS))
-        raise ConfigError(f"{row.place}: {column}={text}: unknown; choose from {choices}")
+        raise ConfigError(f"{row.place}: {column}={text}: unknown; choose from {choices}{else_}")
     return name
 
 

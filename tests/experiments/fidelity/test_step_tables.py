@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.stack import Stack
-from tests.sim.shapes import plan
+from tests.sim.shapes import PUBLISHED, plan
 
 EVERY = sorted(DATA.glob("*.csv"))
 SPLITWISE = "model,gpu,tensor_parallel,prompt_tokens,batch,output_tokens,prompt_ms,token_ms"
@@ -105,6 +106,38 @@ def test_a_row_of_each_layout(tmp_path: Path) -> None:
     assert (four.products, four.dtype_bytes) == ("fp4", 9 / 16)  # a scale to each 16 numbers
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "ours"),
+    [
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "H100", ("llama-3.1-405b", "h100")),
+        ("amd/Llama-3.1-405B-Instruct-FP8-KV", "AMD Instinct MI300X", ("llama-3.1-405b", "mi300x")),
+        ("RedHatAI/Meta-Llama-3.1-405B-FP8-dynamic", "MI300X", ("llama-3.1-405b", "mi300x")),
+        ("meta-llama/Llama-3.3-70B-Instruct", "NVIDIA H200", ("llama-3.1-70b", "h200")),
+    ],
+)
+def test_names_of_checkpoints_and_gpus(
+    model: str, gpu: str, ours: tuple[str, str], tmp_path: Path
+) -> None:
+    row = cell(LOOP, f"{model},{gpu},fp8,1024,256,16,8,1,1,{VLLM}", tmp_path)
+    assert (row.model.name, row.hardware.name, row.model.products) == (*ours, "fp8")
+
+
+def test_a_model_by_its_config(tmp_path: Path) -> None:
+    """Of a family that conf/ has no model of; as fp8 by the table."""
+    parameters, config = PUBLISHED["granite-3.1-8b"]
+    (tmp_path / "granite").mkdir()
+    (tmp_path / "granite" / "config.json").write_text(json.dumps(config))
+    row = f"{tmp_path / 'granite'},h100,fp8,512,64,8,1,1,1,{VLLM}"
+    shape = cell(LOOP, row, tmp_path).model
+    assert shape.weight_params == pytest.approx(parameters, rel=0.003)
+    assert (shape.products, shape.dtype_bytes) == ("fp8", 1.0)
+    (tmp_path / "granite" / "config.json").write_text("{}")
+    with pytest.raises(
+        ConfigError, match=r":2: model=.*granite: .*config\.json: has no model_type"
+    ):
+        cell(LOOP, row, tmp_path)
+
+
 def test_a_row_without_a_server_has_that_of_the_command(tmp_path: Path) -> None:
     path = written(tmp_path, LOOP, "qwen3-32b,h100,,512,64,8,4,1,1,,1,2,,,,,")
     words = ["server=vllm-0.33", "memory=paged", "server.max_seqs=7"]
@@ -157,13 +190,18 @@ def test_samples_get_the_protocol_of_their_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "row", "says"),
     [
-        (BATCH, "T800,1,llama-2-7b,128,4,1.5", ":2: gpu=T800: unknown; choose from AMD MI300X GPU"),
+        (
+            BATCH,
+            "T800,1,llama-2-7b,128,4,1.5",
+            ":2: gpu=T800: unknown; choose from AMD Instinct MI",
+        ),
         (BATCH, "h100,1,../cost/fitted,128,4,1", ":2: model=../cost/fitted: unknown; choose from "),
         (BATCH, "h100,3,llama-2-7b,128,4,1.5", ":2: tensor_parallel=3: model=llama-2-7b with 32"),
         (BATCH, "h100,1,llama-2-7b,many,4,1.5", ":2: tokens_in_and_out=many: must be a whole numb"),
         (BATCH, "h100,1,llama-2-7b,128,4,nan", ":2: latency_s=nan: must be a time above 0"),
         (BATCH, "h100,1,llama-2-7b,128", ":2: batch=: must be a whole number from 1"),
         (LOOP, f"qwen3-32b,h100,fp6,9,9,1,1,5,5,{VLLM}", ":2: precision=fp6: must be empty or one"),
+        (LOOP, f"q/Qwen3-32B-FP8,h100,,9,9,1,1,5,5,{VLLM}", ":2: precision=: must be fp8, as mod"),
         (LOOP, f"qwen3-32b,h100,,9,2,1,1,5,5,{VLLM}", ":2: output_tokens=2: must be a whole numb"),
         (LOOP, "qwen3-32b,h100,,9,9,1,1,5,5,,1,1,,,,,", ":2: server is empty: must have words of"),
         (

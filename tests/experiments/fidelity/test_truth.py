@@ -55,6 +55,7 @@ def test_a_table_of_one_s_own_is_scored(own: Path, tmp_path: Path) -> None:
     held = [name for name in groups if name.startswith("own, h100, vllm-0.6")]
     assert groups[held[0]][ONE]["rows"] == groups[held[0]][SEVERAL]["rows"] == 1
     assert "constants" not in found["data"] and "logs" not in found["data"]
+    assert all(row["held_out"] == "True" for row in rows)  # no constant is fitted to them
 
 
 @pytest.mark.parametrize(
