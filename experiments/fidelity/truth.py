@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.fidelity import constants, truth_data
@@ -35,9 +35,6 @@ from pagedsim.sim.replica import Replica
 from pagedsim.spec.check import check_settings
 from pagedsim.spec.run import RunSpec
 from pagedsim.spec.words import group_of, key_of
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +79,9 @@ class Truth(Study):
             raise ConfigError("tables=[]: must name a file, or be null for those of pagedsim")
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
-        self._read(runs)  # refused at once, if any is wrong, as is
+        self._logs(runs)  # refused at once, if any is wrong, as is
         _costs(runs)
-        self._logs(runs)
+        self._read(runs)
         return ()
 
     def analyse(self, runs: Runs) -> Analysis:
@@ -412,10 +409,11 @@ def notes(
         "a batch's time and TPOT count as tokens; TTFT is a server's, with the queue in it and "
         "server_ms of the stack on its way; E2E is TTFT + (output tokens - 1) x TPOT"
     )
-    yield (
-        "a row is held out if the first byte of sha256(model|GPU|server|version), as its table "
-        "names them, is divisible by 4"
-    )
+    if not all(cell.held_out for table in tables for cell in table.cells):
+        yield (
+            "a row is held out if the first byte of sha256(model|GPU|server|version), as its table "
+            "names them, is divisible by 4"
+        )
     yield from _believed(points)
     for table in tables:
         for model, count in table.left_out.items():

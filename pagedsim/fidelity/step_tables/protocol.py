@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from pagedsim.core import ConfigError
 from pagedsim.fidelity.rows import Row
 from pagedsim.server import CACHE_DTYPES, ServerSpec
 from pagedsim.spec.composed import Composed
 from pagedsim.spec.run import RunSpec, Settings
 
 COLUMNS = {
-    "server": "words of the front door: an option of conf/server, and what was set besides",
+    "server": "an option of conf/server, and settings besides: vllm-0.33 memory=paged",
     "shortest": "lengths are drawn from this share of the row's up to all of it; 1: they are fixed",
     "rounds": "requests that were measured, for each concurrent one",
 }
@@ -53,7 +52,7 @@ class Protocol:
 
         words = _words(row.text("server")) or tuple(server)
         if not words:
-            raise ConfigError(f"{row.place}: server is empty: must have {COLUMNS['server']}")
+            raise row.wrong("server", f"{COLUMNS['server']}; or the command has server=")
         cache = row.text("kv_cache_dtype") or "auto"
         if cache not in CACHE_DTYPES:
             raise row.wrong("kv_cache_dtype", f"empty, or one of {', '.join(CACHE_DTYPES)}")
