@@ -13,7 +13,6 @@ GPUs together. A GPU that is left out is predicted by the shares of all others, 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,9 +21,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pagedsim.experiments.fidelity.kernels import folder_of_tables
 from pagedsim.experiments.fidelity.least_squares import minimized
 from pagedsim.fidelity.sheets import hardware_named
-from pagedsim.sim.cost.tables import installed, release
+from pagedsim.sim.cost.tables import release
 from pagedsim.sim.hardware import Hardware
 
 Floats = NDArray[np.float64]
@@ -263,9 +263,7 @@ def families(gpus: Sequence[str]) -> dict[str, list[str]]:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the constants of each kind by family, and errors of GPUs left out."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tables", nargs="?", type=Path, help="folder of tables; the installed ones")
-    folder = parser.parse_args(words).tables or installed()
+    folder = folder_of_tables(__doc__, words)
     for name, kind in KINDS.items():
         samples = {
             gpu: kind.samples(folder / gpu, hardware_named(sheet)) for gpu, sheet in GPUS.items()

@@ -9,7 +9,8 @@ has tables in the layout of aiconfigurator-core; without it the installed ones a
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pagedsim.core import ConfigError
 from pagedsim.experiments.benchmarks.harness import cpu_seconds, table
 from pagedsim.experiments.benchmarks.simulator import cases, run_of, serve
 from pagedsim.fidelity.sheets import hardware_named, model_named
@@ -114,9 +116,22 @@ def speed(folder: Path, cost: str) -> list[str]:
     return [cost, f"{steps[0]:,}", f"{seconds:.2f}", f"{seconds / steps[0] * 1e6:.2f}"]
 
 
-def main() -> None:
+def folder_of_tables(description: str, words: Sequence[str] | None) -> Path:
+    """The folder that a command names, or the installed one; no return where there is none."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("tables", nargs="?", type=Path, help="folder of tables; the installed ones")
+    try:
+        folder = parser.parse_args(words).tables or installed()
+    except ConfigError as error:
+        parser.error(str(error))
+    if not any(folder.glob("*/*/*/*/*.parquet")):
+        parser.error(f"{folder}: has no <GPU>/<family>/<framework>/<version>/<table>.parquet")
+    return folder
+
+
+def main(words: Sequence[str] | None = None) -> None:
     """Print the tables."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else installed()
+    folder = folder_of_tables(__doc__, words)
     begun = perf_counter()
     where = Replica(model_named("llama-3.1-70b"), hardware_named("h100"), tensor_parallel=8)
     Measured(where, tables=str(folder)).decode_seconds(8, 8000)

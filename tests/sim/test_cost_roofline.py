@@ -150,16 +150,20 @@ def test_a_gpu_without_fitted_constants_has_a_notice() -> None:
     assert not Roofline(where, compute_efficiency=0.5, bandwidth_efficiency=0.8).notices
 
 
-def test_8_bits_of_keys_and_values_are_read_and_moved_in_half_the_time() -> None:
-    """Where bytes are what is waited for, and no FLOP is fewer."""
+@pytest.mark.parametrize("share", [1.0, 0.75])
+def test_8_bits_of_keys_and_values_take_half_the_bytes(share: float) -> None:
+    """Where bytes are what is waited for, kernels reach a `share` of the rate, and no FLOP is
+    fewer."""
     whole, half = (
-        Roofline(replica("llama-2-7b", "a100-80gb", kv_cache_dtype=name))
+        Roofline(
+            replica("llama-2-7b", "a100-80gb", kv_cache_dtype=name), stack=Stack(fp8_cache=share)
+        )
         for name in ("auto", "fp8")
     )
     base = whole.decode_seconds(8, 0)
     assert half.decode_seconds(8, 0) == base
     assert half.decode_seconds(8, 40_000) - base == pytest.approx(
-        (whole.decode_seconds(8, 40_000) - base) / 2
+        (whole.decode_seconds(8, 40_000) - base) / 2 / share
     )
     assert half.recompute_seconds(4096) == pytest.approx(whole.recompute_seconds(4096), rel=0.02)
     copies = 100 * whole.replica.hardware.pcie_copy_us * 1e-6

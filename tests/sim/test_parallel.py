@@ -13,6 +13,7 @@ from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import Breakdown
+from pagedsim.sim.cost.roofline import ALL_TO_ALL_INSIDE, ALL_TO_ALL_US
 from pagedsim.sim.cost.terms import Busiest
 from pagedsim.sim.model import MoE
 from pagedsim.sim.stack import Stack
@@ -171,7 +172,9 @@ def test_each_choice_of_an_expert_elsewhere_travels_there_and_back() -> None:
     """7 of 8 experts are elsewhere; there in 8 bits, since products are, and back in 16."""
     told = ideal(DEEPSEEK).explain(plan(decodes=512, context=512))
     sent = 64 * 8 * 7 / 8 * 7168 * (1 + 2)
-    assert seconds(told, "all-to-all") == pytest.approx(LAYERS * (sent / 450e9 + 2 * 18e-6))
+    assert seconds(told, "all-to-all") == pytest.approx(
+        LAYERS * (sent / (450e9 * ALL_TO_ALL_INSIDE) + 2 * ALL_TO_ALL_US * 1e-6)
+    )
     shared = ideal(replica("mixtral-8x7b", "h100", tensor_parallel=2, expert_parallel=2))
     told = shared.explain(plan(decodes=4, context=400))
     assert {"all-reduce"} == {term.name for term in told.terms if term.bound == "interconnect"}

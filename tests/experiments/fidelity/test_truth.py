@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.fidelity import all_to_all, power
+from pagedsim.experiments.fidelity import power
 from pagedsim.experiments.fidelity.constants import BEGIN, DECIDED, fitted
 from pagedsim.experiments.fidelity.peers import peers_of
 from pagedsim.experiments.fidelity.power import cases, fit, shipped
@@ -199,10 +199,3 @@ def test_the_table_of_power_is_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert len(lines) == 1 + 1 + 5 + 2
     (line,) = [line for line in lines if line.startswith("as shipped")]
     assert line.split()[2:6] == ["0.300", "1.170", "0.700", "36"]
-
-
-def test_the_table_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    all_to_all.main()
-    rows = capsys.readouterr().out.splitlines()
-    assert [int(row.split()[0]) for row in rows[1:]] == list(all_to_all.PUBLISHED)
-    assert rows[1].split() == ["8", "191", "187", "-2.3", "%"]
