@@ -2,13 +2,14 @@
 
     python -m pagedsim.experiments.regenerate [experiment ...]     (none: all of them)
 
-Runs each as a user would, and keeps its result.json and pictures in experiments/results/<name>,
-and in experiments/results/README.md what all of them found.
+Runs each as a user would, and keeps its result.json and pictures in experiments/results/<name>, of
+some the rows of comparison.csv, and in experiments/results/README.md what all of them found.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pagedsim.metrics.files import RESULT, read_json, write_json
+from pagedsim.metrics.files import COMPARISON, RESULT, read_json, write_json
 
 RESULTS = Path(__file__).parent / "results"
 STUDIES = (
@@ -31,6 +32,8 @@ STUDIES = (
 """Experiments whose results are committed, in the order of the index."""
 SENTENCES = 2
 """Of each finding in the index."""
+RECORDS = ("truth",)
+"""Studies whose rows are kept, too, in comparison.csv.gz."""
 _HEAD = """# Findings
 Each is what one command printed; `python -m pagedsim.experiments.regenerate` makes them all
 again, and this page. Beside them: `front_door` and `serve` have the README's pictures, and a folder
@@ -72,6 +75,9 @@ def keep(folder: Path, place: Path) -> None:
     write_json(place / RESULT, result)
     for name in result["pictures"]:
         shutil.copy(folder / "plots" / f"{name}.png", place)
+    if place.name in RECORDS:
+        rows = gzip.compress((folder / COMPARISON).read_bytes(), mtime=0)
+        (place / f"{COMPARISON}.gz").write_bytes(rows)
 
 
 def committed() -> list[str]:

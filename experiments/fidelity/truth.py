@@ -386,6 +386,7 @@ def table(every: Sequence[Point]) -> list[dict[str, object]]:
             "hardware": cell.hardware.name,
             "tensor_parallel": cell.tensor_parallel,
             "products": cell.model.products,
+            "server": " ".join(cell.protocol.server) if cell.protocol else "",
             "stack": cell.stack,
             "prompt_tokens": cell.prompt,
             "output_tokens": cell.output,
