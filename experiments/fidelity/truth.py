@@ -17,6 +17,7 @@ from pagedsim.experiments.fidelity.truth_data import (
     by,
     by_class,
     logs_listings,
+    of_experts,
     tokens,
 )
 from pagedsim.experiments.fidelity.truth_figures import draw_beside, draw_errors, draw_predicted
@@ -170,7 +171,7 @@ def finding(every: Sequence[Point], logs: Mapping[str, Scores]) -> Iterator[str]
     if not shown:
         yield "No server could run any row as its table says: see the last of the tables below."
         return
-    unseen = [point for point in shown if point.cell.held_out]
+    unseen = [point for point in shown if point.cell.held_out and not of_experts(point)]
     known = [point for point in shown if not point.cell.held_out]
     if not logs:  # of tables of one's own
         yield f"Step times against these tables, median errors {_percents(medians(shown))}."
@@ -183,6 +184,8 @@ def finding(every: Sequence[Point], logs: Mapping[str, Scores]) -> Iterator[str]
     loops = [point for point in unseen if point.cell.protocol]
     for backend, group in by(loops, lambda point: point.cell.backend).items():
         yield f"Of those of {backend} in a closed loop: {_percents(medians(group))}."
+    if experts := list(filter(of_experts, shown)):
+        yield f"Of servers of experts, all unseen: {_percents(medians(experts))}."
     means = [
         f"{name}: "
         + ", ".join(f"{m.upper()} {signed(e.relative.mean)}" for m, e in score.errors.items())
@@ -204,7 +207,8 @@ def groups_of(every: Sequence[Point]) -> dict[str, dict[str, list[Point]]]:
 
     def table_of(point: Point) -> str:
         unseen = " (held out)" if point.cell.held_out else ""
-        return f"{point.cell.table}, {point.cell.hardware.name}, {point.cell.stack}{unseen}"
+        what = ", experts" if of_experts(point) else ""
+        return f"{point.cell.table}, {point.cell.hardware.name}, {point.cell.stack}{what}{unseen}"
 
     return {
         "rows": by(shown, lambda point: f"{point.cell.stack}: {point.cell.server}"),
@@ -228,17 +232,18 @@ def listings(every: Sequence[Point], peers: Sequence[Peer]) -> Iterator[Listing]
         note = f"rows that their server could not run as the table says; {_UNIT}"
         yield _grouped("Not as the table says", marked, note=note)
     unseen = [point for point in shown if point.cell.held_out]
-    if unseen:
-        yield _worst(f"The {FARTHEST} farthest off, of servers held out", unseen)
+    for experts, group in by(unseen, of_experts).items():
+        of = "of experts" if experts else "held out"
+        yield _worst(f"The {FARTHEST} farthest off, of servers {of}", group)
     if len(unseen) < len(shown):
         rest = [point for point in shown if not point.cell.held_out]
         yield _worst(f"The {FARTHEST} farthest off" + (", of the others" if unseen else ""), rest)
 
 
 def server_of(point: Point) -> str:
-    """The server of a closed loop, and whether it has several GPUs."""
-    several = "several GPUs" if point.cell.tensor_parallel > 1 else "1 GPU"
-    return f"{point.cell.backend}, {several}"
+    """The server of a closed loop, and whether it has experts or several GPUs."""
+    size = "several GPUs" if point.cell.tensor_parallel > 1 else "1 GPU"
+    return f"{point.cell.backend}, {'experts' if of_experts(point) else size}"
 
 
 def beside(shown: Sequence[Point], peers: Sequence[Peer]) -> dict[str, FigureSpec]:
@@ -345,13 +350,16 @@ def data(
         for kind, groups in groups_of(every).items()
     }
     shown = usable(every)
-    loops = [point for point in shown if point.cell.protocol and point.cell.held_out]
-    content["held out"] = {"pagedsim": medians(loops)} | {
-        peer.name: medians([point for point in map(peer.predicted, loops) if point])
-        for peer in peers
-    }
-    for backend, group in by(loops, lambda point: point.cell.backend).items():
-        content["held out"][f"pagedsim, {backend}"] = medians(group)
+    unseen = [point for point in shown if point.cell.protocol and point.cell.held_out]
+    for kind, experts in (("held out", False), ("held out, experts", True)):
+        loops = [point for point in unseen if of_experts(point) == experts]
+        of_loops = {"pagedsim": medians(loops)} | {
+            peer.name: medians([point for point in map(peer.predicted, loops) if point])
+            for peer in peers
+        }
+        for backend, group in by(loops, lambda point: point.cell.backend).items():
+            of_loops[f"pagedsim, {backend}"] = medians(group)
+        content[kind] = of_loops
     if refits is not None:
         fit = refits.whole
         content["constants"] = {
@@ -413,7 +421,7 @@ def notes(
     if not all(cell.held_out for table in tables for cell in table.cells):
         yield (
             "a row is held out if the first byte of sha256(model|GPU|server|version), as its table "
-            "names them, is divisible by 4"
+            "names them, is divisible by 4, and if it is of a closed loop of a mixture of experts"
         )
     yield from _believed(points)
     for table in tables:
@@ -438,7 +446,11 @@ def _believed(points: Sequence[Point]) -> Iterator[str]:
     """Median and 90th percentile errors by stack, and of GPUs of unknown families."""
     shown = usable(points)
     known = [point for point in shown if point.cell.hardware.family is not None]
-    for stack, group in by(known, lambda point: point.cell.stack).items():
+
+    def stack_of(point: Point) -> str:
+        return f"{point.cell.stack}{', experts,' if of_experts(point) else ''}"
+
+    for stack, group in by(known, stack_of).items():
         parts = [
             f"{name} {percent(of.median, 0)} and {percent(of.p90, 0)}"
             for name, of in by_class(group).items()

@@ -118,9 +118,9 @@ def in_processes(
 
 Key = TypeVar("Key", bound=Hashable)
 
-ONE, SEVERAL, PROMPTS = "tokens, 1 GPU", "tokens, several GPUs", "prompt steps"
-FIRST, WHOLE = "TTFT", "E2E"
-CLASSES = (ONE, SEVERAL, PROMPTS, FIRST, WHOLE)
+ONE, SEVERAL, EXPERTS = "tokens, 1 GPU", "tokens, several GPUs", "tokens, experts"
+PROMPTS, FIRST, WHOLE = "prompt steps", "TTFT", "E2E"
+CLASSES = (ONE, SEVERAL, EXPERTS, PROMPTS, FIRST, WHOLE)
 WITHIN: Mapping[str, float] = {ONE: 0.05, SEVERAL: 0.09, FIRST: 0.20, WHOLE: 0.08}
 """What the median errors of servers that were held out are to be at most."""
 
@@ -131,7 +131,14 @@ def kind_of(point: Point) -> str:
         return FIRST if point.metric == "ttft" else WHOLE
     if point.metric == "prompt":
         return PROMPTS
+    if point.cell.model.moe is not None:
+        return EXPERTS
     return ONE if point.cell.tensor_parallel == 1 else SEVERAL
+
+
+def of_experts(point: Point) -> bool:
+    """Whether it is of a closed loop of a mixture of experts."""
+    return point.cell.protocol is not None and point.cell.model.moe is not None
 
 
 class Score(NamedTuple):
@@ -163,7 +170,7 @@ def by(every: Sequence[Point], key: Callable[[Point], Key]) -> dict[Key, list[Po
 
 def tokens(group: Sequence[Point]) -> list[Point]:
     """The points of token times, on any number of GPUs."""
-    return [point for point in group if kind_of(point) in (ONE, SEVERAL)]
+    return [point for point in group if kind_of(point) in (ONE, SEVERAL, EXPERTS)]
 
 
 def by_class(every: Sequence[Point]) -> dict[str, Score]:

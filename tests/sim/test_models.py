@@ -31,6 +31,7 @@ SHIPPED = {  # model cards; OPT: the checkpoints' own counts
     "bloom-176b": 176_247_271_424,
     "qwen2-7b": 7_615_616_512,
     "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
     "qwen3-0.6b": 596_049_920,
     "smollm2": 134_515_008,
     "qwen3-8b": 8_190_735_360,
@@ -60,7 +61,10 @@ def test_parameters_of_shipped_models_are_those_published(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "active"),
-    [("mixtral-8x7b", 12.9e9), ("deepseek-v3", 37e9), ("qwen3-30b-a3b", 3.3e9)],
+    [
+        *(("mixtral-8x7b", 12.9e9), ("deepseek-v3", 37e9)),
+        *(("qwen3-30b-a3b", 3.3e9), ("qwen3-235b-a22b", 22e9)),
+    ],
 )
 def test_active_parameters_are_those_published(name: str, active: float) -> None:
     shape = model(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -148,13 +149,17 @@ def test_a_row_without_a_server_has_that_of_the_command(tmp_path: Path) -> None:
 
 
 def test_a_quarter_of_the_servers_is_held_out() -> None:
-    """By the hash alone: whole servers, of each backend some."""
+    """By the hash alone: whole servers, of each backend some; and all of experts."""
     (table,) = (table for table in tables(None, None) if table.name == "servers")
     held: dict[tuple[str, ...], set[bool]] = {}
     rows = csv.DictReader((DATA / "servers.csv").open(encoding="utf-8"))
     for cell, row in zip(table.cells, rows, strict=True):
+        if cell.model.moe:
+            assert cell.held_out
+            continue
         server = tuple(row[key] for key in ("model", "gpu", "backend", "version"))
         held.setdefault(server, set()).add(cell.held_out)
+    assert sum(cell.model.moe is not None for cell in table.cells) == 110
     assert all(len(states) == 1 for states in held.values())
     assert {server[2] for server, states in held.items() if states == {True}} == {
         *("vllm", "sglang", "trtllm")
@@ -173,13 +178,25 @@ def test_samples_get_the_protocol_of_their_source(tmp_path: Path) -> None:
         **{"id": "b", "backend": "trtllm", "model_path": "Qwen/Qwen3-32B"},
         "silicon_data_source": "source_file=aic-auto-gap-analysis/data/x.csv",
     }
+    alone = {"tp_size": "4", "moe_tp_size": "4", "moe_ep_size": "1"}
+    deepseek = given | {
+        **{"id": "e", "model_path": "deepseek-ai/DeepSeek-V3", "isl": "8192", **alone},
+        **{"system": "b200_sxm", "backend": "trtllm", "backend_version": "1.2.0rc6.post2"},
+        "silicon_data_source": "db-dump/2026-04-27; measured=2026-01-29T00:00:00.000Z",
+    }
     others = [given | {"id": "c", "mode": "disagg"}, given | {"id": "d", "precision": "int4"}]
+    others += [deepseek | {"moe_ep_size": "4"}, deepseek | {"backend_version": ""}]
+    others += [deepseek | {"silicon_data_source": "source_file=2026-04-06.csv"}]
     path = tmp_path / "samples.csv"
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(given))
+        writer = csv.DictWriter(file, list(deepseek), restval="")
         writer.writeheader()
-        writer.writerows([given, grid, *others])
-    first, second = silicon.rows(path)
+        writer.writerows([given, grid, *others, deepseek])
+    reasons = Counter[str]()
+    first, second, third = silicon.rows(path, reasons)
+    assert sorted(reasons.values()) == [1] * len(others)
+    assert third["server"] == "trtllm-1 memory.gpu_memory_utilization=0.75"  # 0.8 but for these
+    assert (third["max_batched_tokens"], third["kv_cache_dtype"]) == (8320, "fp8")
     assert (first["id"], first["measured"], first["shortest"]) == ("a", "2025-10-29", 0.8)
     assert (first["max_seqs"], first["max_batched_tokens"]) == ("16", 8192)
     assert "memory=paged" in str(first["server"]) and first["kv_cache_dtype"] == "fp8"

@@ -17,6 +17,7 @@ from pagedsim.experiments.fidelity.peers import peers_of
 from pagedsim.experiments.fidelity.power import cases, fit, shipped
 from pagedsim.experiments.fidelity.truth_data import (
     DATA,
+    EXPERTS,
     ONE,
     SEVERAL,
     WITHIN,
@@ -85,9 +86,11 @@ def test_it_is_drawn(own: Path, tmp_path: Path) -> None:
 
 
 def test_rows_of_servers_stand_beside_their_peers(tmp_path: Path) -> None:
-    """Four rows of the table of servers, which AIConfigurator has answered, too."""
+    """Four rows of the table of servers, which AIConfigurator has answered, too, and one of
+    experts, which stands apart."""
     head, *rows = (DATA / "servers.csv").read_text().splitlines()
     few = [row for row in rows if ",70B," in row or "1024x128_c8_" in row][:4]
+    few += [row for row in rows if "235b_a22b_fp8_h200_sxm_sglang_agg_1000x100_c3_" in row]
     path = tmp_path / "few.csv"
     path.write_text("\n".join([head, *few]) + "\n")
     scored = carried_out(tmp_path / "out", *TRUTH, "report=false", f"study.tables=[{path}]")
@@ -98,7 +101,10 @@ def test_rows_of_servers_stand_beside_their_peers(tmp_path: Path) -> None:
     assert list(dict.fromkeys(row["row"] for row in found)) == names
     peer = next(peer for peer in peers_of(points_of(path)) if peer.name == "AIConfigurator")
     assert {name for name in names if name in peer.seconds}
-    assert scored["data"]["held out"].keys() >= {"pagedsim", "AIConfigurator"}
+    for held in ("held out", "held out, experts"):
+        assert scored["data"][held].keys() >= {"pagedsim", "AIConfigurator"}
+    classes = {name for group in scored["data"]["held out"].values() for name in group}
+    assert EXPERTS not in classes and EXPERTS in scored["data"]["held out, experts"]["pagedsim"]
 
 
 def points_of(path: Path) -> list[Point]:
