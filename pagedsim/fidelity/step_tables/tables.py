@@ -207,7 +207,7 @@ def read_table(path: str | Path, stack: str | None = None, server: Sequence[str]
         if (model := row.text("model")) in SHAPELESS:
             left_out[model] += 1
         else:
-            cells.append(_cell(name, row, layout, stack, server))
+            cells.append(cell_of(name, row, layout, stack, server))
     if not cells:
         why = "; ".join(f"{model}: {SHAPELESS[model]}" for model in left_out)
         raise ConfigError(f"study.tables={path}: all of its rows are left out: {why}")
@@ -228,7 +228,9 @@ def _layout(path: str | Path, header: Collection[str]) -> Layout:
     return layout
 
 
-def _cell(table: str, row: Row, layout: Layout, stack: str | None, server: Sequence[str]) -> Cell:
+def cell_of(table: str, row: Row, layout: Layout, stack: str | None, server: Sequence[str]) -> Cell:
+    """A row, with the server of the words `server` if it names none."""
+
     def whole(column: str, low: int = 1) -> int:
         return int(row.number(column, f"a whole number from {low}", low=low, whole=True))
 
