@@ -28,7 +28,7 @@ from pagedsim.fidelity.step_tables.tables import LAYOUTS, cell_of
 from pagedsim.user_error import UserError, guarded
 from pagedsim.workload.traces.rows import file_at, opened, readable
 
-(LOOP,) = (layout for layout in LAYOUTS if layout.way == "loop")
+(LOOP,) = (layout for layout in LAYOUTS if "ttft" in layout.measured)
 ASKED = {
     "model": "a name of conf/model or of a checkpoint, or the path of a config.json",
     "gpu": "a name of conf/hardware, such as h100",

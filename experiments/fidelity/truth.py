@@ -224,8 +224,8 @@ def listings(every: Sequence[Point], peers: Sequence[Peer]) -> Iterator[Listing]
     servers, tables, marked = groups_of(every).values()
     for held_out in (True, False):
         group = [point for point in shown if point.cell.held_out == held_out]
-        if any(point.cell.protocol for point in group):
-            yield _beside(group, peers, held_out)
+        if loops := [point for point in group if "tpot" in point.cell.measured]:
+            yield _beside(loops, peers, held_out)
     yield _grouped("By table and GPU", tables)
     yield _grouped("By stack, model and number of GPUs", servers, with_worst=True)
     if marked:
@@ -271,10 +271,9 @@ def beside(shown: Sequence[Point], peers: Sequence[Peer]) -> dict[str, FigureSpe
     return {"held_out": figure}
 
 
-def _beside(group: Sequence[Point], peers: Sequence[Peer], held_out: bool) -> Listing:
+def _beside(loops: Sequence[Point], peers: Sequence[Peer], held_out: bool) -> Listing:
     """Median errors by server beside those of peers, which answer some of the same rows."""
     rows = []
-    loops = [point for point in group if point.cell.protocol]
     for name, points in sorted(by(loops, server_of).items()):
         rows.append([name, "pagedsim", f"{len(points) // 3}", *_medians(points)])
         for peer in peers:

@@ -264,7 +264,7 @@ class _Steps:
             first_token = _during(len(ends), came, first, weight)
             token = _during(len(ends), first + 1, ended, weight / (spans[:, 3] - 1))
             e2e = first_token + (self._requests.output - 1) * token
-            weights = {"ttft": first_token, "tpot": token, "e2e": e2e}
+            weights |= {"ttft": first_token, "tpot": token, "e2e": e2e}
         rows, weights = _together(np.array(self._rows, dtype=float), weights)
         mark = PREEMPTS if self._preempted else FITS
         return Schedule(rows[:, :-1], weights, mark, rows[:, -1] > 0)

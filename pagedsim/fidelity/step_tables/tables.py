@@ -185,6 +185,14 @@ LAYOUTS = (
         {"ttft": ("ttft_ms", 1e-3), "tpot": ("tpot_ms", 1e-3)},
         precision="precision",
     ),
+    # vllm bench latency and throughput: all of such a loop, from the first arrival to the last end.
+    Layout(
+        None,
+        "loop",
+        *("tensor_parallel", "input_tokens", "output_tokens", "concurrency"),
+        {"latency": ("latency_s", 1.0)},
+        precision="precision",
+    ),
 )
 
 
@@ -235,6 +243,8 @@ def cell_of(table: str, row: Row, layout: Layout, stack: str | None, server: Seq
         return int(row.number(column, f"a whole number from {low}", low=low, whole=True))
 
     gpu = _name(row, "gpu", "hardware", GPUS)
+    if row.text("request_rate") not in ("", "inf"):
+        raise row.wrong("request_rate", "empty or inf: other loads are held against logs")
     protocol = Protocol.of(row, server) if layout.way == "loop" else None
     if stack is None:
         stack = _stack(row, protocol, gpu) if layout.stack is None else layout.stack
@@ -272,7 +282,7 @@ def _measured(row: Row, layout: Layout) -> dict[Metric, float]:
         metric: unit * row.number(column, "a time above 0", above=0)
         for metric, (column, unit) in layout.measured.items()
     }
-    if layout.way == "loop":
+    if "ttft" in measured:
         tokens = row.number(layout.output) - 1
         measured["e2e"] = measured["ttft"] + tokens * measured["tpot"]
     return measured

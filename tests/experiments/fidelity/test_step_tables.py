@@ -139,6 +139,19 @@ def test_a_model_by_its_config(tmp_path: Path) -> None:
         cell(LOOP, row, tmp_path)
 
 
+def test_a_loop_by_the_time_of_all_of_it(tmp_path: Path) -> None:
+    """As of `vllm bench latency`: a batch whose prompts and answers differ in length."""
+    head = LOOP.replace("ttft_ms,tpot_ms", "latency_s")
+    row = cell(head, "qwen3-32b,h100,fp8,2048,128,8,1,5.5,vllm-0.12,1,1,,,,,", tmp_path)
+    assert (row.prompt, row.output, row.at_once) == (2048, 128, 8)
+    assert row.measured == {"latency": 5.5}
+    schedule = scheduled(row)
+    # 16,384 tokens of prompts in steps of 8,192, and 127 tokens after the first of each answer.
+    steps = schedule.totals[:, -1] * schedule.weights["latency"]
+    assert schedule.weights["latency"].sum() == pytest.approx(2 + 127, abs=2)
+    assert steps.sum() == pytest.approx(schedule.weights["latency"].sum())
+
+
 def test_a_row_without_a_server_has_that_of_the_command(tmp_path: Path) -> None:
     path = written(tmp_path, LOOP, "qwen3-32b,h100,,512,64,8,4,1,1,,1,2,,,,,")
     words = ["server=vllm-0.33", "memory=paged", "server.max_seqs=7"]
