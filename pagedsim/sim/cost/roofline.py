@@ -12,6 +12,7 @@ from pagedsim.server import FP8
 from pagedsim.sim.cost.base import BUS_EFFICIENCY, Bound, move_seconds
 from pagedsim.sim.cost.terms import ByTerms, CostTerm, Split, Totals
 from pagedsim.sim.hardware import FP16, Family, family_of
+from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
@@ -111,7 +112,7 @@ class Roofline(ByTerms):
         moved = _first(interconnect_efficiency, stack.all_to_all_share)
         host_step = _first(host_step_ms, stack.host_step_ms)
         host_request = _first(host_request_us, stack.host_request_us)
-        kernels_us = LAYER_PRODUCTS * products.us + LAYER_PASSES * PASS_US + family.attention_us
+        kernels_us = layer_us(model, products.us, family.products_in(FP16).us) + family.attention_us
         terms = [
             *_products(
                 *(replica, self.flop_rate, self.head_rate, self.bandwidth),
@@ -254,12 +255,8 @@ def _attention(
     ]
 
 
-LAYER_PRODUCTS = 4
-"""Products of a layer with weights: queries, keys and values; output; gate and up; down."""
-LAYER_PASSES = 4
-"""Other kernels of a layer, as servers fuse them: two norms, rotary embeddings, activation."""
 PASS_US = 1.9
-"""Latency of each, as of the tables' quantising kernel, which reads and writes its values."""
+"""Latency of a pass over values, as of the tables' quantising kernel."""
 PASS_EFFICIENCY = 0.8
 """The share of the memory's bandwidth that it reaches."""
 
@@ -273,9 +270,30 @@ def _passes(replica: Replica) -> list[CostTerm]:
     mlp = (3 if model.gated_mlp else 2) * inner / gpus
     heads = (4 * model.heads + 4 * model.kv_heads) * model.head_dim / gpus
     values = model.layers * (8 * model.hidden + heads + mlp)
+    if model.moe:  # sorting writes a state for each expert of a token here, summing reads it
+        ways = gpus if replica.expert_parallel > 1 else 1
+        values += model.moe_layers * 2 * (model.moe.experts_per_token / ways + 1) * model.hidden
     rate = PASS_EFFICIENCY * replica.hardware.bandwidth
     totals = Totals(token=2 * values / rate)
     return [CostTerm("passes", "norms and activations", "bandwidth", totals)]
+
+
+def layer_us(model: ModelShape, product_us: float, whole_us: float) -> float:
+    """Latencies of a layer's kernels but attention, on average: of products in the model's format,
+    of those in 16 bits, and of passes, as servers fuse them.
+
+    Products of queries, keys and values; output; gate and up; down. Passes of two norms, rotary
+    embeddings, activation. Latent attention makes queries in two products, with a norm between,
+    and takes them to the latents and back in 16 bits. Experts are chosen by a product in 16 bits
+    and a pass, and sorted and summed in two more. Shared ones are among them (SGLang) or beside
+    them (vLLM, TensorRT-LLM).
+    """
+    products, whole, passes = 4.0, 0.0, 4.0
+    if mla := model.mla:
+        products, whole, passes = 4.0 + (mla.q_lora_rank is not None), 2.0, 5.0
+    routed = model.moe_layers / model.layers
+    passes, whole = passes + 3 * routed, whole + routed
+    return products * product_us + whole * whole_us + passes * PASS_US
 
 
 def _latencies(replica: Replica, layer_us: float) -> list[CostTerm]:
