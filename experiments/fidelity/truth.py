@@ -185,7 +185,7 @@ def finding(every: Sequence[Point], logs: Mapping[str, Scores]) -> Iterator[str]
     for backend, group in by(loops, lambda point: point.cell.backend).items():
         yield f"Of those of {backend} in a closed loop: {_percents(medians(group))}."
     if experts := list(filter(of_experts, shown)):
-        yield f"Of servers of experts, all unseen: {_percents(medians(experts))}."
+        yield f"Of servers of experts, to which none is fitted: {_percents(medians(experts))}."
     means = [
         f"{name}: "
         + ", ".join(f"{m.upper()} {signed(e.relative.mean)}" for m, e in score.errors.items())
