@@ -143,8 +143,8 @@ NO_SHEETS = {"cpu", "hf", "tiny"}
 class Layout(NamedTuple):
     """The columns of a benchmark's file, and what it measured."""
 
-    stack: str | None
-    """The server of its time, in conf/stack; None: rows name their servers, with a protocol."""
+    stack: str
+    """The server of its time, in conf/stack; empty: rows name their servers, with a protocol."""
     way: Way
     gpus: str
     prompt: str
@@ -179,7 +179,7 @@ LAYOUTS = (
     ),
     # AIConfigurator's samples, vllm bench serve: a closed loop.
     Layout(
-        None,
+        "",
         "loop",
         *("tensor_parallel", "input_tokens", "output_tokens", "concurrency"),
         {"ttft": ("ttft_ms", 1e-3), "tpot": ("tpot_ms", 1e-3)},
@@ -187,7 +187,7 @@ LAYOUTS = (
     ),
     # vllm bench latency and throughput: all of such a loop, from the first arrival to the last end.
     Layout(
-        None,
+        "",
         "loop",
         *("tensor_parallel", "input_tokens", "output_tokens", "concurrency"),
         {"latency": ("latency_s", 1.0)},
@@ -246,10 +246,11 @@ def cell_of(table: str, row: Row, layout: Layout, stack: str | None, server: Seq
     if row.text("request_rate") not in ("", "inf"):
         raise row.wrong("request_rate", "empty or inf: other loads are held against logs")
     protocol = Protocol.of(row, server) if layout.way == "loop" else None
-    if stack is None:
-        stack = _stack(row, protocol, gpu) if layout.stack is None else layout.stack
-        if gpu.startswith("mi") and f"{stack}-rocm" in option_names("stack"):
-            stack = f"{stack}-rocm"
+    if stack is None and protocol is not None:
+        stack = _stack(row, protocol, gpu)
+    elif stack is None:
+        of_amd = f"{layout.stack}-rocm" if gpu.startswith("mi") else ""
+        stack = of_amd if of_amd in option_names("stack") else layout.stack
     model = _model(row, layout.precision)
     cell = Cell(
         table,
@@ -288,8 +289,7 @@ def _measured(row: Row, layout: Layout) -> dict[Metric, float]:
     return measured
 
 
-def _stack(row: Row, protocol: Protocol | None, gpu: str) -> str:
-    assert protocol is not None
+def _stack(row: Row, protocol: Protocol, gpu: str) -> str:
     try:
         return stack_of(protocol.server, gpu)
     except ConfigError as error:
@@ -307,7 +307,7 @@ def _model(row: Row, column: str | None) -> ModelShape:
     """The model of conf/model, or of a config.json; `column` has the number format of weights and
     products."""
     shape = _shape(row)
-    precision = "" if column is None else row.text(column)
+    precision = "" if column is None else row.text(column).lower()
     if precision not in PRECISIONS:
         known = ", ".join(name for name in PRECISIONS if name)
         raise row.wrong(str(column), f"empty or one of {known}")

@@ -123,6 +123,14 @@ def test_names_of_checkpoints_and_gpus(
     assert (row.model.name, row.hardware.name, row.model.products) == (*ours, "fp8")
 
 
+def test_the_stack_of_amd_is_of_tables_that_name_no_server(tmp_path: Path) -> None:
+    batch = cell(BATCH, "AMD MI300X GPU,8,llama-2-70b,128,4,1.5", tmp_path)
+    assert batch.stack == "vllm-0.6-rocm"
+    named = "llama-3.1-405b,mi300x,FP8,1024,256,16,8,1,1,vllm-0.6{},1,1,,,,,"
+    assert cell(LOOP, named.format(""), tmp_path).stack == "vllm-0.6"  # as of any command
+    assert cell(LOOP, named.format(" stack=vllm-0.6-rocm"), tmp_path).stack == "vllm-0.6-rocm"
+
+
 def test_a_model_by_its_config(tmp_path: Path) -> None:
     """Of a family that conf/ has no model of; as fp8 by the table."""
     parameters, config = PUBLISHED["granite-3.1-8b"]
