@@ -206,15 +206,6 @@ def _refuse_no_root(root: str, folders: Sequence[Path]) -> None:
         raise UserError([f"--config-name {root}: there is no {root}.yaml {where}"])
 
 
-def _manual(root: str) -> str:
-    """The manual page of a root; Hydra would first list all groups of its own."""
-    if root == "serve":
-        from pagedsim.serve.manual import page
-    else:
-        from pagedsim.run.help import manual_page as page
-    return page()
-
-
 def in_order(words: Sequence[str]) -> list[str]:
     """The command line with its options first, where Hydra wants them; they may stand anywhere."""
     options: list[str] = []
@@ -274,7 +265,9 @@ def command(words: Sequence[str]) -> Callable[[], None]:
     if "--version" in words:
         return _print_version
     if {"--help", "-h"} & set(words):
-        return lambda: print(_manual(root))
+        from pagedsim.run.help import manual_page
+
+        return lambda: print(manual_page(root))  # Hydra would list its own groups first
     sys.argv[1:] = ordered  # for Hydra
     return partial(run, ordered, root)
 

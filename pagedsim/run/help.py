@@ -1,10 +1,10 @@
-"""The pages of `--help`, `policies` and `bench --help`."""
+"""The pages of `--help`, `serve --help`, `policies` and `bench --help`."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc, isclass
@@ -18,8 +18,7 @@ from pagedsim.core.policy import Need
 from pagedsim.policies.victims import VICTIMS
 from pagedsim.run.study import Study
 from pagedsim.spec.composed import Composed
-from pagedsim.spec.conf import ROOT, Conf, select
-from pagedsim.spec.conf import Settings as Configuration
+from pagedsim.spec.conf import ROOT, Conf, Settings, select
 from pagedsim.spec.objects import locate
 
 WIDTH = 96
@@ -45,24 +44,26 @@ GROUPS = {
     "tracking": "Weights & Biases",
 }
 """The groups in the order of the page, and what each decides."""
+_SERVES = "what carries the steps out: simulated time, or a real engine"
+"""What the group `backend` decides of a server."""
 
-Settings = Mapping[str, Sequence[tuple[str, str]]]
-"""Keys with their meanings, under titles."""
-
-
-def manual_page() -> str:
-    """The page of `--help`: manual.txt, with lists and defaults from conf/ itself."""
-    return "\n".join(_lines())
+_PAGES = {ROOT: "manual", "serve": "serve"}
+"""The texts of the pages, by the roots whose words they explain."""
 
 
-def _lines() -> Iterator[str]:
-    for line in _text("manual").splitlines():
+def manual_page(root: str = ROOT) -> str:
+    """The page of `--help`: a text, with lists and defaults from conf/ itself."""
+    return "\n".join(_lines(root))
+
+
+def _lines(root: str) -> Iterator[str]:
+    for line in _text(_PAGES[root]).splitlines():
         if line == "{groups}":
-            yield from groups("config")
+            yield from _groups(root)
         elif line == "{experiments}":
             yield from _experiments()
         elif setting := re.fullmatch(r"    \{(.+?)\}: (.+)", line):
-            yield from _setting(setting[1], setting[2], _plain())
+            yield from _setting(setting[1], setting[2], _plain(root))
         else:
             yield line.replace("{version}", pagedsim.__version__)
 
@@ -81,30 +82,16 @@ def _experiments() -> Iterator[str]:
         yield from hanging(f"  {experiment.name:<17} {', '.join(experiment.backends)}", 39, leaves)
 
 
-def groups(
-    root: str, meanings: Mapping[str, str] | None = None, without: str = ""
-) -> Iterator[str]:
-    """The groups that the configuration `root` has, each with its options but one.
-
-    `meanings` are those that are not what they are for a study.
-    """
+def _groups(root: str) -> Iterator[str]:
+    """The groups that the configuration `root` has, each with its options."""
     conf = Conf(root=root)
-    texts = {**GROUPS, **(meanings or {})}
     known = [group for group in GROUPS if group in conf.groups]
     for group in dict.fromkeys([*known, *conf.groups]):
         if group in conf.defaults or root == ROOT:
-            yield from _group(conf, group, texts.get(group, ""), without)
+            yield from _group(conf, group)
 
 
-def settings(of: Settings, config: Configuration) -> Iterator[str]:
-    """Settings under their titles, each with its default in `config`."""
-    for title, rows in of.items():
-        yield f"  {title}"
-        for key, meaning in rows:
-            yield from _setting(key, meaning, config)
-
-
-def _setting(key: str, meaning: str, config: Configuration) -> list[str]:
+def _setting(key: str, meaning: str, config: Settings) -> list[str]:
     """A setting with its default as one would type it, but for those of Hydra's own."""
     name = f"    {key}"
     if not key.startswith("hydra."):
@@ -113,10 +100,12 @@ def _setting(key: str, meaning: str, config: Configuration) -> list[str]:
     return hanging(name, 41, meaning)
 
 
-def _group(conf: Conf, group: str, meaning: str, without: str) -> Iterator[str]:
+def _group(conf: Conf, group: str) -> Iterator[str]:
     """A group's line, and its options below it."""
+    names, meaning = conf.options_of(group), GROUPS.get(group, "")
+    if conf.root == "serve" and group == "backend":
+        names, meaning = [name for name in names if name != "http"], _SERVES
     default = conf.defaults.get(group)
-    names = (name for name in conf.options_of(group) if name != without)
     starred = [f"{name}*" if name == default else name for name in names]
     yield from hanging(f"  {group}", _INDENT, meaning)
     yield from hanging("", _INDENT, ", ".join(starred))
@@ -131,9 +120,10 @@ def hanging(name: str, indent: int, text: str) -> list[str]:
 
 
 @cache
-def _plain() -> Configuration:
-    """The configuration of one run, with every default."""
-    return Composed.of(["experiment=single"]).resolved(missing=True)
+def _plain(root: str) -> Settings:
+    """The configuration of one run, or of a server, with every default."""
+    words = ["experiment=single"] if root == ROOT else []
+    return Composed.of(words, Conf(root=root)).resolved(missing=True)
 
 
 # -- experiments -----------------------------------------------------------------------------------
