@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,24 +30,20 @@ class Prompts(ABC):
         return None
 
 
+@dataclass(eq=False)
 class PrefixedPrompts(Prompts):
     """Prompts that start with a shared prefix (-1: none) and have a suffix of their own.
 
     Requests with equal `suffix` share the suffix too; None: all suffixes differ.
     """
 
-    def __init__(
-        self,
-        prefix: NDArray[np.int32],
-        prefix_len: NDArray[np.int32],
-        prompt_len: NDArray[np.int32],
-        suffix: NDArray[np.int32] | None = None,
-    ) -> None:
-        self.prefix = prefix
-        self.prefix_len = prefix_len
-        self.prompt_len = prompt_len
-        self.suffix = suffix
-        self._first_suffix = int(prefix.max(initial=-1)) + 1
+    prefix: NDArray[np.int32]
+    prefix_len: NDArray[np.int32]
+    prompt_len: NDArray[np.int32]
+    suffix: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        self._first_suffix = int(self.prefix.max(initial=-1)) + 1
 
     def shrunk(self, times: int, prompt_len: NDArray[np.int32]) -> Prompts:
         return PrefixedPrompts(self.prefix, self.prefix_len // times, prompt_len, self.suffix)
@@ -61,31 +58,24 @@ class PrefixedPrompts(Prompts):
         return SymbolicPrompt(((prefix, shared), (stream, length - shared)))
 
 
+@dataclass(eq=False)
 class BlockPrompts(Prompts):
     """Prompts as blocks of equal size with ids from a trace; equal ids are equal tokens.
 
     Request `row` has the block ids `ids[starts[row]:starts[row + 1]]`.
     """
 
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    prompt_len: NDArray[np.int32]
     block: int
-
-    def __init__(
-        self,
-        ids: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        prompt_len: NDArray[np.int32],
-        block: int,
-    ) -> None:
-        self.ids = ids
-        self.starts = starts
-        self.prompt_len = prompt_len
-        self.block = block
 
     def __getitem__(self, row: int) -> SymbolicPrompt:
         names = self.ids[self.starts[row] : self.starts[row + 1]].tolist()
         return SymbolicPrompt.blocks(names, self.block, int(self.prompt_len[row]))
 
 
+@dataclass(eq=False)
 class GrowingPrompts(Prompts):
     """Multi-turn prompts: each continues an earlier prompt and its output, or starts anew.
 
@@ -94,23 +84,16 @@ class GrowingPrompts(Prompts):
     equal `asks` have the same new tokens.
     """
 
-    def __init__(
-        self,
-        base: NDArray[np.int64],
-        asks: NDArray[np.int64],
-        prefix: NDArray[np.int32],
-        prefix_len: NDArray[np.int32],
-        prompt_len: NDArray[np.int32],
-        output_len: NDArray[np.int32],
-    ) -> None:
-        self.base = base
-        self.asks = asks
-        self.prefix = prefix
-        self.prefix_len = prefix_len
-        self.prompt_len = prompt_len
-        self.output_len = output_len
-        self._first_suffix = int(prefix.max(initial=-1)) + 1
-        self._first_answer = self._first_suffix + len(base)
+    base: NDArray[np.int64]
+    asks: NDArray[np.int64]
+    prefix: NDArray[np.int32]
+    prefix_len: NDArray[np.int32]
+    prompt_len: NDArray[np.int32]
+    output_len: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        self._first_suffix = int(self.prefix.max(initial=-1)) + 1
+        self._first_answer = self._first_suffix + len(self.base)
 
     def __getitem__(self, row: int) -> SymbolicPrompt:
         streams, ends, at = list[int](), list[int](), row  # from the last run on
