@@ -273,9 +273,9 @@ def test_a_sweep_ends_with_a_table_and_names_what_failed(call: Call) -> None:
         "workload.rate=-1: must be a number above 0"
         for job, size in ((1, 8), (3, 16))
     ]
-    assert re.search(r"^ +job +block_size +rate ", text, re.MULTILINE)
-    assert re.search(r"^ +0 +8 +5 ", text, re.MULTILINE)
-    assert re.search(r"^ +2 +16 +5 ", text, re.MULTILINE)
+    assert re.search(r"^job +block_size +rate ", text, re.MULTILINE)
+    assert re.search(r"^0 +8 +5 ", text, re.MULTILINE)
+    assert re.search(r"^2 +16 +5 ", text, re.MULTILINE)
     assert text.splitlines()[-2:] == ["results   out", "table     out/sweep.csv"]
     assert Path("out/2/runs/run/seed-0/steps.parquet").is_file()
     header, *rows = Path("out/sweep.csv").read_text().splitlines()

@@ -50,7 +50,7 @@ def show(result: Result, arms: Arms | None = None, console: Console | None = Non
     short = _short(result, console.width) if result.brief else result
     for listing in tables(short):
         console.print()
-        for part in _listings(listing, console.width):
+        for part in listings(listing, console.width):
             console.print(part)
         if listing.note:
             console.print(Text(listing.note, style="dim"))
@@ -95,13 +95,14 @@ def _show_arms(arms: Arms, console: Console) -> None:
     console.print(Text(_note(arms), style="dim"))
 
 
-def _listings(listing: Listing, width: int) -> Iterator[Table]:
-    """One table, or several if the terminal is narrow; the first has the title."""
+def listings(listing: Listing, width: int, names: int = 1) -> Iterator[Table]:
+    """One table, or several if the terminal is narrow; the first has the title, and all have the
+    first `names` columns, which name the rows."""
     columns = [_Column.of(listing, number) for number in range(len(listing.head))]
-    names, *others = [column.least for column in columns]
+    widths = [column.least + _GAP for column in columns]
     title = listing.title
-    for some in fitting([least + _GAP for least in others], width - names):
-        yield _listing([columns[0], *(columns[number + 1] for number in some)], title)
+    for some in _fitting(widths[names:], width + _GAP - sum(widths[:names])):
+        yield _listing([*columns[:names], *(columns[names + number] for number in some)], title)
         title = ""
 
 
@@ -146,7 +147,7 @@ class _Column:
         return min(longest, _LEAST) if self.words else longest
 
 
-def fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+def _fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
     """Split columns into groups that fit the width, at least one each."""
     some: list[int] = []
     left = room
@@ -166,7 +167,7 @@ def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
     names = max(*(len(arm) + indent for arm in study.arms), *map(len, (*titles, study.swept_key)))
     names = min(names, _NAME) + 2  # table edges
     keys = parts[-1].keys  # the section of all requests has every column
-    for some in fitting([_width(parts, key) + _BORDER for key in keys], width - names):
+    for some in _fitting([_width(parts, key) + _BORDER for key in keys], width - names):
         chosen = [keys[number] for number in some]
         described = [part for part in parts if not set(chosen).isdisjoint(part.keys)]
         yield _table(study, described, chosen, titled=len(parts) > 1)

@@ -9,12 +9,12 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from time import time
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
@@ -22,19 +22,17 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from rich import box
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
-from pagedsim.metrics.result import Notice, of_one_kind
-from pagedsim.report.console import fitting
+from pagedsim.metrics.result import Listing, Notice, of_one_kind
+from pagedsim.report.console import listings
 from pagedsim.report.table import columns_of, write_columns
 from pagedsim.run.folder import claimed
 from pagedsim.run.pool import TextOf, on_terminal
@@ -47,8 +45,6 @@ from pagedsim.spec.words import swept
 from pagedsim.user_error import Interruption, UserError, line, shown
 
 _NAME = "job.json"
-_BETWEEN, _EDGES = 3, 2
-"""Characters between two columns of a table, and at its edges."""
 JobRecord = dict[str, Any]
 
 
@@ -327,47 +323,13 @@ def _tables(
     rows: Sequence[Mapping[str, Any]], varying: Sequence[str], width: int
 ) -> Iterator[Table]:
     """One table, or several with some of the metrics each where the terminal is narrow."""
-    names = ("job", *varying, "arm")
-    columns = dict.fromkeys(key for row in rows for key in row)
-    which = [_named(column, rows) for column in columns if column in names]
-    metrics = [_measured(column, rows) for column in columns if column not in names]
-    room = width - sum(column.width for column in which) - _EDGES
-    for some in fitting([column.width for column in metrics], room):
-        yield _table([*which, *(metrics[number] for number in some)])
-
-
-@dataclass(frozen=True)
-class _Column:
-    """One of a sweep's table."""
-
-    head: str
-    cells: Sequence[str]
-    words: bool
-
-    @property
-    def width(self) -> int:
-        """Characters that it takes, with those between it and the next."""
-        return max(map(len, (*self.head.split("\n"), *self.cells))) + _BETWEEN
-
-
-def _named(column: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
-    head = column.rpartition(".")[2]
-    return _Column(head, [str(row.get(column, "")) for row in rows], column != "job")
-
-
-def _measured(column: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
-    values = [math.nan if row.get(column) is None else row[column] for row in rows]
-    scale = scale_of(column, values)
-    head = label_of(column).replace(" ", "\n") + (f"\n{scale.suffix}" * bool(scale.suffix))
-    return _Column(head, [scale.number(value) for value in values], False)
-
-
-def _table(columns: Sequence[_Column]) -> Table:
-    """All of these columns; only long names of settings and arms are broken."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for column in columns:
-        justify: Literal["left", "right"] = "left" if column.words else "right"
-        table.add_column(column.head, justify=justify, no_wrap=not column.words, overflow="fold")
-    for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(Text, row))
-    return table
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    names = [column for column in columns if column in ("job", *varying, "arm")]
+    metrics = [column for column in columns if column not in names]
+    head = [*(name.rpartition(".")[2] for name in names), *map(label_of, metrics)]
+    cells = [[str(row.get(name, "")) for row in rows] for name in names]
+    for metric in metrics:
+        values = [math.nan if row.get(metric) is None else row[metric] for row in rows]
+        cells.append(list(map(scale_of(metric, values).text, values)))
+    listing = Listing("", head, list(zip(*cells, strict=True)))
+    return listings(listing, width, names=len(names))
