@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 import pagedsim
 from pagedsim.backends.base import StoppableRecorder, Stopped
-from pagedsim.core import PagedsimError
+from pagedsim.core import PagedsimError, Policy
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import further_percentiles
 from pagedsim.metrics.files import write_run
@@ -28,11 +30,11 @@ from pagedsim.metrics.steps import Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Requests
 from pagedsim.run.folder import full_disk_named
-from pagedsim.run.hooks import as_sent, drawn_from, generators, refuse_early
 from pagedsim.run.parts import Parts, build, remarks
 from pagedsim.spec.objects import classes_in, load_plugins, locate
 from pagedsim.spec.run import Settings
 from pagedsim.user_error import UserError, verbose
+from pagedsim.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,9 @@ def run_job(job: Job, recorder: StoppableRecorder, parts: Parts | None = None) -
         if job.again and not parts.drawn:
             return Repeated()
         recorder.requests = len(parts.workload)
-        before = generators()
+        before = _generators()
         parts.run.run(parts.workload, recorder)
-        drawn = drawn_from(before) if parts.scheduler else None
+        drawn = _drawn_from(before) if parts.scheduler else None
         with full_disk_named(job.folder):
             return _finish(job, parts, recorder, drawn=drawn)
     except Stopped:
@@ -171,8 +173,8 @@ def _finish(
     events: Settings = {name: table(recorder) for name, table in TABLES.items()}
     requests, steps = events.pop("requests"), events.pop("steps")
     if parts.scheduler:
-        requests = as_sent(requests, parts.workload)
-        refuse_early(requests, parts.scheduler.policy)
+        requests = _as_sent(requests, parts.workload)
+        _refuse_early(requests, parts.scheduler.policy)
     for name in parts.run.unknown():
         place = requests.schema.get_field_index(name)
         nothing = pa.nulls(requests.num_rows, requests.schema.types[place])
@@ -252,6 +254,55 @@ def _cut(parts: Parts, requests: pa.Table) -> Iterator[Notice]:
             for limit, whose in limits.items()
         }
     return (Notice(what, count, len(parts.workload)) for what, count in counts.items() if count)
+
+
+# -- what hooks must leave alone -------------------------------------------------------------------
+
+
+def _generators() -> dict[str, Any]:
+    """The states of the generators that a process has for all its code."""
+    _, words, place, *_ = np.random.get_state(legacy=True)
+    return {"random": random.getstate(), "numpy.random": (place, np.asarray(words).tobytes())}
+
+
+def _drawn_from(before: Mapping[str, Any]) -> str | None:
+    """A note, if hooks have drawn from one of the `_generators` since."""
+    moved = [name for name, state in _generators().items() if state != before[name]]
+    if not moved:
+        return None
+    return (
+        f"hooks drew numbers from {' and '.join(moved)}: another run of the same seed gives other "
+        "results; a policy takes them from state.draw(request, seed), other classes from a "
+        "generator of their own with a setting `seed`"
+    )
+
+
+def _as_sent(requests: pa.Table, workload: Workload) -> pa.Table:
+    """The table with what the workload says of its requests, whatever was done to the objects."""
+    rows = np.asarray(requests["request"].to_numpy())
+    known: dict[str, NDArray[Any]] = {"prompt_tokens": workload.prompt_len}
+    known["priority"] = workload.priority
+    if workload.mode != "closed" and workload.turns is None:  # else they arrive after an answer
+        known["arrival"] = workload.arrival
+    for name, values in known.items():
+        place = requests.schema.get_field_index(name)
+        column = pa.array(values[rows], requests.schema.types[place])
+        requests = requests.set_column(place, name, column)
+    return requests
+
+
+def _refuse_early(requests: pa.Table, policy: Policy) -> None:
+    """Raise PagedsimError for a latency below zero."""
+    arrival = np.asarray(requests["arrival"].to_numpy())
+    for name, what in (("first_token", "got its first token"), ("finished", "ended")):
+        times = np.asarray(requests[name].to_numpy())
+        if (early := times < arrival).any():
+            row = int(early.argmax())
+            raise PagedsimError(
+                f"{type(policy).__name__}: request {requests['request'][row]} {what} at "
+                f"{times[row]:.6g} s, before its arrival at {arrival[row]:.6g} s: its hooks "
+                "must write to no request"
+            )
 
 
 # -- why it failed ---------------------------------------------------------------------------------
