@@ -190,15 +190,15 @@ NOTHING: tuple[Any, ...] = ()
 
 NEUTRAL: Mapping[str, tuple[Any, ...] | str] = {
     # OpenAI's
-    "store": ANYTHING,
-    "metadata": ANYTHING,
-    "service_tier": ANYTHING,
-    "safety_identifier": ANYTHING,
-    "prompt_cache_key": ANYTHING,
-    "prompt_cache_options": ANYTHING,
-    "prompt_cache_retention": ANYTHING,
-    "prediction": ANYTHING,
-    "parallel_tool_calls": ANYTHING,
+    **dict.fromkeys(
+        (
+            *("store", "metadata", "service_tier", "safety_identifier", "prediction"),
+            *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+            "parallel_tool_calls",
+        ),
+        ANYTHING,
+    ),
+    **dict.fromkeys(("audio", "moderation", "web_search_options"), NOTHING),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -209,10 +209,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...] | str] = {
     "verbosity": ("medium",),
     "logit_bias": ({},),
     "suffix": ("",),
-    "audio": NOTHING,
-    "moderation": NOTHING,
-    "web_search_options": NOTHING,
     # vLLM's
+    **dict.fromkeys(
+        (
+            *("truncate_prompt_tokens", "prompt_logprobs", "prompt_embeds", "allowed_token_ids"),
+            *("logits_processors", "chat_template", "structured_outputs", "kv_transfer_params"),
+            *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "cache_salt"),
+        ),
+        NOTHING,
+    ),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True,),
@@ -228,19 +233,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...] | str] = {
     "documents": ([],),
     "chat_template_kwargs": ({},),
     "mm_processor_kwargs": ({},),
-    "truncate_prompt_tokens": NOTHING,
-    "prompt_logprobs": NOTHING,
-    "prompt_embeds": NOTHING,
-    "allowed_token_ids": NOTHING,
-    "logits_processors": NOTHING,
-    "chat_template": NOTHING,
-    "structured_outputs": NOTHING,
-    "guided_json": NOTHING,
-    "guided_regex": NOTHING,
-    "guided_choice": NOTHING,
-    "guided_grammar": NOTHING,
-    "kv_transfer_params": NOTHING,
-    "cache_salt": NOTHING,
 }
 """Accepted values of each ignored field."""
 

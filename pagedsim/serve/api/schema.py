@@ -229,24 +229,22 @@ class DetokenizeRequest(Fields):
     tokens: Ids
 
 
-_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-                "code": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            },
-            "required": ["message", "type", "param", "code"],
-        }
-    },
-    "required": ["error"],
-}
+class ErrorText(BaseModel):
+    """What an error says."""
 
-_REFUSAL = {"description": "An error", "content": {"application/json": {"schema": _ERROR}}}
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of an error response."""
+
+    error: ErrorText
+
+
+_REFUSAL = {"description": "An error", "model": ErrorReply}
 REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": _REFUSAL, "5XX": _REFUSAL}
 """Error responses of every path."""
 
