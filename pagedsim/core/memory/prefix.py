@@ -362,11 +362,7 @@ class PrefixMemory(PagedMemory):
         # The first of equal blocks to be registered is found, so register in the order of the
         # batch.
         due = sorted(due, key=lambda request: request._seat)
-        if sum(self.blocks_needed(r, r.num_tokens) for r in due) + spare > self.free:
-            return False
-        for request in due:
-            self.extend(request, request.num_tokens, copies)
-        return True
+        return Memory.grow(self, due, spare, copies, forked)
 
     def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
         super().fork(request, parents, copies)
