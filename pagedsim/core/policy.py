@@ -248,23 +248,24 @@ class PolicyWrapper(Policy):
 
 def overrides(policy: Policy, hook: str) -> bool:
     """Whether a policy, or one that it wraps, overrides a hook."""
-    while isinstance(policy, PolicyWrapper) and getattr(type(policy), hook) is getattr(
-        PolicyWrapper, hook
-    ):
-        policy = policy.inner
-    return getattr(type(policy), hook) is not getattr(Policy, hook)
+    return getattr(type(_answering(policy, hook)), hook) is not getattr(Policy, hook)
 
 
 def hook_of(policy: Policy, hook: str) -> str:
     """The class and hook whose value was returned, through all wrappers."""
-    while isinstance(policy, PolicyWrapper) and (
-        getattr(type(policy), hook) is getattr(PolicyWrapper, hook)
-    ):
-        policy = policy.inner
+    policy = _answering(policy, hook)
     name = f"{type(policy).__name__}.{hook}"
     if isinstance(policy, PolicyWrapper):
         return f"{name}, around {type(policy.inner).__name__},"
     return name
+
+
+def _answering(policy: Policy, hook: str) -> Policy:
+    """The policy whose hook is called: of wrappers that pass it on, the one inside."""
+    passed_on = getattr(PolicyWrapper, hook)
+    while isinstance(policy, PolicyWrapper) and getattr(type(policy), hook) is passed_on:
+        policy = policy.inner
+    return policy
 
 
 def rank_of(policy: Policy, request: Request, state: ServerState) -> Rank:
