@@ -33,7 +33,6 @@ from pagedsim.sim.cost.fitting import (
 )
 from pagedsim.sim.cost.roofline import slowdown
 from pagedsim.sim.cost.terms import lengthened
-from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -253,9 +252,6 @@ class Fitted(CostModel):
             return 0.0
         constant, token, attend, context, _, _ = self._staged(self._prefill, tokens, prompts=True)
         return constant + tokens * token + tokens * tokens * attend + tokens * context
-
-    def work(self, plan: StepPlan) -> Work:
-        return step_work(self.replica, plan)
 
     def explain(self, plan: StepPlan) -> Breakdown:
         terms: list[Term] = []

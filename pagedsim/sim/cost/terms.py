@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pagedsim.core import StepPlan
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.sim.cost.base import Bound, Breakdown, CostModel, Term, kind_of
-from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.model import MoE
 from pagedsim.sim.replica import Replica
 
@@ -195,6 +194,11 @@ class CostTerm(NamedTuple):
     bound: Bound
     seconds: Totals
     way: int | None = None
+
+    @property
+    def lane(self) -> int | str:
+        """What it adds up with in its kernel."""
+        return self.bound if self.way is None else self.way
 
     def of(self, totals: Totals) -> float:
         """Seconds in a step."""
@@ -394,9 +398,6 @@ class ByTerms(CostModel):
         host = _worth(self._host_form, host_part)
         return longest, read, 0.0, host, self._launching * share.long + host
 
-    def work(self, plan: StepPlan) -> Work:
-        return step_work(self.replica, plan)
-
     def explain(self, plan: StepPlan) -> Breakdown:
         terms = list(self._counting(plan))
         if plan.ahead:
@@ -430,9 +431,7 @@ class ByTerms(CostModel):
             ways: dict[str | int, list[Term]] = {}
             for term in kernel:
                 evaluated = Term(term.name, term.of(totals), term.bound)
-                ways.setdefault(term.way if term.way is not None else term.bound, []).append(
-                    evaluated
-                )
+                ways.setdefault(term.lane, []).append(evaluated)
             longest = max(ways.values(), key=lambda way: sum(term.seconds for term in way))
             gpu += sum(term.seconds for term in longest if term.bound != "host")
             yield from (term for term in longest if term.seconds or term.bound == "host")
@@ -464,7 +463,7 @@ def _by_resource(terms: Sequence[CostTerm]) -> list[Totals]:
     """Sums of the terms of a kernel per resource, or way."""
     ways: dict[str | int, list[Totals]] = {}
     for term in terms:
-        ways.setdefault(term.bound if term.way is None else term.way, []).append(term.seconds)
+        ways.setdefault(term.lane, []).append(term.seconds)
     return [_added(seconds) for seconds in ways.values()]
 
 
