@@ -18,7 +18,7 @@ from pagedsim.core.errors import (
     unknown,
 )
 from pagedsim.server import ServerSpec
-from pagedsim.sim.cost import CostModel
+from pagedsim.sim.cost.base import CostModel, ModelledPrices
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
@@ -79,21 +79,16 @@ class TierSpec:
         return Way(max(self.latency_us * 1e-6, fixed), max(transfer, bus))
 
 
-@dataclass(frozen=True)
-class Prices:
+class Prices(ModelledPrices):
     """Recompute and load times for `TieredMemory`."""
 
-    cost: CostModel
-    tiers: Tiers
-
-    def recompute_seconds(self, tokens: int) -> float:
-        """Seconds to prefill `tokens` tokens."""
-        answer = self.cost.recompute_seconds(tokens)
-        return policy_validation.seconds(self.cost, "recompute_seconds", answer)
+    def __init__(self, cost: CostModel, tiers: Tiers) -> None:
+        super().__init__(cost)
+        self._tiers = tiers
 
     def load_seconds(self, level: int, blocks: int) -> float:
         """Seconds to load blocks from the tier of a level over an idle link."""
-        return self.tiers.levels[level - 1].link.reading.seconds(blocks)
+        return self._tiers.levels[level - 1].link.reading.seconds(blocks)
 
 
 def tiered(
