@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -71,13 +71,7 @@ def _experts_of_mixtral(keys: Keys) -> MoE:
 def _experts_of_gpt_oss(keys: Keys) -> MoE:
     """As Mixtral, with only the experts' weights quantised."""
     mxfp4 = keys.part("quantization_config").values.get("quant_method") == "mxfp4"
-    experts = _experts_of_mixtral(keys)
-    return MoE(
-        experts.experts,
-        experts.experts_per_token,
-        experts.intermediate,
-        dtype_bytes=MXFP4_BYTES if mxfp4 else None,
-    )
+    return replace(_experts_of_mixtral(keys), dtype_bytes=MXFP4_BYTES if mxfp4 else None)
 
 
 def _experts_of_qwen(keys: Keys) -> MoE:
