@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from random import Random
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import simpy
 
@@ -19,21 +19,12 @@ Outage = tuple[float, float]
 """Time of a failure, and seconds until the restart."""
 
 
-class Failures(Protocol):
-    """A source of outages."""
-
-    drawn: ClassVar[bool]
-    """Whether they depend on the seed."""
-
-    def of(self, index: int, seed: int) -> Iterator[Outage]:
-        """The outages of a replica, in order."""
-
-
 @dataclass(frozen=True)
 class ListedOutages:
     """Outages listed in the configuration."""
 
     drawn: ClassVar[bool] = False
+    """Whether they depend on the seed."""
     outages: Mapping[int, Sequence[Outage]]
 
     def of(self, index: int, seed: int) -> Iterator[Outage]:
@@ -62,6 +53,9 @@ class RandomOutages:
             seconds = dice.expovariate(1 / self.mean_repair)
             yield at, seconds
             at += seconds
+
+
+Failures = ListedOutages | RandomOutages
 
 
 def failures_of(settings: Any, replicas: int) -> Failures:

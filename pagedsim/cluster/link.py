@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from typing import Protocol
 
 import simpy
 
@@ -64,13 +63,6 @@ class Link:
 
 Route = Sequence[Link]
 """The links that a transfer occupies at the same time."""
-
-
-class Sharing(Protocol):
-    """A discipline that shares links among transfers."""
-
-    def carry(self, route: Route, nbytes: float) -> Generator[simpy.Event, None, None]:
-        """Send bytes over a route; ends when the last byte is sent."""
 
 
 class Fifo:
@@ -286,7 +278,7 @@ class Fabric:
         self.links: dict[tuple[str, int], Link] = {}
         """By kind and replica; links are created on first use."""
         self._hardware = hardware
-        self._sharing: Sharing = SHARING[network.sharing](environment)
+        self._sharing = SHARING[network.sharing](environment)
         self._dice = Random(f"link/{seed}")
 
     def send(
