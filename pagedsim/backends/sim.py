@@ -20,7 +20,6 @@ from pagedsim.core import (
     Policy,
     RequestId,
     Scheduler,
-    TieredMemory,
     policy_validation,
 )
 from pagedsim.core.errors import require_flag, require_number, shown, unknown
@@ -250,12 +249,7 @@ class FleetRun(BackendRun):
             self.router,
             self._recorders,
             recorder,
-            staleness=self.spec.staleness,
-            network=self.spec.link,
-            failures=self.spec.dying,
-            autoscale=self.spec.autoscale,
-            on_receiver_death=self.spec.on_receiver_death,
-            max_retries=self.spec.max_retries,
+            self.spec,
             seed=self.seed,
             way=self.places[0].simulation.cost.server_seconds,
             begins=self._begin,
@@ -438,18 +432,11 @@ class Simulated(Backend):
         if self.only == "decode":
             cost = Decodes(cost)
         with config.errors_of("server", "memory"):
-            server, tiers = self._tiered(server.priced(cost.prices()), replica, cost)
+            server, tiers = tiered(server.priced(cost.prices()), replica, cost)
             memory = config.settings["memory"]
             rule = {key: memory[key] for key in ("pool", "reserved_gib") if key in memory}
             server = sized(server, replica, **rule)
             return Simulation(replica, cost, server, tiers, self, config.seed)
-
-    def _tiered(
-        self, server: ServerSpec, replica: Replica, cost: CostModel, beside: Tiers | None = None
-    ) -> tuple[ServerSpec, Tiers | None]:
-        if not issubclass(server.memory_class, TieredMemory):
-            return server, None
-        return tiered(server, replica, cost, beside)
 
     def _places(self, name: str, pool: Pool, config: RunSpec) -> Iterator[Place]:
         """The replicas of a pool; what fits and what a step takes is worked out once for all."""
@@ -464,6 +451,6 @@ class Simulated(Backend):
     def _like(self, simulation: Simulation, config: RunSpec) -> Simulation:
         """Another such server, with a policy and a memory of its own."""
         server = config.server.priced(simulation.cost.prices())
-        server, tiers = self._tiered(server, simulation.replica, simulation.cost, simulation.tiers)
+        server, tiers = tiered(server, simulation.replica, simulation.cost, simulation.tiers)
         server = server.of_sizes(simulation.server.sizes())
         return Simulation(simulation.replica, simulation.cost, server, tiers, self, config.seed)

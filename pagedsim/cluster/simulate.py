@@ -6,12 +6,13 @@ import gc
 from collections.abc import Callable, Sequence
 from math import inf
 
-from pagedsim.cluster.autoscale import Autoscale, scale
-from pagedsim.cluster.dispatcher import MAX_RETRIES, MIN_INTERVAL_S, Dispatcher
-from pagedsim.cluster.failures import Failures, fail
+from pagedsim.cluster.autoscale import scale
+from pagedsim.cluster.dispatcher import MIN_INTERVAL_S, Dispatcher
+from pagedsim.cluster.failures import fail
 from pagedsim.cluster.kv_migration import RESEND, KVMigration
 from pagedsim.cluster.link import Fabric, Network
 from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle, ReplicaRecorder, Unit
+from pagedsim.cluster.spec import FleetSpec
 from pagedsim.core import PagedsimError
 from pagedsim.core.errors import require_number
 from pagedsim.core.source import Source
@@ -26,13 +27,8 @@ def simulate_fleet(
     router: Router,
     recorders: Sequence[ReplicaRecorder],
     refused: FleetRecorder,
+    spec: FleetSpec,
     *,
-    staleness: float = 0.0,
-    network: Network | None = None,
-    failures: Failures | None = None,
-    autoscale: Autoscale | None = None,
-    on_receiver_death: str = RESEND,
-    max_retries: int = MAX_RETRIES,
     way: float = 0.0,
     seed: int = 0,
     together: bool = False,
@@ -41,21 +37,22 @@ def simulate_fleet(
     """Run until all requests are served; returns the dispatcher.
 
     `recorders` has one for each replica; `refused` records requests that reach none, and transfers
-    between replicas. Each request takes `way` seconds to reach the router. `network` connects
-    replicas between which requests migrate, and `on_receiver_death` is one of `AFTER_DEATH`; a
-    request set back by more than `max_retries` failures is rejected. `seed` is that of random
-    failures. Independent replicas are simulated in environments of their own, unless `together` is
-    set; the results are the same. `begins` receives the dispatcher before the first arrival.
+    between replicas. Each request takes `way` seconds to reach the router. `spec` says how the
+    replicas are connected, fail and scale; `seed` is that of random failures. Independent replicas
+    are simulated in environments of their own, unless `together` is set; the results are the same.
+    `begins` receives the dispatcher before the first arrival.
     """
-    environment = Environment()
+    environment, failures, autoscale = Environment(), spec.dying, spec.autoscale
     together = together or failures is not None or autoscale is not None
     independent = _independent(units, source, router) and not together
     replicas = [
         ReplicaHandle(index, unit, environment, recorder, independent)
         for index, (unit, recorder) in enumerate(zip(units, recorders, strict=True))
     ]
-    dispatcher = Dispatcher(environment, replicas, router, refused, staleness, max_retries)
-    _join(dispatcher, network, seed, on_receiver_death == RESEND)
+    dispatcher = Dispatcher(
+        environment, replicas, router, refused, spec.staleness, spec.max_retries
+    )
+    _join(dispatcher, spec.link, seed, spec.on_receiver_death == RESEND)
     if failures is not None:
         fail(dispatcher, failures, seed)
     if autoscale is not None:

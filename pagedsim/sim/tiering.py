@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from pagedsim.build import EVICTIONS, make_eviction
-from pagedsim.core import ConfigError, EvictionPolicy, Tier, policy_validation
+from pagedsim.core import ConfigError, EvictionPolicy, Tier, TieredMemory, policy_validation
 from pagedsim.core.errors import (
     refuse_settings,
     require_flag,
@@ -93,11 +93,13 @@ class Prices(ModelledPrices):
 
 def tiered(
     server: ServerSpec, replica: Replica, cost: CostModel, beside: Tiers | None = None
-) -> tuple[ServerSpec, Tiers]:
-    """The server with its tiers, where memory=tiered.
+) -> tuple[ServerSpec, Tiers | None]:
+    """The server with its tiers, if it has memory=tiered.
 
     Shared tiers are taken from `beside`, those of an identical server.
     """
+    if not issubclass(server.memory_class, TieredMemory):
+        return server, None
     if server.cpu_blocks:
         raise ConfigError(
             f"cpu_blocks={server.cpu_blocks}: memory=tiered swaps to its tiers; "

@@ -13,6 +13,7 @@ from pagedsim.cluster.autoscale import Autoscale
 from pagedsim.cluster.link import Network
 from pagedsim.cluster.replica import Unit
 from pagedsim.cluster.simulate import simulate_fleet
+from pagedsim.cluster.spec import FleetSpec
 from pagedsim.core.contracts import vet
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.policies.autoscaling import CONTRACT, Autoscaler, ScalingView
@@ -67,9 +68,7 @@ class Fleet:
             router,
             recorders,
             recorder,
-            staleness=self.staleness,
-            network=Network(0.1),
-            autoscale=autoscale,
+            FleetSpec(staleness=self.staleness, link=Network(0.1), autoscale=autoscale),
         )
         steps = pa.Table.from_batches(recorder.steps().to_batches())
         return steps, recorder.requests_table()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
 
 from pagedsim.build import make_autoscaler, make_memory, make_scheduler
 from pagedsim.cluster.autoscale import Autoscale
-from pagedsim.cluster.dispatcher import Dispatcher
+from pagedsim.cluster.dispatcher import MAX_RETRIES, Dispatcher
+from pagedsim.cluster.kv_migration import RESEND
 from pagedsim.cluster.link import Network
 from pagedsim.cluster.replica import Unit
 from pagedsim.cluster.simulate import simulate_fleet
@@ -57,8 +59,17 @@ def whole(
 ) -> tuple[Dispatcher, Recorder]:
     """The dispatcher of a fleet that has served everything, and what was recorded.
 
-    `token_bytes` are those of each replica, or of all.
+    `token_bytes` are those of each replica, or of all; `settings` those of `simulate_fleet`, and of
+    its `FleetSpec`, with the `network` and the `failures` that such a one makes of its settings.
     """
+    spec: Any = SimpleNamespace(
+        staleness=settings.pop("staleness", 0.0),
+        link=settings.pop("network", None),
+        dying=settings.pop("failures", None),
+        autoscale=settings.pop("autoscale", None),
+        on_receiver_death=settings.pop("on_receiver_death", RESEND),
+        max_retries=settings.pop("max_retries", MAX_RETRIES),
+    )
     recorder = recorder or Recorder()
     costs = cost or Affine()
     units = [
@@ -74,7 +85,7 @@ def whole(
         for index, one in enumerate(schedulers)
     ]
     recorders = [recorder.add_replica() for _ in units]
-    dispatcher = simulate_fleet(units, source, router, recorders, recorder, **settings)
+    dispatcher = simulate_fleet(units, source, router, recorders, recorder, spec, **settings)
     return dispatcher, recorder
 
 
