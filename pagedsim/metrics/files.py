@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pagedsim.core import PagedsimError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,19 +21,6 @@ REQUESTS, STEPS, SUMMARY = "requests.parquet", "steps.parquet", "summary.json"
 RESULT, COMPARISON, TIMELINE = "result.json", "comparison.csv", "timeline.json"
 REPORT = "report.html"
 """Files of a study."""
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Name the folder where the disk is full or a file becomes too large, which the system's errors
-    do not."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        text = f"{folder}: cannot be written: {os.strerror(error.errno)}"
-        raise PagedsimError(text) from error
 
 
 def write_run(
@@ -52,18 +35,17 @@ def write_run(
     from pyarrow import parquet
 
     folder.mkdir(parents=True, exist_ok=True)
-    with writing(folder):
-        parquet.write_table(requests, folder / REQUESTS, compression="zstd")
-        with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
-            for part in steps.to_batches():
-                file.write_batch(part)
-        for name, rows in (events or {}).items():
-            path = folder / f"{name}.parquet"
-            if rows.num_rows:
-                parquet.write_table(rows, path, compression="zstd")
-            else:
-                path.unlink(missing_ok=True)
-        write_json(folder / SUMMARY, summary, ordered=True)  # clients are in the order of reports
+    parquet.write_table(requests, folder / REQUESTS, compression="zstd")
+    with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
+        for part in steps.to_batches():
+            file.write_batch(part)
+    for name, rows in (events or {}).items():
+        path = folder / f"{name}.parquet"
+        if rows.num_rows:
+            parquet.write_table(rows, path, compression="zstd")
+        else:
+            path.unlink(missing_ok=True)
+    write_json(folder / SUMMARY, summary, ordered=True)  # clients are in the order of reports
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

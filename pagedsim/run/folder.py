@@ -44,11 +44,12 @@ def claimed(folder: Path, chosen: bool) -> Iterator[Path]:
 
 @contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
-    """Raise ConfigError with the folder where the disk that it is on is full."""
+    """Raise ConfigError with the folder where the disk that it is on is full, or a file becomes too
+    large; the system's errors do not name it."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise ConfigError(
             f"{shown(folder)}: cannot be written: {os.strerror(error.errno)}"

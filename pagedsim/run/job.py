@@ -33,7 +33,7 @@ from pagedsim.run.folder import full_disk_named
 from pagedsim.run.parts import Parts, build, remarks
 from pagedsim.spec.objects import classes_in, load_plugins, locate
 from pagedsim.spec.run import Settings
-from pagedsim.user_error import UserError, verbose
+from pagedsim.user_error import UserError, shown, verbose
 from pagedsim.workload import Workload
 
 
@@ -149,8 +149,7 @@ def run_job(job: Job, recorder: StoppableRecorder, parts: Parts | None = None) -
         before = _generators()
         parts.run.run(parts.workload, recorder)
         drawn = _drawn_from(before) if parts.scheduler else None
-        with full_disk_named(job.folder):
-            return _finish(job, parts, recorder, drawn=drawn)
+        return _finish(job, parts, recorder, drawn=drawn)
     except Stopped:
         assert parts is not None
         _finish(job, parts, recorder, partial=True)
@@ -202,9 +201,10 @@ def _finish(
     summary |= parts.run.extra_summary()
     if facts := parts.run.facts():
         summary["machine"] = facts
-    write_run(job.folder, requests, steps, summary, events)
-    if not partial:
-        parts.run.leave(job.folder, parts.workload, requests)
+    with full_disk_named(job.folder):
+        write_run(job.folder, requests, steps, summary, events)
+        if not partial:
+            parts.run.leave(job.folder, parts.workload, requests)
     return Run(job.arm, job.number, job.folder, job.config, summary)
 
 
@@ -422,7 +422,4 @@ def _places(error: BaseException) -> Iterator[tuple[CodeType, int]]:
 
 
 def _at(code: CodeType, line: int) -> str:
-    path = Path(code.co_filename)
-    folder = Path.cwd()
-    shown = path.relative_to(folder) if path.is_relative_to(folder) else path
-    return f"{shown}:{line}, in {code.co_name}"
+    return f"{shown(Path(code.co_filename))}:{line}, in {code.co_name}"

@@ -11,7 +11,7 @@ from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import absent
-from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json, writing
+from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report import show, write
 from pagedsim.report.figures import FigureSpec
@@ -87,19 +87,18 @@ def publish(study: Study, runs: Runs) -> Published | None:
             show(replace(result, notes=unsaid, brief=brief), published.compared)
         drawn = list(reading.drawings) if runs.config["report"] else []
         pictures = reading.headline if reading.headline is not None else drawn
-        with writing(folder):
-            write_json(folder / RESULT, result.record(pictures))
-            if (table := published.comparison())[0]:
-                write_columns(table, folder / COMPARISON)
-            broken: dict[str, str] = {}
-            report = published.write_report(folder, broken) if runs.config["report"] else None
-            if broken:
-                for line in broken.values():
-                    runs.say(f"note: {line}")
-                result = replace(result, notes=[*result.notes, *broken.values()])
-                published = replace(published, result=result)
-                kept = [name for name in pictures if name not in broken]
-                write_json(folder / RESULT, result.record(kept))
+        write_json(folder / RESULT, result.record(pictures))
+        if (table := published.comparison())[0]:
+            write_columns(table, folder / COMPARISON)
+        broken: dict[str, str] = {}
+        report = published.write_report(folder, broken) if runs.config["report"] else None
+        if broken:
+            for line in broken.values():
+                runs.say(f"note: {line}")
+            result = replace(result, notes=[*result.notes, *broken.values()])
+            published = replace(published, result=result)
+            kept = [name for name in pictures if name not in broken]
+            write_json(folder / RESULT, result.record(kept))
         tracked = _track(study, runs, result, reading, arms)
     except KeyboardInterrupt:
         if not study.asks:
@@ -285,8 +284,7 @@ def _track(
     study: Study, runs: Runs, result: Result, reading: Analysis, arms: Arms | None
 ) -> Tracked:
     """What the tracker was given, or why it took nothing, which hides no result."""
-    settings = runs.config["tracking"]
-    mode = "none" if runs.interrupted else settings["mode"]
+    settings = {**runs.config["tracking"], **({"mode": "none"} if runs.interrupted else {})}
     every = arms.runs if arms is not None else runs.in_order
     return track(
         result,
@@ -295,10 +293,7 @@ def _track(
         table=reading.table,
         arms=arms,
         series=study.keeps_tables,
-        mode=mode,
-        project=settings["project"],
-        entity=settings["entity"],
-        tags=settings["tags"],
+        **settings,
     )
 
 

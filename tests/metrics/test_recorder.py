@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import PagedsimError, Request, Scheduler
+from pagedsim.core import ConfigError, Request, Scheduler
 from pagedsim.metrics.files import read_summary, read_table, write_run
 from pagedsim.metrics.recorder import PACKED, Recorder
 from pagedsim.metrics.summary import summarise
+from pagedsim.run.folder import full_disk_named
 from pagedsim.sim.simulate import simulate
 from tests.metrics.tables import REQUESTS, SIZES, STEPS
 from tests.sim.harness import Constant, Jobs
@@ -84,7 +85,7 @@ def test_files_are_read_as_written(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_with_the_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to("/dev/full")
     text = re.escape(f"{tmp_path}: cannot be written: No space left on device")
-    with pytest.raises(PagedsimError, match=text):
+    with pytest.raises(ConfigError, match=text), full_disk_named(tmp_path):
         write_run(tmp_path, REQUESTS, STEPS, summarise(REQUESTS, STEPS, **SIZES))
 
 
