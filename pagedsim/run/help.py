@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc, isclass
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
 import pagedsim
 from pagedsim import build
@@ -74,12 +73,12 @@ def _text(name: str) -> str:
 
 def _experiments() -> Iterator[str]:
     """What each is served by, and whether it leaves tables of its runs."""
-    for experiment in experiments():
-        leaves = "tables, a timeline" if experiment.keeps_tables else "summaries"
-        leaves = leaves if experiment.runs else "-"
-        if experiment.why:
-            leaves += f" ({experiment.why})"
-        yield from hanging(f"  {experiment.name:<17} {', '.join(experiment.backends)}", 39, leaves)
+    for name, kind in experiments():
+        leaves = "tables, a timeline" if kind.keeps_tables else "summaries"
+        leaves = leaves if kind.asks else "-"
+        if len(kind.backends) == 1:
+            leaves += f" ({kind.why})"
+        yield from hanging(f"  {name:<17} {', '.join(kind.backends)}", 39, leaves)
 
 
 def _groups(root: str) -> Iterator[str]:
@@ -129,41 +128,21 @@ def _plain(root: str) -> Settings:
 # -- experiments -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(NamedTuple):
     """One option of the group `experiment`."""
 
     name: str
-    title: str
     kind: type[Study]
-
-    @property
-    def backends(self) -> Sequence[str]:
-        return self.kind.backends
-
-    @property
-    def why(self) -> str:
-        """Why no other; empty where every backend can."""
-        return self.kind.why if len(self.backends) == 1 else ""
-
-    @property
-    def runs(self) -> bool:
-        """Whether it has anything run, rather than reading or working out."""
-        return self.kind.asks
-
-    @property
-    def keeps_tables(self) -> bool:
-        """Whether it leaves tables of its runs, and a timeline."""
-        return self.runs and self.kind.keeps_tables
 
 
 def experiments() -> list[Experiment]:
     """All of them, by name, from conf/experiment."""
-    conf, known = Conf(), []
-    for name in conf.options_of("experiment"):
-        study = conf.option("experiment", name).settings["study"]
-        known.append(Experiment(name, str(study.get("title", "")), _kind(str(study["_target_"]))))
-    return known
+    conf = Conf()
+    options = {name: conf.option("experiment", name) for name in conf.options_of("experiment")}
+    return [
+        Experiment(name, _kind(str(option.settings["study"]["_target_"])))
+        for name, option in options.items()
+    ]
 
 
 def _kind(target: str) -> type[Study]:

@@ -25,7 +25,8 @@ ALWAYS = {"config.yaml", "result.json", "comparison.csv", "report.html", "plots"
 def check_leaves(folder: Path, one: Experiment) -> None:
     """Fail unless it is all there, whole, and nothing that --help does not tell of."""
     left = {path.name for path in folder.iterdir()} - {"wandb"}
-    tables = {"runs", "timeline.json"} if one.keeps_tables else {"runs"} if one.runs else set()
+    keeps_tables = one.kind.asks and one.kind.keeps_tables
+    tables = {"runs", "timeline.json"} if keeps_tables else {"runs"} if one.kind.asks else set()
     assert (
         left - {"cost.json", "fit.json"} - {name for name in left if "=" in name} == ALWAYS | tables
     )
@@ -37,7 +38,7 @@ def check_leaves(folder: Path, one: Experiment) -> None:
     assert result["finding"][0].split()[0] in page and "To run it again" in page
     for name in result["pictures"]:
         assert (folder / "plots" / f"{name}.png").stat().st_size > 0
-    if one.keeps_tables:
+    if keeps_tables:
         runs = list((folder / "runs").glob("*/seed-*"))
         assert runs
         for run in runs:

@@ -17,7 +17,7 @@ from rich.console import Console
 from pagedsim.run.help import Experiment
 from pagedsim.run.multirun import _tables
 from tests.conftest import Call
-from tests.run.studies import EXPERIMENTS
+from tests.run.studies import CONF, EXPERIMENTS
 
 # -- sweeps (`-m`) under each launcher: what fails is listed, what is done is kept -----------------
 
@@ -159,17 +159,17 @@ def test_a_percentile_that_is_named_later_is_in_the_table(call: Call) -> None:
 # -- every experiment in conf/ says which backends serve it, and is refused with that on another---
 
 
-ONE_SIDED = {one.backends: one for one in EXPERIMENTS if len(one.backends) == 1}
+ONE_SIDED = {one.kind.backends: one for one in EXPERIMENTS if len(one.kind.backends) == 1}
 
 
 @pytest.mark.parametrize("one", ONE_SIDED.values(), ids=lambda one: one.name)
 def test_another_backend_than_an_experiment_takes_is_refused(one: Experiment, call: Call) -> None:
-    (takes,) = one.backends
+    (takes,) = one.kind.backends
     other = "engine" if takes == "sim" else "sim"
     code, out, errors = call(f"experiment={one.name}", f"backend={other}", "tracking=none")
     assert (code, out) == (1, "")
     assert errors == (
-        f"pagedsim: backend={other}: experiment={one.name} takes backend={takes}: {one.why}\n"
+        f"pagedsim: backend={other}: experiment={one.name} takes backend={takes}: {one.kind.why}\n"
     )
 
 
@@ -179,9 +179,11 @@ def test_the_manual_page_lists_each_with_its_backends(call: Call) -> None:
     told = {line.split()[0]: line for line in lines if line.startswith("  ") and line[2] != " "}
     assert list(told) == [one.name for one in EXPERIMENTS]
     for one in EXPERIMENTS:
-        assert ", ".join(one.backends) in told[one.name]
-        assert one.title or one.name == "parity"
-        assert bool(one.why) == (len(one.backends) == 1)
+        assert ", ".join(one.kind.backends) in told[one.name]
+        assert one.kind.why or len(one.kind.backends) > 1
+        assert CONF.option("experiment", one.name).settings["study"].get("title") or (
+            one.name == "parity"
+        )
 
 
 # -- replicas that differ: what a pool sets is composed, and made for each of its replicas ---------
