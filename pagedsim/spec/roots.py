@@ -63,8 +63,8 @@ class Qoe:
 
 
 @dataclass
-class Config:
-    """The root."""
+class Root:
+    """What the configurations of a study and of a server have in common."""
 
     policy: Any = None
     preemption: Any = None
@@ -74,29 +74,8 @@ class Config:
     hardware: Any = None
     stack: Any = None
     cost: Any = None
-    workload: Any = None
-    predictor: Any = None
-    fleet: Any = None
-    router: Any = None
     backend: Any = None
-    tracking: Any = None
-    study: Any = None
     server: Server = field(default_factory=Server)
-    slo: Slo = field(default_factory=Slo)
-    qoe: Qoe = field(default_factory=Qoe)
-    run: str | None = None
-    """The folder of an earlier study, for experiments that take it up."""
-    requests: Any = None
-    """The log of an outside server's requests, for experiments that fit to it or predict it; to
-    fit to, also a list of logs."""
-    fit: str | None = None
-    """The folder of an experiment that fitted to such a log, for the one that predicts another."""
-    record: str | None = None
-    """Where the experiment that puts load on a server leaves a log of its requests."""
-    prompt: int | None = None
-    """Tokens of a prompt, for experiment=estimate."""
-    batch: int | None = None
-    """Sequences that decode together, for experiment=estimate."""
     tensor_parallel: PositiveInt = 1
     """GPUs that share the model, or a stage of it."""
     pipeline_parallel: PositiveInt = 1
@@ -112,7 +91,35 @@ class Config:
     quantization: str | None = None
     """What the layers' weights are held in: int8, fp8, or null: as the model has them."""
     seed: Annotated[int, Whole(0)] = 0
-    """The first seed; the others follow it. The same seed gives the same bytes."""
+    """The first seed of a study; the others follow it. The same seed gives the same bytes. Of a
+    server, for what is sampled where a request has no seed of its own."""
+
+
+@dataclass
+class Config(Root):
+    """The root of a study's configuration."""
+
+    workload: Any = None
+    predictor: Any = None
+    fleet: Any = None
+    router: Any = None
+    tracking: Any = None
+    study: Any = None
+    slo: Slo = field(default_factory=Slo)
+    qoe: Qoe = field(default_factory=Qoe)
+    run: str | None = None
+    """The folder of an earlier study, for experiments that take it up."""
+    requests: Any = None
+    """The log of an outside server's requests, for experiments that fit to it or predict it; to
+    fit to, also a list of logs."""
+    fit: str | None = None
+    """The folder of an experiment that fitted to such a log, for the one that predicts another."""
+    record: str | None = None
+    """Where the experiment that puts load on a server leaves a log of its requests."""
+    prompt: int | None = None
+    """Tokens of a prompt, for experiment=estimate."""
+    batch: int | None = None
+    """Sequences that decode together, for experiment=estimate."""
     seeds: PositiveInt = 3
     """How often each arm is run, each time with other requests."""
     jobs: PositiveInt | None = None
@@ -124,26 +131,9 @@ class Config:
 
 
 @dataclass
-class Serve:
+class Serve(Root):
     """The root of a server's configuration."""
 
-    policy: Any = None
-    preemption: Any = None
-    batching: Any = None
-    memory: Any = None
-    model: Any = None
-    hardware: Any = None
-    stack: Any = None
-    cost: Any = None
-    backend: Any = None
-    server: Server = field(default_factory=Server)
-    tensor_parallel: PositiveInt = 1
-    pipeline_parallel: PositiveInt = 1
-    expert_parallel: PositiveInt = 1
-    kv_cache_dtype: str = "auto"
-    quantization: str | None = None
-    seed: Annotated[int, Whole(0)] = 0
-    """For what is sampled where a request has no seed of its own."""
     host: str = "127.0.0.1"
     """Where to listen; 0.0.0.0: on all interfaces."""
     port: int = 8000
