@@ -59,12 +59,6 @@ class Sessions:
     def count(self) -> int:
         return int(self.session.max(initial=-1)) + 1
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the columns in bytes."""
-        held = (self.session, self.turn, self.pauses, self._waits, self._starts)
-        return sum(column.nbytes for column in (*held, self._followers, self._begins))
-
     def name(self, row: int) -> str | None:
         """The session name of a request; None for none."""
         number: int = self.session.item(row)
@@ -251,14 +245,6 @@ class Workload:
         """Requests a second between the first arrival and the last; infinite if all are at once."""
         span = float(self.arrival[-1] - self.arrival[0])
         return (len(self) - 1) / span if span else float("inf")
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the columns in bytes; a constant column holds one value."""
-        columns = (self.arrival, self.prompt_len, self.output_len, self.priority, self.client)
-        held = (*columns, self.predicted_len, self.deadline, self.sampling)
-        turns = 0 if self.turns is None else self.turns.nbytes
-        return turns + sum(c.itemsize if c.strides == (0,) else c.nbytes for c in held)
 
     def __repr__(self) -> str:
         when = {
