@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pagedsim.core import PagedsimError, RequestError, RequestId, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.engine.output import RequestOutput
-from pagedsim.serve.worker import EngineProtocol, Stream, Worker
+from pagedsim.serve.worker import Engine, Stream, Worker
 
 
 class Overloaded(PagedsimError):
@@ -109,7 +109,7 @@ class AsyncLLMEngine:
 
     def __init__(
         self,
-        engine: EngineProtocol,
+        engine: Engine,
         *,
         max_waiting: int = MAX_WAITING,
         timeout: float | None = None,
@@ -251,7 +251,7 @@ class AsyncLLMEngine:
         if stream := self._streams.get(request_id):
             self._give_up(stream, "abort")
 
-    async def ask(self, question: Callable[[EngineProtocol], T]) -> T:
+    async def ask(self, question: Callable[[Engine], T]) -> T:
         """Run `question` on the engine between two steps, and return its result."""
         self.refuse_dead()
         if self._worker.ended:

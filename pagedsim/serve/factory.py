@@ -13,7 +13,7 @@ from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.core.errors import not_installed, require_number, require_whole, shown
 from pagedsim.engine.output import Observer, Tokenizer
 from pagedsim.serve.realtime_sim import RealtimeSimulator
-from pagedsim.serve.worker import EngineProtocol
+from pagedsim.serve.worker import Engine
 from pagedsim.spec.roots import Serve
 from pagedsim.spec.run import RunSpec
 
@@ -24,7 +24,7 @@ OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")
 class ServedModel:
     """A backend with the names that clients see."""
 
-    engine: EngineProtocol
+    engine: Engine
     backend: str
     model: str
 
@@ -52,7 +52,7 @@ def build_model(
     for policy in stage.policies:
         _refuse_unpredicted(policy)
     if isinstance(stage, Simulation):
-        engine: EngineProtocol = RealtimeSimulator(
+        engine: Engine = RealtimeSimulator(
             stage.scheduler,
             stage.cost,
             observer=observer,

@@ -23,7 +23,7 @@ from pagedsim.serve.factory import ServedModel
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.protocol import BoundedProtocol
 from pagedsim.serve.realtime_sim import RealtimeSimulator
-from pagedsim.serve.worker import EngineProtocol
+from pagedsim.serve.worker import Engine
 from tests.sim.harness import Constant
 
 
@@ -33,7 +33,7 @@ class Server:
 
     url: str
     engine: AsyncLLMEngine
-    served: EngineProtocol
+    served: Engine
     app: FastAPI
 
     @property
@@ -67,7 +67,7 @@ def paced(
 
 @contextmanager
 def serving(
-    served: EngineProtocol,
+    served: Engine,
     *,
     model: str = "model",
     metrics: Metrics | None = None,

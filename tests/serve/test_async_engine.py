@@ -13,7 +13,7 @@ from pagedsim.core import Policy, Request, SamplingParams
 from pagedsim.core.batch_state import ServerState
 from pagedsim.serve.async_engine import AsyncLLMEngine, Closing, EngineDead, Overloaded
 from pagedsim.serve.realtime_sim import RealtimeSimulator
-from pagedsim.serve.worker import EngineProtocol
+from pagedsim.serve.worker import Engine
 from tests.sim.harness import Constant
 
 T = TypeVar("T")
@@ -30,9 +30,7 @@ def paced(
     return RealtimeSimulator(make_scheduler(memory=made, **settings), cost or Constant(step))
 
 
-def run(
-    engine: EngineProtocol, clients: Callable[[AsyncLLMEngine], Awaitable[T]], **settings: Any
-) -> T:
+def run(engine: Engine, clients: Callable[[AsyncLLMEngine], Awaitable[T]], **settings: Any) -> T:
     """Run clients; afterwards no request is left and all memory is free."""
 
     async def served() -> T:
@@ -106,7 +104,7 @@ def test_policies_see_client_priority_deadline_and_more() -> None:
 
 
 def test_asking_a_dead_or_closed_engine_raises() -> None:
-    def die(engine: EngineProtocol) -> None:
+    def die(engine: Engine) -> None:
         raise SystemExit("gone")
 
     async def served() -> None:

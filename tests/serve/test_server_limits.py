@@ -31,7 +31,7 @@ from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.factory import ServedModel
 from pagedsim.serve.listen import HeapTrimmer
 from pagedsim.serve.realtime_sim import RealtimeSimulator
-from pagedsim.serve.worker import EngineProtocol
+from pagedsim.serve.worker import Engine
 from tests.serve.serving import Server, paced, serving, until
 from tests.sim.harness import Constant
 
@@ -386,7 +386,7 @@ def test_a_request_that_fails_leaves_no_cycle(fields: dict[str, Any], leave: boo
 
 
 def test_a_failing_ask_leaves_no_cycle() -> None:
-    def fail(served: EngineProtocol) -> None:
+    def fail(served: Engine) -> None:
         raise PagedsimError("no answer")
 
     async def some() -> Counter[str]:
