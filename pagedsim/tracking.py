@@ -24,10 +24,10 @@ from threading import Lock
 from typing import Any, NamedTuple, cast
 
 from pagedsim.core import ConfigError, PagedsimError
-from pagedsim.metrics.arms import Arms, Run
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Result
 from pagedsim.report.load import load_of
-from pagedsim.report.table import columns_of, comparison_of, tables
+from pagedsim.report.table import Columns, columns_of, tables
 
 SETTINGS = ("mode", "project", "entity", "tags")
 """The keys of the group `tracking`."""
@@ -79,8 +79,7 @@ def track(
     folder: Path,
     runs: Sequence[Run] = (),
     *,
-    arms: Arms | None = None,
-    table: Sequence[Mapping[str, object]] | None = None,
+    comparison: Columns = ((), []),
     series: bool = True,
     mode: str = "offline",
     project: str = "pagedsim",
@@ -91,9 +90,9 @@ def track(
 
     Each arm of `runs` is a run: its configuration, with `series` the load over time under its first
     seed, the summary as means over its seeds, and a table of every seed's summary. One more,
-    "comparison", has the `arms` against the baseline or the rows of `table`, all tables of the
-    result, the pictures in the folder's plots/, and the result itself as its summary. Online, an
-    account must be set up (`wandb login`). A study that goes on replaces its earlier runs.
+    "comparison", has the columns and rows of that, if there are any, all tables of the result, the
+    pictures in the folder's plots/, and the result itself as its summary. Online, an account must
+    be set up (`wandb login`). A study that goes on replaces its earlier runs.
     """
     check_settings(mode, project, entity, tags)
     if mode == "none":
@@ -135,7 +134,7 @@ def track(
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 folders += pool.map(arm, by_arm)
             with begin("comparison", "comparison") as tracked:
-                _log_result(tracked, result, folder, arms, table, list(by_arm))
+                _log_result(tracked, result, folder, comparison, list(by_arm))
                 folders.append(_folder(tracked))
     except Exception as error:  # whatever a version of it raises
         kind = "" if isinstance(error, (wandb.Error, OSError, ValueError)) else type(error).__name__
@@ -298,24 +297,16 @@ def _is_number(value: object) -> bool:
 
 
 def _log_result(
-    tracked: Any,
-    result: Result,
-    folder: Path,
-    arms: Arms | None,
-    table: Sequence[Mapping[str, object]] | None,
-    names: Sequence[str],
+    tracked: Any, result: Result, folder: Path, comparison: Columns, names: Sequence[str]
 ) -> None:
     import wandb
 
     logged: dict[str, Any] = {
         f"plots/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("plots/*.png"))
     }
-    if table is not None:
-        columns, rows = columns_of(table)
+    columns, rows = comparison
+    if columns:
         logged["comparison"] = wandb.Table(columns=[*columns], data=rows, allow_mixed_types=True)
-    elif arms is not None:
-        columns, rows = comparison_of(arms)
-        logged["comparison"] = wandb.Table(columns=[*columns], data=rows)
     for number, listing in enumerate(tables(result)):
         logged[f"tables/{number}"] = _listing(listing)
     # A single log call: what belongs together has one step.

@@ -17,7 +17,7 @@ from pagedsim import report
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.plots import drawings_of
-from pagedsim.report.table import comparison_rows
+from pagedsim.report.table import columns_of, comparison_of, comparison_rows
 from pagedsim.tracking import track
 from tests.conftest import Call
 from tests.metrics.tables import fleet_study, result_of, study_of
@@ -41,7 +41,10 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Arms, Sequence[Pa
     result = replace(result_of(study), rows=[Row("ratio", 3.0, (2.7, 8), "×")], listings=[LISTING])
     report.write(result, drawings_of(study), study.folder, study)
     result = replace(result, made_by=MADE_BY)
-    return study, whole(track(result, study.folder, study.runs, arms=study, tags=["nightly", "a"]))
+    against = comparison_of(study)
+    return study, whole(
+        track(result, study.folder, study.runs, comparison=against, tags=["nightly", "a"])
+    )
 
 
 def test_one_run_an_arm_in_a_group(tracked: tuple[Arms, Sequence[Path]]) -> None:
@@ -65,7 +68,7 @@ def test_one_run_an_arm_in_a_group(tracked: tuple[Arms, Sequence[Path]]) -> None
 
 def test_a_fleet_s_replicas_are_a_table(tmp_path: Path) -> None:
     study = fleet_study(tmp_path, arms=["one"])
-    (arm, _) = whole(track(result_of(study), study.folder, study.runs, arms=study))
+    (arm, _) = whole(track(result_of(study), study.folder, study.runs))
     rows = study.runs[0].replicas
     table = table_of(arm, "replicas")
     assert table["columns"] == list(rows[0])
@@ -131,7 +134,7 @@ def test_rows_of_the_study_s_own_are_the_comparison(tmp_path: Path) -> None:
         {"arm": "fcfs", "requests_per_s": 2.5, "binds": "ttft"},
         {"arm": "urgent", "requests_per_s": math.nan, "binds": 3, "seeds": 1},
     ]
-    *_, comparison = whole(track(SEARCH, tmp_path, study.runs, arms=study, table=table))
+    *_, comparison = whole(track(SEARCH, tmp_path, study.runs, comparison=columns_of(table)))
     found = table_of(comparison, "comparison")
     assert found["columns"] == ["arm", "requests_per_s", "binds", "seeds"]
     assert found["data"] == [["fcfs", 2.5, "ttft", None], ["urgent", None, 3, 1]]

@@ -99,7 +99,7 @@ def publish(study: Study, runs: Runs) -> Published | None:
             published = replace(published, result=result)
             kept = [name for name in pictures if name not in broken]
             write_json(folder / RESULT, result.record(kept))
-        tracked = _track(study, runs, result, reading, arms)
+        tracked = _track(study, runs, published)
     except KeyboardInterrupt:
         if not study.asks:
             raise
@@ -280,18 +280,14 @@ def _say_before(runs: Runs) -> None:
         runs.say(f"note: {changed_note(runs.changed)}")
 
 
-def _track(
-    study: Study, runs: Runs, result: Result, reading: Analysis, arms: Arms | None
-) -> Tracked:
+def _track(study: Study, runs: Runs, published: Published) -> Tracked:
     """What the tracker was given, or why it took nothing, which hides no result."""
     settings = {**runs.config["tracking"], **({"mode": "none"} if runs.interrupted else {})}
-    every = arms.runs if arms is not None else runs.in_order
     return track(
-        result,
+        published.result,
         runs.spec.folder,
-        every,
-        table=reading.table,
-        arms=arms,
+        published.arms.runs if published.arms is not None else runs.in_order,
+        comparison=published.comparison(),
         series=study.keeps_tables,
         **settings,
     )
