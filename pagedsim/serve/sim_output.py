@@ -149,18 +149,6 @@ class SimOutput:
     Token i is the number i, so the first stop string or stop token is known in advance.
     """
 
-    __slots__ = (
-        "delta",
-        "ends_at",
-        "length",
-        "limit",
-        "request",
-        "shown",
-        "stop",
-        "streams",
-        "text",
-    )
-
     def __init__(
         self, request: Request, text: str | None, tokens: int, *, streams: bool, delta: bool
     ) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from math import ceil, floor
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -151,14 +151,11 @@ class RollingStats:
 
 
 def _spread(timed: Sequence[tuple[float, float]], since: float) -> Plain | None:
-    values = sorted([value for time, value in timed if time >= since])
+    values = [value for time, value in timed if time >= since]
     if not values:
         return None
-    shares = {"p50": 0.5, "p95": 0.95}
-    return {
-        name: round(1000 * values[ceil(share * len(values)) - 1], 2)
-        for name, share in shares.items()
-    }
+    p50, p95 = (1000 * np.percentile(values, (50, 95), method="inverted_cdf")).tolist()
+    return {"p50": round(p50, 2), "p95": round(p95, 2)}
 
 
 # -- snapshots -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from pagedsim.build import BESIDE, plugins
+from pagedsim.build import BESIDE, PLUGIN_GROUPS, plugins
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices as to_choose
 from pagedsim.spec.roots import Config, Serve
@@ -33,8 +33,6 @@ MISSING = "???"
 BUILT_IN = (ROOT, "serve")
 """The roots of `conf/`."""
 _ROOTS = {"schema": Config, "serve_schema": Serve}
-_OFFERED = ("policy", "batching", "memory", "router", "cost")
-"""Groups of which plugins offer options."""
 _GLOBAL = "# @package _global_"
 
 
@@ -275,7 +273,8 @@ def offered() -> Mapping[str, Mapping[str, Settings]]:
     more: Mapping[str, Settings] = {"policy": {"victim": None}, "memory": server}
     return {
         group: {n: {**more.get(group, {}), "_target_": path} for n, path in plugins(group).items()}
-        for group in _OFFERED
+        for group in PLUGIN_GROUPS
+        if group != "autoscaler"  # which is no group
     }
 
 
