@@ -158,32 +158,26 @@ def _events(rows: Iterable[Sequence[Any]], columns: Mapping[str, Any]) -> pa.Tab
     return pa.table({name: pa.array(column, kind) for (name, kind), column in pairs})
 
 
-class TierMoves:
+class TierMoves(Numbers):
     """Block moves of steps; sparse, one row per move."""
 
     def __init__(self) -> None:
-        self._steps = array("q")  # which of all
-        self._levels = array("q")
-        self._loads = array("q")  # 1: to the GPU; 0: down to that level
+        super().__init__({"step": np.int64, "level": np.int64, "loads": np.int8})
         self._tiers: Sequence[Tier] = ()
 
-    def of(self, tiers: Sequence[Tier]) -> None:
+    def step(self, number: int, plan: StepPlan, tiers: Sequence[Tier]) -> None:
+        """Note the moves of a step: loads to the GPU, or down to a level."""
         self._tiers = tiers
-
-    def step(self, number: int, plan: StepPlan) -> None:
         for source, target in plan.moves:
-            self._steps.append(number)
-            self._levels.append(target.level or source.level)
-            self._loads.append(not target.level)
+            self.rows.append((number, target.level or source.level, not target.level))
 
     def undo(self, number: int) -> None:
-        while self._steps and self._steps[-1] == number:
-            for column in (self._steps, self._levels, self._loads):
-                column.pop()
+        while self.rows and self.rows[-1][0] == number:
+            self.rows.pop()
 
     def columns(self, steps: int) -> dict[str, pa.Array]:
         """Blocks by tier for each of `steps` steps; empty without tiers."""
-        which, levels, loads = map(np.array, (self._steps, self._levels, self._loads))
+        which, levels, loads = (self.take(name) for name in ("step", "level", "loads"))
         columns = {}
         for what, loaded in ((LOADED, 1), (WRITTEN, 0)):
             for level, tier in enumerate(self._tiers, 1):
@@ -275,8 +269,7 @@ class StepRecorder:
             self._pack()
         step = len(self._packed_ends) + len(ends)
         if tiers := scheduler.memory.tiers:
-            self._moved.of(tiers)
-            self._moved.step(step, plan)
+            self._moved.step(step, plan, tiers)
         ends.append(end)
         self._used.append(plan.used_blocks)
         self._count += 1
@@ -422,6 +415,7 @@ class StepRecorder:
 
     def _pack(self) -> None:
         self._rows.pack()
+        self._moved.pack()
         self._packed_ends.extend(self._ends)
         self._packed_used.extend(self._used)
         self._ends.clear()

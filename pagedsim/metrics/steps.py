@@ -6,6 +6,7 @@ With memory tiers, steps have a column of loaded and one of written blocks for e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -69,6 +70,7 @@ class Batches(Protocol):
         """All rows in order, in batches; for a fleet, replica by replica."""
 
 
+@dataclass(frozen=True, eq=False)
 class Steps:
     """The steps of one run.
 
@@ -76,23 +78,15 @@ class Steps:
     has the number of its first step. Only `ends` and `used` have a value per step.
     """
 
-    def __init__(
-        self,
-        rows: Mapping[str, Sliced],
-        first: NDArray[np.int32],
-        ends: NDArray[np.float64],
-        used: NDArray[np.int32],
-        more: Mapping[str, pa.Array] | None = None,
-    ) -> None:
-        self._rows = rows
-        self._first = first
-        self._ends = ends
-        self._used = used
-        self._more = dict(more or {})
+    rows: Mapping[str, Sliced]
+    first: NDArray[np.int32]
+    ends: NDArray[np.float64]
+    used: NDArray[np.int32]
+    more: Mapping[str, pa.Array] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
-        return len(self._ends)
+        return len(self.ends)
 
     @property
     def seconds(self) -> float:
@@ -104,15 +98,14 @@ class Steps:
     @property
     def schema(self) -> pa.Schema:
         types = {name: pa.from_numpy_dtype(kind) for name, kind in STEP_COLUMNS.items()}
-        return pa.schema(types | {name: values.type for name, values in self._more.items()})
+        return pa.schema(types | {name: values.type for name, values in self.more.items()})
 
     def table(self) -> pa.Table:
         return pa.Table.from_batches(self.to_batches(), self.schema)
 
     def append_column(self, name: str, values: pa.Array) -> Steps:
         """A copy with another column, which has a value per step."""
-        more = self._more | {name: values}
-        return Steps(self._rows, self._first, self._ends, self._used, more)
+        return replace(self, more={**self.more, name: values})
 
     def to_batches(self, max_chunksize: int = PART) -> Iterator[pa.RecordBatch]:
         """All rows in order, at most `max_chunksize` per batch."""
@@ -120,35 +113,35 @@ class Steps:
             part = slice(begin, min(begin + max_chunksize, self.num_rows))
             columns = self._unfolded(part)
             arrays = [columns[name] for name in STEP_COLUMNS]
-            more = [values[part] for values in self._more.values()]
+            more = [values[part] for values in self.more.values()]
             yield pa.record_batch([*arrays, *more], schema=self.schema)
 
     def _unfolded(self, part: slice) -> dict[str, Column]:
         begin, end = part.start, part.stop
         rows = slice(
-            int(np.searchsorted(self._first, begin, side="right")) - 1,
-            int(np.searchsorted(self._first, end)),
+            int(np.searchsorted(self.first, begin, side="right")) - 1,
+            int(np.searchsorted(self.first, end)),
         )
-        first = self._first[rows]
+        first = self.first[rows]
         times = np.diff(
             np.maximum(first, begin), append=end
         )  # steps in the range that each row represents
         columns = {
             name: np.repeat(values[rows], times)
-            for name, values in self._rows.items()
+            for name, values in self.rows.items()
             if name != "start"
         }
         # The index of each step within its row.
         later = np.arange(begin, end, dtype=np.int32) - np.repeat(first, times)
         columns["step"] += later
         columns["decode_context"] += np.multiply(later, columns["decode_seqs"], dtype=np.int64)
-        columns["end"], columns["used_blocks"] = self._ends[part], self._used[part]
+        columns["end"], columns["used_blocks"] = self.ends[part], self.used[part]
         # An uneventful step starts at the end of the previous one.
         columns["start"] = np.empty(end - begin)
         columns["start"][1:] = columns["end"][:-1]
-        columns["start"][0] = self._ends[begin - 1]
+        columns["start"][0] = self.ends[begin - 1]
         new = first >= begin
-        columns["start"][first[new] - begin] = self._rows["start"][rows][new]
+        columns["start"][first[new] - begin] = self.rows["start"][rows][new]
         return columns
 
 
