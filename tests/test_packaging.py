@@ -145,10 +145,11 @@ def test_the_wheel_holds_every_module_and_every_configuration_file(
     wheel: Path, tmp_path: Path
 ) -> None:
     kinds = ("*.py", "*.yaml", "*.html", "*.css", "*.js", "tuned*.json", "vllm*.json")
+    data = ("neutral.json", "dark.json", "manual.txt", "serve.txt", "groups.txt", "bench.txt")
     expected = {
         ("" if package == "pagedsim" else "pagedsim/") + path.relative_to(ROOT).as_posix()
         for package in ("pagedsim", *BESIDE)
-        for suffix in (*kinds, "py.typed", "manual.txt", "serve.txt", "bench.txt")
+        for suffix in (*kinds, *data, "py.typed")
         for path in (ROOT / package).rglob(suffix)
         if not path.is_relative_to(ROOT / "experiments" / "results")  # findings are for readers
     }

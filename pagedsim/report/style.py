@@ -6,10 +6,12 @@ replaces by CSS variables for light and dark mode.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -28,33 +30,9 @@ _ARMS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _RAMP = ("#440154", "#443983", "#31688e", "#21918c", "#35b779", "#6ece58", "#b5c72c")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 
-DARK = {
-    INK: "#e6edf3",
-    MUTED: "#9aa4af",
-    GRID: "#30363d",
-    PAPER: "#0d1117",
-    QUEUED: "#484f58",
-    PREFILL: "#f2b632",
-    DECODE: "#4aa3e0",
-    YIELD: "#ff8a4c",
-    REJECTED: "#8b949e",
-    PREEMPTED: "#7d4b36",
-    SWAPPED: "#e3a3c9",
-    AGAIN: "#c08a3a",
-    "#0072b2": "#4aa8e8",
-    "#d55e00": "#ff8a4c",
-    "#009e73": "#34c79a",
-    "#cc79a7": "#e3a3c8",
-    "#e69f00": "#f2b632",
-    "#56b4e9": "#8ccbf2",
-    "#440154": "#c77ddb",
-    "#443983": "#9d93e6",
-    "#31688e": "#6ba7d6",
-    "#21918c": "#45c4bd",
-    "#35b779": "#55d397",
-    "#6ece58": "#93e27f",
-    "#b5c72c": "#d9e66a",
-}
+DARK: dict[str, str] = json.loads(
+    files("pagedsim.report").joinpath("dark.json").read_text(encoding="utf-8")
+)
 """Dark-mode replacement of every colour."""
 
 _RC: Any = {

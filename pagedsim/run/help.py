@@ -23,25 +23,12 @@ from pagedsim.spec.objects import locate
 WIDTH = 96
 _INDENT = 18
 
-GROUPS = {
-    "experiment": "what is studied: which arms, under which workload",
-    "server": "batching, memory, policy, limits and stack of a real server together",
-    "policy": "which request goes first, which yields its memory",
-    "preemption": "what becomes of the memory of a request that yields",
-    "batching": "how a step is composed",
-    "memory": "how keys and values are stored",
-    "model": "what is served",
-    "hardware": "the GPU, from its data sheet",
-    "stack": "what software takes beside the kernels, where step times come from data sheets",
-    "cost": "how long a step takes",
-    "workload": "which requests arrive, and when",
-    "predictor": "predicted lengths of answers, for policies",
-    "fleet": "how many replicas there are, and how they differ",
-    "router": "which replica gets a request",
-    "backend": "what carries the steps out: simulated time, a real engine, or a server over HTTP",
-    "scale": "how much of the study is run: backend=engine takes a part, unless scale=full",
-    "tracking": "Weights & Biases",
-}
+
+def _text(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8")
+
+
+GROUPS = dict(line.split(": ", 1) for line in _text("groups").splitlines())
 """The groups in the order of the page, and what each decides."""
 _SERVES = "what carries the steps out: simulated time, or a real engine"
 """What the group `backend` decides of a server."""
@@ -65,10 +52,6 @@ def _lines(root: str) -> Iterator[str]:
             yield from _setting(setting[1], setting[2], _plain(root))
         else:
             yield line.replace("{version}", pagedsim.__version__)
-
-
-def _text(name: str) -> str:
-    return Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8")
 
 
 def _experiments() -> Iterator[str]:

@@ -7,9 +7,11 @@ work, and refused where they would.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib.resources import files
 from time import perf_counter, sleep
 from typing import Any, TypeVar
 
@@ -185,56 +187,15 @@ def _brief(value: Any) -> str:
 ANYTHING = "anything"
 """Any value is accepted: it does not change the output."""
 
-NOTHING: tuple[Any, ...] = ()
-"""Only null is accepted: other values would change the output."""
 
-NEUTRAL: Mapping[str, tuple[Any, ...] | str] = {
-    # OpenAI's
-    **dict.fromkeys(
-        (
-            *("store", "metadata", "service_tier", "safety_identifier", "prediction"),
-            *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-            "parallel_tool_calls",
-        ),
-        ANYTHING,
-    ),
-    **dict.fromkeys(("audio", "moderation", "web_search_options"), NOTHING),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "logit_bias": ({},),
-    "suffix": ("",),
-    # vLLM's
-    **dict.fromkeys(
-        (
-            *("truncate_prompt_tokens", "prompt_logprobs", "prompt_embeds", "allowed_token_ids"),
-            *("logits_processors", "chat_template", "structured_outputs", "kv_transfer_params"),
-            *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "cache_salt"),
-        ),
-        NOTHING,
-    ),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "add_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "include_reasoning": (True,),
-    "detokenize": (True,),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "early_stopping": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "bad_words": ([],),
-    "documents": ([],),
-    "chat_template_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-}
-"""Accepted values of each ignored field."""
+def _neutral() -> Mapping[str, Sequence[Any]]:
+    text = files("pagedsim.serve.api").joinpath("neutral.json").read_text(encoding="utf-8")
+    return {name: allowed for of in json.loads(text).values() for name, allowed in of.items()}
+
+
+NEUTRAL = _neutral()
+"""Accepted values of each ignored field of OpenAI's and vLLM's, beside null: others would change
+the output."""
 
 
 def refuse_strange(name: str, value: object) -> None:
