@@ -15,12 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pagedsim.experiments.fidelity.least_squares import Floats, minimized
-from pagedsim.experiments.fidelity.truth_data import (
-    CLASSES,
-    Rows,
-    by_class,
-    in_processes,
-)
+from pagedsim.experiments.fidelity.truth_data import CLASSES, Rows, by, by_class, in_processes
 from pagedsim.fidelity.step_tables.tables import Metric
 from pagedsim.fidelity.step_tables.times import Constants, Point, Points
 from pagedsim.metrics.result import Listing
@@ -39,8 +34,8 @@ LAUNCHING: Mapping[str, float] = {
     **{name: BEGIN[name] for name in ("host_step_ms", "host_request_us")},
     **{"launch_us": 200.0, "all_reduce_share": 0.4},
 }
-MOST = {"all_reduce_share": 0.95}
 """Those of a stack that launches kernels one by one."""
+MOST = {"all_reduce_share": 0.95}
 _WITHOUT_SERVER = {name: value for name, value in BEGIN.items() if name != "server_ms"}
 OF: Mapping[str, Mapping[str, float]] = {
     "vllm-0.2": LAUNCHING,
@@ -66,11 +61,11 @@ STAND_IN = {
 class Fit(NamedTuple):
     """The result of a fit."""
 
-    values: Mapping[str, float]
-    deviations: Mapping[str, float]
+    values: dict[str, float]
+    deviations: dict[str, float]
     """Standard deviation of each logarithm, given how rows scatter."""
-    rows: Mapping[str, int]
-    """Rows of each stack."""
+    rows: dict[str, int]
+    """Of each stack."""
 
 
 class LeftOut(NamedTuple):
@@ -128,19 +123,12 @@ def _stood_in(standing: Constants) -> Callable[[Replica, str], Roofline]:
 
 def fitted(rows: Rows, standing: Constants, pull: float = PULL) -> Fit:
     """Fit each stack to its rows; what is not fitted is as it stands."""
-    by_stack: dict[str, list[int]] = {}
-    for place, (cell, _) in enumerate(rows):
-        by_stack.setdefault(cell.stack, []).append(place)
-    values: dict[str, float] = {}
-    deviations: dict[str, float] = {}
-    numbers: dict[str, int] = {}
-    for stack, places in sorted(by_stack.items()):
-        points = Points([rows[place] for place in places])
-        of_stack = _of_stack(stack, points, standing, pull)
-        values |= of_stack.values
-        deviations |= of_stack.deviations
-        numbers |= of_stack.rows
-    return Fit(values, deviations, numbers)
+    whole = Fit({}, {}, {})
+    for stack, of in sorted(by(rows, lambda row: row[0].stack).items()):
+        fit = _of_stack(stack, Points(of), standing, pull)
+        values, deviations = whole.values | fit.values, whole.deviations | fit.deviations
+        whole = Fit(values, deviations, whole.rows | fit.rows)
+    return whole
 
 
 def _of_stack(stack: str, points: Points, standing: Constants, pull: float) -> Fit:

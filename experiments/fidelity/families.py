@@ -21,13 +21,19 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pagedsim.experiments.fidelity.kernels import folder_of_tables
-from pagedsim.experiments.fidelity.least_squares import minimized
+from pagedsim.experiments.fidelity.kernels import (
+    ALL_REDUCES,
+    DECODES,
+    PRODUCTS,
+    PROMPTS,
+    folder_of_tables,
+    newest,
+)
+from pagedsim.experiments.fidelity.least_squares import Floats, minimized
+from pagedsim.experiments.fidelity.truth_data import by
 from pagedsim.fidelity.sheets import hardware_named
-from pagedsim.sim.cost.tables import release
 from pagedsim.sim.hardware import Hardware
 
-Floats = NDArray[np.float64]
 Table = Mapping[str, Floats]
 
 GPUS = {
@@ -85,14 +91,11 @@ class Kind(NamedTuple):
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def newest(folder: Path, table: str) -> Iterator[Table]:
-    """The columns of each framework's newest <family>/<table>."""
-    family, name = table.split("/")
-    for framework in sorted((folder / family).glob("*")):
-        files = sorted(framework.glob(f"*/{name}.parquet"), key=lambda p: release(p.parent.name))
-        for path in files[-1:]:
-            columns = pq.read_table(path)
-            yield {name: columns[name].to_numpy() for name in columns.column_names}
+def tables(folder: Path, table: str) -> Iterator[Table]:
+    """The columns of each framework's newest table."""
+    for path in newest(folder, table).values():
+        columns = pq.read_table(path)
+        yield {name: columns[name].to_numpy() for name in columns.column_names}
 
 
 def _joined(parts: Sequence[tuple[Floats, Floats, Floats]]) -> Samples:
@@ -108,7 +111,7 @@ def products(dtype: str) -> Callable[[Path, Hardware], Samples]:
     kernels. In 4 bits, with scales of their own, activations are quantised at any rate."""
 
     def samples(folder: Path, gpu: Hardware) -> Samples:
-        parts = [_products(table, dtype) for table in newest(folder, "gemm/gemm_perf")]
+        parts = [_products(table, dtype) for table in tables(folder, PRODUCTS)]
         m, n, k, seconds = np.concatenate([np.zeros((4, 0)), *parts], axis=1)
         if dtype == "fp8":
             m, n, k, seconds = _fastest(np.stack([m, n, k, seconds]))
@@ -137,7 +140,7 @@ def _fastest(rows: Floats) -> Floats:
 def prompts(folder: Path, gpu: Hardware) -> Samples:
     """Attention of prompts of 256 tokens and more over themselves."""
     parts = []
-    for table in newest(folder, "attention/context_attention_perf"):
+    for table in tables(folder, PROMPTS):
         rows = _plain(table) & (table["isl"] >= 256) & (table["isl"] * table["batch_size"] <= 16384)
         batch, length, heads = (
             table[name][rows].astype(float) for name in ("batch_size", "isl", "num_heads")
@@ -154,7 +157,7 @@ def decodes(folder: Path, gpu: Hardware) -> Samples:
     """Attention of decodes over 128 tokens and more: of little, or of more than caches of GPUs
     hold, since a benchmark reads the same again and again."""
     parts = []
-    for table in newest(folder, "attention/generation_attention_perf"):
+    for table in tables(folder, DECODES):
         context = table["isl"] + table["step"]
         rows = _plain(table) & (context >= 128) & (table["num_key_value_heads"] <= 8)
         batch, length, heads = (
@@ -172,7 +175,7 @@ def decodes(folder: Path, gpu: Hardware) -> Samples:
 def of_8_bits(folder: Path) -> Iterator[tuple[str, float]]:
     """By framework: how fast decodes read a cache of 8 bits, more than caches of GPUs hold,
     relative to one of 16."""
-    for table in newest(folder, "attention/generation_attention_perf"):
+    for table in tables(folder, DECODES):
         batch, length, heads = (
             column.astype(float)
             for column in (
@@ -203,7 +206,7 @@ def _plain(table: Table, cache: str = "bfloat16") -> NDArray[np.bool_]:
 def all_reduces(folder: Path, gpu: Hardware) -> Samples:
     """All-reduces of a graph, of the activations of 1 to 16,384 tokens, as a ring moves them."""
     parts = []
-    for table in newest(folder, "comm/custom_allreduce_perf"):
+    for table in tables(folder, ALL_REDUCES):
         size, gpus = table["message_size"].astype(float), table["num_gpus"].astype(float)
         eager = np.array(["eager" in source for source in table["kernel_source"]], bool)
         rows = (size >= 1 << 13) & (size <= 1 << 27) & ~eager
@@ -253,14 +256,6 @@ def error(kind: Kind, constants: Floats, samples: Samples) -> float:
     return float(np.median(np.abs(kind.law(constants, samples) / samples.seconds - 1)))
 
 
-def families(gpus: Sequence[str]) -> dict[str, list[str]]:
-    """GPUs by the family of their sheets."""
-    by_family: dict[str, list[str]] = {}
-    for gpu in gpus:
-        by_family.setdefault(hardware_named(GPUS[gpu]).family or gpu, []).append(gpu)
-    return by_family
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Print the constants of each kind by family, and errors of GPUs left out."""
     folder = folder_of_tables(__doc__, words)
@@ -270,7 +265,8 @@ def main(words: Sequence[str] | None = None) -> None:
         }
         samples = {gpu: rows for gpu, rows in samples.items() if len(rows.seconds)}
         print(f"\n{name}: median |error| of each GPU by its family's constants, and left out")
-        for family, members in {**families(list(samples)), "all": list(samples)}.items():
+        families = by(samples, lambda gpu: hardware_named(GPUS[gpu]).family or gpu)
+        for family, members in {**families, "all": [*samples]}.items():
             constants = fitted(kind, [samples[gpu] for gpu in members])
             shown = " ".join(f"{n} {v:.3g}" for n, v in zip(kind.names, constants, strict=True))
             print(f"  {family}: {shown}")

@@ -17,23 +17,21 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.benchmarks.harness import cpu_seconds, table
 from pagedsim.experiments.benchmarks.simulator import cases, run_of, serve
+from pagedsim.experiments.fidelity.least_squares import Floats
 from pagedsim.fidelity.sheets import hardware_named, model_named
 from pagedsim.sim.cost import Measured
 from pagedsim.sim.cost.tables import FRAMEWORKS, Equal, installed, release
 from pagedsim.sim.replica import Replica
 
-Floats = NDArray[np.float64]
-
 
 class Grid(NamedTuple):
     """A table, the sizes along which points are left out, and what else tells its rows apart."""
 
-    path: str
+    table: str
     sizes: tuple[str, ...]
     shape: tuple[str, ...] = ()
     equal: Equal = ()
@@ -46,15 +44,26 @@ HEADS = ("num_heads", "num_key_value_heads", "head_dim")
 KEPT: Equal = (("window_size", 0), ("attn_dtype", "bfloat16"), ("kv_cache_dtype", "bfloat16"))
 EXPERTS = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 ROUTED: Equal = (("moe_dtype", "bfloat16"), ("distribution", "power_law_1.01"))
-PROMPTS, DECODES = ("attention/*/*/" + kind for kind in ("context", "generation"))
+PRODUCTS, PROMPTS = "gemm/gemm_perf", "attention/context_attention_perf"
+DECODES, ALL_REDUCES = "attention/generation_attention_perf", "comm/custom_allreduce_perf"
 GRIDS = {
-    "products, bf16": Grid("gemm/*/*/gemm_perf", PRODUCT, (), (("gemm_dtype", "bfloat16"),)),
-    "products, fp8": Grid("gemm/*/*/gemm_perf", PRODUCT, (), (("gemm_dtype", "fp8"),)),
-    "prompts": Grid(f"{PROMPTS}_attention_perf", ("batch_size", "isl"), HEADS, KEPT),
-    "decodes": Grid(f"{DECODES}_attention_perf", ("batch_size", "step"), HEADS, KEPT, "step"),
-    "all-reduce": Grid("comm/*/*/custom_allreduce_perf", ("message_size",), ("num_gpus",)),
-    "experts": Grid("moe/*/*/moe_perf", ("num_tokens",), EXPERTS, ROUTED),
+    "products, bf16": Grid(PRODUCTS, PRODUCT, (), (("gemm_dtype", "bfloat16"),)),
+    "products, fp8": Grid(PRODUCTS, PRODUCT, (), (("gemm_dtype", "fp8"),)),
+    "prompts": Grid(PROMPTS, ("batch_size", "isl"), HEADS, KEPT),
+    "decodes": Grid(DECODES, ("batch_size", "step"), HEADS, KEPT, "step"),
+    "all-reduce": Grid(ALL_REDUCES, ("message_size",), ("num_gpus",)),
+    "experts": Grid("moe/moe_perf", ("num_tokens",), EXPERTS, ROUTED),
 }
+
+
+def newest(gpu: Path, table: str) -> dict[str, Path]:
+    """By framework, the newest <family>/<table> of a GPU's folder."""
+    family, name = table.split("/")
+    paths = sorted(
+        gpu.glob(f"{family}/*/*/{name}.parquet"),
+        key=lambda path: (path.parts[-3], release(path.parts[-2])),
+    )
+    return {path.parts[-3]: path for path in paths}
 
 
 def left_out(columns: dict[str, Floats], size: str, straight: bool = False) -> Floats:
@@ -89,21 +98,15 @@ def accuracy(folder: Path) -> list[list[str]]:
     rows = []
     for system in sorted(folder.iterdir()):
         for name, grid in GRIDS.items():
-            paths = sorted(
-                system.glob(f"{grid.path}.parquet"), key=lambda path: release(path.parts[-2])
-            )
-            newest = {path.parts[-3]: fastest(path, grid) for path in paths}
-            cells = []
-            for framework in FRAMEWORKS:
-                columns = newest.get(framework, {"latency": np.zeros(0)})
-                errors = [
-                    left_out(columns, size, size == grid.straight)
-                    for size in grid.sizes
-                    if len(columns["latency"])
-                ]
-                cells.append(f"{np.median(np.concatenate(errors)) * 100:.1f} %" if errors else "–")
-            if newest:
-                rows.append([system.name, name, *cells])
+            paths = newest(system, grid.table)
+            cells = dict.fromkeys(FRAMEWORKS, "–")
+            for framework in paths.keys() & cells.keys():
+                columns = fastest(paths[framework], grid)
+                if len(columns["latency"]):
+                    errors = [left_out(columns, size, size == grid.straight) for size in grid.sizes]
+                    cells[framework] = f"{np.median(np.concatenate(errors)) * 100:.1f} %"
+            if paths:
+                rows.append([system.name, name, *cells.values()])
     return rows
 
 

@@ -10,14 +10,15 @@ from typing import Any, ClassVar
 from pagedsim.core import ConfigError
 from pagedsim.experiments.fidelity import constants, truth_data
 from pagedsim.experiments.fidelity.constants import Refits, medians
-from pagedsim.experiments.fidelity.peers import Peer, peers_of
 from pagedsim.experiments.fidelity.truth_data import (
     CLASSES,
+    Peer,
     Score,
     by,
     by_class,
     logs_listings,
     of_experts,
+    peers_of,
     tokens,
 )
 from pagedsim.experiments.fidelity.truth_figures import draw_beside, draw_errors, draw_predicted
@@ -253,15 +254,8 @@ def beside(shown: Sequence[Point], peers: Sequence[Peer]) -> dict[str, FigureSpe
     if not loops or not peers:
         return {}
     ours = dict(sorted(by(loops, server_of).items()))
-    simulators = {
-        "pagedsim": ours,
-        **{
-            peer.name: {
-                name: [point for point in map(peer.predicted, group) if point]
-                for name, group in ours.items()
-            }
-            for peer in peers
-        },
+    simulators = {"pagedsim": ours} | {
+        peer.name: {name: peer.answers(group) for name, group in ours.items()} for peer in peers
     }
     caption = (
         "Errors of each row of servers that no constant of pagedsim is fitted to; the bar is their "
@@ -277,8 +271,7 @@ def _beside(loops: Sequence[Point], peers: Sequence[Peer], held_out: bool) -> Li
     for name, points in sorted(by(loops, server_of).items()):
         rows.append([name, "pagedsim", f"{len(points) // 3}", *_medians(points)])
         for peer in peers:
-            answered = [point for point in map(peer.predicted, points) if point]
-            if answered:
+            if answered := peer.answers(points):
                 rows.append(["", peer.name, f"{len(answered) // 3}", *_medians(answered)])
     which = "held out: no constant of ours is fitted to them" if held_out else "of the others"
     note = f"median |error| in %; servers {which}; a peer answers not all rows"
@@ -352,13 +345,14 @@ def data(
     unseen = [point for point in shown if point.cell.protocol and point.cell.held_out]
     for kind, experts in (("held out", False), ("held out, experts", True)):
         loops = [point for point in unseen if of_experts(point) == experts]
-        of_loops = {"pagedsim": medians(loops)} | {
-            peer.name: medians([point for point in map(peer.predicted, loops) if point])
-            for peer in peers
+        content[kind] = {
+            "pagedsim": medians(loops),
+            **{peer.name: medians(peer.answers(loops)) for peer in peers},
+            **{
+                f"pagedsim, {backend}": medians(group)
+                for backend, group in by(loops, lambda point: point.cell.backend).items()
+            },
         }
-        for backend, group in by(loops, lambda point: point.cell.backend).items():
-            of_loops[f"pagedsim, {backend}"] = medians(group)
-        content[kind] = of_loops
     if refits is not None:
         fit = refits.whole
         content["constants"] = {

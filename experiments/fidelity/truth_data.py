@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import csv
+import gzip
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +30,7 @@ from pagedsim.spec.study import StudySpec
 
 DATA = Path(__file__).parents[1] / "data" / "step-tables"
 """Folder of the tables that pagedsim includes."""
-LOGS = Path(__file__).parents[1] / "data" / "server-logs"
-"""Folder of server logs."""
+LOGS = DATA.parent / "server-logs"
 ALONE = {
     "vllm-0.11-llama-2-7b": ("llama-2-7b", "h100"),
     "vllm-0.11-codellama-34b": ("codellama-34b", "h100"),
@@ -53,6 +54,7 @@ not used."""
 Rows = Sequence[tuple[Cell, Schedule]]
 Item = TypeVar("Item")
 Done = TypeVar("Done")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def tables(
@@ -83,9 +85,7 @@ def planned(
 ) -> list[tuple[Cell, Schedule]]:
     """Plan the steps of all rows in parallel, those of the same requests in one process."""
     cells = [cell for table in tables for cell in table.cells]
-    alike: dict[RowRequests, list[int]] = {}
-    for place, cell in enumerate(cells):
-        alike.setdefault(RowRequests.of(cell), []).append(place)
+    alike = by(range(len(cells)), lambda place: RowRequests.of(cells[place]))
     groups = sorted(alike.items(), key=lambda item: item[0].tokens, reverse=True)
     schedules = in_processes(
         _planned_alike, [[cells[place] for place in places] for _, places in groups], jobs
@@ -115,8 +115,6 @@ def in_processes(
 
 
 # -- errors ----------------------------------------------------------------------------------------
-
-Key = TypeVar("Key", bound=Hashable)
 
 ONE, SEVERAL, EXPERTS = "tokens, 1 GPU", "tokens, several GPUs", "tokens, experts"
 PROMPTS, FIRST, WHOLE = "prompt steps", "TTFT", "E2E"
@@ -160,11 +158,11 @@ class Score(NamedTuple):
         return cls(len(group), *spread, group[int(size.argmax())])
 
 
-def by(every: Sequence[Point], key: Callable[[Point], Key]) -> dict[Key, list[Point]]:
+def by(every: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Group in order of first appearance."""
-    groups: dict[Key, list[Point]] = {}
-    for point in every:
-        groups.setdefault(key(point), []).append(point)
+    groups: dict[Key, list[Item]] = {}
+    for item in every:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 
@@ -176,6 +174,46 @@ def tokens(group: Sequence[Point]) -> list[Point]:
 def by_class(every: Sequence[Point]) -> dict[str, Score]:
     """Errors of each class with points, in order of first appearance."""
     return {name: Score.of(group) for name, group in by(every, kind_of).items()}
+
+
+# -- answers of other simulators -------------------------------------------------------------------
+
+PEERS = DATA.parent / "peers"
+ASKED = {"columns": "AIConfigurator", "checkpoint": "AIConfigurator, checkpoint"}
+"""How AIConfigurator was asked (experiments/data/README.md): with the quantisation that a row's
+columns state, or with that of the checkpoint that was served."""
+
+
+class Peer(NamedTuple):
+    """A simulator, and its answers by the names of rows."""
+
+    name: str
+    seconds: Mapping[str, Mapping[str, float]]
+    """TTFT and TPOT."""
+
+    def answers(self, points: Sequence[Point]) -> list[Point]:
+        """Those that it answers, as it predicts them."""
+        predicted = []
+        for point in points:
+            times = self.seconds.get(point.cell.name)
+            if times is not None and point.metric in ("ttft", "tpot", "e2e"):
+                e2e = times["ttft"] + (point.cell.output - 1) * times["tpot"]
+                seconds = {**times, "e2e": e2e}[point.metric]
+                predicted.append(point._replace(predicted=seconds))
+        return predicted
+
+
+def peers_of(points: Sequence[Point]) -> list[Peer]:
+    """Those that answer any of the rows."""
+    names = {point.cell.name for point in points} - {""}
+    answers: dict[str, dict[str, Mapping[str, float]]] = {asked: {} for asked in ASKED}
+    for path in sorted(PEERS.glob("*.csv.gz")) if names else ():
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row["id"] in names and row["ttft_ms"]:
+                    times = {key: 1e-3 * float(row[f"{key}_ms"]) for key in ("ttft", "tpot")}
+                    answers[row["asked"]][row["id"]] = times
+    return [Peer(ASKED[asked], of_rows) for asked, of_rows in answers.items() if of_rows]
 
 
 # -- logs of servers -------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.experiments.fidelity import power
 from pagedsim.experiments.fidelity.constants import BEGIN, DECIDED, fitted
-from pagedsim.experiments.fidelity.peers import peers_of
 from pagedsim.experiments.fidelity.power import cases, fit, shipped
 from pagedsim.experiments.fidelity.truth_data import (
     DATA,
@@ -22,6 +21,7 @@ from pagedsim.experiments.fidelity.truth_data import (
     SEVERAL,
     WITHIN,
     Rows,
+    peers_of,
     tables,
 )
 from pagedsim.experiments.regenerate import RESULTS
